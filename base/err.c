@@ -1,0 +1,79 @@
+/* The error table, expanded. */
+#include "base/err.h"
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct err_row {
+    int status;
+    const char *wire;
+    bool retryable;
+};
+
+static const struct err_row rows[ERR_CODE_COUNT] = {
+    [ERR_NONE] = {200, "none", false},
+#define X(code, status, wire, retryable) [code] = {status, wire, retryable},
+    ERR_CODES(X)
+#undef X
+};
+
+static void err_fill(struct err *e, enum err_code code, const char *field, const char *fmt,
+                     va_list ap)
+{
+    assert(e->code == ERR_NONE);
+    assert(code > ERR_NONE && code < ERR_CODE_COUNT);
+    e->code = code;
+    (void)snprintf(e->field, sizeof e->field, "%s", field);
+    (void)vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+}
+
+int err_set(struct err *e, enum err_code code, const char *field, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    err_fill(e, code, field, fmt, ap);
+    va_end(ap);
+    return -1;
+}
+
+int err_set_errno(struct err *e, enum err_code code, const char *field, int errnum,
+                  const char *fmt, ...)
+{
+    va_list ap;
+    char text[128];
+    size_t len;
+
+    va_start(ap, fmt);
+    err_fill(e, code, field, fmt, ap);
+    va_end(ap);
+    len = strlen(e->msg);
+    (void)snprintf(e->msg + len, sizeof e->msg - len, ": %s (errno %d)",
+                   strerror_r(errnum, text, sizeof text), errnum);
+    return -1;
+}
+
+void err_clear(struct err *e)
+{
+    memset(e, 0, sizeof *e);
+}
+
+int err_http_status(enum err_code code)
+{
+    assert(code >= ERR_NONE && code < ERR_CODE_COUNT);
+    return rows[code].status;
+}
+
+const char *err_wire_name(enum err_code code)
+{
+    assert(code >= ERR_NONE && code < ERR_CODE_COUNT);
+    return rows[code].wire;
+}
+
+bool err_retryable(enum err_code code)
+{
+    assert(code >= ERR_NONE && code < ERR_CODE_COUNT);
+    return rows[code].retryable;
+}

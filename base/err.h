@@ -1,0 +1,77 @@
+/* One struct carries every failure from the function that decides it to the reply that tells it.
+ *
+ * The first cause wins: the deciding function fills a clean `struct err` and returns -1; callers
+ * clean up and return -1 untouched. Rejected: thread-local error state, because a request
+ * suspends on one thread and resumes on another. */
+#ifndef BATON_BASE_ERR_H
+#define BATON_BASE_ERR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Every way a request can fail: code, HTTP status, wire name, retryable. Statuses appear here
+ * only; wire names never change. */
+#define ERR_CODES(X)                                                         \
+    X(ERR_BAD_REQUEST, 400, "bad_request", false)                            \
+    X(ERR_UNAUTHORIZED, 401, "unauthorized", false)                          \
+    X(ERR_FORBIDDEN, 403, "forbidden", false)                                \
+    X(ERR_NOT_FOUND, 404, "not_found", false)                                \
+    X(ERR_BAD_METHOD, 405, "method_not_allowed", false)                      \
+    X(ERR_TIMEOUT, 408, "timeout", true)                                     \
+    X(ERR_CONFLICT, 409, "conflict", true)                                   \
+    X(ERR_NO_ENGINE, 409, "no_engine", false)                                \
+    X(ERR_TOO_LARGE, 413, "too_large", false)                                \
+    X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \
+    X(ERR_EXPECTATION, 417, "expectation_failed", false)                     \
+    X(ERR_MISMATCH, 422, "manifest_mismatch", false)                         \
+    X(ERR_INCOMPLETE, 422, "incomplete_update", false)                       \
+    X(ERR_CHECKSUM, 422, "checksum_mismatch", false)                         \
+    X(ERR_UNREADABLE, 422, "source_unreadable", false)                       \
+    X(ERR_GONE, 499, "client_gone", true)                                    \
+    X(ERR_INTERNAL, 500, "internal_error", false)                            \
+    X(ERR_ENGINE, 500, "engine_error", false)                                \
+    X(ERR_OVERLOADED, 503, "overloaded", true)                               \
+    X(ERR_DRAINING, 503, "draining", true)                                   \
+    X(ERR_UNSYNCED, 503, "weights_unsynced", true)                           \
+    X(ERR_INCONSISTENT, 503, "weights_inconsistent", true)                   \
+    X(ERR_NO_MEMORY, 503, "out_of_memory", true)                             \
+    X(ERR_NO_STAGING, 507, "insufficient_staging", true)
+
+enum err_code {
+    ERR_NONE = 0,
+#define X(code, status, wire, retryable) code,
+    ERR_CODES(X)
+#undef X
+        ERR_CODE_COUNT
+};
+
+enum { ERR_FIELD_MAX = 160, ERR_MSG_MAX = 512 };
+
+struct err {
+    enum err_code code;        /* HTTP status, wire name and retryable all derive from it */
+    char field[ERR_FIELD_MAX]; /* JSON pointer of the offending member, "" if none */
+    char msg[ERR_MSG_MAX];     /* one line: what was found, what was allowed */
+};
+
+/* err_set - fill a clean `e`, so that a failing line reads `return err_set(...)`.
+ * @field  JSON pointer ("/names/3") or "" ; copied, cut at ERR_FIELD_MAX
+ * @fmt    lower case, no final stop, no function names; cut at ERR_MSG_MAX
+ *
+ * Returns: -1, always. Asserts that `e` is clean (a second report is our bug).
+ * Threads: any; `e` belongs to the caller. */
+__attribute__((format(printf, 4, 5))) int err_set(struct err *e, enum err_code code,
+                                                  const char *field, const char *fmt, ...);
+
+/* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. */
+__attribute__((format(printf, 5, 6))) int err_set_errno(struct err *e, enum err_code code,
+                                                        const char *field, int errnum,
+                                                        const char *fmt, ...);
+
+/* err_clear - make `e` clean again (for a caller that handled the failure). */
+void err_clear(struct err *e);
+
+int err_http_status(enum err_code code);
+const char *err_wire_name(enum err_code code); /* "none" for ERR_NONE */
+bool err_retryable(enum err_code code);
+
+#endif

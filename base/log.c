@@ -1,0 +1,291 @@
+/* Structured log with one writer thread and a bounded ring.
+ *
+ * The ring's slots are whole lines, copied in under the lock: a line is at most 2 KiB, and callers
+ * hold the lock for a memcpy, never for a write(2). */
+#include "base/log.h"
+
+#include "base/clock.h"
+#include "base/mtx.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LOG_CLOSE_ROOM = 16 }; /* for `,"cut":true}` and the newline */
+
+struct slot {
+    size_t len;
+    char text[LOG_LINE_MAX];
+};
+
+static struct {
+    struct mtx lock; /* rank MTX_LOG; guards down to the blank line */
+    struct cnd queued;
+    struct slot *ring; /* owned; LOG_RING_LINES slots; NULL while closed */
+    size_t head, n;
+    uint64_t unreported; /* dropped since the last report */
+    bool stopping;
+
+    pthread_t writer;                 /* log_open's thread only */
+    atomic_int fd;                    /* relaxed; set before the writer starts */
+    atomic_int least;                 /* relaxed; a filter */
+    atomic_uint_fast64_t n_dropped;   /* relaxed; a gauge */
+    atomic_bool open;                 /* release after ring and lock are made; acquire by log_end */
+} g = {.fd = STDERR_FILENO, .least = LOG_INFO};
+
+static void write_all(const char *text, size_t len)
+{
+    int fd = atomic_load_explicit(&g.fd, memory_order_relaxed);
+
+    while (len > 0) {
+        ssize_t n = write(fd, text, len);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return; /* nowhere left to say so */
+        text += n;
+        len -= (size_t)n;
+    }
+}
+
+static void *writer_main(void *arg)
+{
+    static struct slot line; /* the writer is one thread */
+
+    (void)arg;
+    mtx_lock(&g.lock);
+    for (;;) {
+        while (g.n == 0 && !g.stopping)
+            (void)cnd_wait(&g.queued, &g.lock, CLOCK_NEVER);
+        if (g.n == 0)
+            break;
+        line = g.ring[g.head];
+        g.head = (g.head + 1) % LOG_RING_LINES;
+        g.n--;
+        mtx_unlock(&g.lock);
+        write_all(line.text, line.len);
+        mtx_lock(&g.lock);
+    }
+    mtx_unlock(&g.lock);
+    return NULL;
+}
+
+int log_open(int fd, enum log_level least, struct err *e)
+{
+    int rc;
+
+    assert(!atomic_load(&g.open));
+    atomic_store_explicit(&g.fd, fd, memory_order_relaxed);
+    atomic_store_explicit(&g.least, (int)least, memory_order_relaxed);
+    g.ring = calloc(LOG_RING_LINES, sizeof *g.ring);
+    if (g.ring == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the log ring");
+    mtx_init(&g.lock, MTX_LOG);
+    cnd_init(&g.queued);
+    g.stopping = false;
+    rc = pthread_create(&g.writer, NULL, writer_main, NULL);
+    if (rc != 0) {
+        cnd_fini(&g.queued);
+        mtx_fini(&g.lock);
+        free(g.ring);
+        g.ring = NULL;
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the log thread");
+    }
+    (void)pthread_setname_np(g.writer, "log");
+    atomic_store_explicit(&g.open, true, memory_order_release);
+    return 0;
+}
+
+void log_close(void)
+{
+    if (!atomic_exchange(&g.open, false))
+        return;
+    mtx_lock(&g.lock);
+    g.stopping = true;
+    cnd_signal(&g.queued);
+    mtx_unlock(&g.lock);
+    (void)pthread_join(g.writer, NULL);
+    cnd_fini(&g.queued);
+    mtx_fini(&g.lock);
+    free(g.ring);
+    g.ring = NULL;
+    g.head = g.n = 0;
+}
+
+bool log_enabled(enum log_level level)
+{
+    return (int)level >= atomic_load_explicit(&g.least, memory_order_relaxed);
+}
+
+/* Appends raw text if it fits beside the closing; else marks the record as cut. */
+static void put(struct log_rec *r, const char *text, size_t len)
+{
+    if (r->cut || r->len + len + LOG_CLOSE_ROOM > sizeof r->text) {
+        r->cut = true;
+        return;
+    }
+    memcpy(r->text + r->len, text, len);
+    r->len += len;
+}
+
+void log_begin(struct log_rec *r, enum log_level level, const char *event)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    struct timespec ts;
+    struct tm tm;
+    char head[128];
+    int len;
+
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    (void)gmtime_r(&ts.tv_sec, &tm);
+    len = snprintf(head, sizeof head,
+                   "{\"ts\":\"%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\",\"level\":\"%s\",\"event\":\"%s\"",
+                   tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
+                   ts.tv_nsec / 1000000L, names[level], event);
+    r->level = level;
+    r->len = 0;
+    r->cut = false;
+    put(r, head, (size_t)len);
+}
+
+/* Escapes one byte for a JSON string into `out`; bytes outside ASCII become their \u00xx form, so
+ * a line is always valid JSON whatever a client sent. */
+static size_t escape(char out[8], unsigned char c)
+{
+    if (c == '"' || c == '\\') {
+        out[0] = '\\';
+        out[1] = (char)c;
+        return 2;
+    }
+    if (c < 0x20 || c >= 0x7f)
+        return (size_t)snprintf(out, 8, "\\u%04x", c);
+    out[0] = (char)c;
+    return 1;
+}
+
+void log_str(struct log_rec *r, const char *key, const char *value)
+{
+    size_t mark = r->len;
+    char piece[8];
+
+    if (value == NULL)
+        return;
+    put(r, ",\"", 2);
+    put(r, key, strlen(key));
+    put(r, "\":\"", 3);
+    for (const char *p = value; *p != '\0' && !r->cut; p++)
+        put(r, piece, escape(piece, (unsigned char)*p));
+    put(r, "\"", 1);
+    if (r->cut)
+        r->len = mark;
+}
+
+static void put_raw(struct log_rec *r, const char *key, const char *value)
+{
+    size_t mark = r->len;
+
+    put(r, ",\"", 2);
+    put(r, key, strlen(key));
+    put(r, "\":", 2);
+    put(r, value, strlen(value));
+    if (r->cut)
+        r->len = mark;
+}
+
+void log_u64(struct log_rec *r, const char *key, uint64_t value)
+{
+    char text[24];
+
+    (void)snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    put_raw(r, key, text);
+}
+
+void log_ms(struct log_rec *r, const char *key, uint64_t us)
+{
+    char text[32];
+
+    (void)snprintf(text, sizeof text, "%llu.%03llu", (unsigned long long)(us / 1000),
+                   (unsigned long long)(us % 1000));
+    put_raw(r, key, text);
+}
+
+void log_err(struct log_rec *r, const struct err *e)
+{
+    log_str(r, "code", err_wire_name(e->code));
+    if (e->field[0] != '\0')
+        log_str(r, "param", e->field);
+    log_str(r, "message", e->msg);
+}
+
+/* Queues a finished line, or drops and counts it. Returns false when it must be written directly. */
+static bool enqueue(const char *text, size_t len)
+{
+    struct slot *s;
+
+    if (!atomic_load_explicit(&g.open, memory_order_acquire))
+        return false;
+    mtx_lock(&g.lock);
+    if (g.n == LOG_RING_LINES) {
+        g.unreported++;
+        (void)atomic_fetch_add_explicit(&g.n_dropped, 1, memory_order_relaxed);
+    } else {
+        s = &g.ring[(g.head + g.n) % LOG_RING_LINES];
+        if (g.unreported > 0 && len + 40 < sizeof s->text) {
+            s->len = (size_t)snprintf(s->text, sizeof s->text, "%.*s,\"dropped_lines\":%llu}\n",
+                                      (int)len - 2, text, (unsigned long long)g.unreported);
+            g.unreported = 0;
+        } else {
+            memcpy(s->text, text, len);
+            s->len = len;
+        }
+        g.n++;
+        cnd_signal(&g.queued);
+    }
+    mtx_unlock(&g.lock);
+    return true;
+}
+
+void log_end(struct log_rec *r)
+{
+    static const char cut[] = ",\"cut\":true";
+
+    if (!log_enabled(r->level))
+        return;
+    if (r->cut) {
+        memcpy(r->text + r->len, cut, sizeof cut - 1);
+        r->len += sizeof cut - 1;
+    }
+    memcpy(r->text + r->len, "}\n", 2);
+    r->len += 2;
+    if (!enqueue(r->text, r->len))
+        write_all(r->text, r->len);
+}
+
+void log_line(enum log_level level, const char *event, const char *fmt, ...)
+{
+    struct log_rec r;
+    char text[512];
+    va_list ap;
+
+    if (!log_enabled(level))
+        return;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    log_begin(&r, level, event);
+    log_str(&r, "message", text);
+    log_end(&r);
+}
+
+uint64_t log_dropped(void)
+{
+    return atomic_load_explicit(&g.n_dropped, memory_order_relaxed);
+}

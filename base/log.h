@@ -1,0 +1,49 @@
+/* Structured log: one JSON object a line, on standard error.
+ *
+ * A line is built in a bounded record on the caller's stack and handed to one writer thread through
+ * a bounded ring; when the ring is full, lines are dropped and counted, and the next line that
+ * fits says how many. Client bytes are escaped, never printed raw. */
+#ifndef BATON_BASE_LOG_H
+#define BATON_BASE_LOG_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
+
+enum { LOG_LINE_MAX = 2048, LOG_RING_LINES = 1024 };
+
+struct log_rec {
+    enum log_level level;
+    size_t len;                /* of text, without the closing brace */
+    bool cut;                  /* a member did not fit and was left out */
+    char text[LOG_LINE_MAX];
+};
+
+/* log_open - start the writer thread; lines logged before or after go out directly.
+ * @fd     borrowed; written until log_close
+ * Errors: ERR_INTERNAL (no thread); logging then stays direct. */
+int log_open(int fd, enum log_level least, struct err *e);
+void log_close(void); /* writes what is queued, joins the thread */
+
+bool log_enabled(enum log_level level);
+
+/* Build and send one line: log_begin, any log_* members, log_end. `event` is a fixed word such as
+ * "request" or "update.committed"; keys are fixed words too. Threads: any. Never blocks on disk. */
+void log_begin(struct log_rec *r, enum log_level level, const char *event);
+void log_str(struct log_rec *r, const char *key, const char *value); /* NULL is left out */
+void log_u64(struct log_rec *r, const char *key, uint64_t value);
+void log_ms(struct log_rec *r, const char *key, uint64_t us); /* microseconds, as milliseconds */
+void log_err(struct log_rec *r, const struct err *e);         /* members code, param, message */
+void log_end(struct log_rec *r);
+
+/* log_line - an event with one sentence. */
+__attribute__((format(printf, 3, 4))) void log_line(enum log_level level, const char *event,
+                                                    const char *fmt, ...);
+
+/* log_dropped - lines dropped since start, for metrics. */
+uint64_t log_dropped(void);
+
+#endif

@@ -1,0 +1,59 @@
+/* Mutexes that know their place in the lock order.
+ *
+ * A thread only takes a rank above the highest it holds, and unlocks in reverse order; mtx_lock
+ * asserts both, so the order is executed, not documented. Two locks of one rank are never held
+ * together. Condition variables wait on the monotonic clock. */
+#ifndef BATON_BASE_MTX_H
+#define BATON_BASE_MTX_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum mtx_rank {
+    MTX_LIFE = 10,         /* server/life */
+    MTX_UPDATES = 20,      /* weights/update: sessions, job queue */
+    MTX_STORE = 30,        /* weights/store: current version, slab pool */
+    MTX_EXCHANGE = 40,     /* base/exchange: one request; callbacks run under it */
+    MTX_GENERATION = 45,   /* handlers: one running generate, its stream buffer */
+    MTX_ADMISSION = 50,    /* server/admission: permits and FIFO */
+    MTX_ENGINE = 60,       /* engine/embedded: inbox of the step loop */
+    MTX_WORKERS = 70,      /* base/workers: job queue */
+    MTX_FRONT = 75,        /* base/loop: posted functions */
+    MTX_COMPUTE = 80,      /* engine/embedded: compute pool */
+    MTX_LEAF = 85,         /* takes nothing else, calls nothing else */
+    MTX_LOG = 90
+};
+
+struct mtx {
+    pthread_mutex_t m;
+    enum mtx_rank rank;
+};
+
+struct cnd {
+    pthread_cond_t c;
+};
+
+/* mtx_init - Threads: before any other use. Cannot fail. */
+void mtx_init(struct mtx *m, enum mtx_rank rank);
+void mtx_fini(struct mtx *m);
+void mtx_lock(struct mtx *m);
+void mtx_unlock(struct mtx *m);
+
+/* mtx_assert_held - assert that the calling thread holds `m` as its innermost lock. */
+void mtx_assert_held(const struct mtx *m);
+
+/* mtx_assert_none - assert that the calling thread holds no lock (before anything that blocks). */
+void mtx_assert_none(void);
+
+void cnd_init(struct cnd *c);
+void cnd_fini(struct cnd *c);
+void cnd_signal(struct cnd *c);
+void cnd_broadcast(struct cnd *c);
+
+/* cnd_wait - wait on `c`, holding `m` as the innermost lock; spurious wake-ups happen.
+ * @deadline_us  of base/clock.h; CLOCK_NEVER waits without one
+ * Returns: false when the deadline passed, true otherwise. */
+bool cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us);
+
+#endif

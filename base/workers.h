@@ -1,0 +1,48 @@
+/* A fixed pool of threads with two bounded FIFO lanes.
+ *
+ * The urgent lane is served first; it is for work that something already admitted waits on. Jobs
+ * are embedded by their owner, so posting cannot fail for lack of memory. */
+#ifndef BATON_BASE_WORKERS_H
+#define BATON_BASE_WORKERS_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+
+struct workers;
+
+/* One piece of work; lives inside its owner, who may free it once `run` has begun. */
+struct job {
+    void (*run)(void *arg); /* on a worker thread, no lock held */
+    void *arg;
+    struct job *next;       /* of the pool while queued */
+};
+
+enum workers_lane { WORKERS_NORMAL, WORKERS_URGENT };
+
+struct workers_cfg {
+    const char *name;   /* thread names: "<name>/<i>", cut at 15 bytes */
+    size_t n_threads;   /* >= 1 */
+    size_t n_queue_max; /* bound of the normal lane; the urgent lane has none of its own */
+};
+
+/* workers_new - start the threads (stack 1 MiB or more: jansson recurses).
+ * Errors: ERR_NO_MEMORY, ERR_INTERNAL (a thread could not start); *out untouched. */
+int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err *e);
+
+/* workers_stop - run what is queued, then join the threads; later posts are refused.
+ * Threads: the owner's, none of the pool's. Blocks until the last job has returned. */
+void workers_stop(struct workers *w);
+void workers_free(struct workers *w); /* stops first; accepts NULL */
+
+/* workers_post - queue a job.
+ * Threads: any; takes MTX_WORKERS. Blocks: no.
+ * Errors:  ERR_OVERLOADED  the normal lane is full
+ *          ERR_DRAINING    the pool is stopping
+ *          After an error the job was not queued and will not run. */
+int workers_post(struct workers *w, struct job *job, enum workers_lane lane, struct err *e);
+
+/* workers_queued - jobs waiting in both lanes, for gauges. */
+size_t workers_queued(struct workers *w);
+
+#endif

@@ -1,0 +1,45 @@
+/* config.json of a Hugging Face model directory, and the manifest that follows from it. What is not
+ * supported is refused with the key that is the reason. */
+#ifndef BATON_ENGINE_EMBEDDED_MODEL_CONFIG_H
+#define BATON_ENGINE_EMBEDDED_MODEL_CONFIG_H
+
+#include "base/err.h"
+#include "weights/manifest.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 1024 };
+
+enum model_arch { ARCH_QWEN3 };
+
+struct model_config {
+    enum model_arch arch;
+    uint32_t vocab_size, hidden_size, intermediate_size;
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t max_position_embeddings;
+    float rms_norm_eps;
+    double rope_theta;
+    bool tie_word_embeddings, attention_bias, qk_norm;
+    enum dtype dtype;      /* of the file's `dtype`/`torch_dtype`; used where no weights tell */
+    uint32_t n_eos;        /* generation_config.json wins over config.json */
+    uint32_t eos[MODEL_EOS_MAX];
+};
+
+/* model_config_parse - @json is config.json, @generation_json generation_config.json or NULL.
+ * Errors: ERR_BAD_REQUEST with the key as the field ("/hidden_act"); ERR_NO_MEMORY. */
+int model_config_parse(struct model_config *out, const char *json, size_t len,
+                       const char *generation_json, size_t generation_len, struct err *e);
+
+/* model_config_load - the same from DIR. Errors: also ERR_NOT_FOUND, ERR_UNREADABLE. */
+int model_config_load(struct model_config *out, const char *dir, struct err *e);
+
+/* model_manifest - the tensors that the model needs, with the dtypes that `stored` has for them
+ * (cfg->dtype for names it lacks); aliases as manifest.h says.
+ * @stored  borrowed, or NULL: the plan of a checkpoint of this model
+ * Errors: ERR_MISMATCH (a stored tensor has another shape: names it), ERR_NO_MEMORY. */
+int model_manifest(struct manifest **out, const struct model_config *cfg,
+                   const struct plan *stored, struct err *e);
+
+#endif

@@ -1,0 +1,54 @@
+/* The tokenizer of a Hugging Face directory: text to ids, ids to text. Immutable once loaded; any
+ * number of threads may use one. Time is linear in the input (one word of 1 MB included). */
+#ifndef BATON_ENGINE_EMBEDDED_TOKENIZER_H
+#define BATON_ENGINE_EMBEDDED_TOKENIZER_H
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tokenizer;
+
+/* tokenizer_load - read DIR/tokenizer.json.
+ * Errors: ERR_NOT_FOUND; ERR_BAD_REQUEST naming the member that is not supported or malformed;
+ *         ERR_NO_MEMORY. */
+int tokenizer_load(struct tokenizer **out, const char *dir, struct err *e);
+
+/* tokenizer_parse - the same from memory (`len` bytes of tokenizer.json). For tests and fuzzing. */
+int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e);
+void tokenizer_free(struct tokenizer *t); /* accepts NULL */
+
+uint32_t tokenizer_vocab_size(const struct tokenizer *t); /* largest id + 1 */
+
+/* tokenizer_encode - text to ids.
+ * @text         UTF-8; invalid bytes are ERR_BAD_REQUEST
+ * @add_special  apply the post processor's template (BOS and the like)
+ * @ids, @n      on success a malloc'ed array, the caller's
+ * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. */
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
+                     uint32_t **ids, size_t *n, struct err *e);
+
+/* tokenizer_decode - ids to text, appended to `out`; bytes that are no UTF-8 become U+FFFD, one for
+ * each maximal invalid part. Unknown ids are ERR_BAD_REQUEST at /tokens/<i>. */
+int tokenizer_decode(const struct tokenizer *t, const uint32_t *ids, size_t n, bool skip_special,
+                     struct buf *out, struct err *e);
+
+/* tokenizer_token - the token's own spelling ("Ġthe"), or NULL for an unknown id. */
+const char *tokenizer_token(const struct tokenizer *t, uint32_t id);
+bool tokenizer_is_special(const struct tokenizer *t, uint32_t id);
+
+/* Incremental decoding: never splits a character, never loses one. Caller's storage. */
+struct detok {
+    const struct tokenizer *t; /* borrowed */
+    bool skip_special;
+    unsigned char held[4]; /* bytes of a character that is not complete */
+    unsigned n_held;
+};
+void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special);
+void detok_push(struct detok *d, uint32_t id, struct buf *out); /* unknown ids add nothing */
+void detok_end(struct detok *d, struct buf *out);               /* flush what is held as U+FFFD */
+
+#endif

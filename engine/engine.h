@@ -1,0 +1,154 @@
+/* What generates tokens, whatever it is: the embedded engine, or later one upstream.
+ *
+ * A generation is submitted once and ends once: `done` is called exactly once after every
+ * successful submit, also when it was cancelled or failed. Callbacks run on the engine's thread
+ * between steps, with no lock held, and must not block. */
+#ifndef BATON_ENGINE_ENGINE_H
+#define BATON_ENGINE_ENGINE_H
+
+#include "base/err.h"
+#include "weights/store.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    GEN_STOPS_MAX = 16,          /* stop strings, and stop token ids: 64 */
+    GEN_STOP_IDS_MAX = 64,
+    GEN_STOP_LEN_MAX = 256,      /* bytes of one stop string */
+    GEN_LOGPROBS_MAX = 64        /* top-k logprobs a token */
+};
+
+/* How to sample. Ranges are checked by gen_params_check. */
+struct gen_params {
+    uint32_t max_tokens;      /* >= 1; GEN_MAX_TOKENS_REST = what the context leaves */
+    uint32_t min_tokens;
+    float temperature;        /* 0 = greedy */
+    float top_p;              /* (0, 1] */
+    int32_t top_k;            /* 0 or -1 = off */
+    float min_p;              /* [0, 1] */
+    uint64_t seed;            /* always set: the caller draws one when the client gave none */
+    int32_t logprobs;         /* -1 = none; k = the sampled token and the k best (0: sampled only) */
+    int32_t prompt_logprobs;  /* -1 = none; as logprobs */
+    bool ignore_eos;
+    uint32_t n_stop_ids;
+    uint32_t stop_ids[GEN_STOP_IDS_MAX];
+    uint32_t n_stops;
+    char *stops[GEN_STOPS_MAX]; /* owned by the request; UTF-8 */
+};
+#define GEN_MAX_TOKENS_REST UINT32_MAX
+
+/* gen_params_init - vLLM's defaults: temperature 1, top_p 1, top_k off, min_p 0, no logprobs. */
+void gen_params_init(struct gen_params *p);
+
+/* gen_params_check - ranges. Errors: ERR_BAD_REQUEST at "<prefix>/<member>" with found, allowed. */
+int gen_params_check(const struct gen_params *p, const char *prefix, struct err *e);
+
+struct gen_top {
+    uint32_t id;
+    float logprob;
+    uint32_t rank; /* how many tokens have a logprob >= this one's */
+};
+
+struct gen_token {
+    uint32_t id;
+    float logprob;            /* raw: log softmax of the model's logits, before any sampling rule */
+    uint32_t rank;
+    uint32_t n_top;
+    const struct gen_top *top; /* [n_top], best first; of the output */
+};
+
+/* Half-open range of output tokens made by one version of the weights. */
+struct gen_span {
+    uint32_t start, end;
+    uint64_t serial;
+    char label[VERSION_LABEL_MAX + 1];
+};
+
+enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_ABORT, GEN_ERROR };
+const char *gen_finish_name(enum gen_finish f); /* "stop", "length", "abort", "error" */
+
+struct gen_output {
+    uint32_t n_tokens;
+    const struct gen_token *tokens;  /* [n_tokens]; addresses stay while it grows */
+    uint32_t n_spans;
+    const struct gen_span *spans;
+    uint32_t n_prompt;
+    const struct gen_token *prompt;  /* [n_prompt] when prompt_logprobs >= 0 (entry 0 has no
+                                        logprob), else NULL */
+    enum gen_finish finish;
+    int64_t stop_id;                 /* the stop_ids entry that ended it, or -1 */
+    const char *stop_text;           /* the stop string that ended it, or NULL */
+    uint32_t stop_text_cut;          /* bytes of text, at the end, that belong to the stop string
+                                        and what follows it in the last token */
+    uint64_t longest_gap_us;         /* between two of its tokens */
+    uint64_t first_token_us;         /* from submit */
+    struct err error;                /* GEN_ERROR: why */
+};
+
+struct gen_sink {
+    /* New tokens [first, out->n_tokens). May be NULL. */
+    void (*tokens)(void *arg, const struct gen_output *out, uint32_t first);
+    /* The end. `out` is valid until this returns, unless gen_output_take is called. */
+    void (*done)(void *arg, struct gen_output *out);
+};
+
+struct gen_request {
+    uint32_t *prompt;          /* owned; token ids */
+    uint32_t n_prompt;         /* >= 1 */
+    struct gen_params params;  /* owns its stop strings */
+    const struct gen_sink *sink;
+    void *sink_arg;
+};
+void gen_request_fini(struct gen_request *r); /* frees prompt and stops; accepts a zeroed one */
+
+/* gen_output_take - inside done(): keep the output beyond it. gen_output_free when finished. */
+struct gen_output *gen_output_take(struct gen_output *out);
+void gen_output_free(struct gen_output *out); /* accepts NULL; any thread */
+
+struct engine_stats {
+    uint64_t heartbeat_us;      /* when the step loop last turned (monotonic); it turns when idle */
+    uint32_t n_running, n_waiting;
+    uint64_t n_prompt_tokens, n_generated_tokens, n_steps;
+    uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */
+    uint64_t kv_tokens_used, kv_tokens_max;
+    uint64_t step_us_max;       /* longest step since start */
+};
+
+struct engine_info {
+    const char *model_path;     /* borrowed */
+    uint32_t vocab_size, max_model_len;
+};
+
+struct engine;
+
+struct engine_ops {
+    const char *name;
+
+    /* Checks, moves the request in on success, and returns its id (never 0) for cancel.
+     * Errors: ERR_BAD_REQUEST at /token_ids/<i> (not in the vocabulary), /token_ids (longer than
+     *         the context), /sampling_params/... ; ERR_TOO_LARGE (its KV can never fit);
+     *         ERR_UNSYNCED, ERR_INCONSISTENT (nothing to generate with); ERR_DRAINING;
+     *         ERR_NO_MEMORY. Threads: any; takes MTX_ENGINE. Blocks: no. */
+    int (*submit)(struct engine *en, struct gen_request *r, uint64_t *id, struct err *e);
+
+    /* Ends it within one step and 100 ms with GEN_ABORT. An unknown or ended id is harmless. */
+    void (*cancel)(struct engine *en, uint64_t id);
+
+    void (*stats)(struct engine *en, struct engine_stats *out); /* any thread, never waits on a step */
+    void (*info)(struct engine *en, struct engine_info *out);
+
+    /* Refuse new work; running generations go on. */
+    void (*drain)(struct engine *en);
+
+    /* Aborts what runs (done is called), joins the threads. Accepts NULL. */
+    void (*free)(struct engine *en);
+};
+
+/* First member of every engine. */
+struct engine {
+    const struct engine_ops *ops;
+};
+
+#endif

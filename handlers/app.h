@@ -1,0 +1,48 @@
+/* Everything that handlers work with, made by main and passed to each. Borrowed pointers that
+ * outlive every exchange; immutable after start. */
+#ifndef BATON_HANDLERS_APP_H
+#define BATON_HANDLERS_APP_H
+
+#include "base/err.h"
+#include "base/exchange.h"
+#include "base/workers.h"
+#include "handlers/metrics.h"
+#include "server/front.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct admission;
+struct config;
+struct engine;
+struct life;
+struct store;
+struct tokenizer;
+struct updates;
+
+struct app {
+    const struct config *config;
+    struct life *life;
+    struct store *store;
+    struct updates *updates;
+    struct engine *engine;             /* NULL with --engine none */
+    const struct tokenizer *tokenizer; /* NULL without a model */
+    const char *model_name, *model_path; /* "" without a model */
+    uint32_t vocab_size, max_model_len;  /* 0 without an engine */
+    struct admission *generate, *detokenize;
+    struct workers *control, *generate_pool, *text;
+    struct metrics *metrics;
+    struct front *front;               /* set once, before the front starts to serve */
+};
+
+/* app_front - what the front calls (server/front.h); its app_arg is the struct app. */
+extern const struct front_app app_front;
+
+/* Why a generate sent now would not be served; ERR_NONE and true when it would. */
+bool app_ready(const struct app *app, struct err *why);
+
+/* Can the process do its work: loops turn, the engine's heart beats? */
+bool app_live(const struct app *app, struct err *why);
+
+#endif

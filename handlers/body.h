@@ -1,0 +1,58 @@
+/* Readers that move JSON members into a struct, and say which member was wrong.
+ *
+ * Every reader returns 0, or -1 with ERR_BAD_REQUEST and the member's JSON pointer in e->field.
+ * A reader of an absent member leaves *out as it was and returns 0, unless it is `_required`.
+ * JSON null counts as absent. Values are borrowed from the body. */
+#ifndef BATON_HANDLERS_BODY_H
+#define BATON_HANDLERS_BODY_H
+
+#include "base/err.h"
+#include "base/exchange.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { BODY_DEPTH_MAX = 32 };
+
+struct route;
+
+/* body_parse - the exchange's body as a JSON object (new), checked against its route: strict or
+ * not, optional or not; duplicate members, trailing bytes, depth over BODY_DEPTH_MAX are refused,
+ * and on strict routes unknown members, naming the one that was probably meant.
+ * Errors: ERR_BAD_REQUEST (position, or member), ERR_MEDIA_TYPE (a content type that is not JSON;
+ *         absent is taken as JSON), ERR_NO_MEMORY. */
+int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e);
+
+/* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
+int body_only(const json_t *object, const char *at, const char *const *members, struct err *e);
+
+/* body_query_only - refuse query members that the route does not list. */
+int body_query_only(const struct exchange *x, const struct route *route, struct err *e);
+
+/* `at` is the pointer of the object that holds the member: "" or "/sampling_params". */
+int body_str(const char **out, const json_t *o, const char *at, const char *member, struct err *e);
+int body_bool(bool *out, const json_t *o, const char *at, const char *member, struct err *e);
+int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member, uint64_t min,
+             uint64_t max, struct err *e);
+int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, int64_t min,
+             int64_t max, struct err *e);
+int body_f64(double *out, const json_t *o, const char *at, const char *member, struct err *e);
+int body_array(const json_t **out, const json_t *o, const char *at, const char *member,
+               struct err *e);
+int body_object(const json_t **out, const json_t *o, const char *at, const char *member,
+                struct err *e);
+/* body_required - ERR_BAD_REQUEST when the member is absent or null. */
+int body_required(const json_t *o, const char *at, const char *member, struct err *e);
+
+/* query_bool, query_u64 - the same for query members ("true", "false", digits). */
+int query_bool(bool *out, const struct exchange *x, const char *member, struct err *e);
+int query_u64(uint64_t *out, const struct exchange *x, const char *member, uint64_t min,
+              uint64_t max, struct err *e);
+
+/* near_miss - the candidate closest to `word`, or NULL when none is close (edit distance <= 2 and
+ * less than half of its length). @candidates NULL-terminated. */
+const char *near_miss(const char *word, const char *const *candidates);
+
+#endif

@@ -1,0 +1,29 @@
+/* Answers: JSON with Content-Length, and error bodies in the form of the route. */
+#ifndef BATON_HANDLERS_REPLY_H
+#define BATON_HANDLERS_REPLY_H
+
+#include "base/err.h"
+#include "base/exchange.h"
+#include "handlers/route.h"
+
+#include <jansson.h>
+
+/* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
+ * 503 is sent instead). Gives up the caller's reference. Always answers. */
+void reply_json(struct exchange *x, int status, json_t *body);
+
+/* reply_empty - answer with no body. */
+void reply_empty(struct exchange *x, int status);
+
+/* reply_error - answer with e in the form of x->route.
+ * @details  stolen, or NULL: becomes error.details on native routes */
+void reply_error(struct exchange *x, const struct err *e, json_t *details);
+
+/* reply_error_make - the same into a reply that somebody else sends (the front's reject). */
+void reply_error_make(const struct route *route, const struct err *e, json_t *details,
+                      struct exchange_reply *out);
+
+/* reply_error_json - the error body alone (new), for a stream's last event. */
+json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details);
+
+#endif

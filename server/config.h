@@ -1,0 +1,127 @@
+/* Configuration of `baton serve`: flag over environment over JSON file over default. One table
+ * (CONFIG_OPTIONS) makes the struct, the parser, the environment names and --help. */
+#ifndef BATON_SERVER_CONFIG_H
+#define BATON_SERVER_CONFIG_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { CONFIG_LIST_MAX = 16 };
+
+/* Row: kind, field, flag ("--" left out; the environment name is BATON_ + upper case with '_', the
+ * JSON member is the flag with '_'), argument's name, default as text, minimum, maximum, help.
+ * Kinds: STR (const char *, NULL when default is ""), INT (uint64_t), MS (uint64_t, milliseconds),
+ * NBYTES (uint64_t; suffixes KiB MiB GiB TiB), BOOL, LIST (repeatable). 0 of some INTs means
+ * "choose"; help says so. */
+#define CONFIG_OPTIONS(X)                                                                          \
+    X(STR, model, "model", "DIR", "", 0, 0,                                                        \
+      "Hugging Face model directory: config.json, tokenizer.json, weights")                       \
+    X(STR, weights, "weights", "FILE", "", 0, 0,                                                   \
+      "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "      \
+      "default: those of --model, if it has any")                                                  \
+    X(STR, weight_version, "weight-version", "LABEL", "initial", 0, 0,                             \
+      "label of the weights served first")                                                         \
+    X(STR, served_model_name, "served-model-name", "NAME", "", 0, 0,                               \
+      "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
+    X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \
+      "embedded, or none: a store without generation (with --manifest)")                          \
+    X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
+      "with --engine none: what an update must cover, a .safetensors file or JSON columns")        \
+    X(STR, listen, "listen", "ADDRESS:PORT", "127.0.0.1:8700", 0, 0,                               \
+      "where to listen; port 0 takes a free one; beyond loopback needs --insecure")                \
+    X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
+      "allow --listen beyond loopback although there are no keys")                                 \
+    X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
+      "root beneath which update sources of kind \"path\" may lie; repeatable; none: refused")      \
+    X(INT, front_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front")       \
+    X(INT, control_threads, "control-threads", "N", "2", 1, 64,                                    \
+      "threads for update, weights and status requests")                                           \
+    X(INT, control_queue, "control-queue", "N", "1024", 1, 1000000,                                \
+      "control requests that may wait; over it 503")                                               \
+    X(INT, generate_concurrency, "generate-concurrency", "N", "512", 1, 1000000,                   \
+      "generations admitted at once")                                                              \
+    X(INT, generate_queue, "generate-queue", "N", "8192", 0, 1000000,                              \
+      "generations that may wait for admission; over it 503")                                      \
+    X(INT, generate_threads, "generate-threads", "N", "2", 1, 64,                                  \
+      "threads that parse generate requests and write their replies")                              \
+    X(INT, detokenize_concurrency, "detokenize-concurrency", "N", "2", 1, 1024,                    \
+      "tokenize and detokenize requests worked on at once, a thread each")                         \
+    X(INT, detokenize_queue, "detokenize-queue", "N", "4096", 0, 1000000,                          \
+      "tokenize and detokenize requests that may wait; over it 503")                               \
+    X(INT, engine_threads, "engine-threads", "N", "0", 0, 1024,                                    \
+      "compute threads of the embedded engine; 0: one for each processor")                         \
+    X(INT, max_num_seqs, "max-num-seqs", "N", "256", 1, 65536,                                     \
+      "sequences in one batch of the embedded engine")                                             \
+    X(INT, max_num_batched_tokens, "max-num-batched-tokens", "N", "512", 1, 65536,                 \
+      "tokens in one step of the embedded engine")                                                 \
+    X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
+      "longest prompt and output together; 0: the model's own")                                    \
+    X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
+      "memory for the KV cache of the embedded engine")                                            \
+    X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \
+      "bound on weights in memory, served and staging together; 0: what the machine has free")     \
+    X(INT, max_versions, "max-versions", "N", "3", 2, 64,                                          \
+      "versions alive at once, the one being staged counted")                                      \
+    X(NBYTES, json_body_max, "json-body-max", "BYTES", "64MiB", 65536, UINT64_MAX / 2,             \
+      "largest JSON body of an update or plan; other JSON routes take 16 MiB or less")             \
+    X(MS, update_timeout, "update-timeout", "MS", "600000", 100, 86400000,                         \
+      "longest single update request")                                                             \
+    X(MS, body_stall_timeout, "body-stall-timeout", "MS", "10000", 100, 3600000,                   \
+      "longest silence inside a streamed tensor body")                                             \
+    X(MS, pin_timeout, "pin-timeout", "MS", "30000", 10, 3600000,                                  \
+      "how long an update waits for readers of an old version")                                    \
+    X(MS, header_timeout, "header-timeout", "MS", "10000", 100, 3600000,                           \
+      "longest time to send a request's header")                                                   \
+    X(MS, body_timeout, "body-timeout", "MS", "60000", 100, 3600000,                               \
+      "longest time to send a whole JSON body")                                                    \
+    X(MS, idle_timeout, "idle-timeout", "MS", "75000", 2500, 86400000,                             \
+      "a connection without a request is closed after this")                                       \
+    X(INT, max_connections, "max-connections", "N", "0", 0, 1000000,                               \
+      "connections at once; 0: what the descriptor limit allows")                                  \
+    X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \
+      "after SIGTERM, how long running work may take to end")                                      \
+    X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")
+
+#define CONFIG_TYPE_STR const char *
+#define CONFIG_TYPE_INT uint64_t
+#define CONFIG_TYPE_MS uint64_t
+#define CONFIG_TYPE_NBYTES uint64_t
+#define CONFIG_TYPE_BOOL bool
+#define CONFIG_TYPE_LIST struct config_list
+
+struct config_list {
+    const char *items[CONFIG_LIST_MAX]; /* owned by the config */
+    size_t n;
+};
+
+struct config {
+#define X(kind, field, flag, arg, def, min, max, help) CONFIG_TYPE_##kind field;
+    CONFIG_OPTIONS(X)
+#undef X
+    void *storage; /* owned: everything that the strings point into */
+};
+
+/* config_load - defaults, then the JSON file (--config FILE or BATON_CONFIG), then BATON_*
+ * environment variables, then flags ("--flag value" or "--flag=value").
+ * @argv  after the subcommand; @env as environ
+ * Errors: ERR_BAD_REQUEST; field is the flag, variable or JSON member; the message says what was
+ *         found, what is allowed, and the option probably meant for an unknown one. */
+int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e);
+void config_fini(struct config *c); /* accepts a zeroed one */
+
+/* config_help - every option with its default, environment name and meaning, within 100 columns. */
+void config_help(FILE *to);
+
+struct config_listen {
+    char address[64]; /* without brackets */
+    uint16_t port;
+    bool loopback;
+};
+/* config_listen_parse - "127.0.0.1:8700", "[::1]:8700". Numeric addresses and "localhost" only. */
+int config_listen_parse(struct config_listen *out, const char *text, struct err *e);
+
+#endif

@@ -1,0 +1,87 @@
+/* The HTTP front: connections in, exchanges out. The only user of libmicrohttpd.
+ *
+ * Each shard is one loop thread with an epoll of its own that holds libmicrohttpd in external mode,
+ * a wake-up eventfd, and a hang-up watch on every accepted socket. A loop never waits for anything
+ * but its epoll. Rejected: libmicrohttpd's own epoll thread, which stalls when one wake-up returns
+ * a multiple of 128 events, and its poll thread, whose cost grows with idle connections. */
+#ifndef BATON_SERVER_FRONT_H
+#define BATON_SERVER_FRONT_H
+
+#include "base/err.h"
+#include "base/exchange.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct front;
+
+enum front_body {
+    FRONT_BODY_WHOLE, /* collected, bounded by body_max, then dispatched */
+    FRONT_BODY_STREAM /* head collected (head_nbytes), dispatched, then read by exchange_body_read */
+};
+
+/* What the application says of a request whose headers have come. */
+struct front_plan {
+    enum front_body body;
+    uint64_t body_max; /* bytes; over it ERR_TOO_LARGE, early when Content-Length tells */
+    /* FRONT_BODY_STREAM: as safetensors_head_nbytes: 0 and *out = length of the head once known,
+     * 0 and *out = 0 while more bytes are needed, -1 when the head is refused. */
+    int (*head_nbytes)(const void *data, size_t have, uint64_t *out, struct err *e);
+};
+
+/* How one exchange ended, for the log line and the counters. */
+struct front_outcome {
+    int status;           /* sent, or 499 when the peer went first */
+    bool gone;
+    uint64_t nbytes_in, nbytes_out;
+    uint64_t duration_us; /* from first header to the end of the answer */
+    const char *log_code; /* of the reply, or NULL */
+};
+
+/* All are called on a loop thread and must not block. */
+struct front_app {
+    /* Headers are there. On -1 `reject` is called at once with the same e. */
+    int (*route)(void *app, struct exchange *x, struct front_plan *out, struct err *e);
+    /* The body (or its head) is there: the callee now owns one reference and must answer. */
+    void (*dispatch)(void *app, struct exchange *x);
+    /* Build the error answer for e in the form of x->route (which may be NULL). Must not fail: a
+     * static 500 is its last resort. */
+    void (*reject)(void *app, struct exchange *x, const struct err *e, struct exchange_reply *out);
+    /* Called exactly once for each exchange that `route` saw, after the last byte or the hang-up. */
+    void (*done)(void *app, const struct exchange *x, const struct front_outcome *o);
+};
+
+struct front_cfg {
+    const char *address; /* numeric IPv4 or [IPv6] */
+    uint16_t port;       /* 0: any free one */
+    size_t n_shards;     /* loop threads, SO_REUSEPORT when > 1 */
+    size_t n_connections_max;
+    uint64_t header_timeout_us, body_timeout_us, idle_timeout_us, drop_timeout_us;
+    const struct front_app *app;
+    void *app_arg;
+};
+
+/* front_new - bind, listen, start the loops.
+ * Errors: ERR_INTERNAL naming the address and the reason (in use, not permitted). */
+int front_new(struct front **out, const struct front_cfg *cfg, struct err *e);
+uint16_t front_port(const struct front *f); /* the bound one */
+
+struct front_stats {
+    uint64_t n_connections, n_accepted, n_requests, n_rejected, n_gone, n_timeouts;
+    uint64_t lag_us_max; /* longest turn of a loop since the last call */
+};
+void front_stats(struct front *f, struct front_stats *out);
+
+/* front_quiesce - stop accepting; kept-alive connections get Connection: close on their next
+ * answer. Threads: any but a loop's. */
+void front_quiesce(struct front *f);
+
+/* front_wait_idle - wait until no exchange is open, or the deadline. Returns true when idle. */
+bool front_wait_idle(struct front *f, uint64_t deadline_us);
+
+/* front_free - close every connection, join the loops; exchanges still held elsewhere stay valid
+ * and answering them does nothing. Accepts NULL. */
+void front_free(struct front *f);
+
+#endif

@@ -1,0 +1,14 @@
+/* Weights from the request body: bytes go from the socket straight into staging. */
+#ifndef BATON_TRANSPORT_BODY_H
+#define BATON_TRANSPORT_BODY_H
+
+#include "base/err.h"
+#include "base/exchange.h"
+#include "weights/source.h"
+
+/* body_source_new - @x is borrowed: it must stay unanswered until the source is closed; its head
+ * has been read. The bytes that follow are the plan's tensors, packed, and nothing else.
+ * Errors: ERR_NO_MEMORY. */
+int body_source_new(struct source **out, struct exchange *x, uint64_t stall_us, struct err *e);
+
+#endif

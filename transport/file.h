@@ -1,0 +1,40 @@
+/* Weights from safetensors files beneath an allowed root. openat2 with RESOLVE_BENEATH and
+ * RESOLVE_NO_SYMLINKS keeps `..` and symbolic links from leaving it. */
+#ifndef BATON_TRANSPORT_FILE_H
+#define BATON_TRANSPORT_FILE_H
+
+#include "base/err.h"
+#include "weights/checksum.h"
+#include "weights/plan.h"
+#include "weights/source.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What the files said of themselves. */
+struct file_weights {
+    struct plan *plan;          /* one reference, the caller's; bytes in file order */
+    struct checksum *checksums; /* the caller's; [n_tensors] */
+    bool *has_checksum;         /* the caller's; [n_tensors] */
+    char *weight_version;       /* the caller's; from the metadata, or NULL */
+};
+void file_weights_fini(struct file_weights *w); /* accepts a zeroed one */
+
+/* file_source_open - a safetensors file, or a directory with model.safetensors or
+ * model.safetensors.index.json.
+ * @roots  [n_roots] absolute directories (--allow-path); the path must lie beneath one of them
+ * @path   absolute, or relative to the first root
+ * @plan   NULL: take the files' own; else which tensors to take, in that order (checked against
+ *         the files: name, dtype, shape)
+ * Errors: ERR_FORBIDDEN at /path (no roots, outside all, through a symbolic link), ERR_NOT_FOUND,
+ *         ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open, ERR_MISMATCH (differs from plan),
+ *         ERR_NO_MEMORY. */
+int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
+                     size_t n_roots, const char *path, struct plan *plan, struct err *e);
+
+/* file_source_open_local - the same for a path of the command line: any file, links followed. */
+int file_source_open_local(struct source **out, struct file_weights *w, const char *path,
+                           struct err *e);
+
+#endif

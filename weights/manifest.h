@@ -1,0 +1,65 @@
+/* What a model needs: its plan, and the other names under which trainers send the same bytes.
+ *
+ * An alias never has memory of its own. `tied`: another name of a whole tensor (lm_head.weight of
+ * a model that ties it); equal bytes are accepted, a difference is an error. `ignored`: a stored
+ * value that is derived, such as rotary inv_freq; its bytes are read and dropped. Fused names
+ * (`gate_up_proj`) are slices: one incoming tensor fills several, in order, along its rows. */
+#ifndef BATON_WEIGHTS_MANIFEST_H
+#define BATON_WEIGHTS_MANIFEST_H
+
+#include "base/err.h"
+#include "weights/plan.h"
+
+enum alias_kind { ALIAS_TIED, ALIAS_IGNORED, ALIAS_FUSED };
+
+struct alias {
+    const char *name; /* of the manifest */
+    enum alias_kind kind;
+    uint32_t n_targets;      /* 1 for tied, 0 for ignored */
+    const uint32_t *targets; /* indexes into the plan, in the order of the incoming bytes */
+    uint32_t ndim;           /* the shape the incoming tensor must have (fused, tied) */
+    uint64_t shape[PLAN_NDIM_MAX];
+};
+
+struct manifest {
+    struct plan *plan;           /* one reference, owned */
+    uint32_t n_aliases;
+    const struct alias *aliases; /* owned */
+};
+
+struct alias_spec {
+    const char *name;
+    enum alias_kind kind;
+    const char *const *targets; /* names in the plan; NULL-terminated; NULL for ignored */
+    uint32_t ndim;              /* fused: shape of the incoming tensor; tied takes its target's */
+    uint64_t shape[PLAN_NDIM_MAX];
+};
+
+/* manifest_new - @plan is moved in, also on failure. @aliases are copied.
+ * Errors: ERR_INTERNAL (a target is not in the plan, or bytes do not add up), ERR_NO_MEMORY. */
+int manifest_new(struct manifest **out, struct plan *plan, const struct alias_spec *aliases,
+                 uint32_t n_aliases, struct err *e);
+void manifest_free(struct manifest *m); /* accepts NULL */
+
+/* Where the bytes of one incoming tensor go. */
+struct manifest_match {
+    uint32_t index;            /* into the plan; PLAN_NO_TENSOR when an alias matched */
+    const struct alias *alias; /* NULL when the plan's own name matched */
+};
+
+/* manifest_match - find `t` and check shape and dtype.
+ * @convert  accept a dtype that dtype_convert can turn into the manifest's
+ * @i        its place in the request, for the error's field
+ *
+ * Names ending in ".rotary_emb.inv_freq" or equal to an ignored alias match with kind IGNORED.
+ * Errors: ERR_MISMATCH at /names/<i> (unknown; the nearest known name is suggested when one is
+ *         close), /shapes/<i>, /dtypes/<i>: expected and found, with the tensor's name. */
+int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool convert, uint32_t i,
+                   struct manifest_match *out, struct err *e);
+
+/* manifest_load - read a manifest for a store without an engine: a .safetensors file (its header)
+ * or JSON {"names":[...],"dtypes":[...],"shapes":[...],"aliases":{"alias":"name",...}?}.
+ * Errors: ERR_NOT_FOUND, ERR_BAD_REQUEST (what and where), ERR_NO_MEMORY. */
+int manifest_load(struct manifest **out, const char *path, struct err *e);
+
+#endif

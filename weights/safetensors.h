@@ -1,0 +1,48 @@
+/* Reading the header of a safetensors file or stream, strictly.
+ *
+ * Layout: u64 little-endian N | N bytes of JSON | tensor bytes to the end. Holes, overlaps,
+ * duplicate names and trailing bytes are refused, as the format says. */
+#ifndef BATON_WEIGHTS_SAFETENSORS_H
+#define BATON_WEIGHTS_SAFETENSORS_H
+
+#include "base/err.h"
+#include "weights/plan.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SAFETENSORS_PREFIX = 8, SAFETENSORS_HEADER_MAX = 100000000, SAFETENSORS_DEPTH_MAX = 8 };
+
+struct checksum;
+
+struct safetensors {
+    struct plan *plan;           /* tensors in the order of their bytes; one reference, owned */
+    uint64_t nbytes_head;        /* 8 + N: where the tensor bytes start */
+    uint64_t nbytes_total;       /* of the whole file or stream */
+    struct checksum *checksums;  /* owned; [n_tensors] from __metadata__ "baton.checksum.<name>" */
+    bool *has_checksum;          /* owned; [n_tensors] */
+    char *weight_version;        /* owned; __metadata__ "baton.weight_version", or NULL */
+};
+
+/* safetensors_head_nbytes - how long the head (8 + N bytes) is.
+ * @data  the first `have` bytes
+ * Returns: 0 while have < 8; else 8 + N in *out, or -1 with ERR_BAD_REQUEST when N is over
+ * SAFETENSORS_HEADER_MAX or 0. */
+int safetensors_head_nbytes(const void *data, size_t have, uint64_t *out, struct err *e);
+
+/* safetensors_parse - validate a whole head.
+ * @head          8 + N bytes
+ * @nbytes_total  length of the file or of the body: must be exactly what the header describes;
+ *                UINT64_MAX when not known yet (a chunked body)
+ * Errors: ERR_BAD_REQUEST (field "" or /names/<tensor>...) naming the tensor; ERR_NO_MEMORY. */
+int safetensors_parse(struct safetensors *out, const void *head, uint64_t nbytes_head,
+                      uint64_t nbytes_total, struct err *e);
+void safetensors_fini(struct safetensors *s); /* accepts a zeroed one */
+
+/* safetensors_open - read and parse the head of a regular file.
+ * @dirfd, @path  as openat; opened O_RDONLY | O_CLOEXEC
+ * @fd            the open file, the caller's to close; pread tensor bytes from nbytes_head on
+ * Errors: ERR_NOT_FOUND, ERR_UNREADABLE (not a regular file, short, changed), and those above. */
+int safetensors_open(struct safetensors *out, int *fd, int dirfd, const char *path, struct err *e);
+
+#endif

@@ -1,0 +1,163 @@
+/* Update sessions: start -> receive... -> finish | abort, and the worker that drives them.
+ *
+ * One update is open at a time. A session lives only while its owner uses or renews it (the
+ * lease). All bytes move on one worker thread; every call here only checks, queues or asks, and
+ * returns at once. An update that fails in any way leaves the version that served serving. */
+#ifndef BATON_WEIGHTS_UPDATE_H
+#define BATON_WEIGHTS_UPDATE_H
+
+#include "base/err.h"
+#include "base/id.h"
+#include "weights/checksum.h"
+#include "weights/plan.h"
+#include "weights/source.h"
+#include "weights/store.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    UPDATE_ID_MAX = 40,        /* "upd-" + ID_LEN */
+    UPDATE_CHUNK_ID_MAX = 128,
+    UPDATE_MISSING_MAX = 32,   /* names listed in a reply; the rest is counted */
+    UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
+    UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
+    UPDATE_PLANS_MAX = 64,
+    UPDATE_LEASE_S_DEFAULT = 60,
+    UPDATE_LEASE_S_MAX = 3600
+};
+
+enum update_phase {
+    UPDATE_NONE,      /* no such update */
+    UPDATE_OPEN,      /* started, nothing received */
+    UPDATE_RECEIVING, /* bytes are or were moving */
+    UPDATE_VERIFYING, /* finish is checking */
+    UPDATE_COMMITTED,
+    UPDATE_ABORTED
+};
+const char *update_phase_name(enum update_phase phase);
+
+struct update_info {
+    char id[UPDATE_ID_MAX + 1];
+    enum update_phase phase;
+    bool in_place, partial, implicit;
+    char label[VERSION_LABEL_MAX + 1]; /* wanted; after commit: what it got */
+    uint64_t serial;                   /* after commit, else 0 */
+    uint64_t nbytes_staging;           /* what staging takes: manifest bytes, or 0 in place */
+    uint64_t nbytes_done, nbytes_total; /* total: manifest, or of the chunks so far if partial */
+    uint32_t n_tensors_done, n_tensors_total;
+    char tensor[PLAN_NAME_LEN_MAX + 1]; /* being received now, "" if none */
+    uint64_t lease_left_us;            /* until the lease ends; 0 once ended */
+    uint32_t n_missing;                /* of the manifest */
+    const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the manifest, which outlives all */
+    uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
+    struct err error;                  /* why it was aborted; clean otherwise */
+};
+
+struct updates;
+
+struct updates_cfg {
+    struct store *store;       /* borrowed */
+    uint64_t receive_timeout_us; /* longest single chunk */
+    uint64_t pin_timeout_us;     /* store_stage's wait */
+    void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
+    void *arg;
+};
+
+int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e);
+void updates_free(struct updates *u); /* aborts what is open, joins the threads; accepts NULL */
+
+struct update_start {
+    bool in_place, partial, convert;
+    bool implicit;             /* opened by a dialect: commits by itself when covered */
+    char label[VERSION_LABEL_MAX + 1];
+    uint32_t lease_s;          /* 1..UPDATE_LEASE_S_MAX */
+};
+
+/* updates_start - open a session.
+ * Errors: ERR_CONFLICT    one is open: its id, phase and lease are in the message
+ *         ERR_NO_STAGING  staging would not fit
+ *         ERR_UNSYNCED / ERR_INCONSISTENT  partial without a base
+ *         Nothing changes on an error. Blocks: no (in_place waits for readers on the worker). */
+int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
+                  struct err *e);
+
+/* What the worker hands back. `e` is clean on success. Called once, on the worker thread (or on
+ * the caller's before updates_submit returns -1: never). No lock held; must not block. */
+typedef void update_done_fn(void *arg, const struct update_info *info, const struct err *e);
+
+/* One bucket on its way in. */
+struct update_chunk {
+    char update_id[UPDATE_ID_MAX + 1]; /* "" = a whole update by itself: received, verified and
+                                          committed before `done` */
+    char chunk_id[UPDATE_CHUNK_ID_MAX + 1]; /* "" = none; a repeated one gets the first answer */
+    bool partial, convert;             /* of a whole update by itself */
+    char label[VERSION_LABEL_MAX + 1]; /* "" = not said */
+    struct plan *plan;                 /* owned: one reference */
+    struct source *source;             /* owned */
+    struct checksum *checksums;        /* owned; [n_tensors] or NULL */
+    bool *has_checksum;                /* owned; [n_tensors] or NULL */
+    update_done_fn *done;
+    void *done_arg;
+};
+void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
+
+/* updates_submit - check a chunk against the manifest and queue it; moved in on success only.
+ * Errors: ERR_NOT_FOUND   no such update_id (or it has ended: how is in the message)
+ *         ERR_CONFLICT    update_id "" while a session is open, or a tensor that already arrived
+ *         ERR_MISMATCH    as manifest_match
+ *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing
+ *         ERR_NO_STAGING
+ *         After an error nothing was received and the chunk is still the caller's. */
+int updates_submit(struct updates *u, struct update_chunk *c, struct err *e);
+
+struct update_checksum {
+    const char *name;
+    struct checksum sum;
+};
+
+/* updates_finish - prove the whole and commit, on the worker; then `done`.
+ * @label      overrides the session's unless ""
+ * @checksums  borrowed, copied; a name of the manifest or an alias
+ * Errors: ERR_NOT_FOUND, ERR_CONFLICT (chunks are still queued), ERR_MISMATCH (unknown name).
+ *         `done` may bring ERR_INCOMPLETE (info->missing) or ERR_CHECKSUM: the update is then
+ *         aborted and the old version serves. Finishing a committed update again gives the first
+ *         answer again. */
+int updates_finish(struct updates *u, const char *id, const char *label,
+                   const struct update_checksum *checksums, uint32_t n_checksums,
+                   update_done_fn *done, void *done_arg, struct err *e);
+
+/* updates_abort - end a session; a running fill is asked to stop. Repeating is harmless.
+ * Errors: ERR_NOT_FOUND, ERR_CONFLICT (already committed). */
+int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
+                  struct err *e);
+
+/* updates_renew - make the lease end `lease_s` from now (0: its own length). Errors: NOT_FOUND. */
+int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,
+                  struct err *e);
+
+/* updates_get - one session, open or among the last ended. Errors: ERR_NOT_FOUND. */
+int updates_get(struct updates *u, const char *id, struct update_info *out, struct err *e);
+
+/* updates_current - the open session, or phase UPDATE_NONE. */
+void updates_current(struct updates *u, struct update_info *out);
+
+/* updates_commit_implicit - a dialect's resume or continue: commit an open implicit session.
+ * Returns 0 and calls `done` at once with UPDATE_NONE when there is none. */
+int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
+
+/* updates_plan_put - check a plan against the manifest and remember it under its digest.
+ * @plan  borrowed; a reference is taken
+ * The least recently used of UPDATE_PLANS_MAX makes room. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int updates_plan_put(struct updates *u, struct plan *plan, bool convert, struct err *e);
+
+/* updates_plan_get - a reference to the plan of that digest, or NULL. */
+struct plan *updates_plan_get(struct updates *u, const char *digest);
+
+struct updates_stats {
+    uint64_t n_started, n_committed, n_aborted, nbytes_received;
+    uint64_t receive_us, verify_us, commit_us;
+};
+void updates_stats(struct updates *u, struct updates_stats *out);
+
+#endif
