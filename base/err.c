@@ -19,7 +19,7 @@ static const struct err_row rows[ERR_CODE_COUNT] = {
 #undef X
 };
 
-static void err_fill(struct err *e, enum err_code code, const char *field, const char *fmt,
+static void fill(struct err *e, enum err_code code, const char *field, const char *fmt,
                      va_list ap)
 {
     assert(e->code == ERR_NONE);
@@ -29,30 +29,28 @@ static void err_fill(struct err *e, enum err_code code, const char *field, const
     (void)vsnprintf(e->msg, sizeof e->msg, fmt, ap);
 }
 
-int err_set(struct err *e, enum err_code code, const char *field, const char *fmt, ...)
+void err_fill(struct err *e, enum err_code code, const char *field, const char *fmt, ...)
 {
     va_list ap;
 
     va_start(ap, fmt);
-    err_fill(e, code, field, fmt, ap);
+    fill(e, code, field, fmt, ap);
     va_end(ap);
-    return -1;
 }
 
-int err_set_errno(struct err *e, enum err_code code, const char *field, int errnum,
-                  const char *fmt, ...)
+void err_fill_errno(struct err *e, enum err_code code, const char *field, int errnum,
+                    const char *fmt, ...)
 {
     va_list ap;
     char text[128];
     size_t len;
 
     va_start(ap, fmt);
-    err_fill(e, code, field, fmt, ap);
+    fill(e, code, field, fmt, ap);
     va_end(ap);
     len = strlen(e->msg);
     (void)snprintf(e->msg + len, sizeof e->msg - len, ": %s (errno %d)",
                    strerror_r(errnum, text, sizeof text), errnum);
-    return -1;
 }
 
 void err_clear(struct err *e)

@@ -31,6 +31,7 @@
     X(ERR_INTERNAL, 500, "internal_error", false)                            \
     X(ERR_ENGINE, 500, "engine_error", false)                                \
     X(ERR_OVERLOADED, 503, "overloaded", true)                               \
+    X(ERR_STARTING, 503, "starting", true)                                   \
     X(ERR_DRAINING, 503, "draining", true)                                   \
     X(ERR_UNSYNCED, 503, "weights_unsynced", true)                           \
     X(ERR_INCONSISTENT, 503, "weights_inconsistent", true)                   \
@@ -57,15 +58,20 @@ struct err {
  * @field  JSON pointer ("/names/3") or "" ; copied, cut at ERR_FIELD_MAX
  * @fmt    lower case, no final stop, no function names; cut at ERR_MSG_MAX
  *
- * Returns: -1, always. Asserts that `e` is clean (a second report is our bug).
- * Threads: any; `e` belongs to the caller. */
-__attribute__((format(printf, 4, 5))) int err_set(struct err *e, enum err_code code,
-                                                  const char *field, const char *fmt, ...);
+ * Value: -1, always; a macro, so that the compiler knows it and can follow the failing paths.
+ * Asserts that `e` is clean (a second report is our bug). Threads: any; `e` is the caller's. */
+#define err_set(e, code, field, ...) (err_fill((e), (code), (field), __VA_ARGS__), -1)
 
 /* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. */
-__attribute__((format(printf, 5, 6))) int err_set_errno(struct err *e, enum err_code code,
-                                                        const char *field, int errnum,
-                                                        const char *fmt, ...);
+#define err_set_errno(e, code, field, errnum, ...)                                                \
+    (err_fill_errno((e), (code), (field), (errnum), __VA_ARGS__), -1)
+
+/* What the two macros call. */
+__attribute__((format(printf, 4, 5))) void err_fill(struct err *e, enum err_code code,
+                                                    const char *field, const char *fmt, ...);
+__attribute__((format(printf, 5, 6))) void err_fill_errno(struct err *e, enum err_code code,
+                                                          const char *field, int errnum,
+                                                          const char *fmt, ...);
 
 /* err_clear - make `e` clean again (for a caller that handled the failure). */
 void err_clear(struct err *e);

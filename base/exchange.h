@@ -125,4 +125,8 @@ int exchange_body_read(struct exchange *x, void *dst, uint64_t nbytes, uint64_t 
 /* exchange_body_end - wait until the streamed body has ended; more bytes are ERR_UNREADABLE. */
 int exchange_body_end(struct exchange *x, uint64_t stall_us, uint64_t deadline_us, struct err *e);
 
+/* exchange_body_taken - bytes of the streamed body (after its head) handed to readers so far, also
+ * those of a read that then failed. Threads: any. */
+uint64_t exchange_body_taken(struct exchange *x);
+
 #endif

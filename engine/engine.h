@@ -22,8 +22,10 @@ enum {
 
 /* How to sample. Ranges are checked by gen_params_check. */
 struct gen_params {
-    uint32_t max_tokens;      /* >= 1; GEN_MAX_TOKENS_REST = what the context leaves */
-    uint32_t min_tokens;
+    uint32_t max_tokens;      /* >= 1; GEN_MAX_TOKENS_REST = what the context (or the whole KV
+                                 cache, if that is smaller) leaves */
+    uint32_t min_tokens;      /* until then eos, stop_ids and stops do not end it; the ids are
+                                 masked, eos also with ignore_eos, as in vLLM */
     float temperature;        /* 0 = greedy */
     float top_p;              /* (0, 1] */
     int32_t top_k;            /* 0 or -1 = off */
@@ -81,14 +83,15 @@ struct gen_output {
     int64_t stop_id;                 /* the stop_ids entry that ended it, or -1 */
     const char *stop_text;           /* the stop string that ended it, or NULL */
     uint32_t stop_text_cut;          /* bytes of text, at the end, that belong to the stop string
-                                        and what follows it in the last token */
+                                        and what follows it in the last token; special tokens
+                                        have no text */
     uint64_t longest_gap_us;         /* between two of its tokens */
     uint64_t first_token_us;         /* from submit */
     struct err error;                /* GEN_ERROR: why */
 };
 
 struct gen_sink {
-    /* New tokens [first, out->n_tokens). May be NULL. */
+    /* New tokens [first, out->n_tokens); with the last ones out->finish is set. May be NULL. */
     void (*tokens)(void *arg, const struct gen_output *out, uint32_t first);
     /* The end. `out` is valid until this returns, unless gen_output_take is called. */
     void (*done)(void *arg, struct gen_output *out);
@@ -130,7 +133,8 @@ struct engine_ops {
      * Errors: ERR_BAD_REQUEST at /token_ids/<i> (not in the vocabulary), /token_ids (longer than
      *         the context), /sampling_params/... ; ERR_TOO_LARGE (its KV can never fit);
      *         ERR_UNSYNCED, ERR_INCONSISTENT (nothing to generate with); ERR_DRAINING;
-     *         ERR_NO_MEMORY. Threads: any; takes MTX_ENGINE. Blocks: no. */
+     *         ERR_NO_MEMORY. Threads: any; takes MTX_STORE, then MTX_ENGINE, not together; the
+     *         sink may run before this returns, but not before *id is written. Blocks: no. */
     int (*submit)(struct engine *en, struct gen_request *r, uint64_t *id, struct err *e);
 
     /* Ends it within one step and 100 ms with GEN_ABORT. An unknown or ended id is harmless. */

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "base/exchange.h"
+#include "base/near_miss.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -17,6 +18,11 @@
 enum { BODY_DEPTH_MAX = 32 };
 
 struct route;
+
+/* body_init - let a parse that ran out of memory say so: jansson reports that as a syntax error, or
+ * not at all. Sets jansson's allocator, which is the whole process's.
+ * Threads: main's, before any other uses jansson. */
+void body_init(void);
 
 /* body_parse - the exchange's body as a JSON object (new), checked against its route: strict or
  * not, optional or not; duplicate members, trailing bytes, depth over BODY_DEPTH_MAX are refused,
@@ -28,7 +34,7 @@ int body_parse(json_t **out, const struct exchange *x, const struct route *route
 /* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
 int body_only(const json_t *object, const char *at, const char *const *members, struct err *e);
 
-/* body_query_only - refuse query members that the route does not list. */
+/* body_query_only - refuse query members that the route does not list, or that come twice. */
 int body_query_only(const struct exchange *x, const struct route *route, struct err *e);
 
 /* `at` is the pointer of the object that holds the member: "" or "/sampling_params". */
@@ -46,13 +52,12 @@ int body_object(const json_t **out, const json_t *o, const char *at, const char 
 /* body_required - ERR_BAD_REQUEST when the member is absent or null. */
 int body_required(const json_t *o, const char *at, const char *member, struct err *e);
 
+/* body_type_name - "an object", "a real number", "null", for messages. */
+const char *body_type_name(const json_t *value);
+
 /* query_bool, query_u64 - the same for query members ("true", "false", digits). */
 int query_bool(bool *out, const struct exchange *x, const char *member, struct err *e);
 int query_u64(uint64_t *out, const struct exchange *x, const char *member, uint64_t min,
               uint64_t max, struct err *e);
-
-/* near_miss - the candidate closest to `word`, or NULL when none is close (edit distance <= 2 and
- * less than half of its length). @candidates NULL-terminated. */
-const char *near_miss(const char *word, const char *const *candidates);
 
 #endif

@@ -8,6 +8,10 @@
 
 #include <jansson.h>
 
+/* reply_set_boot_id - what X-Baton-Boot-Id says on every answer made here from now on; "" leaves
+ * the header out. Copied. Threads: main's, before any that answer. */
+void reply_set_boot_id(const char *boot_id);
+
 /* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
  * 503 is sent instead). Gives up the caller's reference. Always answers. */
 void reply_json(struct exchange *x, int status, json_t *body);
@@ -23,7 +27,8 @@ void reply_error(struct exchange *x, const struct err *e, json_t *details);
 void reply_error_make(const struct route *route, const struct err *e, json_t *details,
                       struct exchange_reply *out);
 
-/* reply_error_json - the error body alone (new), for a stream's last event. */
+/* reply_error_json - the error body alone (new), for a stream's last event; NULL for lack of
+ * memory. Bytes of a message that are not UTF-8 (a client's, or cut ones) become '?'. */
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details);
 
 #endif

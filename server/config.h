@@ -107,7 +107,11 @@ struct config {
 
 /* config_load - defaults, then the JSON file (--config FILE or BATON_CONFIG), then BATON_*
  * environment variables, then flags ("--flag value" or "--flag=value").
- * @argv  after the subcommand; @env as environ
+ * @argv  after the subcommand; @env as environ, may be NULL. Both are copied from.
+ *
+ * An empty variable counts as unset; a LIST is separated by ':' in its variable and is an array in
+ * the file; a stronger layer's list replaces a weaker one's. The file is strict. A BATON_* variable
+ * that is no option is logged as a warning, since clusters set such. *out is untouched on failure.
  * Errors: ERR_BAD_REQUEST; field is the flag, variable or JSON member; the message says what was
  *         found, what is allowed, and the option probably meant for an unknown one. */
 int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e);

@@ -58,6 +58,7 @@ struct front_cfg {
     size_t n_shards;     /* loop threads, SO_REUSEPORT when > 1 */
     size_t n_connections_max;
     uint64_t header_timeout_us, body_timeout_us, idle_timeout_us, drop_timeout_us;
+    const char *boot_id; /* borrowed; X-Baton-Boot-Id of every answer that has none; may be NULL */
     const struct front_app *app;
     void *app_arg;
 };

@@ -28,8 +28,10 @@ void file_weights_fini(struct file_weights *w); /* accepts a zeroed one */
  * @plan   NULL: take the files' own; else which tensors to take, in that order (checked against
  *         the files: name, dtype, shape)
  * Errors: ERR_FORBIDDEN at /path (no roots, outside all, through a symbolic link), ERR_NOT_FOUND,
- *         ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open, ERR_MISMATCH (differs from plan),
- *         ERR_NO_MEMORY. */
+ *         ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open (also: a tensor in two files, an
+ *         index that is wrong, files that say different weight versions), ERR_TOO_LARGE (the
+ *         index), ERR_MISMATCH (differs from plan), ERR_NO_MEMORY. Outputs are untouched.
+ * The source's finish tells a file that changed since it was opened: ERR_UNREADABLE. */
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
                      size_t n_roots, const char *path, struct plan *plan, struct err *e);
 

@@ -7,17 +7,19 @@
 #include "weights/plan.h"
 #include "weights/source.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct shm_range {
-    const char *name; /* "/name", as shm_open; no other '/', 1..255 bytes */
+    const char *name; /* "/name" as of shm_open, or "name" as Python tells it; no other '/' */
     uint64_t offset;  /* bytes */
     uint64_t nbytes;  /* what the sender says; must equal what the plan says */
 };
 
 /* shm_source_open - open the objects and check their lengths; nothing is read yet.
  * @ranges    [n_ranges]: 1 = the packed bucket; plan->n_tensors > 1 = one for each tensor
- * @plan      borrowed during the call
+ * @packed    false: one for each tensor, whatever their number
+ * @plan      borrowed during the call; fill must be given the same
  * Errors: ERR_BAD_REQUEST at /shm/name, /shm/nbytes, /shm/<i>/nbytes...; ERR_NOT_FOUND (no such
  *         object); ERR_UNREADABLE (not permitted, shorter than offset + nbytes). */
 int shm_source_open(struct source **out, const struct shm_range *ranges, uint32_t n_ranges,

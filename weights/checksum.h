@@ -16,7 +16,10 @@ struct checksum {
 /* checksum_of - @data unaligned, nbytes bytes. At memory speed (AVX2 where there is one). */
 struct checksum checksum_of(const void *data, uint64_t nbytes);
 
-/* checksum_parse - read 32 hex digits. Returns false for anything else. */
+/* checksum_of_scalar - the definition, word by word, for any machine; equals checksum_of. */
+struct checksum checksum_of_scalar(const void *data, uint64_t nbytes);
+
+/* checksum_parse - read 32 hex digits (of either case). Returns false for anything else. */
 bool checksum_parse(struct checksum *out, const char *text);
 void checksum_text(const struct checksum *c, char out[CHECKSUM_LEN + 1]);
 

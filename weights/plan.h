@@ -2,14 +2,18 @@
  *
  * Tensors of a plan lie back to back in the order of the plan (packed); `offset` is the byte
  * offset of each in that bucket. A manifest is the plan of everything that a model needs, plus its
- * aliases. All strings and arrays of one plan live in one arena. */
+ * aliases. All strings and arrays belong to the plan and live as long as it does. */
 #ifndef BATON_WEIGHTS_PLAN_H
 #define BATON_WEIGHTS_PLAN_H
 
 #include "base/err.h"
 #include "weights/dtype.h"
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+
+#define PLAN_NBYTES_MAX ((uint64_t)INT64_MAX) /* of a tensor and of a plan: an off_t, a JSON int */
 
 enum {
     PLAN_NDIM_MAX = 8,
@@ -69,6 +73,19 @@ enum { PLAN_NO_TENSOR = UINT32_MAX };
 
 /* plan_find - index of `name`, or PLAN_NO_TENSOR. O(1). */
 uint32_t plan_find(const struct plan *p, const char *name);
+
+/* plan_measure - elements and bytes of a tensor; a 0 among the dims makes both 0.
+ * @shape  [ndim]
+ * Returns: false, with the outputs untouched, when the nonzero dims make more than
+ * PLAN_NBYTES_MAX bytes. */
+bool plan_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *numel,
+                  uint64_t *nbytes);
+
+/* plan_text_cut - how many bytes of a stranger's text to print in a message ("%.*s"): at most
+ * `max`, never half a UTF-8 character. plan_name_cut: the same with the length that two names of a
+ * message may have. */
+int plan_text_cut(const char *text, uint32_t max);
+int plan_name_cut(const char *name);
 
 /* plan_shape_text - "[1024, 128]" into a caller's buffer, for messages. Returns out. */
 const char *plan_shape_text(const struct tensor_spec *t, char *out, size_t cap);

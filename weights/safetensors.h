@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "weights/plan.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,15 +27,17 @@ struct safetensors {
 
 /* safetensors_head_nbytes - how long the head (8 + N bytes) is.
  * @data  the first `have` bytes
- * Returns: 0 while have < 8; else 8 + N in *out, or -1 with ERR_BAD_REQUEST when N is over
- * SAFETENSORS_HEADER_MAX or 0. */
+ * @out   0 while have < 8 (read more), else 8 + N
+ * Errors: ERR_BAD_REQUEST when N is 0 or over SAFETENSORS_HEADER_MAX. */
 int safetensors_head_nbytes(const void *data, size_t have, uint64_t *out, struct err *e);
 
 /* safetensors_parse - validate a whole head.
  * @head          8 + N bytes
  * @nbytes_total  length of the file or of the body: must be exactly what the header describes;
  *                UINT64_MAX when not known yet (a chunked body)
- * Errors: ERR_BAD_REQUEST (field "" or /names/<tensor>...) naming the tensor; ERR_NO_MEMORY. */
+ * Tensors of no bytes that share a place are ordered by name.
+ * Errors: ERR_BAD_REQUEST (field "") naming the tensor, or the byte of the header; ERR_TOO_LARGE
+ *         (PLAN_TENSORS_MAX); ERR_NO_MEMORY. *out is untouched. */
 int safetensors_parse(struct safetensors *out, const void *head, uint64_t nbytes_head,
                       uint64_t nbytes_total, struct err *e);
 void safetensors_fini(struct safetensors *s); /* accepts a zeroed one */
@@ -42,7 +45,11 @@ void safetensors_fini(struct safetensors *s); /* accepts a zeroed one */
 /* safetensors_open - read and parse the head of a regular file.
  * @dirfd, @path  as openat; opened O_RDONLY | O_CLOEXEC
  * @fd            the open file, the caller's to close; pread tensor bytes from nbytes_head on
- * Errors: ERR_NOT_FOUND, ERR_UNREADABLE (not a regular file, short, changed), and those above. */
+ * Errors: ERR_NOT_FOUND, ERR_UNREADABLE (not a regular file, not permitted, shrank meanwhile), and
+ *         those above. */
 int safetensors_open(struct safetensors *out, int *fd, int dirfd, const char *path, struct err *e);
+
+/* safetensors_read - the same for a file that is open already. @name is for messages. */
+int safetensors_read(struct safetensors *out, int fd, const char *name, struct err *e);
 
 #endif

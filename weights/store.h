@@ -13,6 +13,7 @@
 #include "weights/manifest.h"
 #include "weights/slab.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { VERSION_LABEL_MAX = 256 };
@@ -75,7 +76,8 @@ int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadlin
                 struct staging **out, struct err *e);
 bool staging_in_place(const struct staging *g);
 
-/* staging_slab - staged: memory for one bucket, kept by the staging. Errors: ERR_NO_STAGING. */
+/* staging_slab - memory for one bucket, if the machine has it. @out one reference, the caller's:
+ * views made from it hold their own. Errors: ERR_NO_STAGING. */
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e);
 
 /* staging_view - staged: where tensor `index` lies. Replaces nothing: a tensor arrives once.
@@ -106,8 +108,8 @@ struct store_stats {
 
 /* store_commit - make the staging the version that is served; consumes it on success.
  * @label  borrowed, copied; "" keeps the predecessor's label (or "default")
- * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest)
- *         ERR_NO_MEMORY
+ * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
+ *                         or partial and nothing arrived
  *         After an error the staging stands and the old version serves. */
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
                  struct err *e);
@@ -116,7 +118,9 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
  * STORE_INCONSISTENT, an untouched one STORE_READY. */
 void store_abort(struct store *s, struct staging *g);
 
-/* store_set_label - rename what is served (same bytes, same serial). ERR_UNSYNCED if nothing is. */
+/* store_set_label - rename what is served (same bytes, same serial); readers that pinned it before
+ * keep the name they saw. Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_CONFLICT (an in_place update
+ * is writing), ERR_NO_MEMORY. */
 int store_set_label(struct store *s, const char *label, struct err *e);
 
 struct store_info {
@@ -130,6 +134,11 @@ struct store_info {
 };
 void store_info(struct store *s, struct store_info *out); /* any thread */
 const char *store_state_name(enum store_state state);
+
+/* store_label_of - the label that the commit of `serial` got, if it is among the last
+ * STORE_LABELS_KEPT commits. @out [VERSION_LABEL_MAX + 1]. Returns false when it is forgotten. */
+enum { STORE_LABELS_KEPT = 64 };
+bool store_label_of(struct store *s, uint64_t serial, char *out);
 
 /* store_checksum - checksum of one tensor of a pinned version; computed once, then remembered. */
 struct checksum store_checksum(struct store *s, const struct version *v, uint32_t index);

@@ -1,8 +1,17 @@
 /* Update sessions: start -> receive... -> finish | abort, and the worker that drives them.
  *
  * One update is open at a time. A session lives only while its owner uses or renews it (the
- * lease). All bytes move on one worker thread; every call here only checks, queues or asks, and
- * returns at once. An update that fails in any way leaves the version that served serving. */
+ * lease; looking at it with updates_get is no use). All bytes move on one worker thread; every
+ * call here only checks, queues or asks, and returns at once. An update that fails in any way
+ * leaves the version that served serving.
+ *
+ * A chunk that fails leaves its session open, and its tensors count as not arrived: it may be sent
+ * again, under the same chunk_id too. Two exceptions: a whole update by itself ends with its only
+ * chunk, and an in_place session ends as soon as a served byte may have been overwritten; the store
+ * is then inconsistent until a whole update succeeds.
+ *
+ * A tied name is compared with its target, at the latest by finish; where its target does not come
+ * at all, it brings the target's bytes. */
 #ifndef BATON_WEIGHTS_UPDATE_H
 #define BATON_WEIGHTS_UPDATE_H
 
@@ -22,6 +31,7 @@ enum {
     UPDATE_MISSING_MAX = 32,   /* names listed in a reply; the rest is counted */
     UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
+    UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
     UPDATE_PLANS_MAX = 64,
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
@@ -43,12 +53,15 @@ struct update_info {
     bool in_place, partial, implicit;
     char label[VERSION_LABEL_MAX + 1]; /* wanted; after commit: what it got */
     uint64_t serial;                   /* after commit, else 0 */
-    uint64_t nbytes_staging;           /* what staging takes: manifest bytes, or 0 in place */
-    uint64_t nbytes_done, nbytes_total; /* total: manifest, or of the chunks so far if partial */
+    uint64_t nbytes_staging;           /* what staging takes: manifest bytes, of the chunks so far
+                                          if partial, or 0 in place */
+    uint64_t nbytes_done, nbytes_total; /* as sent: of the chunks so far and, unless partial, what
+                                           the manifest lacks beside them */
     uint32_t n_tensors_done, n_tensors_total;
     char tensor[PLAN_NAME_LEN_MAX + 1]; /* being received now, "" if none */
-    uint64_t lease_left_us;            /* until the lease ends; 0 once ended */
-    uint32_t n_missing;                /* of the manifest */
+    uint64_t lease_left_us;            /* until the lease ends, a whole one while chunks are under
+                                          way; 0 once ended */
+    uint32_t n_missing;                /* of the manifest; 0 if partial */
     const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the manifest, which outlives all */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     struct err error;                  /* why it was aborted; clean otherwise */
@@ -59,13 +72,15 @@ struct updates;
 struct updates_cfg {
     struct store *store;       /* borrowed */
     uint64_t receive_timeout_us; /* longest single chunk */
-    uint64_t pin_timeout_us;     /* store_stage's wait */
+    uint64_t pin_timeout_us;     /* how long the first chunk waits for readers to let go (in_place)
+                                    or for a version to be freed */
     void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
     void *arg;
 };
 
 int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e);
-void updates_free(struct updates *u); /* aborts what is open, joins the threads; accepts NULL */
+void updates_free(struct updates *u); /* aborts what is open, answers what is queued with
+                                         ERR_DRAINING, joins the threads; accepts NULL */
 
 struct update_start {
     bool in_place, partial, convert;
@@ -78,7 +93,10 @@ struct update_start {
  * Errors: ERR_CONFLICT    one is open: its id, phase and lease are in the message
  *         ERR_NO_STAGING  staging would not fit
  *         ERR_UNSYNCED / ERR_INCONSISTENT  partial without a base
- *         Nothing changes on an error. Blocks: no (in_place waits for readers on the worker). */
+ *         ERR_DRAINING, ERR_NO_MEMORY
+ *         Nothing changes on an error. Blocks: no: staging begins with the first chunk, on the
+ *         worker; until then in_place lets readers in. in_place is staged (out->in_place says so)
+ *         while nothing is served: there is nothing to overwrite. */
 int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
                   struct err *e);
 
@@ -89,9 +107,10 @@ typedef void update_done_fn(void *arg, const struct update_info *info, const str
 /* One bucket on its way in. */
 struct update_chunk {
     char update_id[UPDATE_ID_MAX + 1]; /* "" = a whole update by itself: received, verified and
-                                          committed before `done` */
-    char chunk_id[UPDATE_CHUNK_ID_MAX + 1]; /* "" = none; a repeated one gets the first answer */
-    bool partial, convert;             /* of a whole update by itself */
+                                          committed before `done`; several queue up */
+    char chunk_id[UPDATE_CHUNK_ID_MAX + 1]; /* "" = none */
+    bool partial;                      /* of a whole update by itself */
+    bool convert;                      /* of a whole update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1]; /* "" = not said */
     struct plan *plan;                 /* owned: one reference */
     struct source *source;             /* owned */
@@ -103,11 +122,22 @@ struct update_chunk {
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
 /* updates_submit - check a chunk against the manifest and queue it; moved in on success only.
+ * A chunk_id that arrived before in this session, with the same plan and checksums, is answered
+ * again: success, and the session as it is now; nothing is read from the source. A failed chunk is
+ * not remembered. Whole updates by themselves are remembered only if they name their version
+ * (label): without it, the next step's update of the same tensors could pass for a repeated one.
+ * `done` brings, beside what the source says: ERR_CHECKSUM at /checksums/<i> (of the bytes as
+ * sent), ERR_MISMATCH (a tied name differs), ERR_NO_STAGING, ERR_CONFLICT (aborted meanwhile, why;
+ * readers did not let go), ERR_DRAINING.
  * Errors: ERR_NOT_FOUND   no such update_id (or it has ended: how is in the message)
- *         ERR_CONFLICT    update_id "" while a session is open, or a tensor that already arrived
+ *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already
+ *                         arrived; at /chunk_id one that is still under way, or came before with
+ *                         another plan
+ *         ERR_BAD_REQUEST at /names/<i>: two names of the plan bring the same tensor
  *         ERR_MISMATCH    as manifest_match
  *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing
- *         ERR_NO_STAGING
+ *         ERR_UNSYNCED / ERR_INCONSISTENT  update_id "", partial, without a base
+ *         ERR_NO_STAGING, ERR_OVERLOADED (UPDATE_QUEUE_MAX), ERR_DRAINING, ERR_NO_MEMORY
  *         After an error nothing was received and the chunk is still the caller's. */
 int updates_submit(struct updates *u, struct update_chunk *c, struct err *e);
 
@@ -118,8 +148,10 @@ struct update_checksum {
 
 /* updates_finish - prove the whole and commit, on the worker; then `done`.
  * @label      overrides the session's unless ""
- * @checksums  borrowed, copied; a name of the manifest or an alias
- * Errors: ERR_NOT_FOUND, ERR_CONFLICT (chunks are still queued), ERR_MISMATCH (unknown name).
+ * @checksums  borrowed, copied; a name of the manifest or an alias; over the bytes as served
+ *             (after conversion). Ignored names are not served and not checked.
+ * Errors: ERR_NOT_FOUND, ERR_CONFLICT (chunks are still queued, or it is being finished),
+ *         ERR_MISMATCH at /checksums/<name> (unknown name).
  *         `done` may bring ERR_INCOMPLETE (info->missing) or ERR_CHECKSUM: the update is then
  *         aborted and the old version serves. Finishing a committed update again gives the first
  *         answer again. */
@@ -127,12 +159,14 @@ int updates_finish(struct updates *u, const char *id, const char *label,
                    const struct update_checksum *checksums, uint32_t n_checksums,
                    update_done_fn *done, void *done_arg, struct err *e);
 
-/* updates_abort - end a session; a running fill is asked to stop. Repeating is harmless.
- * Errors: ERR_NOT_FOUND, ERR_CONFLICT (already committed). */
+/* updates_abort - end a session; a running fill is asked to stop, and the worker gives the memory
+ * back; chunks under way are answered with ERR_CONFLICT. Repeating is harmless. Blocks: no.
+ * Errors: ERR_NOT_FOUND, ERR_CONFLICT (already committed, or being committed right now). */
 int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
                   struct err *e);
 
-/* updates_renew - make the lease end `lease_s` from now (0: its own length). Errors: NOT_FOUND. */
+/* updates_renew - make the lease end `lease_s` from now, and be that long from then on (0: its own
+ * length). Errors: ERR_NOT_FOUND. */
 int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,
                   struct err *e);
 
@@ -143,7 +177,8 @@ int updates_get(struct updates *u, const char *id, struct update_info *out, stru
 void updates_current(struct updates *u, struct update_info *out);
 
 /* updates_commit_implicit - a dialect's resume or continue: commit an open implicit session.
- * Returns 0 and calls `done` at once with UPDATE_NONE when there is none. */
+ * Returns 0 and calls `done` at once, on the caller's thread, with UPDATE_NONE when there is none.
+ * Errors: ERR_CONFLICT (chunks are still queued). */
 int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
 
 /* updates_plan_put - check a plan against the manifest and remember it under its digest.

@@ -10,9 +10,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 1024 };
+enum {
+    MODEL_CONFIG_NBYTES_MAX = 1 << 20, /* of config.json and of generation_config.json */
+    MODEL_EOS_MAX = 16,
+    MODEL_LAYERS_MAX = 1024,
+    MODEL_VOCAB_MAX = 1 << 24,
+    MODEL_WIDTH_MAX = 1 << 20, /* hidden_size, intermediate_size, heads * head_dim */
+    MODEL_HEAD_DIM_MAX = 1 << 12,
+    MODEL_POSITION_MAX = 1 << 24 /* positions are exact in float32 up to here */
+};
 
 enum model_arch { ARCH_QWEN3 };
+
+/* How angles follow from positions. */
+enum rope_kind { ROPE_DEFAULT };
 
 struct model_config {
     enum model_arch arch;
@@ -20,10 +31,13 @@ struct model_config {
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
     uint32_t max_position_embeddings;
     float rms_norm_eps;
+    enum rope_kind rope_kind;
     double rope_theta;
-    bool tie_word_embeddings, attention_bias, qk_norm;
-    enum dtype dtype;      /* of the file's `dtype`/`torch_dtype`; used where no weights tell */
-    uint32_t n_eos;        /* generation_config.json wins over config.json */
+    bool tie_word_embeddings;
+    bool qkv_bias, o_bias, mlp_bias, qk_norm; /* which tensors a layer has */
+    enum dtype dtype; /* of the file's `dtype`/`torch_dtype` (BF16, F16, F32; absent: F32);
+                         used where no weights tell */
+    uint32_t n_eos;   /* generation_config.json wins over config.json */
     uint32_t eos[MODEL_EOS_MAX];
 };
 
@@ -39,7 +53,7 @@ int model_config_load(struct model_config *out, const char *dir, struct err *e);
  * (cfg->dtype for names it lacks); aliases as manifest.h says.
  * @stored  borrowed, or NULL: the plan of a checkpoint of this model
  * Errors: ERR_MISMATCH (a stored tensor has another shape: names it), ERR_NO_MEMORY. */
-int model_manifest(struct manifest **out, const struct model_config *cfg,
-                   const struct plan *stored, struct err *e);
+int model_manifest(struct manifest **out, const struct model_config *cfg, const struct plan *stored,
+                   struct err *e);
 
 #endif

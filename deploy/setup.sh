@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test]   (default: build)
+set -euo pipefail
+
+build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libjansson-dev libpcre2-dev
+  libutf8proc-dev nettle-dev curl jq python3)
+test=(libcmocka-dev python3-yaml python3-numpy shellcheck procps)
+
+packages=("${build[@]}")
+if [[ ${1:-build} == test ]]; then
+  packages+=("${test[@]}")
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep --quiet 'ok installed' ||
+    missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  exit 0
+fi
+
+root=()
+if ((EUID != 0)); then
+  root=(sudo)
+fi
+echo "installing: ${missing[*]}"
+"${root[@]}" apt-get update --quiet=2
+"${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install --yes --quiet=2 --no-install-recommends "${missing[@]}" >/dev/null

@@ -1,0 +1,31 @@
+/* The compute pool: a loop over rows, shared among a fixed set of threads and the caller.
+ *
+ * Which thread runs which part is left to chance; nothing computed may depend on it. A worker that
+ * has not come in time is not waited for, so that a busy machine costs speed and not a stall. */
+#ifndef BATON_ENGINE_EMBEDDED_COMPUTE_H
+#define BATON_ENGINE_EMBEDDED_COMPUTE_H
+
+#include "base/err.h"
+
+#include <stdint.h>
+
+enum { COMPUTE_THREADS_MAX = 256 };
+
+struct compute;
+
+/* compute_new - start the workers.
+ * @n_threads  the caller counted; 1..COMPUTE_THREADS_MAX
+ * Errors: ERR_BAD_REQUEST (n_threads out of range), ERR_NO_MEMORY, ERR_INTERNAL (no thread). */
+int compute_new(struct compute **out, uint32_t n_threads, struct err *e);
+void compute_free(struct compute *c); /* joins the workers; accepts NULL */
+uint32_t compute_n_threads(const struct compute *c);
+
+/* Runs items [first, last) on thread `thread` (0 is the caller, below compute_n_threads). */
+typedef void compute_fn(void *arg, uint32_t thread, uint32_t first, uint32_t last);
+
+/* compute_run - run fn over [0, n) in parts of `grain` items (the last may be shorter).
+ * Returns when all are done; what they wrote is then visible to the caller.
+ * Threads: one caller at a time, no lock held; takes MTX_COMPUTE briefly. */
+void compute_run(struct compute *c, uint32_t n, uint32_t grain, compute_fn *fn, void *arg);
+
+#endif

@@ -1,0 +1,130 @@
+/* The pool is one anonymous mapping cut into chunks, and a stack of the free ones: the chunk let go
+ * last is taken first, because its pages exist. */
+#include "engine/embedded/kv.h"
+
+#include "engine/embedded/model_config.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct kv_pool {
+    float *base; /* owned; mapped */
+    uint64_t nbytes;
+    uint64_t chunk_numel; /* floats of one chunk */
+    uint32_t n_kv_heads, head_dim;
+    uint32_t n_chunks;
+    uint32_t n_free;
+    uint32_t *free_chunks; /* owned; a stack of n_free */
+};
+
+int kv_pool_new(struct kv_pool **out, const struct model_config *cfg, uint64_t nbytes_max,
+                struct err *e)
+{
+    struct kv_pool *p = calloc(1, sizeof *p);
+    uint64_t chunk_nbytes, n_chunks;
+
+    if (p == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the kv pool");
+    p->n_kv_heads = cfg->n_kv_heads;
+    p->head_dim = cfg->head_dim;
+    p->chunk_numel = (uint64_t)cfg->n_layers * 2 * cfg->n_kv_heads * KV_CHUNK * cfg->head_dim;
+    chunk_nbytes = p->chunk_numel * sizeof(float);
+    n_chunks = nbytes_max / chunk_nbytes;
+    n_chunks = n_chunks < 1 ? 1 : n_chunks;
+    p->n_chunks = n_chunks > UINT32_MAX / KV_CHUNK ? UINT32_MAX / KV_CHUNK : (uint32_t)n_chunks;
+    p->nbytes = p->n_chunks * chunk_nbytes;
+    p->free_chunks = calloc(p->n_chunks, sizeof *p->free_chunks);
+    if (p->free_chunks == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a list of %" PRIu32 " kv chunks",
+                      p->n_chunks);
+        goto err_free;
+    }
+    p->base = mmap(NULL, p->nbytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p->base == MAP_FAILED) {
+        (void)err_set_errno(e, ERR_NO_MEMORY, "", errno, "no %" PRIu64 " bytes for the kv pool",
+                            p->nbytes);
+        goto err_free_list;
+    }
+    for (uint32_t i = 0; i < p->n_chunks; i++)
+        p->free_chunks[i] = p->n_chunks - 1 - i;
+    p->n_free = p->n_chunks;
+    *out = p;
+    return 0;
+
+err_free_list:
+    free(p->free_chunks);
+err_free:
+    free(p);
+    return -1;
+}
+
+void kv_pool_free(struct kv_pool *p)
+{
+    if (p == NULL)
+        return;
+    assert(p->n_free == p->n_chunks); /* every sequence has been released */
+    (void)munmap(p->base, p->nbytes);
+    free(p->free_chunks);
+    free(p);
+}
+
+uint64_t kv_pool_tokens_max(const struct kv_pool *p)
+{
+    return (uint64_t)p->n_chunks * KV_CHUNK;
+}
+
+uint64_t kv_pool_tokens_used(const struct kv_pool *p)
+{
+    return (uint64_t)(p->n_chunks - p->n_free) * KV_CHUNK;
+}
+
+bool kv_reserve(struct kv_seq *out, struct kv_pool *p, uint32_t n_tokens)
+{
+    struct kv_seq s = {.pool = p};
+
+    s.n_chunks = n_tokens / KV_CHUNK + (n_tokens % KV_CHUNK != 0 ? 1 : 0);
+    if (s.n_chunks > p->n_free)
+        return false;
+    s.chunks = calloc(s.n_chunks > 0 ? s.n_chunks : 1, sizeof *s.chunks);
+    if (s.chunks == NULL)
+        return false;
+    for (uint32_t i = 0; i < s.n_chunks; i++)
+        s.chunks[i] = p->free_chunks[--p->n_free];
+    *out = s;
+    return true;
+}
+
+void kv_release(struct kv_seq *s)
+{
+    for (uint32_t i = s->n_chunks; i > 0; i--)
+        s->pool->free_chunks[s->pool->n_free++] = s->chunks[i - 1];
+    free(s->chunks);
+    *s = (struct kv_seq){0};
+}
+
+/* [chunk][layer][K|V][kv head][position][head_dim] */
+static float *kv_at(const struct kv_seq *s, uint32_t layer, uint32_t which, uint32_t kv_head,
+                    uint32_t pos)
+{
+    const struct kv_pool *p = s->pool;
+    size_t head = ((size_t)layer * 2 + which) * p->n_kv_heads + kv_head;
+
+    assert(pos / KV_CHUNK < s->n_chunks && kv_head < p->n_kv_heads);
+    return p->base + s->chunks[pos / KV_CHUNK] * p->chunk_numel +
+           (head * KV_CHUNK + pos % KV_CHUNK) * p->head_dim;
+}
+
+float *kv_k(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos)
+{
+    return kv_at(s, layer, 0, kv_head, pos);
+}
+
+float *kv_v(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos)
+{
+    return kv_at(s, layer, 1, kv_head, pos);
+}

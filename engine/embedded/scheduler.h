@@ -1,0 +1,60 @@
+/* Continuous batching: which sequences run, and what one step of the model computes for them.
+ *
+ * A step takes one row for each sequence that decodes, then prompt chunks, first come first served,
+ * up to n_rows_max rows. A sequence is admitted when the KV of its worst case can be reserved and
+ * fewer than n_running_max run; until then it waits, in FIFO order, and nobody passes it.
+ *
+ * Everything here is of the engine thread. It calls the sinks, with no lock held, between steps. */
+#ifndef BATON_ENGINE_EMBEDDED_SCHEDULER_H
+#define BATON_ENGINE_EMBEDDED_SCHEDULER_H
+
+#include "base/err.h"
+#include "engine/embedded/kv.h"
+#include "engine/embedded/model.h"
+#include "engine/embedded/sequence.h"
+#include "engine/engine.h"
+#include "weights/store.h"
+
+#include <stdint.h>
+
+struct scheduler;
+
+struct scheduler_cfg {
+    struct store *store; /* borrowed */
+    struct model *model; /* borrowed; made for n_rows_max rows */
+    struct kv_pool *kv;  /* borrowed */
+    uint32_t vocab_size;
+    uint32_t n_running_max; /* 1..n_rows_max, so that whoever prefills always gets a row */
+    uint32_t n_rows_max;
+    /* Called before the `done` of a sequence, when it is in no count any more. May take locks. */
+    void (*retire)(void *arg, struct seq *q);
+    void *retire_arg;
+};
+
+/* scheduler_new - allocate all that steps need. Errors: ERR_NO_MEMORY. */
+int scheduler_new(struct scheduler **out, const struct scheduler_cfg *cfg, struct err *e);
+void scheduler_free(struct scheduler *s); /* accepts NULL; nothing may run or wait */
+
+/* scheduler_push - the sequence waits from now on; owned by the scheduler. */
+void scheduler_push(struct scheduler *s, struct seq *q);
+
+/* scheduler_reap - end every sequence whose `cancelled` is set, with GEN_ABORT. */
+void scheduler_reap(struct scheduler *s);
+
+/* scheduler_abort - end every sequence, with GEN_ABORT. */
+void scheduler_abort(struct scheduler *s);
+
+enum scheduler_turn {
+    SCHEDULER_IDLE,    /* nothing runs or waits */
+    SCHEDULER_STEPPED, /* one step was computed, or sequences ended: turn again */
+    SCHEDULER_FROZEN   /* an in_place update is writing: wait until the store can be pinned */
+};
+
+/* scheduler_turn - admit, pin, compute one step, unpin, report. When no weights can be had for a
+ * reason that waiting does not cure, every sequence ends with GEN_ERROR and that reason. */
+enum scheduler_turn scheduler_turn(struct scheduler *s);
+
+/* scheduler_stats - counters and gauges; heartbeat_us is not touched. */
+void scheduler_stats(const struct scheduler *s, struct engine_stats *out);
+
+#endif

@@ -1,0 +1,310 @@
+/* The life of one sequence: checks at submit, tokens one by one, the end.
+ *
+ * Stop strings are searched in the text of the last token and just enough before it, so the cost
+ * of a token does not grow with the length of the output. */
+#include "engine/embedded/sequence.h"
+
+#include "base/clock.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PARAMS "/sampling_params" /* where the request carries them */
+
+enum { TAIL_CAP = 4096 }; /* room for the text of one token, so that no step allocates */
+
+static int check_ids(const uint32_t *ids, uint32_t n, const char *prefix, uint32_t vocab_size,
+                     struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (ids[i] < vocab_size)
+            continue;
+        (void)snprintf(field, sizeof field, "%s/%u", prefix, i);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "token id %u is not in the vocabulary of %u tokens", ids[i], vocab_size);
+    }
+    return 0;
+}
+
+static int check_request(const struct seq_rules *rules, const struct gen_request *r, struct err *e)
+{
+    if (gen_params_check(&r->params, PARAMS, e) != 0)
+        return -1;
+    if (r->n_prompt == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/token_ids", "no tokens; at least 1 is needed");
+    if (r->n_prompt >= rules->max_model_len)
+        return err_set(e, ERR_BAD_REQUEST, "/token_ids",
+                       "a prompt of %u tokens leaves no room in the context of %u tokens",
+                       r->n_prompt, rules->max_model_len);
+    if (check_ids(r->prompt, r->n_prompt, "/token_ids", rules->vocab_size, e) != 0 ||
+        check_ids(r->params.stop_ids, r->params.n_stop_ids, PARAMS "/stop_token_ids",
+                  rules->vocab_size, e) != 0)
+        return -1;
+    if (r->params.n_stops > 0 && rules->tokenizer == NULL)
+        return err_set(e, ERR_BAD_REQUEST, PARAMS "/stop",
+                       "stop strings need a tokenizer, and this model has none");
+    return 0;
+}
+
+/* Chunks are reserved whole, and the pool is whole chunks: no rounding is needed to compare. */
+static int plan_length(struct seq *q, const struct gen_request *r, struct err *e)
+{
+    const struct seq_rules *rules = q->rules;
+    uint32_t rest = rules->max_model_len - r->n_prompt, n = r->params.max_tokens;
+
+    if (n == GEN_MAX_TOKENS_REST && r->n_prompt <= rules->kv_tokens_max &&
+        rules->kv_tokens_max - r->n_prompt < rest)
+        n = (uint32_t)(rules->kv_tokens_max - r->n_prompt) + 1;
+    q->n_out_max = n < rest ? n : rest;
+    q->n_kv = r->n_prompt + q->n_out_max - 1;
+    if (q->n_kv > rules->kv_tokens_max)
+        return err_set(e, ERR_TOO_LARGE, "/token_ids",
+                       "prompt and output need room for %u tokens; the whole kv cache has %llu",
+                       q->n_kv, (unsigned long long)rules->kv_tokens_max);
+    return 0;
+}
+
+static void mask(struct seq *q, const struct gen_params *p)
+{
+    if (p->min_tokens == 0)
+        return;
+    for (uint32_t i = 0; i < q->rules->n_eos; i++)
+        if (q->rules->eos[i] < q->rules->vocab_size)
+            q->masked[q->n_masked++] = q->rules->eos[i];
+    for (uint32_t i = 0; i < p->n_stop_ids; i++)
+        q->masked[q->n_masked++] = p->stop_ids[i];
+}
+
+static int prepare_stops(struct seq *q, const struct gen_params *p, struct err *e)
+{
+    static const char zeros[TAIL_CAP];
+
+    if (p->n_stops == 0)
+        return 0;
+    for (uint32_t i = 0; i < p->n_stops; i++) {
+        size_t len = strlen(p->stops[i]);
+
+        q->stop_len_max = len > q->stop_len_max ? len : q->stop_len_max;
+    }
+    detok_init(&q->detok, q->rules->tokenizer, true);
+    buf_append(&q->tail, zeros, sizeof zeros);
+    q->tail.len = 0;
+    if (q->tail.failed)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to search for stop strings");
+    return 0;
+}
+
+int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request *r, struct err *e)
+{
+    struct gen_record_cfg cfg;
+    struct seq *q;
+
+    if (check_request(rules, r, e) != 0)
+        return -1;
+    q = calloc(1, sizeof *q);
+    if (q == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a generation");
+    q->rules = rules;
+    q->submit_us = clock_now_us();
+    if (plan_length(q, r, e) != 0)
+        goto err_free;
+    cfg = (struct gen_record_cfg){.n_tokens_max = q->n_out_max,
+                                  .n_prompt = r->n_prompt,
+                                  .logprobs = r->params.logprobs,
+                                  .prompt_logprobs = r->params.prompt_logprobs};
+    if (gen_record_new(&q->rec, &cfg, e) != 0 || prepare_stops(q, &r->params, e) != 0)
+        goto err_free;
+    mask(q, &r->params);
+    if (q->rec->prompt != NULL)
+        q->rec->prompt[0].id = r->prompt[0];
+    q->req = *r;
+    memset(r, 0, sizeof *r);
+    *out = q;
+    return 0;
+
+err_free:
+    seq_free(q);
+    return -1;
+}
+
+void seq_free(struct seq *q)
+{
+    if (q == NULL)
+        return;
+    gen_request_fini(&q->req);
+    gen_record_free(q->rec);
+    buf_fini(&q->tail);
+    free(q);
+}
+
+void seq_give_back(struct seq *q, struct gen_request *r)
+{
+    *r = q->req;
+    memset(&q->req, 0, sizeof q->req);
+    seq_free(q);
+}
+
+uint32_t seq_token(const struct seq *q, uint32_t pos)
+{
+    return pos < q->req.n_prompt ? q->req.prompt[pos] : q->rec->tokens[pos - q->req.n_prompt].id;
+}
+
+bool seq_wants_logits(const struct seq *q, uint32_t pos)
+{
+    return pos + 1 >= q->req.n_prompt || q->rec->prompt != NULL;
+}
+
+void seq_fail(struct seq *q, const struct err *e)
+{
+    if (q->rec->out.finish != GEN_RUNNING)
+        return;
+    q->rec->out.finish = GEN_ERROR;
+    q->rec->out.error = *e;
+}
+
+static struct gen_token token_of(const struct sampler_row *row, uint32_t id, int32_t logprobs,
+                                 struct gen_top *top)
+{
+    struct gen_token t = {
+        .id = id, .logprob = sampler_logprob(row, id), .rank = sampler_rank(row, id), .top = top};
+
+    if (top != NULL)
+        t.n_top = sampler_top(row, (uint32_t)logprobs, top);
+    return t;
+}
+
+static bool among(uint32_t id, const uint32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+/* Ends the sequence when one of its stop strings ends in the text from `old_len` on. The first of
+ * the list wins, as in vLLM, wherever it stands. */
+static bool find_stop(struct seq *q, size_t old_len)
+{
+    struct gen_output *out = &q->rec->out;
+
+    for (uint32_t i = 0; i < q->req.params.n_stops; i++) {
+        const char *stop = q->req.params.stops[i], *at;
+        size_t len = strlen(stop), from = old_len > len - 1 ? old_len - (len - 1) : 0;
+
+        at = memmem(q->tail.data + from, q->tail.len - from, stop, len);
+        if (at == NULL)
+            continue;
+        detok_end(&q->detok, &q->tail); /* what is held would follow the stop string */
+        (void)snprintf(q->rec->stop_text, sizeof q->rec->stop_text, "%s", stop);
+        out->stop_text = q->rec->stop_text;
+        out->stop_text_cut = (uint32_t)(q->tail.len - (size_t)(at - q->tail.data));
+        return true;
+    }
+    return false;
+}
+
+/* Adds the token's text; true when a stop string is complete. */
+static bool push_text(struct seq *q, uint32_t id, bool search)
+{
+    size_t old_len = q->tail.len, keep = q->stop_len_max - 1;
+    struct err e = {0};
+    bool found;
+
+    detok_push(&q->detok, id, &q->tail);
+    if (q->tail.failed) {
+        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to search for stop strings");
+        seq_fail(q, &e);
+        return false;
+    }
+    found = search && find_stop(q, old_len);
+    if (!found && q->tail.len > keep) {
+        memmove(q->tail.data, q->tail.data + q->tail.len - keep, keep);
+        q->tail.len = keep;
+    }
+    return found;
+}
+
+/* In vLLM's order: eos, stop ids, stop strings, length. */
+static enum gen_finish finish_of(struct seq *q, uint32_t id)
+{
+    const struct gen_params *p = &q->req.params;
+    struct gen_output *out = &q->rec->out;
+    bool may_stop = out->n_tokens >= p->min_tokens;
+
+    if (may_stop && !p->ignore_eos && among(id, q->rules->eos, q->rules->n_eos))
+        return GEN_STOP;
+    if (may_stop && among(id, p->stop_ids, p->n_stop_ids)) {
+        out->stop_id = id;
+        return GEN_STOP;
+    }
+    if (p->n_stops > 0 && push_text(q, id, may_stop))
+        return GEN_STOP;
+    if (out->finish == GEN_RUNNING && out->n_tokens == q->n_out_max)
+        return GEN_LENGTH;
+    return out->finish;
+}
+
+static void take_time(struct seq *q, uint64_t now_us)
+{
+    struct gen_output *out = &q->rec->out;
+    uint64_t gap_us = now_us - q->last_token_us;
+
+    if (out->n_tokens == 0)
+        out->first_token_us = now_us - q->submit_us;
+    else if (gap_us > out->longest_gap_us)
+        out->longest_gap_us = gap_us;
+    q->last_token_us = now_us;
+}
+
+static void sample(struct seq *q, const struct sampler_row *row, struct sampler *sampler,
+                   const struct seq_step *step)
+{
+    const struct gen_params *p = &q->req.params;
+    struct gen_output *out = &q->rec->out;
+    struct sampler_draw draw = {.params = p,
+                                .index = out->n_tokens,
+                                .masked = q->masked,
+                                .n_masked = out->n_tokens < p->min_tokens ? q->n_masked : 0};
+    struct err e = {0};
+    struct gen_token t;
+    uint32_t id;
+
+    if (!sampler_pick(sampler, row, &draw, &id)) {
+        (void)err_set(&e, ERR_ENGINE, "",
+                      "min_tokens forbids every token that output token %u could be",
+                      out->n_tokens);
+        seq_fail(q, &e);
+        return;
+    }
+    t = token_of(row, id, p->logprobs, gen_record_top(q->rec, out->n_tokens));
+    take_time(q, step->now_us);
+    gen_record_append(q->rec, &t, step->serial, step->label);
+    out->finish = finish_of(q, id);
+}
+
+void seq_take_logits(struct seq *q, uint32_t pos, const float *logits, struct sampler *sampler,
+                     const struct seq_step *step)
+{
+    struct sampler_row row;
+    struct err e = {0};
+    uint32_t next = pos + 1;
+
+    if (q->rec->out.finish != GEN_RUNNING)
+        return;
+    if (!sampler_row_init(&row, logits, q->rules->vocab_size)) {
+        (void)err_set(&e, ERR_ENGINE, "",
+                      "the logits after token %u are not finite, with weights of serial %llu", pos,
+                      (unsigned long long)step->serial);
+        seq_fail(q, &e);
+        return;
+    }
+    if (next < q->req.n_prompt)
+        q->rec->prompt[next] = token_of(&row, q->req.prompt[next], q->req.params.prompt_logprobs,
+                                        gen_record_prompt_top(q->rec, next));
+    else
+        sample(q, &row, sampler, step);
+}

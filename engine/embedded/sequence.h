@@ -1,0 +1,86 @@
+/* One generation inside the embedded engine: its tokens so far, how far they were fed to the model,
+ * and when it has to stop. Of the engine thread, but for what says otherwise. */
+#ifndef BATON_ENGINE_EMBEDDED_SEQUENCE_H
+#define BATON_ENGINE_EMBEDDED_SEQUENCE_H
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "engine/embedded/kv.h"
+#include "engine/embedded/model_config.h"
+#include "engine/embedded/sampler.h"
+#include "engine/embedded/tokenizer.h"
+#include "engine/generation.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What every sequence of an engine is checked against. Immutable. */
+struct seq_rules {
+    uint32_t vocab_size, max_model_len;
+    uint64_t kv_tokens_max; /* of the whole pool */
+    uint32_t n_eos;
+    uint32_t eos[MODEL_EOS_MAX];
+    const struct tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */
+};
+
+struct seq {
+    struct seq *next_live; /* of the engine's table; guarded by its lock */
+    uint64_t id;           /* immutable once submitted */
+    atomic_bool cancelled; /* set by any thread, relaxed: the step loop looks every turn */
+
+    /* Immutable after seq_new. */
+    const struct seq_rules *rules; /* borrowed */
+    struct gen_request req;        /* owned */
+    uint32_t n_out_max;            /* output tokens at most: max_tokens and the context */
+    uint32_t n_kv;                 /* positions that it can need; the last token is never fed */
+    uint32_t n_masked;             /* ids that min_tokens forbids */
+    uint32_t masked[GEN_STOP_IDS_MAX + MODEL_EOS_MAX];
+    size_t stop_len_max; /* of the longest stop string; 0 without one */
+    uint64_t submit_us;
+
+    /* Engine thread. */
+    struct seq *next;       /* of the inbox (guarded by the engine's lock) or the waiting list */
+    struct gen_record *rec; /* owned; NULL once `done` has it */
+    struct kv_seq kv;
+    uint32_t n_fed;      /* tokens whose KV is written */
+    uint32_t n_reported; /* output tokens that the sink has been told of */
+    uint64_t last_token_us;
+    struct detok detok; /* with stop strings only, as is tail */
+    struct buf tail;    /* text in which a stop string may still begin */
+};
+
+/* seq_new - check a request and allocate all that it can need.
+ * @r  moved in on success only
+ * Threads: any. Errors: as engine_ops.submit, without those that depend on state. */
+int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request *r, struct err *e);
+
+/* seq_give_back - undo seq_new: the request is the caller's again, the sequence is freed. */
+void seq_give_back(struct seq *q, struct gen_request *r);
+
+/* seq_free - KV must be released. Accepts NULL. */
+void seq_free(struct seq *q);
+
+/* seq_token - token `pos` of prompt and output together. */
+uint32_t seq_token(const struct seq *q, uint32_t pos);
+
+/* seq_wants_logits - is the row of `pos` needed for more than its KV? */
+bool seq_wants_logits(const struct seq *q, uint32_t pos);
+
+/* Which weights a step reads, and when. */
+struct seq_step {
+    uint64_t serial;
+    const char *label; /* borrowed */
+    uint64_t now_us;
+};
+
+/* seq_take_logits - use the logits of position `pos`: a prompt logprob, or the next token, or both
+ * (a prompt's last row makes only a token). Sets out.finish when the sequence is at its end.
+ * Needs room for a span (gen_record_span_room). */
+void seq_take_logits(struct seq *q, uint32_t pos, const float *logits, struct sampler *sampler,
+                     const struct seq_step *step);
+
+/* seq_fail - end with GEN_ERROR. @e is copied; a sequence that has ended keeps its end. */
+void seq_fail(struct seq *q, const struct err *e);
+
+#endif

@@ -1,0 +1,303 @@
+/* Readers of JSON members. A member of the wrong type is refused and never bent: 1.0 and true are
+ * not integers here, because what a trainer wrote by mistake should be told and not guessed. */
+#include "handlers/body.h"
+
+#include "handlers/body_scan.h"
+#include "handlers/route.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LIST_TEXT_MAX = 320 };
+
+const char *body_type_name(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a real number";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        break;
+    }
+    return "null";
+}
+
+static void make_field(char field[ERR_FIELD_MAX], const char *at, const char *member)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "%s", at);
+    scan_escape(field, ERR_FIELD_MAX, member, strlen(member));
+}
+
+/* The value, or NULL when it is absent or null. */
+static const json_t *find(const json_t *o, const char *member)
+{
+    const json_t *v = json_object_get(o, member);
+
+    return v == NULL || json_is_null(v) ? NULL : v;
+}
+
+static int refuse_type(const char *at, const char *member, const json_t *v, const char *wanted,
+                       struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    make_field(field, at, member);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is %s, %s is wanted", member, body_type_name(v),
+                   wanted);
+}
+
+static bool listed(const char *name, const char *const *names)
+{
+    for (; names != NULL && *names != NULL; names++) {
+        if (strcmp(*names, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What to say after "unknown member 'x'": the near one, or all there are. */
+static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const *names)
+{
+    const char *near = near_miss(name, names);
+    size_t len;
+
+    if (near != NULL) {
+        (void)snprintf(out, LIST_TEXT_MAX, ", did you mean '%s'?", near);
+        return;
+    }
+    if (names == NULL || *names == NULL) {
+        (void)snprintf(out, LIST_TEXT_MAX, ", none is taken here");
+        return;
+    }
+    len = (size_t)snprintf(out, LIST_TEXT_MAX, ", allowed are");
+    for (; *names != NULL && len + strlen(*names) + 8 < LIST_TEXT_MAX; names++)
+        len += (size_t)snprintf(out + len, LIST_TEXT_MAX - len, " %s%s", *names,
+                                names[1] != NULL ? "," : "");
+    if (*names != NULL)
+        (void)snprintf(out + len, LIST_TEXT_MAX - len, " ...");
+}
+
+static int refuse_unknown(const char *what, const char *at, const char *name,
+                          const char *const *names, struct err *e)
+{
+    char field[ERR_FIELD_MAX], list[LIST_TEXT_MAX];
+
+    make_field(field, at, name);
+    suggest(list, name, names);
+    return err_set(e, ERR_BAD_REQUEST, field, "unknown %s '%.100s'%s", what, name, list);
+}
+
+int body_only(const json_t *object, const char *at, const char *const *members, struct err *e)
+{
+    const char *name;
+    json_t *value;
+
+    /* jansson's iteration takes a mutable object and changes nothing. */
+    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    {
+        (void)value;
+        if (!listed(name, members))
+            return refuse_unknown("member", at, name, members, e);
+    }
+    return 0;
+}
+
+int body_query_only(const struct exchange *x, const struct route *route, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    /* Quadratic in what the route lists, not in what came: after that many, one must repeat. */
+    for (size_t i = 0; i < x->n_query; i++) {
+        const char *name = x->query[i].name;
+
+        if (!listed(name, route->query))
+            return refuse_unknown("query member", "", name, route->query, e);
+        for (size_t j = 0; j < i; j++) {
+            if (strcmp(x->query[j].name, name) != 0)
+                continue;
+            make_field(field, "", name);
+            return err_set(e, ERR_BAD_REQUEST, field, "query member '%.100s' is given twice", name);
+        }
+    }
+    return 0;
+}
+
+int body_required(const json_t *o, const char *at, const char *member, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    const json_t *v = json_object_get(o, member);
+
+    if (v != NULL && !json_is_null(v))
+        return 0;
+    make_field(field, at, member);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is %s, it is required", member,
+                   v == NULL ? "missing" : "null");
+}
+
+int body_str(const char **out, const json_t *o, const char *at, const char *member, struct err *e)
+{
+    const json_t *v = find(o, member);
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_string(v))
+        return refuse_type(at, member, v, "a string", e);
+    *out = json_string_value(v);
+    return 0;
+}
+
+int body_bool(bool *out, const json_t *o, const char *at, const char *member, struct err *e)
+{
+    const json_t *v = find(o, member);
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_boolean(v))
+        return refuse_type(at, member, v, "a boolean", e);
+    *out = json_is_true(v);
+    return 0;
+}
+
+int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, int64_t min,
+             int64_t max, struct err *e)
+{
+    const json_t *v = find(o, member);
+    char field[ERR_FIELD_MAX];
+    int64_t value;
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_integer(v))
+        return refuse_type(at, member, v, "an integer", e);
+    value = json_integer_value(v);
+    if (value < min || value > max) {
+        make_field(field, at, member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s is %" PRId64 ", allowed are %" PRId64 " to %" PRId64, member, value, min,
+                       max);
+    }
+    *out = value;
+    return 0;
+}
+
+int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member, uint64_t min,
+             uint64_t max, struct err *e)
+{
+    const json_t *v = find(o, member);
+    char field[ERR_FIELD_MAX];
+    int64_t value;
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_integer(v))
+        return refuse_type(at, member, v, "an integer", e);
+    value = json_integer_value(v);
+    if (value < 0 || (uint64_t)value < min || (uint64_t)value > max) {
+        make_field(field, at, member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s is %" PRId64 ", allowed are %" PRIu64 " to %" PRIu64, member, value, min,
+                       max);
+    }
+    *out = (uint64_t)value;
+    return 0;
+}
+
+int body_f64(double *out, const json_t *o, const char *at, const char *member, struct err *e)
+{
+    const json_t *v = find(o, member);
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_number(v))
+        return refuse_type(at, member, v, "a number", e);
+    *out = json_number_value(v);
+    return 0;
+}
+
+int body_array(const json_t **out, const json_t *o, const char *at, const char *member,
+               struct err *e)
+{
+    const json_t *v = find(o, member);
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_array(v))
+        return refuse_type(at, member, v, "an array", e);
+    *out = v;
+    return 0;
+}
+
+int body_object(const json_t **out, const json_t *o, const char *at, const char *member,
+                struct err *e)
+{
+    const json_t *v = find(o, member);
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_object(v))
+        return refuse_type(at, member, v, "an object", e);
+    *out = v;
+    return 0;
+}
+
+int query_bool(bool *out, const struct exchange *x, const char *member, struct err *e)
+{
+    const char *text = exchange_query(x, member);
+    char field[ERR_FIELD_MAX];
+
+    if (text == NULL)
+        return 0;
+    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0) {
+        make_field(field, "", member);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', allowed are true and false",
+                       member, text);
+    }
+    *out = text[0] == 't';
+    return 0;
+}
+
+/* Digits only. Returns false for anything else, and for more than 64 bits. */
+static bool all_digits(uint64_t *out, const char *text)
+{
+    uint64_t v = 0;
+
+    for (const char *p = text; *p != '\0'; p++) {
+        unsigned digit = (unsigned)(unsigned char)*p - '0';
+
+        if (digit > 9 || v > (UINT64_MAX - digit) / 10)
+            return false;
+        v = v * 10 + digit;
+    }
+    *out = v;
+    return text[0] != '\0';
+}
+
+int query_u64(uint64_t *out, const struct exchange *x, const char *member, uint64_t min,
+              uint64_t max, struct err *e)
+{
+    const char *text = exchange_query(x, member);
+    char field[ERR_FIELD_MAX];
+    uint64_t value = 0;
+
+    if (text == NULL)
+        return 0;
+    if (!all_digits(&value, text) || value < min || value > max) {
+        make_field(field, "", member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s is '%.60s', allowed are whole numbers from %" PRIu64 " to %" PRIu64,
+                       member, text, min, max);
+    }
+    *out = value;
+    return 0;
+}

@@ -1,0 +1,147 @@
+/* The body as a JSON object. Nothing is parsed that is too deep for jansson's recursion, and a
+ * parse that ran out of memory is never taken for the client's mistake, nor for a success:
+ * jansson 2.14 ignores a failed growth of its token buffer, which would shorten a long name or
+ * number. */
+#include "handlers/body.h"
+
+#include "handlers/body_scan.h"
+#include "handlers/route.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* While a thread parses, its first failed allocation is remembered and every later one fails too,
+ * so that jansson stops at once instead of going on with a shortened token. */
+static _Thread_local struct {
+    bool parsing, starved;
+} memory;
+
+static void *parse_malloc(size_t nbytes)
+{
+    void *p = memory.parsing && memory.starved ? NULL : malloc(nbytes);
+
+    if (p == NULL)
+        memory.starved = true;
+    return p;
+}
+
+void body_init(void)
+{
+    json_set_alloc_funcs(parse_malloc, free);
+}
+
+/* "application/json", with or without parameters. */
+static bool is_json(const char *type)
+{
+    static const char name[] = "application/json";
+    size_t len = sizeof name - 1;
+
+    return type[0] == '\0' ||
+           (strncasecmp(type, name, len) == 0 && strchr("; \t", type[len]) != NULL);
+}
+
+static int check_type(const struct exchange *x, const struct route *route, struct err *e)
+{
+    if (is_json(x->content_type))
+        return 0;
+    return err_set(e, ERR_MEDIA_TYPE, "", "content type '%.100s' is not application/json%s",
+                   x->content_type,
+                   route->body == BODY_TENSORS ? " or application/vnd.safetensors" : "");
+}
+
+static int check_depth(const char *text, size_t len, struct err *e)
+{
+    size_t at = scan_depth(text, len, BODY_DEPTH_MAX), line, column;
+
+    if (at == len)
+        return 0;
+    scan_line(text, at, &line, &column);
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "nested deeper than %d levels at byte %zu (line %zu, column %zu)",
+                   BODY_DEPTH_MAX, at, line, column);
+}
+
+/* Without body_init, what is left of a lack of memory: no text at all, or "invalid token" at a
+ * string, whose real mistakes all have texts of their own. */
+static bool looks_starved(const json_error_t *why)
+{
+    return why->text[0] == '\0' || json_error_code(why) == json_error_out_of_memory ||
+           strncmp(why->text, "invalid token near '\"", 21) == 0;
+}
+
+/* jansson's offset is behind the token that it stopped at. */
+static int refuse(const char *text, size_t len, const json_error_t *why, struct err *e)
+{
+    size_t at = why->position > 0 ? (size_t)why->position : 0, line, column;
+    char field[ERR_FIELD_MAX];
+
+    if (at > len)
+        at = len;
+    scan_line(text, at, &line, &column);
+    scan_pointer(text, at, field, sizeof field);
+    if (json_error_code(why) == json_error_duplicate_key)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "member %.160s is given twice in one object, the second time at byte %zu "
+                       "(line %zu, column %zu)",
+                       strstr(why->text, "near ") != NULL ? strstr(why->text, "near ") + 5 : field,
+                       at, line, column);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "the body is not JSON: %.160s, at byte %zu (line %zu, column %zu)", why->text,
+                   at, line, column);
+}
+
+static int load(json_t **out, const char *text, size_t len, struct err *e)
+{
+    json_error_t why = {0};
+    json_t *root;
+    bool starved;
+
+    memory.parsing = true;
+    memory.starved = false;
+    root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
+    memory.parsing = false;
+    starved = memory.starved || (root == NULL && looks_starved(&why));
+    if (starved) {
+        json_decref(root);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to parse a body of %zu bytes", len);
+    }
+    if (root == NULL)
+        return refuse(text, len, &why, e);
+    *out = root;
+    return 0;
+}
+
+static int check_object(const json_t *root, const struct route *route, struct err *e)
+{
+    if (!json_is_object(root))
+        return err_set(e, ERR_BAD_REQUEST, "", "the body is %s, a JSON object is wanted",
+                       body_type_name(root));
+    return route->strict ? body_only(root, "", route->members, e) : 0;
+}
+
+int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e)
+{
+    json_t *root = NULL;
+
+    if (x->body_len == 0 && route->json_optional) {
+        root = json_object();
+        if (root == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+        *out = root;
+        return 0;
+    }
+    if (check_type(x, route, e) != 0)
+        return -1;
+    if (x->body_len == 0)
+        return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, a JSON object is wanted");
+    if (check_depth(x->body, x->body_len, e) != 0 || load(&root, x->body, x->body_len, e) != 0)
+        return -1;
+    if (check_object(root, route, e) != 0) {
+        json_decref(root);
+        return -1;
+    }
+    *out = root;
+    return 0;
+}

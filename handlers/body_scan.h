@@ -1,0 +1,23 @@
+/* What has to be known of JSON text before, or without, parsing it. */
+#ifndef BATON_HANDLERS_BODY_SCAN_H
+#define BATON_HANDLERS_BODY_SCAN_H
+
+#include <stddef.h>
+
+/* scan_depth - where `text` is first nested deeper than `depth_max`, or `len`. Text that is not
+ * JSON gets some answer: the parser, which comes next, refuses it. */
+size_t scan_depth(const char *text, size_t len, unsigned depth_max);
+
+/* scan_line - line and column, from 1, in bytes, of offset `at`. */
+void scan_line(const char *text, size_t at, size_t *line, size_t *column);
+
+/* scan_pointer - the JSON pointer of the member or element that offset `at` lies in, cut at a
+ * whole step when it is longer than `cap`.
+ * @text  of which text[0..at) is as the JSON grammar wants it, no deeper than BODY_DEPTH_MAX */
+void scan_pointer(const char *text, size_t at, char *out, size_t cap);
+
+/* scan_escape - append "/" and the member's name in a pointer's spelling (~0, ~1) to what is in
+ * `out`; nothing when it does not fit whole. */
+void scan_escape(char *out, size_t cap, const char *name, size_t len);
+
+#endif

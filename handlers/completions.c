@@ -1,0 +1,347 @@
+/* POST /v1/completions: the OpenAI form, text or token ids in, text out.
+ *
+ * Text prompts are tokenized on app->text before the request queues for its permit, and text is
+ * made there after the permit is back, so that slow text never holds an engine slot. Both go
+ * through the urgent lane: what the generate semaphore admits is bounded already. */
+#include "handlers/data_plane.h"
+
+#include "base/clock.h"
+#include "handlers/body.h"
+#include "handlers/completions.h"
+#include "handlers/route.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const completions_members[] = {"model",
+                                           "prompt",
+                                           "request_id",
+                                           "session_id",
+                                           "user",
+                                           "stream",
+                                           "stream_options",
+                                           "echo",
+                                           "suffix",
+                                           "add_special_tokens",
+                                           "return_token_ids",
+                                           "return_tokens_as_token_ids",
+                                           "cache_salt",
+                                           "priority",
+                                           "prompt_embeds",
+                                           "kv_transfer_params",
+                                           GENERATE_SAMPLING_MEMBERS NULL};
+
+static const struct neutral_rule completions_rules[] = {{"suffix", NEUTRAL_EMPTY, 0},
+                                                        {"priority", NEUTRAL_NUMBER, 0},
+                                                        {"prompt_embeds", NEUTRAL_NULL, 0},
+                                                        {"kv_transfer_params", NEUTRAL_NULL, 0},
+                                                        {NULL, NEUTRAL_NULL, 0}};
+
+static void prompt_at(char field[ERR_FIELD_MAX], const struct completions_op *op, uint32_t i)
+{
+    if (op->is_list)
+        (void)snprintf(field, ERR_FIELD_MAX, "/prompt/%u", i);
+    else
+        (void)snprintf(field, ERR_FIELD_MAX, "/prompt");
+}
+
+/* The engine speaks of /token_ids/<i> and /sampling_params/<member>; this route has neither. */
+static void completions_blame(const struct generation_seq *seq, struct err *e)
+{
+    static const char ids[] = "/token_ids", sampling[] = "/sampling_params";
+    char field[ERR_FIELD_MAX], rest[ERR_FIELD_MAX];
+
+    if (strncmp(e->field, ids, sizeof ids - 1) == 0) {
+        prompt_at(field, completions_of(seq->g), seq->prompt);
+        (void)snprintf(rest, sizeof rest, "%s", e->field + sizeof ids - 1);
+        (void)snprintf(e->field, sizeof e->field, "%.32s%.100s", field, rest);
+    } else if (strncmp(e->field, sampling, sizeof sampling - 1) == 0) {
+        (void)snprintf(rest, sizeof rest, "%s", e->field + sizeof sampling - 1);
+        (void)snprintf(e->field, sizeof e->field, "%s", rest);
+    }
+}
+
+static void completions_free(struct generation *g)
+{
+    struct completions_op *op = completions_of(g);
+
+    for (uint32_t i = 0; i < g->n_prompts && op->prompts != NULL; i++)
+        free(op->prompts[i].text);
+    free(op->prompts);
+    for (uint32_t i = 0; i < g->n_seqs && op->texts != NULL; i++)
+        completion_text_fini(&op->texts[i]);
+    free(op->texts);
+    free(op->request_id);
+    generation_fini(g);
+    free(op);
+}
+
+static const struct generation_ops whole_ops = {
+    .blame = completions_blame, .finish = completions_finish, .free = completions_free};
+static const struct generation_ops stream_ops = {.news = completions_news,
+                                                 .blame = completions_blame,
+                                                 .finish = completions_finish,
+                                                 .free = completions_free};
+
+/* The n-th prompt as it stands in the request. */
+static const json_t *prompt_value(const struct completions_op *op, const json_t *prompt, uint32_t i)
+{
+    return op->is_list ? json_array_get(prompt, i) : prompt;
+}
+
+static int copy_text(struct completions_op *op, const json_t *v, uint32_t i, struct err *e)
+{
+    struct completions_prompt *p = &op->prompts[i];
+    size_t len = json_string_length(v);
+
+    p->text = malloc(len + 1);
+    if (p->text == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a prompt of %zu bytes", len);
+    memcpy(p->text, json_string_value(v), len);
+    p->text[len] = '\0';
+    p->len = len;
+    return 0;
+}
+
+static int copy_ids(struct completions_op *op, const json_t *v, uint32_t i, struct err *e)
+{
+    struct generation *g = &op->g;
+    char field[ERR_FIELD_MAX];
+
+    prompt_at(field, op, i);
+    if (generate_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field, g->app->vocab_size,
+                     g->app->max_model_len, e) != 0)
+        return -1;
+    return generation_check_prompt(g->app, g->prompts[i].n, field, e);
+}
+
+/* All prompts of the kind of the first, and their text within its limit. */
+static int check_prompts(const struct completions_op *op, const json_t *prompt, uint32_t n,
+                         struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    uint64_t nbytes = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const json_t *v = prompt_value(op, prompt, i);
+
+        prompt_at(field, op, i);
+        if (op->is_text ? !json_is_string(v) : !json_is_array(v))
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "prompts must all be strings or all be arrays of token ids");
+        nbytes += op->is_text ? json_string_length(v) : 0;
+    }
+    if (nbytes > COMPLETIONS_PROMPT_NBYTES_MAX)
+        return err_set(e, ERR_TOO_LARGE, "/prompt",
+                       "the prompts have %llu bytes of text; at most %d are allowed",
+                       (unsigned long long)nbytes, COMPLETIONS_PROMPT_NBYTES_MAX);
+    return 0;
+}
+
+static int parse_prompts(struct completions_op *op, const json_t *prompt, struct err *e)
+{
+    const json_t *first = json_is_array(prompt) ? json_array_get(prompt, 0) : prompt;
+    size_t n;
+
+    if (first == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/prompt",
+                       json_is_array(prompt) ? "an empty array; at least one prompt is needed"
+                                             : "'prompt' is required");
+    op->is_text = json_is_string(first);
+    op->is_list = first != prompt && !json_is_integer(first);
+    if (!op->is_text && !json_is_array(op->is_list ? first : prompt))
+        return err_set(e, ERR_BAD_REQUEST, "/prompt",
+                       "'prompt' must be a string, an array of strings, an array of token ids, or "
+                       "an array of such arrays");
+    n = op->is_list ? json_array_size(prompt) : 1;
+    if (n > COMPLETIONS_PROMPTS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/prompt", "%zu prompts; at most %d are allowed", n,
+                       COMPLETIONS_PROMPTS_MAX);
+    if (check_prompts(op, prompt, (uint32_t)n, e) != 0)
+        return -1;
+    op->prompts = calloc(n, sizeof *op->prompts);
+    op->g.prompts = calloc(n, sizeof *op->g.prompts);
+    if (op->prompts == NULL || op->g.prompts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu prompts", n);
+    op->g.n_prompts = (uint32_t)n;
+    for (uint32_t i = 0; i < n; i++) {
+        const json_t *v = prompt_value(op, prompt, i);
+
+        if ((op->is_text ? copy_text(op, v, i, e) : copy_ids(op, v, i, e)) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Logprobs of an echoed prompt come with those of the output. */
+static int settle_logprobs(struct completions_op *op, struct err *e)
+{
+    struct gen_params *gen = &op->g.params.gen;
+
+    op->logprobs = gen->logprobs;
+    op->prompt_logprobs = gen->prompt_logprobs;
+    if (op->stream.on && op->prompt_logprobs >= 0)
+        return err_set(e, ERR_BAD_REQUEST, "/prompt_logprobs",
+                       "prompt logprobs are not sent in a stream; set 'stream' to false");
+    if (!op->echo || op->logprobs < 0)
+        return 0;
+    if (op->stream.on)
+        return err_set(e, ERR_BAD_REQUEST, "/echo",
+                       "logprobs of an echoed prompt are not sent in a stream; set 'stream' to "
+                       "false, or leave out 'echo' or 'logprobs'");
+    if (gen->prompt_logprobs < gen->logprobs)
+        gen->prompt_logprobs = gen->logprobs;
+    return 0;
+}
+
+static int parse_flags(struct completions_op *op, const json_t *body, struct err *e)
+{
+    const char *user = NULL;
+
+    op->add_special = true;
+    if (body_str(&user, body, "", "user", e) != 0 ||
+        body_bool(&op->echo, body, "", "echo", e) != 0 ||
+        body_bool(&op->add_special, body, "", "add_special_tokens", e) != 0 ||
+        body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0)
+        return -1;
+    return body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e);
+}
+
+static int completions_parse(struct completions_op *op, const json_t *body, struct err *e)
+{
+    struct generation *g = &op->g;
+
+    /* An explicit null asks for the rest of the context; leaving it out asks for the default. */
+    if (!json_is_null(json_object_get(body, "max_tokens")) ||
+        json_object_get(body, "max_tokens") == NULL)
+        g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT;
+    if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
+        generation_parse_stream(&op->stream, body, false, e) != 0 ||
+        parse_flags(op, body, e) != 0 || generate_neutral(body, "", completions_rules, e) != 0 ||
+        generate_params_parse(&g->params, body, "", g->app->vocab_size, e) != 0 ||
+        settle_logprobs(op, e) != 0)
+        return -1;
+    return parse_prompts(op, json_object_get(body, "prompt"), e);
+}
+
+static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
+{
+    const struct app *app = op->g.app;
+    struct generation_prompt *out = &op->g.prompts[i];
+    char field[ERR_FIELD_MAX];
+    uint32_t *ids = NULL;
+    size_t n = 0;
+
+    prompt_at(field, op, i);
+    if (tokenizer_encode(app->tokenizer, op->prompts[i].text, op->prompts[i].len, op->add_special,
+                         &ids, &n, e) != 0) {
+        (void)snprintf(e->field, sizeof e->field, "%s", field);
+        return -1;
+    }
+    out->ids = ids;
+    out->n = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    return generation_check_prompt(app, out->n, field, e);
+}
+
+/* Only an echo needs the text beside the ids: the client's own, or the ids decoded. */
+static int settle_text(struct completions_op *op, uint32_t i, struct err *e)
+{
+    struct completions_prompt *p = &op->prompts[i];
+    const struct generation_prompt *ids = &op->g.prompts[i];
+    struct buf text = {0};
+
+    if (!op->echo) {
+        free(p->text);
+        *p = (struct completions_prompt){0};
+        return 0;
+    }
+    if (p->text == NULL) {
+        if (tokenizer_decode(op->g.app->tokenizer, ids->ids, ids->n,
+                             op->g.params.skip_special_tokens, &text, e) != 0) {
+            buf_fini(&text);
+            prompt_at(e->field, op, i);
+            return -1;
+        }
+        p->text = buf_take(&text, &p->len);
+        if (p->text == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for the text of the prompt");
+    }
+    p->n_chars = completion_text_chars(p->text, p->len);
+    return 0;
+}
+
+static int make_texts(struct completions_op *op, struct err *e)
+{
+    struct generation *g = &op->g;
+
+    if (generation_expand(g, "/prompt", e) != 0)
+        return -1;
+    op->texts = calloc(g->n_seqs, sizeof *op->texts);
+    if (op->texts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u texts", g->n_seqs);
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        completion_text_init(&op->texts[i], g->app->tokenizer, g->params.skip_special_tokens,
+                             &g->params.gen, g->params.include_stop_str,
+                             op->prompts[g->seqs[i].prompt].n_chars);
+    return 0;
+}
+
+/* On app->text: everything that the tokenizer does before the request queues. */
+static void completions_prepare(void *arg)
+{
+    struct completions_op *op = arg;
+    struct err e = {0};
+
+    for (uint32_t i = 0; i < op->g.n_prompts; i++) {
+        if ((op->is_text && encode_prompt(op, i, &e) != 0) || settle_text(op, i, &e) != 0) {
+            generation_fail(&op->g, &e);
+            return;
+        }
+    }
+    if (make_texts(op, &e) != 0)
+        generation_fail(&op->g, &e);
+    else
+        generation_enter(&op->g);
+}
+
+static void begin(struct completions_op *op)
+{
+    struct generation *g = &op->g;
+    struct err e = {0};
+
+    generation_watch(g);
+    g->step = (struct job){.run = completions_prepare, .arg = op};
+    if (workers_post(g->app->text, &g->step, WORKERS_URGENT, &e) != 0)
+        generation_fail(g, &e);
+}
+
+int handle_completions(struct app *app, struct exchange *x, struct err *e)
+{
+    struct completions_op *op;
+    json_t *body = NULL;
+
+    if (generation_check_app(app, NULL, e) != 0)
+        return -1;
+    if (app->tokenizer == NULL)
+        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    op = calloc(1, sizeof *op);
+    if (op == NULL) {
+        json_decref(body);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    }
+    generation_init(&op->g, app, x, &whole_ops, app->text);
+    op->created_s = clock_wall_s();
+    if (completions_parse(op, body, e) != 0) {
+        json_decref(body);
+        generation_unref(&op->g);
+        return -1;
+    }
+    json_decref(body);
+    if (op->stream.on)
+        op->g.ops = &stream_ops;
+    begin(op);
+    return 0;
+}

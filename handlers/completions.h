@@ -1,0 +1,49 @@
+/* One running completion: a generation with text on both sides. Shared by completions.c, which
+ * reads the request, and completions_reply.c, which writes the answer. */
+#ifndef BATON_HANDLERS_COMPLETIONS_H
+#define BATON_HANDLERS_COMPLETIONS_H
+
+#include "handlers/completion_text.h"
+#include "handlers/generation.h"
+#include "handlers/generation_parse.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    COMPLETIONS_PROMPTS_MAX = GENERATION_SEQS_MAX,
+    COMPLETIONS_PROMPT_NBYTES_MAX = 4 << 20, /* text of all prompts together */
+    COMPLETIONS_MAX_TOKENS_DEFAULT = 16
+};
+
+struct completions_prompt {
+    char *text; /* owned; NULL for token ids that are not echoed */
+    size_t len;
+    uint64_t n_chars;
+};
+
+struct completions_op {
+    struct generation g; /* first: generation_ops.free gets its address */
+    char *request_id;    /* owned */
+    int64_t created_s;
+    struct generation_stream stream;
+    bool is_text; /* prompts came as text */
+    bool is_list; /* more than one could be given: pointers say which */
+    bool echo, add_special, return_ids, as_ids;
+    int32_t logprobs, prompt_logprobs;  /* asked for; -1 = none */
+    struct completions_prompt *prompts; /* [g.n_prompts]; owned */
+    struct completion_text *texts;      /* [g.n_seqs]; owned; of the pool's job */
+};
+
+static inline struct completions_op *completions_of(struct generation *g)
+{
+    return (struct completions_op *)(void *)g;
+}
+
+/* Of completions_reply.c; as generation_ops says, on app->text. */
+void completions_news(struct generation *g);
+void completions_finish(struct generation *g);
+
+#endif

@@ -1,0 +1,276 @@
+/* Answers and events of /v1/completions. One part of a choice is made the same way for both: a
+ * whole answer is a stream of one part. */
+#include "handlers/completions.h"
+
+#include "handlers/generation_reply.h"
+#include "handlers/reply.h"
+#include "server/life.h"
+
+/* Some tokens of one sequence: those after what was told, and the end when out is there. */
+struct part {
+    struct completions_op *op;
+    struct generation_seq *seq;
+    const struct gen_token *tokens;
+    uint32_t first, end;
+    const struct gen_output *out;
+    struct buf text;
+    json_t *logprobs; /* object of four arrays, or NULL when not asked for */
+    bool failed;      /* no memory */
+};
+
+static json_t *label_json(const struct completions_op *op, uint32_t id)
+{
+    struct buf text = {0};
+    json_t *label;
+
+    if (op->as_ids)
+        return json_sprintf("token_id:%u", id);
+    generation_token_text(op->g.app->tokenizer, id, &text);
+    label = text.failed ? NULL : json_stringn(text.len > 0 ? text.data : "", text.len);
+    buf_fini(&text);
+    return label;
+}
+
+/* Several tokens can spell alike (parts of one character): the first, the likeliest, stays. */
+static int put_top(const struct completions_op *op, json_t *top, uint32_t id, float logprob)
+{
+    json_t *label = label_json(op, id);
+    int rc = label == NULL ? -1 : 0;
+
+    if (rc == 0 && json_object_get(top, json_string_value(label)) == NULL)
+        rc = json_object_set_new(top, json_string_value(label), generation_logprob_json(logprob));
+    json_decref(label);
+    return rc;
+}
+
+static json_t *top_json(const struct completions_op *op, const struct gen_token *t)
+{
+    json_t *top = json_object();
+    int rc = top == NULL ? -1 : put_top(op, top, t->id, t->logprob);
+
+    for (uint32_t i = 0; i < t->n_top && (int64_t)i < op->logprobs && rc == 0; i++)
+        rc = put_top(op, top, t->top[i].id, t->top[i].logprob);
+    if (rc == 0)
+        return top;
+    json_decref(top);
+    return NULL;
+}
+
+/* @known  false for a prompt's first token, which nothing predicts */
+static void add_logprob(struct part *p, const struct gen_token *t, bool known, uint64_t offset)
+{
+    json_t *o = p->logprobs;
+
+    if (o == NULL)
+        return;
+    if (json_array_append_new(json_object_get(o, "tokens"), label_json(p->op, t->id)) != 0 ||
+        json_array_append_new(json_object_get(o, "token_logprobs"),
+                              known ? generation_logprob_json(t->logprob) : json_null()) != 0 ||
+        json_array_append_new(json_object_get(o, "top_logprobs"),
+                              known ? top_json(p->op, t) : json_null()) != 0 ||
+        json_array_append_new(json_object_get(o, "text_offset"),
+                              json_integer((json_int_t)offset)) != 0)
+        p->failed = true;
+}
+
+static void begin_logprobs(struct part *p)
+{
+    if (p->op->logprobs < 0)
+        return;
+    p->logprobs = json_pack("{s:[], s:[], s:[], s:[]}", "tokens", "token_logprobs", "top_logprobs",
+                            "text_offset");
+    p->failed = p->failed || p->logprobs == NULL;
+}
+
+/* The output that carries the prompt's logprobs: the prompt's first choice's. */
+static const struct gen_output *prompt_output(const struct part *p)
+{
+    const struct generation *g = &p->op->g;
+
+    return p->op->stream.on ? NULL : g->seqs[p->seq->prompt * g->params.n].out;
+}
+
+static void echo_prompt(struct part *p)
+{
+    const struct completions_op *op = p->op;
+    const struct completions_prompt *prompt = &op->prompts[p->seq->prompt];
+    const struct gen_output *out = prompt_output(p);
+    struct completion_text place;
+
+    buf_append(&p->text, prompt->text, prompt->len);
+    if (p->logprobs == NULL || out == NULL || out->prompt == NULL)
+        return;
+    completion_text_init(&place, op->g.app->tokenizer, op->g.params.skip_special_tokens,
+                         &op->g.params.gen, true, 0);
+    for (uint32_t i = 0; i < out->n_prompt; i++) {
+        add_logprob(p, &out->prompt[i], i > 0, place.n_chars);
+        completion_text_push(&place, out->prompt[i].id);
+    }
+    completion_text_fini(&place);
+}
+
+/* The stop token itself is not text, as in every server that trainers know. */
+static bool is_silent(const struct part *p, uint32_t i)
+{
+    return p->out != NULL && i + 1 == p->out->n_tokens && p->out->finish == GEN_STOP &&
+           p->out->stop_text == NULL && !p->op->g.params.include_stop_str;
+}
+
+static void fill_part(struct part *p)
+{
+    struct completion_text *c = &p->op->texts[p->seq->index];
+
+    begin_logprobs(p);
+    if (!p->seq->begun && p->op->echo)
+        echo_prompt(p);
+    completion_text_more(c);
+    for (uint32_t i = p->first; i < p->end; i++) {
+        add_logprob(p, &p->tokens[i], true, c->n_chars);
+        if (!is_silent(p, i))
+            completion_text_push(c, p->tokens[i].id);
+    }
+    if (p->out != NULL)
+        completion_text_end(c, p->out->stop_text, p->out->stop_text_cut);
+    completion_text_take(c, p->out != NULL ? c->pending.len : completion_text_ready(c), &p->text);
+    p->failed = p->failed || p->text.failed;
+}
+
+static json_t *prompt_ids_json(const struct part *p)
+{
+    const struct generation_prompt *prompt = &p->op->g.prompts[p->seq->prompt];
+
+    if (!p->op->return_ids || p->seq->begun)
+        return json_null();
+    return generation_ids_json(prompt->ids, prompt->n);
+}
+
+static json_t *part_json(const struct part *p)
+{
+    const struct completions_op *op = p->op;
+    json_t *choice;
+
+    if (p->failed)
+        return NULL;
+    choice = json_pack(
+        "{s:I, s:o, s:O?, s:o, s:o, s:o, s:o, s:o, s:n}", "index", (json_int_t)p->seq->index,
+        "text", json_stringn(p->text.len > 0 ? p->text.data : "", p->text.len), "logprobs",
+        p->logprobs, "finish_reason", generation_finish_json(p->out), "stop_reason",
+        generation_stop_reason_json(p->out), "token_ids",
+        op->return_ids ? generation_token_ids_json(p->tokens, p->first, p->end) : json_null(),
+        "prompt_token_ids", prompt_ids_json(p), "prompt_logprobs",
+        op->prompt_logprobs >= 0
+            ? generation_prompt_logprobs_json(prompt_output(p), (uint32_t)op->prompt_logprobs,
+                                              op->g.app->tokenizer)
+            : json_null(),
+        "routed_experts");
+    if (choice != NULL && p->out != NULL &&
+        json_object_set_new(choice, "weight_versions", generation_versions_json(p->out)) != 0) {
+        json_decref(choice);
+        return NULL;
+    }
+    return choice;
+}
+
+/* What every answer and every event says. @choices and @usage are stolen. */
+static json_t *envelope(const struct completions_op *op, json_t *choices, json_t *usage)
+{
+    const struct app *app = op->g.app;
+
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:s}", "id",
+                     json_sprintf("cmpl-%s", op->request_id), "object", "text_completion",
+                     "created", (json_int_t)op->created_s, "model", app->model_name, "choices",
+                     choices, "usage", usage, "boot_id", app->life->boot_id);
+}
+
+static json_t *usage_json(const struct completions_op *op)
+{
+    return generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g));
+}
+
+/* May this token turn out to be the one that stopped? Its text then must not have been told. The
+ * end-of-text tokens of models are special tokens. */
+static bool may_stop(const struct completions_op *op, uint32_t id)
+{
+    const struct gen_params *gen = &op->g.params.gen;
+
+    for (uint32_t i = 0; i < gen->n_stop_ids; i++) {
+        if (gen->stop_ids[i] == id)
+            return true;
+    }
+    return tokenizer_is_special(op->g.app->tokenizer, id);
+}
+
+/* Makes the next part of a choice. Returns false when there is nothing to tell yet. */
+static bool next_part(struct completions_op *op, struct generation_seq *seq, json_t **choice)
+{
+    struct part p = {.op = op, .seq = seq, .first = seq->n_sent};
+    struct gen_output *out;
+    bool tell;
+
+    generation_look(seq, &p.tokens, &p.end, &out);
+    p.out = out;
+    if (seq->told || (out != NULL && out->finish == GEN_ERROR))
+        return false;
+    if (out == NULL && p.end > p.first && may_stop(op, p.tokens[p.end - 1].id))
+        p.end--;
+    if (out == NULL && p.end == p.first)
+        return false;
+    fill_part(&p);
+    tell = p.failed || out != NULL || p.text.len > 0 || p.logprobs != NULL || op->return_ids;
+    if (tell) {
+        *choice = part_json(&p);
+        seq->begun = true;
+    }
+    seq->n_sent = p.end;
+    seq->told = out != NULL;
+    json_decref(p.logprobs);
+    buf_fini(&p.text);
+    return tell;
+}
+
+void completions_news(struct generation *g)
+{
+    struct completions_op *op = completions_of(g);
+    json_t *choice = NULL;
+
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        if (next_part(op, &g->seqs[i], &choice))
+            generation_event(g, envelope(op, json_pack("[o]", choice),
+                                         op->stream.usage_each ? usage_json(op) : json_null()));
+    }
+}
+
+static json_t *whole_json(struct completions_op *op)
+{
+    struct generation *g = &op->g;
+    json_t *choices = json_array(), *choice = NULL;
+
+    for (uint32_t i = 0; i < g->n_seqs && choices != NULL; i++) {
+        if (next_part(op, &g->seqs[i], &choice) && json_array_append_new(choices, choice) == 0)
+            continue;
+        json_decref(choices);
+        choices = NULL;
+    }
+    return envelope(op, choices, usage_json(op));
+}
+
+void completions_finish(struct generation *g)
+{
+    struct completions_op *op = completions_of(g);
+    struct exchange *x = g->x;
+    struct err why = {0};
+    bool failed = generation_failed(g, &why);
+
+    if (op->stream.on) {
+        completions_news(g);
+        if (op->stream.usage_last && !failed)
+            generation_event(g, envelope(op, json_array(), usage_json(op)));
+        generation_end(g);
+        return;
+    }
+    g->x = NULL;
+    if (failed)
+        reply_error(x, &why, NULL);
+    else
+        reply_json(x, 200, whole_json(op));
+}

@@ -1,0 +1,31 @@
+/* The handlers of health, status and weights, and the members that each accepts. */
+#ifndef BATON_HANDLERS_CONTROL_PLANE_H
+#define BATON_HANDLERS_CONTROL_PLANE_H
+
+#include "handlers/app.h"
+
+/* Every one is a route's `handle` (handlers/route.h). */
+int handle_live(struct app *app, struct exchange *x, struct err *e);
+int handle_ready(struct app *app, struct exchange *x, struct err *e);
+int handle_status(struct app *app, struct exchange *x, struct err *e);
+int handle_version(struct app *app, struct exchange *x, struct err *e);
+int handle_metrics(struct app *app, struct exchange *x, struct err *e);
+int handle_models(struct app *app, struct exchange *x, struct err *e);
+int handle_update(struct app *app, struct exchange *x, struct err *e);
+int handle_update_start(struct app *app, struct exchange *x, struct err *e);
+int handle_update_finish(struct app *app, struct exchange *x, struct err *e);
+int handle_update_abort(struct app *app, struct exchange *x, struct err *e);
+int handle_update_renew(struct app *app, struct exchange *x, struct err *e);
+int handle_update_get(struct app *app, struct exchange *x, struct err *e);
+int handle_update_delete(struct app *app, struct exchange *x, struct err *e);
+int handle_plan_put(struct app *app, struct exchange *x, struct err *e);
+int handle_weights_list(struct app *app, struct exchange *x, struct err *e);
+int handle_weights_get(struct app *app, struct exchange *x, struct err *e);
+
+extern const char *const update_members[], *const update_query[];
+extern const char *const update_start_members[], *const update_finish_members[];
+extern const char *const update_abort_members[], *const update_renew_members[];
+extern const char *const plan_members[];
+extern const char *const weights_list_query[];
+
+#endif

@@ -1,0 +1,18 @@
+/* The handlers of generation and tokenization, and the members that each accepts. */
+#ifndef BATON_HANDLERS_DATA_PLANE_H
+#define BATON_HANDLERS_DATA_PLANE_H
+
+#include "handlers/app.h"
+
+/* Every one is a route's `handle` (handlers/route.h). generate and completions run on
+ * app->generate_pool and take a permit of app->generate themselves; tokenize and detokenize run on
+ * app->text, admitted already. */
+int handle_generate(struct app *app, struct exchange *x, struct err *e);
+int handle_completions(struct app *app, struct exchange *x, struct err *e);
+int handle_tokenize(struct app *app, struct exchange *x, struct err *e);
+int handle_detokenize(struct app *app, struct exchange *x, struct err *e);
+
+extern const char *const generate_members[], *const completions_members[];
+extern const char *const tokenize_members[], *const detokenize_members[];
+
+#endif

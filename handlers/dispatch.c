@@ -1,0 +1,222 @@
+/* From the front to the handlers: which route, which threads, and what the log says at the end.
+ *
+ * A loop thread only looks the route up and posts; parsing and work happen on the route's pool.
+ * Text work passes the detokenize semaphore first, so that a flood of it queues behind its own
+ * permits and not in front of anything else. */
+#include "handlers/app.h"
+
+#include "base/log.h"
+#include "handlers/body.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "handlers/update_parts.h"
+#include "server/admission.h"
+#include "server/config.h"
+#include "server/life.h"
+#include "weights/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One dispatched exchange on its way to a thread. Freed by whichever job runs last. */
+struct hop {
+    struct job job;       /* of a pool */
+    struct ticket ticket; /* text lane: of the detokenize semaphore */
+    struct app *app;
+    struct exchange *x;
+};
+
+/* Health answers in every state; other work only while serving. */
+static int check_life(const struct app *app, const struct route *route, struct err *e)
+{
+    if (route->role == ROLE_HEALTH)
+        return 0;
+    switch (life_state(app->life)) {
+    case LIFE_STARTING:
+        return err_set(e, ERR_STARTING, "", "the server is loading its first weights");
+    case LIFE_DRAINING:
+        return err_set(e, ERR_DRAINING, "", "the server is draining and takes no new work");
+    case LIFE_SERVING:
+        break;
+    }
+    return 0;
+}
+
+static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
+{
+    const struct app *app = arg;
+    const struct route *route;
+    size_t at = 0;
+
+    route = route_find(x->path, x->method, &at, e);
+    if (route == NULL)
+        return -1;
+    x->route = route;
+    x->path_arg = x->path + at;
+    if (check_life(app, route, e) != 0)
+        return -1;
+    if (route->strict && body_query_only(x, route, e) != 0)
+        return -1;
+    out->body = FRONT_BODY_WHOLE;
+    out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->config->json_body_max
+                                                         : route->body_max;
+    if (route->body == BODY_TENSORS && body_is_tensors(x)) {
+        out->body = FRONT_BODY_STREAM;
+        out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
+        out->head_nbytes = safetensors_head_nbytes;
+    }
+    return 0;
+}
+
+static void run_handler(struct app *app, struct exchange *x)
+{
+    const struct route *route = x->route;
+    struct err e = {0};
+
+    if (exchange_gone(x))
+        (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    else if (route->handle(app, x, &e) == 0)
+        return;
+    reply_error(x, &e, NULL);
+}
+
+static void hop_run(void *arg)
+{
+    struct hop *h = arg;
+    struct app *app = h->app;
+    struct exchange *x = h->x;
+
+    free(h);
+    run_handler(app, x);
+}
+
+static void text_run(void *arg)
+{
+    struct hop *h = arg;
+
+    exchange_on_gone(h->x, NULL, NULL);
+    run_handler(h->app, h->x);
+    admission_leave(h->app->detokenize, &h->ticket);
+    free(h);
+}
+
+/* The client went away while queued: its ticket is out of the line already. */
+static void text_drop(void *arg)
+{
+    struct hop *h = arg;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    reply_error(h->x, &e, NULL);
+    free(h);
+}
+
+/* Under the exchange's lock: only takes the ticket out; answering is another thread's. */
+static void text_gone(void *arg)
+{
+    struct hop *h = arg;
+    struct err ignored = {0};
+
+    if (!admission_cancel(h->app->detokenize, &h->ticket))
+        return;
+    h->job = (struct job){.run = text_drop, .arg = h};
+    (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
+}
+
+/* As many threads as permits: a granted ticket finds one at once. */
+static void text_granted(void *arg)
+{
+    struct hop *h = arg;
+    struct err ignored = {0};
+
+    h->job = (struct job){.run = text_run, .arg = h};
+    (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
+}
+
+static int enter_text(struct app *app, struct hop *h, struct err *e)
+{
+    struct exchange *x = h->x;
+
+    h->ticket = (struct ticket){.granted = text_granted, .arg = h};
+    exchange_on_gone(x, text_gone, h);
+    if (admission_enter(app->detokenize, &h->ticket, e) == 0)
+        return 0;
+    exchange_on_gone(x, NULL, NULL);
+    return -1;
+}
+
+static int post_hop(struct app *app, struct hop *h, enum route_lane lane, struct err *e)
+{
+    if (lane == LANE_TEXT)
+        return enter_text(app, h, e);
+    h->job = (struct job){.run = hop_run, .arg = h};
+    return workers_post(lane == LANE_CONTROL ? app->control : app->generate_pool, &h->job,
+                        WORKERS_NORMAL, e);
+}
+
+static void app_dispatch(void *arg, struct exchange *x)
+{
+    struct app *app = arg;
+    const struct route *route = x->route;
+    struct err e = {0};
+    struct hop *h;
+
+    if (route->lane == LANE_LOOP) {
+        run_handler(app, x);
+        return;
+    }
+    h = calloc(1, sizeof *h);
+    if (h == NULL) {
+        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for the request");
+        reply_error(x, &e, NULL);
+        return;
+    }
+    h->app = app;
+    h->x = x;
+    if (post_hop(app, h, route->lane, &e) != 0) {
+        free(h);
+        reply_error(x, &e, NULL);
+    }
+}
+
+static void app_reject(void *arg, struct exchange *x, const struct err *e,
+                       struct exchange_reply *out)
+{
+    (void)arg;
+    reply_error_make(x->route, e, NULL, out);
+}
+
+static void app_done(void *arg, const struct exchange *x, const struct front_outcome *o)
+{
+    const struct app *app = arg;
+    const struct route *route = x->route;
+    enum log_level level = LOG_INFO;
+    struct log_rec r;
+
+    metrics_request(app->metrics, route, o->status, o->duration_us, o->nbytes_in, o->nbytes_out);
+    if (route != NULL && route->role == ROLE_HEALTH && o->status == 200)
+        level = LOG_DEBUG; /* probes come every second */
+    else if (o->status >= 500)
+        level = LOG_WARN;
+    if (!log_enabled(level))
+        return;
+    log_begin(&r, level, "request");
+    log_str(&r, "request_id", x->request_id);
+    log_str(&r, "method", exchange_method_name(x->method));
+    log_str(&r, "route", route != NULL ? route->pattern : NULL);
+    log_str(&r, "path", route == NULL || x->path_arg[0] != '\0' ? x->path : NULL);
+    log_u64(&r, "status", (uint64_t)o->status);
+    log_str(&r, "code", o->log_code);
+    log_u64(&r, "bytes_in", o->nbytes_in);
+    log_u64(&r, "bytes_out", o->nbytes_out);
+    log_ms(&r, "duration_ms", o->duration_us);
+    log_str(&r, "outcome", o->gone ? "gone" : "answered");
+    log_end(&r);
+}
+
+const struct front_app app_front = {
+    .route = app_route,
+    .dispatch = app_dispatch,
+    .reject = app_reject,
+    .done = app_done,
+};

@@ -1,0 +1,442 @@
+/* The life of a generate, from its ticket to its answer. See the header for who runs what.
+ *
+ * n_open counts what may still call back: the submitter holds one until the last sequence is in,
+ * so that an early end cannot finish a half-submitted request. Whoever brings it to 0 gives the
+ * permit back and then, and only then, lets the answer be made. */
+#include "handlers/generation.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "handlers/reply.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void generation_work(void *arg);
+
+void generation_init(struct generation *g, struct app *app, struct exchange *x,
+                     const struct generation_ops *ops, struct workers *pool)
+{
+    assert(ops->finish != NULL && ops->free != NULL);
+    mtx_init(&g->lock, MTX_GENERATION);
+    g->n_refs = 1;
+    g->n_open = 1;
+    g->app = app;
+    g->x = x;
+    g->ops = ops;
+    g->pool = pool;
+    g->work = (struct job){.run = generation_work, .arg = g};
+    generate_params_init(&g->params);
+}
+
+void generation_fini(struct generation *g)
+{
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        gen_output_free(g->seqs[i].out);
+    free(g->seqs);
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        free(g->prompts[i].ids);
+    free(g->prompts);
+    generate_params_fini(&g->params);
+    mtx_fini(&g->lock);
+}
+
+static void generation_ref(struct generation *g)
+{
+    mtx_lock(&g->lock);
+    g->n_refs++;
+    mtx_unlock(&g->lock);
+}
+
+void generation_unref(struct generation *g)
+{
+    bool last;
+
+    if (g == NULL)
+        return;
+    mtx_lock(&g->lock);
+    last = --g->n_refs == 0;
+    mtx_unlock(&g->lock);
+    if (last)
+        g->ops->free(g);
+}
+
+int generation_check_app(const struct app *app, const char *model, struct err *e)
+{
+    if (app->engine == NULL)
+        return err_set(e, ERR_NO_ENGINE, "",
+                       "this server holds weights only (--engine none): it cannot generate");
+    if (model != NULL && strcmp(model, app->model_name) != 0)
+        return err_set(e, ERR_NOT_FOUND, "/model", "model '%.200s' is not served here; '%.200s' is",
+                       model, app->model_name);
+    return 0;
+}
+
+int generation_check_prompt(const struct app *app, uint32_t n, const char *at, struct err *e)
+{
+    if (n == 0)
+        return err_set(e, ERR_BAD_REQUEST, at, "the prompt has no tokens; at least 1 is needed");
+    if (n >= app->max_model_len)
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "the prompt has %u tokens; a context of %u leaves room for at most %u", n,
+                       app->max_model_len, app->max_model_len - 1);
+    return 0;
+}
+
+int generation_expand(struct generation *g, const char *at, struct err *e)
+{
+    uint64_t n_seqs = (uint64_t)g->n_prompts * g->params.n, n_tokens = 0;
+    struct generation_seq *seqs;
+
+    if (n_seqs > GENERATION_SEQS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "%u prompts with n = %u are %llu sequences; at most %d are allowed",
+                       g->n_prompts, g->params.n, (unsigned long long)n_seqs, GENERATION_SEQS_MAX);
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        n_tokens += (uint64_t)g->prompts[i].n * g->params.n;
+    if (n_tokens > GENERATION_PROMPT_TOKENS_MAX)
+        return err_set(e, ERR_TOO_LARGE, at,
+                       "the prompts of all sequences have %llu tokens; at most %d are allowed",
+                       (unsigned long long)n_tokens, GENERATION_PROMPT_TOKENS_MAX);
+    seqs = calloc((size_t)n_seqs, sizeof *seqs);
+    if (seqs == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %llu sequences",
+                       (unsigned long long)n_seqs);
+    for (uint32_t i = 0; i < (uint32_t)n_seqs; i++) {
+        seqs[i].g = g;
+        seqs[i].index = i;
+        seqs[i].prompt = i / g->params.n;
+        seqs[i].choice = i % g->params.n;
+    }
+    mtx_lock(&g->lock); /* the peer's callback may be looking */
+    g->seqs = seqs;
+    g->n_seqs = (uint32_t)n_seqs;
+    mtx_unlock(&g->lock);
+    return 0;
+}
+
+void generation_fail(struct generation *g, const struct err *e)
+{
+    reply_error(g->x, e, NULL);
+    g->x = NULL;
+    generation_unref(g);
+}
+
+static void generation_forget(void *arg)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    generation_fail(arg, &e);
+}
+
+static void cancel_locked(struct generation *g)
+{
+    struct engine *en = g->app->engine;
+
+    mtx_assert_held(&g->lock);
+    g->stopped = true;
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        if (g->seqs[i].id != 0)
+            en->ops->cancel(en, g->seqs[i].id);
+    }
+}
+
+void generation_cancel(struct generation *g)
+{
+    mtx_lock(&g->lock);
+    cancel_locked(g);
+    mtx_unlock(&g->lock);
+}
+
+/* The peer left: on the front's thread, with MTX_EXCHANGE held, so nothing is answered here. */
+static void generation_gone(void *arg)
+{
+    struct generation *g = arg;
+    struct err e = {0};
+    bool entered;
+
+    mtx_lock(&g->lock);
+    g->gone = true;
+    cancel_locked(g);
+    entered = g->entered;
+    mtx_unlock(&g->lock);
+    if (!entered || !admission_cancel(g->app->generate, &g->ticket))
+        return;
+    g->step = (struct job){.run = generation_forget, .arg = g};
+    if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &e) != 0)
+        log_line(LOG_WARN, "generate.left", "a queued request outlived its pool: %s", e.msg);
+}
+
+void generation_watch(struct generation *g)
+{
+    exchange_on_gone(g->x, generation_gone, g);
+}
+
+static void post_work(struct generation *g)
+{
+    struct err stopping = {0};
+
+    /* A pool that stops before its generations is the end of the process: answer from here. */
+    if (workers_post(g->pool, &g->work, WORKERS_URGENT, &stopping) != 0)
+        generation_work(g);
+}
+
+/* Makes the work job look at the generation, now or once more. */
+static void wake(struct generation *g, bool ended)
+{
+    bool post;
+
+    mtx_lock(&g->lock);
+    g->ended = g->ended || ended;
+    g->again = true;
+    post = !g->busy;
+    g->busy = true;
+    mtx_unlock(&g->lock);
+    if (post)
+        post_work(g);
+}
+
+static void count_ended(const struct generation *g)
+{
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        const struct generation_seq *seq = &g->seqs[i];
+
+        if (seq->out != NULL)
+            metrics_generation(g->app->metrics, g->prompts[seq->prompt].n, seq->out->n_tokens,
+                               seq->out->first_token_us, seq->ended_us - seq->submitted_us,
+                               gen_finish_name(seq->out->finish));
+    }
+}
+
+static void generation_work(void *arg)
+{
+    struct generation *g = arg;
+    bool more;
+
+    mtx_lock(&g->lock);
+    g->again = false;
+    more = !g->ended;
+    mtx_unlock(&g->lock);
+    if (!more) {
+        count_ended(g);
+        g->ops->finish(g);
+        generation_unref(g);
+        return;
+    }
+    g->ops->news(g);
+    mtx_lock(&g->lock);
+    more = g->again;
+    g->busy = more;
+    mtx_unlock(&g->lock);
+    if (more)
+        post_work(g); /* behind the other streams, not in front of them */
+}
+
+/* One fewer may call back. The last one gives the permit back. */
+static void close_one(struct generation *g)
+{
+    bool last;
+
+    mtx_lock(&g->lock);
+    assert(g->n_open > 0);
+    last = --g->n_open == 0;
+    mtx_unlock(&g->lock);
+    if (!last)
+        return;
+    admission_leave(g->app->generate, &g->ticket);
+    wake(g, true);
+}
+
+static void fail_locked(struct generation *g, const struct err *e)
+{
+    mtx_assert_held(&g->lock);
+    if (g->err.code == ERR_NONE)
+        g->err = *e;
+    cancel_locked(g);
+}
+
+static void seq_tokens(void *arg, const struct gen_output *out, uint32_t first)
+{
+    struct generation_seq *seq = arg;
+
+    (void)first;
+    mtx_lock(&seq->g->lock);
+    seq->tokens = out->tokens;
+    seq->n_tokens = out->n_tokens;
+    mtx_unlock(&seq->g->lock);
+    wake(seq->g, false);
+}
+
+static void seq_done(void *arg, struct gen_output *out)
+{
+    struct generation_seq *seq = arg;
+    struct generation *g = seq->g;
+    struct gen_output *kept = gen_output_take(out);
+    struct err e = {0};
+
+    if (kept == NULL)
+        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to keep the output");
+    else if (kept->finish == GEN_ERROR && kept->error.code != ERR_NONE)
+        e = kept->error;
+    else if (kept->finish == GEN_ERROR)
+        (void)err_set(&e, ERR_ENGINE, "", "the engine failed without saying why");
+    seq->ended_us = clock_now_us();
+    mtx_lock(&g->lock);
+    seq->id = 0;
+    seq->ended = true;
+    seq->out = kept;
+    if (kept != NULL) {
+        seq->tokens = kept->tokens;
+        seq->n_tokens = kept->n_tokens;
+    }
+    if (e.code != ERR_NONE)
+        fail_locked(g, &e);
+    mtx_unlock(&g->lock);
+    if (g->ops->news != NULL)
+        wake(g, false); /* its last event need not wait for the others */
+    close_one(g);
+}
+
+static const struct gen_sink sink_whole = {.done = seq_done};
+static const struct gen_sink sink_stream = {.tokens = seq_tokens, .done = seq_done};
+
+static int seq_request(struct gen_request *r, struct generation_seq *seq, struct err *e)
+{
+    struct generation *g = seq->g;
+    const struct generation_prompt *p = &g->prompts[seq->prompt];
+    uint32_t *ids = malloc(p->n * sizeof *ids);
+
+    if (ids == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a prompt of %u tokens", p->n);
+    if (generate_params_for(&r->params, &g->params, seq->choice, g->app->max_model_len - p->n, e) !=
+        0) {
+        free(ids);
+        return -1;
+    }
+    if (seq->choice > 0)
+        r->params.prompt_logprobs = -1; /* those of the prompt's first choice serve all */
+    memcpy(ids, p->ids, p->n * sizeof *ids);
+    r->prompt = ids;
+    r->n_prompt = p->n;
+    r->sink = g->ops->news != NULL ? &sink_stream : &sink_whole;
+    r->sink_arg = seq;
+    return 0;
+}
+
+static int seq_submit(struct generation_seq *seq, struct err *e)
+{
+    struct generation *g = seq->g;
+    struct engine *en = g->app->engine;
+    struct gen_request r = {0};
+    uint64_t id = 0;
+
+    if (seq_request(&r, seq, e) != 0)
+        return -1;
+    seq->submitted_us = clock_now_us();
+    if (en->ops->submit(en, &r, &id, e) != 0) {
+        gen_request_fini(&r);
+        return -1;
+    }
+    mtx_lock(&g->lock);
+    if (!seq->ended)
+        seq->id = id;
+    if (g->stopped && !seq->ended)
+        en->ops->cancel(en, id);
+    mtx_unlock(&g->lock);
+    return 0;
+}
+
+/* With the permit: submit every sequence, unless the peer leaves or one is refused meanwhile. */
+static void generation_start(void *arg)
+{
+    struct generation *g = arg;
+
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        struct err e = {0};
+        bool stop;
+
+        mtx_lock(&g->lock);
+        stop = g->stopped;
+        g->n_open += stop ? 0 : 1;
+        mtx_unlock(&g->lock);
+        if (stop)
+            break;
+        if (seq_submit(&g->seqs[i], &e) == 0)
+            continue;
+        if (g->ops->blame != NULL)
+            g->ops->blame(&g->seqs[i], &e);
+        mtx_lock(&g->lock);
+        g->n_open--; /* never the last: ours is still there */
+        fail_locked(g, &e);
+        mtx_unlock(&g->lock);
+        break;
+    }
+    close_one(g);
+}
+
+/* By admission_enter itself, or by the thread that left: only posts. */
+static void generation_granted(void *arg)
+{
+    struct generation *g = arg;
+    struct err stopping = {0};
+
+    g->step = (struct job){.run = generation_start, .arg = g};
+    if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &stopping) != 0)
+        generation_start(g);
+}
+
+void generation_enter(struct generation *g)
+{
+    struct err e = {0};
+    bool gone;
+
+    mtx_lock(&g->lock);
+    gone = g->gone;
+    mtx_unlock(&g->lock);
+    if (gone) {
+        generation_forget(g);
+        return;
+    }
+    generation_ref(g); /* granted, it may end before we are back */
+    g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
+    if (admission_enter(g->app->generate, &g->ticket, &e) != 0) {
+        generation_fail(g, &e);
+        generation_unref(g);
+        return;
+    }
+    mtx_lock(&g->lock);
+    g->entered = true;
+    gone = g->gone;
+    mtx_unlock(&g->lock);
+    /* The peer that left before `entered` could not cancel; after it, its callback does. */
+    if (gone && admission_cancel(g->app->generate, &g->ticket))
+        generation_forget(g);
+    generation_unref(g);
+}
+
+bool generation_failed(struct generation *g, struct err *why)
+{
+    bool gone;
+
+    mtx_lock(&g->lock);
+    gone = g->gone;
+    if (!gone && g->err.code != ERR_NONE)
+        *why = g->err;
+    mtx_unlock(&g->lock);
+    if (gone)
+        (void)err_set(why, ERR_GONE, "", "the client went away");
+    return why->code != ERR_NONE;
+}
+
+void generation_look(const struct generation_seq *seq, const struct gen_token **tokens, uint32_t *n,
+                     struct gen_output **out)
+{
+    mtx_lock(&seq->g->lock);
+    *tokens = seq->tokens;
+    *n = seq->n_tokens;
+    *out = seq->out;
+    mtx_unlock(&seq->g->lock);
+}

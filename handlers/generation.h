@@ -1,0 +1,148 @@
+/* One running generate: a request's exchange, its permit, and its sequences in the engine.
+ *
+ * Life. The flow (whoever carries the request on) owns one reference. It goes: init -> watch ->
+ * enter (queue for the permit) -> granted -> submit every sequence -> the last one is done -> the
+ * permit goes back -> finish answers -> freed. Every path ends in one answer, and a permit that was
+ * granted goes back only when the engine is done with every sequence.
+ *
+ *   front thread    gone: the peer left. Out of the queue, or every sequence is cancelled.
+ *   engine thread   tokens, done: copy pointers, count, post. Nothing is formatted there.
+ *   pool thread     news, finish: one at a time for a generation, so events keep their order.
+ *
+ * The peer's callback holds MTX_EXCHANGE and cannot run once the exchange is answered, so that the
+ * generation outlives it. The pools and the engine outlive every generation. */
+#ifndef BATON_HANDLERS_GENERATION_H
+#define BATON_HANDLERS_GENERATION_H
+
+#include "base/err.h"
+#include "base/exchange.h"
+#include "base/mtx.h"
+#include "base/workers.h"
+#include "engine/engine.h"
+#include "handlers/app.h"
+#include "handlers/generate_params.h"
+#include "server/admission.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    GENERATION_SEQS_MAX = 1024,                /* prompts times n of one request */
+    GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576 /* over all sequences of one request */
+};
+
+struct generation;
+struct generation_seq;
+
+/* What one operation does with it; no lock held, on the generation's pool but for blame. */
+struct generation_ops {
+    /* Tokens came, or a sequence ended. NULL when the answer is made at the end only. */
+    void (*news)(struct generation *g);
+    /* The engine refused a sequence: put its pointer in terms of this operation's members. May be
+     * NULL. On app->generate_pool. */
+    void (*blame)(const struct generation_seq *seq, struct err *e);
+    /* Every sequence ended and the permit is back. Must answer the exchange. Called once, last;
+     * not called when the request failed before it got a permit. */
+    void (*finish)(struct generation *g);
+    /* Frees the operation, whose first member is the generation, after generation_fini. */
+    void (*free)(struct generation *g);
+};
+
+struct generation_prompt {
+    uint32_t *ids; /* owned */
+    uint32_t n;
+};
+
+struct generation_seq {
+    /* Guarded by the generation's lock. */
+    uint64_t id; /* of the engine; 0 while it has none, and when it ended */
+    const struct gen_token
+        *tokens; /* [n_tokens]: entries never change or move once they are there */
+    uint32_t n_tokens;
+    struct gen_output *out; /* owned; set by done */
+    bool ended;
+
+    /* Immutable. */
+    struct generation *g;
+    uint32_t index, prompt, choice; /* index = prompt * n + choice */
+
+    uint64_t submitted_us, ended_us; /* of the submitter; of done, before `ended` */
+    uint32_t n_sent;                 /* of the pool's job: tokens told in a stream */
+    bool begun, told;                /* of the pool's job: first event sent; last event sent */
+};
+
+struct generation {
+    struct mtx lock; /* rank MTX_GENERATION; guards down to the blank line */
+    uint32_t n_refs;
+    uint32_t n_open;  /* sequences submitted and not ended, plus one until all are submitted */
+    bool gone;        /* the peer left */
+    bool stopped;     /* cancelled or failed: submit no more */
+    bool entered;     /* the ticket has been through admission_enter */
+    bool ended;       /* n_open reached 0 and the permit is back */
+    bool busy, again; /* the work job is posted or runs; it has to look once more */
+    struct err err;   /* first failure */
+    struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
+    uint32_t n_seqs;
+
+    /* Immutable once entered. */
+    struct app *app;
+    struct exchange *x; /* the flow's reference; given up by the answer */
+    const struct generation_ops *ops;
+    struct workers *pool; /* where news and finish run */
+    struct generate_params params;
+    struct generation_prompt *prompts; /* [n_prompts]; owned */
+    uint32_t n_prompts;
+
+    struct ticket ticket; /* of app->generate */
+    struct job step;      /* of the flow: prepare, start, forget */
+    struct job work;      /* news and finish */
+
+    bool stream_open, stream_broken; /* of the pool's job */
+};
+
+/* generation_init - an empty generation with one reference, the flow's.
+ * @x     the flow's reference moves in with generation_watch; until then it is the caller's */
+void generation_init(struct generation *g, struct app *app, struct exchange *x,
+                     const struct generation_ops *ops, struct workers *pool);
+void generation_fini(struct generation *g); /* for ops->free */
+
+/* generation_unref - drop a reference; the last one frees. Accepts NULL. */
+void generation_unref(struct generation *g);
+
+/* generation_check_app - ERR_NO_ENGINE without an engine; ERR_NOT_FOUND at /model when `model` is
+ * given and is not what is served. */
+int generation_check_app(const struct app *app, const char *model, struct err *e);
+
+/* generation_check_prompt - does a prompt of n tokens fit the context, with room for one more?
+ * Errors: ERR_BAD_REQUEST at `at`. */
+int generation_check_prompt(const struct app *app, uint32_t n, const char *at, struct err *e);
+
+/* generation_expand - make the sequences, n for each prompt.
+ * @at  pointer of the prompts, for errors
+ * Errors: ERR_BAD_REQUEST (more than GENERATION_SEQS_MAX sequences), ERR_TOO_LARGE (their prompts
+ *         pass GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
+int generation_expand(struct generation *g, const char *at, struct err *e);
+
+/* generation_watch - from now on the peer's leaving ends it, and the exchange is the flow's. */
+void generation_watch(struct generation *g);
+
+/* generation_enter - take a permit or queue for it; the flow's reference moves on. A refusal is
+ * answered here. The caller must not touch g afterwards. Threads: a pool's. */
+void generation_enter(struct generation *g);
+
+/* generation_fail - answer with e and give up the flow's reference; before generation_enter only.
+ */
+void generation_fail(struct generation *g, const struct err *e);
+
+/* generation_cancel - end every sequence soon, and submit no more. Any thread. */
+void generation_cancel(struct generation *g);
+
+/* generation_failed - in news or finish: why there is no whole answer (ERR_GONE when the peer
+ * left, else the first failure). Returns false when all is well. */
+bool generation_failed(struct generation *g, struct err *why);
+
+/* generation_look - a consistent view of a sequence: out is NULL until it ended. */
+void generation_look(const struct generation_seq *seq, const struct gen_token **tokens, uint32_t *n,
+                     struct gen_output **out);
+
+#endif

@@ -1,0 +1,45 @@
+/* What the answers of generate and completions have in common: spans, usage, logprobs, events. */
+#ifndef BATON_HANDLERS_GENERATION_REPLY_H
+#define BATON_HANDLERS_GENERATION_REPLY_H
+
+#include "base/buf.h"
+#include "handlers/generation.h"
+
+#include <jansson.h>
+
+/* A JSON number must be finite, and some readers refuse anything below this. */
+#define GENERATION_LOGPROB_MIN (-9999.0)
+
+/* All return a new reference, or NULL when there was no memory. */
+json_t *generation_logprob_json(float logprob); /* floored; not finite becomes the floor */
+json_t *generation_versions_json(const struct gen_output *out);
+json_t *generation_finish_json(const struct gen_output *out);      /* null while out is NULL */
+json_t *generation_stop_reason_json(const struct gen_output *out); /* string, id or null */
+json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion);
+json_t *generation_ids_json(const uint32_t *ids, uint32_t n);
+json_t *generation_token_ids_json(const struct gen_token *tokens, uint32_t first, uint32_t end);
+
+/* generation_prompt_logprobs_json - [null, {"<id>": {logprob, rank, decoded_token}}, ...], or null
+ * when none were asked for.
+ * @n_top_max  best tokens told beside the prompt's own
+ * @t          spells decoded_token; NULL leaves it null */
+json_t *generation_prompt_logprobs_json(const struct gen_output *out, uint32_t n_top_max,
+                                        const struct tokenizer *t);
+
+/* generation_token_text - one token's own text, alone; bytes that are no character are U+FFFD. */
+void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out);
+
+/* Tokens of the prompts, counted once each; tokens told so far (streams) or made (answers). */
+uint64_t generation_n_prompt(const struct generation *g);
+uint64_t generation_n_sent(const struct generation *g);
+uint64_t generation_n_made(const struct generation *g);
+
+/* generation_event - send `event` (stolen; NULL: no memory) as one server-sent event; the first
+ * one opens the stream. A stream that cannot go on cancels the generation. */
+void generation_event(struct generation *g, json_t *event);
+
+/* generation_end - in finish, for a stream: tell the failure, if there is one, and close. Before
+ * the first event a failure is a plain error reply; after it an event of its own. */
+void generation_end(struct generation *g);
+
+#endif

@@ -1,0 +1,106 @@
+/* Health: three different questions. Live: can the process do its work? Ready: would a generate
+ * sent now be served? Both are computed from what is so at this moment, never from a flag that
+ * somebody forgot to clear. */
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "server/admission.h"
+#include "server/life.h"
+#include "weights/store.h"
+
+#include <string.h>
+
+enum { LIVE_HEARTBEAT_MAX_S = 60 }; /* an engine whose loop has not turned for this long is dead */
+
+bool app_live(const struct app *app, struct err *why)
+{
+    struct engine_stats s = {0};
+    uint64_t now = clock_now_us(), age_us;
+
+    if (app->engine == NULL)
+        return true;
+    app->engine->ops->stats(app->engine, &s);
+    age_us = now > s.heartbeat_us ? now - s.heartbeat_us : 0;
+    if (age_us <= LIVE_HEARTBEAT_MAX_S * UINT64_C(1000000))
+        return true;
+    (void)err_set(why, ERR_ENGINE, "", "the engine has not turned for %llu s",
+                  (unsigned long long)(age_us / 1000000));
+    return false;
+}
+
+static int weights_ready(const struct app *app, struct err *why)
+{
+    struct store_info info;
+
+    store_info(app->store, &info);
+    switch (info.state) {
+    case STORE_UNSYNCED:
+        return err_set(why, ERR_UNSYNCED, "", "no weights have been committed yet");
+    case STORE_INCONSISTENT:
+        return err_set(why, ERR_INCONSISTENT, "",
+                       "an in_place update failed half-way; a whole update is needed");
+    case STORE_IN_PLACE:
+        return err_set(why, ERR_CONFLICT, "", "an in_place update is writing");
+    case STORE_READY:
+        break;
+    }
+    return 0;
+}
+
+static int check_ready(const struct app *app, struct err *why)
+{
+    struct admission_stats s;
+
+    if (life_state(app->life) == LIFE_STARTING)
+        return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
+    if (life_state(app->life) == LIFE_DRAINING)
+        return err_set(why, ERR_DRAINING, "", "the server is draining");
+    if (app->engine == NULL)
+        return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
+    if (!app_live(app, why) || weights_ready(app, why) != 0)
+        return -1;
+    admission_stats(app->generate, &s);
+    if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)
+        return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
+    return 0;
+}
+
+bool app_ready(const struct app *app, struct err *why)
+{
+    return check_ready(app, why) == 0;
+}
+
+int handle_live(struct app *app, struct exchange *x, struct err *e)
+{
+    if (!app_live(app, e))
+        return -1;
+    if (strcmp(x->path, "/health") == 0 || strcmp(x->path, "/ping") == 0)
+        reply_empty(x, 200); /* as vLLM: its pollers read only the status */
+    else
+        reply_json(x, 200, json_pack("{s:b}", "live", 1));
+    return 0;
+}
+
+int handle_ready(struct app *app, struct exchange *x, struct err *e)
+{
+    struct err why = {0};
+
+    (void)e;
+    if (app_ready(app, &why)) {
+        reply_json(x, 200, json_pack("{s:b}", "ready", 1));
+        return 0;
+    }
+    reply_json(x, 503,
+               json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", err_wire_name(why.code),
+                         "message", why.msg));
+    return 0;
+}
+
+int handle_version(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200,
+               json_pack("{s:s, s:s}", "version", BATON_VERSION, "boot_id", app->life->boot_id));
+    return 0;
+}

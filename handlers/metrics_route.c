@@ -1,0 +1,25 @@
+/* GET /metrics. */
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+
+#include <stdlib.h>
+
+int handle_metrics(struct app *app, struct exchange *x, struct err *e)
+{
+    struct exchange_reply r = {
+        .status = 200,
+        .content_type = "text/plain; version=0.0.4; charset=utf-8",
+        .release = free,
+    };
+    struct buf text = {0};
+    char *data;
+
+    metrics_text(app->metrics, app, &text);
+    data = buf_take(&text, &r.len);
+    if (data == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the metrics");
+    r.data = data;
+    r.release_arg = data;
+    exchange_reply(x, &r);
+    return 0;
+}

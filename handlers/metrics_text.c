@@ -1,0 +1,279 @@
+/* Gauges and counters that other rooms keep, asked for at the moment of the scrape. */
+#include "handlers/metrics_text.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/workers.h"
+#include "engine/engine.h"
+#include "handlers/app.h"
+#include "handlers/prometheus.h"
+#include "server/admission.h"
+#include "server/front.h"
+#include "server/life.h"
+#include "weights/store.h"
+#include "weights/update.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define LABELS(...) ((const struct prom_label[]){__VA_ARGS__, {NULL, NULL}})
+
+static uint64_t age_us(uint64_t since_us)
+{
+    uint64_t now = clock_now_us();
+
+    return now > since_us ? now - since_us : 0;
+}
+
+static void put_life(struct app *app, struct buf *out)
+{
+    struct err ignored = {0};
+
+    prom_head(out, "baton_info", "gauge", "Always 1; labels tell which build and which start");
+    prom_u64(out, "baton_info", LABELS({"version", BATON_VERSION}, {"boot_id", app->life->boot_id}),
+             1);
+    prom_one_seconds(out, "baton_uptime_seconds", "gauge", "Time since the start",
+                     age_us(app->life->started_us));
+    prom_head(out, "baton_life_state", "gauge", "1 for the state of the life cycle");
+    for (int s = LIFE_STARTING; s <= LIFE_DRAINING; s++)
+        prom_u64(out, "baton_life_state", LABELS({"state", life_state_name((enum life_state)s)}),
+                 life_state(app->life) == (enum life_state)s);
+    if (app->store == NULL || app->generate == NULL)
+        return; /* neither can be told */
+    prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
+             app_live(app, &ignored) ? 1 : 0);
+    err_clear(&ignored);
+    prom_one(out, "baton_ready", "gauge", "1 when a generate sent now would be served",
+             app_ready(app, &ignored) ? 1 : 0);
+}
+
+static void put_weights(struct store *store, struct buf *out)
+{
+    struct store_info info = {0};
+
+    store_info(store, &info);
+    prom_one(out, "baton_weights_serial", "gauge", "Serial of the served version, 0 for none",
+             info.serial);
+    prom_head(out, "baton_weights_state", "gauge", "1 for the state of the weights");
+    for (int s = STORE_UNSYNCED; s <= STORE_INCONSISTENT; s++)
+        prom_u64(out, "baton_weights_state",
+                 LABELS({"state", store_state_name((enum store_state)s)}),
+                 info.state == (enum store_state)s);
+    prom_one(out, "baton_weights_bytes", "gauge", "Bytes of the served version", info.nbytes);
+    prom_one(out, "baton_weights_versions_alive", "gauge", "Versions alive, readers' old ones too",
+             info.n_live);
+    prom_one(out, "baton_weights_commits_total", "counter", "Versions committed", info.n_commits);
+    if (info.committed_at_us > 0)
+        prom_one_seconds(out, "baton_weights_age_seconds", "gauge", "Time since the last commit",
+                         age_us(info.committed_at_us));
+}
+
+static void put_update(struct updates *updates, struct buf *out)
+{
+    struct update_info info = {0};
+
+    updates_current(updates, &info);
+    prom_head(out, "baton_update_phase", "gauge", "1 for the phase of the open update");
+    for (int p = UPDATE_NONE; p <= UPDATE_VERIFYING; p++)
+        prom_u64(out, "baton_update_phase",
+                 LABELS({"phase", update_phase_name((enum update_phase)p)}),
+                 info.phase == (enum update_phase)p);
+    prom_one(out, "baton_update_received_bytes", "gauge", "Bytes that the open update has received",
+             info.nbytes_done);
+    prom_one(out, "baton_update_expected_bytes", "gauge", "Bytes that the open update will bring",
+             info.nbytes_total);
+    prom_one_seconds(out, "baton_update_lease_seconds", "gauge",
+                     "Time until the open update's lease ends", info.lease_left_us);
+}
+
+static void put_updates(struct updates *updates, struct buf *out)
+{
+    static const char spent[] = "baton_update_seconds_total";
+    struct updates_stats s = {0};
+
+    updates_stats(updates, &s);
+    prom_one(out, "baton_updates_started_total", "counter", "Updates started", s.n_started);
+    prom_one(out, "baton_updates_committed_total", "counter", "Updates committed", s.n_committed);
+    prom_one(out, "baton_updates_aborted_total", "counter", "Updates aborted", s.n_aborted);
+    prom_one(out, "baton_updates_received_bytes_total", "counter", "Tensor bytes received",
+             s.nbytes_received);
+    prom_head(out, spent, "counter", "Time spent on updates, by phase");
+    prom_seconds(out, spent, LABELS({"phase", "receive"}), s.receive_us);
+    prom_seconds(out, spent, LABELS({"phase", "verify"}), s.verify_us);
+    prom_seconds(out, spent, LABELS({"phase", "commit"}), s.commit_us);
+}
+
+enum { N_QUEUES = 2 };
+
+static void put_admission_family(struct buf *out, const struct admission_stats *s, const char *name,
+                                 const char *type, const char *help, const uint64_t *values)
+{
+    prom_head(out, name, type, help);
+    for (size_t i = 0; i < N_QUEUES; i++)
+        prom_u64(out, name, LABELS({"queue", s[i].name}), values[i]);
+}
+
+static void put_admission(struct app *app, struct buf *out)
+{
+    static const char waited[] = "baton_admission_wait_seconds_total",
+                      longest[] = "baton_admission_wait_seconds_max";
+    struct admission_stats s[N_QUEUES] = {{0}};
+
+    admission_stats(app->generate, &s[0]);
+    admission_stats(app->detokenize, &s[1]);
+#define FAMILY(name, type, help, field)                                                            \
+    put_admission_family(out, s, "baton_admission_" name, type, help,                              \
+                         (const uint64_t[]){s[0].field, s[1].field})
+    FAMILY("running", "gauge", "Permits in use", n_running);
+    FAMILY("permits", "gauge", "Permits there are", n_permits);
+    FAMILY("waiting", "gauge", "Requests in the queue", n_waiting);
+    FAMILY("queue_limit", "gauge", "Requests that the queue takes", n_queue_max);
+    FAMILY("granted_total", "counter", "Permits granted", n_granted);
+    FAMILY("refused_total", "counter", "Requests refused over the queue's limit", n_refused);
+    FAMILY("cancelled_total", "counter", "Queued requests whose client went away", n_cancelled);
+#undef FAMILY
+    prom_head(out, waited, "counter", "Time that granted requests have waited");
+    for (size_t i = 0; i < N_QUEUES; i++)
+        prom_seconds(out, waited, LABELS({"queue", s[i].name}), s[i].wait_us_sum);
+    prom_head(out, longest, "gauge", "Longest wait of a granted request");
+    for (size_t i = 0; i < N_QUEUES; i++)
+        prom_seconds(out, longest, LABELS({"queue", s[i].name}), s[i].wait_us_max);
+}
+
+static void put_engine(struct buf *out, const struct engine_stats *s)
+{
+    prom_one_seconds(out, "baton_engine_heartbeat_age_seconds", "gauge",
+                     "Time since the step loop last turned", age_us(s->heartbeat_us));
+    prom_one(out, "baton_engine_running", "gauge", "Sequences in the batch", s->n_running);
+    prom_one(out, "baton_engine_waiting", "gauge", "Sequences waiting for the batch", s->n_waiting);
+    prom_one(out, "baton_engine_prompt_tokens_total", "counter", "Prompt tokens processed",
+             s->n_prompt_tokens);
+    prom_one(out, "baton_engine_generated_tokens_total", "counter", "Tokens generated",
+             s->n_generated_tokens);
+    prom_one(out, "baton_engine_steps_total", "counter", "Steps of the batch", s->n_steps);
+    prom_one_seconds(out, "baton_engine_step_seconds_max", "gauge", "Longest step since the start",
+                     s->step_us_max);
+    prom_one(out, "baton_engine_kv_tokens_used", "gauge", "Tokens that the KV cache holds",
+             s->kv_tokens_used);
+    prom_one(out, "baton_engine_kv_tokens_limit", "gauge", "Tokens that the KV cache can hold",
+             s->kv_tokens_max);
+}
+
+static void put_engine_vllm(struct app *app, struct buf *out, const struct engine_stats *s)
+{
+    const struct prom_label labels[] = {
+        {"model_name", app->model_name}, {"engine", "0"}, {NULL, NULL}};
+    struct admission_stats queue = {0};
+    double used = s->kv_tokens_max > 0 ? (double)s->kv_tokens_used / (double)s->kv_tokens_max : 0.0;
+
+    if (app->generate != NULL)
+        admission_stats(app->generate, &queue);
+    prom_head(out, "vllm:num_requests_running", "gauge", "Sequences in the batch");
+    prom_u64(out, "vllm:num_requests_running", labels, s->n_running);
+    prom_head(out, "vllm:num_requests_waiting", "gauge", "Waiting for admission or for the batch");
+    prom_u64(out, "vllm:num_requests_waiting", labels, s->n_waiting + (uint64_t)queue.n_waiting);
+    prom_head(out, "vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1");
+    prom_f64(out, "vllm:kv_cache_usage_perc", labels, used);
+    prom_head(out, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed");
+    prom_u64(out, "vllm:prompt_tokens_total", labels, s->n_prompt_tokens);
+    prom_head(out, "vllm:generation_tokens_total", "counter", "Tokens generated");
+    prom_u64(out, "vllm:generation_tokens_total", labels, s->n_generated_tokens);
+}
+
+static void put_front(struct front *front, struct buf *out)
+{
+    struct front_stats s = {0};
+
+    front_stats(front, &s);
+    prom_one(out, "baton_front_connections", "gauge", "Open connections", s.n_connections);
+    prom_one(out, "baton_front_accepted_total", "counter", "Connections accepted", s.n_accepted);
+    prom_one(out, "baton_front_requests_total", "counter", "Requests whose headers came",
+             s.n_requests);
+    prom_one(out, "baton_front_rejected_total", "counter",
+             "Requests refused before a handler saw them", s.n_rejected);
+    prom_one(out, "baton_front_gone_total", "counter", "Clients that went before their answer",
+             s.n_gone);
+    prom_one(out, "baton_front_timeouts_total", "counter", "Connections closed for being too slow",
+             s.n_timeouts);
+    prom_one_seconds(out, "baton_front_lag_seconds_max", "gauge",
+                     "Longest turn of an event loop since somebody last asked", s.lag_us_max);
+}
+
+static void put_pools(struct app *app, struct buf *out)
+{
+    const struct {
+        const char *name;
+        struct workers *pool;
+    } rows[] = {{"control", app->control}, {"generate", app->generate_pool}, {"text", app->text}};
+
+    prom_head(out, "baton_pool_queued", "gauge", "Jobs that wait for a thread");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].pool != NULL)
+            prom_u64(out, "baton_pool_queued", LABELS({"pool", rows[i].name}),
+                     workers_queued(rows[i].pool));
+    }
+}
+
+/* Resident bytes, or 0 where /proc does not tell. */
+static uint64_t resident_nbytes(void)
+{
+    FILE *f = fopen("/proc/self/statm", "re");
+    uint64_t n_pages = 0;
+
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%*u %" SCNu64, &n_pages) != 1)
+        n_pages = 0;
+    (void)fclose(f);
+    return n_pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Open descriptors, the one that counts them left out; 0 where /proc does not tell. */
+static uint64_t open_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    uint64_t n = 0;
+
+    if (dir == NULL)
+        return 0;
+    while ((entry = readdir(dir)) != NULL)
+        n += entry->d_name[0] != '.';
+    (void)closedir(dir);
+    return n > 0 ? n - 1 : 0;
+}
+
+static void put_process(struct buf *out)
+{
+    prom_one(out, "baton_log_dropped_total", "counter", "Log lines dropped over the ring's limit",
+             log_dropped());
+    prom_one(out, "process_resident_memory_bytes", "gauge", "Resident memory", resident_nbytes());
+    prom_one(out, "process_open_fds", "gauge", "Open file descriptors", open_fds());
+}
+
+void metrics_rooms(struct app *app, struct buf *out)
+{
+    struct engine_stats stats = {0};
+
+    if (app->life != NULL)
+        put_life(app, out);
+    if (app->store != NULL)
+        put_weights(app->store, out);
+    if (app->updates != NULL) {
+        put_update(app->updates, out);
+        put_updates(app->updates, out);
+    }
+    if (app->generate != NULL && app->detokenize != NULL)
+        put_admission(app, out);
+    if (app->engine != NULL) {
+        app->engine->ops->stats(app->engine, &stats);
+        put_engine(out, &stats);
+        put_engine_vllm(app, out, &stats);
+    }
+    if (app->front != NULL)
+        put_front(app->front, out);
+    put_pools(app, out);
+    put_process(out);
+}

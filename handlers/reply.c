@@ -1,0 +1,197 @@
+/* Answers. Building one may fail for memory; then a static body says so, because an exchange that
+ * nobody answers would hang its client. */
+#include "handlers/reply.h"
+
+#include "base/id.h"
+#include "base/utf8.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char media_type[] = "application/json";
+
+static char boot[ID_LEN + 1]; /* immutable once other threads run */
+
+void reply_set_boot_id(const char *boot_id)
+{
+    (void)snprintf(boot, sizeof boot, "%s", boot_id);
+}
+
+static void add_boot_id(struct exchange_reply *r)
+{
+    if (boot[0] != '\0')
+        exchange_reply_header(r, "X-Baton-Boot-Id", "%s", boot);
+}
+
+/* Statuses that say "later" say when. */
+static void add_retry_after(struct exchange_reply *r)
+{
+    if (r->status == 503 || r->status == 507)
+        exchange_reply_header(r, "Retry-After", "1");
+}
+
+/* What is sent when there is no memory to say anything else. */
+static void make_last_resort(enum route_form form, struct exchange_reply *out)
+{
+    static const char native[] =
+        "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"unavailable_error\","
+        "\"code\":\"out_of_memory\",\"param\":null,\"retryable\":true,\"details\":null}}";
+    static const char openai[] =
+        "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"InternalServerError\","
+        "\"param\":null,\"code\":503}}";
+
+    *out = (struct exchange_reply){
+        .status = err_http_status(ERR_NO_MEMORY),
+        .content_type = media_type,
+        .data = form == FORM_OPENAI ? openai : native,
+        .len = (form == FORM_OPENAI ? sizeof openai : sizeof native) - 1,
+        .log_code = err_wire_name(ERR_NO_MEMORY),
+    };
+    add_retry_after(out);
+    add_boot_id(out);
+}
+
+/* Steals body. Returns false when there was no memory for its text (or for it: NULL). */
+static bool make_json(int status, json_t *body, struct exchange_reply *out)
+{
+    char *text = body == NULL ? NULL : json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY);
+
+    json_decref(body);
+    if (text == NULL)
+        return false;
+    *out = (struct exchange_reply){
+        .status = status,
+        .content_type = media_type,
+        .data = text,
+        .len = strlen(text), /* jansson escapes a NUL inside a string */
+        .release = free,
+        .release_arg = text,
+    };
+    add_retry_after(out);
+    add_boot_id(out);
+    return true;
+}
+
+static enum route_form form_of(const struct route *route)
+{
+    return route == NULL ? FORM_NATIVE : route->form;
+}
+
+void reply_json(struct exchange *x, int status, json_t *body)
+{
+    struct exchange_reply r;
+
+    if (!make_json(status, body, &r))
+        make_last_resort(form_of(x->route), &r);
+    exchange_reply(x, &r);
+}
+
+void reply_empty(struct exchange *x, int status)
+{
+    struct exchange_reply r = {.status = status, .data = ""};
+
+    add_retry_after(&r);
+    add_boot_id(&r);
+    exchange_reply(x, &r);
+}
+
+static const char *native_type(int status)
+{
+    switch (status) {
+    case 404:
+        return "not_found_error";
+    case 409:
+        return "conflict_error";
+    case 422:
+        return "unprocessable_error";
+    case 503:
+    case 507:
+        return "unavailable_error";
+    default:
+        return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+/* As vLLM: a few names of its own, else the reason phrase. */
+static const char *openai_type(int status)
+{
+    static const struct {
+        int status;
+        const char *type;
+    } rows[] = {
+        {400, "BadRequestError"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "NotFoundError"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {409, "Conflict"},
+        {413, "Request Entity Too Large"},
+        {415, "Unsupported Media Type"},
+        {417, "Expectation Failed"},
+        {422, "UnprocessableEntityError"},
+        {499, "Client Closed Request"},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].status == status)
+            return rows[i].type;
+    }
+    return status >= 500 ? "InternalServerError" : "BadRequestError";
+}
+
+/* "o" steals also when packing fails, so details never leaks. */
+static json_t *native_json(const struct err *e, const char *msg, const char *field, json_t *details)
+{
+    int status = err_http_status(e->code);
+
+    return json_pack("{s:{s:s, s:s, s:s, s:s?, s:b, s:o?}}", "error", "message", msg, "type",
+                     native_type(status), "code", err_wire_name(e->code), "param", field,
+                     "retryable", err_retryable(e->code) ? 1 : 0, "details", details);
+}
+
+static json_t *openai_json(const struct err *e, const char *msg, const char *field)
+{
+    int status = err_http_status(e->code);
+
+    return json_pack("{s:{s:s, s:s, s:s?, s:i}}", "error", "message", msg, "type",
+                     openai_type(status), "param", field, "code", status);
+}
+
+json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details)
+{
+    char msg[ERR_MSG_MAX], field[ERR_FIELD_MAX];
+    const char *param;
+
+    assert(e->code != ERR_NONE);
+    memcpy(msg, e->msg, sizeof msg);
+    memcpy(field, e->field, sizeof field);
+    (void)utf8_clean(msg);
+    (void)utf8_clean(field);
+    param = field[0] != '\0' ? field : NULL;
+    if (form == FORM_NATIVE)
+        return native_json(e, msg, param, details);
+    json_decref(details);
+    return openai_json(e, msg, param);
+}
+
+void reply_error_make(const struct route *route, const struct err *e, json_t *details,
+                      struct exchange_reply *out)
+{
+    enum route_form form = form_of(route);
+
+    if (make_json(err_http_status(e->code), reply_error_json(form, e, details), out))
+        out->log_code = err_wire_name(e->code);
+    else
+        make_last_resort(form, out);
+}
+
+void reply_error(struct exchange *x, const struct err *e, json_t *details)
+{
+    struct exchange_reply r;
+
+    reply_error_make(x->route, e, details, &r);
+    exchange_reply(x, &r);
+}

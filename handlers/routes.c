@@ -1,0 +1,135 @@
+/* The one table of routes. openapi/baton.yaml describes the same rows; a test compares them. */
+#include "handlers/route.h"
+
+#include "handlers/control_plane.h"
+#include "handlers/data_plane.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    ROUTE_NO_BODY_MAX = 65536,        /* what a bodyless route reads and drops */
+    ROUTE_SMALL_MAX = 1 << 20,        /* control members */
+    ROUTE_FINISH_MAX = 16 << 20,      /* checksums by name */
+    ROUTE_DATA_MAX = 16 << 20         /* prompts */
+};
+
+#define GET_HEAD (METHOD_GET | METHOD_HEAD)
+
+/* Rows of one shape, so that the table stays readable. */
+#define HEALTH(methods, path, op, fn)                                                             \
+    {methods, path, op, LANE_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,              \
+     ROUTE_NO_BODY_MAX, NULL, NULL, fn}
+#define VIEW(lane, path, op, query, fn)                                                           \
+    {GET_HEAD, path, op, lane, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,                  \
+     ROUTE_NO_BODY_MAX, NULL, query, fn}
+#define CONTROL(path, op, optional, max, members, fn)                                             \
+    {METHOD_POST, path, op, LANE_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true, FORM_NATIVE,   \
+     max, members, NULL, fn}
+#define DATA(path, op, lane, strict, form, members, fn)                                           \
+    {METHOD_POST, path, op, lane, ROLE_GENERATE, BODY_JSON, false, strict, form, ROUTE_DATA_MAX,  \
+     members, NULL, fn}
+
+const struct route routes[] = {
+    HEALTH(GET_HEAD, "/health", "health", handle_live),
+    HEALTH(GET_HEAD | METHOD_POST, "/ping", "ping", handle_live),
+    HEALTH(GET_HEAD, "/health/live", "healthLive", handle_live),
+    HEALTH(GET_HEAD, "/livez", "livez", handle_live),
+    HEALTH(GET_HEAD, "/v2/health/live", "v2HealthLive", handle_live),
+    HEALTH(GET_HEAD, "/health/ready", "healthReady", handle_ready),
+    HEALTH(GET_HEAD, "/readyz", "readyz", handle_ready),
+    HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", handle_ready),
+    HEALTH(GET_HEAD, "/version", "version", handle_version),
+    HEALTH(GET_HEAD, "/v1/status", "status", handle_status),
+    {GET_HEAD, "/metrics", "metrics", LANE_CONTROL, ROLE_HEALTH, BODY_NONE, true, false,
+     FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, handle_metrics},
+    {GET_HEAD, "/v1/models", "models", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
+     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, handle_models},
+
+    CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX,
+            update_start_members, handle_update_start),
+    {METHOD_POST, "/v1/update_weights", "update", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS, false,
+     true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query, handle_update},
+    CONTROL("/v1/update_weights/finish", "updateFinish", false, ROUTE_FINISH_MAX,
+            update_finish_members, handle_update_finish),
+    CONTROL("/v1/update_weights/abort", "updateAbort", false, ROUTE_SMALL_MAX,
+            update_abort_members, handle_update_abort),
+    CONTROL("/v1/update_weights/renew", "updateRenew", false, ROUTE_SMALL_MAX,
+            update_renew_members, handle_update_renew),
+    VIEW(LANE_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, handle_update_get),
+    {METHOD_DELETE, "/v1/update_weights/{id}", "updateDelete", LANE_CONTROL, ROLE_CONTROL,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, handle_update_delete},
+    CONTROL("/v1/weights/plans", "planPut", false, ROUTE_BODY_CONFIG, plan_members,
+            handle_plan_put),
+    VIEW(LANE_CONTROL, "/v1/weights", "weightsList", weights_list_query, handle_weights_list),
+    VIEW(LANE_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, handle_weights_get),
+
+    DATA("/v1/generate", "generate", LANE_GENERATE, true, FORM_NATIVE, generate_members,
+         handle_generate),
+    DATA("/inference/v1/generate", "inferenceGenerate", LANE_GENERATE, false, FORM_OPENAI,
+         generate_members, handle_generate),
+    DATA("/v1/completions", "completions", LANE_GENERATE, false, FORM_OPENAI, completions_members,
+         handle_completions),
+    DATA("/tokenize", "tokenize", LANE_TEXT, false, FORM_OPENAI, tokenize_members,
+         handle_tokenize),
+    DATA("/detokenize", "detokenize", LANE_TEXT, false, FORM_OPENAI, detokenize_members,
+         handle_detokenize),
+};
+const size_t n_routes = sizeof routes / sizeof routes[0];
+
+/* Does the pattern stand for the path? *arg = where its variable begins in the path. */
+static bool matches(const char *pattern, const char *path, bool variable, size_t *arg)
+{
+    const char *brace = strchr(pattern, '{');
+    size_t len;
+
+    if ((brace != NULL) != variable)
+        return false;
+    if (brace == NULL) {
+        *arg = strlen(path);
+        return strcmp(pattern, path) == 0;
+    }
+    len = (size_t)(brace - pattern);
+    *arg = len;
+    return strncmp(pattern, path, len) == 0 && path[len] != '\0';
+}
+
+static void list_methods(unsigned methods, char *out, size_t cap)
+{
+    size_t len = 0;
+
+    out[0] = '\0';
+    for (unsigned m = METHOD_GET; m < METHOD_OTHER; m <<= 1) {
+        if ((methods & m) != 0 && len < cap)
+            len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "",
+                                    exchange_method_name((enum exchange_method)m));
+    }
+}
+
+const struct route *route_find(const char *path, enum exchange_method method, size_t *arg,
+                               struct err *e)
+{
+    unsigned allowed = 0;
+    char list[64];
+    size_t at;
+
+    /* A fixed path wins over a variable, also when only its method is wrong. */
+    for (int variable = 0; variable <= 1 && allowed == 0; variable++) {
+        for (size_t i = 0; i < n_routes; i++) {
+            if (!matches(routes[i].pattern, path, variable != 0, &at))
+                continue;
+            if ((routes[i].methods & (unsigned)method) != 0) {
+                *arg = at;
+                return &routes[i];
+            }
+            allowed |= routes[i].methods;
+        }
+    }
+    if (allowed == 0) {
+        (void)err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", path);
+        return NULL;
+    }
+    list_methods(allowed, list, sizeof list);
+    (void)err_set(e, ERR_BAD_METHOD, "", "%.200s takes %s", path, list);
+    return NULL;
+}

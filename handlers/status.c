@@ -1,0 +1,109 @@
+/* GET /v1/status: everything about the server at this moment, from short locks and atomics only. */
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update_json.h"
+#include "server/admission.h"
+#include "server/life.h"
+#include "weights/store.h"
+
+static json_t *weights_json(const struct app *app)
+{
+    const struct plan *plan = store_manifest(app->store)->plan;
+    struct store_info info;
+    json_t *age;
+
+    store_info(app->store, &info);
+    age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
+                          : json_null();
+    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:s, s:I, s:I, s:o}", "state",
+                     store_state_name(info.state), "serial",
+                     info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(),
+                     "weight_version", info.serial > 0 ? json_string(info.label) : json_null(),
+                     "nbytes", (json_int_t)plan->nbytes, "n_tensors", (json_int_t)plan->n_tensors,
+                     "plan_digest", plan->digest, "versions_alive", (json_int_t)info.n_live,
+                     "n_commits", (json_int_t)info.n_commits, "age_s", age);
+}
+
+static json_t *update_or_null(const struct app *app)
+{
+    struct update_info info;
+
+    updates_current(app->updates, &info);
+    return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
+}
+
+static json_t *admission_json(struct admission *a)
+{
+    struct admission_stats s;
+
+    admission_stats(a, &s);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "running",
+                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "concurrency",
+                     (json_int_t)s.n_permits, "queue", (json_int_t)s.n_queue_max, "granted",
+                     (json_int_t)s.n_granted, "refused", (json_int_t)s.n_refused, "cancelled",
+                     (json_int_t)s.n_cancelled, "wait_ms_max", (double)s.wait_us_max / 1e3);
+}
+
+static json_t *engine_json(const struct app *app)
+{
+    struct engine_stats s = {0};
+    uint64_t now = clock_now_us();
+
+    if (app->engine == NULL)
+        return json_null();
+    app->engine->ops->stats(app->engine, &s);
+    return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "name",
+                     app->engine->ops->name, "heartbeat_age_ms",
+                     now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
+                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting,
+                     "kv_tokens_used", (json_int_t)s.kv_tokens_used, "kv_tokens_max",
+                     (json_int_t)s.kv_tokens_max, "n_steps", (json_int_t)s.n_steps,
+                     "n_prompt_tokens", (json_int_t)s.n_prompt_tokens, "n_generated_tokens",
+                     (json_int_t)s.n_generated_tokens, "step_ms_max", (double)s.step_us_max / 1e3);
+}
+
+static json_t *http_json(const struct app *app)
+{
+    struct front_stats s = {0};
+
+    front_stats(app->front, &s);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "connections",
+                     (json_int_t)s.n_connections, "accepted", (json_int_t)s.n_accepted, "requests",
+                     (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",
+                     (json_int_t)s.n_gone, "timeouts", (json_int_t)s.n_timeouts, "loop_lag_ms_max",
+                     (double)s.lag_us_max / 1e3);
+}
+
+static json_t *model_json(const struct app *app)
+{
+    if (app->model_name[0] == '\0')
+        return json_null();
+    return json_pack("{s:s, s:s, s:I, s:I}", "name", app->model_name, "path", app->model_path,
+                     "vocab_size", (json_int_t)app->vocab_size, "max_model_len",
+                     (json_int_t)app->max_model_len);
+}
+
+int handle_status(struct app *app, struct exchange *x, struct err *e)
+{
+    struct err live_why = {0}, why = {0};
+    bool live = app_live(app, &live_why);
+    bool ready = app_ready(app, &why);
+    json_t *reason = ready ? json_null()
+                           : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
+                                       why.msg);
+
+    (void)e;
+    reply_json(x, 200,
+               json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o}",
+                         "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
+                         (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
+                         life_state_name(life_state(app->life)), "live", (int)live, "ready",
+                         (int)ready, "reason", reason, "weights", weights_json(app), "update",
+                         update_or_null(app), "admission", "generate",
+                         admission_json(app->generate), "detokenize",
+                         admission_json(app->detokenize), "engine", engine_json(app), "http",
+                         http_json(app), "model", model_json(app)));
+    return 0;
+}

@@ -1,0 +1,99 @@
+/* POST /tokenize: text to ids. Runs on app->text with a detokenize permit that the dispatcher
+ * holds. */
+#include "handlers/data_plane.h"
+
+#include "engine/embedded/tokenizer.h"
+#include "handlers/body.h"
+#include "handlers/generation_reply.h"
+#include "handlers/reply.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKENIZE_PROMPT_NBYTES_MAX = 8 << 20 };
+
+const char *const tokenize_members[] = {
+    "model", "prompt", "messages", "add_special_tokens", "return_token_strs", NULL};
+
+struct tokenize_req {
+    const char *model, *prompt; /* borrowed from the body */
+    size_t len;
+    bool add_special, return_strings;
+};
+
+static int tokenize_parse(struct tokenize_req *req, const json_t *body, struct err *e)
+{
+    const json_t *messages = json_object_get(body, "messages");
+
+    if (messages != NULL && !json_is_null(messages))
+        return err_set(e, ERR_BAD_REQUEST, "/messages",
+                       "chat templates are not supported by the embedded engine; send 'prompt'");
+    req->add_special = true;
+    if (body_str(&req->model, body, "", "model", e) != 0 ||
+        body_required(body, "", "prompt", e) != 0 ||
+        body_str(&req->prompt, body, "", "prompt", e) != 0 ||
+        body_bool(&req->add_special, body, "", "add_special_tokens", e) != 0 ||
+        body_bool(&req->return_strings, body, "", "return_token_strs", e) != 0)
+        return -1;
+    req->len = json_string_length(json_object_get(body, "prompt"));
+    return 0;
+}
+
+static int tokenize_validate(const struct tokenize_req *req, const struct app *app, struct err *e)
+{
+    if (req->model != NULL && strcmp(req->model, app->model_name) != 0)
+        return err_set(e, ERR_NOT_FOUND, "/model", "model '%.200s' is not served here; '%.200s' is",
+                       req->model, app->model_name);
+    if (req->len > TOKENIZE_PROMPT_NBYTES_MAX)
+        return err_set(e, ERR_TOO_LARGE, "/prompt", "%zu bytes of text; at most %d are allowed",
+                       req->len, TOKENIZE_PROMPT_NBYTES_MAX);
+    return 0;
+}
+
+static json_t *strings_json(const struct tokenizer *t, const uint32_t *ids, size_t n)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < n && array != NULL; i++) {
+        const char *spelling = tokenizer_token(t, ids[i]);
+
+        if (json_array_append_new(array, json_string(spelling != NULL ? spelling : "")) != 0) {
+            json_decref(array);
+            array = NULL;
+        }
+    }
+    return array;
+}
+
+static json_t *tokenize_json(const struct app *app, const struct tokenize_req *req,
+                             const uint32_t *ids, size_t n)
+{
+    return json_pack("{s:I, s:I, s:o, s:o}", "count", (json_int_t)n, "max_model_len",
+                     (json_int_t)app->max_model_len, "tokens",
+                     generation_ids_json(ids, (uint32_t)n), "token_strs",
+                     req->return_strings ? strings_json(app->tokenizer, ids, n) : json_null());
+}
+
+int handle_tokenize(struct app *app, struct exchange *x, struct err *e)
+{
+    struct tokenize_req req = {0};
+    uint32_t *ids = NULL;
+    json_t *body = NULL;
+    size_t n = 0;
+    int rc = -1;
+
+    if (app->tokenizer == NULL)
+        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: start with --model DIR");
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    if (tokenize_parse(&req, body, e) != 0 || tokenize_validate(&req, app, e) != 0)
+        goto out;
+    if (tokenizer_encode(app->tokenizer, req.prompt, req.len, req.add_special, &ids, &n, e) != 0)
+        goto out;
+    reply_json(x, 200, tokenize_json(app, &req, ids, n));
+    rc = 0;
+out:
+    free(ids);
+    json_decref(body);
+    return rc;
+}

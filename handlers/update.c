@@ -1,0 +1,298 @@
+/* POST /v1/update_weights: one bucket of a session, or a whole update by itself. The bytes come
+ * from shared memory, from files, or are the body itself. */
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update_json.h"
+#include "handlers/update_parts.h"
+#include "server/config.h"
+#include "transport/body.h"
+#include "transport/file.h"
+#include "weights/coverage.h"
+#include "weights/safetensors.h"
+#include "weights/update.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+const char *const update_members[] = {
+    "update_id", "names",          "dtypes",  "dtype_names", "shapes", "sizes", "packed",
+    "checksums", "weight_version", "plan_id", "partial",     "convert", "chunk_id",
+    "shm",       "path",           NULL,
+};
+const char *const update_query[] = {
+    "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
+};
+
+/* What a request says beside its tensors; the same members in JSON and in the query. */
+struct update_words {
+    const char *update_id, *chunk_id, *label;
+    bool partial, convert;
+    bool partial_given, convert_given;
+};
+
+static int check_id(const char *id, size_t len_max, const char *field, struct err *e)
+{
+    size_t len = strlen(id);
+
+    if (len == 0 || len > len_max)
+        return err_set(e, ERR_BAD_REQUEST, field, "an id is 1 to %zu bytes long; this has %zu",
+                       len_max, len);
+    return 0;
+}
+
+/* Session members are the session's to say; a chunk in one may not contradict it. */
+static int words_check(const struct update_words *w, struct err *e)
+{
+    if (w->update_id != NULL && check_id(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
+        return -1;
+    if (w->chunk_id != NULL && check_id(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0)
+        return -1;
+    if (w->label != NULL && label_check(w->label, "/weight_version", e) != 0)
+        return -1;
+    if (w->update_id != NULL && w->partial_given)
+        return err_set(e, ERR_BAD_REQUEST, "/partial",
+                       "partial is said once, at /v1/update_weights/start");
+    if (w->update_id != NULL && w->convert_given)
+        return err_set(e, ERR_BAD_REQUEST, "/convert",
+                       "convert is said once, at /v1/update_weights/start");
+    return 0;
+}
+
+static void words_apply(struct update_chunk *c, const struct update_words *w,
+                        const struct exchange *x)
+{
+    if (w->update_id != NULL)
+        (void)snprintf(c->update_id, sizeof c->update_id, "%s", w->update_id);
+    if (w->chunk_id != NULL)
+        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", w->chunk_id);
+    else if (x->request_id_given)
+        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->request_id);
+    if (w->label != NULL)
+        (void)snprintf(c->label, sizeof c->label, "%s", w->label);
+    c->partial = w->partial;
+    c->convert = w->convert;
+}
+
+/* A whole update that cannot cover the manifest is refused with what is missing, before any byte
+ * moves. @details (new) lists it. */
+static int check_whole(const struct app *app, const struct update_chunk *c, json_t **details,
+                       struct err *e)
+{
+    const char *missing[UPDATE_MISSING_MAX];
+    uint32_t n_missing = 0;
+
+    if (c->update_id[0] != '\0' || c->partial)
+        return 0;
+    if (plan_coverage(store_manifest(app->store), c->plan, c->convert, missing,
+                      UPDATE_MISSING_MAX, &n_missing, e) != 0)
+        return -1;
+    if (n_missing == 0)
+        return 0;
+    *details = json_pack("{s:I, s:o}", "n_missing", (json_int_t)n_missing, "missing",
+                         names_json(missing, n_missing));
+    return err_set(e, ERR_INCOMPLETE, "/names",
+                   "%u of %u tensors are missing, '%.160s' first; say \"partial\": true to keep "
+                   "the served ones",
+                   n_missing, store_manifest(app->store)->plan->n_tensors, missing[0]);
+}
+
+/* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
+ * the answer, because it may read from the exchange. */
+static int submit(struct app *app, struct exchange *x, struct update_chunk *c, struct err *e)
+{
+    json_t *details = NULL;
+
+    c->done = update_answered;
+    c->done_arg = x;
+    if (check_whole(app, c, &details, e) == 0 && updates_submit(app->updates, c, e) == 0)
+        return 0;
+    update_chunk_free(c);
+    reply_error(x, e, details);
+    return 0;
+}
+
+static struct update_chunk *chunk_new(struct err *e)
+{
+    struct update_chunk *c = calloc(1, sizeof *c);
+
+    if (c == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    return c;
+}
+
+/* What a file or a header says of itself holds unless the request says otherwise. */
+static int take_label(struct update_chunk *c, const char *label, struct err *e)
+{
+    if (c->label[0] != '\0' || label == NULL)
+        return 0;
+    if (label_check(label, "/__metadata__/baton.weight_version", e) != 0)
+        return -1;
+    (void)snprintf(c->label, sizeof c->label, "%s", label);
+    return 0;
+}
+
+static void take_file(struct update_chunk *c, struct file_weights *w)
+{
+    if (c->plan == NULL)
+        c->plan = plan_ref(w->plan);
+    if (c->checksums == NULL) {
+        c->checksums = w->checksums;
+        c->has_checksum = w->has_checksum;
+        w->checksums = NULL;
+        w->has_checksum = NULL;
+    }
+}
+
+static int open_path(const struct app *app, struct update_chunk *c, const char *path,
+                     struct err *e)
+{
+    const struct config_list *roots = &app->config->allow_path;
+    struct file_weights w = {0};
+    int rc;
+
+    if (file_source_open(&c->source, &w, roots->items, roots->n, path, c->plan, e) != 0)
+        return -1;
+    take_file(c, &w);
+    rc = take_label(c, w.weight_version, e);
+    file_weights_fini(&w);
+    return rc;
+}
+
+static int open_source(const struct app *app, struct update_chunk *c, const json_t *body,
+                       struct err *e)
+{
+    const json_t *shm = json_object_get(body, "shm");
+    const char *path = NULL;
+    bool has_shm = shm != NULL && !json_is_null(shm);
+
+    if (body_str(&path, body, "", "path", e) != 0)
+        return -1;
+    if (has_shm == (path != NULL))
+        return err_set(e, ERR_BAD_REQUEST, has_shm ? "/path" : "",
+                       "exactly one source is needed: shm, path, or a body of type "
+                       "application/vnd.safetensors");
+    if (plan_of_request(&c->plan, app, body, path != NULL, e) != 0)
+        return -1;
+    if (c->plan != NULL &&
+        checksums_from_body(&c->checksums, &c->has_checksum, body, c->plan, e) != 0)
+        return -1;
+    if (has_shm)
+        return shm_from_body(&c->source, body, c->plan, e);
+    return open_path(app, c, path, e);
+}
+
+static int words_from_body(struct update_words *w, const json_t *body, struct err *e)
+{
+    const json_t *partial = json_object_get(body, "partial");
+    const json_t *convert = json_object_get(body, "convert");
+
+    if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
+        body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
+        body_str(&w->label, body, "", "weight_version", e) != 0 ||
+        body_bool(&w->partial, body, "", "partial", e) != 0 ||
+        body_bool(&w->convert, body, "", "convert", e) != 0)
+        return -1;
+    w->partial_given = partial != NULL && !json_is_null(partial);
+    w->convert_given = convert != NULL && !json_is_null(convert);
+    return words_check(w, e);
+}
+
+static int update_from_json(struct app *app, struct exchange *x, const json_t *body,
+                            struct err *e)
+{
+    struct update_words w = {0};
+    struct update_chunk *c;
+
+    if (words_from_body(&w, body, e) != 0)
+        return -1;
+    c = chunk_new(e);
+    if (c == NULL)
+        return -1;
+    words_apply(c, &w, x);
+    if (open_source(app, c, body, e) != 0) {
+        update_chunk_free(c);
+        return -1;
+    }
+    return submit(app, x, c, e);
+}
+
+static int words_from_query(struct update_words *w, const struct exchange *x, struct err *e)
+{
+    w->update_id = exchange_query(x, "update_id");
+    w->chunk_id = exchange_query(x, "chunk_id");
+    w->label = exchange_query(x, "weight_version");
+    w->partial_given = exchange_query(x, "partial") != NULL;
+    w->convert_given = exchange_query(x, "convert") != NULL;
+    if (query_bool(&w->partial, x, "partial", e) != 0 ||
+        query_bool(&w->convert, x, "convert", e) != 0)
+        return -1;
+    return words_check(w, e);
+}
+
+static int take_head(struct update_chunk *c, struct safetensors *head, struct err *e)
+{
+    c->plan = plan_ref(head->plan);
+    c->checksums = head->checksums;
+    c->has_checksum = head->has_checksum;
+    head->checksums = NULL;
+    head->has_checksum = NULL;
+    return take_label(c, head->weight_version, e);
+}
+
+/* The body's head has been read; its tensors will be, by the worker, straight into staging. */
+static int update_from_stream(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_words w = {0};
+    struct safetensors head = {0};
+    struct update_chunk *c;
+    int rc;
+
+    if (words_from_query(&w, x, e) != 0)
+        return -1;
+    c = chunk_new(e);
+    if (c == NULL)
+        return -1;
+    words_apply(c, &w, x);
+    rc = safetensors_parse(&head, x->body, x->body_len, x->content_length, e);
+    if (rc == 0)
+        rc = take_head(c, &head, e);
+    safetensors_fini(&head);
+    if (rc == 0)
+        rc = body_source_new(&c->source, x, app->config->body_stall_timeout * 1000, e);
+    if (rc == 0)
+        return submit(app, x, c, e);
+    update_chunk_free(c);
+    return -1;
+}
+
+bool body_is_tensors(const struct exchange *x)
+{
+    static const char name[] = "application/vnd.safetensors";
+    size_t len = sizeof name - 1;
+
+    return strncasecmp(x->content_type, name, len) == 0 &&
+           (x->content_type[len] == '\0' || x->content_type[len] == ';' ||
+            x->content_type[len] == ' ');
+}
+
+int handle_update(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body = NULL;
+    int rc;
+
+    if (body_is_tensors(x))
+        return update_from_stream(app, x, e);
+    if (x->n_query > 0)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "query member '%.60s': with a JSON body, members stand in the body",
+                       x->query[0].name);
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = update_from_json(app, x, body, e);
+    json_decref(body);
+    return rc;
+}

@@ -1,0 +1,216 @@
+/* start, finish, abort, renew and get of an update session. */
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update_json.h"
+#include "handlers/update_parts.h"
+#include "server/life.h"
+#include "weights/update.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { REASON_MAX = 200 };
+
+const char *const update_start_members[] = {"mode", "weight_version", "partial",
+                                            "convert", "lease_s", NULL};
+const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
+const char *const update_abort_members[] = {"update_id", "reason", NULL};
+const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
+
+static int start_parse(struct update_start *req, const json_t *body, struct err *e)
+{
+    const char *mode = "staged", *label = NULL;
+    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
+
+    if (body_str(&mode, body, "", "mode", e) != 0 ||
+        body_str(&label, body, "", "weight_version", e) != 0 ||
+        body_bool(&req->partial, body, "", "partial", e) != 0 ||
+        body_bool(&req->convert, body, "", "convert", e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+        return -1;
+    req->in_place = strcmp(mode, "in_place") == 0;
+    if (!req->in_place && strcmp(mode, "staged") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not one of staged, in_place",
+                       mode);
+    if (label != NULL && label_check(label, "/weight_version", e) != 0)
+        return -1;
+    if (label != NULL)
+        (void)snprintf(req->label, sizeof req->label, "%s", label);
+    req->lease_s = (uint32_t)lease_s;
+    return 0;
+}
+
+int handle_update_start(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct manifest *m = store_manifest(app->store);
+    struct update_start req = {0};
+    struct update_info info;
+    json_t *body, *reply;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = start_parse(&req, body, e);
+    json_decref(body);
+    if (rc != 0 || updates_start(app->updates, &req, &info, e) != 0)
+        return -1;
+    reply = update_json(&info);
+    if (reply != NULL &&
+        (json_object_set_new(reply, "plan_digest", json_string(m->plan->digest)) != 0 ||
+         json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0)) {
+        json_decref(reply);
+        reply = NULL;
+    }
+    reply_json(x, 200, reply);
+    return 0;
+}
+
+/* The update_id member of a body: required, 1..UPDATE_ID_MAX bytes. */
+static int id_parse(const char **id, const json_t *body, struct err *e)
+{
+    if (body_required(body, "", "update_id", e) != 0 ||
+        body_str(id, body, "", "update_id", e) != 0)
+        return -1;
+    if (**id == '\0' || strlen(*id) > UPDATE_ID_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/update_id", "an id is 1 to %d bytes long",
+                       UPDATE_ID_MAX);
+    return 0;
+}
+
+/* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
+static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *body,
+                      struct err *e)
+{
+    const json_t *object = NULL, *value;
+    struct update_checksum *sums;
+    const char *name;
+    char field[ERR_FIELD_MAX];
+    uint32_t i = 0;
+
+    if (body_object(&object, body, "", "checksums", e) != 0)
+        return -1;
+    if (object == NULL || json_object_size(object) == 0)
+        return 0;
+    sums = calloc(json_object_size(object), sizeof *sums);
+    if (sums == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
+    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    {
+        sums[i].name = name;
+        if (!json_is_string(value) || !checksum_parse(&sums[i].sum, json_string_value(value))) {
+            free(sums);
+            (void)snprintf(field, sizeof field, "/checksums/%.120s", name);
+            return err_set(e, ERR_BAD_REQUEST, field, "the checksum of '%.160s' is not %d hex digits",
+                           name, CHECKSUM_LEN);
+        }
+        i++;
+    }
+    *out = sums;
+    *n = i;
+    return 0;
+}
+
+static int finish(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+{
+    struct update_checksum *sums = NULL;
+    const char *id = NULL, *label = "";
+    uint32_t n_sums = 0;
+    int rc;
+
+    if (id_parse(&id, body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0)
+        return -1;
+    if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
+        return -1;
+    if (sums_parse(&sums, &n_sums, body, e) != 0)
+        return -1;
+    rc = updates_finish(app->updates, id, label, sums, n_sums, update_answered, x, e);
+    free(sums);
+    return rc;
+}
+
+int handle_update_finish(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = finish(app, x, body, e);
+    json_decref(body);
+    return rc;
+}
+
+static int abort_update(struct app *app, const json_t *body, struct update_info *info,
+                        struct err *e)
+{
+    const char *id = NULL, *reason = "aborted by its owner";
+    char text[REASON_MAX + 1];
+
+    if (id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
+        return -1;
+    (void)snprintf(text, sizeof text, "%s", reason);
+    return updates_abort(app->updates, id, text, info, e);
+}
+
+int handle_update_abort(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_info info;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = abort_update(app, body, &info, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, update_json(&info));
+    return rc;
+}
+
+static int renew(struct app *app, const json_t *body, struct update_info *info, struct err *e)
+{
+    const char *id = NULL;
+    uint64_t lease_s = 0;
+
+    if (id_parse(&id, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+        return -1;
+    return updates_renew(app->updates, id, (uint32_t)lease_s, info, e);
+}
+
+int handle_update_renew(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_info info;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = renew(app, body, &info, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, update_json(&info));
+    return rc;
+}
+
+int handle_update_get(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_info info;
+
+    if (updates_get(app->updates, x->path_arg, &info, e) != 0)
+        return -1;
+    reply_json(x, 200, update_json(&info));
+    return 0;
+}
+
+int handle_update_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_info info;
+
+    if (updates_abort(app->updates, x->path_arg, "aborted by DELETE", &info, e) != 0)
+        return -1;
+    reply_json(x, 200, update_json(&info));
+    return 0;
+}

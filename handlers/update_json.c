@@ -1,0 +1,71 @@
+/* An update as JSON. */
+#include "handlers/update_json.h"
+
+#include "base/exchange.h"
+#include "handlers/reply.h"
+
+#include <string.h>
+
+json_t *names_json(const char *const *names, uint32_t n)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < n && i < UPDATE_MISSING_MAX; i++) {
+        if (json_array_append_new(list, json_string(names[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static json_t *error_or_null(const struct err *e)
+{
+    if (e->code == ERR_NONE)
+        return json_null();
+    return json_pack("{s:s, s:s, s:o, s:b}", "code", err_wire_name(e->code), "message", e->msg,
+                     "param", e->field[0] != '\0' ? json_string(e->field) : json_null(),
+                     "retryable", err_retryable(e->code));
+}
+
+static json_t *timing_json(const struct update_info *info)
+{
+    return json_pack("{s:f, s:f, s:f}", "receive_ms", (double)info->receive_us / 1e3, "verify_ms",
+                     (double)info->verify_us / 1e3, "commit_ms", (double)info->commit_us / 1e3);
+}
+
+json_t *update_json(const struct update_info *info)
+{
+    return json_pack(
+        "{s:s, s:s, s:s, s:b, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:I, s:o, s:o, s:o}",
+        "update_id", info->id, "phase", update_phase_name(info->phase), "mode",
+        info->in_place ? "in_place" : "staged", "partial", (int)info->partial, "weight_version",
+        info->label, "serial",
+        info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "staging_nbytes",
+        (json_int_t)info->nbytes_staging, "nbytes_done", (json_int_t)info->nbytes_done,
+        "nbytes_total", (json_int_t)info->nbytes_total, "n_tensors_done",
+        (json_int_t)info->n_tensors_done, "n_tensors_total", (json_int_t)info->n_tensors_total,
+        "tensor", info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(),
+        "lease_left_s", (double)info->lease_left_us / 1e6, "n_missing",
+        (json_int_t)info->n_missing, "missing", names_json(info->missing, info->n_missing),
+        "timing", timing_json(info), "error", error_or_null(&info->error));
+}
+
+json_t *update_details(const struct update_info *info)
+{
+    if (info == NULL || info->phase == UPDATE_NONE)
+        return NULL;
+    return json_pack("{s:s, s:s, s:I, s:o}", "update_id", info->id, "phase",
+                     update_phase_name(info->phase), "n_missing", (json_int_t)info->n_missing,
+                     "missing", names_json(info->missing, info->n_missing));
+}
+
+void update_answered(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct exchange *x = arg;
+
+    if (e->code != ERR_NONE)
+        reply_error(x, e, update_details(info));
+    else
+        reply_json(x, 200, update_json(info));
+}

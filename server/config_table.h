@@ -1,0 +1,66 @@
+/* The table of CONFIG_OPTIONS as data, shared by the files that read, check and print it. */
+#ifndef BATON_SERVER_CONFIG_TABLE_H
+#define BATON_SERVER_CONFIG_TABLE_H
+
+#include "base/err.h"
+#include "server/config.h"
+
+#include <jansson.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum config_kind { KIND_STR, KIND_INT, KIND_MS, KIND_NBYTES, KIND_BOOL, KIND_LIST };
+
+struct config_option {
+    enum config_kind kind;
+    const char *flag, *arg, *def, *help;
+    uint64_t min, max;
+    size_t offset; /* in struct config */
+};
+
+enum {
+    CONFIG_NAME_MAX = 48,        /* of a flag, variable or member, with its NUL */
+    CONFIG_VALUE_LEN_MAX = 4096, /* bytes of one value */
+    CONFIG_FILE_NBYTES_MAX = 1 << 20
+};
+
+#define CONFIG_N_OPTIONS (sizeof(struct config_count))
+struct config_count { /* one byte for each option: its size is their number */
+#define X(kind, field, flag, arg, def, min, max, help) char field;
+    CONFIG_OPTIONS(X)
+#undef X
+};
+
+extern const struct config_option config_options[CONFIG_N_OPTIONS];
+
+/* Stronger layers replace what weaker ones said; within one layer a list grows. */
+enum config_layer { LAYER_DEFAULT, LAYER_FILE, LAYER_ENV, LAYER_FLAG };
+
+struct config_loader {
+    struct config config;
+    enum config_layer layers[CONFIG_N_OPTIONS]; /* who said each option's value */
+    const char *file;                           /* borrowed; NULL without one */
+};
+
+/* config_env_name, config_member_name - "BATON_MAX_NUM_SEQS", "max_num_seqs". */
+void config_env_name(char out[CONFIG_NAME_MAX], const struct config_option *o);
+void config_member_name(char out[CONFIG_NAME_MAX], const struct config_option *o);
+
+/* config_find - by flag, or NULL. */
+const struct config_option *config_find(const char *flag, size_t len);
+
+/* config_set - check a value given as text and store it.
+ * @field  the flag, variable or member, for the error */
+int config_set(struct config_loader *l, const struct config_option *o, enum config_layer layer,
+               const char *field, const char *text, struct err *e);
+
+/* config_near - the flag, variable or member (as `name` makes them) closest to `word`.
+ * @out  "" when none is close, else ", did you mean <prefix><name>?" */
+enum { CONFIG_NEAR_MAX = 96 };
+void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix,
+                 void (*name)(char out[CONFIG_NAME_MAX], const struct config_option *o));
+
+/* config_file_load - the layer of the JSON file at l->file. */
+int config_file_load(struct config_loader *l, struct err *e);
+
+#endif

@@ -1,0 +1,276 @@
+/* Accepted sockets: hang-up watch, absolute deadlines, and the last bytes of closed ones.
+ *
+ * A FIN means that the client gave up, whatever else it sent before: libmicrohttpd would not see it
+ * while a request is suspended, and loses it when it comes together with data (its edge-triggered
+ * epoll). Deadlines are absolute and checked by a sweep; a byte now and then does not extend them,
+ * and nothing does once the socket is dead. Both act by shutdown(2), which libmicrohttpd notices. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/front_priv.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h> /* glibc's struct tcp_info ends before tcpi_bytes_acked */
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { SWEEP_US_MIN = 5 * 1000, SWEEP_US_MAX = 250 * 1000 };
+
+/* Bytes of ours that the peer has acknowledged. */
+static uint64_t acked(const struct conn *c)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+
+    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
+        return 0;
+    return info.tcpi_bytes_acked;
+}
+
+void conn_deadline(struct conn *c, uint64_t after_us)
+{
+    if (c->dead)
+        return;
+    c->deadline_us = after_us == CLOCK_NEVER ? CLOCK_NEVER : clock_after_us(after_us);
+}
+
+void conn_kill(struct conn *c)
+{
+    if (c->dead)
+        return;
+    c->dead = true;
+    c->deadline_us = CLOCK_NEVER;
+    if (c->req != NULL) {
+        exchange_mark_gone(c->req->x);
+        request_resume(c->req);
+    }
+    (void)shutdown(c->fd, SHUT_RDWR);
+}
+
+static void hung_up(void *arg, uint32_t events)
+{
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
+        conn_kill(arg);
+}
+
+static void set_options(int fd)
+{
+    static const int on = 1, user_timeout_ms = FRONT_TCP_USER_TIMEOUT_MS;
+
+    /* Best effort: a socket that is not TCP works without them. */
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
+}
+
+static struct conn *conn_new(struct shard *s, int fd)
+{
+    struct conn *c = calloc(1, sizeof *c);
+    struct err e = {0};
+
+    if (c == NULL)
+        return NULL;
+    c->shard = s;
+    c->fd = fd;
+    c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
+    if (loop_watch(s->loop, &c->hangup, EPOLLRDHUP | EPOLLET, &e) != 0) {
+        log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
+        free(c);
+        return NULL;
+    }
+    set_options(fd);
+    conn_deadline(c, s->front->cfg.header_timeout_us);
+    c->next = s->conns;
+    c->prev_next = &s->conns;
+    if (c->next != NULL)
+        c->next->prev_next = &c->next;
+    s->conns = c;
+    return c;
+}
+
+static void lingering_open(struct shard *s, int fd);
+
+static void conn_free(struct conn *c)
+{
+    assert(c->req == NULL);
+    loop_unwatch(c->shard->loop, &c->hangup);
+    if (c->linger && !c->dead)
+        lingering_open(c->shard, c->fd);
+    *c->prev_next = c->next;
+    if (c->next != NULL)
+        c->next->prev_next = c->prev_next;
+    free(c);
+}
+
+void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
+                 enum MHD_ConnectionNotificationCode toe)
+{
+    struct shard *s = cls;
+    const union MHD_ConnectionInfo *info;
+
+    if (toe == MHD_CONNECTION_NOTIFY_CLOSED) {
+        s->n_conns--;
+        if (*socket_context != NULL)
+            conn_free(*socket_context);
+        *socket_context = NULL;
+    } else {
+        s->n_conns++;
+        front_count(&s->n_accepted);
+        info = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *socket_context = conn_new(s, info->connect_fd);
+        if (*socket_context == NULL) /* unwatched, it could outlive its client: do not serve it */
+            (void)shutdown(info->connect_fd, SHUT_RDWR);
+    }
+    atomic_store_explicit(&s->n_connections, s->n_conns, memory_order_relaxed);
+}
+
+/* The body did not come in time: say so, if nothing else has been decided. The socket lives for a
+ * moment more, in which the next piece ends it without a reset. */
+static void body_late(struct conn *c)
+{
+    struct request *r = c->req;
+    struct err e = {0};
+
+    if (r->stage != STAGE_DROP) {
+        (void)err_set(&e, ERR_TIMEOUT, "", "the body did not come within %llu ms",
+                      (unsigned long long)(c->shard->front->cfg.body_timeout_us / 1000));
+        request_refuse(r, &e);
+        r->stage = STAGE_DROP;
+    }
+    request_send_raw(r);
+    if (r->raw_sent)
+        conn_deadline(c, FRONT_GRACE_US);
+    else
+        conn_kill(c);
+}
+
+/* Has the peer taken enough of its answer to be let live? */
+static bool sending_moves(struct conn *c)
+{
+    uint64_t n = acked(c);
+
+    if (n - c->acked < FRONT_SEND_NBYTES_MIN)
+        return false;
+    c->acked = n;
+    return true;
+}
+
+static void conn_late(struct conn *c)
+{
+    struct request *r = c->req;
+
+    if (r != NULL && r->raw_sent) {
+        conn_kill(c);
+        return;
+    }
+    if (r != NULL && r->stage == STAGE_SEND && sending_moves(c)) {
+        conn_deadline(c, c->shard->front->cfg.body_timeout_us);
+        return;
+    }
+    if (r != NULL || c->n_requests == 0)
+        front_count(&c->shard->n_timeouts);
+    if (r != NULL &&
+        (r->stage == STAGE_WHOLE || r->stage == STAGE_STREAM_HEAD || r->stage == STAGE_DROP))
+        body_late(c);
+    else
+        conn_kill(c);
+}
+
+static uint64_t sweep_us(const struct front_cfg *cfg)
+{
+    uint64_t least = cfg->header_timeout_us;
+
+    if (cfg->body_timeout_us < least)
+        least = cfg->body_timeout_us;
+    if (cfg->idle_timeout_us < least)
+        least = cfg->idle_timeout_us;
+    if (cfg->drop_timeout_us < least)
+        least = cfg->drop_timeout_us;
+    least /= 4;
+    if (least < SWEEP_US_MIN)
+        return SWEEP_US_MIN;
+    return least < SWEEP_US_MAX ? least : SWEEP_US_MAX;
+}
+
+void conn_sweep(void *arg)
+{
+    struct shard *s = arg;
+    uint64_t now_us = clock_now_us();
+
+    /* Nothing here frees a connection: libmicrohttpd does, in its next run. */
+    for (struct conn *c = s->conns; c != NULL; c = c->next)
+        if (c->deadline_us <= now_us)
+            conn_late(c);
+    for (struct lingering *l = s->lingers, *next; l != NULL; l = next) {
+        next = l->next;
+        if (l->deadline_us <= now_us)
+            lingering_close(l);
+    }
+    loop_timer_set(s->loop, &s->sweep, now_us + sweep_us(&s->front->cfg));
+}
+
+void conn_close_all(struct shard *s)
+{
+    for (struct conn *c = s->conns; c != NULL; c = c->next)
+        conn_kill(c);
+}
+
+/* Throws away what comes, until the peer closes: closing with unread bytes would send a reset, and
+ * the reset could destroy the answer before the client has read it. */
+static void lingering_read(void *arg, uint32_t events)
+{
+    struct lingering *l = arg;
+    ssize_t n = recv(l->watch.fd, NULL, FRONT_LINGER_NBYTES, MSG_TRUNC | MSG_DONTWAIT);
+
+    (void)events;
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        lingering_close(l);
+}
+
+static void lingering_open(struct shard *s, int fd)
+{
+    struct lingering *l;
+    struct err e = {0};
+
+    if (s->n_lingers >= FRONT_LINGER_MAX || s->quiesced)
+        return;
+    l = calloc(1, sizeof *l);
+    if (l == NULL)
+        return;
+    l->shard = s;
+    l->watch = (struct loop_watch){.ready = lingering_read, .arg = l, .fd = -1};
+    l->watch.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (l->watch.fd < 0)
+        goto err_free;
+    if (loop_watch(s->loop, &l->watch, EPOLLIN | EPOLLRDHUP, &e) != 0)
+        goto err_close;
+    l->deadline_us = clock_after_us(s->front->cfg.drop_timeout_us);
+    l->next = s->lingers;
+    l->prev_next = &s->lingers;
+    if (l->next != NULL)
+        l->next->prev_next = &l->next;
+    s->lingers = l;
+    s->n_lingers++;
+    return;
+
+err_close:
+    (void)close(l->watch.fd);
+err_free:
+    free(l);
+}
+
+void lingering_close(struct lingering *l)
+{
+    loop_unwatch(l->shard->loop, &l->watch);
+    (void)close(l->watch.fd);
+    *l->prev_next = l->next;
+    if (l->next != NULL)
+        l->next->prev_next = l->prev_next;
+    l->shard->n_lingers--;
+    free(l);
+}

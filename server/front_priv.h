@@ -1,0 +1,178 @@
+/* The parts of the front that its files share. Everything here belongs to one shard's loop thread
+ * unless a line says otherwise. */
+#ifndef BATON_SERVER_FRONT_PRIV_H
+#define BATON_SERVER_FRONT_PRIV_H
+
+#include "base/exchange.h"
+#include "base/exchange_priv.h"
+#include "base/loop.h"
+#include "base/mtx.h"
+#include "server/front.h"
+
+#include <microhttpd.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    FRONT_POOL_NBYTES = 16 << 10,         /* memory of one connection; headers over it are a 431 */
+    FRONT_BACKLOG = 4096,                 /* of listen(2) */
+    FRONT_ZERO_TURNS_MAX = 64,            /* idle turns without a wait before the spin guard */
+    FRONT_GUARD_WAIT_US = 1000,           /* what the spin guard then waits */
+    FRONT_DROP_NBYTES_MAX = 1 << 20,      /* a known rest up to this is read before an early error */
+    FRONT_GRACE_US = 1000 * 1000,         /* from an answer mid-upload to the cut */
+    FRONT_SEND_NBYTES_MIN = 16 << 10,     /* a reader must take this much each body_timeout_us */
+    FRONT_LINGER_MAX = 64,                /* half-closed sockets kept for their last bytes */
+    FRONT_LINGER_NBYTES = 1 << 20,        /* thrown away for each event of such a socket */
+    FRONT_QUERY_MAX = 64,                 /* query members */
+    FRONT_BODY_CAP_FIRST = 1 << 20,       /* first allocation for a declared body, at most */
+    FRONT_TCP_USER_TIMEOUT_MS = 60 * 1000,
+    FRONT_RAW_HEAD_MAX = 4096             /* header of an answer written past libmicrohttpd */
+};
+
+struct shard;
+struct request;
+
+/* One accepted socket. */
+struct conn {
+    struct shard *shard;
+    struct conn *next, **prev_next; /* in shard->conns */
+    struct loop_watch hangup;
+    int fd;               /* libmicrohttpd's */
+    uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
+    uint64_t n_requests;
+    uint64_t acked;       /* bytes that the peer had taken when a slow answer was last let live */
+    bool dead;            /* FIN seen or given up on: nothing extends its life */
+    bool linger;          /* take the socket over when libmicrohttpd closes it */
+    struct request *req;  /* of this connection, being served; NULL between two */
+};
+
+/* A socket that has been answered and half-closed while its peer may still be sending. */
+struct lingering {
+    struct shard *shard;
+    struct lingering *next, **prev_next;
+    struct loop_watch watch; /* owns its fd */
+    uint64_t deadline_us;
+};
+
+enum stage {
+    STAGE_HEADERS,     /* request line seen, headers coming */
+    STAGE_WHOLE,       /* body is being collected */
+    STAGE_STREAM_HEAD, /* head of a streamed body is being collected */
+    STAGE_STREAM,      /* body goes to the exchange's reader */
+    STAGE_DROP,        /* answer decided; the rest of the body is thrown away */
+    STAGE_WAIT,        /* body is over; the answer may not be there yet */
+    STAGE_SEND         /* answer queued */
+};
+
+/* One request; libmicrohttpd's con_cls. */
+struct request {
+    struct exchange_front front; /* first: the exchange knows us by it */
+    struct conn *conn;
+    struct MHD_Connection *mc;
+    struct exchange *x; /* one reference */
+    char *target;       /* owned; request target as it came */
+    struct front_plan plan;
+    struct loop_item wake; /* posted by any thread, under the exchange's lock */
+    enum stage stage;
+    bool routed;       /* the application saw it: n_open counts it, done() is due */
+    bool http11;
+    bool chunked;
+    bool expects;      /* Expect: 100-continue */
+    bool suspended;    /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
+    bool queued;       /* a response is with libmicrohttpd */
+    bool must_close;   /* framing in doubt, or the body was not read to its end */
+    bool raw_sent;     /* answered past libmicrohttpd */
+    bool sent;         /* libmicrohttpd says that the whole answer went out */
+    size_t body_cap;   /* of x->body */
+    uint64_t head_nbytes; /* of a streamed body; 0 while unknown */
+    uint64_t nbytes_in, nbytes_out;
+    int status;
+    const char *log_code;
+};
+
+struct front;
+
+struct shard {
+    struct front *front;
+    struct loop *loop;
+    struct MHD_Daemon *daemon;
+    int listen_fd; /* ours until given to the daemon; -1 once closed */
+    size_t n_conns_max;   /* over it, new requests are shed */
+    size_t n_conns_limit; /* libmicrohttpd stops accepting */
+    struct loop_watch mhd; /* the daemon's own epoll */
+    struct loop_timer sweep;
+    struct loop_item quiesce, finish;
+    struct conn *conns;
+    struct lingering *lingers;
+    size_t n_conns, n_lingers;
+    unsigned n_zero_turns; /* without a wait, and without anything having moved */
+    bool moved;            /* libmicrohttpd called us in this turn */
+    bool quiesced;
+    uint64_t log_second; /* rate limit of the library's messages */
+    unsigned n_logged;
+
+    atomic_uint_fast64_t n_connections, n_accepted, n_requests, n_rejected, n_gone,
+        n_timeouts; /* relaxed: gauges */
+};
+
+struct front {
+    struct front_cfg cfg; /* immutable */
+    uint16_t port;        /* immutable */
+    size_t n_shards;
+    struct shard *shards;                 /* owned */
+    struct MHD_Response *no_memory;       /* prebuilt; shared by all connections */
+    struct MHD_Response *internal;        /* prebuilt */
+
+    struct mtx lock; /* rank MTX_LEAF; guards down to the end */
+    struct cnd moved;
+    size_t n_open;     /* exchanges that were routed and are not done */
+    size_t n_quiesced; /* shards that stopped accepting */
+};
+
+static inline void front_count(atomic_uint_fast64_t *n)
+{
+    (void)atomic_fetch_add_explicit(n, 1, memory_order_relaxed);
+}
+
+/* front_listen.c: a bound, listening socket for each shard; sets f->port. */
+int front_listen(struct front *f, struct err *e);
+void front_fit_nofile(struct front *f); /* raises RLIMIT_NOFILE; lowers n_connections_max to fit */
+
+/* front_conn.c: sockets, deadlines, hang-ups. */
+void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
+                 enum MHD_ConnectionNotificationCode toe);
+void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
+void conn_kill(struct conn *c);       /* the exchange is gone, the socket is shut down */
+void conn_sweep(void *arg);           /* timer of the shard */
+void conn_close_all(struct shard *s); /* wake everything before libmicrohttpd stops */
+void lingering_close(struct lingering *l);
+
+/* front_request.c: what libmicrohttpd calls for a request. */
+void *request_begin(void *cls, const char *target, struct MHD_Connection *mc);
+enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char *url,
+                               const char *method, const char *version, const char *data,
+                               size_t *size, void **con_cls);
+void request_completed(void *cls, struct MHD_Connection *mc, void **con_cls,
+                       enum MHD_RequestTerminationCode toe);
+void request_suspend(struct request *r);
+void request_resume(struct request *r);
+void request_dispatch(struct request *r); /* to the application, with its own reference */
+
+/* front_reply.c: answers. */
+void request_refuse(struct request *r, const struct err *e); /* the application words the answer */
+enum MHD_Result request_queue(struct request *r);      /* in the access handler, answer is there */
+void request_send_raw(struct request *r);              /* answer mid-upload, past libmicrohttpd */
+int front_prebuild(struct front *f, struct err *e);
+
+/* front_body.c: bodies. */
+void body_begin(struct request *r);
+void body_drop_begin(struct request *r);
+enum MHD_Result body_piece(struct request *r, const char *data, size_t *size);
+enum MHD_Result body_over(struct request *r);
+
+/* front_filter.c: framing rules, and the request half of an exchange. No state. */
+int filter_request(struct request *r, const char *method, const char *version, struct err *e);
+
+#endif

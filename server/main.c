@@ -1,0 +1,113 @@
+/* The program: `baton serve`, `baton --help`, `baton --version`. */
+#include "base/log.h"
+#include "handlers/body.h"
+#include "server/config.h"
+#include "server/serve.h"
+
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+extern char **environ;
+
+static int usage(FILE *to, int rc)
+{
+    (void)fprintf(to, "baton " BATON_VERSION
+                      ": inference control for reinforcement-learning post-training\n"
+                      "\n"
+                      "usage: baton serve --model DIR [options]    run the server\n"
+                      "       baton serve --help                   every option, with its default\n"
+                      "       baton --version\n");
+    return rc;
+}
+
+static int level_of(const char *name, enum log_level *out)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(names[i], name) == 0) {
+            *out = (enum log_level)i;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+/* Every thread inherits this: signals are read by main alone, and a dead peer is an error code. */
+static void block_signals(void)
+{
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
+    (void)signal(SIGPIPE, SIG_IGN);
+}
+
+static void report(const struct err *e)
+{
+    (void)fprintf(stderr, "baton: %s%s%s\n", e->field, e->field[0] != '\0' ? ": " : "", e->msg);
+}
+
+static int run(const struct config *c)
+{
+    struct err e = {0};
+    enum log_level least;
+    int rc;
+
+    if (level_of(c->log_level, &least) != 0) {
+        (void)err_set(&e, ERR_BAD_REQUEST, "--log-level",
+                      "'%.32s' is not one of debug, info, warn, error", c->log_level);
+        report(&e);
+        return 2;
+    }
+    body_init();         /* both before threads: jansson's allocator, and the seed that the */
+    json_object_seed(0); /* first object would race for */
+    block_signals();
+    if (log_open(STDERR_FILENO, least, &e) != 0) {
+        report(&e);
+        return 1;
+    }
+    rc = serve(c, &e);
+    log_close();
+    if (rc != 0)
+        report(&e);
+    return rc == 0 ? 0 : 1;
+}
+
+static int command_serve(int argc, char **argv)
+{
+    struct config c = {0};
+    struct err e = {0};
+    int rc;
+
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            config_help(stdout);
+            return 0;
+        }
+    }
+    if (config_load(&c, argc, argv, environ, &e) != 0) {
+        report(&e);
+        return 2;
+    }
+    rc = run(&c);
+    config_fini(&c);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc >= 2 && strcmp(argv[1], "serve") == 0)
+        return command_serve(argc - 2, argv + 2);
+    if (argc == 2 && strcmp(argv[1], "--version") == 0)
+        return puts("baton " BATON_VERSION) < 0;
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
+        return usage(stdout, 0);
+    return usage(stderr, 2);
+}

@@ -1,0 +1,405 @@
+/* The server from first to last: rooms are built from the bottom up, the front starts last, and
+ * everything is taken down in reverse. The first weights go in through the same update path as any
+ * later ones, so that what is checked for a trainer is checked at start too. */
+#include "server/serve.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mtx.h"
+#include "base/workers.h"
+#include "engine/embedded/embedded.h"
+#include "engine/embedded/tokenizer.h"
+#include "handlers/app.h"
+#include "handlers/metrics.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "server/admission.h"
+#include "server/config.h"
+#include "server/life.h"
+#include "transport/file.h"
+#include "weights/update.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    PATH_LEN_MAX = 4096,
+    SERVE_FDS_RESERVED = 128, /* descriptors that connections may not take */
+    SLAB_VERSIONS = 2         /* served and staging: what fits by default */
+};
+
+/* Everything that serve builds; each pointer owned; NULL until made. */
+struct house {
+    struct life life;
+    struct app app;
+    struct model_config model;
+    struct manifest *manifest; /* until the store takes it */
+    struct source *first;      /* of the first weights, until they are pushed */
+    struct file_weights first_weights;
+    struct tokenizer *tokenizer;
+    char model_name[PATH_LEN_MAX];
+};
+
+/* The directory's last part, without trailing slashes. */
+static void base_name(const char *path, char *out, size_t cap)
+{
+    char whole[PATH_LEN_MAX];
+    char *slash;
+    size_t len;
+
+    (void)snprintf(whole, sizeof whole, "%s", path);
+    len = strlen(whole);
+    while (len > 1 && whole[len - 1] == '/')
+        whole[--len] = '\0';
+    slash = strrchr(whole, '/');
+    (void)snprintf(out, cap, "%s", slash != NULL && slash[1] != '\0' ? slash + 1 : whole);
+}
+
+static bool has_weights(const char *dir)
+{
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    char path[PATH_LEN_MAX];
+    struct stat st;
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, names[i]) < sizeof path &&
+            stat(path, &st) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* --weights, or the model's own, or nothing. */
+static int open_first_weights(struct house *h, const struct config *c, struct err *e)
+{
+    const char *path = c->weights;
+
+    if (path != NULL && strcmp(path, "none") == 0)
+        return 0;
+    if (path == NULL && (c->model == NULL || !has_weights(c->model)))
+        return 0;
+    return file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e);
+}
+
+static int build_manifest(struct house *h, const struct config *c, struct err *e)
+{
+    if (strcmp(c->engine, "none") == 0) {
+        if (c->manifest == NULL)
+            return err_set(e, ERR_BAD_REQUEST, "--manifest",
+                           "--engine none needs --manifest FILE: what must an update cover?");
+        return manifest_load(&h->manifest, c->manifest, e);
+    }
+    if (strcmp(c->engine, "embedded") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "--engine", "engine '%.32s' is not one of embedded, none",
+                       c->engine);
+    if (c->model == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "--model", "--model DIR is required");
+    if (model_config_load(&h->model, c->model, e) != 0 ||
+        tokenizer_load(&h->tokenizer, c->model, e) != 0)
+        return -1;
+    return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
+}
+
+static int build_store(struct house *h, const struct config *c, struct err *e)
+{
+    struct store_cfg store_cfg = {
+        .manifest = h->manifest,
+        .n_versions_max = (uint32_t)c->max_versions,
+        .nbytes_max = c->max_weight_bytes > 0 ? c->max_weight_bytes : UINT64_MAX,
+    };
+    struct updates_cfg updates_cfg = {
+        .receive_timeout_us = c->update_timeout * 1000,
+        .pin_timeout_us = c->pin_timeout * 1000,
+    };
+
+    h->manifest = NULL; /* moved in, also on failure */
+    if (store_new(&h->app.store, &store_cfg, e) != 0)
+        return -1;
+    updates_cfg.store = h->app.store;
+    return updates_new(&h->app.updates, &updates_cfg, e);
+}
+
+static int build_engine(struct house *h, const struct config *c, struct err *e)
+{
+    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    struct embedded_cfg cfg = {
+        .model_path = c->model,
+        .model = &h->model,
+        .store = h->app.store,
+        .tokenizer = h->tokenizer,
+        .n_threads = (uint32_t)(c->engine_threads > 0 ? c->engine_threads
+                                                      : (uint64_t)(n_cpus > 0 ? n_cpus : 1)),
+        .n_running_max = (uint32_t)c->max_num_seqs,
+        .n_step_tokens_max = (uint32_t)c->max_num_batched_tokens,
+        .max_model_len = (uint32_t)c->max_model_len,
+        .kv_nbytes_max = c->kv_cache,
+    };
+    struct engine_info info;
+
+    h->app.model_name = "";
+    h->app.model_path = "";
+    if (strcmp(c->engine, "none") == 0)
+        return 0;
+    if (embedded_new(&h->app.engine, &cfg, e) != 0)
+        return -1;
+    h->app.engine->ops->info(h->app.engine, &info);
+    h->app.tokenizer = h->tokenizer;
+    h->app.vocab_size = info.vocab_size;
+    h->app.max_model_len = info.max_model_len;
+    base_name(c->model, h->model_name, sizeof h->model_name);
+    h->app.model_name = c->served_model_name != NULL ? c->served_model_name : h->model_name;
+    h->app.model_path = c->model;
+    return 0;
+}
+
+static int build_pools(struct house *h, const struct config *c, struct err *e)
+{
+    struct workers_cfg control = {"control", c->control_threads, c->control_queue};
+    struct workers_cfg generate = {"generate", c->generate_threads,
+                                   c->generate_queue + c->generate_concurrency};
+    struct workers_cfg text = {"text", c->detokenize_concurrency, 1};
+
+    if (metrics_new(&h->app.metrics, e) != 0 || workers_new(&h->app.control, &control, e) != 0 ||
+        workers_new(&h->app.generate_pool, &generate, e) != 0 ||
+        workers_new(&h->app.text, &text, e) != 0 ||
+        admission_new(&h->app.generate, "generate", c->generate_concurrency, c->generate_queue,
+                      e) != 0 ||
+        admission_new(&h->app.detokenize, "detokenize", c->detokenize_concurrency,
+                      c->detokenize_queue, e) != 0)
+        return -1;
+    return 0;
+}
+
+static size_t connections_max(const struct config *c)
+{
+    struct rlimit lim;
+
+    if (c->max_connections > 0)
+        return c->max_connections;
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_max < 2 * SERVE_FDS_RESERVED)
+        return SERVE_FDS_RESERVED;
+    return (size_t)lim.rlim_max - SERVE_FDS_RESERVED;
+}
+
+static int build_front(struct house *h, const struct config *c, const struct config_listen *at,
+                       struct err *e)
+{
+    struct front_cfg cfg = {
+        .address = at->address,
+        .port = at->port,
+        .n_shards = c->front_threads,
+        .n_connections_max = connections_max(c),
+        .header_timeout_us = c->header_timeout * 1000,
+        .body_timeout_us = c->body_timeout * 1000,
+        .idle_timeout_us = c->idle_timeout * 1000,
+        .drop_timeout_us = c->body_stall_timeout * 1000,
+        .app = &app_front,
+        .app_arg = &h->app,
+    };
+
+    return front_new(&h->app.front, &cfg, e);
+}
+
+/* The first weights on their way in: main waits for the worker. */
+struct first_push {
+    struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
+    struct cnd done;
+    bool ended;
+    struct err error;
+    uint64_t serial;
+};
+
+static void first_done(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct first_push *p = arg;
+
+    mtx_lock(&p->lock);
+    p->ended = true;
+    p->error = *e;
+    p->serial = info->serial;
+    cnd_signal(&p->done);
+    mtx_unlock(&p->lock);
+}
+
+static struct update_chunk *first_chunk(struct house *h, const struct config *c,
+                                        struct first_push *p, struct err *e)
+{
+    struct update_chunk *chunk = calloc(1, sizeof *chunk);
+
+    if (chunk == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the first weights");
+        return NULL;
+    }
+    chunk->convert = true; /* the model's own file decides the dtypes of what it has */
+    chunk->plan = plan_ref(h->first_weights.plan);
+    chunk->source = h->first;
+    chunk->checksums = h->first_weights.checksums;
+    chunk->has_checksum = h->first_weights.has_checksum;
+    (void)snprintf(chunk->label, sizeof chunk->label, "%s", c->weight_version);
+    chunk->done = first_done;
+    chunk->done_arg = p;
+    h->first = NULL;
+    h->first_weights.checksums = NULL;
+    h->first_weights.has_checksum = NULL;
+    return chunk;
+}
+
+static int push_first(struct house *h, const struct config *c, struct err *e)
+{
+    struct first_push p = {0};
+    struct update_chunk *chunk;
+    int rc;
+
+    if (h->first == NULL) {
+        log_line(LOG_WARN, "weights.unsynced", "no weights to start with; waiting for an update");
+        return 0;
+    }
+    chunk = first_chunk(h, c, &p, e);
+    if (chunk == NULL)
+        return -1;
+    mtx_init(&p.lock, MTX_LEAF);
+    cnd_init(&p.done);
+    rc = updates_submit(h->app.updates, chunk, e);
+    if (rc != 0)
+        update_chunk_free(chunk);
+    mtx_lock(&p.lock);
+    while (rc == 0 && !p.ended) /* bounded by --update-timeout */
+        (void)cnd_wait(&p.done, &p.lock, CLOCK_NEVER);
+    mtx_unlock(&p.lock);
+    cnd_fini(&p.done);
+    mtx_fini(&p.lock);
+    if (rc == 0 && p.error.code != ERR_NONE) {
+        *e = p.error;
+        rc = -1;
+    }
+    return rc;
+}
+
+static int build(struct house *h, const struct config *c, const struct config_listen *at,
+                 struct err *e)
+{
+    h->app.config = c;
+    h->app.life = &h->life;
+    life_init(&h->life);
+    reply_set_boot_id(h->life.boot_id);
+    if (open_first_weights(h, c, e) != 0 || build_manifest(h, c, e) != 0 ||
+        build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
+        build_front(h, c, at, e) != 0)
+        return -1;
+    return 0;
+}
+
+/* In the order that lets every open exchange still be answered. */
+static void take_down(struct house *h)
+{
+    struct app *a = &h->app;
+
+    updates_free(a->updates);
+    if (a->engine != NULL)
+        a->engine->ops->free(a->engine);
+    workers_free(a->control);
+    workers_free(a->generate_pool);
+    workers_free(a->text);
+    front_free(a->front);
+    admission_free(a->generate);
+    admission_free(a->detokenize);
+    metrics_free(a->metrics);
+    source_close(h->first);
+    file_weights_fini(&h->first_weights);
+    store_free(a->store);
+    manifest_free(h->manifest);
+    tokenizer_free(h->tokenizer);
+}
+
+/* Waits for SIGTERM or SIGINT, at most `seconds` (0: for ever). Returns true when one came. */
+static bool wait_signal(uint64_t timeout_us)
+{
+    struct timespec ts = {(time_t)(timeout_us / 1000000), (long)(timeout_us % 1000000) * 1000L};
+    sigset_t set;
+    int sig;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    if (timeout_us == 0) {
+        while (sigwait(&set, &sig) != 0)
+            continue;
+        return true;
+    }
+    return sigtimedwait(&set, NULL, &ts) > 0;
+}
+
+/* Stop accepting, let what runs end until the deadline; a second signal ends at once. */
+static void drain(struct house *h, const struct config *c)
+{
+    enum { POLL_US = 20000 };
+    uint64_t deadline = clock_after_us(c->drain_timeout * 1000);
+    bool idle = false;
+
+    log_line(LOG_INFO, "drain", "stopping: running work has %llu ms",
+             (unsigned long long)c->drain_timeout);
+    life_set(&h->life, LIFE_DRAINING);
+    front_quiesce(h->app.front);
+    admission_close(h->app.generate);
+    admission_close(h->app.detokenize);
+    while (!idle && !clock_passed(deadline)) {
+        if (wait_signal(1)) {
+            log_line(LOG_WARN, "drain.cut", "second signal: ending at once");
+            return;
+        }
+        idle = front_wait_idle(h->app.front, clock_after_us(POLL_US));
+    }
+    log_line(idle ? LOG_INFO : LOG_WARN, "drain.end",
+             idle ? "all work has ended" : "the deadline passed; what runs is aborted");
+}
+
+static void announce(const struct house *h, const struct config_listen *at)
+{
+    struct store_info info;
+    struct log_rec r;
+
+    store_info(h->app.store, &info);
+    log_begin(&r, LOG_INFO, "serving");
+    log_str(&r, "address", at->address);
+    log_u64(&r, "port", front_port(h->app.front));
+    log_str(&r, "boot_id", h->life.boot_id);
+    log_str(&r, "version", BATON_VERSION);
+    log_str(&r, "model", h->app.model_name);
+    log_str(&r, "weights", store_state_name(info.state));
+    log_str(&r, "weight_version", info.label);
+    log_end(&r);
+}
+
+int serve(const struct config *config, struct err *e)
+{
+    struct house *h = calloc(1, sizeof *h);
+    struct config_listen at;
+    int rc;
+
+    if (h == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to start");
+    rc = config_listen_parse(&at, config->listen, e);
+    if (rc == 0 && !at.loopback && !config->insecure)
+        rc = err_set(e, ERR_FORBIDDEN, "--listen",
+                     "'%.64s' is beyond loopback and there is no key; say --insecure if the network "
+                     "is trusted",
+                     config->listen);
+    if (rc == 0)
+        rc = build(h, config, &at, e);
+    if (rc == 0)
+        rc = push_first(h, config, e);
+    if (rc == 0) {
+        life_set(&h->life, LIFE_SERVING);
+        announce(h, &at);
+        (void)wait_signal(0);
+        drain(h, config);
+    }
+    take_down(h);
+    free(h);
+    return rc;
+}

@@ -1,0 +1,62 @@
+/* config.json, and after the first NUL byte (if there is one) generation_config.json. */
+#include "engine/embedded/model_config.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
+
+enum { LAYERS_TRIED = 4 }; /* a manifest of more is only slower */
+
+static void check_limits(const struct model_config *c)
+{
+    assert(c->vocab_size >= 1 && c->vocab_size <= MODEL_VOCAB_MAX);
+    assert(c->hidden_size >= 1 && c->hidden_size <= MODEL_WIDTH_MAX);
+    assert(c->intermediate_size >= 1 && c->intermediate_size <= MODEL_WIDTH_MAX);
+    assert(c->n_layers >= 1 && c->n_layers <= MODEL_LAYERS_MAX);
+    assert(c->head_dim >= 2 && c->head_dim % 2 == 0 && c->head_dim <= MODEL_HEAD_DIM_MAX);
+    assert(c->n_kv_heads >= 1 && c->n_heads % c->n_kv_heads == 0);
+    assert((uint64_t)c->n_heads * c->head_dim <= MODEL_WIDTH_MAX);
+    assert(c->max_position_embeddings >= 1 && c->max_position_embeddings <= MODEL_POSITION_MAX);
+    assert(c->rms_norm_eps >= 0.0F && c->rope_theta > 0.0 && isfinite(c->rope_theta));
+    assert(c->dtype == DTYPE_BF16 || c->dtype == DTYPE_F16 || c->dtype == DTYPE_F32);
+    assert(c->n_eos <= MODEL_EOS_MAX);
+}
+
+static void check_manifest(const struct model_config *c)
+{
+    struct model_config few = *c;
+    struct manifest *m = NULL;
+    struct err e = {0};
+
+    few.n_layers = c->n_layers < LAYERS_TRIED ? c->n_layers : LAYERS_TRIED;
+    if (model_manifest(&m, &few, NULL, &e) != 0) {
+        assert(e.code == ERR_NO_MEMORY);
+        return;
+    }
+    assert(plan_find(m->plan, "model.norm.weight") != PLAN_NO_TENSOR);
+    manifest_free(m);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
+{
+    const uint8_t *nul = len > 0 ? memchr(data, 0, len) : NULL;
+    size_t config_len = nul != NULL ? (size_t)(nul - data) : len;
+    struct model_config c = {0};
+    struct err e = {0};
+    int rc = model_config_parse(&c, (const char *)data, config_len,
+                                nul != NULL ? (const char *)nul + 1 : NULL,
+                                nul != NULL ? len - config_len - 1 : 0, &e);
+
+    assert((rc == 0) == (e.code == ERR_NONE));
+    if (rc != 0) {
+        assert(e.msg[0] != '\0');
+        return 0;
+    }
+    check_limits(&c);
+    check_manifest(&c);
+    return 0;
+}

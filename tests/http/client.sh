@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# client/baton.py through each door, and its errors in the server's words.
+# shellcheck source=tests/http/lib.sh
+source "$(dirname "$0")/lib.sh"
+serve_model --allow-path "$CHECKPOINTS"
+
+for via in shm body path; do
+  "$PYTHON" "$CLIENT" "$CHECKPOINTS/step-00100.safetensors" --url "$URL" --via "$via" \
+    --weight-version "by-$via" >"$WORK/body"
+  same .phase committed
+  serves step-00100 "by-$via"
+done
+"$PYTHON" - "$URL" "$CHECKPOINTS/step-01500.safetensors" "$CLIENT" <<'P'
+import os, sys
+sys.path.insert(0, os.path.dirname(sys.argv[3]))
+import baton
+import numpy
+
+url, tensors = sys.argv[1], baton.load_file(sys.argv[2])
+seen = []
+answer = baton.push(tensors, url, via="body", weight_version="numpy", progress=lambda d, t: seen.append((d, t)))
+assert answer["weight_version"] == "numpy" and seen[-1][0] == seen[-1][1] == 1837824, seen
+
+# float32 arrays of a bfloat16 model: refused by name, unless the push says convert.
+wide = {n: (numpy.frombuffer(t.data, "<u2").astype("<u4") << 16).view("<f4").reshape(t.shape)
+        for n, t in tensors.items()}
+try:
+    baton.push(wide, url)
+    raise SystemExit("a dtype that differs was accepted")
+except baton.BatonError as e:
+    assert e.status == 422 and e.code == "manifest_mismatch" and "F32" in e.message, e
+for via in ("shm", "body"):
+    answer = baton.push(wide, url, via=via, convert=True, weight_version="converted")
+    assert answer["phase"] == "committed", answer
+served = baton.request(url, "GET", "/v1/weights")["tensors"]
+assert {t["name"]: t["checksum"] for t in served} == {n: baton.checksum(t.data) for n, t in tensors.items()}
+digest = baton.request(url, "GET", "/v1/weights")["plan_digest"]
+assert len(digest) == 64
+
+# One bit flipped on the way: the checksum names the tensor.
+one = dict(tensors)
+sums = baton.checksum
+baton.checksum = lambda data: "0" * 32 if len(data) == 256 else sums(data)
+try:
+    baton.push(one, url, via="body")
+    raise SystemExit("a wrong checksum was accepted")
+except baton.BatonError as e:
+    assert e.status == 422 and e.code == "checksum_mismatch", e
+baton.checksum = sums
+
+partial = {"model.norm.weight": tensors["model.norm.weight"]}
+try:
+    baton.push(partial, url)
+    raise SystemExit("an update with holes was accepted")
+except baton.BatonError as e:
+    assert e.code == "incomplete_update" and len(e.details["missing"]) == 32, e
+assert baton.push(partial, url, partial=True, weight_version="p")["n_tensors_done"] == 1
+try:
+    baton.push(partial, "http://127.0.0.1:9", partial=True)
+    raise SystemExit("nobody listens there")
+except baton.BatonError as e:
+    assert e.retryable and e.code == "connection", e
+P
+N_CHECKS=$((N_CHECKS + 9))
+serves step-01500 p
+done_testing

@@ -1,0 +1,67 @@
+"""openapi/baton.yaml and the program say the same: routes, members, query members, error codes.
+Usage: check_contract.py PRINT_CONTRACT BATON_YAML"""
+
+import json
+import subprocess
+import sys
+
+import yaml
+
+
+def described(document):
+    """(path, METHOD) -> (operationId, members, query, strict)"""
+    rows = {}
+    for path, item in document["paths"].items():
+        for method, op in item.items():
+            if method == "parameters":
+                continue
+            body = op.get("requestBody", {}).get("content", {}).get("application/json", {})
+            schema = body.get("schema", {})
+            query = [p["name"] for p in op.get("parameters", []) if p.get("in") == "query"]
+            strict = schema.get("additionalProperties") is False
+            rows[path, method.upper()] = (op["operationId"], set(schema.get("properties", {})),
+                                          set(query), strict, body)
+    return rows
+
+
+def main():
+    program = json.loads(subprocess.run([sys.argv[1]], check=True, capture_output=True).stdout)
+    with open(sys.argv[2], encoding="utf-8") as f:
+        document = yaml.safe_load(f)
+    rows = described(document)
+    wrong, seen, operations = [], set(), set()
+    for route in program["routes"]:
+        methods = [m for m in route["methods"] if m != "HEAD"]
+        for i, method in enumerate(methods):
+            key = route["path"], method
+            seen.add(key)
+            if key not in rows:
+                wrong.append(f"{key}: in the program, not in the document")
+                continue
+            operation, members, query, strict, body = rows[key]
+            want = route["operation"] + ("" if i == 0 else method.capitalize())
+            for what, found, wanted in (("operationId", operation, want),
+                                        ("members", members, set(route["members"])),
+                                        ("query", query, set(route["query"]))):
+                if found != wanted:
+                    wrong.append(f"{key}: {what} {found} in the document, {wanted} in the program")
+            if members and strict != route["strict"]:
+                wrong.append(f"{key}: additionalProperties: false must say that it is strict")
+            if members and "example" not in body:
+                wrong.append(f"{key}: its body has no example")
+            if members and set(body.get("example", {})) - members:
+                wrong.append(f"{key}: the example has members that the route does not take")
+            if operation in operations:
+                wrong.append(f"{key}: operationId {operation} is used twice")
+            operations.add(operation)
+    wrong += [f"{key}: in the document, not in the program" for key in set(rows) - seen]
+    codes = set(document["components"]["schemas"]["ErrorCode"]["enum"])
+    if codes != set(program["codes"]):
+        wrong.append(f"error codes differ: {codes ^ set(program['codes'])}")
+    for line in wrong:
+        print(line)
+    print(f"{len(seen)} operations, {len(codes)} error codes, {len(wrong)} differences")
+    return 1 if wrong or not seen else 0
+
+
+sys.exit(main())

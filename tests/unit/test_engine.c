@@ -1,0 +1,485 @@
+/* The embedded engine as it ships: the fixture model, weights from files through update sessions.
+ */
+#include "tests/unit/engine_jobs.h"
+
+#include "base/clock.h"
+#include "engine/embedded/embedded.h"
+#include "engine/embedded/model_config.h"
+#include "engine/embedded/tokenizer.h"
+#include "transport/file.h"
+#include "weights/update.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#define MODEL_DIR FIXTURES "/kjv-qwen3-1m"
+
+enum { CASES_MAX = 16 };
+static const double TOLERANCE = 1e-4;
+
+struct served {
+    struct model_config cfg;
+    struct tokenizer *tokenizer;
+    struct store *store;
+    struct updates *updates;
+    struct engine *en;
+};
+
+/* A source over one checkpoint of the fixture. */
+static struct source *open_checkpoint(const char *step, struct file_weights *w)
+{
+    struct source *src = NULL;
+    struct err e = {0};
+    char path[512];
+
+    (void)snprintf(path, sizeof path, MODEL_DIR "/checkpoints/%s.safetensors", step);
+    if (file_source_open_local(&src, w, path, &e) != 0)
+        fail_msg("%s: %s", path, e.msg);
+    return src;
+}
+
+static void serve(struct served *s, uint32_t n_running, uint32_t n_rows)
+{
+    struct updates_cfg uc = {.receive_timeout_us = 60000000, .pin_timeout_us = 60000000};
+    struct store_cfg sc = {.n_versions_max = 4, .nbytes_max = UINT64_MAX};
+    struct embedded_cfg cfg = {.model_path = MODEL_DIR,
+                               .n_threads = 2,
+                               .n_running_max = n_running,
+                               .n_step_tokens_max = n_rows,
+                               .kv_nbytes_max = 64 << 20};
+    struct file_weights w = {0};
+    struct err e = {0};
+
+    memset(s, 0, sizeof *s);
+    assert_int_equal(model_config_load(&s->cfg, MODEL_DIR, &e), 0);
+    assert_int_equal(tokenizer_load(&s->tokenizer, MODEL_DIR, &e), 0);
+    source_close(open_checkpoint("step-00000", &w));
+    assert_int_equal(model_manifest(&sc.manifest, &s->cfg, w.plan, &e), 0);
+    file_weights_fini(&w);
+    assert_int_equal(store_new(&s->store, &sc, &e), 0);
+    uc.store = s->store;
+    assert_int_equal(updates_new(&s->updates, &uc, &e), 0);
+    cfg.model = &s->cfg;
+    cfg.store = s->store;
+    cfg.tokenizer = s->tokenizer;
+    assert_int_equal(embedded_new(&s->en, &cfg, &e), 0);
+}
+
+static void close_served(struct served *s)
+{
+    s->en->ops->free(s->en);
+    updates_free(s->updates);
+    store_free(s->store);
+    tokenizer_free(s->tokenizer);
+}
+
+struct pushed {
+    bool done;
+    struct err e;
+    uint64_t serial;
+};
+
+static void push_done(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct pushed *p = arg;
+
+    pthread_mutex_lock(&jobs_lock);
+    p->done = true;
+    p->e = *e;
+    p->serial = info->serial;
+    pthread_cond_broadcast(&jobs_changed);
+    pthread_mutex_unlock(&jobs_lock);
+}
+
+static uint64_t push_wait(struct pushed *p)
+{
+    pthread_mutex_lock(&jobs_lock);
+    while (!p->done)
+        pthread_cond_wait(&jobs_changed, &jobs_lock);
+    pthread_mutex_unlock(&jobs_lock);
+    if (p->e.code != ERR_NONE)
+        fail_msg("update: %s", p->e.msg);
+    return p->serial;
+}
+
+/* Sends a checkpoint: into session `id`, or as a whole update ("") with its name as the label. */
+static uint64_t push(struct served *s, const char *id, const char *step)
+{
+    struct update_chunk *c = calloc(1, sizeof *c);
+    struct file_weights w = {0};
+    struct pushed p = {0};
+    struct err e = {0};
+
+    assert_non_null(c);
+    c->source = open_checkpoint(step, &w);
+    c->plan = plan_ref(w.plan);
+    c->done = push_done;
+    c->done_arg = &p;
+    (void)snprintf(c->update_id, sizeof c->update_id, "%s", id);
+    if (id[0] == '\0')
+        (void)snprintf(c->label, sizeof c->label, "%s", step);
+    file_weights_fini(&w);
+    if (updates_submit(s->updates, c, &e) != 0)
+        fail_msg("%s", e.msg);
+    return push_wait(&p);
+}
+
+static uint64_t push_in_place(struct served *s, const char *step)
+{
+    struct update_start start = {.in_place = true, .lease_s = 60};
+    struct pushed p = {0};
+    struct update_info info;
+    struct err e = {0};
+
+    (void)snprintf(start.label, sizeof start.label, "%s", step);
+    assert_int_equal(updates_start(s->updates, &start, &info, &e), 0);
+    (void)push(s, info.id, step);
+    assert_int_equal(updates_finish(s->updates, info.id, "", NULL, 0, push_done, &p, &e), 0);
+    return push_wait(&p);
+}
+
+static uint32_t ids_of(const json_t *list, uint32_t **ids)
+{
+    size_t n = json_array_size(list);
+
+    *ids = malloc((n + 1) * sizeof **ids);
+    assert_non_null(*ids);
+    for (size_t i = 0; i < n; i++)
+        (*ids)[i] = (uint32_t)json_integer_value(json_array_get(list, i));
+    return (uint32_t)n;
+}
+
+/* ---- golden ---- */
+
+static void submit_case(struct served *s, struct job *j, const json_t *c)
+{
+    struct gen_params p;
+    struct err e = {0};
+    uint32_t *ids, n = ids_of(json_object_get(c, "prompt_token_ids"), &ids);
+
+    gen_params_init(&p);
+    p.temperature = 0;
+    p.max_tokens = (uint32_t)json_array_size(json_object_get(c, "greedy_token_ids"));
+    p.ignore_eos = true;
+    p.logprobs = 0;
+    p.prompt_logprobs = 0;
+    if (job_submit(s->en, j, ids, n, &p, &e) != 0)
+        fail_msg("%s", e.msg);
+    free(ids);
+}
+
+static void close_to(const json_t *want, const struct gen_token *got, uint32_t from, uint32_t n)
+{
+    assert_int_equal(json_array_size(want), n);
+    for (uint32_t i = from; i < n; i++)
+        if (!(fabs(json_real_value(json_array_get(want, i)) - (double)got[i].logprob) < TOLERANCE))
+            fail_msg("logprob %u is %g, not %g", i, (double)got[i].logprob,
+                     json_real_value(json_array_get(want, i)));
+}
+
+static void check_case(const struct gen_output *out, const json_t *c)
+{
+    uint32_t *ids, n = ids_of(json_object_get(c, "greedy_token_ids"), &ids);
+
+    assert_int_equal(out->n_tokens, n);
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(out->tokens[i].id, ids[i]);
+    close_to(json_object_get(c, "greedy_logprobs"), out->tokens, 0, n);
+    close_to(json_object_get(c, "prompt_logprobs"), out->prompt, 1, out->n_prompt);
+    free(ids);
+}
+
+static void test_golden_at_every_checkpoint(void **state)
+{
+    json_t *golden = json_load_file(MODEL_DIR "/golden.json", 0, NULL), *checkpoint;
+    struct served s;
+    const char *step;
+    uint32_t n_checkpoints = 0;
+
+    (void)state;
+    assert_non_null(golden);
+    serve(&s, 8, 24); /* prompts come in pieces, beside others that decode */
+    json_object_foreach(json_object_get(golden, "checkpoints"), step, checkpoint)
+    {
+        const json_t *cases = json_object_get(checkpoint, "cases");
+        struct job jobs[CASES_MAX] = {0};
+        size_t n = json_array_size(cases);
+        uint64_t serial = push(&s, "", step);
+
+        assert_in_range(n, 1, CASES_MAX);
+        for (size_t i = 0; i < n; i++)
+            submit_case(&s, &jobs[i], json_array_get(cases, i));
+        for (size_t i = 0; i < n; i++) {
+            job_wait(&jobs[i]);
+            check_case(jobs[i].out, json_array_get(cases, i));
+            assert_int_equal(jobs[i].out->n_spans, 1);
+            assert_int_equal(jobs[i].out->spans[0].serial, serial);
+            assert_string_equal(jobs[i].out->spans[0].label, step);
+            job_fini(&jobs[i]);
+        }
+        n_checkpoints++;
+    }
+    assert_int_equal(n_checkpoints, 3);
+    close_served(&s);
+    json_decref(golden);
+}
+
+/* ---- batching ---- */
+
+enum { N_MIX = 16 };
+
+static void submit_mixed(struct served *s, struct job *j, uint32_t i)
+{
+    uint32_t prompt[120], n_prompt = 3 + i * 7;
+    struct gen_params p;
+    struct err e = {0};
+
+    for (uint32_t k = 0; k < n_prompt; k++)
+        prompt[k] = (k * k * 31 + i * 17 + 5) % 1000;
+    gen_params_init(&p);
+    p.temperature = i % 4 == 0 ? 0 : 0.9F;
+    p.top_p = i % 3 == 0 ? 0.8F : 1;
+    p.top_k = i % 5 == 0 ? 40 : 0;
+    p.seed = i * 1000;
+    p.max_tokens = 10 + i;
+    p.logprobs = (int32_t)(i % 4);
+    p.prompt_logprobs = i % 2 ? 1 : -1;
+    if (job_submit(s->en, j, prompt, n_prompt, &p, &e) != 0)
+        fail_msg("%s", e.msg);
+}
+
+static void same_tokens(const struct gen_token *x, const struct gen_token *y, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(x[i].id, y[i].id);
+        assert_memory_equal(&x[i].logprob, &y[i].logprob, sizeof x[i].logprob);
+        assert_int_equal(x[i].rank, y[i].rank);
+        if (x[i].n_top > 0)
+            assert_memory_equal(x[i].top, y[i].top, x[i].n_top * sizeof *x[i].top);
+    }
+}
+
+struct arrivals {
+    struct served *s;
+    struct job *jobs;
+    uint32_t first;
+};
+
+static void *arrive(void *arg)
+{
+    struct arrivals *a = arg;
+
+    for (uint32_t i = a->first; i < N_MIX; i += 2)
+        submit_mixed(a->s, &a->jobs[i], i);
+    return NULL;
+}
+
+static void test_batching_changes_no_bit(void **state)
+{
+    struct job alone[N_MIX] = {0}, batch[N_MIX] = {0};
+    struct served s;
+    struct arrivals a[2] = {{&s, batch, 0}, {&s, batch, 1}};
+    pthread_t threads[2];
+
+    (void)state;
+    serve(&s, 1, 256);
+    (void)push(&s, "", "step-01500");
+    for (uint32_t i = 0; i < N_MIX; i++) {
+        submit_mixed(&s, &alone[i], i);
+        job_wait(&alone[i]);
+    }
+    close_served(&s);
+    serve(&s, 9, 20);
+    (void)push(&s, "", "step-01500");
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, arrive, &a[i]), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (uint32_t i = 0; i < N_MIX; i++) {
+        job_wait(&batch[i]);
+        assert_int_equal(alone[i].out->n_tokens, batch[i].out->n_tokens);
+        assert_int_equal(alone[i].finish, batch[i].finish);
+        assert_int_equal(alone[i].out->n_prompt, batch[i].out->n_prompt);
+        same_tokens(alone[i].out->tokens, batch[i].out->tokens, alone[i].out->n_tokens);
+        same_tokens(alone[i].out->prompt, batch[i].out->prompt, alone[i].out->n_prompt);
+        job_fini(&alone[i]);
+        job_fini(&batch[i]);
+    }
+    close_served(&s);
+}
+
+/* ---- updates ---- */
+
+/* Tells when a sequence has `want` tokens, and keeps it from ending before the test says so. */
+struct reached {
+    uint32_t want, hold;
+    bool yes, go_on;
+};
+
+static void note_reached(struct job *j, const struct gen_output *out, void *arg)
+{
+    struct reached *r = arg;
+
+    (void)j;
+    if (out->n_tokens < r->want)
+        return;
+    pthread_mutex_lock(&jobs_lock);
+    r->yes = true;
+    pthread_cond_broadcast(&jobs_changed);
+    while (out->n_tokens == r->hold && !r->go_on)
+        pthread_cond_wait(&jobs_changed, &jobs_lock);
+    pthread_mutex_unlock(&jobs_lock);
+}
+
+static void let_go(struct reached *r)
+{
+    pthread_mutex_lock(&jobs_lock);
+    r->go_on = true;
+    pthread_cond_broadcast(&jobs_changed);
+    pthread_mutex_unlock(&jobs_lock);
+}
+
+static void wait_reached(struct reached *r)
+{
+    pthread_mutex_lock(&jobs_lock);
+    while (!r->yes)
+        pthread_cond_wait(&jobs_changed, &jobs_lock);
+    pthread_mutex_unlock(&jobs_lock);
+}
+
+static void submit_long(struct served *s, struct job *j, uint32_t max_tokens)
+{
+    static const uint32_t prompt[] = {40, 77, 258, 803, 264, 77, 290}; /* In the beginning */
+    struct gen_params p;
+    struct err e = {0};
+
+    gen_params_init(&p);
+    p.temperature = 0;
+    p.max_tokens = max_tokens;
+    p.ignore_eos = true;
+    if (job_submit(s->en, j, prompt, 7, &p, &e) != 0)
+        fail_msg("%s", e.msg);
+}
+
+static void check_spans(const struct gen_output *out, const char *const *labels, uint32_t n)
+{
+    assert_int_equal(out->n_spans, n);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(out->spans[i].start, i == 0 ? 0 : out->spans[i - 1].end);
+        assert_true(out->spans[i].end > out->spans[i].start);
+        assert_string_equal(out->spans[i].label, labels[i]);
+    }
+    assert_int_equal(out->spans[n - 1].end, out->n_tokens);
+}
+
+/* The first span's tokens are those of a run that saw no update. */
+static void updates_while_running(bool in_place)
+{
+    static const char *const labels[] = {"step-00000", "step-01500"};
+    struct reached reached = {.want = 5, .hold = 890};
+    struct job undisturbed = {0}, j = {.on_tokens = note_reached, .arg = &reached};
+    struct served s;
+    uint64_t serial;
+
+    serve(&s, 4, 32);
+    (void)push(&s, "", "step-00000");
+    submit_long(&s, &undisturbed, 900);
+    job_wait(&undisturbed);
+    submit_long(&s, &j, 900);
+    wait_reached(&reached);
+    serial = in_place ? push_in_place(&s, "step-01500") : push(&s, "", "step-01500");
+    let_go(&reached);
+    job_wait(&j);
+    check_spans(j.out, labels, 2);
+    assert_true(j.out->spans[0].end >= 5);
+    assert_int_equal(j.out->spans[1].serial, serial);
+    same_tokens(undisturbed.out->tokens, j.out->tokens, j.out->spans[0].end);
+    assert_true(undisturbed.out->tokens[899].logprob != j.out->tokens[899].logprob);
+    assert_true(j.out->longest_gap_us > 0);
+    job_fini(&undisturbed);
+    job_fini(&j);
+    close_served(&s);
+}
+
+static void test_staged_update_while_running(void **state)
+{
+    (void)state;
+    updates_while_running(false);
+}
+
+static void test_in_place_update_while_running(void **state)
+{
+    (void)state;
+    updates_while_running(true);
+}
+
+/* ---- the rest of the way ---- */
+
+static void test_stop_string_of_real_text(void **state)
+{
+    char stop[] = "ccept";
+    struct gen_params p;
+    struct job j = {0};
+    struct buf text = {0};
+    struct served s;
+    struct err e = {0};
+    uint32_t prompt[] = {40, 77, 258, 803, 264, 77, 290}, *ids;
+
+    (void)state;
+    serve(&s, 4, 32);
+    (void)push(&s, "", "step-01500");
+    gen_params_init(&p);
+    p.temperature = 0;
+    p.max_tokens = 32;
+    p.n_stops = 1;
+    p.stops[0] = stop;
+    assert_int_equal(job_submit(s.en, &j, prompt, 7, &p, &e), 0);
+    job_wait(&j);
+    assert_int_equal(j.finish, GEN_STOP);
+    assert_string_equal(j.out->stop_text, "ccept");
+    ids = malloc(j.out->n_tokens * sizeof *ids);
+    assert_non_null(ids);
+    for (uint32_t i = 0; i < j.out->n_tokens; i++)
+        ids[i] = j.out->tokens[i].id;
+    assert_int_equal(tokenizer_decode(s.tokenizer, ids, j.out->n_tokens, true, &text, &e), 0);
+    text.data[text.len - j.out->stop_text_cut] = '\0';
+    assert_string_equal(text.data, " time, that I should be a");
+    buf_fini(&text);
+    free(ids);
+    job_fini(&j);
+    close_served(&s);
+}
+
+static void test_info_is_the_models(void **state)
+{
+    struct engine_info info;
+    struct served s;
+
+    (void)state;
+    serve(&s, 4, 32);
+    s.en->ops->info(s.en, &info);
+    assert_int_equal(info.vocab_size, 1024);
+    assert_int_equal(info.max_model_len, 1024);
+    assert_string_equal(info.model_path, MODEL_DIR);
+    close_served(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_at_every_checkpoint),
+        cmocka_unit_test(test_batching_changes_no_bit),
+        cmocka_unit_test(test_staged_update_while_running),
+        cmocka_unit_test(test_in_place_update_while_running),
+        cmocka_unit_test(test_stop_string_of_real_text),
+        cmocka_unit_test(test_info_is_the_models),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

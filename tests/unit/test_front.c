@@ -1,0 +1,984 @@
+/* A real front on a free port, driven by raw sockets. */
+#include "tests/unit/front_app.h"
+
+#include "base/loop.h"
+#include "server/front_priv.h"
+
+#include <pthread.h>
+
+#define HOST "Host: t\r\n"
+
+static struct app app;
+
+static int start(void **state)
+{
+    (void)state;
+    app_start(&app, NULL);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    app_stop(&app);
+    return 0;
+}
+
+/* Sends `request`, reads one response; the connection is left open. */
+static void ask(struct client *c, const char *request, struct response *r)
+{
+    client_send(c, request);
+    client_response(c, r, false);
+}
+
+static void expect(struct client *c, const char *request, int status, const char *body)
+{
+    struct response r;
+
+    ask(c, request, &r);
+    assert_int_equal(r.status, status);
+    assert_true(r.whole);
+    if (body != NULL)
+        assert_string_equal(r.body, body);
+    response_free(&r);
+}
+
+static void test_keep_alive_serves_many(void **state)
+{
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    for (int i = 0; i < 100; i++)
+        expect(&c, "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\n\r\nhello", 200, "hello");
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+    app_wait(&app, &app.n_done, 101);
+    assert_int_equal(app.last.status, 200);
+    assert_false(app.last.gone);
+}
+
+static void test_pipelined_two_are_answered_in_order(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "POST /work HTTP/1.1\r\n" HOST "Content-Length: 1\r\n\r\n1"
+                    "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 1\r\n\r\n2");
+    client_response(&c, &r, false);
+    assert_string_equal(r.body, "1");
+    response_free(&r);
+    client_response(&c, &r, false);
+    assert_string_equal(r.body, "2");
+    response_free(&r);
+    client_close(&c);
+}
+
+static void test_head_has_length_and_no_body(void **state)
+{
+    struct client c;
+    struct response r;
+    struct front_outcome o;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "HEAD /nowhere HTTP/1.1\r\n" HOST "\r\n");
+    client_response(&c, &r, true);
+    assert_int_equal(r.status, 404);
+    assert_string_equal(response_header(&r, "Content-Length"), "9");
+    response_free(&r);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    o = app_outcome(&app, 2);
+    assert_int_equal(o.nbytes_out, 0);
+    client_close(&c);
+}
+
+static void test_reply_has_its_headers(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    ask(&c, "GET /nowhere HTTP/1.1\r\n" HOST "X-Request-Id: my-id.1\r\n\r\n", &r);
+    assert_string_equal(response_header(&r, "X-Request-Id"), "my-id.1");
+    assert_string_equal(response_header(&r, "X-Baton-Boot-Id"), "boot-1");
+    assert_string_equal(response_header(&r, "Content-Type"), "text/plain");
+    assert_string_equal(response_header(&r, "X-Test"), "404");
+    response_free(&r);
+    ask(&c, "GET /nowhere HTTP/1.1\r\n" HOST "X-Request-Id: not/allowed\r\n\r\n", &r);
+    assert_int_equal(strlen(response_header(&r, "X-Request-Id")), 32);
+    response_free(&r);
+    client_close(&c);
+    app_wait(&app, &app.n_released, 2);
+}
+
+static void test_target_is_decoded(void **state)
+{
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    expect(&c, "GET /a%2Fb%20c?x=1&q=a%26b+c&q=2 HTTP/1.1\r\n" HOST "\r\n", 404, NULL);
+    assert_string_equal(app.last_path, "/a/b c");
+    assert_string_equal(app.last_query, "a&b c");
+    expect(&c, "GET http://t/p?q HTTP/1.1\r\n" HOST "\r\n", 404, NULL);
+    assert_string_equal(app.last_path, "/p");
+    assert_string_equal(app.last_query, "");
+    client_close(&c);
+}
+
+static void test_chunked_upload(void **state)
+{
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    expect(&c,
+           "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n"
+           "3;ext=1\r\nabc\r\n1\r\nd\r\n10\r\n0123456789abcdef\r\n0\r\nTrailer: x\r\n\r\n",
+           200, "abcd0123456789abcdef");
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+}
+
+/* What each refused request gets; `closes`: the connection ends after the answer. */
+static void test_refusals(void **state)
+{
+    static const struct {
+        const char *what, *request;
+        int status;
+        bool closes;
+    } rows[] = {
+        {"TE and CL",
+         "POST /echo HTTP/1.1\r\n" HOST
+         "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+         400, true},
+        {"TE gzip, chunked",
+         "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400,
+         true},
+        {"TE xchunked", "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: xchunked\r\n\r\n", 400,
+         true},
+        {"TE identity", "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: identity\r\n\r\n", 400,
+         true},
+        {"TE twice",
+         "POST /echo HTTP/1.1\r\n" HOST
+         "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+         400, true},
+        {"two CL",
+         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400,
+         true},
+        {"CL repeated",
+         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400,
+         true},
+        {"CL over 2^63",
+         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 9223372036854775808\r\n\r\n", 400, true},
+        {"no Host", "GET /echo HTTP/1.1\r\n\r\n", 400, true},
+        {"two Hosts", "GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, true},
+        {"blank before the colon", "GET /echo HTTP/1.1\r\n" HOST "X-A : b\r\n\r\n", 400, true},
+        {"control byte in a name", "GET /echo HTTP/1.1\r\n" HOST "X-\x01: b\r\n\r\n", 400, true},
+        {"control byte in a value", "GET /echo HTTP/1.1\r\n" HOST "X-A: b\x02\r\n\r\n", 400, true},
+        {"NUL in the path", "GET /ec%00ho HTTP/1.1\r\n" HOST "\r\n", 400, true},
+        {"broken escape", "GET /ec%4 HTTP/1.1\r\n" HOST "\r\n", 400, true},
+        {"NUL in the query", "GET /echo?a=%00 HTTP/1.1\r\n" HOST "\r\n", 400, true},
+        {"blank in the target", "GET /ec ho HTTP/1.1\r\n" HOST "\r\n", 400, true},
+        {"unknown Expect", "GET /echo HTTP/1.1\r\n" HOST "Expect: tea\r\n\r\n", 417, false},
+        {"unknown method", "BREW /echo HTTP/1.1\r\n" HOST "\r\n", 405, false},
+        {"HTTP/1.0 chunked",
+         "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, true},
+        {"route refuses, no body", "GET /deny HTTP/1.1\r\n" HOST "\r\n", 403, false},
+        {"route refuses, short body", "POST /deny HTTP/1.1\r\n" HOST "Content-Length: 3\r\n\r\nabc",
+         403, false},
+        {"route refuses, chunked body",
+         "POST /deny HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+         403, true},
+        {"too large by its length",
+         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 1048577\r\n\r\nabc", 413, true},
+    };
+    struct client c;
+    struct response r;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        client_open(&c, app.port);
+        ask(&c, rows[i].request, &r);
+        if (r.status != rows[i].status || !r.whole)
+            fail_msg("%s: %d instead of %d", rows[i].what, r.status, rows[i].status);
+        if (rows[i].closes) {
+            if (!client_closed(&c))
+                fail_msg("%s: the connection goes on", rows[i].what);
+        } else {
+            expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+        }
+        response_free(&r);
+        client_close(&c);
+    }
+}
+
+static void test_headers_over_the_limit_are_431(void **state)
+{
+    struct client c;
+    struct response r;
+    char *big = malloc(40000);
+
+    (void)state;
+    assert_non_null(big);
+    memset(big, 'a', 39999);
+    big[39999] = '\0';
+    client_open(&c, app.port);
+    client_send(&c, "GET /echo HTTP/1.1\r\n" HOST "X-Big: ");
+    (void)client_try_send(&c, big, 39999);
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 431);
+    response_free(&r);
+    client_close(&c);
+    free(big);
+}
+
+static void send_repeat(struct client *c, const char *piece, size_t n)
+{
+    size_t len = strlen(piece);
+
+    for (size_t i = 0; i < n; i++)
+        if (!client_try_send(c, piece, len))
+            return;
+}
+
+/* One chunk of 4096 bytes, as text. */
+static char *big_chunk(void)
+{
+    char *chunk = malloc(6 + 4096 + 2 + 1);
+
+    assert_non_null(chunk);
+    memcpy(chunk, "1000\r\n", 6);
+    memset(chunk + 6, 'x', 4096);
+    memcpy(chunk + 6 + 4096, "\r\n", 3);
+    return chunk;
+}
+
+static void test_chunked_overrun_is_413_after_the_body(void **state)
+{
+    struct client c;
+    struct response r;
+    char *chunk = big_chunk();
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n");
+    send_repeat(&c, chunk, 600);
+    client_send(&c, "0\r\n\r\n");
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 413);
+    response_free(&r);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+    free(chunk);
+}
+
+static void short_drop(struct front_cfg *cfg)
+{
+    cfg->drop_timeout_us = 50 * 1000;
+}
+
+/* The body never ends: once the drop time is over the answer comes in the middle of it. */
+static void test_chunked_overrun_without_end_is_413_in_time(void **state)
+{
+    struct client c;
+    struct response r;
+    char *chunk = big_chunk();
+
+    (void)state;
+    app_start(&app, short_drop);
+    client_open(&c, app.port);
+    client_send(&c, "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n");
+    for (struct pollfd p = {.fd = c.fd, .events = POLLIN}; poll(&p, 1, 0) == 0;)
+        send_repeat(&c, chunk, 16);
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 413);
+    assert_string_equal(response_header(&r, "Connection"), "close");
+    assert_true(r.whole);
+    response_free(&r);
+    client_close(&c);
+    assert_int_equal(app_outcome(&app, 1).status, 413);
+    app_stop(&app);
+    free(chunk);
+}
+
+/* A client that reads nothing before it has sent everything, as Python's http.client. */
+static void send_big_and_expect(const char *head, int status, size_t nbytes)
+{
+    struct client c;
+    struct response r;
+    char *zeros = calloc(1, 1 << 20);
+
+    assert_non_null(zeros);
+    client_open(&c, app.port);
+    client_send(&c, head);
+    for (size_t i = 0; i < nbytes >> 20; i++)
+        assert_true(client_try_send(&c, zeros, 1 << 20));
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, status);
+    assert_true(r.whole);
+    response_free(&r);
+    client_close(&c);
+    free(zeros);
+}
+
+static void test_early_errors_reach_a_client_that_sends_all_first(void **state)
+{
+    (void)state;
+    send_big_and_expect("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 104857600\r\n\r\n", 413,
+                        100 << 20);
+    send_big_and_expect("POST /deny HTTP/1.1\r\n" HOST "Content-Length: 104857600\r\n\r\n", 403,
+                        100 << 20);
+    /* A streamed body whose head (8 zero bytes) is refused after dispatch. */
+    send_big_and_expect("POST /refuse HTTP/1.1\r\n" HOST "Content-Length: 104857600\r\n\r\n", 422,
+                        100 << 20);
+}
+
+static void curl_expect(const char *options, const char *path, const char *status)
+{
+    char command[512], out[64] = "";
+    FILE *p;
+
+    (void)snprintf(command, sizeof command,
+                   "head -c 104857600 /dev/zero | curl --silent --max-time 60 --output /dev/null "
+                   "--write-out '%%{http_code}' %s http://127.0.0.1:%u%s",
+                   options, (unsigned)app.port, path);
+    p = popen(command, "r");
+    assert_non_null(p);
+    assert_non_null(fgets(out, sizeof out, p));
+    (void)pclose(p);
+    assert_string_equal(out, status);
+}
+
+static void test_early_errors_reach_curl(void **state)
+{
+    (void)state;
+    curl_expect("--header Expect: --data-binary @-", "/echo", "413");
+    curl_expect("--header Expect: --request POST --upload-file -", "/deny", "403");
+    curl_expect("--data-binary @-", "/refuse", "422");
+    curl_expect("--header Expect: --data-binary @-", "/refuse", "422");
+}
+
+static void test_expect_continue(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    ask(&c, "POST /echo HTTP/1.1\r\n" HOST "Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", &r);
+    assert_int_equal(r.status, 100);
+    response_free(&r);
+    expect(&c, "hi", 200, "hi");
+    /* A refusal comes instead of the 100, before any body. */
+    expect(&c, "POST /deny HTTP/1.1\r\n" HOST "Expect: 100-continue\r\nContent-Length: 2\r\n\r\n",
+           403, NULL);
+    client_close(&c);
+}
+
+static void test_get_body_is_dropped(void **state)
+{
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\n\r\nabc", 200, "");
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+}
+
+static void test_half_body_and_hang_up_is_gone(void **state)
+{
+    struct client c;
+    struct response r;
+    struct front_outcome o;
+
+    (void)state;
+    client_open(&c, app.port);
+    ask(&c, "POST /echo HTTP/1.1\r\n" HOST "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n",
+        &r);
+    assert_int_equal(r.status, 100); /* the server has seen the headers */
+    response_free(&r);
+    client_send(&c, "half");
+    client_close(&c);
+    o = app_outcome(&app, 1);
+    assert_true(o.gone);
+    assert_int_equal(o.status, 499);
+    assert_string_equal(o.log_code, "client_gone");
+}
+
+static void test_hang_up_while_suspended(void **state)
+{
+    struct client c;
+    struct exchange *x;
+    struct front_stats stats;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "POST /hold HTTP/1.1\r\n" HOST "Content-Length: 1\r\n\r\nx");
+    app_wait(&app, &app.n_held, 1);
+    client_close(&c);
+    app_wait(&app, &app.n_gone, 1);
+    x = app.held;
+    assert_true(exchange_gone(x));
+    assert_true(app_outcome(&app, 1).gone);
+    app_answer(&app, x, 200, "too late"); /* harmless, and its data is released */
+    app_wait(&app, &app.n_released, 1);
+    client_open(&c, app.port);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+    front_stats(app.front, &stats);
+    assert_int_equal(stats.n_gone, 1);
+    assert_int_equal(app.n_gone, 1);
+}
+
+/* FIN with more request bytes behind the suspended one: the watch sees it all the same. */
+static void test_hang_up_behind_pipelined_bytes(void **state)
+{
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "GET /hold HTTP/1.1\r\n" HOST "\r\nGET /echo HTTP/1.1\r\n" HOST "\r\n");
+    app_wait(&app, &app.n_held, 1);
+    assert_int_equal(shutdown(c.fd, SHUT_WR), 0);
+    app_wait(&app, &app.n_gone, 1);
+    app_answer(&app, app.held, 200, "too late");
+    assert_true(client_closed(&c));
+    client_close(&c);
+    app_wait(&app, &app.n_released, 1);
+}
+
+static void test_reply_from_another_thread(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    for (size_t i = 1; i <= 20; i++) {
+        client_send(&c, "GET /hold HTTP/1.1\r\n" HOST "\r\n");
+        app_wait(&app, &app.n_held, i);
+        app_answer(&app, app.held, 200, "here");
+        client_response(&c, &r, false);
+        assert_string_equal(r.body, "here");
+        response_free(&r);
+    }
+    client_close(&c);
+    assert_int_equal(app.n_gone, 0);
+}
+
+/* Drips bytes until the server ends the connection. Returns the status it said, or 0. */
+static int drip(struct client *c, const char *head, char byte)
+{
+    struct response r;
+    int status;
+
+    client_send(c, head);
+    for (struct pollfd p = {.fd = c->fd, .events = POLLIN}; poll(&p, 1, 10) == 0;)
+        if (!client_try_send(c, &byte, 1))
+            break;
+    client_response(c, &r, false);
+    status = r.status;
+    response_free(&r);
+    return status;
+}
+
+static void short_timeouts(struct front_cfg *cfg)
+{
+    cfg->header_timeout_us = cfg->body_timeout_us = cfg->idle_timeout_us = 300 * 1000;
+}
+
+static void test_deadlines_are_absolute(void **state)
+{
+    struct client c;
+    struct front_stats stats;
+    uint64_t began_us;
+
+    (void)state;
+    app_start(&app, short_timeouts);
+    began_us = clock_now_us();
+    client_open(&c, app.port);
+    assert_int_equal(drip(&c, "GET /echo HTTP/1.1\r\n" HOST "X-Slow: ", 'a'), 0);
+    client_close(&c);
+    client_open(&c, app.port);
+    assert_int_equal(drip(&c, "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 100000\r\n\r\n", 'a'),
+                     408);
+    client_close(&c);
+    client_open(&c, app.port); /* no byte at all */
+    assert_true(client_closed(&c));
+    client_close(&c);
+    client_open(&c, app.port); /* idle after a request */
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    assert_true(client_closed(&c));
+    client_close(&c);
+    assert_true(clock_now_us() - began_us < 10 * 1000 * 1000);
+    front_stats(app.front, &stats);
+    assert_int_equal(stats.n_timeouts, 3);
+    app_stop(&app);
+}
+
+/* libmicrohttpd asks for a zero timeout for ever on this request. */
+static void test_spin_guard(void **state)
+{
+    struct client c;
+    char *ext = malloc(64 << 10);
+    uint64_t turns;
+
+    (void)state;
+    assert_non_null(ext);
+    memset(ext, 'e', 64 << 10);
+    app_start(&app, short_timeouts);
+    client_open(&c, app.port);
+    client_send(&c, "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n5;");
+    turns = loop_turns(app.front->shards[0].loop);
+    (void)client_try_send(&c, ext, 64 << 10);
+    while (client_more(&c)) /* until the deadline ends it */
+        client_take(&c, c.len);
+    turns = loop_turns(app.front->shards[0].loop) - turns;
+    /* 0.3 s at one turn each ms; without the guard it is a hundred thousand and more. */
+    assert_true(turns < 3000);
+    client_close(&c);
+    app_wait(&app, &app.n_done, 1);
+    app_stop(&app);
+    free(ext);
+}
+
+static void test_stream_in_order_and_at_once(void **state)
+{
+    struct client c;
+    struct response r;
+    char event[32];
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+    assert_true(client_head(&c, &r));
+    assert_string_equal(response_header(&r, "Content-Type"), "text/event-stream");
+    assert_string_equal(response_header(&r, "X-Baton-Boot-Id"), "boot-1");
+    app_wait(&app, &app.n_held, 1);
+    for (int i = 0; i < 200; i++) { /* each is read before the next is written */
+        (void)snprintf(event, sizeof event, "data: %d\n\n", i);
+        assert_int_equal(exchange_stream_write(app.held, event, strlen(event)), 0);
+        assert_int_equal(client_chunk(&c, &r), (long)strlen(event));
+        assert_string_equal(r.body + r.len - strlen(event), event);
+    }
+    for (int i = 0; i < 200; i++) { /* many at once */
+        (void)snprintf(event, sizeof event, "data: %d\n\n", i);
+        assert_int_equal(exchange_stream_write(app.held, event, strlen(event)), 0);
+    }
+    exchange_stream_close(app.held, true);
+    while (client_chunk(&c, &r) > 0)
+        ;
+    assert_memory_equal(r.body, r.body + r.len / 2, r.len / 2);
+    response_free(&r);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+    assert_int_equal(app.n_gone, 0);
+}
+
+static void test_stream_cut_has_no_end(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+    assert_true(client_head(&c, &r));
+    app_wait(&app, &app.n_held, 1);
+    assert_int_equal(exchange_stream_write(app.held, "abc", 3), 0);
+    assert_int_equal(client_chunk(&c, &r), 3);
+    exchange_stream_close(app.held, false);
+    assert_int_equal(client_chunk(&c, &r), -1);
+    response_free(&r);
+    client_close(&c);
+}
+
+static void test_stream_reader_gone(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_send(&c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+    assert_true(client_head(&c, &r));
+    response_free(&r);
+    app_wait(&app, &app.n_held, 1);
+    client_close(&c);
+    app_wait(&app, &app.n_gone, 1);
+    assert_int_equal(exchange_stream_write(app.held, "abc", 3), -1);
+    exchange_stream_close(app.held, true);
+    assert_true(app_outcome(&app, 1).gone);
+}
+
+static void test_stream_reader_too_slow_is_cut(void **state)
+{
+    struct client c;
+    struct response r;
+    char *block = calloc(1, 64 << 10);
+    size_t sent = 0;
+
+    (void)state;
+    assert_non_null(block);
+    client_open(&c, app.port);
+    client_send(&c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+    assert_true(client_head(&c, &r));
+    app_wait(&app, &app.n_held, 1);
+    while (exchange_stream_write(app.held, block, 64 << 10) == 0)
+        sent += 64 << 10;
+    assert_true(sent >= EXCHANGE_STREAM_NBYTES_MAX);
+    exchange_stream_close(app.held, true);
+    while (client_chunk(&c, &r) > 0)
+        ;
+    assert_true(r.len < sent); /* cut, and the client can tell */
+    response_free(&r);
+    client_close(&c);
+    free(block);
+}
+
+static void put_head(char *out, uint64_t n)
+{
+    for (int i = 0; i < 8; i++)
+        out[i] = (char)(n >> (8 * i));
+}
+
+/* Head of 1000 bytes, then n pattern bytes; stops early after `send_nbytes` of them. */
+static void send_tensors(struct client *c, uint64_t n, uint64_t send_nbytes)
+{
+    char head[256], tensors[4096 + 16], begin[1008];
+    uint64_t done = 0;
+
+    (void)snprintf(head, sizeof head, "POST /sink HTTP/1.1\r\n" HOST "Content-Length: %llu\r\n\r\n",
+                   (unsigned long long)(n + sizeof begin));
+    client_send(c, head);
+    memset(begin, 'h', sizeof begin);
+    put_head(begin, sizeof begin - 8);
+    assert_true(client_try_send(c, begin, sizeof begin));
+    while (done < send_nbytes) {
+        size_t piece = send_nbytes - done < 4096 ? (size_t)(send_nbytes - done) : 4096;
+
+        for (size_t i = 0; i < piece; i++)
+            tensors[i] = (char)pattern(done + i);
+        if (!client_try_send(c, tensors, piece))
+            return;
+        done += piece;
+    }
+}
+
+static void test_streamed_upload_is_byte_exact(void **state)
+{
+    static const uint64_t n = 64 << 20;
+    struct client c;
+    struct response r;
+    struct front_outcome o;
+
+    (void)state;
+    client_open(&c, app.port);
+    send_tensors(&c, n, n);
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, "67108864");
+    response_free(&r);
+    o = app_outcome(&app, 1);
+    assert_int_equal(o.nbytes_in, n + 1008);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+}
+
+static void test_streamed_body_that_ends_early(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    app.sink_more = 77;
+    client_open(&c, app.port);
+    send_tensors(&c, 100000, 100000);
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 422);
+    assert_string_equal(r.body, "the body ended early: 77 bytes are missing");
+    response_free(&r);
+    client_close(&c);
+}
+
+static void test_streamed_body_without_its_head(void **state)
+{
+    static const char request[] =
+        "POST /sink HTTP/1.1\r\n" HOST "Content-Length: 9\r\n\r\n\x20\0\0\0\0\0\0\0\1";
+    struct client c;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    assert_true(client_try_send(&c, request, sizeof request - 1));
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 422);
+    assert_string_equal(r.body, "the body ended after 9 of the 40 bytes of its head");
+    response_free(&r);
+    expect(&c, "POST /sink HTTP/1.1\r\n" HOST "\r\n", 422,
+           "the body ended after 0 bytes, within its head");
+    client_close(&c);
+}
+
+static void test_streamed_body_peer_gone(void **state)
+{
+    struct client c;
+
+    (void)state;
+    client_open(&c, app.port);
+    send_tensors(&c, 10 << 20, 5 << 20);
+    client_close(&c);
+    app_wait(&app, &app.n_released, 1); /* the handler answered all the same */
+    assert_int_equal(app.last_read.code, ERR_GONE);
+    assert_true(app_outcome(&app, 1).gone);
+}
+
+static void test_streamed_body_stalled(void **state)
+{
+    struct client c;
+    struct response r;
+
+    (void)state;
+    app_start(&app, short_drop);
+    app.sink_stall_us = 100 * 1000;
+    client_open(&c, app.port);
+    send_tensors(&c, 10000, 4000);
+    /* The answer waits for the rest of the body until the drop time is over. */
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 408);
+    assert_true(r.whole);
+    assert_non_null(strstr(r.body, "6000 are missing"));
+    response_free(&r);
+    client_close(&c);
+    assert_int_equal(app_outcome(&app, 1).status, 408);
+    app_stop(&app);
+}
+
+static void test_hold_and_stop(void **state)
+{
+    struct client c;
+    struct app a;
+
+    (void)state;
+    app_start(&a, NULL);
+    client_open(&c, a.port);
+    client_send(&c, "GET /hold HTTP/1.1\r\n" HOST "\r\n");
+    app_wait(&a, &a.n_held, 1);
+    assert_false(front_wait_idle(a.front, clock_after_us(1000)));
+    front_free(a.front);
+    a.front = NULL;
+    assert_int_equal(a.n_gone, 1);
+    assert_int_equal(a.n_done, 1);
+    assert_true(client_closed(&c));
+    app_answer(&a, a.held, 200, "nobody hears");
+    assert_int_equal(a.n_released, 1);
+    client_close(&c);
+    app_stop(&a);
+}
+
+static void test_quiesce_and_wait_idle(void **state)
+{
+    struct client c, idle;
+    struct response r;
+
+    (void)state;
+    client_open(&c, app.port);
+    client_open(&idle, app.port);
+    expect(&idle, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_send(&c, "GET /hold HTTP/1.1\r\n" HOST "\r\n");
+    app_wait(&app, &app.n_held, 1);
+    front_quiesce(app.front);
+    assert_int_equal(client_try_connect(app.port), -1);
+    assert_false(front_wait_idle(app.front, clock_after_us(1000)));
+    app_answer(&app, app.held, 200, "last");
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(response_header(&r, "Connection"), "close");
+    response_free(&r);
+    assert_true(client_closed(&c));
+    assert_true(front_wait_idle(app.front, clock_after_us(APP_WAIT_US)));
+    ask(&idle, "GET /echo HTTP/1.1\r\n" HOST "\r\n", &r);
+    assert_string_equal(response_header(&r, "Connection"), "close");
+    response_free(&r);
+    assert_true(client_closed(&idle));
+    client_close(&idle);
+    client_close(&c);
+}
+
+static void few_connections(struct front_cfg *cfg)
+{
+    cfg->n_connections_max = 16; /* 15 are served, the 16th is told */
+}
+
+static void test_shed_over_the_limit(void **state)
+{
+    struct client c[16];
+    struct response r;
+    struct front_stats stats;
+
+    (void)state;
+    app_start(&app, few_connections);
+    for (int i = 0; i < 16; i++) {
+        client_open(&c[i], app.port);
+        ask(&c[i], "GET /echo HTTP/1.1\r\n" HOST "\r\n", &r);
+        assert_int_equal(r.status, i < 15 ? 200 : 503);
+        if (i == 15) {
+            assert_string_equal(response_header(&r, "Connection"), "close");
+            assert_string_equal(response_header(&r, "Retry-After"), "1");
+            assert_true(client_closed(&c[i]));
+        }
+        response_free(&r);
+    }
+    front_stats(app.front, &stats);
+    assert_int_equal(stats.n_accepted, 16);
+    assert_int_equal(stats.n_rejected, 1);
+    for (int i = 0; i < 16; i++)
+        client_close(&c[i]);
+    app_stop(&app);
+}
+
+/* All clients are ready in one wake-up, round after round: the stall at multiples of 128. */
+static void busy_clients(size_t n, size_t rounds)
+{
+    struct client *c = calloc(n, sizeof *c);
+    struct response r;
+
+    assert_non_null(c);
+    for (size_t i = 0; i < n; i++)
+        client_open(&c[i], app.port);
+    for (size_t round = 0; round < rounds; round++) {
+        for (size_t i = 0; i < n; i++)
+            client_send(&c[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nok");
+        for (size_t i = 0; i < n; i++) {
+            client_response(&c[i], &r, false);
+            assert_string_equal(r.body, "ok");
+            response_free(&r);
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        client_close(&c[i]);
+    free(c);
+}
+
+static void test_multiples_of_128_do_not_stall(void **state)
+{
+    static const size_t n[] = {127, 128, 129, 255, 256, 257};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof n / sizeof n[0]; i++)
+        busy_clients(n[i], 20);
+}
+
+static void two_shards(struct front_cfg *cfg)
+{
+    cfg->n_shards = 2;
+}
+
+enum { STORM_THREADS = 4, STORM_ROUNDS = 100 };
+
+/* Requests answered by a pool, some clients leaving before their answer. */
+static void *storm(void *arg)
+{
+    struct app *a = arg;
+    struct client c;
+    struct response r;
+
+    client_open(&c, a->port);
+    for (int i = 0; i < STORM_ROUNDS; i++) {
+        client_send(&c, "POST /work HTTP/1.1\r\n" HOST "Content-Length: 4\r\n\r\nwork");
+        if (i % 10 == 9) {
+            client_close(&c);
+            client_open(&c, a->port);
+            continue;
+        }
+        client_response(&c, &r, false);
+        assert_string_equal(r.body, "work");
+        response_free(&r);
+    }
+    client_close(&c);
+    return NULL;
+}
+
+static void test_two_shards_and_racing_hang_ups(void **state)
+{
+    pthread_t threads[STORM_THREADS];
+
+    (void)state;
+    app_start(&app, two_shards);
+    for (int i = 0; i < STORM_THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, storm, &app), 0);
+    for (int i = 0; i < STORM_THREADS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    assert_true(front_wait_idle(app.front, clock_after_us(APP_WAIT_US)));
+    app_stop(&app);
+}
+
+static void test_new_names_what_is_wrong(void **state)
+{
+    static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
+    struct front_cfg cfg = {.n_shards = 1, .n_connections_max = 16, .app = &ops};
+    struct front *f = NULL;
+    struct err e = {0};
+
+    (void)state;
+    cfg.address = "localhost";
+    assert_int_equal(front_new(&f, &cfg, &e), -1);
+    assert_non_null(strstr(e.msg, "'localhost'"));
+    err_clear(&e);
+    cfg.address = "127.0.0.1";
+    cfg.port = app.port;
+    assert_int_equal(front_new(&f, &cfg, &e), -1);
+    assert_non_null(strstr(e.msg, "Address already in use"));
+    assert_null(f);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_keep_alive_serves_many),
+        T(test_pipelined_two_are_answered_in_order),
+        T(test_head_has_length_and_no_body),
+        T(test_reply_has_its_headers),
+        T(test_target_is_decoded),
+        T(test_chunked_upload),
+        T(test_refusals),
+        T(test_headers_over_the_limit_are_431),
+        T(test_chunked_overrun_is_413_after_the_body),
+        cmocka_unit_test(test_chunked_overrun_without_end_is_413_in_time),
+        T(test_early_errors_reach_a_client_that_sends_all_first),
+        T(test_early_errors_reach_curl),
+        T(test_expect_continue),
+        T(test_get_body_is_dropped),
+        T(test_half_body_and_hang_up_is_gone),
+        T(test_hang_up_while_suspended),
+        T(test_hang_up_behind_pipelined_bytes),
+        T(test_reply_from_another_thread),
+        cmocka_unit_test(test_deadlines_are_absolute),
+        cmocka_unit_test(test_spin_guard),
+        T(test_stream_in_order_and_at_once),
+        T(test_stream_cut_has_no_end),
+        T(test_stream_reader_gone),
+        T(test_stream_reader_too_slow_is_cut),
+        T(test_streamed_upload_is_byte_exact),
+        T(test_streamed_body_that_ends_early),
+        T(test_streamed_body_without_its_head),
+        T(test_streamed_body_peer_gone),
+        cmocka_unit_test(test_streamed_body_stalled),
+        cmocka_unit_test(test_hold_and_stop),
+        T(test_quiesce_and_wait_idle),
+        cmocka_unit_test(test_shed_over_the_limit),
+        T(test_multiples_of_128_do_not_stall),
+        cmocka_unit_test(test_two_shards_and_racing_hang_ups),
+        T(test_new_names_what_is_wrong),
+    };
+
+    return cmocka_run_group_tests_name("front", tests, NULL, NULL);
+}

@@ -1,0 +1,93 @@
+/* Near misses: what people type is found, what they did not mean is not. */
+#include "base/near_miss.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char *const words[] = {
+    "names",      "dtypes",        "shapes",       "weight_version", "packed",
+    "max_tokens", "max_model_len", "max_num_seqs", "update_id",      "id",
+    NULL};
+
+static void test_near_miss_table(void **state)
+{
+    static const struct {
+        const char *word, *meant;
+    } rows[] = {
+        {"nmaes", "names"},  /* swapped neighbours: one edit */
+        {"name", "names"},   /* one left out */
+        {"naames", "names"}, /* one too many */
+        {"shapse", "shapes"},
+        {"maxTokens", "max_tokens"},      /* case does not count */
+        {"max-num-seqs", "max_num_seqs"}, /* nor dashes, however many */
+        {"MAX-MODEL-LEN", "max_model_len"},
+        {"weight_verson", "weight_version"},
+        {"wieght_versoin", "weight_version"}, /* two edits */
+        {"wieght_versoins", NULL},            /* three */
+        {"Names", "names"},
+        {"ix", NULL}, /* one edit is half of the word */
+        {"x", NULL},
+        {"", NULL},
+        {"temperature", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char *found = near_miss(rows[i].word, words);
+
+        if (rows[i].meant == NULL)
+            assert_null(found);
+        else
+            assert_string_equal(found, rows[i].meant);
+    }
+}
+
+static void test_near_miss_prefers_the_closest(void **state)
+{
+    static const char *const close[] = {"shaped", "shapes", "shape", NULL};
+
+    (void)state;
+    assert_string_equal(near_miss("shapess", close), "shapes");
+    assert_string_equal(near_miss("SHAPE", close), "shape");
+}
+
+static void test_near_miss_bounds_long_words(void **state)
+{
+    char at[NEAR_MISS_LEN_MAX + 1], over[NEAR_MISS_LEN_MAX + 2], *big;
+    const char *candidates[] = {at, NULL}, *none[] = {NULL};
+    size_t big_len = 1 << 20;
+
+    (void)state;
+    memset(at, 'a', sizeof at);
+    at[sizeof at - 1] = '\0';
+    memset(over, 'a', sizeof over);
+    over[sizeof over - 1] = '\0';
+    assert_ptr_equal(near_miss(at, candidates), at);
+    assert_null(near_miss(over, candidates));
+    candidates[0] = over;
+    assert_null(near_miss(at, candidates));
+    assert_null(near_miss(at, none));
+    assert_null(near_miss(at, NULL));
+
+    big = test_malloc(big_len);
+    memset(big, 'a', big_len);
+    big[big_len - 1] = '\0';
+    assert_null(near_miss(big, words));
+    test_free(big);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_near_miss_table),
+        cmocka_unit_test(test_near_miss_prefers_the_closest),
+        cmocka_unit_test(test_near_miss_bounds_long_words),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

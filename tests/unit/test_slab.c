@@ -1,0 +1,189 @@
+/* weights/slab: bounds, reuse, and that nothing is lost. */
+#include "weights/slab.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { PAGE = 4096, BIG = 5 << 20 };
+
+static struct slab_pool *pool_of(uint64_t nbytes_max, uint64_t nbytes_idle)
+{
+    struct slab_pool *p = NULL;
+    struct err e = {0};
+
+    assert_int_equal(slab_pool_new(&p, nbytes_max, nbytes_idle, &e), 0);
+    return p;
+}
+
+static struct slab *slab_of(struct slab_pool *p, uint64_t nbytes)
+{
+    struct slab *s = NULL;
+    struct err e = {0};
+
+    assert_int_equal(slab_new(&s, p, nbytes, &e), 0);
+    assert_int_equal(s->nbytes, nbytes);
+    assert_int_equal((uintptr_t)s->base % PAGE, 0);
+    memset(s->base, 0xa5, nbytes);
+    return s;
+}
+
+static void assert_stats(struct slab_pool *p, uint64_t live, uint64_t idle, uint64_t n_live)
+{
+    struct slab_stats st;
+
+    slab_pool_stats(p, &st);
+    assert_int_equal(st.nbytes_live, live);
+    assert_int_equal(st.nbytes_idle, idle);
+    assert_int_equal(st.n_live, n_live);
+}
+
+static void test_slab_new_gives_usable_memory_of_any_size(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 0);
+    const uint64_t sizes[] = {0, 1, PAGE, PAGE + 1, BIG, BIG + 12345};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        slab_unref(slab_of(p, sizes[i]));
+    slab_unref(NULL);
+    assert_stats(p, 0, 0, 0);
+    slab_pool_free(p);
+    slab_pool_free(NULL);
+}
+
+static void test_slab_unref_frees_only_after_the_last_reference(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 0);
+    struct slab *s = slab_of(p, BIG);
+
+    (void)state;
+    assert_ptr_equal(slab_ref(s), s);
+    slab_unref(s);
+    assert_stats(p, BIG, 0, 1);
+    assert_int_equal(((unsigned char *)s->base)[BIG - 1], 0xa5);
+    slab_unref(s);
+    assert_stats(p, 0, 0, 0);
+    slab_pool_free(p);
+}
+
+static void test_slab_new_uses_idle_memory_of_equal_size(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 4 * PAGE);
+    struct slab *a = slab_of(p, 2 * PAGE), *b;
+    void *base = a->base;
+
+    (void)state;
+    slab_unref(a);
+    assert_stats(p, 0, 2 * PAGE, 0);
+    b = slab_of(p, 2 * PAGE - 5); /* same pages */
+    assert_ptr_equal(b->base, base);
+    assert_stats(p, 2 * PAGE, 0, 1);
+    slab_unref(b);
+    slab_pool_free(p);
+}
+
+static void test_slab_new_drops_idle_memory_of_other_sizes(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 8 * PAGE);
+    struct slab *a = slab_of(p, PAGE), *b = slab_of(p, 2 * PAGE), *c;
+
+    (void)state;
+    slab_unref(a);
+    slab_unref(b);
+    assert_stats(p, 0, 3 * PAGE, 0);
+    c = slab_of(p, 3 * PAGE);
+    assert_stats(p, 3 * PAGE, 0, 1);
+    slab_unref(c);
+    slab_pool_free(p);
+}
+
+static void test_slab_unref_keeps_no_more_idle_than_the_bound(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 3 * PAGE);
+    struct slab *a = slab_of(p, 2 * PAGE), *b = slab_of(p, 2 * PAGE), *c = slab_of(p, PAGE);
+
+    (void)state;
+    slab_unref(a);
+    slab_unref(b);
+    slab_unref(c);
+    assert_stats(p, 0, 3 * PAGE, 0);
+    slab_pool_free(p);
+}
+
+static void test_slab_new_refuses_over_the_bound(void **state)
+{
+    struct slab_pool *p = pool_of(4 * PAGE, 4 * PAGE);
+    struct slab *a = slab_of(p, 3 * PAGE), *b = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(slab_new(&b, p, 2 * PAGE, &e), -1);
+    assert_int_equal(e.code, ERR_NO_STAGING);
+    assert_non_null(strstr(e.msg, "8192"));
+    assert_non_null(strstr(e.msg, "4096"));
+    assert_null(b);
+    assert_stats(p, 3 * PAGE, 0, 1);
+    slab_unref(a);
+    slab_unref(slab_of(p, 4 * PAGE));
+    slab_pool_free(p);
+}
+
+static void test_slab_new_refuses_what_no_address_space_holds(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 0);
+    const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - PAGE, INT64_MAX, UINT64_C(1) << 60};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct slab *s = NULL;
+        struct err e = {0}, checked = {0};
+
+        assert_int_equal(slab_new(&s, p, sizes[i], &e), -1);
+        assert_int_equal(e.code, ERR_NO_STAGING);
+        assert_int_equal(slab_pool_check(p, sizes[i], &checked), -1);
+        assert_int_equal(checked.code, ERR_NO_STAGING);
+    }
+    assert_stats(p, 0, 0, 0);
+    slab_pool_free(p);
+}
+
+static void test_slab_pool_check_knows_the_bound_and_the_machine(void **state)
+{
+    struct slab_pool *p = pool_of(4 * PAGE, PAGE), *open = pool_of(UINT64_MAX, 0);
+    struct slab *a = slab_of(p, PAGE);
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(slab_pool_check(p, 3 * PAGE, &e), 0);
+    assert_int_equal(slab_pool_check(p, 3 * PAGE + 1, &e), -1);
+    assert_int_equal(e.code, ERR_NO_STAGING);
+    assert_non_null(strstr(e.msg, "--max-weight-bytes"));
+    err_clear(&e);
+    assert_int_equal(slab_pool_check(open, PAGE, &e), 0);
+    assert_int_equal(slab_pool_check(open, UINT64_C(1) << 50, &e), -1); /* a petabyte */
+    assert_null(strstr(e.msg, "--max-weight-bytes"));
+    slab_unref(a);
+    slab_pool_free(p);
+    slab_pool_free(open);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slab_new_gives_usable_memory_of_any_size),
+        cmocka_unit_test(test_slab_unref_frees_only_after_the_last_reference),
+        cmocka_unit_test(test_slab_new_uses_idle_memory_of_equal_size),
+        cmocka_unit_test(test_slab_new_drops_idle_memory_of_other_sizes),
+        cmocka_unit_test(test_slab_unref_keeps_no_more_idle_than_the_bound),
+        cmocka_unit_test(test_slab_new_refuses_over_the_bound),
+        cmocka_unit_test(test_slab_new_refuses_what_no_address_space_holds),
+        cmocka_unit_test(test_slab_pool_check_knows_the_bound_and_the_machine),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

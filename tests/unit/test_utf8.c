@@ -1,0 +1,58 @@
+/* utf8_clean: what is well-formed stays, every other byte becomes '?'. */
+#include "base/utf8.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_utf8_clean_table(void **state)
+{
+    static const struct {
+        const char *in, *out;
+        unsigned n;
+    } rows[] = {
+        {"", "", 0},
+        {"plain \x7f", "plain \x7f", 0},
+        {"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", 0},
+        {"\xc2\x80 \xdf\xbf", "\xc2\x80 \xdf\xbf", 0},
+        {"\xe0\xa0\x80 \xed\x9f\xbf \xef\xbf\xbf", "\xe0\xa0\x80 \xed\x9f\xbf \xef\xbf\xbf", 0},
+        {"\xf0\x90\x80\x80 \xf4\x8f\xbf\xbf", "\xf0\x90\x80\x80 \xf4\x8f\xbf\xbf", 0},
+        {"a\xff"
+         "b",
+         "a?b", 1},
+        {"\x80", "?", 1},
+        {"\xc0\xaf", "??", 2}, /* overlong */
+        {"\xc1\xbf", "??", 2},
+        {"\xe0\x9f\xbf", "???", 3},
+        {"\xf0\x8f\xbf\xbf", "????", 4},
+        {"\xed\xa0\x80", "???", 3},      /* a surrogate */
+        {"\xf4\x90\x80\x80", "????", 4}, /* beyond the last character */
+        {"\xf5\x80\x80\x80", "????", 4},
+        {"cut \xe2\x82", "cut ??", 2}, /* by a bounded copy */
+        {"cut \xf0\x9f\x98", "cut ???", 3},
+        {"\xe2"
+         "x\xe2\x82\xac",
+         "?x\xe2\x82\xac", 1}, /* finds its feet again */
+    };
+    char text[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        (void)snprintf(text, sizeof text, "%s", rows[i].in);
+        assert_int_equal(utf8_clean(text), rows[i].n);
+        assert_string_equal(text, rows[i].out);
+        assert_int_equal(utf8_clean(text), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_utf8_clean_table)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,107 @@
+/* The pool: lanes, bounds, stopping. */
+#include "base/clock.h"
+#include "base/mtx.h"
+#include "base/workers.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <string.h>
+
+static struct mtx lock;
+static struct cnd moved;
+static char order[32]; /* guarded by lock */
+static bool gate_open, gate_reached; /* guarded by lock */
+
+static void note(char c)
+{
+    size_t n;
+
+    mtx_lock(&lock);
+    n = strlen(order);
+    order[n] = c;
+    mtx_unlock(&lock);
+}
+
+static void run_letter(void *arg)
+{
+    note(*(const char *)arg);
+}
+
+/* Holds the only thread until the test opens the gate. */
+static void run_gate(void *arg)
+{
+    char name[16] = "";
+
+    (void)arg;
+    (void)pthread_getname_np(pthread_self(), name, sizeof name);
+    if (strcmp(name, "pool/0") == 0)
+        note('g');
+    mtx_lock(&lock);
+    gate_reached = true;
+    cnd_broadcast(&moved);
+    while (!gate_open)
+        (void)cnd_wait(&moved, &lock, CLOCK_NEVER);
+    mtx_unlock(&lock);
+}
+
+static void open_gate(void)
+{
+    mtx_lock(&lock);
+    gate_open = true;
+    cnd_broadcast(&moved);
+    mtx_unlock(&lock);
+}
+
+static void test_lanes_bounds_and_stop(void **state)
+{
+    static char letters[] = "abcuvx";
+    struct workers_cfg cfg = {.name = "pool", .n_threads = 1, .n_queue_max = 3};
+    struct job gate = {.run = run_gate}, jobs[6];
+    struct workers *w;
+    struct err e = {0};
+
+    (void)state;
+    mtx_init(&lock, MTX_LEAF);
+    cnd_init(&moved);
+    assert_int_equal(workers_new(&w, &cfg, &e), 0);
+    assert_int_equal(workers_post(w, &gate, WORKERS_NORMAL, &e), 0);
+    mtx_lock(&lock);
+    while (!gate_reached)
+        (void)cnd_wait(&moved, &lock, CLOCK_NEVER);
+    mtx_unlock(&lock);
+    for (int i = 0; i < 6; i++)
+        jobs[i] = (struct job){.run = run_letter, .arg = &letters[i]};
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(workers_post(w, &jobs[i], WORKERS_NORMAL, &e), 0);
+    assert_int_equal(workers_post(w, &jobs[5], WORKERS_NORMAL, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    assert_non_null(strstr(e.msg, "pool"));
+    err_clear(&e);
+    for (int i = 3; i < 5; i++) /* the urgent lane has no bound, and goes first */
+        assert_int_equal(workers_post(w, &jobs[i], WORKERS_URGENT, &e), 0);
+    assert_int_equal(workers_queued(w), 5);
+    open_gate();
+    workers_stop(w); /* runs what is queued */
+    assert_string_equal(order, "guvabc");
+    assert_int_equal(workers_post(w, &jobs[5], WORKERS_URGENT, &e), -1);
+    assert_int_equal(e.code, ERR_DRAINING);
+    workers_free(w);
+    workers_free(NULL);
+    cnd_fini(&moved);
+    mtx_fini(&lock);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lanes_bounds_and_stop),
+    };
+
+    return cmocka_run_group_tests_name("workers", tests, NULL, NULL);
+}

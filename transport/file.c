@@ -1,0 +1,495 @@
+/* Safetensors files as a source.
+ *
+ * A writer that truncates or rewrites a file while it is read must not be believed: its length and
+ * its time of change are noted before the header is read, and compared after the last byte. */
+#include "transport/file.h"
+
+#include "base/log.h"
+#include "transport/file_index.h"
+#include "transport/ranges.h"
+#include "weights/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SINGLE_NAME    "model.safetensors"
+#define INDEX_NAME     "model.safetensors.index.json"
+#define RESOLVE_INSIDE (RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+
+_Static_assert((int)FILE_INDEX_FILES_MAX <= (int)RANGES_FILES_MAX, "every file of an index fits");
+
+enum { OPEN_TRIES_MAX = 16, FILE_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK };
+
+/* What a file looked like before its header was read. */
+struct stamp {
+    off_t nbytes;
+    struct timespec changed;
+};
+
+struct file_source {
+    struct source source; /* first */
+    struct ranges ranges;
+    struct stamp stamps[RANGES_FILES_MAX]; /* [ranges.files.n] */
+};
+
+/* One tensor of the files. */
+struct part {
+    struct range at;
+    struct checksum sum;
+    bool has_sum;
+};
+
+/* What is known while the files are opened one after the other. */
+struct loading {
+    struct file_source *src;
+    uint64_t resolve;         /* of openat2; 0 = links are followed */
+    struct plan_builder *all; /* owned; every tensor of every file, in order */
+    struct names names;       /* of those */
+    struct part *parts;       /* owned; [names.n] */
+    uint64_t cap;
+    char *weight_version; /* owned, or NULL */
+    uint32_t n_unmapped;  /* tensors that the index does not name */
+};
+
+void file_weights_fini(struct file_weights *w)
+{
+    plan_unref(w->plan);
+    free(w->checksums);
+    free(w->has_checksum);
+    free(w->weight_version);
+    memset(w, 0, sizeof *w);
+}
+
+static int file_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
+                     void *dst, struct progress *p, struct err *e)
+{
+    return ranges_fill(&((struct file_source *)s)->ranges, plan, first, n, dst, p, e);
+}
+
+static bool stamp_of(int fd, struct stamp *out)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) != 0)
+        return false;
+    *out = (struct stamp){.nbytes = st.st_size, .changed = st.st_mtim};
+    return true;
+}
+
+static int file_finish(struct source *s, struct progress *p, struct err *e)
+{
+    const struct file_source *f = (struct file_source *)s;
+    struct stamp now;
+
+    (void)p;
+    for (uint32_t i = 0; i < f->ranges.files.n; i++) {
+        const struct stamp *was = &f->stamps[i];
+        if (!stamp_of(f->ranges.fds[i], &now) || now.nbytes != was->nbytes ||
+            now.changed.tv_sec != was->changed.tv_sec ||
+            now.changed.tv_nsec != was->changed.tv_nsec)
+            return err_set(e, ERR_UNREADABLE, "/path", "file '%.*s' was changed while it was read",
+                           plan_text_cut(f->ranges.files.items[i], 160), f->ranges.files.items[i]);
+    }
+    return 0;
+}
+
+static void file_close(struct source *s)
+{
+    struct file_source *f = (struct file_source *)s;
+
+    if (f == NULL)
+        return;
+    ranges_fini(&f->ranges);
+    free(f);
+}
+
+static const struct source_ops file_ops = {
+    .name = "path", .fill = file_fill, .finish = file_finish, .close = file_close};
+
+/* openat, or openat2 when `resolve` says how far a path may lead. */
+static int open_at(int dirfd, const char *path, uint64_t resolve)
+{
+    struct open_how how = {.flags = FILE_FLAGS, .resolve = resolve};
+    long fd = -1;
+
+    if (resolve == 0)
+        return openat(dirfd, path, FILE_FLAGS);
+    errno = EAGAIN; /* a rename elsewhere makes the kernel unsure of "..": try again */
+    for (int i = 0; i < OPEN_TRIES_MAX && fd < 0 && errno == EAGAIN; i++)
+        fd = syscall(SYS_openat2, dirfd, path, &how, sizeof how);
+    return (int)fd;
+}
+
+static int cannot_open(const char *path, int errnum, struct err *e)
+{
+    int cut = plan_text_cut(path, 200);
+
+    if (errnum == EXDEV)
+        return err_set(e, ERR_FORBIDDEN, "/path", "path '%.*s' leads outside the allowed paths",
+                       cut, path);
+    if (errnum == ELOOP)
+        return err_set(e, ERR_FORBIDDEN, "/path",
+                       "path '%.*s' leads through a symbolic link, which is not followed", cut,
+                       path);
+    if (errnum == ENOENT || errnum == ENOTDIR)
+        return err_set(e, ERR_NOT_FOUND, "/path", "there is no file or directory '%.*s'", cut,
+                       path);
+    if (errnum == ENAMETOOLONG)
+        return err_set(e, ERR_BAD_REQUEST, "/path", "path '%.*s...' is too long", cut, path);
+    return err_set_errno(e, ERR_UNREADABLE, "/path", errnum, "path '%.*s' cannot be opened", cut,
+                         path);
+}
+
+static int reserve_parts(struct loading *l, uint64_t n, struct err *e)
+{
+    uint64_t need = l->names.n + n, cap = 2 * l->cap > need ? 2 * l->cap : need;
+    struct part *parts;
+
+    if (need <= l->cap)
+        return 0;
+    parts = realloc(l->parts, cap * sizeof *parts);
+    if (parts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %llu tensors", (unsigned long long)n);
+    l->parts = parts;
+    l->cap = cap;
+    return 0;
+}
+
+/* Tensor i of file number `file`, which is the last one added. */
+static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i, uint32_t file,
+                      const struct file_index *index, struct err *e)
+{
+    const struct tensor_spec *t = &s->plan->tensors[i];
+    const char *const *files = l->src->ranges.files.items;
+    uint32_t other = names_find(&l->names, t->name), mapped;
+
+    if (other != NAMES_NONE)
+        return err_set(
+            e, ERR_BAD_REQUEST, "/path", "tensor '%.*s' is both in '%.*s' and in '%.*s'",
+            plan_name_cut(t->name), t->name, plan_text_cut(files[l->parts[other].at.file], 100),
+            files[l->parts[other].at.file], plan_text_cut(files[file], 100), files[file]);
+    mapped = index != NULL ? names_find(&index->tensors, t->name) : NAMES_NONE;
+    if (mapped != NAMES_NONE && strcmp(index->files.items[index->file[mapped]], files[file]) != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/path",
+                       "tensor '%.*s' is in '%.*s', but the index says '%.*s'",
+                       plan_name_cut(t->name), t->name, plan_text_cut(files[file], 100),
+                       files[file], plan_text_cut(index->files.items[index->file[mapped]], 100),
+                       index->files.items[index->file[mapped]]);
+    l->n_unmapped += index != NULL && mapped == NAMES_NONE;
+    if (plan_builder_add(l->all, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
+        return -1;
+    l->parts[l->names.n] = (struct part){.at = {file, s->nbytes_head + t->offset},
+                                         .sum = s->checksums[i],
+                                         .has_sum = s->has_checksum[i]};
+    return names_add(&l->names, t->name, e);
+}
+
+/* Files of one checkpoint that say different labels are not one checkpoint. */
+static int take_label(struct loading *l, struct safetensors *s, const char *name, struct err *e)
+{
+    if (s->weight_version == NULL)
+        return 0;
+    if (l->weight_version != NULL && strcmp(l->weight_version, s->weight_version) != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/path",
+                       "file '%.*s' says weight version '%.*s', a file before it '%.*s'",
+                       plan_text_cut(name, 160), name, plan_text_cut(s->weight_version, 64),
+                       s->weight_version, plan_text_cut(l->weight_version, 64), l->weight_version);
+    free(l->weight_version);
+    l->weight_version = s->weight_version;
+    s->weight_version = NULL;
+    return 0;
+}
+
+/* Takes over fd. */
+static int add_file(struct loading *l, const char *name, int fd, const struct file_index *index,
+                    struct err *e)
+{
+    uint32_t file = l->src->ranges.files.n;
+    struct safetensors s;
+    int rc;
+
+    if (ranges_add(&l->src->ranges, name, fd, e) != 0)
+        return -1;
+    if (!stamp_of(fd, &l->src->stamps[file]))
+        return cannot_open(name, errno, e);
+    if (safetensors_read(&s, fd, name, e) != 0)
+        return -1;
+    rc = reserve_parts(l, s.plan->n_tensors, e);
+    for (uint32_t i = 0; rc == 0 && i < s.plan->n_tensors; i++)
+        rc = add_tensor(l, &s, i, file, index, e);
+    if (rc == 0)
+        rc = take_label(l, &s, name, e);
+    safetensors_fini(&s);
+    return rc;
+}
+
+static int name_order(const void *x, const void *y)
+{
+    return strcmp(*(const char *const *)x, *(const char *const *)y);
+}
+
+/* Every file that the index names, by name; then every tensor that it names must have come. */
+static int add_shards(struct loading *l, int dirfd, const struct file_index *index, struct err *e)
+{
+    const char *names[FILE_INDEX_FILES_MAX];
+    int fd;
+
+    memcpy(names, index->files.items, index->files.n * sizeof *names);
+    qsort(names, index->files.n, sizeof *names, name_order);
+    for (uint32_t i = 0; i < index->files.n; i++) {
+        fd = open_at(dirfd, names[i], l->resolve);
+        if (fd < 0)
+            return cannot_open(names[i], errno, e);
+        if (add_file(l, names[i], fd, index, e) != 0)
+            return -1;
+    }
+    for (uint32_t i = 0; i < index->tensors.n; i++) {
+        const char *name = index->tensors.items[i];
+        const char *file = index->files.items[index->file[i]];
+        if (names_find(&l->names, name) == NAMES_NONE)
+            return err_set(e, ERR_BAD_REQUEST, "/path",
+                           "the index says that tensor '%.*s' is in '%.*s', but it is not",
+                           plan_name_cut(name), name, plan_text_cut(file, 160), file);
+    }
+    if (l->n_unmapped > 0)
+        log_line(LOG_WARN, "file.unmapped", "%u tensors are in the files but not in the index",
+                 (unsigned)l->n_unmapped);
+    return 0;
+}
+
+static int add_directory(struct loading *l, const char *path, int dirfd, struct err *e)
+{
+    struct file_index index;
+    int fd = open_at(dirfd, SINGLE_NAME, l->resolve);
+    int rc;
+
+    if (fd >= 0)
+        return add_file(l, SINGLE_NAME, fd, NULL, e);
+    if (errno != ENOENT)
+        return cannot_open(SINGLE_NAME, errno, e);
+    fd = open_at(dirfd, INDEX_NAME, l->resolve);
+    if (fd < 0 && errno == ENOENT)
+        return err_set(e, ERR_NOT_FOUND, "/path",
+                       "directory '%.*s' has neither " SINGLE_NAME " nor " INDEX_NAME,
+                       plan_text_cut(path, 200), path);
+    if (fd < 0)
+        return cannot_open(INDEX_NAME, errno, e);
+    rc = file_index_read(&index, fd, e);
+    (void)close(fd);
+    if (rc != 0)
+        return -1;
+    rc = add_shards(l, dirfd, &index, e);
+    file_index_fini(&index);
+    return rc;
+}
+
+/* Takes over fd, a file or a directory. */
+static int add_path(struct loading *l, const char *path, int fd, struct err *e)
+{
+    struct stat st;
+    int rc;
+
+    if (fstat(fd, &st) == 0 && !S_ISDIR(st.st_mode))
+        return add_file(l, path, fd, NULL, e);
+    rc = add_directory(l, path, fd, e);
+    (void)close(fd);
+    return rc;
+}
+
+static int check_same(const struct tensor_spec *want, const struct tensor_spec *have, uint32_t i,
+                      struct err *e)
+{
+    char field[ERR_FIELD_MAX], x[180], y[180];
+
+    if (want->dtype != have->dtype) {
+        (void)snprintf(field, sizeof field, "/dtypes/%u", (unsigned)i);
+        return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is %s in the file, not %s",
+                       plan_name_cut(want->name), want->name, dtype_name(have->dtype),
+                       dtype_name(want->dtype));
+    }
+    if (want->ndim != have->ndim ||
+        memcmp(want->shape, have->shape, want->ndim * sizeof want->shape[0]) != 0) {
+        (void)snprintf(field, sizeof field, "/shapes/%u", (unsigned)i);
+        return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' has shape %s in the file, not %s",
+                       plan_name_cut(want->name), want->name, plan_shape_text(have, x, sizeof x),
+                       plan_shape_text(want, y, sizeof y));
+    }
+    return 0;
+}
+
+/* Tensor i of `plan` is which one of the files? */
+static int find_part(const struct loading *l, const struct plan *all, const struct plan *plan,
+                     uint32_t i, uint32_t *out, struct err *e)
+{
+    const struct tensor_spec *want = &plan->tensors[i];
+    char field[ERR_FIELD_MAX];
+
+    *out = names_find(&l->names, want->name);
+    if (*out == NAMES_NONE) {
+        (void)snprintf(field, sizeof field, "/names/%u", (unsigned)i);
+        return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is not in the file",
+                       plan_name_cut(want->name), want->name);
+    }
+    return check_same(want, &all->tensors[*out], i, e);
+}
+
+/* Lays out `plan` (NULL: everything) into the source and w. */
+static int lay_out(struct loading *l, struct plan *all, struct plan *plan, struct file_weights *w,
+                   struct err *e)
+{
+    struct ranges *r = &l->src->ranges;
+    uint32_t k;
+
+    w->plan = plan_ref(plan != NULL ? plan : all);
+    if (ranges_alloc(r, w->plan->n_tensors, e) != 0)
+        return -1;
+    w->checksums = calloc(r->n, sizeof *w->checksums);
+    w->has_checksum = calloc(r->n, sizeof *w->has_checksum);
+    if (w->checksums == NULL || w->has_checksum == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u tensors", (unsigned)r->n);
+    for (uint32_t i = 0; i < r->n; i++) {
+        k = i;
+        if (plan != NULL && find_part(l, all, plan, i, &k, e) != 0)
+            return -1;
+        r->at[i] = l->parts[k].at;
+        w->checksums[i] = l->parts[k].sum;
+        w->has_checksum[i] = l->parts[k].has_sum;
+    }
+    w->weight_version = l->weight_version;
+    l->weight_version = NULL;
+    return 0;
+}
+
+/* Takes over fd. */
+static int load(struct loading *l, const char *path, int fd, struct plan *plan,
+                struct file_weights *w, struct err *e)
+{
+    struct plan_builder *b;
+    struct plan *all;
+    int rc;
+
+    if (add_path(l, path, fd, e) != 0)
+        return -1;
+    b = l->all;
+    l->all = NULL;
+    if (plan_builder_finish(b, &all, e) != 0)
+        return -1;
+    rc = lay_out(l, all, plan, w, e);
+    plan_unref(all);
+    return rc;
+}
+
+/* Takes over fd. */
+static int source_of(struct source **out, struct file_weights *w, const char *path, int fd,
+                     uint64_t resolve, struct plan *plan, struct err *e)
+{
+    struct loading l = {.resolve = resolve, .src = calloc(1, sizeof *l.src)};
+    struct file_weights weights = {0};
+    int rc;
+
+    if (l.src == NULL) {
+        (void)close(fd);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a source");
+    }
+    l.src->source.ops = &file_ops;
+    ranges_init(&l.src->ranges, "file");
+    names_init(&l.names);
+    rc = plan_builder_new(&l.all, e);
+    if (rc == 0)
+        rc = load(&l, path, fd, plan, &weights, e);
+    else
+        (void)close(fd);
+    plan_builder_free(l.all);
+    names_fini(&l.names);
+    free(l.parts);
+    free(l.weight_version);
+    if (rc != 0) {
+        file_weights_fini(&weights);
+        file_close(&l.src->source);
+        return -1;
+    }
+    *out = &l.src->source;
+    *w = weights;
+    return 0;
+}
+
+/* What is left of `path` beneath `root`, without leading slashes, "." for the root itself; NULL
+ * when it is not beneath. Only text: openat2 then proves it. */
+static const char *beneath(const char *root, const char *path)
+{
+    size_t len = strlen(root);
+
+    while (len > 0 && root[len - 1] == '/')
+        len--;
+    if (strncmp(path, root, len) != 0 || (path[len] != '/' && path[len] != '\0'))
+        return NULL;
+    path += len;
+    while (*path == '/')
+        path++;
+    return *path == '\0' ? "." : path;
+}
+
+/* The longest of the roots that hold `path`, and the rest of the path. */
+static const char *root_of(const char *const *roots, size_t n_roots, const char *path,
+                           const char **rest)
+{
+    const char *found = NULL;
+
+    if (path[0] != '/') {
+        *rest = path;
+        return roots[0];
+    }
+    for (size_t i = 0; i < n_roots; i++) {
+        const char *under = beneath(roots[i], path);
+        if (under != NULL && (found == NULL || strlen(roots[i]) > strlen(found))) {
+            found = roots[i];
+            *rest = under;
+        }
+    }
+    return found;
+}
+
+int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
+                     size_t n_roots, const char *path, struct plan *plan, struct err *e)
+{
+    const char *root, *rest = NULL;
+    int dirfd, fd, errnum;
+
+    if (path[0] == '\0')
+        return err_set(e, ERR_BAD_REQUEST, "/path", "the path is empty");
+    if (n_roots == 0)
+        return err_set(e, ERR_FORBIDDEN, "/path",
+                       "this server reads no files: it was started without --allow-path");
+    root = root_of(roots, n_roots, path, &rest);
+    if (root == NULL)
+        return err_set(e, ERR_FORBIDDEN, "/path", "path '%.*s' is not beneath an allowed path",
+                       plan_text_cut(path, 200), path);
+    dirfd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (dirfd < 0)
+        return err_set_errno(e, ERR_UNREADABLE, "/path", errno,
+                             "the allowed path that holds '%.*s' cannot be opened",
+                             plan_text_cut(path, 200), path);
+    fd = open_at(dirfd, rest, RESOLVE_INSIDE);
+    errnum = errno;
+    (void)close(dirfd);
+    if (fd < 0)
+        return cannot_open(path, errnum, e);
+    return source_of(out, w, path, fd, RESOLVE_INSIDE, plan, e);
+}
+
+int file_source_open_local(struct source **out, struct file_weights *w, const char *path,
+                           struct err *e)
+{
+    int fd = open_at(AT_FDCWD, path, 0);
+
+    if (fd < 0)
+        return cannot_open(path, errno, e);
+    return source_of(out, w, path, fd, 0, NULL, e);
+}

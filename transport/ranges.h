@@ -1,0 +1,47 @@
+/* Tensor bytes at known places of open files, read with pread: what shm.c and file.c share.
+ *
+ * Never mapped: of a mapped file that its writer truncates, the next access is a SIGBUS that ends
+ * the server; of one that is read, it is an error that names the tensor. */
+#ifndef BATON_TRANSPORT_RANGES_H
+#define BATON_TRANSPORT_RANGES_H
+
+#include "base/err.h"
+#include "weights/names.h"
+#include "weights/plan.h"
+#include "weights/source.h"
+
+#include <stdint.h>
+
+enum { RANGES_FILES_MAX = 4096 };
+
+/* Where one tensor of the plan lies. */
+struct range {
+    uint32_t file;
+    uint64_t offset; /* bytes from the start of that file */
+};
+
+struct ranges {
+    const char *kind;          /* static; what a file is called in messages */
+    struct names files;        /* numbers are file numbers */
+    int fds[RANGES_FILES_MAX]; /* owned; [files.n], -1 for none */
+    struct range *at;          /* owned; [n] of the plan; NULL until ranges_alloc */
+    uint32_t n;
+};
+
+/* ranges_init - no files and no places yet. @kind static. */
+void ranges_init(struct ranges *r, const char *kind);
+
+/* ranges_alloc - make room for the places of n tensors. Errors: ERR_NO_MEMORY. */
+int ranges_alloc(struct ranges *r, uint32_t n, struct err *e);
+void ranges_fini(struct ranges *r); /* closes the files; accepts a zeroed one */
+
+/* ranges_add - take over `fd` (also on failure) as file number r->files.n. @name is new.
+ * Errors: ERR_BAD_REQUEST (more than RANGES_FILES_MAX), ERR_NO_MEMORY. */
+int ranges_add(struct ranges *r, const char *name, int fd, struct err *e);
+
+/* ranges_fill - as source_ops.fill. Tensors that lie one after the other in a file are read
+ * together, so that the cost is by the byte and not by the tensor. */
+int ranges_fill(const struct ranges *r, const struct plan *plan, uint32_t first, uint32_t n,
+                void *dst, struct progress *p, struct err *e);
+
+#endif

@@ -1,0 +1,274 @@
+/* Building plans. A builder is a plan that nobody else has seen yet: finishing it copies nothing.
+ */
+#include "weights/plan.h"
+
+#include "weights/names.h"
+
+#include <assert.h>
+#include <nettle/sha2.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TENSORS_CAP_MIN = 64, U64_DIGITS = 20, NAME_SHOWN_MAX = 160 };
+
+struct plan_builder {
+    struct plan plan;            /* first: a struct plan * is a struct plan_builder * */
+    struct names names;          /* owned; numbers are indexes into tensors */
+    struct tensor_spec *tensors; /* owned; [cap], the first names.n in use */
+    uint32_t cap;
+
+    atomic_uint refs; /* relaxed up, acq_rel down: whoever frees sees all that others did */
+};
+
+int plan_builder_new(struct plan_builder **out, struct err *e)
+{
+    struct plan_builder *b = calloc(1, sizeof *b);
+
+    if (b == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a plan");
+    names_init(&b->names);
+    *out = b;
+    return 0;
+}
+
+void plan_builder_free(struct plan_builder *b)
+{
+    if (b == NULL)
+        return;
+    names_fini(&b->names);
+    free(b->tensors);
+    free(b);
+}
+
+int plan_text_cut(const char *text, uint32_t max)
+{
+    size_t len = strnlen(text, (size_t)max + 1);
+
+    if (len <= max)
+        return (int)len;
+    for (len = max; len > 0 && ((unsigned char)text[len] & 0xc0) == 0x80;)
+        len--;
+    return (int)len;
+}
+
+int plan_name_cut(const char *name)
+{
+    return plan_text_cut(name, NAME_SHOWN_MAX);
+}
+
+bool plan_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *numel,
+                  uint64_t *nbytes)
+{
+    uint64_t n = 1, n_bytes;
+    bool empty = false;
+
+    for (uint32_t i = 0; i < ndim; i++) {
+        if (shape[i] == 0)
+            empty = true; /* the other dims must still be ones that a real tensor could have */
+        else if (__builtin_mul_overflow(n, shape[i], &n))
+            return false;
+    }
+    if (__builtin_mul_overflow(n, dtype_nbytes(dtype), &n_bytes) || n_bytes > PLAN_NBYTES_MAX)
+        return false;
+    *numel = empty ? 0 : n;
+    *nbytes = empty ? 0 : n_bytes;
+    return true;
+}
+
+/* Fills `field` with "/<list>/<i>". */
+static const char *field_of(char field[ERR_FIELD_MAX], const char *list, uint32_t i)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "/%s/%u", list, (unsigned)i);
+    return field;
+}
+
+static int check_name(const struct plan_builder *b, const char *name, struct err *e)
+{
+    size_t len = strnlen(name, PLAN_NAME_LEN_MAX + 1);
+    uint32_t i = b->names.n, first;
+    char field[ERR_FIELD_MAX];
+
+    (void)field_of(field, "names", i);
+    if (len == 0)
+        return err_set(e, ERR_BAD_REQUEST, field, "the name of tensor %u is empty", (unsigned)i);
+    if (len > PLAN_NAME_LEN_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "name '%.*s...' is longer than the %d bytes allowed", plan_name_cut(name),
+                       name, (int)PLAN_NAME_LEN_MAX);
+    for (const unsigned char *c = (const unsigned char *)name; *c != '\0'; c++)
+        if (*c < 0x20 || *c == 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "the name of tensor %u has a control character (0x%02x) at byte %zu",
+                           (unsigned)i, (unsigned)*c, (size_t)(c - (const unsigned char *)name));
+    first = names_find(&b->names, name);
+    if (first != NAMES_NONE)
+        return err_set(e, ERR_BAD_REQUEST, field, "tensor '%.*s' is named twice, at %u and at %u",
+                       plan_name_cut(name), name, (unsigned)first, (unsigned)i);
+    return 0;
+}
+
+/* Fills everything of `t` but its name and offset. */
+static int check_spec(struct tensor_spec *t, uint32_t i, const char *name, const uint64_t *shape,
+                      uint64_t numel, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    int cut = plan_name_cut(name);
+
+    if (t->dtype <= DTYPE_NONE || t->dtype >= DTYPE_COUNT)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "dtypes", i),
+                       "the dtype of tensor '%.*s' is not one of %s", cut, name, dtype_list());
+    if (t->ndim > PLAN_NDIM_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
+                       "tensor '%.*s' has %u dimensions, at most %d are allowed", cut, name,
+                       (unsigned)t->ndim, (int)PLAN_NDIM_MAX);
+    for (uint32_t k = 0; k < t->ndim; k++)
+        t->shape[k] = shape[k];
+    if (!plan_measure(t->dtype, t->shape, t->ndim, &t->numel, &t->nbytes)) {
+        char text[256];
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
+                       "tensor '%.*s' of shape %s and dtype %s has more than 2^63 - 1 bytes", cut,
+                       name, plan_shape_text(t, text, sizeof text), dtype_name(t->dtype));
+    }
+    if (numel != UINT64_MAX && numel != t->numel)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "sizes", i),
+                       "tensor '%.*s': size is %llu, but its shape has %llu elements", cut, name,
+                       (unsigned long long)numel, (unsigned long long)t->numel);
+    return 0;
+}
+
+static int reserve_tensor(struct plan_builder *b, struct err *e)
+{
+    uint32_t cap = b->cap == 0 ? TENSORS_CAP_MIN : 2 * b->cap;
+    struct tensor_spec *tensors;
+
+    if (b->names.n < b->cap)
+        return 0;
+    tensors = realloc(b->tensors, cap * sizeof *tensors);
+    if (tensors == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a plan of %u tensors", (unsigned)cap);
+    b->tensors = tensors;
+    b->cap = cap;
+    return 0;
+}
+
+int plan_builder_add(struct plan_builder *b, const char *name, enum dtype dtype,
+                     const uint64_t *shape, uint32_t ndim, uint64_t numel, struct err *e)
+{
+    uint32_t i = b->names.n;
+    struct tensor_spec t = {.dtype = dtype, .ndim = ndim, .offset = b->plan.nbytes};
+    char field[ERR_FIELD_MAX];
+
+    if (i >= PLAN_TENSORS_MAX)
+        return err_set(e, ERR_TOO_LARGE, "/names", "more than %d tensors", (int)PLAN_TENSORS_MAX);
+    if (check_name(b, name, e) != 0 || check_spec(&t, i, name, shape, numel, e) != 0)
+        return -1;
+    if (t.nbytes > PLAN_NBYTES_MAX - b->plan.nbytes)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
+                       "with tensor '%.*s' the plan has more than 2^63 - 1 bytes",
+                       plan_name_cut(name), name);
+    if (reserve_tensor(b, e) != 0 || names_add(&b->names, name, e) != 0)
+        return -1;
+    t.name = b->names.items[i];
+    b->tensors[i] = t;
+    b->plan.nbytes += t.nbytes;
+    return 0;
+}
+
+/* Decimal digits, without the cost of printf for each dim of 100,000 tensors. */
+static size_t put_u64(char *out, uint64_t value)
+{
+    char digits[U64_DIGITS];
+    size_t n = 0;
+
+    do {
+        digits[n++] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value != 0);
+    for (size_t i = 0; i < n; i++)
+        out[i] = digits[n - 1 - i];
+    return n;
+}
+
+static void digest_of(const struct plan *p, char out[PLAN_DIGEST_LEN + 1])
+{
+    char tail[32 + PLAN_NDIM_MAX * (U64_DIGITS + 1)];
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    struct sha256_ctx ctx;
+
+    sha256_init(&ctx);
+    for (uint32_t i = 0; i < p->n_tensors; i++) {
+        const struct tensor_spec *t = &p->tensors[i];
+        size_t len = (size_t)sprintf(tail, "\t%s\t", dtype_name(t->dtype));
+        for (uint32_t k = 0; k < t->ndim; k++) {
+            if (k > 0)
+                tail[len++] = ',';
+            len += put_u64(tail + len, t->shape[k]);
+        }
+        tail[len++] = '\n';
+        sha256_update(&ctx, strlen(t->name), (const uint8_t *)t->name);
+        sha256_update(&ctx, len, (const uint8_t *)tail);
+    }
+    sha256_digest(&ctx, sizeof digest, digest);
+    for (size_t i = 0; i < sizeof digest; i++)
+        (void)sprintf(out + 2 * i, "%02x", digest[i]);
+}
+
+int plan_builder_finish(struct plan_builder *b, struct plan **out, struct err *e)
+{
+    struct tensor_spec *exact;
+
+    if (b->names.n == 0) {
+        plan_builder_free(b);
+        return err_set(e, ERR_BAD_REQUEST, "/names", "there are no tensors; at least 1 is needed");
+    }
+    exact = realloc(b->tensors, b->names.n * sizeof *exact);
+    if (exact != NULL)
+        b->tensors = exact;
+    b->plan.n_tensors = b->names.n;
+    b->plan.tensors = b->tensors;
+    digest_of(&b->plan, b->plan.digest);
+    atomic_init(&b->refs, 1);
+    *out = &b->plan;
+    return 0;
+}
+
+struct plan *plan_ref(struct plan *p)
+{
+    struct plan_builder *b = (struct plan_builder *)p;
+    unsigned before = atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
+
+    assert(before > 0);
+    return p;
+}
+
+void plan_unref(struct plan *p)
+{
+    struct plan_builder *b = (struct plan_builder *)p;
+    unsigned before;
+
+    if (p == NULL)
+        return;
+    before = atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel);
+    assert(before > 0);
+    if (before == 1)
+        plan_builder_free(b);
+}
+
+uint32_t plan_find(const struct plan *p, const char *name)
+{
+    return names_find(&((const struct plan_builder *)p)->names, name);
+}
+
+const char *plan_shape_text(const struct tensor_spec *t, char *out, size_t cap)
+{
+    size_t len = (size_t)snprintf(out, cap, "[");
+
+    for (uint32_t i = 0; i < t->ndim && len < cap; i++)
+        len += (size_t)snprintf(out + len, cap - len, "%s%llu", i > 0 ? ", " : "",
+                                (unsigned long long)t->shape[i]);
+    if (len < cap)
+        (void)snprintf(out + len, cap - len, "]");
+    return out;
+}

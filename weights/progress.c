@@ -1,0 +1,13 @@
+/* The two reasons for which a running fill ends early. */
+#include "weights/source.h"
+
+#include "base/clock.h"
+
+int progress_check(const struct progress *p, struct err *e)
+{
+    if (atomic_load_explicit(&p->stop, memory_order_relaxed))
+        return err_set(e, ERR_CONFLICT, "", "the update was aborted while its bytes arrived");
+    if (clock_passed(p->deadline_us))
+        return err_set(e, ERR_TIMEOUT, "", "the bytes did not arrive before the deadline");
+    return 0;
+}

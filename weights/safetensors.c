@@ -1,0 +1,556 @@
+/* Checking the head of a safetensors file before anything believes it.
+ *
+ * The header is read member by member (json_reader.h), so that memory stays in proportion to the
+ * tensors it names. The format's own reader keeps the last of two equal names; here both are
+ * refused, because one of them would silently not be served. */
+#include "weights/safetensors.h"
+
+#include "weights/checksum.h"
+#include "weights/json_reader.h"
+#include "weights/names.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CHECKSUM_KEY "baton.checksum."
+#define VERSION_KEY  "baton.weight_version"
+
+enum {
+    KEY_LEN_MAX = PLAN_NAME_LEN_MAX + 16, /* a name behind CHECKSUM_KEY */
+    VALUE_LEN_MAX = 256,                  /* of a metadata value that is ours, or a dtype */
+    LABEL_LEN_MAX = 223,
+    ENTRIES_CAP_MIN = 64
+};
+
+#define LABEL_STREAM "safetensors"
+
+/* One tensor, as the header says. */
+struct entry {
+    const char *name; /* of header.names */
+    enum dtype dtype;
+    uint32_t ndim;
+    uint64_t shape[PLAN_NDIM_MAX];
+    uint64_t begin, end; /* from the end of the head */
+};
+
+struct given_checksum {
+    const char *key; /* of header.keys */
+    struct checksum sum;
+};
+
+struct header {
+    struct json_reader r;
+    struct names names;    /* of tensors; numbers are indexes into entries until those are sorted */
+    struct entry *entries; /* owned */
+    uint32_t cap;
+
+    bool has_metadata;
+    struct names keys;            /* of the metadata */
+    struct given_checksum *given; /* owned */
+    uint32_t n_given, given_cap;
+    char *weight_version; /* owned, or NULL */
+
+    const char *tensor; /* the one being read, for messages; NULL for none */
+    char key[KEY_LEN_MAX + 1], value[VALUE_LEN_MAX + 1];
+    char label[LABEL_LEN_MAX + 1]; /* "safetensors", or with the name of the file */
+};
+
+static int head_nbytes(const void *data, size_t have, const char *label, uint64_t *out,
+                       struct err *e)
+{
+    uint64_t n;
+
+    if (have < SAFETENSORS_PREFIX) {
+        *out = 0;
+        return 0;
+    }
+    memcpy(&n, data, sizeof n);
+    n = le64toh(n);
+    if (n == 0 || n > SAFETENSORS_HEADER_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: the first 8 bytes say that the header has %llu bytes; 1 to %d are "
+                       "allowed",
+                       label, (unsigned long long)n, (int)SAFETENSORS_HEADER_MAX);
+    *out = SAFETENSORS_PREFIX + n;
+    return 0;
+}
+
+int safetensors_head_nbytes(const void *data, size_t have, uint64_t *out, struct err *e)
+{
+    return head_nbytes(data, have, LABEL_STREAM, out, e);
+}
+
+static void header_fini(struct header *h)
+{
+    names_fini(&h->names);
+    names_fini(&h->keys);
+    free(h->entries);
+    free(h->given);
+    free(h->weight_version);
+}
+
+/* Turns what stopped the reader into an error. */
+static int syntax(const struct header *h, struct err *e)
+{
+    size_t at = json_reader_offset(&h->r);
+
+    if (h->tensor != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: header, tensor '%.*s': %s, at byte %zu of the header", h->label,
+                       plan_name_cut(h->tensor), h->tensor, h->r.wrong, at);
+    return err_set(e, ERR_BAD_REQUEST, "", "%s: header: %s, at byte %zu of the header", h->label,
+                   h->r.wrong, at);
+}
+
+__attribute__((format(printf, 3, 4))) static int refuse(const struct header *h, struct err *e,
+                                                        const char *fmt, ...)
+{
+    char text[256];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return err_set(e, ERR_BAD_REQUEST, "", "%s: tensor '%.*s' %s", h->label,
+                   plan_name_cut(h->tensor), h->tensor, text);
+}
+
+/* Room for one more of `n` items of `nbytes` each. */
+static int reserve(void *items, uint32_t n, uint32_t *cap, size_t nbytes, struct err *e)
+{
+    void **array = items;
+    uint32_t more = *cap == 0 ? ENTRIES_CAP_MIN : 2 * *cap;
+    void *grown;
+
+    if (n < *cap)
+        return 0;
+    grown = realloc(*array, more * nbytes);
+    if (grown == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a header of %u tensors", (unsigned)n);
+    *array = grown;
+    *cap = more;
+    return 0;
+}
+
+static int read_checksum(struct header *h, const char *key, struct err *e)
+{
+    void *given = h->given;
+    struct checksum sum;
+
+    if (!json_reader_string(&h->r, h->value, sizeof h->value))
+        return syntax(h, e);
+    if (!checksum_parse(&sum, h->value))
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: metadata '%.*s' is not a checksum of %d hex digits", h->label,
+                       plan_name_cut(key), key, (int)CHECKSUM_LEN);
+    if (reserve(&given, h->n_given, &h->given_cap, sizeof *h->given, e) != 0)
+        return -1;
+    h->given = given;
+    h->given[h->n_given++] = (struct given_checksum){key, sum};
+    return 0;
+}
+
+static int read_metadata_value(struct header *h, const char *key, struct err *e)
+{
+    if (strncmp(key, CHECKSUM_KEY, sizeof CHECKSUM_KEY - 1) == 0)
+        return read_checksum(h, key, e);
+    if (strcmp(key, VERSION_KEY) != 0)
+        return json_reader_string(&h->r, NULL, 0) ? 0 : syntax(h, e);
+    if (!json_reader_string(&h->r, h->value, sizeof h->value))
+        return syntax(h, e);
+    h->weight_version = strdup(h->value);
+    if (h->weight_version == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
+    return 0;
+}
+
+static int read_metadata(struct header *h, struct err *e)
+{
+    uint32_t n = 0;
+
+    if (h->has_metadata)
+        return err_set(e, ERR_BAD_REQUEST, "", "%s: '__metadata__' is there twice", h->label);
+    h->has_metadata = true;
+    if (!json_reader_open(&h->r, '{'))
+        return syntax(h, e);
+    while (json_reader_next(&h->r, '}', &n)) {
+        if (!json_reader_key(&h->r, h->key, sizeof h->key))
+            return syntax(h, e);
+        if (names_find(&h->keys, h->key) != NAMES_NONE)
+            return err_set(e, ERR_BAD_REQUEST, "", "%s: metadata '%.*s' is there twice", h->label,
+                           plan_name_cut(h->key), h->key);
+        if (names_add(&h->keys, h->key, e) != 0 ||
+            read_metadata_value(h, h->keys.items[h->keys.n - 1], e) != 0)
+            return -1;
+    }
+    return h->r.wrong == NULL ? 0 : syntax(h, e);
+}
+
+static int read_dtype(struct header *h, struct entry *t, struct err *e)
+{
+    if (!json_reader_string(&h->r, h->value, sizeof h->value))
+        return syntax(h, e);
+    t->dtype = dtype_parse(h->value);
+    if (t->dtype == DTYPE_NONE || strcmp(dtype_name(t->dtype), h->value) != 0)
+        return refuse(h, e, "has dtype '%.*s', which is not one of %s", plan_text_cut(h->value, 64),
+                      h->value, dtype_list());
+    return 0;
+}
+
+static int read_shape(struct header *h, struct entry *t, struct err *e)
+{
+    uint32_t n = 0;
+    uint64_t dim;
+
+    if (!json_reader_open(&h->r, '['))
+        return syntax(h, e);
+    while (json_reader_next(&h->r, ']', &n)) {
+        if (!json_reader_u64(&h->r, &dim))
+            return syntax(h, e);
+        if (n > PLAN_NDIM_MAX)
+            return refuse(h, e, "has more than %d dimensions", (int)PLAN_NDIM_MAX);
+        t->shape[n - 1] = dim;
+    }
+    t->ndim = n;
+    return h->r.wrong == NULL ? 0 : syntax(h, e);
+}
+
+static int read_offsets(struct header *h, struct entry *t, struct err *e)
+{
+    uint64_t *const to[] = {&t->begin, &t->end};
+    uint32_t n = 0;
+    uint64_t offset;
+
+    if (!json_reader_open(&h->r, '['))
+        return syntax(h, e);
+    while (json_reader_next(&h->r, ']', &n)) {
+        if (!json_reader_u64(&h->r, &offset))
+            return syntax(h, e);
+        if (n <= 2)
+            *to[n - 1] = offset;
+    }
+    if (h->r.wrong != NULL)
+        return syntax(h, e);
+    if (n != 2)
+        return refuse(h, e, "has %u data_offsets, 2 are needed", (unsigned)n);
+    if (t->end < t->begin)
+        return refuse(h, e, "ends at byte %llu, before it begins at byte %llu",
+                      (unsigned long long)t->end, (unsigned long long)t->begin);
+    return 0;
+}
+
+/* The members of one tensor; those that the format does not know are read over. */
+static int read_members(struct header *h, struct entry *t, struct err *e)
+{
+    static const struct {
+        const char *name;
+        int (*read)(struct header *h, struct entry *t, struct err *e);
+    } members[] = {{"dtype", read_dtype}, {"shape", read_shape}, {"data_offsets", read_offsets}};
+    enum { N = sizeof members / sizeof members[0], DEPTH_HERE = 2 };
+    bool seen[N] = {false};
+    uint32_t n = 0;
+
+    if (!json_reader_open(&h->r, '{'))
+        return syntax(h, e);
+    while (json_reader_next(&h->r, '}', &n)) {
+        size_t i = 0;
+        if (!json_reader_key(&h->r, h->key, sizeof h->key))
+            return syntax(h, e);
+        while (i < N && strcmp(h->key, members[i].name) != 0)
+            i++;
+        if (i == N && !json_reader_skip(&h->r, SAFETENSORS_DEPTH_MAX - DEPTH_HERE))
+            return syntax(h, e);
+        if (i < N && seen[i])
+            return refuse(h, e, "has '%s' twice", members[i].name);
+        if (i < N && members[i].read(h, t, e) != 0)
+            return -1;
+        if (i < N)
+            seen[i] = true;
+    }
+    if (h->r.wrong != NULL)
+        return syntax(h, e);
+    for (size_t i = 0; i < N; i++)
+        if (!seen[i])
+            return refuse(h, e, "has no '%s'", members[i].name);
+    return 0;
+}
+
+/* h->key holds its name. */
+static int read_tensor(struct header *h, struct err *e)
+{
+    void *entries = h->entries;
+    uint32_t i = h->names.n;
+    struct entry t = {0};
+
+    if (i >= PLAN_TENSORS_MAX)
+        return err_set(e, ERR_TOO_LARGE, "", "%s: more than %d tensors", h->label,
+                       (int)PLAN_TENSORS_MAX);
+    if (names_find(&h->names, h->key) != NAMES_NONE)
+        return err_set(e, ERR_BAD_REQUEST, "", "%s: tensor '%.*s' is named twice", h->label,
+                       plan_name_cut(h->key), h->key);
+    if (reserve(&entries, i, &h->cap, sizeof *h->entries, e) != 0)
+        return -1;
+    h->entries = entries;
+    if (names_add(&h->names, h->key, e) != 0)
+        return -1;
+    t.name = h->tensor = h->names.items[i];
+    if (read_members(h, &t, e) != 0)
+        return -1;
+    h->tensor = NULL;
+    h->entries[i] = t;
+    return 0;
+}
+
+static int read_header(struct header *h, struct err *e)
+{
+    uint32_t n = 0;
+
+    if (*h->r.at != '{')
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: the header begins with byte 0x%02x and not with '{'", h->label,
+                       (unsigned)*h->r.at);
+    (void)json_reader_open(&h->r, '{');
+    while (json_reader_next(&h->r, '}', &n)) {
+        if (!json_reader_key(&h->r, h->key, sizeof h->key))
+            return syntax(h, e);
+        if ((strcmp(h->key, "__metadata__") == 0 ? read_metadata(h, e) : read_tensor(h, e)) != 0)
+            return -1;
+    }
+    return json_reader_end(&h->r) ? 0 : syntax(h, e);
+}
+
+/* By place; tensors without bytes come before the one that begins where they are. */
+static int entry_order(const void *x, const void *y)
+{
+    const struct entry *a = x, *b = y;
+
+    if (a->begin != b->begin)
+        return a->begin < b->begin ? -1 : 1;
+    if (a->end != b->end)
+        return a->end < b->end ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
+/* Sorted entries lie back to back, each as long as its shape says. */
+static int check_layout(struct header *h, uint64_t *nbytes_data, struct err *e)
+{
+    uint64_t at = 0, numel, nbytes;
+
+    for (uint32_t i = 0; i < h->names.n; i++) {
+        const struct entry *t = &h->entries[i];
+        h->tensor = t->name;
+        if (t->begin > at)
+            return refuse(h, e, "begins at byte %llu, which leaves a hole after byte %llu",
+                          (unsigned long long)t->begin, (unsigned long long)at);
+        if (t->begin < at)
+            return refuse(h, e, "begins at byte %llu and overlaps '%.*s', which ends at byte %llu",
+                          (unsigned long long)t->begin, plan_text_cut(t[-1].name, 100), t[-1].name,
+                          (unsigned long long)at);
+        if (!plan_measure(t->dtype, t->shape, t->ndim, &numel, &nbytes))
+            return refuse(h, e, "has a shape of more than 2^63 - 1 bytes");
+        if (t->end - t->begin != nbytes)
+            return refuse(h, e, "has %llu bytes by data_offsets, but %llu by shape and dtype",
+                          (unsigned long long)(t->end - t->begin), (unsigned long long)nbytes);
+        at = t->end;
+    }
+    h->tensor = NULL;
+    *nbytes_data = at;
+    return 0;
+}
+
+static int make_plan(const struct header *h, struct plan **out, struct err *e)
+{
+    struct plan_builder *b;
+
+    if (h->names.n == 0)
+        return err_set(e, ERR_BAD_REQUEST, "", "%s: there are no tensors in it", h->label);
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < h->names.n; i++) {
+        const struct entry *t = &h->entries[i];
+        if (plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0) {
+            plan_builder_free(b);
+            e->field[0] = '\0'; /* an index into what we sorted means nothing to the sender */
+            return -1;
+        }
+    }
+    return plan_builder_finish(b, out, e);
+}
+
+static int give_checksums(const struct header *h, struct safetensors *s, struct err *e)
+{
+    s->checksums = calloc(s->plan->n_tensors, sizeof *s->checksums);
+    s->has_checksum = calloc(s->plan->n_tensors, sizeof *s->has_checksum);
+    if (s->checksums == NULL || s->has_checksum == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
+    for (uint32_t i = 0; i < h->n_given; i++) {
+        const char *name = h->given[i].key + sizeof CHECKSUM_KEY - 1;
+        uint32_t k = plan_find(s->plan, name);
+        if (k == PLAN_NO_TENSOR)
+            return err_set(e, ERR_BAD_REQUEST, "",
+                           "%s: the metadata has a checksum of '%.*s', which is not there",
+                           h->label, plan_name_cut(name), name);
+        s->checksums[k] = h->given[i].sum;
+        s->has_checksum[k] = true;
+    }
+    return 0;
+}
+
+static int parse(struct header *h, struct safetensors *s, uint64_t nbytes_total, struct err *e)
+{
+    uint64_t nbytes_data = 0;
+
+    if (read_header(h, e) != 0)
+        return -1;
+    if (h->names.n > 1)
+        qsort(h->entries, h->names.n, sizeof *h->entries, entry_order);
+    if (check_layout(h, &nbytes_data, e) != 0)
+        return -1;
+    s->nbytes_total = s->nbytes_head + nbytes_data;
+    if (nbytes_total != UINT64_MAX && nbytes_total != s->nbytes_total)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: the header describes %llu bytes in all, but there are %llu", h->label,
+                       (unsigned long long)s->nbytes_total, (unsigned long long)nbytes_total);
+    if (make_plan(h, &s->plan, e) != 0 || give_checksums(h, s, e) != 0)
+        return -1;
+    s->weight_version = h->weight_version;
+    h->weight_version = NULL;
+    return 0;
+}
+
+static int parse_labelled(struct safetensors *out, const void *head, uint64_t nbytes_head,
+                          uint64_t nbytes_total, const char *label, struct err *e)
+{
+    struct safetensors s = {.nbytes_head = nbytes_head};
+    struct header *h = calloc(1, sizeof *h);
+    int rc;
+
+    if (h == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
+    (void)snprintf(h->label, sizeof h->label, "%s", label);
+    json_reader_init(&h->r, (const uint8_t *)head + SAFETENSORS_PREFIX,
+                     nbytes_head - SAFETENSORS_PREFIX);
+    names_init(&h->names);
+    names_init(&h->keys);
+    rc = parse(h, &s, nbytes_total, e);
+    header_fini(h);
+    free(h);
+    if (rc != 0) {
+        safetensors_fini(&s);
+        return -1;
+    }
+    *out = s;
+    return 0;
+}
+
+int safetensors_parse(struct safetensors *out, const void *head, uint64_t nbytes_head,
+                      uint64_t nbytes_total, struct err *e)
+{
+    uint64_t said;
+
+    if (safetensors_head_nbytes(head, nbytes_head, &said, e) != 0)
+        return -1;
+    if (said == 0 || said != nbytes_head)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "safetensors: a head of %llu bytes was read, but it says %llu",
+                       (unsigned long long)nbytes_head, (unsigned long long)said);
+    return parse_labelled(out, head, nbytes_head, nbytes_total, LABEL_STREAM, e);
+}
+
+void safetensors_fini(struct safetensors *s)
+{
+    plan_unref(s->plan);
+    free(s->checksums);
+    free(s->has_checksum);
+    free(s->weight_version);
+    memset(s, 0, sizeof *s);
+}
+
+/* Exactly nbytes from the start of the file. */
+static int read_start(int fd, void *dst, size_t nbytes, const char *label, struct err *e)
+{
+    size_t done = 0;
+    ssize_t n;
+
+    while (done < nbytes) {
+        n = pread(fd, (char *)dst + done, nbytes - done, (off_t)done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_set_errno(e, ERR_UNREADABLE, "", errno, "%s: it cannot be read", label);
+        if (n == 0)
+            return err_set(e, ERR_UNREADABLE, "",
+                           "%s: it shrank to %zu bytes while its header was read", label, done);
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+static int read_labelled(struct safetensors *out, int fd, const char *label, struct err *e)
+{
+    uint8_t prefix[SAFETENSORS_PREFIX];
+    uint64_t nbytes_head, nbytes_total;
+    struct stat st;
+    void *head;
+    int rc;
+
+    if (fstat(fd, &st) != 0)
+        return err_set_errno(e, ERR_UNREADABLE, "", errno, "%s: it cannot be read", label);
+    if (!S_ISREG(st.st_mode))
+        return err_set(e, ERR_UNREADABLE, "", "%s: it is not a regular file", label);
+    nbytes_total = (uint64_t)st.st_size;
+    if (nbytes_total < SAFETENSORS_PREFIX)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: it has %llu bytes, which is too short for a header", label,
+                       (unsigned long long)nbytes_total);
+    if (read_start(fd, prefix, sizeof prefix, label, e) != 0 ||
+        head_nbytes(prefix, sizeof prefix, label, &nbytes_head, e) != 0)
+        return -1;
+    if (nbytes_head > nbytes_total)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%s: it has %llu bytes, but its header alone says %llu", label,
+                       (unsigned long long)nbytes_total, (unsigned long long)nbytes_head);
+    head = malloc(nbytes_head);
+    if (head == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a header of %llu bytes",
+                       (unsigned long long)nbytes_head);
+    rc = read_start(fd, head, nbytes_head, label, e);
+    if (rc == 0 && memcmp(head, prefix, sizeof prefix) != 0)
+        rc = err_set(e, ERR_UNREADABLE, "", "%s: it changed while its header was read", label);
+    if (rc == 0)
+        rc = parse_labelled(out, head, nbytes_head, nbytes_total, label, e);
+    free(head);
+    return rc;
+}
+
+int safetensors_read(struct safetensors *out, int fd, const char *name, struct err *e)
+{
+    char label[LABEL_LEN_MAX + 1];
+
+    (void)snprintf(label, sizeof label, "safetensors file '%.*s'", plan_text_cut(name, 160), name);
+    return read_labelled(out, fd, label, e);
+}
+
+int safetensors_open(struct safetensors *out, int *fd, int dirfd, const char *path, struct err *e)
+{
+    /* O_NONBLOCK: a FIFO is refused by its kind, instead of waited on. */
+    int file = openat(dirfd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (file < 0)
+        return err_set_errno(
+            e, errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_UNREADABLE, "", errno,
+            "file '%.*s' cannot be opened", plan_text_cut(path, 160), path);
+    if (safetensors_read(out, file, path, e) != 0) {
+        (void)close(file);
+        return -1;
+    }
+    *fd = file;
+    return 0;
+}

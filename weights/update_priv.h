@@ -1,0 +1,230 @@
+/* What the files update*.c share: sessions, the jobs of the worker, and how a chunk is laid out. */
+#ifndef BATON_WEIGHTS_UPDATE_PRIV_H
+#define BATON_WEIGHTS_UPDATE_PRIV_H
+
+#include "base/mtx.h"
+#include "weights/manifest.h"
+#include "weights/store_priv.h"
+#include "weights/update.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How the bytes of one incoming tensor become weights. */
+enum part_how {
+    PART_DIRECT,  /* as they are */
+    PART_CONVERT, /* into another dtype */
+    PART_TIED,    /* compared with the tensor that they are another name of */
+    PART_IGNORED  /* read and dropped */
+};
+
+struct part {
+    struct manifest_match match;
+    enum part_how how;
+    uint64_t offset; /* DIRECT, CONVERT: in the slab of a staged chunk */
+};
+
+/* Immutable once made. */
+struct layout {
+    struct part *parts;               /* owned; [n_tensors] of the chunk's plan */
+    uint64_t nbytes_kept;             /* slab of a staged chunk */
+    bool keeps;                       /* is there anything to keep? */
+    uint64_t nbytes_scratch;          /* largest tensor that goes through scratch, staged */
+    uint64_t nbytes_scratch_in_place; /* the same, in place: fused ones may have to */
+};
+
+/* Says of a chunk which one it was, so that a repeated one is known. */
+struct chunk_key {
+    char id[UPDATE_CHUNK_ID_MAX + 1]; /* "": not said, equal to none */
+    char digest[PLAN_DIGEST_LEN + 1];
+    struct checksum sums; /* over the checksums that came with it */
+};
+
+/* A checksum given to finish. */
+struct finish_sum {
+    uint32_t index;            /* of the manifest's plan, or PLAN_NO_TENSOR */
+    const struct alias *alias; /* of the manifest, or NULL */
+    struct checksum sum;
+    uint32_t i; /* its place in the request */
+};
+
+enum job_kind { JOB_CHUNK, JOB_FINISH, JOB_ANSWER, JOB_DISPOSE };
+
+struct session;
+
+struct update_job {
+    enum job_kind kind;         /* immutable, and so are those down to the blank line */
+    struct session *session;    /* counted */
+    struct update_chunk *chunk; /* owned; CHUNK, and ANSWER to a repeated one */
+    struct layout layout;       /* owned; CHUNK */
+    struct chunk_key key;       /* CHUNK */
+    struct finish_sum *sums;    /* owned; FINISH */
+    uint32_t n_sums;
+    update_done_fn *done; /* NULL for DISPOSE */
+    void *done_arg;
+
+    struct update_job *next;  /* guarded by the updates' lock */
+    uint64_t began_us;        /* guarded by the updates' lock; 0 while queued */
+    struct progress progress; /* worker; what is atomic in it: anyone */
+};
+
+/* What claims say of each tensor of the manifest. */
+enum { CLAIM_QUEUED = 1, CLAIM_ARRIVED = 2, CLAIM_TIED = 4, CLAIM_MINE = 8 };
+
+/* Bytes that came under a tied name before their target. */
+struct tie {
+    const struct alias *alias; /* of the manifest */
+    struct slab *slab;         /* counted */
+    const void *data;          /* in slab, in the target's dtype */
+};
+
+struct session {
+    /* Guarded by the updates' lock. */
+    uint32_t refs;
+    struct session *next; /* of updates.live */
+    enum update_phase phase;
+    char label[VERSION_LABEL_MAX + 1];
+    bool in_place;
+    uint64_t lease_us, lease_end_us;
+    uint32_t n_jobs; /* queued or running; the lease does not run out meanwhile */
+    bool finishing;  /* a finish is queued or running */
+    bool committing; /* past the point where an abort could still win */
+    struct update_job *running;
+    unsigned char *claims; /* owned; [n_tensors] CLAIM_*; NULL once ended */
+    uint32_t n_arrived, n_claimed;
+    uint64_t nbytes_claimed;  /* of the manifest */
+    uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
+    uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
+    uint64_t serial;
+    uint64_t receive_us, verify_us, commit_us;
+    struct err error;
+    uint32_t n_missing; /* once ended */
+    const char *missing[UPDATE_MISSING_MAX];
+    struct chunk_key *answers; /* owned; ring of the chunks that arrived */
+    uint32_t n_answers, answers_cap, answers_at;
+    struct chunk_key key; /* single: its chunk */
+
+    /* Immutable. */
+    char id[UPDATE_ID_MAX + 1];
+    bool single; /* a whole update by itself */
+    bool implicit, partial, convert, wants_in_place;
+
+    /* Worker only. */
+    struct staging *staging; /* owned; NULL until the first chunk runs */
+    struct tie *ties;        /* owned */
+    uint32_t n_ties, ties_cap;
+
+    struct update_job dispose; /* queued once, when the session is aborted */
+};
+
+struct plan_kept {
+    struct plan *plan; /* counted */
+    uint64_t used;     /* larger = later */
+};
+
+struct updates {
+    struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
+    struct cnd work; /* a job was queued, or stopping */
+    struct cnd tick; /* a lease changed, or stopping */
+    struct update_job *queue, **queue_tail;
+    uint32_t n_queued;
+    struct session *live;                     /* all that have not ended; counted */
+    struct session *open;                     /* the one that is no single, or NULL */
+    struct session *ended[UPDATE_ENDED_KEPT]; /* counted; ring */
+    uint32_t ended_at;
+    bool stopping;
+    struct updates_stats stats;
+    struct plan_kept plans[UPDATE_PLANS_MAX];
+    uint64_t plans_clock;
+
+    struct updates_cfg cfg;          /* immutable */
+    const struct manifest *manifest; /* borrowed from the store; immutable */
+    pthread_t worker, watchdog;      /* owner only */
+};
+
+/* update.c */
+
+int update_not_found(const char *id, struct err *e);
+int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
+/* Is there something that a partial update can build on? The worker finds out for certain. */
+int update_check_base(const struct store_info *base, bool partial, struct err *e);
+/* Leaves `e` clean if there is room, or soon will be. No lock held. */
+void update_check_room(struct updates *u, const struct store_info *base, uint64_t nbytes,
+                       struct err *e);
+int update_check_queue_locked(const struct updates *u, struct err *e);
+void update_queue_locked(struct updates *u, struct session *s, struct update_job *job);
+
+/* update_session.c. Those named _locked want the updates' lock. */
+
+struct session *session_new(const struct updates *u, struct err *e);
+void session_ref_locked(struct session *s);
+/* Drops one reference; returns the session if the caller has to session_free it, else NULL. */
+struct session *session_unref_locked(struct session *s);
+void session_free(struct session *s); /* accepts NULL */
+
+/* By id, live or ended; NULL if there is none. Not counted. */
+struct session *session_find_locked(struct updates *u, const char *id);
+static inline bool session_ended(const struct session *s)
+{
+    return s->phase == UPDATE_COMMITTED || s->phase == UPDATE_ABORTED;
+}
+void session_begin_locked(struct updates *u, struct session *s);
+
+/* Ends it. Aborted: `why` is told, a running fill is asked to stop, and the worker gives the
+ * staging back. Returns a session to session_free outside the lock, or NULL. */
+struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
+                                   const struct err *why);
+void session_info_locked(struct updates *u, struct session *s, struct update_info *out);
+void session_renew_locked(struct updates *u, struct session *s);
+
+/* ERR_NOT_FOUND for a new call on an ended session; says how it ended. */
+int session_refuse_ended(const struct session *s, struct err *e);
+/* The answer to a call that was queued when the session was aborted. */
+int session_answer_ended(const struct session *s, struct err *e);
+
+/* Marks the tensors that a chunk will bring. After an error nothing is marked.
+ * Errors: ERR_CONFLICT (already arrived or on the way), ERR_BAD_REQUEST (twice in this chunk). */
+int claims_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                       struct err *e);
+void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job);
+void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job);
+uint32_t claims_missing_locked(struct updates *u, const struct session *s, const char **out,
+                               uint32_t cap);
+
+void chunk_key_make(struct chunk_key *out, const struct update_chunk *c);
+bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
+void session_remember_locked(struct session *s, const struct chunk_key *key);
+const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
+
+/* The manifest's tensors that a part brings; none for ignored. */
+const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n);
+
+/* Tells the owner, and the log when a session began or ended. No lock held. */
+void updates_changed(struct updates *u);
+void updates_log(const struct update_info *info);
+
+/* update_worker.c */
+
+void *update_worker_main(void *arg);
+void *update_watchdog_main(void *arg);
+void job_queue_locked(struct updates *u, struct update_job *job);
+void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
+
+/* update_fill.c */
+
+/* Matches a chunk's plan. Errors: ERR_MISMATCH, ERR_NO_MEMORY. Pure. */
+int layout_make(struct layout *out, const struct manifest *m, const struct plan *plan, bool convert,
+                struct err *e);
+void layout_fini(struct layout *l);
+
+/* Moves a chunk's bytes into the session's staging and verifies them. Worker only, no lock.
+ * Staged: after an error the staging is as it was before. */
+int chunk_fill(struct session *s, struct update_job *job, struct err *e);
+
+/* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
+int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
+                  struct err *e);
+void session_drop_ties(struct session *s, uint32_t n_kept);
+
+#endif

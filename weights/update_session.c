@@ -1,0 +1,469 @@
+/* Sessions: what each brought, what it lacks, how it ended.
+ *
+ * Claims are taken when a chunk is queued, so that two chunks on the way can never bring the same
+ * tensor; a chunk that fails gives them back, and may be sent again. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "weights/update_priv.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *update_phase_name(enum update_phase phase)
+{
+    switch (phase) {
+    case UPDATE_NONE:
+        return "none";
+    case UPDATE_OPEN:
+        return "open";
+    case UPDATE_RECEIVING:
+        return "receiving";
+    case UPDATE_VERIFYING:
+        return "verifying";
+    case UPDATE_COMMITTED:
+        return "committed";
+    case UPDATE_ABORTED:
+        return "aborted";
+    }
+    return "unknown";
+}
+
+struct session *session_new(const struct updates *u, struct err *e)
+{
+    uint32_t n = u->manifest->plan->n_tensors;
+    struct session *s = calloc(1, sizeof *s);
+    char id[ID_LEN + 1];
+
+    if (s != NULL)
+        s->claims = calloc(n, 1);
+    if (s == NULL || s->claims == NULL) {
+        free(s);
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for an update of %u tensors", n);
+        return NULL;
+    }
+    id_make(id);
+    (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
+    s->phase = UPDATE_OPEN;
+    s->lease_end_us = CLOCK_NEVER;
+    s->dispose.kind = JOB_DISPOSE;
+    s->dispose.session = s;
+    return s;
+}
+
+void session_ref_locked(struct session *s)
+{
+    s->refs++;
+}
+
+struct session *session_unref_locked(struct session *s)
+{
+    assert(s->refs > 0);
+    return --s->refs == 0 ? s : NULL;
+}
+
+void session_free(struct session *s)
+{
+    if (s == NULL)
+        return;
+    assert(s->staging == NULL && s->n_ties == 0);
+    free(s->claims);
+    free(s->answers);
+    free(s->ties);
+    free(s);
+}
+
+struct session *session_find_locked(struct updates *u, const char *id)
+{
+    for (struct session *s = u->live; s != NULL; s = s->next)
+        if (strcmp(s->id, id) == 0)
+            return s;
+    for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++)
+        if (u->ended[i] != NULL && strcmp(u->ended[i]->id, id) == 0)
+            return u->ended[i];
+    return NULL;
+}
+
+void session_begin_locked(struct updates *u, struct session *s)
+{
+    session_ref_locked(s);
+    s->next = u->live;
+    u->live = s;
+    if (!s->single)
+        u->open = s;
+    u->stats.n_started++;
+    cnd_signal(&u->tick);
+}
+
+static void unlink_locked(struct updates *u, struct session *s)
+{
+    struct session **at = &u->live;
+
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    s->next = NULL;
+    if (u->open == s)
+        u->open = NULL;
+}
+
+struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
+                                   const struct err *why)
+{
+    struct session *oldest = u->ended[u->ended_at];
+
+    mtx_assert_held(&u->lock);
+    assert(!session_ended(s));
+    if (phase == UPDATE_COMMITTED) {
+        u->stats.n_committed++;
+    } else {
+        s->n_missing = claims_missing_locked(u, s, s->missing, UPDATE_MISSING_MAX);
+        s->error = *why;
+        u->stats.n_aborted++;
+        if (s->running != NULL)
+            atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
+        session_ref_locked(s);
+        job_queue_locked(u, &s->dispose);
+    }
+    s->phase = phase;
+    free(s->claims);
+    s->claims = NULL;
+    unlink_locked(u, s); /* the reference of the list becomes the ring's */
+    u->ended[u->ended_at] = s;
+    u->ended_at = (u->ended_at + 1) % UPDATE_ENDED_KEPT;
+    cnd_signal(&u->tick);
+    return oldest != NULL ? session_unref_locked(oldest) : NULL;
+}
+
+void session_renew_locked(struct updates *u, struct session *s)
+{
+    if (s->single || session_ended(s))
+        return;
+    s->lease_end_us = clock_after_us(s->lease_us);
+    cnd_signal(&u->tick);
+}
+
+int session_refuse_ended(const struct session *s, struct err *e)
+{
+    if (s->phase == UPDATE_COMMITTED)
+        return err_set(e, ERR_NOT_FOUND, "/update_id", "update %s has ended: committed as '%.128s'",
+                       s->id, s->label);
+    return err_set(e, ERR_NOT_FOUND, "/update_id", "update %s has ended: aborted, %s", s->id,
+                   s->error.msg);
+}
+
+int session_answer_ended(const struct session *s, struct err *e)
+{
+    if (s->phase == UPDATE_ABORTED && s->error.code == ERR_DRAINING)
+        return err_set(e, ERR_DRAINING, "", "update %s was aborted: %s", s->id, s->error.msg);
+    if (s->phase == UPDATE_ABORTED)
+        return err_set(e, ERR_CONFLICT, "/update_id", "update %s was aborted: %s", s->id,
+                       s->error.msg);
+    return err_set(e, ERR_CONFLICT, "/update_id", "update %s was committed before this chunk",
+                   s->id);
+}
+
+/* claims */
+
+static int claim_refuse(const struct updates *u, uint32_t index, const struct update_job *job,
+                        uint32_t i, unsigned char claim, struct err *e)
+{
+    const char *sent = job->chunk->plan->tensors[i].name;
+    const char *name = u->manifest->plan->tensors[index].name;
+    char field[48];
+
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    if (claim & CLAIM_MINE)
+        return err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
+                       plan_name_cut(sent), sent, plan_name_cut(name), name);
+    return err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", plan_name_cut(name), name,
+                   claim & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
+}
+
+/* Calls `fn` for each tensor of the manifest that the chunk brings. */
+typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job, uint32_t i,
+                     uint32_t index, struct err *e);
+
+static int claims_each(struct updates *u, struct session *s, const struct update_job *job,
+                       claim_fn *fn, struct err *e)
+{
+    mtx_assert_held(&u->lock);
+    for (uint32_t i = 0; i < job->chunk->plan->n_tensors; i++) {
+        uint32_t n;
+        const uint32_t *targets = match_targets(&job->layout.parts[i].match, &n);
+
+        for (uint32_t k = 0; k < n; k++)
+            if (fn(u, s, job, i, targets[k], e) != 0)
+                return -1;
+    }
+    return 0;
+}
+
+static int claim_mark(struct updates *u, struct session *s, const struct update_job *job,
+                      uint32_t i, uint32_t index, struct err *e)
+{
+    unsigned char claim = s->claims[index];
+
+    if (claim & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
+        return claim_refuse(u, index, job, i, claim, e);
+    s->claims[index] |= CLAIM_MINE;
+    return 0;
+}
+
+static int claim_unmark(struct updates *u, struct session *s, const struct update_job *job,
+                        uint32_t i, uint32_t index, struct err *e)
+{
+    (void)u, (void)job, (void)i, (void)e;
+    s->claims[index] &= (unsigned char)~CLAIM_MINE;
+    return 0;
+}
+
+static int claim_queue(struct updates *u, struct session *s, const struct update_job *job,
+                       uint32_t i, uint32_t index, struct err *e)
+{
+    (void)job, (void)i, (void)e;
+    s->claims[index] = (unsigned char)((s->claims[index] & ~CLAIM_MINE) | CLAIM_QUEUED);
+    s->n_claimed++;
+    s->nbytes_claimed += u->manifest->plan->tensors[index].nbytes;
+    return 0;
+}
+
+static int claim_arrive(struct updates *u, struct session *s, const struct update_job *job,
+                        uint32_t i, uint32_t index, struct err *e)
+{
+    (void)u, (void)job, (void)i, (void)e;
+    s->claims[index] = CLAIM_ARRIVED;
+    s->n_arrived++;
+    return 0;
+}
+
+static int claim_release(struct updates *u, struct session *s, const struct update_job *job,
+                         uint32_t i, uint32_t index, struct err *e)
+{
+    (void)job, (void)i, (void)e;
+    s->claims[index] &= (unsigned char)~CLAIM_QUEUED;
+    s->n_claimed--;
+    s->nbytes_claimed -= u->manifest->plan->tensors[index].nbytes;
+    return 0;
+}
+
+int claims_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                       struct err *e)
+{
+    struct err none = {0};
+    int rc = claims_each(u, s, job, claim_mark, e);
+
+    if (rc != 0) {
+        (void)claims_each(u, s, job, claim_unmark, &none);
+        return -1;
+    }
+    (void)claims_each(u, s, job, claim_queue, &none);
+    s->nbytes_accepted += job->chunk->plan->nbytes;
+    return 0;
+}
+
+void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job)
+{
+    struct err none = {0};
+
+    (void)claims_each(u, s, job, claim_arrive, &none);
+    for (uint32_t i = 0; i < job->chunk->plan->n_tensors; i++)
+        if (job->layout.parts[i].how == PART_TIED)
+            s->claims[job->layout.parts[i].match.alias->targets[0]] |= CLAIM_TIED;
+    s->nbytes_done += job->chunk->plan->nbytes;
+}
+
+void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job)
+{
+    struct err none = {0};
+
+    (void)claims_each(u, s, job, claim_release, &none);
+    s->nbytes_accepted -= job->chunk->plan->nbytes;
+}
+
+uint32_t claims_missing_locked(struct updates *u, const struct session *s, const char **out,
+                               uint32_t cap)
+{
+    const struct plan *plan = u->manifest->plan;
+    uint32_t n = 0;
+
+    mtx_assert_held(&u->lock);
+    if (s->partial)
+        return 0;
+    if (s->claims == NULL) {
+        memcpy(out, s->missing,
+               (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
+        return s->n_missing;
+    }
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        if (s->claims[i] & (CLAIM_ARRIVED | CLAIM_TIED))
+            continue;
+        if (n < cap)
+            out[n] = plan->tensors[i].name;
+        n++;
+    }
+    return n;
+}
+
+/* repeated chunks */
+
+void chunk_key_make(struct chunk_key *out, const struct update_chunk *c)
+{
+    memset(out, 0, sizeof *out);
+    (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
+    (void)snprintf(out->digest, sizeof out->digest, "%s", c->plan->digest);
+    for (uint32_t i = 0; c->checksums != NULL && i < c->plan->n_tensors; i++) {
+        if (c->has_checksum != NULL && !c->has_checksum[i])
+            continue;
+        /* Position-weighted, as the checksum itself: a swap shows. */
+        out->sums.a += c->checksums[i].a * (i + 1) + c->checksums[i].b;
+        out->sums.b += c->checksums[i].b * (i + 1) + i + 1;
+    }
+}
+
+bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b)
+{
+    return a->id[0] != '\0' && strcmp(a->id, b->id) == 0 && strcmp(a->digest, b->digest) == 0 &&
+           checksum_equal(a->sums, b->sums);
+}
+
+/* Forgetting one (no memory, or the oldest of too many) only means that a repeated chunk is told
+ * that its tensors have arrived already. */
+void session_remember_locked(struct session *s, const struct chunk_key *key)
+{
+    if (key->id[0] == '\0')
+        return;
+    if (s->n_answers == s->answers_cap && s->answers_cap < UPDATE_CHUNKS_KEPT) {
+        uint32_t cap = s->answers_cap == 0 ? 16 : s->answers_cap * 2;
+        struct chunk_key *grown = realloc(s->answers, cap * sizeof *grown);
+
+        if (grown == NULL)
+            return;
+        s->answers = grown;
+        s->answers_cap = cap;
+        s->answers_at = s->n_answers;
+    }
+    s->answers[s->answers_at] = *key;
+    s->answers_at = (s->answers_at + 1) % s->answers_cap;
+    if (s->n_answers < s->answers_cap)
+        s->n_answers++;
+}
+
+const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id)
+{
+    for (uint32_t i = 0; i < s->n_answers; i++)
+        if (chunk_id[0] != '\0' && strcmp(s->answers[i].id, chunk_id) == 0)
+            return &s->answers[i];
+    return NULL;
+}
+
+/* what is told of a session */
+
+static uint64_t lease_left(const struct updates *u, const struct session *s)
+{
+    uint64_t now = clock_now_us();
+    uint64_t end = s->lease_end_us;
+
+    if (session_ended(s))
+        return 0;
+    if (s->single) /* no lease: its chunk's deadline bounds it */
+        end = s->running != NULL && s->running->kind == JOB_CHUNK
+                  ? s->running->progress.deadline_us
+                  : clock_after_us(u->cfg.receive_timeout_us);
+    else if (s->n_jobs > 0) /* renewed when they end */
+        return s->lease_us;
+    return end > now ? end - now : 0;
+}
+
+static void info_running(const struct session *s, struct update_info *out)
+{
+    const struct update_job *job = s->running;
+    uint64_t spent = clock_now_us() - job->began_us;
+    const struct plan *plan;
+    uint64_t i, n_done;
+
+    if (job->kind == JOB_FINISH || s->phase == UPDATE_VERIFYING) {
+        out->verify_us += s->phase == UPDATE_VERIFYING ? spent : 0;
+        return;
+    }
+    if (job->kind != JOB_CHUNK || s->phase != UPDATE_RECEIVING)
+        return;
+    plan = job->chunk->plan;
+    out->receive_us += spent;
+    out->nbytes_done += atomic_load_explicit(&job->progress.nbytes_done, memory_order_relaxed);
+    i = atomic_load_explicit(&job->progress.tensor, memory_order_relaxed);
+    if (i >= plan->n_tensors)
+        i = plan->n_tensors - 1;
+    (void)snprintf(out->tensor, sizeof out->tensor, "%s", plan->tensors[i].name);
+    n_done = out->n_tensors_done + i;
+    out->n_tensors_done = (uint32_t)(n_done < out->n_tensors_total ? n_done : out->n_tensors_total);
+}
+
+/* As sent, of the chunks so far, and what a whole update still lacks beside them. */
+static uint64_t nbytes_total(const struct updates *u, const struct session *s)
+{
+    if (s->phase == UPDATE_COMMITTED)
+        return s->nbytes_done;
+    if (s->partial)
+        return s->nbytes_accepted;
+    return s->nbytes_accepted + (u->manifest->plan->nbytes - s->nbytes_claimed);
+}
+
+void session_info_locked(struct updates *u, struct session *s, struct update_info *out)
+{
+    mtx_assert_held(&u->lock);
+    memset(out, 0, sizeof *out);
+    memcpy(out->id, s->id, sizeof out->id);
+    out->phase = s->phase;
+    out->in_place = s->in_place;
+    out->partial = s->partial;
+    out->implicit = s->implicit;
+    memcpy(out->label, s->label, sizeof out->label);
+    out->serial = s->serial;
+    if (!s->in_place)
+        out->nbytes_staging = s->partial ? s->nbytes_claimed : u->manifest->plan->nbytes;
+    out->nbytes_done = s->nbytes_done;
+    out->nbytes_total = nbytes_total(u, s);
+    out->n_tensors_total = s->partial ? s->n_claimed : u->manifest->plan->n_tensors;
+    out->n_tensors_done = s->n_arrived;
+    out->lease_left_us = lease_left(u, s);
+    out->n_missing = claims_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
+    out->receive_us = s->receive_us;
+    out->verify_us = s->verify_us;
+    out->commit_us = s->commit_us;
+    out->error = s->error;
+    if (s->running != NULL && !session_ended(s))
+        info_running(s, out);
+}
+
+void updates_changed(struct updates *u)
+{
+    mtx_assert_none();
+    if (u->cfg.on_change != NULL)
+        u->cfg.on_change(u->cfg.arg);
+}
+
+void updates_log(const struct update_info *info)
+{
+    struct log_rec r;
+
+    if (info->phase == UPDATE_COMMITTED)
+        log_begin(&r, LOG_INFO, "update.committed");
+    else if (info->phase == UPDATE_ABORTED)
+        log_begin(&r, LOG_WARN, "update.aborted");
+    else
+        log_begin(&r, LOG_INFO, "update.started");
+    log_str(&r, "update_id", info->id);
+    log_str(&r, "mode", info->in_place ? "in_place" : "staged");
+    log_str(&r, "weight_version", info->label);
+    log_u64(&r, "serial", info->serial);
+    log_u64(&r, "nbytes", info->nbytes_done);
+    log_u64(&r, "n_tensors", info->n_tensors_done);
+    log_ms(&r, "receive_ms", info->receive_us);
+    log_ms(&r, "verify_ms", info->verify_us);
+    log_ms(&r, "commit_ms", info->commit_us);
+    if (info->phase == UPDATE_ABORTED)
+        log_err(&r, &info->error);
+    log_end(&r);
+}

@@ -1,0 +1,252 @@
+/* Chunks on their way in: matched against the manifest, claimed, queued; repeated ones recognised.
+ *
+ * What depends only on the chunk and the manifest is done before the lock is taken: a plan may have
+ * a hundred thousand names. */
+#include "weights/update_priv.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void update_chunk_free(struct update_chunk *c)
+{
+    if (c == NULL)
+        return;
+    source_close(c->source);
+    plan_unref(c->plan);
+    free(c->checksums);
+    free(c->has_checksum);
+    free(c);
+}
+
+static int refuse_underway(const char *chunk_id, struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "/chunk_id",
+                   "chunk '%s' is still being received; ask again when it has ended", chunk_id);
+}
+
+/* The job of the same session and chunk id that is queued or running, if there is one. */
+static const struct update_job *underway_locked(const struct updates *u, const struct session *s,
+                                                const char *chunk_id)
+{
+    if (chunk_id[0] == '\0')
+        return NULL;
+    if (s->running != NULL && s->running->kind == JOB_CHUNK &&
+        strcmp(s->running->key.id, chunk_id) == 0)
+        return s->running;
+    for (const struct update_job *j = u->queue; j != NULL; j = j->next)
+        if (j->session == s && j->kind == JOB_CHUNK && strcmp(j->key.id, chunk_id) == 0)
+            return j;
+    return NULL;
+}
+
+/* A repeated chunk becomes a job that only answers. */
+static int recognise_locked(struct updates *u, struct session *s, struct update_job *job,
+                            struct err *e)
+{
+    const struct update_job *other = underway_locked(u, s, job->key.id);
+    const struct chunk_key *known = other != NULL ? &other->key
+                                                  : session_recall_locked(s, job->key.id);
+
+    if (known != NULL && !chunk_key_equal(known, &job->key))
+        return err_set(e, ERR_CONFLICT, "/chunk_id",
+                       "chunk '%s' came before with another plan or other checksums", job->key.id);
+    if (other != NULL)
+        return refuse_underway(job->key.id, e);
+    if (known != NULL)
+        job->kind = JOB_ANSWER;
+    return 0;
+}
+
+static int submit_to_session_locked(struct updates *u, const char *id, struct update_job *job,
+                                    struct err *e)
+{
+    struct session *s = session_find_locked(u, id);
+
+    if (s == NULL)
+        return update_not_found(id, e);
+    if (s->phase == UPDATE_ABORTED)
+        return session_refuse_ended(s, e);
+    if (s->single)
+        return err_set(e, ERR_CONFLICT, "/update_id",
+                       "update %s is whole by itself: it takes no "
+                       "more tensors",
+                       s->id);
+    if (recognise_locked(u, s, job, e) != 0)
+        return -1;
+    if (job->kind == JOB_CHUNK) {
+        if (session_ended(s))
+            return session_refuse_ended(s, e);
+        if (s->finishing)
+            return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
+        if (claims_take_locked(u, s, job, e) != 0)
+            return -1;
+    }
+    update_queue_locked(u, s, job);
+    return 0;
+}
+
+/* The answer that a whole update got, if this is the same again. Only one that names its version
+ * can be told from the next step's update of the same tensors. */
+static struct session *same_single_locked(struct updates *u, const struct update_job *job)
+{
+    const char *label = job->chunk->label;
+
+    if (label[0] == '\0')
+        return NULL;
+    for (struct session *s = u->live; s != NULL; s = s->next)
+        if (s->single && chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
+            return s;
+    for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++) {
+        struct session *s = u->ended[i];
+
+        if (s != NULL && s->single && s->phase == UPDATE_COMMITTED &&
+            chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
+            return s;
+    }
+    return NULL;
+}
+
+static int check_covers_locked(struct updates *u, const struct session *s,
+                               const struct update_job *job, struct err *e)
+{
+    const struct plan *plan = u->manifest->plan;
+    uint32_t n_missing = 0, first = 0;
+
+    if (s->partial)
+        return 0;
+    for (uint32_t i = 0; i < job->chunk->plan->n_tensors; i++)
+        if (job->layout.parts[i].how == PART_TIED)
+            s->claims[job->layout.parts[i].match.alias->targets[0]] |= CLAIM_TIED;
+    for (uint32_t i = plan->n_tensors; i > 0; i--) {
+        if (s->claims[i - 1] != 0)
+            continue;
+        first = i - 1;
+        n_missing++;
+    }
+    if (n_missing == 0)
+        return 0;
+    return err_set(e, ERR_INCOMPLETE, "/names", "%u of %u tensors are missing, '%.*s' first",
+                   n_missing, plan->n_tensors, plan_name_cut(plan->tensors[first].name),
+                   plan->tensors[first].name);
+}
+
+static int submit_single_locked(struct updates *u, struct session *fresh, struct update_job *job,
+                                const struct err *no_room, struct err *e)
+{
+    struct session *same = same_single_locked(u, job);
+
+    if (same != NULL && !session_ended(same))
+        return refuse_underway(job->key.id, e);
+    if (same != NULL) {
+        job->kind = JOB_ANSWER;
+        update_queue_locked(u, same, job);
+        return 0;
+    }
+    if (u->open != NULL)
+        return update_refuse_open(u, u->open, e);
+    if (claims_take_locked(u, fresh, job, e) != 0 || check_covers_locked(u, fresh, job, e) != 0)
+        return -1;
+    if (no_room->code != ERR_NONE) {
+        *e = *no_room;
+        return -1;
+    }
+    session_begin_locked(u, fresh);
+    update_queue_locked(u, fresh, job);
+    return 0;
+}
+
+static struct session *session_of_chunk(struct updates *u, const struct update_job *job,
+                                        struct err *e)
+{
+    struct session *s = session_new(u, e);
+
+    if (s == NULL)
+        return NULL;
+    s->single = true;
+    s->partial = job->chunk->partial;
+    s->convert = job->chunk->convert;
+    s->key = job->key;
+    memcpy(s->label, job->chunk->label, sizeof s->label);
+    return s;
+}
+
+static int submit_single(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct store_info base;
+    struct err no_room = {0};
+    struct session *s;
+    int rc;
+
+    store_info(u->cfg.store, &base);
+    if (update_check_base(&base, job->chunk->partial, e) != 0)
+        return -1;
+    if (job->layout.keeps)
+        update_check_room(u, &base, job->layout.nbytes_kept, &no_room);
+    s = session_of_chunk(u, job, e);
+    if (s == NULL)
+        return -1;
+    mtx_lock(&u->lock);
+    rc = update_check_queue_locked(u, e);
+    if (rc == 0)
+        rc = submit_single_locked(u, s, job, &no_room, e);
+    if (rc == 0 && job->session == s)
+        s = NULL; /* not ours any more */
+    mtx_unlock(&u->lock);
+    session_free(s);
+    return rc;
+}
+
+static int submit_to_session(struct updates *u, struct update_job *job, struct err *e)
+{
+    int rc;
+
+    mtx_lock(&u->lock);
+    rc = update_check_queue_locked(u, e);
+    if (rc == 0)
+        rc = submit_to_session_locked(u, job->chunk->update_id, job, e);
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+/* Does the update that this chunk belongs to convert? */
+static bool converts(struct updates *u, const struct update_chunk *c)
+{
+    const struct session *s;
+    bool yes = c->convert;
+
+    if (c->update_id[0] == '\0')
+        return yes;
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, c->update_id);
+    if (s != NULL)
+        yes = yes || s->convert;
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
+{
+    struct update_job *job = calloc(1, sizeof *job);
+    int rc;
+
+    assert(c->plan != NULL && c->source != NULL && c->done != NULL);
+    if (job == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+    job->kind = JOB_CHUNK;
+    job->chunk = c;
+    job->done = c->done;
+    job->done_arg = c->done_arg;
+    chunk_key_make(&job->key, c);
+    rc = layout_make(&job->layout, u->manifest, c->plan, converts(u, c), e);
+    if (rc == 0)
+        rc = c->update_id[0] == '\0' ? submit_single(u, job, e) : submit_to_session(u, job, e);
+    if (rc != 0) {
+        job->chunk = NULL; /* still the caller's */
+        job_free(job);
+        return -1;
+    }
+    updates_changed(u);
+    return 0;
+}

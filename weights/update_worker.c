@@ -1,0 +1,361 @@
+/* The one thread on which bytes move, are verified and committed; and the watchdog of leases.
+ *
+ * Whoever ends a session only decides it and asks a running fill to stop; the staging belongs to
+ * the worker, which gives it back when it comes to the session's dispose job. So a caller never
+ * waits for a copy, and nobody frees memory that a copy still writes to. */
+#include "base/clock.h"
+#include "weights/update_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+void job_queue_locked(struct updates *u, struct update_job *job)
+{
+    mtx_assert_held(&u->lock);
+    job->next = NULL;
+    *u->queue_tail = job;
+    u->queue_tail = &job->next;
+    u->n_queued++;
+    job->session->n_jobs++;
+    cnd_signal(&u->work);
+}
+
+static struct update_job *job_take_locked(struct updates *u)
+{
+    struct update_job *job = u->queue;
+
+    u->queue = job->next;
+    if (u->queue == NULL)
+        u->queue_tail = &u->queue;
+    u->n_queued--;
+    return job;
+}
+
+void job_free(struct update_job *job)
+{
+    if (job == NULL)
+        return;
+    update_chunk_free(job->chunk);
+    layout_fini(&job->layout);
+    free(job->sums);
+    free(job);
+}
+
+/* The last step of every job that someone waits for. The source is closed first: a body's source
+ * reads from the exchange that `done` answers. */
+static void job_answer(struct updates *u, struct update_job *job, const struct err *e)
+{
+    update_done_fn *done = job->done;
+    void *done_arg = job->done_arg;
+    struct session *s = job->session, *to_free;
+    struct update_info info;
+
+    job_free(job);
+    mtx_lock(&u->lock);
+    s->n_jobs--;
+    session_renew_locked(u, s);
+    session_info_locked(u, s, &info);
+    to_free = session_unref_locked(s);
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    updates_changed(u);
+    done(done_arg, &info, e);
+}
+
+/* A failure on the worker: it ends the session, unless that has ended already; then its end is
+ * what is told. */
+static void end_failed(struct updates *u, struct session *s, struct err *e)
+{
+    struct session *to_free = NULL;
+    struct update_info info;
+    bool ended;
+
+    mtx_lock(&u->lock);
+    s->running = NULL;
+    ended = session_ended(s);
+    if (ended) {
+        err_clear(e);
+        (void)session_answer_ended(s, e);
+    } else {
+        to_free = session_end_locked(u, s, UPDATE_ABORTED, e);
+        session_info_locked(u, s, &info);
+    }
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (!ended)
+        updates_log(&info);
+}
+
+/* A phase begins, unless the session ended while the job was queued. */
+static int enter(struct updates *u, struct update_job *job, enum update_phase phase, struct err *e)
+{
+    struct session *s = job->session;
+    int rc = 0;
+
+    mtx_lock(&u->lock);
+    if (u->stopping && !session_ended(s))
+        rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
+    else if (session_ended(s))
+        rc = session_answer_ended(s, e);
+    if (rc == 0) {
+        s->phase = phase;
+        s->running = job;
+        job->began_us = clock_now_us();
+        job->progress.deadline_us = clock_after_us(u->cfg.receive_timeout_us);
+    }
+    mtx_unlock(&u->lock);
+    if (rc == 0)
+        updates_changed(u);
+    return rc;
+}
+
+static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
+                          struct err *e)
+{
+    struct staging_cfg cfg = {.in_place = s->wants_in_place, .partial = s->partial};
+
+    if (s->staging != NULL)
+        return 0;
+    if (store_stage_until(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
+                          &s->staging, e) != 0)
+        return -1;
+    mtx_lock(&u->lock);
+    s->in_place = staging_in_place(s->staging); /* it falls back when nothing is served yet */
+    mtx_unlock(&u->lock);
+    return 0;
+}
+
+/* The served bytes changed half-way: nothing that the trainer sends again could mend this one. */
+static bool must_end(const struct session *s)
+{
+    return s->single || (s->staging != NULL && staging_dirty(s->staging));
+}
+
+/* Puts the result of a fill on the books. An abort that came meanwhile wins over any result. */
+static void settle_chunk(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session;
+    uint64_t spent;
+    bool fatal = false;
+
+    mtx_lock(&u->lock);
+    s->running = NULL;
+    spent = clock_now_us() - job->began_us;
+    s->receive_us += spent;
+    u->stats.receive_us += spent;
+    if (session_ended(s)) {
+        err_clear(e);
+        (void)session_answer_ended(s, e);
+    } else if (e->code != ERR_NONE) {
+        fatal = must_end(s);
+        if (!fatal)
+            claims_release_locked(u, s, job);
+    } else {
+        claims_arrive_locked(u, s, job);
+        session_remember_locked(s, &job->key);
+        u->stats.nbytes_received += job->chunk->plan->nbytes;
+        if (job->chunk->label[0] != '\0')
+            memcpy(s->label, job->chunk->label, sizeof s->label);
+    }
+    mtx_unlock(&u->lock);
+    if (fatal)
+        end_failed(u, s, e);
+}
+
+static void settle_commit_locked(struct session *s, const struct store_stats *stats)
+{
+    s->serial = stats->serial;
+    memcpy(s->label, stats->label, sizeof s->label);
+    s->n_arrived = stats->n_updated; /* tied names may have brought some */
+    s->n_claimed = s->n_arrived;
+}
+
+/* From here on an abort comes too late: it is told so instead of being ignored. */
+static int pass_point_of_no_return(struct updates *u, struct update_job *job, char *label,
+                                   struct err *e)
+{
+    struct session *s = job->session;
+    uint64_t spent = clock_now_us() - job->began_us;
+    int rc = 0;
+
+    mtx_lock(&u->lock);
+    s->verify_us += spent;
+    u->stats.verify_us += spent;
+    if (session_ended(s)) {
+        rc = session_answer_ended(s, e);
+    } else {
+        s->committing = true;
+        job->began_us = clock_now_us();
+        memcpy(label, s->label, sizeof s->label);
+    }
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+static int commit(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session, *to_free = NULL;
+    char label[VERSION_LABEL_MAX + 1];
+    struct store_stats stats;
+    struct update_info info;
+    uint64_t spent;
+    int rc;
+
+    if (pass_point_of_no_return(u, job, label, e) != 0)
+        return -1;
+    rc = store_commit(u->cfg.store, s->staging, label, &stats, e);
+    mtx_lock(&u->lock);
+    spent = clock_now_us() - job->began_us;
+    s->commit_us += spent;
+    u->stats.commit_us += spent;
+    s->committing = false;
+    s->running = NULL;
+    if (rc == 0) {
+        s->staging = NULL;
+        settle_commit_locked(s, &stats);
+        to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
+        session_info_locked(u, s, &info);
+    }
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (rc == 0)
+        updates_log(&info);
+    return rc;
+}
+
+/* Proves and commits; whatever fails aborts the update, and the old version serves on. */
+static void finish(struct updates *u, struct update_job *job, struct err *e)
+{
+    if (enter(u, job, UPDATE_VERIFYING, e) != 0)
+        return;
+    if (session_prove(job->session, job, u->manifest, e) != 0 || commit(u, job, e) != 0)
+        end_failed(u, job->session, e);
+}
+
+/* Is it time for a session that commits by itself? Tied names do not count: their target may
+ * still be on its way. */
+static bool covered(struct updates *u, struct session *s)
+{
+    bool yes;
+
+    mtx_lock(&u->lock);
+    yes = !session_ended(s) && s->implicit && !s->partial &&
+          s->n_arrived == u->manifest->plan->n_tensors;
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+static void run_chunk(struct updates *u, struct update_job *job)
+{
+    struct session *s = job->session;
+    struct err e = {0};
+
+    if (enter(u, job, UPDATE_RECEIVING, &e) == 0) {
+        if (ensure_staging(u, s, &job->progress, &e) == 0)
+            (void)chunk_fill(s, job, &e);
+        settle_chunk(u, job, &e);
+        if (e.code == ERR_NONE && (s->single || covered(u, s)))
+            finish(u, job, &e);
+    }
+    job_answer(u, job, &e);
+}
+
+static void run_finish(struct updates *u, struct update_job *job)
+{
+    struct err e = {0};
+
+    finish(u, job, &e);
+    mtx_lock(&u->lock);
+    job->session->finishing = false;
+    mtx_unlock(&u->lock);
+    job_answer(u, job, &e);
+}
+
+static void run_answer(struct updates *u, struct update_job *job)
+{
+    struct err e = {0};
+
+    job_answer(u, job, &e);
+}
+
+/* Gives back what an aborted session held. */
+static void run_dispose(struct updates *u, struct update_job *job)
+{
+    struct session *s = job->session, *to_free;
+
+    session_drop_ties(s, 0);
+    store_abort(u->cfg.store, s->staging);
+    s->staging = NULL;
+    mtx_lock(&u->lock);
+    s->n_jobs--;
+    to_free = session_unref_locked(s);
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    updates_changed(u);
+}
+
+void *update_worker_main(void *arg)
+{
+    static void (*const run[])(struct updates *, struct update_job *) = {
+        [JOB_CHUNK] = run_chunk,
+        [JOB_FINISH] = run_finish,
+        [JOB_ANSWER] = run_answer,
+        [JOB_DISPOSE] = run_dispose,
+    };
+    struct updates *u = arg;
+    struct update_job *job;
+
+    for (;;) {
+        mtx_lock(&u->lock);
+        while (u->queue == NULL && !u->stopping)
+            (void)cnd_wait(&u->work, &u->lock, CLOCK_NEVER);
+        job = u->queue != NULL ? job_take_locked(u) : NULL;
+        mtx_unlock(&u->lock);
+        if (job == NULL)
+            return NULL;
+        run[job->kind](u, job);
+        mtx_assert_none();
+    }
+}
+
+/* Ends the open session if its lease has passed and none of its work is under way. */
+static bool lease_ended_locked(struct updates *u, struct update_info *info,
+                               struct session **to_free)
+{
+    struct session *s = u->open;
+    struct err why = {0};
+
+    if (s == NULL || s->n_jobs > 0 || !clock_passed(s->lease_end_us))
+        return false;
+    (void)err_set(&why, ERR_TIMEOUT, "", "the lease of %llu s ended without any use or renewal",
+                  (unsigned long long)(s->lease_us / 1000000));
+    *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
+    session_info_locked(u, s, info);
+    return true;
+}
+
+void *update_watchdog_main(void *arg)
+{
+    struct updates *u = arg;
+
+    mtx_lock(&u->lock);
+    while (!u->stopping) {
+        struct session *to_free = NULL;
+        struct update_info info;
+
+        if (lease_ended_locked(u, &info, &to_free)) {
+            mtx_unlock(&u->lock);
+            session_free(to_free);
+            updates_log(&info);
+            updates_changed(u);
+            mtx_lock(&u->lock);
+            continue;
+        }
+        (void)cnd_wait(&u->tick, &u->lock,
+                       u->open != NULL && u->open->n_jobs == 0 ? u->open->lease_end_us
+                                                               : CLOCK_NEVER);
+    }
+    mtx_unlock(&u->lock);
+    return NULL;
+}
