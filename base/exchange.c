@@ -387,7 +387,15 @@ struct read_limits {
     void *stop_arg;
 };
 
-enum read_end { READ_DONE, READ_GONE, READ_ENDED, READ_SURPLUS, READ_STALLED, READ_LATE, READ_STOPPED };
+enum read_end {
+    READ_DONE,
+    READ_GONE,
+    READ_ENDED,
+    READ_SURPLUS,
+    READ_STALLED,
+    READ_LATE,
+    READ_STOPPED
+};
 
 /* Has the read come to its end? Sets *how. */
 static bool read_over_locked(const struct exchange_private *p, const struct exchange_reader *r,
@@ -480,8 +488,8 @@ static int read_result(const struct exchange_reader *r, enum read_end how,
         return err_set(e, ERR_TIMEOUT, "", "no byte of the body came for %llu ms, %llu are missing",
                        (unsigned long long)(lim->stall_us / 1000), left);
     case READ_LATE:
-        return err_set(e, ERR_TIMEOUT, "", "the deadline passed with %llu bytes of the body missing",
-                       left);
+        return err_set(e, ERR_TIMEOUT, "",
+                       "the deadline passed with %llu bytes of the body missing", left);
     case READ_STOPPED:
         break;
     }
@@ -489,8 +497,7 @@ static int read_result(const struct exchange_reader *r, enum read_end how,
 }
 
 int exchange_body_read(struct exchange *x, void *dst, uint64_t nbytes, uint64_t stall_us,
-                       uint64_t deadline_us, bool (*stop)(void *arg), void *stop_arg,
-                       struct err *e)
+                       uint64_t deadline_us, bool (*stop)(void *arg), void *stop_arg, struct err *e)
 {
     struct exchange_reader r = {.dst = dst, .left = nbytes};
     struct read_limits lim = {stall_us, deadline_us, stop, stop_arg};

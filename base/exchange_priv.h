@@ -32,7 +32,7 @@ struct exchange_reader {
 };
 
 struct exchange_private {
-    struct mtx lock; /* rank MTX_EXCHANGE; guards down to the blank line */
+    struct mtx lock;              /* rank MTX_EXCHANGE; guards down to the blank line */
     struct exchange_front *front; /* borrowed; NULL once detached */
     enum exchange_answer answer;
     bool gone;
@@ -52,7 +52,8 @@ struct exchange_private {
     uint64_t body_taken;    /* bytes handed to readers */
     struct exchange_reply reply;
 
-    void *strings; /* owned: the block that path, query and headers lie in; front, before dispatch */
+    void
+        *strings; /* owned: the block that path, query and headers lie in; front, before dispatch */
     atomic_uint n_refs;
 };
 
@@ -74,7 +75,8 @@ enum exchange_answer exchange_answered(struct exchange *x);
 /* exchange_refuse - the front answers for itself, before it dispatched. @r moved in. */
 void exchange_refuse(struct exchange *x, const struct exchange_reply *r);
 
-/* exchange_reply_take - move the reply out; the caller releases its data. Asserts that it is there. */
+/* exchange_reply_take - move the reply out; the caller releases its data. Asserts that it is there.
+ */
 void exchange_reply_take(struct exchange *x, struct exchange_reply *out);
 
 /* What a stream has to send. */

@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 enum {
-    LOOP_EVENTS_MAX = 256,      /* events fetched in one turn */
-    LOOP_ITEMS_MAX = 4096,      /* items run in one turn, so that a flood cannot starve the rest */
+    LOOP_EVENTS_MAX = 256, /* events fetched in one turn */
+    LOOP_ITEMS_MAX = 4096, /* items run in one turn, so that a flood cannot starve the rest */
     LOOP_WAIT_MS_MAX = 60 * 1000,
     LOOP_NAME_MAX = 16
 };
@@ -100,7 +100,8 @@ err_free:
     return -1;
 }
 
-/* Removes the first queued item, or returns NULL. One at a time, so that loop_unpost stays exact. */
+/* Removes the first queued item, or returns NULL. One at a time, so that loop_unpost stays exact.
+ */
 static struct loop_item *take_item(struct loop *l)
 {
     struct loop_item *item;

@@ -58,7 +58,7 @@ int loop_start(struct loop *l, struct err *e);
 void loop_stop(struct loop *l);
 void loop_free(struct loop *l); /* stops first; accepts NULL */
 
-bool loop_started(const struct loop *l); /* owner's thread: is there a thread to post to? */
+bool loop_started(const struct loop *l);    /* owner's thread: is there a thread to post to? */
 bool loop_is_current(const struct loop *l); /* is this the loop's thread? */
 
 /* loop_watch - call w->ready when `events` (EPOLL* bits) happen on w->fd.
@@ -78,7 +78,8 @@ void loop_post(struct loop *l, struct loop_item *item);
  * that it will not run. */
 void loop_unpost(struct loop *l, struct loop_item *item);
 
-/* loop_timer_set - (re)arm. loop_timer_cancel - disarm. Threads: the loop's, or any before start. */
+/* loop_timer_set - (re)arm. loop_timer_cancel - disarm. Threads: the loop's, or any before start.
+ */
 void loop_timer_set(struct loop *l, struct loop_timer *t, uint64_t due_us);
 void loop_timer_cancel(struct loop *l, struct loop_timer *t);
 

@@ -145,6 +145,29 @@ int body_required(const json_t *o, const char *at, const char *member, struct er
                    v == NULL ? "missing" : "null");
 }
 
+/* A C string would end at the NUL and name something else. */
+static int refuse_nul(const char *at, const char *member, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    (void)snprintf(field, sizeof field, "%s/%s", at, member);
+    return err_set(e, ERR_BAD_REQUEST, field, "'%s' has a NUL character in it", member);
+}
+
+int body_text(const char **out, size_t *len, const json_t *o, const char *at, const char *member,
+              struct err *e)
+{
+    const json_t *v = find(o, member);
+
+    if (v == NULL)
+        return 0;
+    if (!json_is_string(v))
+        return refuse_type(at, member, v, "a string", e);
+    *out = json_string_value(v);
+    *len = json_string_length(v);
+    return 0;
+}
+
 int body_str(const char **out, const json_t *o, const char *at, const char *member, struct err *e)
 {
     const json_t *v = find(o, member);
@@ -153,6 +176,8 @@ int body_str(const char **out, const json_t *o, const char *at, const char *memb
         return 0;
     if (!json_is_string(v))
         return refuse_type(at, member, v, "a string", e);
+    if (strlen(json_string_value(v)) != json_string_length(v))
+        return refuse_nul(at, member, e);
     *out = json_string_value(v);
     return 0;
 }

@@ -39,6 +39,9 @@ int body_query_only(const struct exchange *x, const struct route *route, struct 
 
 /* `at` is the pointer of the object that holds the member: "" or "/sampling_params". */
 int body_str(const char **out, const json_t *o, const char *at, const char *member, struct err *e);
+/* body_text - a string that may hold NULs (a prompt). body_str refuses those. */
+int body_text(const char **out, size_t *len, const json_t *o, const char *at, const char *member,
+              struct err *e);
 int body_bool(bool *out, const json_t *o, const char *at, const char *member, struct err *e);
 int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member, uint64_t min,
              uint64_t max, struct err *e);

@@ -92,7 +92,9 @@ static int refuse(const char *text, size_t len, const json_error_t *why, struct 
                    at, line, column);
 }
 
-static int load(json_t **out, const char *text, size_t len, struct err *e)
+/* Text of a dialect's prompt may hold NULs, as other servers take them; on strict routes, where
+ * strings are names, none is allowed. */
+static int load(json_t **out, const char *text, size_t len, bool strict, struct err *e)
 {
     json_error_t why = {0};
     json_t *root;
@@ -100,7 +102,8 @@ static int load(json_t **out, const char *text, size_t len, struct err *e)
 
     memory.parsing = true;
     memory.starved = false;
-    root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
+    root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL),
+                      &why);
     memory.parsing = false;
     starved = memory.starved || (root == NULL && looks_starved(&why));
     if (starved) {
@@ -136,7 +139,8 @@ int body_parse(json_t **out, const struct exchange *x, const struct route *route
         return -1;
     if (x->body_len == 0)
         return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, a JSON object is wanted");
-    if (check_depth(x->body, x->body_len, e) != 0 || load(&root, x->body, x->body_len, e) != 0)
+    if (check_depth(x->body, x->body_len, e) != 0 ||
+        load(&root, x->body, x->body_len, route->strict, e) != 0)
         return -1;
     if (check_object(root, route, e) != 0) {
         json_decref(root);

@@ -152,6 +152,8 @@ static int add_stop(struct gen_params *g, const json_t *v, const char *field, st
     if (len == 0 || len > GEN_STOP_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "a stop string has %zu bytes; allowed are 1 to %d", len, GEN_STOP_LEN_MAX);
+    if (strlen(json_string_value(v)) != len)
+        return err_set(e, ERR_BAD_REQUEST, field, "a stop string has a NUL character in it");
     g->stops[g->n_stops] = strdup(json_string_value(v));
     if (g->stops[g->n_stops] == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a stop string");

@@ -31,11 +31,10 @@ static int tokenize_parse(struct tokenize_req *req, const json_t *body, struct e
     req->add_special = true;
     if (body_str(&req->model, body, "", "model", e) != 0 ||
         body_required(body, "", "prompt", e) != 0 ||
-        body_str(&req->prompt, body, "", "prompt", e) != 0 ||
+        body_text(&req->prompt, &req->len, body, "", "prompt", e) != 0 ||
         body_bool(&req->add_special, body, "", "add_special_tokens", e) != 0 ||
         body_bool(&req->return_strings, body, "", "return_token_strs", e) != 0)
         return -1;
-    req->len = json_string_length(json_object_get(body, "prompt"));
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* A FIFO semaphore over intrusive tickets.
  *
- * Invariant: a ticket waits only while every permit is taken; a permit that is left goes straight to
- * the first in line, so nobody overtakes. Rejected: a condition variable for each waiter, which
+ * Invariant: a ticket waits only while every permit is taken; a permit that is left goes straight
+ * to the first in line, so nobody overtakes. Rejected: a condition variable for each waiter, which
  * would need a thread for each. */
 #include "server/admission.h"
 

@@ -19,7 +19,8 @@
 
 enum { LIBRARY_LINES_PER_S = 10, RESERVE_MAX = 256 };
 
-static void library_log(void *cls, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0)));
+static void library_log(void *cls, const char *fmt, va_list ap)
+    __attribute__((format(printf, 2, 0)));
 
 /* libmicrohttpd logs for each aborted client: a flood that anybody can cause. */
 static void library_log(void *cls, const char *fmt, va_list ap)
@@ -123,13 +124,12 @@ static void shard_finish(void *arg)
 static int start_daemon(struct shard *s, struct err *e)
 {
     s->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-        request_handle, s, MHD_OPTION_EXTERNAL_LOGGER, library_log, s, MHD_OPTION_LISTEN_SOCKET,
-        s->listen_fd, MHD_OPTION_URI_LOG_CALLBACK, request_begin, s, MHD_OPTION_NOTIFY_COMPLETED,
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, request_handle,
+        s, MHD_OPTION_EXTERNAL_LOGGER, library_log, s, MHD_OPTION_LISTEN_SOCKET, s->listen_fd,
+        MHD_OPTION_URI_LOG_CALLBACK, request_begin, s, MHD_OPTION_NOTIFY_COMPLETED,
         request_completed, s, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)FRONT_POOL_NBYTES,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->n_conns_limit, MHD_OPTION_CONNECTION_TIMEOUT, 0U,
-        MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)FRONT_POOL_NBYTES, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)s->n_conns_limit, MHD_OPTION_CONNECTION_TIMEOUT, 0U, MHD_OPTION_END);
     /* From here on the socket is the daemon's, whose failing start may have closed it already. */
     s->listen_fd = -1;
     if (s->daemon == NULL)

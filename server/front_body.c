@@ -65,7 +65,8 @@ static int append(struct request *r, const char *data, size_t n, struct err *e)
     return 0;
 }
 
-/* GET and HEAD have no body that means anything; it counts against the route's limit all the same. */
+/* GET and HEAD have no body that means anything; it counts against the route's limit all the same.
+ */
 static bool ignored(const struct request *r)
 {
     return r->x->method == METHOD_GET || r->x->method == METHOD_HEAD;
@@ -98,15 +99,15 @@ static size_t collect_head(struct request *r, const char *data, size_t n)
         take = (size_t)(r->head_nbytes - before);
     if (append(r, data, take, &e) != 0)
         goto refuse;
-    if (r->head_nbytes == 0 &&
-        r->plan.head_nbytes(x->body, x->body_len, &r->head_nbytes, &e) != 0)
+    if (r->head_nbytes == 0 && r->plan.head_nbytes(x->body, x->body_len, &r->head_nbytes, &e) != 0)
         goto refuse;
     if (r->head_nbytes == 0)
         return take;
     if (r->head_nbytes > r->plan.body_max) {
-        (void)err_set(&e, ERR_TOO_LARGE, "", "the head of the body has %llu bytes, over the limit "
-                      "of %llu", (unsigned long long)r->head_nbytes,
-                      (unsigned long long)r->plan.body_max);
+        (void)err_set(&e, ERR_TOO_LARGE, "",
+                      "the head of the body has %llu bytes, over the limit "
+                      "of %llu",
+                      (unsigned long long)r->head_nbytes, (unsigned long long)r->plan.body_max);
         goto refuse;
     }
     if (r->head_nbytes < before) {
@@ -187,8 +188,9 @@ static void head_missing(struct request *r)
     struct err e = {0};
 
     if (r->head_nbytes > 0)
-        (void)err_set(&e, ERR_UNREADABLE, "", "the body ended after %zu of the %llu bytes of its head",
-                      r->x->body_len, (unsigned long long)r->head_nbytes);
+        (void)err_set(&e, ERR_UNREADABLE, "",
+                      "the body ended after %zu of the %llu bytes of its head", r->x->body_len,
+                      (unsigned long long)r->head_nbytes);
     else
         (void)err_set(&e, ERR_UNREADABLE, "", "the body ended after %zu bytes, within its head",
                       r->x->body_len);

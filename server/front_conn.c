@@ -3,7 +3,8 @@
  * A FIN means that the client gave up, whatever else it sent before: libmicrohttpd would not see it
  * while a request is suspended, and loses it when it comes together with data (its edge-triggered
  * epoll). Deadlines are absolute and checked by a sweep; a byte now and then does not extend them,
- * and nothing does once the socket is dead. Both act by shutdown(2), which libmicrohttpd notices. */
+ * and nothing does once the socket is dead. Both act by shutdown(2), which libmicrohttpd notices.
+ */
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/front_priv.h"

@@ -205,7 +205,8 @@ static int check_target(const char *target, size_t *n_query, struct err *e)
 
     for (const char *p = target; *p != '\0'; p++)
         if ((unsigned char)*p <= 0x20 || *p == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, "", "the request target has a blank or control byte");
+            return err_set(e, ERR_BAD_REQUEST, "",
+                           "the request target has a blank or control byte");
     *n_query = 0;
     if (query == NULL)
         return 0;
@@ -287,7 +288,8 @@ static int fill_exchange(struct request *r, const struct header_scan *h, struct 
 
 static void take_request_id(struct exchange *x, const char *given)
 {
-    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     size_t len = given != NULL ? strlen(given) : 0;
 
     if (len >= 1 && len <= EXCHANGE_REQUEST_ID_MAX && strspn(given, allowed) == len) {

@@ -46,8 +46,8 @@ static int parse_address(const char *text, uint16_t port, union address *out, so
             return 0;
         }
     }
-    return err_set(e, ERR_INTERNAL, "", "listen address '%.64s' is not a numeric IPv4 or [IPv6] one",
-                   text);
+    return err_set(e, ERR_INTERNAL, "",
+                   "listen address '%.64s' is not a numeric IPv4 or [IPv6] one", text);
 }
 
 static int listen_one(const struct front *f, uint16_t port, int *out, struct err *e)

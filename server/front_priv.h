@@ -16,19 +16,19 @@
 #include <stdint.h>
 
 enum {
-    FRONT_POOL_NBYTES = 16 << 10,         /* memory of one connection; headers over it are a 431 */
-    FRONT_BACKLOG = 4096,                 /* of listen(2) */
-    FRONT_ZERO_TURNS_MAX = 64,            /* idle turns without a wait before the spin guard */
-    FRONT_GUARD_WAIT_US = 1000,           /* what the spin guard then waits */
-    FRONT_DROP_NBYTES_MAX = 1 << 20,      /* a known rest up to this is read before an early error */
-    FRONT_GRACE_US = 1000 * 1000,         /* from an answer mid-upload to the cut */
-    FRONT_SEND_NBYTES_MIN = 16 << 10,     /* a reader must take this much each body_timeout_us */
-    FRONT_LINGER_MAX = 64,                /* half-closed sockets kept for their last bytes */
-    FRONT_LINGER_NBYTES = 1 << 20,        /* thrown away for each event of such a socket */
-    FRONT_QUERY_MAX = 64,                 /* query members */
-    FRONT_BODY_CAP_FIRST = 1 << 20,       /* first allocation for a declared body, at most */
+    FRONT_POOL_NBYTES = 16 << 10,     /* memory of one connection; headers over it are a 431 */
+    FRONT_BACKLOG = 4096,             /* of listen(2) */
+    FRONT_ZERO_TURNS_MAX = 64,        /* idle turns without a wait before the spin guard */
+    FRONT_GUARD_WAIT_US = 1000,       /* what the spin guard then waits */
+    FRONT_DROP_NBYTES_MAX = 1 << 20,  /* a known rest up to this is read before an early error */
+    FRONT_GRACE_US = 1000 * 1000,     /* from an answer mid-upload to the cut */
+    FRONT_SEND_NBYTES_MIN = 16 << 10, /* a reader must take this much each body_timeout_us */
+    FRONT_LINGER_MAX = 64,            /* half-closed sockets kept for their last bytes */
+    FRONT_LINGER_NBYTES = 1 << 20,    /* thrown away for each event of such a socket */
+    FRONT_QUERY_MAX = 64,             /* query members */
+    FRONT_BODY_CAP_FIRST = 1 << 20,   /* first allocation for a declared body, at most */
     FRONT_TCP_USER_TIMEOUT_MS = 60 * 1000,
-    FRONT_RAW_HEAD_MAX = 4096             /* header of an answer written past libmicrohttpd */
+    FRONT_RAW_HEAD_MAX = 4096 /* header of an answer written past libmicrohttpd */
 };
 
 struct shard;
@@ -42,10 +42,10 @@ struct conn {
     int fd;               /* libmicrohttpd's */
     uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
     uint64_t n_requests;
-    uint64_t acked;       /* bytes that the peer had taken when a slow answer was last let live */
-    bool dead;            /* FIN seen or given up on: nothing extends its life */
-    bool linger;          /* take the socket over when libmicrohttpd closes it */
-    struct request *req;  /* of this connection, being served; NULL between two */
+    uint64_t acked;      /* bytes that the peer had taken when a slow answer was last let live */
+    bool dead;           /* FIN seen or given up on: nothing extends its life */
+    bool linger;         /* take the socket over when libmicrohttpd closes it */
+    struct request *req; /* of this connection, being served; NULL between two */
 };
 
 /* A socket that has been answered and half-closed while its peer may still be sending. */
@@ -76,16 +76,16 @@ struct request {
     struct front_plan plan;
     struct loop_item wake; /* posted by any thread, under the exchange's lock */
     enum stage stage;
-    bool routed;       /* the application saw it: n_open counts it, done() is due */
+    bool routed; /* the application saw it: n_open counts it, done() is due */
     bool http11;
     bool chunked;
-    bool expects;      /* Expect: 100-continue */
-    bool suspended;    /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
-    bool queued;       /* a response is with libmicrohttpd */
-    bool must_close;   /* framing in doubt, or the body was not read to its end */
-    bool raw_sent;     /* answered past libmicrohttpd */
-    bool sent;         /* libmicrohttpd says that the whole answer went out */
-    size_t body_cap;   /* of x->body */
+    bool expects;         /* Expect: 100-continue */
+    bool suspended;       /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
+    bool queued;          /* a response is with libmicrohttpd */
+    bool must_close;      /* framing in doubt, or the body was not read to its end */
+    bool raw_sent;        /* answered past libmicrohttpd */
+    bool sent;            /* libmicrohttpd says that the whole answer went out */
+    size_t body_cap;      /* of x->body */
     uint64_t head_nbytes; /* of a streamed body; 0 while unknown */
     uint64_t nbytes_in, nbytes_out;
     int status;
@@ -98,9 +98,9 @@ struct shard {
     struct front *front;
     struct loop *loop;
     struct MHD_Daemon *daemon;
-    int listen_fd; /* ours until given to the daemon; -1 once closed */
-    size_t n_conns_max;   /* over it, new requests are shed */
-    size_t n_conns_limit; /* libmicrohttpd stops accepting */
+    int listen_fd;         /* ours until given to the daemon; -1 once closed */
+    size_t n_conns_max;    /* over it, new requests are shed */
+    size_t n_conns_limit;  /* libmicrohttpd stops accepting */
     struct loop_watch mhd; /* the daemon's own epoll */
     struct loop_timer sweep;
     struct loop_item quiesce, finish;
@@ -121,9 +121,9 @@ struct front {
     struct front_cfg cfg; /* immutable */
     uint16_t port;        /* immutable */
     size_t n_shards;
-    struct shard *shards;                 /* owned */
-    struct MHD_Response *no_memory;       /* prebuilt; shared by all connections */
-    struct MHD_Response *internal;        /* prebuilt */
+    struct shard *shards;           /* owned */
+    struct MHD_Response *no_memory; /* prebuilt; shared by all connections */
+    struct MHD_Response *internal;  /* prebuilt */
 
     struct mtx lock; /* rank MTX_LEAF; guards down to the end */
     struct cnd moved;
@@ -162,8 +162,8 @@ void request_dispatch(struct request *r); /* to the application, with its own re
 
 /* front_reply.c: answers. */
 void request_refuse(struct request *r, const struct err *e); /* the application words the answer */
-enum MHD_Result request_queue(struct request *r);      /* in the access handler, answer is there */
-void request_send_raw(struct request *r);              /* answer mid-upload, past libmicrohttpd */
+enum MHD_Result request_queue(struct request *r); /* in the access handler, answer is there */
+void request_send_raw(struct request *r);         /* answer mid-upload, past libmicrohttpd */
 int front_prebuild(struct front *f, struct err *e);
 
 /* front_body.c: bodies. */

@@ -14,7 +14,9 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { STREAM_BLOCK_NBYTES = 1024 /* of libmicrohttpd; the chunks are as long as its pool allows */ };
+enum {
+    STREAM_BLOCK_NBYTES = 1024 /* of libmicrohttpd; the chunks are as long as its pool allows */
+};
 
 static const char no_memory_body[] =
     "{\"error\":{\"message\":\"the server is out of memory\",\"type\":\"unavailable_error\","

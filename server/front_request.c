@@ -56,8 +56,8 @@ void request_dispatch(struct request *r)
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
 {
     struct shard *s = cls;
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(mc, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
+        mc, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct conn *c = info != NULL ? info->socket_context : NULL;
     struct request *r;
     struct err e = {0};
@@ -124,7 +124,8 @@ static int admit(struct request *r, const char *method, const char *version, str
 }
 
 /* The answer is known from the headers. A short rest of the body is read first, so that the
- * connection lives on; a long one is refused at once, and the socket lingers for what is under way. */
+ * connection lives on; a long one is refused at once, and the socket lingers for what is under way.
+ */
 static enum MHD_Result refuse_early(struct request *r, const struct err *e)
 {
     bool body = r->x->content_length > 0;

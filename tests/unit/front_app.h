@@ -18,13 +18,13 @@ struct app {
     size_t n_held, n_gone, n_done, n_released;
     struct front_outcome last;
     char last_path[64], last_query[64];
-    struct err last_read;  /* of /sink */
-    uint64_t sum;          /* of /sink: bytes that were as expected */
+    struct err last_read; /* of /sink */
+    uint64_t sum;         /* of /sink: bytes that were as expected */
 
     struct workers *pool;
     struct front *front;
     uint16_t port;
-    uint64_t sink_more;    /* bytes /sink wants beyond the body */
+    uint64_t sink_more; /* bytes /sink wants beyond the body */
     uint64_t sink_stall_us;
 };
 
@@ -321,6 +321,45 @@ static inline struct front_outcome app_outcome(struct app *a, size_t n_done)
     mtx_unlock(&a->lock);
     assert_int_equal(seen, n_done);
     return o;
+}
+
+#define HOST    "Host: t\r\n"
+#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+
+/* The application of the tests that need no settings of their own. */
+static struct app app;
+
+static inline int start(void **state)
+{
+    (void)state;
+    app_start(&app, NULL);
+    return 0;
+}
+
+static inline int stop(void **state)
+{
+    (void)state;
+    app_stop(&app);
+    return 0;
+}
+
+/* Sends `request`, reads one response; the connection is left open. */
+static inline void ask(struct client *c, const char *request, struct response *r)
+{
+    client_send(c, request);
+    client_response(c, r, false);
+}
+
+static inline void expect(struct client *c, const char *request, int status, const char *body)
+{
+    struct response r;
+
+    ask(c, request, &r);
+    assert_int_equal(r.status, status);
+    assert_true(r.whole);
+    if (body != NULL)
+        assert_string_equal(r.body, body);
+    response_free(&r);
 }
 
 #endif

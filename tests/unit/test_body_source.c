@@ -204,9 +204,12 @@ static void test_stop_and_deadline(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_ranges_are_exact),        T(test_short_in_the_first),
-        T(test_short_in_the_big_one),    T(test_short_in_the_last),
-        T(test_surplus_is_found_at_the_end), T(test_stop_and_deadline),
+        T(test_ranges_are_exact),
+        T(test_short_in_the_first),
+        T(test_short_in_the_big_one),
+        T(test_short_in_the_last),
+        T(test_surplus_is_found_at_the_end),
+        T(test_stop_and_deadline),
     };
 
     return cmocka_run_group_tests_name("body_source", tests, NULL, NULL);

@@ -162,8 +162,7 @@ static void test_drops_are_counted_and_told(void **state)
     while ((n = read(fds[0], text + len, 65536)) > 0)
         len += (size_t)n;
     lines = parse_lines(text);
-    json_array_foreach(lines, i, o)
-        told += json_integer_value(json_object_get(o, "dropped_lines"));
+    json_array_foreach(lines, i, o) told += json_integer_value(json_object_get(o, "dropped_lines"));
     assert_int_equal(told, dropped);
     json_decref(lines);
     (void)close(fds[0]);

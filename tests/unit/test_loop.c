@@ -21,8 +21,8 @@ enum { WAIT_US = 20 * 1000 * 1000 };
 
 static struct mtx lock;
 static struct cnd moved;
-static size_t n_seen;    /* guarded by lock */
-static char order[64];   /* guarded by lock */
+static size_t n_seen;  /* guarded by lock */
+static char order[64]; /* guarded by lock */
 static struct loop *loop;
 
 static void saw(char what)
@@ -240,12 +240,9 @@ static void test_posts_from_many_threads_all_run(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_items_run_in_order_and_once),
-        T(test_unposted_item_does_not_run),
-        T(test_stop_runs_what_was_posted),
-        T(test_timers_fire_in_due_order),
-        T(test_unwatch_wipes_the_batch),
-        T(test_watch_of_a_bad_fd_is_an_error),
+        T(test_items_run_in_order_and_once),     T(test_unposted_item_does_not_run),
+        T(test_stop_runs_what_was_posted),       T(test_timers_fire_in_due_order),
+        T(test_unwatch_wipes_the_batch),         T(test_watch_of_a_bad_fd_is_an_error),
         T(test_posts_from_many_threads_all_run),
     };
 

@@ -203,7 +203,7 @@ static void test_logprobs_are_those_of_the_reference(void **state)
     bench_fini(&b);
 }
 
-/* A long prompt arrives while another decodes: no step passes without a token for that one. */
+/* Long prompts arrive while two others decode: no step passes without a token for each of those. */
 static void every_step_has_a_token(struct job *j, const struct gen_output *out, void *arg)
 {
     unsigned *before = arg, now = atomic_load(&fake_n_steps);
@@ -215,21 +215,27 @@ static void every_step_has_a_token(struct job *j, const struct gen_output *out, 
 
 static void test_prefill_does_not_stop_decoding(void **state)
 {
-    unsigned before = 0;
-    struct job decoding = {.on_tokens = every_step_has_a_token, .arg = &before}, prefill[3] = {0};
+    unsigned before[2] = {0};
+    struct job decoding[2] = {0}, prefill[3] = {0};
     struct bench b;
 
     (void)state;
     bench_init(&b, 8, 16, 100);
     gate_shut();
-    submit(&b, &decoding, 3, 200);
+    for (int i = 0; i < 2; i++) {
+        decoding[i].on_tokens = every_step_has_a_token;
+        decoding[i].arg = &before[i];
+        submit(&b, &decoding[i], 3, 200);
+    }
     gate_wait_held();
     for (int i = 0; i < 3; i++)
         submit(&b, &prefill[i], 400, 5);
     gate_open();
-    job_wait(&decoding);
-    assert_int_equal(decoding.out->n_tokens, 200);
-    job_fini(&decoding);
+    for (int i = 0; i < 2; i++) {
+        job_wait(&decoding[i]);
+        assert_int_equal(decoding[i].out->n_tokens, 200);
+        job_fini(&decoding[i]);
+    }
     for (int i = 0; i < 3; i++) {
         job_wait(&prefill[i]);
         assert_int_equal(prefill[i].finish, GEN_LENGTH);

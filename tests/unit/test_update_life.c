@@ -187,6 +187,26 @@ static void test_memory_that_is_not_there_is_refused(void **state)
     bench_close(&b);
 }
 
+/* The bucket fits, but not the copy of what lies misaligned in it: nothing of it has arrived. */
+static void test_memory_that_ends_half_way_takes_the_chunk_back(void **state)
+{
+    struct bench b;
+    struct slab_stats st;
+    struct update_info info;
+
+    (void)state;
+    bench_open_with(&b, 4096, RECEIVE_US);
+    info = start(&b, (struct update_start){0});
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(send_mask(&b, info.id, 0x70, 1), ERR_NO_STAGING);
+        assert_int_equal(b.answer.info.n_missing, FX_N);
+        slab_pool_stats(store_slabs(b.store), &st);
+        assert_int_equal(st.n_live, 0);
+    }
+    assert_int_equal(send_mask(&b, info.id, 0x30, 1), ERR_NONE);
+    bench_close(&b);
+}
+
 /* Room for two versions, while an old one is still read: the update waits for it to go. */
 static void test_memory_of_a_version_that_is_read_is_waited_for(void **state)
 {
@@ -433,6 +453,7 @@ int main(void)
         cmocka_unit_test(test_free_answers_everything_that_waits),
         cmocka_unit_test(test_free_ends_an_open_session),
         cmocka_unit_test(test_memory_that_is_not_there_is_refused),
+        cmocka_unit_test(test_memory_that_ends_half_way_takes_the_chunk_back),
         cmocka_unit_test(test_memory_of_a_version_that_is_read_is_waited_for),
         cmocka_unit_test(test_ended_updates_are_shown_for_a_while),
         cmocka_unit_test(test_implicit_session_commits_when_covered),

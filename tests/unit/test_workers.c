@@ -15,7 +15,7 @@
 
 static struct mtx lock;
 static struct cnd moved;
-static char order[32]; /* guarded by lock */
+static char order[32];               /* guarded by lock */
 static bool gate_open, gate_reached; /* guarded by lock */
 
 static void note(char c)

@@ -15,7 +15,7 @@
 static inline json_t *fixture_json(const char *path)
 {
     json_error_t error;
-    json_t *v = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    json_t *v = json_load_file(path, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
 
     assert(v != NULL);
     return v;
