@@ -146,8 +146,11 @@ struct engine_ops {
     /* Refuse new work; running generations go on. */
     void (*drain)(struct engine *en);
 
-    /* Aborts what runs (done is called), joins the threads. Accepts NULL. */
-    void (*free)(struct engine *en);
+    /* Aborts what runs (done is called) and joins the threads; submit refuses from now on, the other
+     * calls stay allowed. Repeating is harmless. Threads: the owner's. */
+    void (*stop)(struct engine *en);
+
+    void (*free)(struct engine *en); /* stops first; accepts NULL */
 };
 
 /* First member of every engine. */

@@ -1,9 +1,8 @@
 /* Framing rules, and copying of what a request said into its exchange.
  *
  * libmicrohttpd 0.9.75 is permissive: what another HTTP party might read differently is refused
- * here, so that nobody can smuggle a second request past a proxy. What it hides from us (a NUL in
- * a value, a bare CR between two header lines) it has cut or split before; both then fail one of
- * the rules below or are harmless lines of their own. */
+ * here, so that nobody can smuggle a second request past a proxy. One thing stays hidden from us:
+ * it cuts a value, or the path, at a NUL byte. */
 #include "base/id.h"
 #include "server/front_priv.h"
 

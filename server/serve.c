@@ -294,18 +294,36 @@ static int build(struct house *h, const struct config *c, const struct config_li
     return 0;
 }
 
-/* In the order that lets every open exchange still be answered. */
+/* First everything stops, in the order in which work flows, so that every open exchange is still
+ * answered; then the front's loops end, which may have asked any part how it is; then memory goes. */
+static void stop_all(struct house *h)
+{
+    struct app *a = &h->app;
+
+    if (a->control != NULL)
+        workers_stop(a->control);
+    if (a->updates != NULL)
+        updates_stop(a->updates);
+    if (a->engine != NULL)
+        a->engine->ops->stop(a->engine);
+    if (a->generate_pool != NULL)
+        workers_stop(a->generate_pool);
+    if (a->text != NULL)
+        workers_stop(a->text);
+    front_free(a->front);
+}
+
 static void take_down(struct house *h)
 {
     struct app *a = &h->app;
 
+    stop_all(h);
     updates_free(a->updates);
     if (a->engine != NULL)
         a->engine->ops->free(a->engine);
     workers_free(a->control);
     workers_free(a->generate_pool);
     workers_free(a->text);
-    front_free(a->front);
     admission_free(a->generate);
     admission_free(a->detokenize);
     metrics_free(a->metrics);

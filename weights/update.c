@@ -65,11 +65,14 @@ static struct session *next_to_stop_locked(struct updates *u)
     return s;
 }
 
-static void stop_all(struct updates *u)
+void updates_stop(struct updates *u)
 {
     struct err why = {0};
     struct session *s;
 
+    if (u->stopped)
+        return;
+    u->stopped = true;
     (void)err_set(&why, ERR_DRAINING, "", "the server is stopping");
     mtx_lock(&u->lock);
     u->stopping = true;
@@ -86,7 +89,7 @@ void updates_free(struct updates *u)
 {
     if (u == NULL)
         return;
-    stop_all(u);
+    updates_stop(u);
     assert(u->live == NULL && u->queue == NULL);
     for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++)
         if (u->ended[i] != NULL)

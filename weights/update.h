@@ -79,8 +79,12 @@ struct updates_cfg {
 };
 
 int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e);
-void updates_free(struct updates *u); /* aborts what is open, answers what is queued with
-                                         ERR_DRAINING, joins the threads; accepts NULL */
+
+/* updates_stop - abort what is open, answer what is queued with ERR_DRAINING, join the threads.
+ * Every call stays allowed; those that would change something are ERR_DRAINING. Repeating is
+ * harmless. Threads: the owner's. Blocks: until the running fill has noticed (100 ms). */
+void updates_stop(struct updates *u);
+void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 struct update_start {
     bool in_place, partial, convert;

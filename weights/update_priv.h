@@ -141,6 +141,7 @@ struct updates {
     struct updates_cfg cfg;          /* immutable */
     const struct manifest *manifest; /* borrowed from the store; immutable */
     pthread_t worker, watchdog;      /* owner only */
+    bool stopped;                    /* owner only: both have been joined */
 };
 
 /* update.c */

@@ -40,7 +40,8 @@ struct embedded {
     struct model *model;         /* owned */
     struct kv_pool *kv;          /* owned */
     struct scheduler *scheduler; /* owned; engine thread only */
-    pthread_t thread;
+    pthread_t thread; /* owner only */
+    bool stopped;     /* owner only: joined */
 };
 
 static struct embedded *embedded_of(struct engine *en)
@@ -209,13 +210,14 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
-static void embedded_free(struct engine *en)
+static void embedded_stop(struct engine *en)
 {
     struct embedded *m = embedded_of(en);
     int rc;
 
-    if (m == NULL)
+    if (m->stopped)
         return;
+    m->stopped = true;
     mtx_lock(&m->lock);
     m->draining = true;
     m->stopping = true;
@@ -224,6 +226,15 @@ static void embedded_free(struct engine *en)
     rc = pthread_join(m->thread, NULL);
     assert(rc == 0);
     (void)rc;
+}
+
+static void embedded_free(struct engine *en)
+{
+    struct embedded *m = embedded_of(en);
+
+    if (m == NULL)
+        return;
+    embedded_stop(en);
     scheduler_free(m->scheduler);
     kv_pool_free(m->kv);
     model_free(m->model);
@@ -239,6 +250,7 @@ static const struct engine_ops embedded_ops = {
     .stats = embedded_stats,
     .info = embedded_info,
     .drain = embedded_drain,
+    .stop = embedded_stop,
     .free = embedded_free,
 };
 

@@ -13,8 +13,8 @@
 struct tokenizer;
 
 /* tokenizer_load - read DIR/tokenizer.json.
- * Errors: ERR_NOT_FOUND; ERR_BAD_REQUEST naming the member that is not supported or malformed;
- *         ERR_NO_MEMORY. */
+ * Errors: ERR_NOT_FOUND; ERR_UNREADABLE (no regular file, or no permission); ERR_BAD_REQUEST, field =
+ *         JSON pointer of the member that is not supported or malformed; ERR_NO_MEMORY. */
 int tokenizer_load(struct tokenizer **out, const char *dir, struct err *e);
 
 /* tokenizer_parse - the same from memory (`len` bytes of tokenizer.json). For tests and fuzzing. */
@@ -24,10 +24,12 @@ void tokenizer_free(struct tokenizer *t); /* accepts NULL */
 uint32_t tokenizer_vocab_size(const struct tokenizer *t); /* largest id + 1 */
 
 /* tokenizer_encode - text to ids.
- * @text         UTF-8; invalid bytes are ERR_BAD_REQUEST
+ * @text         UTF-8, 16 MiB at most
  * @add_special  apply the post processor's template (BOS and the like)
  * @ids, @n      on success a malloc'ed array, the caller's
- * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. */
+ * Errors: ERR_BAD_REQUEST  not UTF-8 (the message names the byte), too long, or the tokenizer's
+ *                          pattern hit a limit on this text
+ *         ERR_NO_MEMORY    after any error ids and n are as they were */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      uint32_t **ids, size_t *n, struct err *e);
 

@@ -94,70 +94,69 @@ static void test_target_is_decoded(void **state)
 }
 
 /* What each refused request gets; `closes`: the connection ends after the answer. */
+static const struct {
+    const char *what, *request;
+    int status;
+    bool closes;
+} refusals[] = {
+    {"TE and CL",
+     "POST /echo HTTP/1.1\r\n" HOST
+     "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+     400, true},
+    {"TE gzip, chunked",
+     "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, true},
+    {"TE xchunked", "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: xchunked\r\n\r\n", 400,
+     true},
+    {"TE identity", "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: identity\r\n\r\n", 400,
+     true},
+    {"TE twice",
+     "POST /echo HTTP/1.1\r\n" HOST
+     "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+     400, true},
+    {"two CL", "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+     400, true},
+    {"CL repeated",
+     "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400, true},
+    {"CL over 2^63", "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 9223372036854775808\r\n\r\n",
+     400, true},
+    {"no Host", "GET /echo HTTP/1.1\r\n\r\n", 400, true},
+    {"two Hosts", "GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, true},
+    {"blank before the colon", "GET /echo HTTP/1.1\r\n" HOST "X-A : b\r\n\r\n", 400, true},
+    {"control byte in a name", "GET /echo HTTP/1.1\r\n" HOST "X-\x01: b\r\n\r\n", 400, true},
+    {"control byte in a value", "GET /echo HTTP/1.1\r\n" HOST "X-A: b\x02\r\n\r\n", 400, true},
+    {"bare CR in a value", "GET /echo HTTP/1.1\r\n" HOST "X-A: b\rX-B: c\r\n\r\n", 400, true},
+    {"NUL in the path", "GET /ec%00ho HTTP/1.1\r\n" HOST "\r\n", 400, true},
+    {"broken escape", "GET /ec%4 HTTP/1.1\r\n" HOST "\r\n", 400, true},
+    {"NUL in the query", "GET /echo?a=%00 HTTP/1.1\r\n" HOST "\r\n", 400, true},
+    {"blank in the target", "GET /ec ho HTTP/1.1\r\n" HOST "\r\n", 400, true},
+    {"unknown Expect", "GET /echo HTTP/1.1\r\n" HOST "Expect: tea\r\n\r\n", 417, false},
+    {"unknown method", "BREW /echo HTTP/1.1\r\n" HOST "\r\n", 405, false},
+    {"HTTP/1.0 chunked", "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400,
+     true},
+    {"route refuses, no body", "GET /deny HTTP/1.1\r\n" HOST "\r\n", 403, false},
+    {"route refuses, short body", "POST /deny HTTP/1.1\r\n" HOST "Content-Length: 3\r\n\r\nabc",
+     403, false},
+    {"route refuses, chunked body",
+     "POST /deny HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 403,
+     true},
+    {"too large by its length", "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 1048577\r\n\r\nabc",
+     413, true},
+};
+
 static void test_refusals(void **state)
 {
-    static const struct {
-        const char *what, *request;
-        int status;
-        bool closes;
-    } rows[] = {
-        {"TE and CL",
-         "POST /echo HTTP/1.1\r\n" HOST
-         "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-         400, true},
-        {"TE gzip, chunked",
-         "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400,
-         true},
-        {"TE xchunked", "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: xchunked\r\n\r\n", 400,
-         true},
-        {"TE identity", "POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: identity\r\n\r\n", 400,
-         true},
-        {"TE twice",
-         "POST /echo HTTP/1.1\r\n" HOST
-         "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-         400, true},
-        {"two CL",
-         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400,
-         true},
-        {"CL repeated",
-         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400,
-         true},
-        {"CL over 2^63",
-         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 9223372036854775808\r\n\r\n", 400, true},
-        {"no Host", "GET /echo HTTP/1.1\r\n\r\n", 400, true},
-        {"two Hosts", "GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, true},
-        {"blank before the colon", "GET /echo HTTP/1.1\r\n" HOST "X-A : b\r\n\r\n", 400, true},
-        {"control byte in a name", "GET /echo HTTP/1.1\r\n" HOST "X-\x01: b\r\n\r\n", 400, true},
-        {"control byte in a value", "GET /echo HTTP/1.1\r\n" HOST "X-A: b\x02\r\n\r\n", 400, true},
-        {"NUL in the path", "GET /ec%00ho HTTP/1.1\r\n" HOST "\r\n", 400, true},
-        {"broken escape", "GET /ec%4 HTTP/1.1\r\n" HOST "\r\n", 400, true},
-        {"NUL in the query", "GET /echo?a=%00 HTTP/1.1\r\n" HOST "\r\n", 400, true},
-        {"blank in the target", "GET /ec ho HTTP/1.1\r\n" HOST "\r\n", 400, true},
-        {"unknown Expect", "GET /echo HTTP/1.1\r\n" HOST "Expect: tea\r\n\r\n", 417, false},
-        {"unknown method", "BREW /echo HTTP/1.1\r\n" HOST "\r\n", 405, false},
-        {"HTTP/1.0 chunked", "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-         400, true},
-        {"route refuses, no body", "GET /deny HTTP/1.1\r\n" HOST "\r\n", 403, false},
-        {"route refuses, short body", "POST /deny HTTP/1.1\r\n" HOST "Content-Length: 3\r\n\r\nabc",
-         403, false},
-        {"route refuses, chunked body",
-         "POST /deny HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-         403, true},
-        {"too large by its length",
-         "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 1048577\r\n\r\nabc", 413, true},
-    };
     struct client c;
     struct response r;
 
     (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
         client_open(&c, app.port);
-        ask(&c, rows[i].request, &r);
-        if (r.status != rows[i].status || !r.whole)
-            fail_msg("%s: %d instead of %d", rows[i].what, r.status, rows[i].status);
-        if (rows[i].closes) {
+        ask(&c, refusals[i].request, &r);
+        if (r.status != refusals[i].status || !r.whole)
+            fail_msg("%s: %d instead of %d", refusals[i].what, r.status, refusals[i].status);
+        if (refusals[i].closes) {
             if (!client_closed(&c))
-                fail_msg("%s: the connection goes on", rows[i].what);
+                fail_msg("%s: the connection goes on", refusals[i].what);
         } else {
             expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
         }

@@ -386,8 +386,7 @@ static void test_in_place_freezes_and_releases(void **state)
     submit(&b, &running, 3, 300);
     submit(&b, &cancelled, 3, 300);
     gate_wait_held();
-    gate_open();
-    g = stage_in_place(&b); /* comes through while the engine is busy */
+    g = stage_in_place_at_gate(&b);
     n_steps = atomic_load(&fake_n_steps);
     b.en->ops->cancel(b.en, cancelled.id);
     job_wait(&cancelled);
@@ -427,8 +426,7 @@ static void test_inconsistent_weights_end_everything(void **state)
     for (int i = 0; i < 5; i++)
         submit(&b, &jobs[i], 3, 400);
     gate_wait_held();
-    gate_open();
-    g = stage_in_place(&b);
+    g = stage_in_place_at_gate(&b);
     memset(staging_target(g, 0), 0, 16);
     store_abort(b.store, g);
     for (int i = 0; i < 5; i++) {
