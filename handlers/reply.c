@@ -2,7 +2,6 @@
  * nobody answers would hang its client. */
 #include "handlers/reply.h"
 
-#include "base/id.h"
 #include "base/utf8.h"
 
 #include <assert.h>
@@ -11,19 +10,6 @@
 #include <string.h>
 
 static const char media_type[] = "application/json";
-
-static char boot[ID_LEN + 1]; /* immutable once other threads run */
-
-void reply_set_boot_id(const char *boot_id)
-{
-    (void)snprintf(boot, sizeof boot, "%s", boot_id);
-}
-
-static void add_boot_id(struct exchange_reply *r)
-{
-    if (boot[0] != '\0')
-        exchange_reply_header(r, "X-Baton-Boot-Id", "%s", boot);
-}
 
 /* Statuses that say "later" say when. */
 static void add_retry_after(struct exchange_reply *r)
@@ -50,7 +36,6 @@ static void make_last_resort(enum route_form form, struct exchange_reply *out)
         .log_code = err_wire_name(ERR_NO_MEMORY),
     };
     add_retry_after(out);
-    add_boot_id(out);
 }
 
 /* Steals body. Returns false when there was no memory for its text (or for it: NULL). */
@@ -70,7 +55,6 @@ static bool make_json(int status, json_t *body, struct exchange_reply *out)
         .release_arg = text,
     };
     add_retry_after(out);
-    add_boot_id(out);
     return true;
 }
 
@@ -93,7 +77,6 @@ void reply_empty(struct exchange *x, int status)
     struct exchange_reply r = {.status = status, .data = ""};
 
     add_retry_after(&r);
-    add_boot_id(&r);
     exchange_reply(x, &r);
 }
 

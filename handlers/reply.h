@@ -8,10 +8,6 @@
 
 #include <jansson.h>
 
-/* reply_set_boot_id - what X-Baton-Boot-Id says on every answer made here from now on; "" leaves
- * the header out. Copied. Threads: main's, before any that answer. */
-void reply_set_boot_id(const char *boot_id);
-
 /* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
  * 503 is sent instead). Gives up the caller's reference. Always answers. */
 void reply_json(struct exchange *x, int status, json_t *body);

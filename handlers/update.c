@@ -62,6 +62,8 @@ static int words_check(const struct update_words *w, struct err *e)
     return 0;
 }
 
+/* A client's X-Request-Id names its chunk within a session. A whole update never repeats by it: a
+ * trainer that sends one id at every step would get an old answer for new weights. */
 static void words_apply(struct update_chunk *c, const struct update_words *w,
                         const struct exchange *x)
 {
@@ -69,7 +71,7 @@ static void words_apply(struct update_chunk *c, const struct update_words *w,
         (void)snprintf(c->update_id, sizeof c->update_id, "%s", w->update_id);
     if (w->chunk_id != NULL)
         (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", w->chunk_id);
-    else if (x->request_id_given)
+    else if (x->request_id_given && w->update_id != NULL)
         (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->request_id);
     if (w->label != NULL)
         (void)snprintf(c->label, sizeof c->label, "%s", w->label);

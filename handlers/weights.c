@@ -134,7 +134,6 @@ static void send_tensor(struct app *app, struct exchange *x, struct download *d,
 
     shape_header(shape, sizeof shape, t);
     checksum_text(&c, sum);
-    exchange_reply_header(&r, "X-Baton-Boot-Id", "%s", app->life->boot_id);
     exchange_reply_header(&r, "X-Baton-Dtype", "%s", dtype_name(t->dtype));
     exchange_reply_header(&r, "X-Baton-Shape", "%s", shape);
     exchange_reply_header(&r, "X-Baton-Weight-Version", "%s", d->version->label);

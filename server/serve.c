@@ -11,7 +11,6 @@
 #include "engine/embedded/tokenizer.h"
 #include "handlers/app.h"
 #include "handlers/metrics.h"
-#include "handlers/reply.h"
 #include "handlers/route.h"
 #include "server/admission.h"
 #include "server/config.h"
@@ -198,6 +197,7 @@ static int build_front(struct house *h, const struct config *c, const struct con
         .body_timeout_us = c->body_timeout * 1000,
         .idle_timeout_us = c->idle_timeout * 1000,
         .drop_timeout_us = c->body_stall_timeout * 1000,
+        .boot_id = h->life.boot_id,
         .app = &app_front,
         .app_arg = &h->app,
     };
@@ -286,7 +286,6 @@ static int build(struct house *h, const struct config *c, const struct config_li
     h->app.config = c;
     h->app.life = &h->life;
     life_init(&h->life);
-    reply_set_boot_id(h->life.boot_id);
     if (open_first_weights(h, c, e) != 0 || build_manifest(h, c, e) != 0 ||
         build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
         build_front(h, c, at, e) != 0)

@@ -225,7 +225,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bo
     valid = utf8_valid_prefix(text, len);
     if (valid != len)
         return err_set(e, ERR_BAD_REQUEST, "", "the text is not UTF-8 at byte %zu", valid);
-    x.matcher = matcher_new();
+    x.matcher = matcher_new(len);
     x.ids.cap = 64;
     x.ids.ids = malloc(x.ids.cap * sizeof *x.ids.ids); /* an array, even when it stays empty */
     if (x.matcher == NULL || x.ids.ids == NULL)

@@ -13,7 +13,7 @@
 struct tokenizer;
 
 /* tokenizer_load - read DIR/tokenizer.json.
- * Errors: ERR_NOT_FOUND; ERR_UNREADABLE (no regular file, or no permission); ERR_BAD_REQUEST, field =
+ * Errors: ERR_NOT_FOUND; ERR_UNREADABLE (no regular file, no permission); ERR_BAD_REQUEST, field =
  *         JSON pointer of the member that is not supported or malformed; ERR_NO_MEMORY. */
 int tokenizer_load(struct tokenizer **out, const char *dir, struct err *e);
 

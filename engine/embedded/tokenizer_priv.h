@@ -76,7 +76,8 @@ int regex_new(struct regex **out, const char *pattern, size_t len, bool literal,
 void regex_free(struct regex *re); /* accepts NULL */
 extern const char REGEX_GPT2[];    /* what ByteLevel uses by itself */
 
-struct matcher *matcher_new(void); /* NULL: no memory */
+/* For a text of `len` bytes, which also says how long matching may take. NULL: no memory. */
+struct matcher *matcher_new(size_t len);
 void matcher_free(struct matcher *m);
 
 /* A walk over the matches in one text, left to right. */

@@ -9,19 +9,26 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 enum {
     REWRITTEN_NBYTES_MAX = 4 << 20, /* a pattern after rewriting */
-    MATCH_STEPS_PER_BYTE = 16,      /* backtracking allowed in one search, by length of the text */
+    MATCH_STARTS_MAX = 16,          /* places tried in one search, so that the clock is looked at */
+    MATCH_CPU_MS_MIN = 1000, /* time for one text: this, and some for each of its kilobytes */
+    MATCH_CPU_MS_PER_KB = 4,
+    MATCH_STEPS_PER_BYTE = 16, /* backtracking allowed in one search, by length of the text */
     MATCH_STEPS_MIN = 1000000,
     MATCH_DEPTH_MAX = 1000000,
     MATCH_HEAP_KIB_MAX = 256 << 10,
     REGEX_TEXT_NBYTES_MAX = 8 * TOKENIZER_TEXT_NBYTES_MAX, /* normalised, and with spaces added */
     ERROR_TEXT_MAX = 128,
 };
+
+/* Searches stop after MATCH_STARTS_MAX places, and do not look ahead of them for a likely one. */
+#define SEARCH_OPTIONS (PCRE2_USE_OFFSET_LIMIT | PCRE2_NO_START_OPTIMIZE)
 
 const char REGEX_GPT2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
                           "\\s+(?!\\S)|\\s+";
@@ -42,6 +49,8 @@ struct regex {
 struct matcher {
     pcre2_match_data *data;       /* owned */
     pcre2_match_context *context; /* owned */
+    uint64_t cpu_us_end;          /* this thread's time at which matching is given up */
+    unsigned n_searches;
 };
 
 /* One pass over a pattern. */
@@ -353,10 +362,12 @@ int regex_new(struct regex **out, const char *pattern, size_t len, bool literal,
     if (re == NULL)
         return err_set(e, ERR_NO_MEMORY, field, "no memory for the pattern");
     if (literal)
-        rc = compile(re, pattern, len, PCRE2_UTF | PCRE2_LITERAL, field, e);
+        rc = compile(re, pattern, len, PCRE2_UTF | PCRE2_LITERAL | SEARCH_OPTIONS, field, e);
     else if (rewrite(&r, e) == 0)
         rc = compile(re, r.out.data, r.out.len,
-                     PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, field, e);
+                     PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C |
+                         SEARCH_OPTIONS,
+                     field, e);
     buf_fini(&r.out);
     if (rc != 0) {
         regex_free(re);
@@ -374,12 +385,22 @@ void regex_free(struct regex *re)
     free(re);
 }
 
-struct matcher *matcher_new(void)
+static uint64_t thread_cpu_us(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * 1000000U + (uint64_t)ts.tv_nsec / 1000U;
+}
+
+struct matcher *matcher_new(size_t len)
 {
     struct matcher *m = calloc(1, sizeof *m);
 
     if (m == NULL)
         return NULL;
+    m->cpu_us_end = thread_cpu_us() +
+                    1000 * (MATCH_CPU_MS_MIN + (uint64_t)len / 1000 * MATCH_CPU_MS_PER_KB);
     m->data = pcre2_match_data_create(1, NULL);
     m->context = pcre2_match_context_create(NULL);
     if (m->data == NULL || m->context == NULL) {
@@ -400,12 +421,18 @@ void matcher_free(struct matcher *m)
     free(m);
 }
 
-/* pcre2_match, by the interpreter when the machine code's own small stack does not do. */
-static int match(const struct regex *re, struct matcher *m, const struct regex_walk *w)
+/* Looks for a match that begins at w->from or up to `last`; by the interpreter when the machine
+ * code's own small stack does not do. PCRE2 counts steps for each place where a match may begin,
+ * not for them all, so a pattern that fails slowly at each of a million places passes every limit
+ * of its own: what bounds that is the clock. */
+static int match(const struct regex *re, struct matcher *m, const struct regex_walk *w, size_t last)
 {
     PCRE2_SPTR text = (PCRE2_SPTR)w->text;
     int rc;
 
+    if (++m->n_searches % MATCH_STARTS_MAX == 0 && thread_cpu_us() > m->cpu_us_end)
+        return PCRE2_ERROR_MATCHLIMIT;
+    (void)pcre2_set_offset_limit(m->context, last);
     (void)pcre2_set_match_limit(m->context,
                                 MATCH_STEPS_MIN + (uint32_t)w->len * MATCH_STEPS_PER_BYTE);
     rc = pcre2_match(re->code, text, w->len, w->from, PCRE2_NO_UTF_CHECK, m->data, m->context);
@@ -429,12 +456,13 @@ static int match_failed(int rc, const struct regex_walk *w, struct err *e)
                    w->from, w->len, (const char *)text, rc);
 }
 
-/* Bytes of the character at `at` of valid UTF-8. */
-static size_t char_length(const char *text, size_t at)
+/* The end of the character that holds byte `at`, or follows the text. */
+static size_t next_char(const struct regex_walk *w, size_t at)
 {
-    unsigned char lead = (unsigned char)text[at];
-
-    return lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    do
+        at++;
+    while (at < w->len && (w->text[at] & 0xc0) == 0x80);
+    return at;
 }
 
 int regex_next(const struct regex *re, struct matcher *m, struct regex_walk *w, struct err *e)
@@ -442,15 +470,18 @@ int regex_next(const struct regex *re, struct matcher *m, struct regex_walk *w, 
     assert(w->len <= REGEX_TEXT_NBYTES_MAX);
     while (w->from <= w->len) {
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(m->data);
-        int rc = match(re, m, w);
+        size_t last = w->len - w->from < MATCH_STARTS_MAX ? w->len : w->from + MATCH_STARTS_MAX;
+        int rc = match(re, m, w, last);
 
-        if (rc == PCRE2_ERROR_NOMATCH)
-            return 0;
+        if (rc == PCRE2_ERROR_NOMATCH) {
+            w->from = next_char(w, last);
+            continue;
+        }
         if (rc < 0)
             return match_failed(rc, w, e);
         /* An empty match where the last one ended is none: go on a character later. */
         if (found[0] == found[1] && w->last_end == found[1]) {
-            w->from += w->from < w->len ? char_length(w->text, w->from) : 1;
+            w->from = next_char(w, found[1]);
             continue;
         }
         w->start = found[0];

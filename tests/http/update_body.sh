@@ -21,6 +21,13 @@ expect 200 POST '/v1/update_weights?weight_version=step-1500' --header 'Expect:'
   --data-binary @"$CHECKPOINTS/step-01500.safetensors"
 serves step-01500 step-1500
 
+# One request id and one label at every step are no repetition: new weights are taken each time.
+for step in step-00100 step-01500; do
+  expect 200 POST '/v1/update_weights?weight_version=latest' --header 'X-Request-Id: trainer-1' \
+    --header 'Content-Type: application/vnd.safetensors' --data-binary @"$CHECKPOINTS/$step.safetensors"
+  serves "$step" latest
+done
+
 # What is served is what was sent, to the byte.
 expect 200 GET /v1/weights/model.norm.weight
 [[ $(header X-Baton-Dtype) == BF16 && $(header X-Baton-Shape) == 128 ]] || fail "dtype or shape header"
@@ -39,8 +46,8 @@ expect 400 POST /v1/update_weights --header 'Content-Type: application/vnd.safet
 expect 400 POST '/v1/update_weights?weihgt_version=x' --header 'Content-Type: application/vnd.safetensors' \
   --data-binary @"$file"
 has weight_version
-serves step-01500 step-1500
+serves step-01500 latest
 expect 200 GET /v1/status
-same .weights.serial 3
+same .weights.serial 5
 same .update null
 done_testing

@@ -60,7 +60,7 @@ static void assert_body(const struct exchange_reply *r, const char *text)
     assert_string_equal(r->content_type, "application/json");
 }
 
-static void test_reply_json_is_compact_and_says_boot(void **state)
+static void test_reply_json_is_compact(void **state)
 {
     struct exchange *x = open_exchange(&native);
     const struct exchange_reply *r = &x->priv->reply;
@@ -69,7 +69,6 @@ static void test_reply_json_is_compact_and_says_boot(void **state)
     reply_json(x, 200, json_pack("{s:[i, f, n], s:s}", "a", 1, 0.5, "b", "\xc3\xa9\n"));
     assert_int_equal(r->status, 200);
     assert_body(r, "{\"a\":[1,0.5,null],\"b\":\"\xc3\xa9\\n\"}");
-    assert_string_equal(header(r, "X-Baton-Boot-Id"), "0123456789abcdef0123456789abcdef");
     assert_null(header(r, "Retry-After"));
     assert_null(r->log_code);
     exchange_unref(x);
@@ -95,19 +94,6 @@ static void test_reply_empty(void **state)
     assert_int_equal(r->status, 200);
     assert_int_equal(r->len, 0);
     assert_null(r->content_type);
-    assert_non_null(header(r, "X-Baton-Boot-Id"));
-    exchange_unref(x);
-}
-
-static void test_reply_boot_id_can_be_left_out(void **state)
-{
-    struct exchange *x = open_exchange(&native);
-
-    (void)state;
-    reply_set_boot_id("");
-    reply_empty(x, 200);
-    reply_set_boot_id("0123456789abcdef0123456789abcdef");
-    assert_int_equal(x->priv->reply.n_headers, 0);
     exchange_unref(x);
 }
 
@@ -264,7 +250,6 @@ static void test_reply_error_answers_without_memory(void **state)
                 assert_string_equal(header(r, "Retry-After"), "1");
                 assert_string_equal(r->log_code, "out_of_memory");
             }
-            assert_non_null(header(r, "X-Baton-Boot-Id"));
             body = json_loadb(r->data, r->len, 0, NULL);
             assert_non_null(json_object_get(json_object_get(body, "error"), "message"));
             assert_true(json_is_integer(json_object_get(json_object_get(body, "error"), "code")) ==
@@ -301,17 +286,15 @@ static int setup(void **state)
 {
     (void)state;
     json_set_alloc_funcs(scarce_malloc, free);
-    reply_set_boot_id("0123456789abcdef0123456789abcdef");
     return 0;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reply_json_is_compact_and_says_boot),
+        cmocka_unit_test(test_reply_json_is_compact),
         cmocka_unit_test(test_reply_json_keeps_a_nul),
         cmocka_unit_test(test_reply_empty),
-        cmocka_unit_test(test_reply_boot_id_can_be_left_out),
         cmocka_unit_test(test_reply_error_native_form),
         cmocka_unit_test(test_reply_error_openai_form),
         cmocka_unit_test(test_reply_error_make_every_code),

@@ -436,12 +436,14 @@ static void test_encode_refuses_a_long_text(void **state)
     tokenizer_free(t);
 }
 
-/* A pattern that backtracks without end, and one that needs a deep stack. */
+/* A pattern that backtracks without end, one that needs a deep stack, and two that are slow, not
+ * too slow, at each of many places: all matches fail, or the last alternative always matches. */
 static void test_encode_survives_a_pathological_pattern(void **state)
 {
-    static const char *const patterns[] = {SPLIT_THEN_BYTES("(a+)+[bc]"),
-                                           SPLIT_THEN_BYTES("(?:(?=a)(?:a|aa))*[bc]")};
-    char text[4096];
+    static const char *const patterns[] = {
+        SPLIT_THEN_BYTES("(a+)+[bc]"), SPLIT_THEN_BYTES("(?:(?=a)(?:a|aa))*[bc]"),
+        SPLIT_THEN_BYTES("(?:a|b)+?[CD]"), SPLIT_THEN_BYTES("(?:a|b)+?[CD]|a")};
+    static char text[60000];
 
     (void)state;
     memset(text, 'a', sizeof text);

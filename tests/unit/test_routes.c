@@ -1,0 +1,101 @@
+/* The route table: who answers what. */
+#include "handlers/route.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_route_find_matches(void **state)
+{
+    static const struct {
+        enum exchange_method method;
+        const char *path, *operation, *arg;
+    } rows[] = {
+        {METHOD_GET, "/health", "health", ""},
+        {METHOD_HEAD, "/health", "health", ""},
+        {METHOD_POST, "/ping", "ping", ""},
+        {METHOD_POST, "/v1/update_weights", "update", ""},
+        {METHOD_POST, "/v1/update_weights/start", "updateStart", ""},
+        {METHOD_GET, "/v1/update_weights/upd-1", "updateGet", "upd-1"},
+        {METHOD_DELETE, "/v1/update_weights/upd-1", "updateDelete", "upd-1"},
+        {METHOD_GET, "/v1/weights", "weightsList", ""},
+        {METHOD_GET, "/v1/weights/model.norm.weight", "weightsGet", "model.norm.weight"},
+        {METHOD_GET, "/v1/weights/a/b", "weightsGet", "a/b"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err e = {0};
+        size_t at = 0;
+        const struct route *r = route_find(rows[i].path, rows[i].method, &at, &e);
+
+        assert_non_null(r);
+        assert_string_equal(r->operation, rows[i].operation);
+        assert_string_equal(rows[i].path + at, rows[i].arg);
+    }
+}
+
+static void test_route_find_refuses(void **state)
+{
+    static const struct {
+        enum exchange_method method;
+        const char *path;
+        enum err_code code;
+        const char *says;
+    } rows[] = {
+        {METHOD_GET, "/nothing", ERR_NOT_FOUND, "/nothing"},
+        {METHOD_GET, "/", ERR_NOT_FOUND, "/"},
+        {METHOD_GET, "/health/", ERR_NOT_FOUND, "/health/"},
+        {METHOD_GET, "/v1/weights/", ERR_NOT_FOUND, "/v1/weights/"},
+        {METHOD_POST, "/health", ERR_BAD_METHOD, "GET, HEAD"},
+        {METHOD_OTHER, "/health", ERR_BAD_METHOD, "GET"},
+        /* A fixed path is not taken for a variable because its method is wrong. */
+        {METHOD_GET, "/v1/update_weights/start", ERR_BAD_METHOD, "POST"},
+        {METHOD_DELETE, "/v1/update_weights/finish", ERR_BAD_METHOD, "POST"},
+        {METHOD_GET, "/v1/weights/plans", ERR_BAD_METHOD, "POST"},
+        {METHOD_PUT, "/v1/update_weights/upd-1", ERR_BAD_METHOD, "GET, HEAD, DELETE"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err e = {0};
+        size_t at = 99;
+
+        assert_null(route_find(rows[i].path, rows[i].method, &at, &e));
+        assert_int_equal(e.code, rows[i].code);
+        assert_non_null(strstr(e.msg, rows[i].says));
+        assert_int_equal(at, 99);
+    }
+}
+
+static void test_routes_are_whole(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_routes; i++) {
+        const struct route *r = &routes[i];
+
+        assert_non_null(r->handle);
+        assert_true(r->methods != 0 && (r->methods & METHOD_OTHER) == 0);
+        assert_true(r->body_max > 0);
+        assert_true((r->body == BODY_NONE) == (r->members == NULL));
+        for (size_t k = 0; k < i; k++) {
+            assert_string_not_equal(r->operation, routes[k].operation);
+            assert_true(strcmp(r->pattern, routes[k].pattern) != 0 ||
+                        (r->methods & routes[k].methods) == 0);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_route_find_matches),
+        cmocka_unit_test(test_route_find_refuses),
+        cmocka_unit_test(test_routes_are_whole),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
