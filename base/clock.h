@@ -5,7 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CLOCK_NEVER UINT64_MAX /* a deadline that does not come; only for waits on our own threads */
+#define CLOCK_NEVER                                                                                \
+    UINT64_MAX /* a deadline that does not come; only for waits on our own threads */
 
 /* clock_now_us - microseconds of CLOCK_MONOTONIC. Threads: any. */
 uint64_t clock_now_us(void);

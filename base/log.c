@@ -33,11 +33,11 @@ static struct {
     uint64_t unreported; /* dropped since the last report */
     bool stopping;
 
-    pthread_t writer;                 /* log_open's thread only */
-    atomic_int fd;                    /* relaxed; set before the writer starts */
-    atomic_int least;                 /* relaxed; a filter */
-    atomic_uint_fast64_t n_dropped;   /* relaxed; a gauge */
-    atomic_bool open;                 /* release after ring and lock are made; acquire by log_end */
+    pthread_t writer;               /* log_open's thread only */
+    atomic_int fd;                  /* relaxed; set before the writer starts */
+    atomic_int least;               /* relaxed; a filter */
+    atomic_uint_fast64_t n_dropped; /* relaxed; a gauge */
+    atomic_bool open;               /* release after ring and lock are made; acquire by log_end */
 } g = {.fd = STDERR_FILENO, .least = LOG_INFO};
 
 static void write_all(const char *text, size_t len)
@@ -146,10 +146,11 @@ void log_begin(struct log_rec *r, enum log_level level, const char *event)
 
     (void)clock_gettime(CLOCK_REALTIME, &ts);
     (void)gmtime_r(&ts.tv_sec, &tm);
-    len = snprintf(head, sizeof head,
-                   "{\"ts\":\"%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\",\"level\":\"%s\",\"event\":\"%s\"",
-                   tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
-                   ts.tv_nsec / 1000000L, names[level], event);
+    len = snprintf(
+        head, sizeof head,
+        "{\"ts\":\"%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\",\"level\":\"%s\",\"event\":\"%s\"",
+        tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
+        ts.tv_nsec / 1000000L, names[level], event);
     r->level = level;
     r->len = 0;
     r->cut = false;
@@ -225,7 +226,8 @@ void log_err(struct log_rec *r, const struct err *e)
     log_str(r, "message", e->msg);
 }
 
-/* Queues a finished line, or drops and counts it. Returns false when it must be written directly. */
+/* Queues a finished line, or drops and counts it. Returns false when it must be written directly.
+ */
 static bool enqueue(const char *text, size_t len)
 {
     struct slot *s;

@@ -14,25 +14,25 @@
 #include <stdint.h>
 
 enum {
-    GEN_STOPS_MAX = 16,          /* stop strings, and stop token ids: 64 */
+    GEN_STOPS_MAX = 16, /* stop strings, and stop token ids: 64 */
     GEN_STOP_IDS_MAX = 64,
-    GEN_STOP_LEN_MAX = 256,      /* bytes of one stop string */
-    GEN_LOGPROBS_MAX = 64        /* top-k logprobs a token */
+    GEN_STOP_LEN_MAX = 256, /* bytes of one stop string */
+    GEN_LOGPROBS_MAX = 64   /* top-k logprobs a token */
 };
 
 /* How to sample. Ranges are checked by gen_params_check. */
 struct gen_params {
-    uint32_t max_tokens;      /* >= 1; GEN_MAX_TOKENS_REST = what the context (or the whole KV
-                                 cache, if that is smaller) leaves */
-    uint32_t min_tokens;      /* until then eos, stop_ids and stops do not end it; the ids are
-                                 masked, eos also with ignore_eos, as in vLLM */
-    float temperature;        /* 0 = greedy */
-    float top_p;              /* (0, 1] */
-    int32_t top_k;            /* 0 or -1 = off */
-    float min_p;              /* [0, 1] */
-    uint64_t seed;            /* always set: the caller draws one when the client gave none */
-    int32_t logprobs;         /* -1 = none; k = the sampled token and the k best (0: sampled only) */
-    int32_t prompt_logprobs;  /* -1 = none; as logprobs */
+    uint32_t max_tokens;     /* >= 1; GEN_MAX_TOKENS_REST = what the context (or the whole KV
+                                cache, if that is smaller) leaves */
+    uint32_t min_tokens;     /* until then eos, stop_ids and stops do not end it; the ids are
+                                masked, eos also with ignore_eos, as in vLLM */
+    float temperature;       /* 0 = greedy */
+    float top_p;             /* (0, 1] */
+    int32_t top_k;           /* 0 or -1 = off */
+    float min_p;             /* [0, 1] */
+    uint64_t seed;           /* always set: the caller draws one when the client gave none */
+    int32_t logprobs;        /* -1 = none; k = the sampled token and the k best (0: sampled only) */
+    int32_t prompt_logprobs; /* -1 = none; as logprobs */
     bool ignore_eos;
     uint32_t n_stop_ids;
     uint32_t stop_ids[GEN_STOP_IDS_MAX];
@@ -55,7 +55,7 @@ struct gen_top {
 
 struct gen_token {
     uint32_t id;
-    float logprob;            /* raw: log softmax of the model's logits, before any sampling rule */
+    float logprob; /* raw: log softmax of the model's logits, before any sampling rule */
     uint32_t rank;
     uint32_t n_top;
     const struct gen_top *top; /* [n_top], best first; of the output */
@@ -73,21 +73,21 @@ const char *gen_finish_name(enum gen_finish f); /* "stop", "length", "abort", "e
 
 struct gen_output {
     uint32_t n_tokens;
-    const struct gen_token *tokens;  /* [n_tokens]; addresses stay while it grows */
+    const struct gen_token *tokens; /* [n_tokens]; addresses stay while it grows */
     uint32_t n_spans;
     const struct gen_span *spans;
     uint32_t n_prompt;
-    const struct gen_token *prompt;  /* [n_prompt] when prompt_logprobs >= 0 (entry 0 has no
-                                        logprob), else NULL */
+    const struct gen_token *prompt; /* [n_prompt] when prompt_logprobs >= 0 (entry 0 has no
+                                       logprob), else NULL */
     enum gen_finish finish;
-    int64_t stop_id;                 /* the stop_ids entry that ended it, or -1 */
-    const char *stop_text;           /* the stop string that ended it, or NULL */
-    uint32_t stop_text_cut;          /* bytes of text, at the end, that belong to the stop string
-                                        and what follows it in the last token; special tokens
-                                        have no text */
-    uint64_t longest_gap_us;         /* between two of its tokens */
-    uint64_t first_token_us;         /* from submit */
-    struct err error;                /* GEN_ERROR: why */
+    int64_t stop_id;         /* the stop_ids entry that ended it, or -1 */
+    const char *stop_text;   /* the stop string that ended it, or NULL */
+    uint32_t stop_text_cut;  /* bytes of text, at the end, that belong to the stop string
+                                and what follows it in the last token; special tokens
+                                have no text */
+    uint64_t longest_gap_us; /* between two of its tokens */
+    uint64_t first_token_us; /* from submit */
+    struct err error;        /* GEN_ERROR: why */
 };
 
 struct gen_sink {
@@ -98,9 +98,9 @@ struct gen_sink {
 };
 
 struct gen_request {
-    uint32_t *prompt;          /* owned; token ids */
-    uint32_t n_prompt;         /* >= 1 */
-    struct gen_params params;  /* owns its stop strings */
+    uint32_t *prompt;         /* owned; token ids */
+    uint32_t n_prompt;        /* >= 1 */
+    struct gen_params params; /* owns its stop strings */
     const struct gen_sink *sink;
     void *sink_arg;
 };
@@ -111,16 +111,16 @@ struct gen_output *gen_output_take(struct gen_output *out);
 void gen_output_free(struct gen_output *out); /* accepts NULL; any thread */
 
 struct engine_stats {
-    uint64_t heartbeat_us;      /* when the step loop last turned (monotonic); it turns when idle */
+    uint64_t heartbeat_us; /* when the step loop last turned (monotonic); it turns when idle */
     uint32_t n_running, n_waiting;
     uint64_t n_prompt_tokens, n_generated_tokens, n_steps;
     uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */
     uint64_t kv_tokens_used, kv_tokens_max;
-    uint64_t step_us_max;       /* longest step since start */
+    uint64_t step_us_max; /* longest step since start */
 };
 
 struct engine_info {
-    const char *model_path;     /* borrowed */
+    const char *model_path; /* borrowed */
     uint32_t vocab_size, max_model_len;
 };
 
@@ -140,14 +140,15 @@ struct engine_ops {
     /* Ends it within one step and 100 ms with GEN_ABORT. An unknown or ended id is harmless. */
     void (*cancel)(struct engine *en, uint64_t id);
 
-    void (*stats)(struct engine *en, struct engine_stats *out); /* any thread, never waits on a step */
+    void (*stats)(struct engine *en,
+                  struct engine_stats *out); /* any thread, never waits on a step */
     void (*info)(struct engine *en, struct engine_info *out);
 
     /* Refuse new work; running generations go on. */
     void (*drain)(struct engine *en);
 
-    /* Aborts what runs (done is called) and joins the threads; submit refuses from now on, the other
-     * calls stay allowed. Repeating is harmless. Threads: the owner's. */
+    /* Aborts what runs (done is called) and joins the threads; submit refuses from now on, the
+     * other calls stay allowed. Repeating is harmless. Threads: the owner's. */
     void (*stop)(struct engine *en);
 
     void (*free)(struct engine *en); /* stops first; accepts NULL */

@@ -102,8 +102,8 @@ static int load(json_t **out, const char *text, size_t len, bool strict, struct 
 
     memory.parsing = true;
     memory.starved = false;
-    root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL),
-                      &why);
+    root = json_loadb(
+        text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL), &why);
     memory.parsing = false;
     starved = memory.starved || (root == NULL && looks_starved(&why));
     if (starved) {

@@ -5,12 +5,11 @@
 
 static json_t *permission(const struct app *app)
 {
-    return json_pack("{s:s, s:s, s:I, s:b, s:b, s:b, s:b, s:b, s:b, s:s, s:n, s:b}", "id",
-                     "modelperm-baton", "object", "model_permission", "created",
-                     (json_int_t)app->life->started_wall_s, "allow_create_engine", 0,
-                     "allow_sampling", 1, "allow_logprobs", 1, "allow_search_indices", 0,
-                     "allow_view", 1, "allow_fine_tuning", 0, "organization", "*", "group",
-                     "is_blocking", 0);
+    return json_pack(
+        "{s:s, s:s, s:I, s:b, s:b, s:b, s:b, s:b, s:b, s:s, s:n, s:b}", "id", "modelperm-baton",
+        "object", "model_permission", "created", (json_int_t)app->life->started_wall_s,
+        "allow_create_engine", 0, "allow_sampling", 1, "allow_logprobs", 1, "allow_search_indices",
+        0, "allow_view", 1, "allow_fine_tuning", 0, "organization", "*", "group", "is_blocking", 0);
 }
 
 int handle_models(struct app *app, struct exchange *x, struct err *e)
@@ -29,6 +28,7 @@ int handle_models(struct app *app, struct exchange *x, struct err *e)
             data = NULL;
         }
     }
-    reply_json(x, 200, data == NULL ? NULL : json_pack("{s:s, s:o}", "object", "list", "data", data));
+    reply_json(x, 200,
+               data == NULL ? NULL : json_pack("{s:s, s:o}", "object", "list", "data", data));
     return 0;
 }

@@ -39,11 +39,11 @@ static json_t *admission_json(struct admission *a)
     struct admission_stats s;
 
     admission_stats(a, &s);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "running",
-                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "concurrency",
-                     (json_int_t)s.n_permits, "queue", (json_int_t)s.n_queue_max, "granted",
-                     (json_int_t)s.n_granted, "refused", (json_int_t)s.n_refused, "cancelled",
-                     (json_int_t)s.n_cancelled, "wait_ms_max", (double)s.wait_us_max / 1e3);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "running", (json_int_t)s.n_running,
+                     "waiting", (json_int_t)s.n_waiting, "concurrency", (json_int_t)s.n_permits,
+                     "queue", (json_int_t)s.n_queue_max, "granted", (json_int_t)s.n_granted,
+                     "refused", (json_int_t)s.n_refused, "cancelled", (json_int_t)s.n_cancelled,
+                     "wait_ms_max", (double)s.wait_us_max / 1e3);
 }
 
 static json_t *engine_json(const struct app *app)
@@ -57,10 +57,10 @@ static json_t *engine_json(const struct app *app)
     return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "name",
                      app->engine->ops->name, "heartbeat_age_ms",
                      now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
-                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting,
-                     "kv_tokens_used", (json_int_t)s.kv_tokens_used, "kv_tokens_max",
-                     (json_int_t)s.kv_tokens_max, "n_steps", (json_int_t)s.n_steps,
-                     "n_prompt_tokens", (json_int_t)s.n_prompt_tokens, "n_generated_tokens",
+                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
+                     (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max,
+                     "n_steps", (json_int_t)s.n_steps, "n_prompt_tokens",
+                     (json_int_t)s.n_prompt_tokens, "n_generated_tokens",
                      (json_int_t)s.n_generated_tokens, "step_ms_max", (double)s.step_us_max / 1e3);
 }
 
@@ -95,15 +95,15 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
                                        why.msg);
 
     (void)e;
-    reply_json(x, 200,
-               json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o}",
-                         "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
-                         (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
-                         life_state_name(life_state(app->life)), "live", (int)live, "ready",
-                         (int)ready, "reason", reason, "weights", weights_json(app), "update",
-                         update_or_null(app), "admission", "generate",
-                         admission_json(app->generate), "detokenize",
-                         admission_json(app->detokenize), "engine", engine_json(app), "http",
-                         http_json(app), "model", model_json(app)));
+    reply_json(
+        x, 200,
+        json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o}",
+                  "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
+                  (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
+                  life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
+                  "reason", reason, "weights", weights_json(app), "update", update_or_null(app),
+                  "admission", "generate", admission_json(app->generate), "detokenize",
+                  admission_json(app->detokenize), "engine", engine_json(app), "http",
+                  http_json(app), "model", model_json(app)));
     return 0;
 }

@@ -13,8 +13,8 @@
 
 enum { REASON_MAX = 200 };
 
-const char *const update_start_members[] = {"mode", "weight_version", "partial",
-                                            "convert", "lease_s", NULL};
+const char *const update_start_members[] = {"mode",    "weight_version", "partial",
+                                            "convert", "lease_s",        NULL};
 const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
 const char *const update_abort_members[] = {"update_id", "reason", NULL};
 const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
@@ -70,8 +70,7 @@ int handle_update_start(struct app *app, struct exchange *x, struct err *e)
 /* The update_id member of a body: required, 1..UPDATE_ID_MAX bytes. */
 static int id_parse(const char **id, const json_t *body, struct err *e)
 {
-    if (body_required(body, "", "update_id", e) != 0 ||
-        body_str(id, body, "", "update_id", e) != 0)
+    if (body_required(body, "", "update_id", e) != 0 || body_str(id, body, "", "update_id", e) != 0)
         return -1;
     if (**id == '\0' || strlen(*id) > UPDATE_ID_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/update_id", "an id is 1 to %d bytes long",
@@ -80,8 +79,7 @@ static int id_parse(const char **id, const json_t *body, struct err *e)
 }
 
 /* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
-static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *body,
-                      struct err *e)
+static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *body, struct err *e)
 {
     const json_t *object = NULL, *value;
     struct update_checksum *sums;
@@ -102,8 +100,8 @@ static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *b
         if (!json_is_string(value) || !checksum_parse(&sums[i].sum, json_string_value(value))) {
             free(sums);
             (void)snprintf(field, sizeof field, "/checksums/%.120s", name);
-            return err_set(e, ERR_BAD_REQUEST, field, "the checksum of '%.160s' is not %d hex digits",
-                           name, CHECKSUM_LEN);
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "the checksum of '%.160s' is not %d hex digits", name, CHECKSUM_LEN);
         }
         i++;
     }

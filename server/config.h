@@ -19,16 +19,16 @@ enum { CONFIG_LIST_MAX = 16 };
  * "choose"; help says so. */
 #define CONFIG_OPTIONS(X)                                                                          \
     X(STR, model, "model", "DIR", "", 0, 0,                                                        \
-      "Hugging Face model directory: config.json, tokenizer.json, weights")                       \
+      "Hugging Face model directory: config.json, tokenizer.json, weights")                        \
     X(STR, weights, "weights", "FILE", "", 0, 0,                                                   \
-      "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "      \
+      "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "       \
       "default: those of --model, if it has any")                                                  \
     X(STR, weight_version, "weight-version", "LABEL", "initial", 0, 0,                             \
       "label of the weights served first")                                                         \
     X(STR, served_model_name, "served-model-name", "NAME", "", 0, 0,                               \
       "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
     X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \
-      "embedded, or none: a store without generation (with --manifest)")                          \
+      "embedded, or none: a store without generation (with --manifest)")                           \
     X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
       "with --engine none: what an update must cover, a .safetensors file or JSON columns")        \
     X(STR, listen, "listen", "ADDRESS:PORT", "127.0.0.1:8700", 0, 0,                               \
@@ -36,7 +36,7 @@ enum { CONFIG_LIST_MAX = 16 };
     X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
       "allow --listen beyond loopback although there are no keys")                                 \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
-      "root beneath which update sources of kind \"path\" may lie; repeatable; none: refused")      \
+      "root beneath which update sources of kind \"path\" may lie; repeatable; none: refused")     \
     X(INT, front_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front")       \
     X(INT, control_threads, "control-threads", "N", "2", 1, 64,                                    \
       "threads for update, weights and status requests")                                           \
@@ -86,12 +86,12 @@ enum { CONFIG_LIST_MAX = 16 };
       "after SIGTERM, how long running work may take to end")                                      \
     X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")
 
-#define CONFIG_TYPE_STR const char *
-#define CONFIG_TYPE_INT uint64_t
-#define CONFIG_TYPE_MS uint64_t
+#define CONFIG_TYPE_STR    const char *
+#define CONFIG_TYPE_INT    uint64_t
+#define CONFIG_TYPE_MS     uint64_t
 #define CONFIG_TYPE_NBYTES uint64_t
-#define CONFIG_TYPE_BOOL bool
-#define CONFIG_TYPE_LIST struct config_list
+#define CONFIG_TYPE_BOOL   bool
+#define CONFIG_TYPE_LIST   struct config_list
 
 struct config_list {
     const char *items[CONFIG_LIST_MAX]; /* owned by the config */

@@ -18,7 +18,8 @@ struct front;
 
 enum front_body {
     FRONT_BODY_WHOLE, /* collected, bounded by body_max, then dispatched */
-    FRONT_BODY_STREAM /* head collected (head_nbytes), dispatched, then read by exchange_body_read */
+    FRONT_BODY_STREAM /* head collected (head_nbytes), dispatched, then read by exchange_body_read
+                       */
 };
 
 /* What the application says of a request whose headers have come. */
@@ -32,7 +33,7 @@ struct front_plan {
 
 /* How one exchange ended, for the log line and the counters. */
 struct front_outcome {
-    int status;           /* sent, or 499 when the peer went first */
+    int status; /* sent, or 499 when the peer went first */
     bool gone;
     uint64_t nbytes_in, nbytes_out;
     uint64_t duration_us; /* from first header to the end of the answer */
@@ -48,7 +49,8 @@ struct front_app {
     /* Build the error answer for e in the form of x->route (which may be NULL). Must not fail: a
      * static 500 is its last resort. */
     void (*reject)(void *app, struct exchange *x, const struct err *e, struct exchange_reply *out);
-    /* Called exactly once for each exchange that `route` saw, after the last byte or the hang-up. */
+    /* Called exactly once for each exchange that `route` saw, after the last byte or the hang-up.
+     */
     void (*done)(void *app, const struct exchange *x, const struct front_outcome *o);
 };
 

@@ -94,8 +94,8 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
         return manifest_load(&h->manifest, c->manifest, e);
     }
     if (strcmp(c->engine, "embedded") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "--engine", "engine '%.32s' is not one of embedded, none",
-                       c->engine);
+        return err_set(e, ERR_BAD_REQUEST, "--engine",
+                       "engine '%.32s' is not one of embedded, none", c->engine);
     if (c->model == NULL)
         return err_set(e, ERR_BAD_REQUEST, "--model", "--model DIR is required");
     if (model_config_load(&h->model, c->model, e) != 0 ||
@@ -294,7 +294,8 @@ static int build(struct house *h, const struct config *c, const struct config_li
 }
 
 /* First everything stops, in the order in which work flows, so that every open exchange is still
- * answered; then the front's loops end, which may have asked any part how it is; then memory goes. */
+ * answered; then the front's loops end, which may have asked any part how it is; then memory goes.
+ */
 static void stop_all(struct house *h)
 {
     struct app *a = &h->app;
@@ -402,10 +403,11 @@ int serve(const struct config *config, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to start");
     rc = config_listen_parse(&at, config->listen, e);
     if (rc == 0 && !at.loopback && !config->insecure)
-        rc = err_set(e, ERR_FORBIDDEN, "--listen",
-                     "'%.64s' is beyond loopback and there is no key; say --insecure if the network "
-                     "is trusted",
-                     config->listen);
+        rc = err_set(
+            e, ERR_FORBIDDEN, "--listen",
+            "'%.64s' is beyond loopback and there is no key; say --insecure if the network "
+            "is trusted",
+            config->listen);
     if (rc == 0)
         rc = build(h, config, &at, e);
     if (rc == 0)

@@ -200,7 +200,7 @@ static void digest_of(const struct plan *p, char out[PLAN_DIGEST_LEN + 1])
     sha256_init(&ctx);
     for (uint32_t i = 0; i < p->n_tensors; i++) {
         const struct tensor_spec *t = &p->tensors[i];
-        size_t len = (size_t)sprintf(tail, "\t%s\t", dtype_name(t->dtype));
+        size_t len = (size_t)snprintf(tail, sizeof tail, "\t%s\t", dtype_name(t->dtype));
         for (uint32_t k = 0; k < t->ndim; k++) {
             if (k > 0)
                 tail[len++] = ',';
@@ -212,7 +212,7 @@ static void digest_of(const struct plan *p, char out[PLAN_DIGEST_LEN + 1])
     }
     sha256_digest(&ctx, sizeof digest, digest);
     for (size_t i = 0; i < sizeof digest; i++)
-        (void)sprintf(out + 2 * i, "%02x", digest[i]);
+        (void)snprintf(out + 2 * i, 3, "%02x", digest[i]);
 }
 
 int plan_builder_finish(struct plan_builder *b, struct plan **out, struct err *e)

@@ -94,65 +94,52 @@ static void test_plan_shape_text_and_cuts(void **state)
 
 static char long_name[PLAN_NAME_LEN_MAX + 2];
 
+static const struct {
+    const char *what, *name;
+    enum dtype dtype;
+    uint32_t ndim;
+    uint64_t shape[PLAN_NDIM_MAX + 1], numel;
+    const char *field, *says;
+} add_refusals[] = {
+    {"empty name", "", DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "empty"},
+    {"long name", long_name, DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "1024"},
+    {"newline", "x\ny", DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "0x0a"},
+    {"delete", "x\x7f", DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "0x7f"},
+    {"repeated name",
+     "b",
+     DTYPE_F32,
+     1,
+     {1},
+     SAID_NOTHING,
+     "/names/2",
+     "'b' is named twice, at 1 and at 2"},
+    {"no dtype", "x", DTYPE_NONE, 1, {1}, SAID_NOTHING, "/dtypes/2", "BF16"},
+    {"ndim",
+     "x",
+     DTYPE_F32,
+     9,
+     {1, 1, 1, 1, 1, 1, 1, 1, 1},
+     SAID_NOTHING,
+     "/shapes/2",
+     "9 dimensions"},
+    {"numel overflow", "x", DTYPE_U8, 2, {UINT64_MAX, 2}, SAID_NOTHING, "/shapes/2", "2^63"},
+    {"nbytes overflow", "x", DTYPE_F64, 1, {UINT64_C(1) << 61}, SAID_NOTHING, "/shapes/2", "2^63"},
+    {"overflow behind a zero",
+     "x",
+     DTYPE_U8,
+     3,
+     {0, UINT64_MAX, 2},
+     SAID_NOTHING,
+     "/shapes/2",
+     "2^63"},
+    {"sum overflow", "x", DTYPE_U8, 1, {INT64_MAX}, SAID_NOTHING, "/shapes/2", "the plan has more"},
+    {"size", "x", DTYPE_F32, 2, {3, 5}, 14, "/sizes/2", "size is 14, but its shape has 15"},
+    {"size of scalar", "x", DTYPE_F32, 0, {0}, 0, "/sizes/2", "has 1 elements"},
+};
+
 /* Each row is added after tensors "a" and "b"; the builder must then be as before. */
 static void test_plan_builder_add_refusals(void **state)
 {
-    static const struct {
-        const char *what, *name;
-        enum dtype dtype;
-        uint32_t ndim;
-        uint64_t shape[PLAN_NDIM_MAX + 1], numel;
-        const char *field, *says;
-    } rows[] = {
-        {"empty name", "", DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "empty"},
-        {"long name", long_name, DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "1024"},
-        {"newline", "x\ny", DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "0x0a"},
-        {"delete", "x\x7f", DTYPE_F32, 1, {1}, SAID_NOTHING, "/names/2", "0x7f"},
-        {"repeated name",
-         "b",
-         DTYPE_F32,
-         1,
-         {1},
-         SAID_NOTHING,
-         "/names/2",
-         "'b' is named twice, at 1 and at 2"},
-        {"no dtype", "x", DTYPE_NONE, 1, {1}, SAID_NOTHING, "/dtypes/2", "BF16"},
-        {"ndim",
-         "x",
-         DTYPE_F32,
-         9,
-         {1, 1, 1, 1, 1, 1, 1, 1, 1},
-         SAID_NOTHING,
-         "/shapes/2",
-         "9 dimensions"},
-        {"numel overflow", "x", DTYPE_U8, 2, {UINT64_MAX, 2}, SAID_NOTHING, "/shapes/2", "2^63"},
-        {"nbytes overflow",
-         "x",
-         DTYPE_F64,
-         1,
-         {UINT64_C(1) << 61},
-         SAID_NOTHING,
-         "/shapes/2",
-         "2^63"},
-        {"overflow behind a zero",
-         "x",
-         DTYPE_U8,
-         3,
-         {0, UINT64_MAX, 2},
-         SAID_NOTHING,
-         "/shapes/2",
-         "2^63"},
-        {"sum overflow",
-         "x",
-         DTYPE_U8,
-         1,
-         {INT64_MAX},
-         SAID_NOTHING,
-         "/shapes/2",
-         "the plan has more"},
-        {"size", "x", DTYPE_F32, 2, {3, 5}, 14, "/sizes/2", "size is 14, but its shape has 15"},
-        {"size of scalar", "x", DTYPE_F32, 0, {0}, 0, "/sizes/2", "has 1 elements"},
-    };
     struct plan_builder *b = builder();
     struct plan *p;
 
@@ -160,14 +147,15 @@ static void test_plan_builder_add_refusals(void **state)
     memset(long_name, 'n', sizeof long_name - 1);
     add(b, "a", DTYPE_F32, 1, 4, 0);
     add(b, "b", DTYPE_F32, 1, 4, 0);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof add_refusals / sizeof add_refusals[0]; i++) {
         struct err e = {0};
-        assert_int_equal(plan_builder_add(b, rows[i].name, rows[i].dtype, rows[i].shape,
-                                          rows[i].ndim, rows[i].numel, &e),
+        assert_int_equal(plan_builder_add(b, add_refusals[i].name, add_refusals[i].dtype,
+                                          add_refusals[i].shape, add_refusals[i].ndim,
+                                          add_refusals[i].numel, &e),
                          -1);
-        if (e.code != ERR_BAD_REQUEST || strcmp(e.field, rows[i].field) != 0 ||
-            strstr(e.msg, rows[i].says) == NULL)
-            fail_msg("%s: %s: %s", rows[i].what, e.field, e.msg);
+        if (e.code != ERR_BAD_REQUEST || strcmp(e.field, add_refusals[i].field) != 0 ||
+            strstr(e.msg, add_refusals[i].says) == NULL)
+            fail_msg("%s: %s: %s", add_refusals[i].what, e.field, e.msg);
     }
     add(b, "x", DTYPE_F32, 1, 1, 0);
     p = finish(b);
