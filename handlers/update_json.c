@@ -2,6 +2,7 @@
 #include "handlers/update_json.h"
 
 #include "base/exchange.h"
+#include "base/utf8.h"
 #include "handlers/reply.h"
 
 #include <string.h>
@@ -19,10 +20,15 @@ json_t *names_json(const char *const *names, uint32_t n)
     return list;
 }
 
-static json_t *error_or_null(const struct err *e)
+/* A message may have been cut inside a character, which JSON cannot carry. */
+static json_t *error_or_null(const struct err *cause)
 {
+    struct err copy = *cause, *e = &copy;
+
     if (e->code == ERR_NONE)
         return json_null();
+    (void)utf8_clean(e->msg);
+    (void)utf8_clean(e->field);
     return json_pack("{s:s, s:s, s:o, s:b}", "code", err_wire_name(e->code), "message", e->msg,
                      "param", e->field[0] != '\0' ? json_string(e->field) : json_null(),
                      "retryable", err_retryable(e->code));

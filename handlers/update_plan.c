@@ -1,4 +1,5 @@
 /* The columns of a transfer: names, dtypes, shapes, sizes, checksums. */
+#include "base/utf8.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/update_parts.h"
@@ -223,6 +224,7 @@ int checksums_from_body(struct checksum **sums, bool **has, const json_t *body,
 
 int label_check(const char *label, const char *field, struct err *e)
 {
+    char copy[VERSION_LABEL_MAX + 1];
     size_t len = strlen(label);
 
     if (len == 0 || len > VERSION_LABEL_MAX)
@@ -234,5 +236,8 @@ int label_check(const char *label, const char *field, struct err *e)
             return err_set(e, ERR_BAD_REQUEST, field,
                            "byte %zu of the weight version is a control character", i);
     }
+    memcpy(copy, label, len + 1);
+    if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
+        return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
     return 0;
 }

@@ -18,6 +18,7 @@
 #include "transport/file.h"
 #include "weights/update.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +43,8 @@ struct house {
     struct file_weights first_weights;
     struct tokenizer *tokenizer;
     char model_name[PATH_LEN_MAX];
+    struct config config;        /* as given, with what is resolved once */
+    char *roots[CONFIG_LIST_MAX]; /* owned: --allow-path as real, absolute directories */
 };
 
 /* The directory's last part, without trailing slashes. */
@@ -280,9 +283,27 @@ static int push_first(struct house *h, const struct config *c, struct err *e)
     return rc;
 }
 
+/* Requests name absolute paths; a root given as "./checkpoints" or through a link means the
+ * directory that it is now. */
+static int resolve_roots(struct house *h, struct err *e)
+{
+    struct config_list *list = &h->config.allow_path;
+
+    for (size_t i = 0; i < list->n; i++) {
+        h->roots[i] = realpath(list->items[i], NULL);
+        if (h->roots[i] == NULL)
+            return err_set_errno(e, ERR_BAD_REQUEST, "--allow-path", errno, "'%.200s'",
+                                 list->items[i]);
+        list->items[i] = h->roots[i];
+    }
+    return 0;
+}
+
 static int build(struct house *h, const struct config *c, const struct config_listen *at,
                  struct err *e)
 {
+    if (resolve_roots(h, e) != 0)
+        return -1;
     h->app.config = c;
     h->app.life = &h->life;
     life_init(&h->life);
@@ -332,6 +353,8 @@ static void take_down(struct house *h)
     store_free(a->store);
     manifest_free(h->manifest);
     tokenizer_free(h->tokenizer);
+    for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
+        free(h->roots[i]);
 }
 
 /* Waits for SIGTERM or SIGINT, at most `seconds` (0: for ever). Returns true when one came. */
@@ -401,6 +424,8 @@ int serve(const struct config *config, struct err *e)
 
     if (h == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to start");
+    h->config = *config; /* its storage stays the caller's */
+    config = &h->config;
     rc = config_listen_parse(&at, config->listen, e);
     if (rc == 0 && !at.loopback && !config->insecure)
         rc = err_set(

@@ -2,9 +2,9 @@
 # Usage of a test: NAME.sh BATON_BINARY FIXTURES CLIENT_DIR
 set -euo pipefail
 
-BATON=$1
-MODEL=$2/kjv-qwen3-1m
-CLIENT=$3/baton.py
+BATON=$(realpath "$1")
+MODEL=$(realpath "$2")/kjv-qwen3-1m
+CLIENT=$(realpath "$3")/baton.py
 PYTHON=${PYTHON:-/usr/bin/python3} # where apt puts numpy and yaml
 CHECKPOINTS=$MODEL/checkpoints
 WORK=$(mktemp --directory)

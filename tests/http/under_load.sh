@@ -6,7 +6,7 @@ source "$(dirname "$0")/lib.sh"
 serve_model --allow-path "$CHECKPOINTS" --generate-concurrency 8 --generate-queue 4
 
 "$PYTHON" - "$URL" "$MODEL" "$CLIENT" <<'P'
-import json, os, sys, threading
+import json, os, sys, threading, time
 sys.path.insert(0, os.path.dirname(sys.argv[3]))
 import baton
 
@@ -42,7 +42,7 @@ def client():
             whole += len(spans) == 1
             mixed += len(spans) > 1
 
-clients = [threading.Thread(target=client) for _ in range(6)]
+clients = [threading.Thread(target=client, daemon=True) for _ in range(6)]
 for c in clients:
     c.start()
 tensors = {label: baton.load_file(f"{model}/checkpoints/{s}.safetensors") for label, s in steps.items()}
@@ -52,6 +52,9 @@ for i in range(24):
     source = f"{model}/checkpoints/{steps[label]}.safetensors" if via == "path" else tensors[label]
     answer = baton.push(source, url, via=via, weight_version=label)
     assert answer["phase"] == "committed" and answer["serial"] == i + 2, answer
+deadline = time.monotonic() + 60
+while whole == 0 and not errors and time.monotonic() < deadline:
+    time.sleep(0.05)  # a sanitizer's server is slower than the updates came
 stop.set()
 for c in clients:
     c.join(60)
@@ -67,7 +70,7 @@ def flood():
         answers.append(200)
     except baton.BatonError as e:
         answers.append(e.status)
-threads = [threading.Thread(target=flood) for _ in range(64)]
+threads = [threading.Thread(target=flood, daemon=True) for _ in range(64)]
 for t in threads:
     t.start()
 for t in threads:

@@ -11,7 +11,7 @@ ln --symbolic "$WORK/outside" "$WORK/root/dir"
 columns "$CHECKPOINTS/step-01500.safetensors" | jq '{metadata: {total_size: 1837824},
   weight_map: (.names | map({(.): "model-00001-of-00001.safetensors"}) | add)}' \
   >"$WORK/root/sharded/model.safetensors.index.json"
-serve_model --allow-path "$WORK/root"
+cd "$WORK" && serve_model --allow-path ./root
 
 post 200 /v1/update_weights '{"path": "step-00100.safetensors", "weight_version": "step-100"}'
 serves step-00100 step-100

@@ -226,7 +226,7 @@ static void test_manifest_match_suggestion_is_bounded(void **state)
     assert_int_equal(manifest_match(m, &t, false, 0, &match, &e), -1);
     began = clock_now_us() - began;
     print_message("suggestion among %d long names: %llu us\n", N, (unsigned long long)began);
-    assert_true(began < 2000000); /* all of them would take minutes under a sanitizer */
+    assert_true(began < 60000000); /* unbounded, it would take many minutes */
     manifest_free(m);
 }
 
