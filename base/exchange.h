@@ -59,7 +59,7 @@ struct exchange {
 /* exchange_query - first value of a query member, or NULL. */
 const char *exchange_query(const struct exchange *x, const char *name);
 
-enum { EXCHANGE_HEADER_VALUE_MAX = 255 };
+enum { EXCHANGE_HEADER_VALUE_MAX = 256 };
 
 struct exchange_header {
     const char *name; /* static */

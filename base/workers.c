@@ -23,6 +23,7 @@ struct workers {
     struct cnd posted;
     struct lane lanes[2]; /* by enum workers_lane */
     bool stopping;
+    size_t n_alive; /* threads that will look for a job once more */
 
     size_t n_queue_max;              /* immutable */
     char name[WORKERS_NAME_MAX];     /* immutable */
@@ -65,6 +66,8 @@ static struct job *next_job(struct workers *w)
             break;
         (void)cnd_wait(&w->posted, &w->lock, CLOCK_NEVER);
     }
+    if (job == NULL)
+        w->n_alive--;
     mtx_unlock(&w->lock);
     return job;
 }
@@ -116,6 +119,7 @@ int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err 
         w->lanes[lane].tail = &w->lanes[lane].head;
     w->n_queue_max = cfg->n_queue_max;
     (void)snprintf(w->name, sizeof w->name, "%s", cfg->name);
+    w->n_alive = cfg->n_threads;
     for (; w->n_threads < cfg->n_threads; w->n_threads++) {
         if (start_thread(w, w->n_threads, e) != 0) {
             workers_free(w);
@@ -152,7 +156,7 @@ int workers_post(struct workers *w, struct job *job, enum workers_lane lane, str
     int rc = 0;
 
     mtx_lock(&w->lock);
-    if (w->stopping) {
+    if (w->stopping && (lane == WORKERS_NORMAL || w->n_alive == 0)) {
         rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
     } else if (lane == WORKERS_NORMAL && w->lanes[lane].n >= w->n_queue_max) {
         rc = err_set(e, ERR_OVERLOADED, "", "the %s queue is full (%zu waiting)", w->name,

@@ -10,6 +10,7 @@ and raises BatonError, with the server's own words, in every other case.
 
 import argparse
 import array
+import ctypes
 import hashlib
 import http.client
 import json
@@ -47,8 +48,8 @@ class BatonError(Exception):
         where = f" (at {param})" if param else ""
         what = f"{status} {code}: " if status else ""
         listed = ""
-        if details and details.get("missing"):
-            listed = f"; missing: {', '.join(details['missing'])}"
+        if code == "incomplete_update" and details and details.get("missing"):
+            listed = f"; missing: {', '.join(details['missing'][:8])}"
         super().__init__(f"{what}{message}{where}{listed}")
 
 
@@ -74,8 +75,11 @@ def _from_torch(t):
 
     dtype = str(t.dtype).rpartition(".")[2]
     host = t.detach().to("cpu").contiguous()
-    raw = host.reshape(-1).view(torch.uint8) if host.numel() else torch.empty(0, dtype=torch.uint8)
-    return Tensor(dtype, t.shape, raw.numpy())
+    nbytes = host.numel() * host.element_size()
+    data = (ctypes.c_char * nbytes).from_address(host.data_ptr()) if nbytes else b""
+    tensor = Tensor(dtype, t.shape, data)
+    tensor.owner = host  # the bytes are its own
+    return tensor
 
 
 def _from_numpy(a):
@@ -94,7 +98,7 @@ def _tensor(name, value):
         if type(value).__module__.partition(".")[0] == "torch":
             return _from_torch(value)
         return _from_numpy(value)
-    except (ValueError, TypeError, AttributeError) as e:
+    except (ValueError, TypeError, AttributeError, RuntimeError) as e:
         raise ValueError(f"tensor {name!r}: {e}") from e
 
 
@@ -335,6 +339,8 @@ def push(tensors, url, via="auto", weight_version=None, checksums=True, partial=
     if via == "auto":
         via = "shm" if host in ("127.0.0.1", "localhost", "::1") else "body"
     if via == "path":
+        if not isinstance(tensors, (str, os.PathLike)):
+            raise ValueError("via 'path' needs the path of a safetensors file, not tensors")
         body = dict(members, path=os.path.abspath(tensors))
         with _Watch(url, progress):
             answer = request(url, "POST", "/v1/update_weights", body, timeout=timeout)

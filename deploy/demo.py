@@ -20,9 +20,13 @@ N_STREAMS = 8  # generations that run while the weights change
 START_S, END_S = 30, 30
 
 
+class NotSo(Exception):
+    """Something that the demo claims is not so."""
+
+
 def check(true, claim):
     if not true:
-        raise SystemExit(f"demo: NOT SO: {claim}")
+        raise NotSo(claim)
 
 
 class Server:
@@ -33,8 +37,10 @@ class Server:
         self.child = subprocess.Popen(
             [binary, "serve", "--model", model, "--weights", weights, "--weight-version", "step-0",
              "--listen", "127.0.0.1:0"], stderr=self.log)
+        self.port, self.url = None, ""
+
+    def wait_until_it_serves(self):
         deadline = time.monotonic() + START_S
-        self.port = None
         while self.port is None:
             check(self.child.poll() is None, f"the server starts; it said: {self.said()}")
             check(time.monotonic() < deadline, "the server starts within 30 s")
@@ -175,16 +181,21 @@ def demo(server, model):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     server = Server(sys.argv[1], sys.argv[2],
                     os.path.join(sys.argv[2], "checkpoints", "step-00000.safetensors"))
     try:
+        server.wait_until_it_serves()
         demo(server, sys.argv[2])
-    except BaseException:
-        server.stop()
+        check(server.stop() == 0, "the server drains and ends well on SIGTERM")
+    except NotSo as e:
         print(server.said()[-2000:], file=sys.stderr)
-        raise
-    check(server.stop() == 0, "the server drains and ends well on SIGTERM")
+        print(f"demo: NOT SO: {e}", file=sys.stderr)
+        return 1
+    finally:
+        server.stop()
     print("every line above was checked; nothing is left running")
+    return 0
 
 
-main()
+sys.exit(main())

@@ -123,14 +123,16 @@ static void text_gone(void *arg)
     (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
 }
 
-/* As many threads as permits: a granted ticket finds one at once. */
+/* As many threads as permits: a granted ticket finds one at once. A pool whose threads have ended
+ * runs nothing; then it is answered from here. */
 static void text_granted(void *arg)
 {
     struct hop *h = arg;
     struct err ignored = {0};
 
     h->job = (struct job){.run = text_run, .arg = h};
-    (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
+    if (workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored) != 0)
+        text_run(h);
 }
 
 static int enter_text(struct app *app, struct hop *h, struct err *e)

@@ -191,7 +191,7 @@ static void stream_write(struct generation *g, const void *data, size_t len)
 void generation_event(struct generation *g, json_t *event)
 {
     struct buf out = {0};
-    char *text = event != NULL && !g->stream_broken ? json_dumps(event, JSON_COMPACT) : NULL;
+    char *text = event != NULL && !g->stream_broken ? json_dumps(event, REPLY_JSON_FLAGS) : NULL;
 
     json_decref(event);
     if (text != NULL) {

@@ -41,7 +41,7 @@ static void make_last_resort(enum route_form form, struct exchange_reply *out)
 /* Steals body. Returns false when there was no memory for its text (or for it: NULL). */
 static bool make_json(int status, json_t *body, struct exchange_reply *out)
 {
-    char *text = body == NULL ? NULL : json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = body == NULL ? NULL : json_dumps(body, REPLY_JSON_FLAGS | JSON_ENCODE_ANY);
 
     json_decref(body);
     if (text == NULL)

@@ -8,6 +8,9 @@
 
 #include <jansson.h>
 
+/* How JSON is written: compact; 9 digits carry every float32 exactly. */
+#define REPLY_JSON_FLAGS (JSON_COMPACT | JSON_REAL_PRECISION(9))
+
 /* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
  * 503 is sent instead). Gives up the caller's reference. Always answers. */
 void reply_json(struct exchange *x, int status, json_t *body);

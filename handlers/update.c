@@ -168,6 +168,7 @@ static int open_source(const struct app *app, struct update_chunk *c, const json
                        struct err *e)
 {
     const json_t *shm = json_object_get(body, "shm");
+    const json_t *checksums = json_object_get(body, "checksums");
     const char *path = NULL;
     bool has_shm = shm != NULL && !json_is_null(shm);
 
@@ -179,6 +180,10 @@ static int open_source(const struct app *app, struct update_chunk *c, const json
                        "application/vnd.safetensors");
     if (plan_of_request(&c->plan, app, body, path != NULL, e) != 0)
         return -1;
+    if (c->plan == NULL && checksums != NULL && !json_is_null(checksums))
+        return err_set(e, ERR_BAD_REQUEST, "/checksums",
+                       "checksums stand beside names, and there are none; those of a file by itself "
+                       "are in its metadata");
     if (c->plan != NULL &&
         checksums_from_body(&c->checksums, &c->has_checksum, body, c->plan, e) != 0)
         return -1;
@@ -288,6 +293,10 @@ int handle_update(struct app *app, struct exchange *x, struct err *e)
 
     if (body_is_tensors(x))
         return update_from_stream(app, x, e);
+    if (x->n_query > 0 && x->content_type[0] == '\0')
+        return err_set(e, ERR_MEDIA_TYPE, "",
+                       "there is no Content-Type; tensors as the body need "
+                       "application/vnd.safetensors");
     if (x->n_query > 0)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "query member '%.60s': with a JSON body, members stand in the body",

@@ -148,7 +148,7 @@ static int abort_update(struct app *app, const json_t *body, struct update_info 
 
     if (id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
         return -1;
-    (void)snprintf(text, sizeof text, "%s", reason);
+    (void)snprintf(text, sizeof text, "%.*s", plan_text_cut(reason, REASON_MAX), reason);
     return updates_abort(app->updates, id, text, info, e);
 }
 

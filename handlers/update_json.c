@@ -43,10 +43,10 @@ static json_t *timing_json(const struct update_info *info)
 json_t *update_json(const struct update_info *info)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:b, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:I, s:o, s:o, s:o}",
+        "{s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:I, s:o, s:o, s:o}",
         "update_id", info->id, "phase", update_phase_name(info->phase), "mode",
         info->in_place ? "in_place" : "staged", "partial", (int)info->partial, "weight_version",
-        info->label, "serial",
+        info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
         info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "staging_nbytes",
         (json_int_t)info->nbytes_staging, "nbytes_done", (json_int_t)info->nbytes_done,
         "nbytes_total", (json_int_t)info->nbytes_total, "n_tensors_done",

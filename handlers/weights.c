@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert((int)VERSION_LABEL_MAX <= (int)EXCHANGE_HEADER_VALUE_MAX,
+               "a label is told whole in a header");
+
 const char *const weights_list_query[] = {"checksums", NULL};
 
 static json_t *shape_json(const struct tensor_spec *t)

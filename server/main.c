@@ -77,7 +77,9 @@ static int run(const struct config *c)
     log_close();
     if (rc != 0)
         report(&e);
-    return rc == 0 ? 0 : 1;
+    if (rc == 0)
+        return 0;
+    return strncmp(e.field, "--", 2) == 0 ? 2 : 1; /* 2: what was asked for; 1: what happened */
 }
 
 static int command_serve(int argc, char **argv)

@@ -12,6 +12,7 @@
 #include "handlers/app.h"
 #include "handlers/metrics.h"
 #include "handlers/route.h"
+#include "handlers/update_parts.h"
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
@@ -29,7 +30,7 @@
 
 enum {
     PATH_LEN_MAX = 4096,
-    SERVE_FDS_RESERVED = 128, /* descriptors that connections may not take */
+    SERVE_FDS_RESERVED = 512, /* descriptors that connections may not take */
     SLAB_VERSIONS = 2         /* served and staging: what fits by default */
 };
 
@@ -76,6 +77,16 @@ static bool has_weights(const char *dir)
     return false;
 }
 
+/* Names the option whose value was wrong, before what was wrong with it. Always -1. */
+static int blame(struct err *e, const char *option, const char *value)
+{
+    struct err cause = *e;
+
+    err_clear(e);
+    return err_set(e, cause.code, option, "%.200s: %s%s%.250s", value, cause.field,
+                   cause.field[0] != '\0' ? ": " : "", cause.msg);
+}
+
 /* --weights, or the model's own, or nothing. */
 static int open_first_weights(struct house *h, const struct config *c, struct err *e)
 {
@@ -85,7 +96,9 @@ static int open_first_weights(struct house *h, const struct config *c, struct er
         return 0;
     if (path == NULL && (c->model == NULL || !has_weights(c->model)))
         return 0;
-    return file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e);
+    if (file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e) == 0)
+        return 0;
+    return blame(e, path != NULL ? "--weights" : "--model", path != NULL ? path : c->model);
 }
 
 static int build_manifest(struct house *h, const struct config *c, struct err *e)
@@ -94,16 +107,18 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
         if (c->manifest == NULL)
             return err_set(e, ERR_BAD_REQUEST, "--manifest",
                            "--engine none needs --manifest FILE: what must an update cover?");
-        return manifest_load(&h->manifest, c->manifest, e);
+        return manifest_load(&h->manifest, c->manifest, e) == 0
+                   ? 0
+                   : blame(e, "--manifest", c->manifest);
     }
     if (strcmp(c->engine, "embedded") != 0)
         return err_set(e, ERR_BAD_REQUEST, "--engine",
                        "engine '%.32s' is not one of embedded, none", c->engine);
     if (c->model == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "--model", "--model DIR is required");
+        return err_set(e, ERR_BAD_REQUEST, "--model", "a Hugging Face model directory is required");
     if (model_config_load(&h->model, c->model, e) != 0 ||
         tokenizer_load(&h->tokenizer, c->model, e) != 0)
-        return -1;
+        return blame(e, "--model", c->model);
     return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
 }
 
@@ -302,7 +317,7 @@ static int resolve_roots(struct house *h, struct err *e)
 static int build(struct house *h, const struct config *c, const struct config_listen *at,
                  struct err *e)
 {
-    if (resolve_roots(h, e) != 0)
+    if (label_check(c->weight_version, "--weight-version", e) != 0 || resolve_roots(h, e) != 0)
         return -1;
     h->app.config = c;
     h->app.life = &h->life;

@@ -4,7 +4,11 @@
  * stop goes unnoticed: the cost is by byte, not by tensor. */
 #include "transport/body.h"
 
+#include "base/clock.h"
+
 #include <stdlib.h>
+
+enum { END_POLL_US = 50000 };
 
 struct body_source {
     struct source base; /* first: freed through it */
@@ -70,13 +74,24 @@ static int body_fill(struct source *s, const struct plan *plan, uint32_t first, 
     return 0;
 }
 
+/* In short waits, because the exchange polls no stop while it waits for the end. */
 static int body_finish(struct source *s, struct progress *p, struct err *e)
 {
     struct body_source *b = (struct body_source *)(void *)s;
+    uint64_t stalled = clock_after_us(b->stall_us);
+    int rc;
 
-    if (progress_check(p, e) != 0)
-        return -1;
-    return exchange_body_end(b->x, b->stall_us, p->deadline_us, e);
+    for (;;) {
+        if (progress_check(p, e) != 0)
+            return -1;
+        rc = exchange_body_end(b->x, END_POLL_US, p->deadline_us, e);
+        if (rc == 0 || e->code != ERR_TIMEOUT)
+            return rc;
+        err_clear(e);
+        if (clock_passed(stalled))
+            return err_set(e, ERR_TIMEOUT, "", "the body did not end within %llu ms of its last byte",
+                           (unsigned long long)(b->stall_us / 1000));
+    }
 }
 
 static void body_close(struct source *s)

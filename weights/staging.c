@@ -99,12 +99,17 @@ void staging_forget(struct staging *g, uint32_t index)
     g->n_arrived--;
 }
 
-void *staging_target(struct staging *g, uint32_t index)
+char *staging_place(const struct staging *g, uint32_t index)
 {
     assert(g->in_place && index < g->base->n_tensors);
-    g->dirty = true;
     /* Nothing is pinned: the slab is ours to write. */
-    return (void *)(uintptr_t)g->base->views[index].data;
+    return (char *)(uintptr_t)g->base->views[index].data;
+}
+
+void *staging_target(struct staging *g, uint32_t index)
+{
+    g->dirty = true;
+    return staging_place(g, index);
 }
 
 int staging_arrived(struct staging *g, uint32_t index, struct err *e)

@@ -79,6 +79,10 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
 /* in_place: may a served byte have changed? */
 bool staging_dirty(const struct staging *g);
 
+/* in_place: where tensor `index` lies. Looking is not writing: staging_target says that it will be
+ * written. */
+char *staging_place(const struct staging *g, uint32_t index);
+
 /* Staged: takes a view back, as if the tensor had not arrived. */
 void staging_forget(struct staging *g, uint32_t index);
 

@@ -130,7 +130,7 @@ static char *place_of_target(const struct fill *f, const struct part *part, uint
 
     assert(k < n);
     if (staging_in_place(f->staging))
-        return staging_target(f->staging, targets[k]);
+        return staging_place(f->staging, targets[k]);
     for (uint32_t i = 0; i < k; i++)
         before += target_spec(f, targets[i])->nbytes;
     return (char *)f->slab->base + part->offset + before;
@@ -189,6 +189,16 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
     return 0;
 }
 
+/* From here on the bytes that part i brings may be written where they are served. */
+static void touch_part(struct fill *f, uint32_t i)
+{
+    uint32_t n;
+    const uint32_t *targets = match_targets(&f->layout->parts[i].match, &n);
+
+    for (uint32_t k = 0; k < n && staging_in_place(f->staging); k++)
+        (void)staging_target(f->staging, targets[k]);
+}
+
 /* How many DIRECT parts from `first` on lie back to back, starting at dst. */
 static uint32_t run_length(const struct fill *f, uint32_t first, const char *dst)
 {
@@ -227,6 +237,7 @@ static int fill_scratch(struct fill *f, uint32_t i, struct err *e)
     if (scratch_get(f, &scratch, e) != 0 || fill_run(f, i, 1, scratch, e) != 0)
         return -1;
     from = scratch;
+    touch_part(f, i);
     for (uint32_t k = 0; k < n; k++) {
         const struct tensor_spec *to = target_spec(f, targets[k]);
 
@@ -297,6 +308,7 @@ static int fill_parts(struct fill *f, struct session *s, struct err *e)
 
         if (dst != NULL) {
             n = run_length(f, i, dst);
+            touch_part(f, i);
             if (fill_run(f, i, n, dst, e) != 0)
                 return -1;
         } else if (part->how == PART_TIED) {
@@ -546,8 +558,10 @@ static int prove_complete(const struct session *s, const struct manifest *m, str
         return 0;
     if (s->partial)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
-    return err_set(e, ERR_INCOMPLETE, "", "%u of %u tensors are missing, '%.*s' first", n_missing,
-                   m->plan->n_tensors, plan_name_cut(m->plan->tensors[first].name),
+    return err_set(e, ERR_INCOMPLETE, "",
+                   "%u of %u tensors are missing, '%.*s' first; an update that is to keep the "
+                   "served ones says \"partial\": true when it starts",
+                   n_missing, m->plan->n_tensors, plan_name_cut(m->plan->tensors[first].name),
                    m->plan->tensors[first].name);
 }
 

@@ -199,6 +199,55 @@ static void test_stop_and_deadline(void **state)
     free(dst);
 }
 
+static void *feed_and_ask_to_stop(void *arg)
+{
+    uint64_t n = *(const uint64_t *)arg;
+    char piece[4096] = {0};
+
+    for (uint64_t done = 0, len; done < n; done += exchange_body_feed(x, piece, len))
+        len = n - done < sizeof piece ? n - done : sizeof piece;
+    atomic_store(&progress.stop, true);
+    return NULL;
+}
+
+/* All bytes are there, the body's end is not: whoever ends the update does not wait for it. */
+static void test_stop_while_the_end_is_awaited(void **state)
+{
+    char *dst = malloc(plan.nbytes);
+    uint64_t n = plan.nbytes, began_us;
+    struct err e = {0};
+    pthread_t t;
+
+    (void)state;
+    assert_non_null(dst);
+    assert_int_equal(pthread_create(&t, NULL, feed, &n), 0);
+    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), 0);
+    assert_int_equal(pthread_join(t, NULL), 0);
+    assert_int_equal(source->ops->finish(source, &progress, &e), 0);
+    stop(NULL);
+    assert_int_equal(start(NULL), 0);
+    assert_int_equal(pthread_create(&t, NULL, feed_and_ask_to_stop, &n), 0);
+    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), 0);
+    began_us = clock_now_us();
+    assert_int_equal(source->ops->finish(source, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_true(clock_now_us() - began_us < LONG_US / 4);
+    assert_int_equal(pthread_join(t, NULL), 0);
+    free(dst);
+}
+
+static void test_an_end_that_never_comes_is_a_stall(void **state)
+{
+    struct source *impatient = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(body_source_new(&impatient, x, 1000, &e), 0);
+    assert_int_equal(impatient->ops->finish(impatient, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_TIMEOUT);
+    source_close(impatient);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
 
 int main(void)
@@ -210,6 +259,8 @@ int main(void)
         T(test_short_in_the_last),
         T(test_surplus_is_found_at_the_end),
         T(test_stop_and_deadline),
+        T(test_stop_while_the_end_is_awaited),
+        T(test_an_end_that_never_comes_is_a_stall),
     };
 
     return cmocka_run_group_tests_name("body_source", tests, NULL, NULL);

@@ -276,6 +276,38 @@ static void test_in_place_failure_is_inconsistent_until_healed(void **state)
     bench_close(&b);
 }
 
+/* Fused bytes whose pieces lie apart pass through scratch: what fails on the way there has not
+ * touched what is served, and may be sent again. */
+static void test_in_place_failure_in_scratch_touches_nothing(void **state)
+{
+    static const struct fx_tensor *const fused[] = {&fx_qkv};
+    struct fx_source_cfg broken = FX_STEP(2);
+    struct bench b;
+    struct update_info info;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    info = start(&b, (struct update_start){0});
+    for (unsigned i = 0; i < FX_N; i++) /* a slab for each */
+        assert_int_equal(send_mask(&b, info.id, 1U << i, 1), ERR_NONE);
+    assert_int_equal(finish(&b, info.id, "one"), ERR_NONE);
+    info = start(&b, (struct update_start){.in_place = true, .partial = true});
+    broken.fail_at = 0;
+    submit(&b, chunk_of(&b, info.id, fx_plan(fused, 1), broken));
+    assert_int_equal(fx_await(&b.answer), ERR_UNREADABLE);
+    assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
+    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0);
+    await_state(&b, STORE_READY);
+    assert_served(&b, 1, "one", 1);
+    info = start(&b, (struct update_start){.in_place = true, .partial = true});
+    submit(&b, chunk_of(&b, info.id, fx_plan(fused, 1), FX_STEP(1)));
+    assert_int_equal(fx_await(&b.answer), ERR_NONE);
+    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0);
+    await_state(&b, STORE_INCONSISTENT); /* written now, though with equal bytes */
+    bench_close(&b);
+}
+
 static void test_in_place_abort_without_a_chunk_changes_nothing(void **state)
 {
     struct bench b;
@@ -328,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_convert_turns_what_is_sent_into_the_models_dtypes),
         cmocka_unit_test(test_in_place_overwrites_and_commits),
         cmocka_unit_test(test_in_place_failure_is_inconsistent_until_healed),
+        cmocka_unit_test(test_in_place_failure_in_scratch_touches_nothing),
         cmocka_unit_test(test_in_place_abort_without_a_chunk_changes_nothing),
         cmocka_unit_test(test_in_place_abort_ends_the_wait_for_readers),
     };

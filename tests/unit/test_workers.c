@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
 
 static struct mtx lock;
@@ -97,10 +98,69 @@ static void test_lanes_bounds_and_stop(void **state)
     mtx_fini(&lock);
 }
 
+static struct workers *pool;
+static struct job last;
+static bool last_ran; /* guarded by lock */
+
+static void run_last(void *arg)
+{
+    (void)arg;
+    mtx_lock(&lock);
+    last_ran = true;
+    mtx_unlock(&lock);
+}
+
+/* Stands at the gate until the pool has begun to stop, then posts what somebody waits for. */
+static void run_and_post(void *arg)
+{
+    struct job normal = {.run = run_last};
+    struct err e = {0};
+
+    run_gate(arg);
+    while (workers_post(pool, &normal, WORKERS_NORMAL, &e) == 0)
+        fail_msg("the pool was not full");
+    while (e.code != ERR_DRAINING) {
+        err_clear(&e);
+        (void)sched_yield();
+        (void)workers_post(pool, &normal, WORKERS_NORMAL, &e);
+    }
+    err_clear(&e);
+    assert_int_equal(workers_post(pool, &last, WORKERS_URGENT, &e), 0);
+}
+
+static void test_stop_runs_what_its_jobs_post(void **state)
+{
+    struct workers_cfg cfg = {.name = "pool", .n_threads = 1, .n_queue_max = 1};
+    struct job first = {.run = run_and_post}, filler = {.run = run_gate};
+    struct err e = {0};
+
+    (void)state;
+    mtx_init(&lock, MTX_LEAF);
+    cnd_init(&moved);
+    gate_open = gate_reached = false;
+    last = (struct job){.run = run_last};
+    assert_int_equal(workers_new(&pool, &cfg, &e), 0);
+    assert_int_equal(workers_post(pool, &first, WORKERS_NORMAL, &e), 0);
+    mtx_lock(&lock);
+    while (!gate_reached)
+        (void)cnd_wait(&moved, &lock, CLOCK_NEVER);
+    mtx_unlock(&lock);
+    assert_int_equal(workers_post(pool, &filler, WORKERS_NORMAL, &e), 0);
+    open_gate();
+    workers_stop(pool);
+    assert_true(last_ran);
+    assert_int_equal(workers_post(pool, &last, WORKERS_URGENT, &e), -1);
+    assert_int_equal(e.code, ERR_DRAINING);
+    workers_free(pool);
+    cnd_fini(&moved);
+    mtx_fini(&lock);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lanes_bounds_and_stop),
+        cmocka_unit_test(test_stop_runs_what_its_jobs_post),
     };
 
     return cmocka_run_group_tests_name("workers", tests, NULL, NULL);

@@ -1,0 +1,250 @@
+"""Malformed framing, byte by byte: what each request must be answered, and whether its connection
+may go on. A connection that goes on must still be in step: a sound request follows on it.
+
+Rows marked OWN are answered by libmicrohttpd 0.9.75 itself, before the server sees a request; they
+hold what it does, also where that is clumsy (a refused Content-Length gets its status line twice).
+
+Usage: raw_http.py HOST PORT
+"""
+
+import json
+import re
+import select
+import socket
+import sys
+import time
+
+WAIT_S = 20
+HOST = b"Host: x\r\n"
+TEXT = b'{"prompt":"a"}'
+GOOD = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+OPEN, CLOSED = "open", "closed"
+OWN = True
+
+
+def get(headers=b"", target=b"/version", method=b"GET", version=b"HTTP/1.1", host=HOST):
+    return method + b" " + target + b" " + version + b"\r\n" + host + headers + b"\r\n"
+
+
+def post(headers, body, target=b"/tokenize"):
+    return b"POST " + target + b" HTTP/1.1\r\n" + HOST + headers + b"\r\n" + body
+
+
+def chunks(*pieces, end=b"0\r\n\r\n"):
+    return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in pieces) + end
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+LENGTH = b"Content-Length: %d\r\n" % len(TEXT)
+
+# name, bytes, statuses of the answers in order, what becomes of the connection [, OWN]
+ROWS = [
+    ("a plain GET", get(), [200], OPEN),
+    ("bare LF line ends", GOOD.replace(b"\r\n", b"\n"), [200], OPEN),
+    ("blank lines first", b"\r\n\r\n" + GOOD, [200], OPEN),
+    ("no Host", get(host=b""), [400], CLOSED),
+    ("two Hosts", get(b"Host: y\r\n"), [400], CLOSED),
+    ("HTTP/1.0 needs no Host", get(version=b"HTTP/1.0", host=b""), [200], CLOSED),
+    ("HTTP/1.0 and chunked", get(CHUNKED, b"/tokenize", b"POST", b"HTTP/1.0") + chunks(TEXT), [400], CLOSED),
+    ("HTTP/1.2", get(version=b"HTTP/1.2"), [200], OPEN),
+    ("HTTP/9.9", get(version=b"HTTP/9.9"), [505], CLOSED, OWN),
+    ("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [505], CLOSED, OWN),
+    ("HTTP/0.9", b"GET /version\r\n\r\n", [400], CLOSED, OWN),
+    ("unknown method", get(method=b"FOO!@"), [405], OPEN),
+    ("wrong method", get(method=b"PUT"), [405], OPEN),
+    ("unknown path", get(target=b"/nothing"), [404], OPEN),
+    ("absolute form", get(target=b"http://host/version"), [200], OPEN),
+    ("asterisk form", get(target=b"*", method=b"OPTIONS"), [404], OPEN),
+    ("escaped path", get(target=b"/%76ersion"), [200], OPEN),
+    ("escaped NUL in the path", get(target=b"/version%00x"), [400], CLOSED),
+    ("broken escape in the path", get(target=b"/version%zz"), [400], CLOSED),
+    ("control byte in the path", get(target=b"/ver\x01sion"), [400], CLOSED),
+    ("too many query members", get(target=b"/version?" + b"a&" * 200), [400], CLOSED),
+    ("target over the pool", get(target=b"/" + b"a" * 40000), [414], CLOSED, OWN),
+    ("header over the pool", get(b"A: " + b"a" * 40000 + b"\r\n"), [431], CLOSED, OWN),
+    ("1000 headers", get(b"".join(b"A%d: b\r\n" % i for i in range(1000))), [431], CLOSED, OWN),
+    ("100 headers", get(b"".join(b"A%d: b\r\n" % i for i in range(100))), [200], OPEN),
+    ("blank before the colon", get(b"A : b\r\n"), [400], CLOSED),
+    ("control bytes in a name", get(b"\x01\x02: b\r\n"), [400], CLOSED),
+    ("bare CR in a value", get(b"A: b\rX: y\r\n"), [400], CLOSED),
+    ("header without colon", get(b"foobar\r\n"), [400], CLOSED, OWN),
+    ("folded header", get(b"A: b\r\n c\r\n"), [200], OPEN),
+    ("NUL in a value: cut there", get(b"A: b\0c\r\n"), [200], OPEN, OWN),
+    ("a sound POST", post(LENGTH, TEXT), [200], OPEN),
+    ("a sound chunked POST", post(CHUNKED, chunks(TEXT[:5], TEXT[5:])), [200], OPEN),
+    ("chunked and a length", post(CHUNKED + LENGTH, chunks(TEXT) + GOOD), [400], CLOSED),
+    ("gzip, chunked", post(b"Transfer-Encoding: gzip, chunked\r\n", chunks(TEXT) + GOOD), [400], CLOSED),
+    ("xchunked", post(b"Transfer-Encoding: xchunked\r\n", chunks(TEXT) + GOOD), [400], CLOSED),
+    ("identity and a length", post(b"Transfer-Encoding: identity\r\n" + LENGTH, TEXT), [400], CLOSED),
+    ("two Transfer-Encodings", post(b"Transfer-Encoding: identity\r\n" + CHUNKED, chunks(TEXT)), [400], CLOSED),
+    ("two lengths", post(b"Content-Length: 3\r\n" + LENGTH, TEXT + GOOD), [400], CLOSED),
+    ("one length twice", post(LENGTH + LENGTH, TEXT + GOOD), [400], CLOSED),
+    ("length 2^63", post(b"Content-Length: 9223372036854775808\r\n", TEXT), [400], CLOSED),
+    ("length 2^64 - 1", post(b"Content-Length: 18446744073709551615\r\n", TEXT), [400], CLOSED),
+    ("length 2^64", post(b"Content-Length: 18446744073709551616\r\n", TEXT), [413, 413], CLOSED, OWN),
+    ("a list of lengths", post(b"Content-Length: 14, 14\r\n", TEXT), [400, 400], CLOSED, OWN),
+    ("length -1", post(b"Content-Length: -1\r\n", TEXT), [400, 400], CLOSED, OWN),
+    ("length +14", post(b"Content-Length: +14\r\n", TEXT), [400, 400], CLOSED, OWN),
+    ("length 0xe", post(b"Content-Length: 0xe\r\n", TEXT), [400, 400], CLOSED, OWN),
+    ("length empty", post(b"Content-Length: \r\n", TEXT), [400, 400], CLOSED, OWN),
+    ("length over the route's limit", post(b"Content-Length: 1000000000000\r\n", TEXT), [413], CLOSED),
+    ("chunk size 2^64", post(CHUNKED, b"10000000000000000\r\n" + TEXT), [413], CLOSED, OWN),
+    ("chunk size -5", post(CHUNKED, b"-5\r\nhello\r\n0\r\n\r\n"), [400], CLOSED, OWN),
+    ("chunk size no number", post(CHUNKED, b"zz\r\nhello\r\n"), [400], CLOSED, OWN),
+    ("chunk without its end", post(CHUNKED, b"5\r\nhelloXX0\r\n\r\n"), [400], CLOSED, OWN),
+    ("chunks with bare LF", post(CHUNKED, chunks(TEXT).replace(b"\r\n", b"\n")), [200], OPEN),
+    ("chunk extension", post(CHUNKED, b"e;" + b"a" * 3000 + b"\r\n" + TEXT + b"\r\n0\r\n\r\n"), [200], OPEN),
+    ("chunk extension over the pool", post(CHUNKED, b"e;" + b"a" * 65536 + b"\r\n" + TEXT + b"\r\n0\r\n\r\n"),
+     [408], CLOSED),
+    ("trailer", post(CHUNKED, chunks(TEXT, end=b"0\r\nX: y\r\n\r\n")), [200], OPEN),
+    ("trailer over the pool", post(CHUNKED, chunks(TEXT, end=b"0\r\nX: " + b"y" * 65536 + b"\r\n\r\n")),
+     [431], CLOSED, OWN),
+    ("three GETs in one piece", GOOD * 3, [200, 200, 200], OPEN),
+    ("POST and GET in one piece", post(LENGTH, TEXT) + GOOD, [200, 200], OPEN),
+    ("GET with a body", get(LENGTH) + TEXT + GOOD, [200, 200], OPEN),
+    ("refused POST and GET in one piece", post(LENGTH, TEXT, b"/nothing") + GOOD, [404, 200], OPEN),
+    ("Expect: 100-continue", post(b"Expect: 100-continue\r\n" + LENGTH, TEXT), [100, 200], OPEN),
+    ("Expect and a refusal", post(b"Expect: 100-continue\r\n" + LENGTH, b"", b"/nothing"), [404], CLOSED),
+    ("Expect: something else", post(b"Expect: foo\r\n" + LENGTH, TEXT), [417], CLOSED),
+    ("big body to no route", post(b"Content-Length: 500000\r\n", b"x" * 500000, b"/nothing"), [404], CLOSED),
+    ("small body to no route", post(b"Content-Length: 5000\r\n", b"x" * 5000, b"/nothing"), [404], OPEN),
+    ("header that never ends", b"GET /version HT", [], CLOSED),
+    ("body that never ends", post(b"Content-Length: 50\r\n", TEXT), [408], CLOSED),
+    ("chunks that never end", post(CHUNKED, b"e\r\n" + TEXT), [408], CLOSED),
+]
+
+# The client says FIN right behind these: it gave up, and gets no answer.
+HALF_CLOSED = [
+    ("half-closed body", post(b"Content-Length: 50\r\n", TEXT)),
+    ("half-closed chunk", post(CHUNKED, b"e\r\n" + TEXT[:3])),
+    ("half-closed header", b"GET /version HTTP/1.1\r\nHo"),
+    ("nothing at all", b""),
+]
+
+
+class Peer:
+    def __init__(self, address):
+        self.socket = socket.create_connection(address, timeout=WAIT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.seen = b""
+
+    def more(self):
+        data = self.socket.recv(65536)
+        self.seen += data
+        return len(data) > 0
+
+    def send(self, data):
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before it was all sent: what it says is read below
+
+    def answer(self):
+        """The next answer: its status, headers and body."""
+        while b"\r\n\r\n" not in self.seen:
+            if not self.more():
+                raise AssertionError(f"closed after {self.seen!r}")
+        head, self.seen = self.seen.split(b"\r\n\r\n", 1)
+        n = re.search(rb"(?im)^content-length: *(\d+)\r?$", head)
+        n = int(n[1]) if n else 0
+        while len(self.seen) < n:
+            if not self.more():
+                raise AssertionError(f"closed within the body of {head!r}")
+        body, self.seen = self.seen[:n], self.seen[n:]
+        return int(head.split(b" ", 2)[1]), head, body
+
+    def all(self):
+        """Everything up to the end of the connection, which must come."""
+        try:
+            while self.more():
+                pass
+        except ConnectionResetError:
+            pass
+        return self.seen
+
+
+def check_error(status, head, body):
+    """Our own refusals explain themselves."""
+    if status < 400:
+        return
+    error = json.loads(body)["error"]
+    assert error["message"] and "code" in error and "param" in error, body
+    assert re.search(rb"(?im)^x-request-id: [A-Za-z0-9._-]+\r?$", head), head
+
+
+def run_row(address, data, wanted, end, own=False):
+    peer = Peer(address)
+    with peer.socket:
+        peer.send(data)
+        if end == OPEN:
+            found = []
+            for _ in wanted:
+                status, head, body = peer.answer()
+                found.append(status)
+                check_error(status, head, body)
+            assert found == wanted, found
+            peer.send(GOOD)
+            status, _, body = peer.answer()
+            assert status == 200 and b'"version"' in body, (status, body)
+            assert peer.seen == b"", peer.seen
+            return
+        said = peer.all()
+        found = [int(s) for s in re.findall(rb"HTTP/1\.1 (\d{3}) ", said)]
+        assert found == wanted, said[:600]
+        if found and not own and b"HTTP/1.1 200" not in said:
+            head, body = said.split(b"\r\n\r\n", 1)
+            check_error(found[0], head, body)
+            assert re.search(rb"(?im)^connection: *close\r?$", head), head
+
+
+def run_half_closed(address, data):
+    peer = Peer(address)
+    with peer.socket:
+        peer.send(data)
+        peer.socket.shutdown(socket.SHUT_WR)
+        said = peer.all()
+        assert said == b"", said
+
+
+def run_drip(address):
+    """A byte now and then does not extend a deadline."""
+    peer = Peer(address)
+    began = time.monotonic()
+    with peer.socket:
+        for byte in get(b"A: " + b"a" * 10000 + b"\r\n"):
+            peer.send(bytes([byte]))
+            if select.select([peer.socket], [], [], 0.02)[0]:
+                break
+        assert peer.all() == b"", peer.seen
+    assert time.monotonic() - began < WAIT_S
+
+
+def connections(address):
+    peer = Peer(address)
+    with peer.socket:
+        peer.send(get(target=b"/v1/status"))
+        status, _, body = peer.answer()
+        assert status == 200, body
+        return json.loads(body)["http"]["connections"]
+
+
+def main():
+    address = (sys.argv[1], int(sys.argv[2]))
+    failed = []
+    checks = [(row[0], run_row, row[1:]) for row in ROWS]
+    checks += [(name, run_half_closed, (data,)) for name, data in HALF_CLOSED]
+    checks.append(("a byte now and then", run_drip, ()))
+    for name, check, args in checks:
+        try:
+            check(address, *args)
+        except (AssertionError, OSError, ValueError, KeyError) as e:
+            failed.append(f"{name}: {type(e).__name__}: {e}")
+    end = time.monotonic() + WAIT_S
+    while connections(address) > 1:
+        assert time.monotonic() < end, "connections are left over"
+    assert not failed, "\n" + "\n".join(failed)
+    print(f"{len(checks)} shapes of requests")
+
+
+if __name__ == "__main__":
+    main()

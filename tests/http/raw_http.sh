@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Malformed framing on raw sockets: what is refused, and that no second request hides in a body.
+# shellcheck source=tests/http/lib.sh
+source "$(dirname "$0")/lib.sh"
+serve_model --header-timeout 600 --body-timeout 600
+
+port=${URL##*:}
+"$PYTHON" "$(dirname "$0")/raw_http.py" 127.0.0.1 "$port" || fail "see above"
+N_CHECKS=$((N_CHECKS + 1))
+serves step-00000 step-0
+done_testing
