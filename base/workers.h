@@ -15,7 +15,7 @@ struct workers;
 struct job {
     void (*run)(void *arg); /* on a worker thread, no lock held */
     void *arg;
-    struct job *next;       /* of the pool while queued */
+    struct job *next; /* of the pool while queued */
 };
 
 enum workers_lane { WORKERS_NORMAL, WORKERS_URGENT };
@@ -30,8 +30,8 @@ struct workers_cfg {
  * Errors: ERR_NO_MEMORY, ERR_INTERNAL (a thread could not start); *out untouched. */
 int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err *e);
 
-/* workers_stop - run what is queued, then join the threads; later posts are refused, but urgent ones
- * not before the last thread has found nothing to do: what a job of the pool posts still runs.
+/* workers_stop - run what is queued, then join the threads; later posts are refused, but urgent
+ * ones not before the last thread has found nothing to do: what a job of the pool posts still runs.
  * Threads: the owner's, none of the pool's. Blocks until the last job has returned. */
 void workers_stop(struct workers *w);
 void workers_free(struct workers *w); /* stops first; accepts NULL */

@@ -191,20 +191,18 @@ static void stream_write(struct generation *g, const void *data, size_t len)
 void generation_event(struct generation *g, json_t *event)
 {
     struct buf out = {0};
-    char *text = event != NULL && !g->stream_broken ? json_dumps(event, REPLY_JSON_FLAGS) : NULL;
 
-    json_decref(event);
-    if (text != NULL) {
+    if (!g->stream_broken) {
         buf_puts(&out, "data: ");
-        buf_puts(&out, text);
+        reply_dump(&out, event);
         buf_puts(&out, "\n\n");
     }
-    if (text == NULL || out.failed)
+    json_decref(event);
+    if (g->stream_broken || out.failed)
         break_stream(g); /* a missing event must not look like a complete stream */
     else
         stream_write(g, out.data, out.len);
     buf_fini(&out);
-    free(text);
 }
 
 void generation_end(struct generation *g)

@@ -38,19 +38,37 @@ static void make_last_resort(enum route_form form, struct exchange_reply *out)
     add_retry_after(out);
 }
 
-/* Steals body. Returns false when there was no memory for its text (or for it: NULL). */
-static bool make_json(int status, json_t *body, struct exchange_reply *out)
+static int dump_piece(const char *text, size_t len, void *arg)
 {
-    char *text = body == NULL ? NULL : json_dumps(body, REPLY_JSON_FLAGS | JSON_ENCODE_ANY);
+    struct buf *out = arg;
 
+    buf_append(out, text, len);
+    return out->failed ? -1 : 0;
+}
+
+void reply_dump(struct buf *out, const json_t *body)
+{
+    if (body == NULL ||
+        json_dump_callback(body, dump_piece, out, REPLY_JSON_FLAGS | JSON_ENCODE_ANY) != 0)
+        out->failed = true;
+}
+
+bool reply_json_make(int status, json_t *body, struct exchange_reply *out)
+{
+    struct buf dump = {0};
+    size_t len;
+    char *text;
+
+    reply_dump(&dump, body);
     json_decref(body);
+    text = buf_take(&dump, &len);
     if (text == NULL)
         return false;
     *out = (struct exchange_reply){
         .status = status,
         .content_type = media_type,
         .data = text,
-        .len = strlen(text), /* jansson escapes a NUL inside a string */
+        .len = len,
         .release = free,
         .release_arg = text,
     };
@@ -67,7 +85,7 @@ void reply_json(struct exchange *x, int status, json_t *body)
 {
     struct exchange_reply r;
 
-    if (!make_json(status, body, &r))
+    if (!reply_json_make(status, body, &r))
         make_last_resort(form_of(x->route), &r);
     exchange_reply(x, &r);
 }

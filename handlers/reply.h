@@ -2,6 +2,7 @@
 #ifndef BATON_HANDLERS_REPLY_H
 #define BATON_HANDLERS_REPLY_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/exchange.h"
 #include "handlers/route.h"
@@ -14,6 +15,11 @@
 /* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
  * 503 is sent instead). Gives up the caller's reference. Always answers. */
 void reply_json(struct exchange *x, int status, json_t *body);
+
+/* reply_dump - append the text of `body` (borrowed) to out; NULL, or no memory, makes out->failed.
+ * Not json_dumps: jansson 2.14 goes on when its buffer fails to grow at an object's key, and would
+ * hand back a text without that key. A struct buf remembers. */
+void reply_dump(struct buf *out, const json_t *body);
 
 /* reply_empty - answer with no body. */
 void reply_empty(struct exchange *x, int status);

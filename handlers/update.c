@@ -1,5 +1,6 @@
 /* POST /v1/update_weights: one bucket of a session, or a whole update by itself. The bytes come
  * from shared memory, from files, or are the body itself. */
+#include "weights/update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -11,7 +12,6 @@
 #include "transport/file.h"
 #include "weights/coverage.h"
 #include "weights/safetensors.h"
-#include "weights/update.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +19,9 @@
 #include <strings.h>
 
 const char *const update_members[] = {
-    "update_id", "names",          "dtypes",  "dtype_names", "shapes", "sizes", "packed",
-    "checksums", "weight_version", "plan_id", "partial",     "convert", "chunk_id",
-    "shm",       "path",           NULL,
+    "update_id", "names",     "dtypes",         "dtype_names", "shapes",  "sizes",
+    "packed",    "checksums", "weight_version", "plan_id",     "partial", "convert",
+    "chunk_id",  "shm",       "path",           NULL,
 };
 const char *const update_query[] = {
     "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
@@ -89,8 +89,8 @@ static int check_whole(const struct app *app, const struct update_chunk *c, json
 
     if (c->update_id[0] != '\0' || c->partial)
         return 0;
-    if (plan_coverage(store_manifest(app->store), c->plan, c->convert, missing,
-                      UPDATE_MISSING_MAX, &n_missing, e) != 0)
+    if (plan_coverage(store_manifest(app->store), c->plan, c->convert, missing, UPDATE_MISSING_MAX,
+                      &n_missing, e) != 0)
         return -1;
     if (n_missing == 0)
         return 0;
@@ -149,8 +149,7 @@ static void take_file(struct update_chunk *c, struct file_weights *w)
     }
 }
 
-static int open_path(const struct app *app, struct update_chunk *c, const char *path,
-                     struct err *e)
+static int open_path(const struct app *app, struct update_chunk *c, const char *path, struct err *e)
 {
     const struct config_list *roots = &app->config->allow_path;
     struct file_weights w = {0};
@@ -182,8 +181,8 @@ static int open_source(const struct app *app, struct update_chunk *c, const json
         return -1;
     if (c->plan == NULL && checksums != NULL && !json_is_null(checksums))
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
-                       "checksums stand beside names, and there are none; those of a file by itself "
-                       "are in its metadata");
+                       "checksums stand beside names, and there are none; those of a file by "
+                       "itself are in its metadata");
     if (c->plan != NULL &&
         checksums_from_body(&c->checksums, &c->has_checksum, body, c->plan, e) != 0)
         return -1;
@@ -208,8 +207,7 @@ static int words_from_body(struct update_words *w, const json_t *body, struct er
     return words_check(w, e);
 }
 
-static int update_from_json(struct app *app, struct exchange *x, const json_t *body,
-                            struct err *e)
+static int update_from_json(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct update_words w = {0};
     struct update_chunk *c;

@@ -44,7 +44,7 @@ struct house {
     struct file_weights first_weights;
     struct tokenizer *tokenizer;
     char model_name[PATH_LEN_MAX];
-    struct config config;        /* as given, with what is resolved once */
+    struct config config;         /* as given, with what is resolved once */
     char *roots[CONFIG_LIST_MAX]; /* owned: --allow-path as real, absolute directories */
 };
 
@@ -96,7 +96,8 @@ static int open_first_weights(struct house *h, const struct config *c, struct er
         return 0;
     if (path == NULL && (c->model == NULL || !has_weights(c->model)))
         return 0;
-    if (file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e) == 0)
+    if (file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e) ==
+        0)
         return 0;
     return blame(e, path != NULL ? "--weights" : "--model", path != NULL ? path : c->model);
 }

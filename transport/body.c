@@ -89,7 +89,8 @@ static int body_finish(struct source *s, struct progress *p, struct err *e)
             return rc;
         err_clear(e);
         if (clock_passed(stalled))
-            return err_set(e, ERR_TIMEOUT, "", "the body did not end within %llu ms of its last byte",
+            return err_set(e, ERR_TIMEOUT, "",
+                           "the body did not end within %llu ms of its last byte",
                            (unsigned long long)(b->stall_us / 1000));
     }
 }

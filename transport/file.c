@@ -469,7 +469,8 @@ int file_source_open(struct source **out, struct file_weights *w, const char *co
                        "this server reads no files: it was started without --allow-path");
     root = root_of(roots, n_roots, path, &rest);
     if (root == NULL)
-        return err_set(e, ERR_FORBIDDEN, "/path", "path '%.*s' is not beneath an allowed path (--allow-path)",
+        return err_set(e, ERR_FORBIDDEN, "/path",
+                       "path '%.*s' is not beneath an allowed path (--allow-path)",
                        plan_text_cut(path, 200), path);
     dirfd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (dirfd < 0)

@@ -1,8 +1,12 @@
 /* Reading in pieces, so that a stop, a deadline and a shrunk file are noticed between them. */
 #include "transport/ranges.h"
 
+#include "base/mtx.h"
+
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -67,47 +71,146 @@ static int read_piece(int fd, uint64_t offset, uint8_t *dst, uint64_t nbytes, ui
     return 0;
 }
 
-/* The first tensor from `i` on that holds byte `at` of the packed bucket. */
-static uint32_t tensor_at(const struct plan *plan, uint32_t i, uint64_t at)
+/* The tensor of [first, end) that holds byte `at` of the packed bucket; those before it end at or
+ * before that byte. */
+static uint32_t tensor_at(const struct plan *plan, uint32_t first, uint32_t end, uint64_t at)
 {
-    while (i + 1 < plan->n_tensors && plan->tensors[i].offset + plan->tensors[i].nbytes <= at)
-        i++;
-    return i;
+    while (first + 1 < end) {
+        uint32_t middle = first + (end - first) / 2;
+
+        if (plan->tensors[middle - 1].offset + plan->tensors[middle - 1].nbytes <= at)
+            first = middle;
+        else
+            end = middle;
+    }
+    return first;
+}
+
+/* One run on its way in: its pieces are taken in order by the update worker and a few readers
+ * beside it, because one core copies out of the kernel slower than memory takes it. */
+struct run {
+    const struct ranges *r; /* immutable, as all down to the blank line */
+    const struct plan *plan;
+    uint32_t first, end;    /* tensors */
+    uint64_t begin, nbytes; /* of the packed bucket */
+    uint8_t *dst;
+    struct progress *p;
+
+    atomic_uint_fast64_t next; /* offset of the next piece; relaxed: only its value counts */
+    atomic_bool failed;        /* relaxed: a hint to stop early */
+
+    struct mtx lock;  /* rank MTX_LEAF; guards down to the end */
+    uint64_t bad_at;  /* the lowest offset that failed, UINT64_MAX for none */
+    struct err error; /* of that */
+};
+
+/* Why reading ended `done` bytes into the piece at `at`. */
+static void explain(const struct run *run, uint64_t at, uint64_t done, int errnum, struct err *e)
+{
+    const struct ranges *r = run->r;
+    uint32_t file = r->at[run->first].file;
+    const struct tensor_spec *t =
+        &run->plan->tensors[tensor_at(run->plan, run->first, run->end, run->begin + at + done)];
+    const char *name = r->files.items[file];
+
+    if (errnum != 0)
+        (void)err_set_errno(e, ERR_UNREADABLE, "", errnum,
+                            "tensor '%.*s': %s '%.*s' cannot be read", plan_name_cut(t->name),
+                            t->name, r->kind, plan_text_cut(name, 160), name);
+    else
+        (void)err_set(e, ERR_UNREADABLE, "",
+                      "tensor '%.*s': %s '%.*s' shrank to %llu bytes while it was read",
+                      plan_name_cut(t->name), t->name, r->kind, plan_text_cut(name, 160), name,
+                      (unsigned long long)(r->at[run->first].offset + at + done));
+}
+
+/* The failure nearest to the beginning is the one that is told. */
+static void run_fail(struct run *run, uint64_t at, const struct err *e)
+{
+    mtx_lock(&run->lock);
+    if (at < run->bad_at) {
+        run->bad_at = at;
+        run->error = *e;
+    }
+    mtx_unlock(&run->lock);
+    atomic_store_explicit(&run->failed, true, memory_order_relaxed);
+}
+
+static int run_piece(struct run *run, uint64_t at, struct err *e)
+{
+    const struct ranges *r = run->r;
+    uint64_t left = run->nbytes - at, done;
+    uint64_t want = left < SOURCE_PIECE_NBYTES ? left : SOURCE_PIECE_NBYTES;
+    int rc;
+
+    if (progress_check(run->p, e) != 0)
+        return -1;
+    atomic_store_explicit(&run->p->tensor,
+                          tensor_at(run->plan, run->first, run->end, run->begin + at),
+                          memory_order_relaxed);
+    rc = read_piece(r->fds[r->at[run->first].file], r->at[run->first].offset + at, run->dst + at,
+                    want, &done);
+    atomic_fetch_add_explicit(&run->p->nbytes_done, done, memory_order_relaxed);
+    if (rc == 0 && done == want)
+        return 0;
+    explain(run, at, done, rc != 0 ? errno : 0, e);
+    return -1;
+}
+
+static void *run_main(void *arg)
+{
+    struct run *run = arg;
+    uint64_t at;
+
+    while (!atomic_load_explicit(&run->failed, memory_order_relaxed) &&
+           (at = atomic_fetch_add_explicit(&run->next, SOURCE_PIECE_NBYTES, memory_order_relaxed)) <
+               run->nbytes) {
+        struct err e = {0};
+
+        if (run_piece(run, at, &e) != 0)
+            run_fail(run, at, &e);
+    }
+    return NULL;
+}
+
+/* Readers beside the caller: none for a run that one core copies in a few milliseconds. */
+static unsigned readers_for(uint64_t nbytes)
+{
+    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t most = nbytes / RANGES_READER_NBYTES;
+
+    if (n_cpus > RANGES_READERS_MAX)
+        n_cpus = RANGES_READERS_MAX;
+    if (n_cpus < 2 || most < 2)
+        return 0;
+    return (most < (uint64_t)n_cpus ? (unsigned)most : (unsigned)n_cpus) - 1;
 }
 
 /* Tensors [first, end), which lie one after the other in one file. */
 static int fill_run(const struct ranges *r, const struct plan *plan, uint32_t first, uint32_t end,
                     uint8_t *dst, struct progress *p, struct err *e)
 {
-    uint64_t begin = plan->tensors[first].offset;
-    uint64_t nbytes = plan->tensors[end - 1].offset + plan->tensors[end - 1].nbytes - begin;
-    uint32_t file = r->at[first].file, i = first;
-    uint64_t done, want;
-    int rc;
+    const struct tensor_spec *last = &plan->tensors[end - 1];
+    struct run run = {.r = r, .plan = plan, .first = first, .end = end, .dst = dst, .p = p};
+    pthread_t readers[RANGES_READERS_MAX];
+    unsigned n_readers = 0, want;
 
-    for (uint64_t at = 0; at < nbytes; at += done) {
-        if (progress_check(p, e) != 0)
-            return -1;
-        i = tensor_at(plan, i, begin + at);
-        atomic_store_explicit(&p->tensor, i, memory_order_relaxed);
-        want = nbytes - at < SOURCE_PIECE_NBYTES ? nbytes - at : SOURCE_PIECE_NBYTES;
-        rc = read_piece(r->fds[file], r->at[first].offset + at, dst + at, want, &done);
-        atomic_fetch_add_explicit(&p->nbytes_done, done, memory_order_relaxed);
-        if (rc == 0 && done == want)
-            continue;
-        i = tensor_at(plan, i, begin + at + done);
-        if (rc != 0)
-            return err_set_errno(
-                e, ERR_UNREADABLE, "", errno, "tensor '%.*s': %s '%.*s' cannot be read",
-                plan_name_cut(plan->tensors[i].name), plan->tensors[i].name, r->kind,
-                plan_text_cut(r->files.items[file], 160), r->files.items[file]);
-        return err_set(e, ERR_UNREADABLE, "",
-                       "tensor '%.*s': %s '%.*s' shrank to %llu bytes while it was read",
-                       plan_name_cut(plan->tensors[i].name), plan->tensors[i].name, r->kind,
-                       plan_text_cut(r->files.items[file], 160), r->files.items[file],
-                       (unsigned long long)(r->at[first].offset + at + done));
-    }
-    return 0;
+    run.begin = plan->tensors[first].offset;
+    run.nbytes = last->offset + last->nbytes - run.begin;
+    run.bad_at = UINT64_MAX;
+    mtx_init(&run.lock, MTX_LEAF);
+    want = readers_for(run.nbytes);
+    /* Fewer readers are slower, not wrong. */
+    while (n_readers < want && pthread_create(&readers[n_readers], NULL, run_main, &run) == 0)
+        (void)pthread_setname_np(readers[n_readers++], "reader");
+    (void)run_main(&run);
+    while (n_readers > 0)
+        (void)pthread_join(readers[--n_readers], NULL);
+    mtx_fini(&run.lock);
+    if (run.bad_at == UINT64_MAX)
+        return 0;
+    *e = run.error;
+    return -1;
 }
 
 /* The end of the run that begins with `first`. Tensors without bytes belong to any run. */

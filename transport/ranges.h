@@ -12,7 +12,11 @@
 
 #include <stdint.h>
 
-enum { RANGES_FILES_MAX = 4096 };
+enum {
+    RANGES_FILES_MAX = 4096,
+    RANGES_READERS_MAX = 4,         /* threads that read one run, the caller's counted */
+    RANGES_READER_NBYTES = 32 << 20 /* of a run, to make one reader worth its start */
+};
 
 /* Where one tensor of the plan lies. */
 struct range {
@@ -40,7 +44,8 @@ void ranges_fini(struct ranges *r); /* closes the files; accepts a zeroed one */
 int ranges_add(struct ranges *r, const char *name, int fd, struct err *e);
 
 /* ranges_fill - as source_ops.fill. Tensors that lie one after the other in a file are read
- * together, so that the cost is by the byte and not by the tensor. */
+ * together, so that the cost is by the byte and not by the tensor; a large run is read by several
+ * threads, which have ended when this returns. */
 int ranges_fill(const struct ranges *r, const struct plan *plan, uint32_t first, uint32_t n,
                 void *dst, struct progress *p, struct err *e);
 

@@ -25,6 +25,19 @@ static void *scarce_malloc(size_t nbytes)
     return malloc(nbytes);
 }
 
+void *__real_realloc(void *p, size_t nbytes);
+void *__wrap_realloc(void *p, size_t nbytes);
+
+/* The n-th realloc from now fails, once; -1: none does. */
+static long realloc_countdown = -1;
+
+void *__wrap_realloc(void *p, size_t nbytes)
+{
+    if (realloc_countdown >= 0 && realloc_countdown-- == 0)
+        return NULL;
+    return __real_realloc(p, nbytes);
+}
+
 static const struct route native = {.form = FORM_NATIVE}, openai = {.form = FORM_OPENAI};
 
 static void no_wake(struct exchange_front *front)
@@ -282,6 +295,40 @@ static void test_reply_json_answers_without_memory(void **state)
     exchange_unref(x);
 }
 
+/* One growth of the text that fails, wherever it falls: the answer is whole, or the 503. jansson's
+ * own buffer would have lost a key and gone on. */
+static void test_reply_json_is_whole_or_refused(void **state)
+{
+    bool failed = true;
+
+    (void)state;
+    for (int shift = 0; shift < 16; shift++) {
+        failed = true;
+        for (long n = 0; failed; n++) {
+            struct exchange *x = open_exchange(&native);
+            json_t *body = json_object(), *found;
+
+            for (int i = 0; i < 400; i++) {
+                char key[48];
+                (void)snprintf(key, sizeof key, "%.*s%d", shift, "________________", i);
+                assert_int_equal(json_object_set_new(body, key, json_integer(i)), 0);
+            }
+            realloc_countdown = n;
+            allocations_left = -1;
+            reply_json(x, 200, json_incref(body));
+            failed = realloc_countdown < 0;
+            realloc_countdown = -1;
+            found = json_loadb(x->priv->reply.data, x->priv->reply.len, 0, NULL);
+            assert_non_null(found);
+            assert_int_equal(x->priv->reply.status, failed ? 503 : 200);
+            assert_int_equal(json_equal(found, body), !failed);
+            json_decref(found);
+            json_decref(body);
+            exchange_unref(x);
+        }
+    }
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -302,6 +349,7 @@ int main(void)
         cmocka_unit_test(test_reply_error_json_cleans_bytes),
         cmocka_unit_test(test_reply_error_answers_without_memory),
         cmocka_unit_test(test_reply_json_answers_without_memory),
+        cmocka_unit_test(test_reply_json_is_whole_or_refused),
     };
 
     return cmocka_run_group_tests(tests, setup, NULL);

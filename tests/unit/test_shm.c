@@ -299,10 +299,87 @@ static void test_shm_fill_many_pieces(void **state)
     free(dst);
 }
 
+enum { BIG_TENSORS = 5, BIG_NUMEL = (20 << 20) / 4 + 1 }; /* over 100 MiB: read by several */
+
+static struct plan *big_plan(void)
+{
+    static const uint64_t dim = BIG_NUMEL;
+    struct plan_builder *b;
+    struct err e = {0};
+    struct plan *p;
+    char tensor[8];
+
+    assert_int_equal(plan_builder_new(&b, &e), 0);
+    for (int i = 0; i < BIG_TENSORS; i++) {
+        (void)snprintf(tensor, sizeof tensor, "t%d", i);
+        assert_int_equal(plan_builder_add(b, tensor, DTYPE_U32, &dim, 1, UINT64_MAX, &e), 0);
+    }
+    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    return p;
+}
+
+/* Every word is its own index, so that a piece in another's place shows. */
+static int big_object(const char *big, uint32_t n_words)
+{
+    int fd = shm_open(big, O_RDWR | O_CREAT | O_EXCL, 0600);
+    uint32_t *words;
+
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)n_words * 4), 0);
+    words = mmap(NULL, (size_t)n_words * 4, PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(words != MAP_FAILED);
+    for (uint32_t i = 0; i < n_words; i++)
+        words[i] = i;
+    assert_int_equal(munmap(words, (size_t)n_words * 4), 0);
+    return fd;
+}
+
+static void test_shm_large_bucket_is_read_by_several(void **state)
+{
+    const uint32_t n_words = BIG_TENSORS * BIG_NUMEL;
+    struct plan *p = big_plan();
+    struct progress progress = running();
+    uint32_t *dst = malloc((size_t)n_words * 4);
+    struct shm_range range = {NULL, 0, (uint64_t)n_words * 4};
+    struct source *s;
+    struct err e = {0};
+    char big[80];
+    int fd;
+
+    (void)state;
+    (void)snprintf(big, sizeof big, "%s-big", name);
+    range.name = big;
+    fd = big_object(big, n_words);
+    if (shm_source_open(&s, &range, 1, true, p, &e) != 0)
+        fail_msg("%s", e.msg);
+    assert_int_equal(shm_unlink(big), 0);
+    assert_int_equal(s->ops->fill(s, p, 0, BIG_TENSORS, dst, &progress, &e), 0);
+    for (uint32_t i = 0; i < n_words; i++)
+        if (dst[i] != i)
+            fail_msg("word %u is %u", i, dst[i]);
+    assert_int_equal(progress.nbytes_done, range.nbytes);
+
+    /* It shrinks: whichever reader comes first, the tensor named is the first that is short. */
+    assert_int_equal(ftruncate(fd, (off_t)(2 * BIG_NUMEL + 7) * 4), 0);
+    assert_int_equal(s->ops->fill(s, p, 0, BIG_TENSORS, dst, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_UNREADABLE);
+    assert_non_null(strstr(e.msg, "'t2'"));
+
+    err_clear(&e);
+    progress.stop = true;
+    assert_int_equal(s->ops->fill(s, p, 0, BIG_TENSORS, dst, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    source_close(s);
+    (void)close(fd);
+    free(dst);
+    plan_unref(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shm_packed_bucket),
+        cmocka_unit_test(test_shm_large_bucket_is_read_by_several),
         cmocka_unit_test(test_shm_range_for_each_tensor),
         cmocka_unit_test(test_shm_source_open_refusals),
         cmocka_unit_test(test_shm_source_open_refuses_wrong_lists),
