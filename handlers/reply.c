@@ -183,7 +183,7 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
 {
     enum route_form form = form_of(route);
 
-    if (make_json(err_http_status(e->code), reply_error_json(form, e, details), out))
+    if (reply_json_make(err_http_status(e->code), reply_error_json(form, e, details), out))
         out->log_code = err_wire_name(e->code);
     else
         make_last_resort(form, out);

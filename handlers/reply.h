@@ -21,6 +21,11 @@ void reply_json(struct exchange *x, int status, json_t *body);
  * hand back a text without that key. A struct buf remembers. */
 void reply_dump(struct buf *out, const json_t *body);
 
+/* reply_json_make - the reply that reply_json would send, for a handler that must undo what it did
+ * when there is no memory to tell of it. Steals body. Returns false without memory: *out is
+ * untouched. */
+bool reply_json_make(int status, json_t *body, struct exchange_reply *out);
+
 /* reply_empty - answer with no body. */
 void reply_empty(struct exchange *x, int status);
 

@@ -42,12 +42,37 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
     return 0;
 }
 
-int handle_update_start(struct app *app, struct exchange *x, struct err *e)
+/* What start answers: the update, and what it is a part of. NULL without memory. */
+static json_t *started_json(const struct app *app, const struct update_info *info)
 {
     const struct manifest *m = store_manifest(app->store);
+    json_t *reply = update_json(info);
+
+    if (reply != NULL &&
+        (json_object_set_new(reply, "plan_digest", json_string(m->plan->digest)) != 0 ||
+         json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0)) {
+        json_decref(reply);
+        return NULL;
+    }
+    return reply;
+}
+
+/* A session whose id cannot be told to its owner would shut everyone out until its lease ends. */
+static int take_back(struct app *app, const struct update_info *info, struct err *e)
+{
+    struct update_info ended;
+    struct err ignored = {0}; /* it may have ended already */
+
+    (void)updates_abort(app->updates, info->id, "no memory to answer its start", &ended, &ignored);
+    return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
+}
+
+int handle_update_start(struct app *app, struct exchange *x, struct err *e)
+{
     struct update_start req = {0};
+    struct exchange_reply reply;
     struct update_info info;
-    json_t *body, *reply;
+    json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
@@ -56,14 +81,9 @@ int handle_update_start(struct app *app, struct exchange *x, struct err *e)
     json_decref(body);
     if (rc != 0 || updates_start(app->updates, &req, &info, e) != 0)
         return -1;
-    reply = update_json(&info);
-    if (reply != NULL &&
-        (json_object_set_new(reply, "plan_digest", json_string(m->plan->digest)) != 0 ||
-         json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0)) {
-        json_decref(reply);
-        reply = NULL;
-    }
-    reply_json(x, 200, reply);
+    if (!reply_json_make(200, started_json(app, &info), &reply))
+        return take_back(app, &info, e);
+    exchange_reply(x, &reply);
     return 0;
 }
 

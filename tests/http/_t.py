@@ -1,0 +1,335 @@
+"""Every allocation of a request, and of a start, fails in turn on a running server.
+
+Whatever fails: no crash, no hang, no 4xx for a lack of memory that is ours, nothing half served,
+and the next request works. An update may lose its answer to the failure after its commit; then the
+new weights are whole.
+
+Usage: torture.py BATON MODEL_DIR CLIENT_DIR FAIL_MALLOC_SO WORK_DIR N_STARTS
+"""
+
+import json
+import mmap
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+
+sys.path.insert(0, sys.argv[3])
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import baton
+from fault_world import WAIT_S, Fault, World, body_of, members_of, TENSORS
+
+EXHAUSTIVE = 150  # the first allocations one by one, then ever wider apart
+FOREVER = 1 << 40
+
+
+class Memory:
+    """The control page of fail_malloc.c."""
+
+    def __init__(self, path):
+        with open(path, "wb") as f:
+            f.write(b"\0" * 4096)
+        with open(path, "r+b") as f:
+            self.page = mmap.mmap(f.fileno(), 4096)
+        self.words = memoryview(self.page).cast("q")
+        self.path = path
+
+    def arm(self, first, n):
+        self.words[1], self.words[2], self.words[3] = n, 0, 0
+        self.words[0] = first  # last: from now on it counts
+
+    def disarm(self):
+        self.words[0] = 0
+
+    @property
+    def n_asked(self):
+        return self.words[2]
+
+    @property
+    def n_failed(self):
+        return self.words[3]
+
+
+class Server:
+    """A `baton serve` under the preloaded library."""
+
+    def __init__(self, memory):
+        self.memory, self.log = memory, os.path.join(sys.argv[5], "torture.log")
+        model = sys.argv[2]
+        with open(self.log, "wb") as f:
+            self.process = subprocess.Popen(
+                [sys.argv[1], "serve", "--listen", "127.0.0.1:0", "--model", model, "--weights",
+                 f"{model}/checkpoints/step-00000.safetensors", "--weight-version", "step-0"],
+                stderr=f, env=dict(os.environ, LD_PRELOAD=sys.argv[4], FAIL_MALLOC=memory.path))
+
+    def said(self):
+        with open(self.log, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def wait_started(self):
+        """The URL, or None when it ended instead."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            ended = self.process.poll() is not None
+            for line in self.said().splitlines(keepends=True):
+                if '"event":"serving"' in line and line.endswith("\n"):
+                    return f"http://127.0.0.1:{json.loads(line)['port']}"
+            if ended:
+                return None
+            time.sleep(0.005)
+        raise Fault("neither served nor ended")
+
+    def alive(self):
+        if self.process.poll() is not None:
+            raise Fault(f"the server ended with {self.process.returncode}: {self.said()[-2000:]}")
+
+    def stop(self):
+        self.process.terminate()
+        rc = self.process.wait(WAIT_S)
+        if rc != 0:
+            raise Fault(f"the server ended with {rc}: {self.said()[-2000:]}")
+
+
+def numbers(total):
+    """1, 2, 3, ... and then ever wider apart, up to total."""
+    n = 1
+    while n <= total:
+        yield n
+        n += 1 if n < EXHAUSTIVE else max(1, n // 40)
+
+
+def judge(what, n, answer, allowed=()):
+    """An answer under failed memory: success, or our own fault and nobody else's."""
+    if answer is None or answer.status in (200, 503, 507, 500) + tuple(allowed):
+        return
+    raise Fault(f"{what}, allocation {n}: {answer}")
+
+
+def sweep(w, server, what, once, check, counts):
+    """Runs `once` with each allocation failing alone, then with each and all after it failing."""
+    memory = server.memory
+    for n_to_fail in (1, FOREVER):
+        memory.arm(FOREVER, 1)
+        once()
+        total = memory.n_asked
+        memory.disarm()
+        check(None)
+        for n in numbers(total + 20):
+            memory.arm(n, n_to_fail)
+            answer = attempt(w, once)
+            memory.disarm()
+            server.alive()
+            judge(what, n, answer)
+            key = (what, "lost" if answer is None else answer.status)
+            counts[key] = counts.get(key, 0) + 1
+            try:
+                check(answer)
+            except Fault as e:
+                raise Fault(f"{what}, allocation {n} of {total}, {n_to_fail} fail: {e}") from e
+
+
+def attempt(w, once):
+    """The answer, or None when the connection was lost to the failure; a hang is a Fault."""
+    try:
+        return once()
+    except Fault as e:
+        if isinstance(e.__cause__, (TimeoutError, socket.timeout)):
+            raise
+        return None
+    except ConnectionError:
+        return None
+
+
+def update_checks(w, goal):
+    """What must hold after an attempt to push goal[0] under the label goal[1]."""
+
+    def check(answer):
+        rows, label = goal
+        listed = w.ask("GET", "/v1/weights")
+        if listed.status != 200:
+            raise Fault(f"GET /v1/weights: {listed}")
+        if answer is not None and answer.status == 200 and listed.body["weight_version"] != label:
+            raise Fault(f"a success that serves {listed.body['weight_version']}, not {label}")
+        if listed.body["weight_version"] == label:
+            w.n_after += answer is not None and answer.status != 200
+            w.label, w.serial = label, listed.body["serial"]
+            w.tensors = {r.name: (r.true_sum, label, w.serial) for r in rows}
+        w.check()
+        w.wait_no_update()
+
+    return check
+
+
+def sweep_updates(w, server, counts):
+    for door in ("shm", "body", "session"):
+        goal = [None, None]
+        check = update_checks(w, goal)
+
+        def once():
+            goal[:] = [w.rng.choice(w.checkpoints).rows, w.new_label()]
+            rows, label = goal
+            if door == "shm":
+                return w.ask("POST", "/v1/update_weights", members_of(rows, label=label))
+            if door == "body":
+                query = urllib.parse.urlencode({"weight_version": label})
+                return w.ask("POST", f"/v1/update_weights?{query}", body_of(rows), {"Content-Type": TENSORS})
+            return session(w, rows, label)
+
+        sweep(w, server, f"update by {door}", once, check, counts)
+
+
+def fail(e):
+    raise e
+
+
+def session(w, rows, label):
+    """start, one chunk, finish; the first answer that is no success ends it. An answer to start
+    that the front has no memory for leaves its session to whoever looks it up, or to its lease."""
+    try:
+        a = w.ask("POST", "/v1/update_weights/start", {"weight_version": label})
+    except Fault as e:
+        a = None if not isinstance(e.__cause__, TimeoutError) else fail(e)
+    if a is None or a.status != 200:
+        w.memory.disarm()
+        orphan = w.status()["update"]
+        if orphan is not None:
+            w.n_orphans += 1
+            if a is not None and "to answer" in a.body["error"]["message"]:
+                raise Fault(f"a refused start leaves {orphan}")
+            w.ask("POST", "/v1/update_weights/abort", {"update_id": orphan["update_id"]})
+        return a
+    update = a.body["update_id"]
+    for path, body in (("", members_of(rows, update_id=update)), ("/finish", {"update_id": update})):
+        try:
+            a = w.ask("POST", "/v1/update_weights" + path, body)
+        except Fault:
+            a = None
+        if a is None or a.status != 200:
+            w.memory.disarm()
+            again = w.ask("POST", "/v1/update_weights/abort", {"update_id": update})
+            if again.status not in (200, 404, 409):  # 409: committed, and the answer was lost
+                raise Fault(f"abort: {again}")
+            return a
+    return a
+
+
+def sweep_generate(w, server, golden, counts):
+    case = golden["step-00000"]["cases"][0]
+    request = {"token_ids": case["prompt_token_ids"],
+               "sampling_params": {"max_tokens": 8, "temperature": 0, "logprobs": 1}}
+    text = {"prompt": "In the beginning", "max_tokens": 4, "temperature": 0, "stream": True}
+
+    def check(answer):
+        if answer is not None and answer.status == 200:
+            true(answer)
+        idle(w)
+        sound = w.ask("POST", "/v1/generate", request)
+        if sound.status != 200 or sound.body["choices"][0]["token_ids"] != case["greedy_token_ids"][:8]:
+            raise Fault(f"the next one: {sound}")
+
+    def true(answer):
+        """What is called a success is the whole truth."""
+        if answer.body is None:
+            events = [e[6:] for e in answer.raw.decode().split("\n\n") if e.startswith("data: ")]
+            parts = [json.loads(e) for e in events if e != "[DONE]"]
+            said = "".join(p["choices"][0]["text"] for p in parts if p.get("choices"))
+            ok = any("error" in p for p in parts) or events[-1:] != ["[DONE]"] or said == whole_text
+        elif "choices" in answer.body:
+            ok = answer.body["choices"][0]["token_ids"] == case["greedy_token_ids"][:8]
+        else:
+            ok = answer.body["tokens"] == case["prompt_token_ids"]
+        if not ok:
+            raise Fault(f"not true: {answer}")
+
+    whole = w.ask("POST", "/v1/completions", dict(text, stream=False))
+    whole_text = whole.body["choices"][0]["text"]
+    sweep(w, server, "generate", lambda: w.ask("POST", "/v1/generate", request), check, counts)
+    sweep(w, server, "stream", lambda: w.ask("POST", "/v1/completions", text), check, counts)
+    sweep(w, server, "tokenize", lambda: w.ask("POST", "/tokenize", {"prompt": "In the beginning"}),
+          check, counts)
+
+
+def idle(w):
+    def condition():
+        a = w.status()["admission"]["generate"]
+        return a["running"] == 0 and a["waiting"] == 0
+
+    w.wait("no generation is left", condition)
+
+
+def sweep_cancel(w, server, counts):
+    """The client goes away from a long generation; memory fails from then on."""
+    body = json.dumps({"token_ids": [1], "sampling_params": {"max_tokens": 900, "ignore_eos": True}})
+    head = f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    for n_to_fail in (1, FOREVER):
+        for n in range(1, 40):
+            s = w.raw(head)
+            w.wait("it runs", lambda: w.status()["admission"]["generate"]["running"] == 1)
+            server.memory.arm(n, n_to_fail)
+            s.close()
+            end = time.monotonic() + 0.02  # a window for the failure, not a wait for an event
+            while time.monotonic() < end and server.memory.n_failed == 0:
+                time.sleep(0.001)
+            server.memory.disarm()
+            server.alive()
+            idle(w)
+            counts["cancel", "ended"] = counts.get(("cancel", "ended"), 0) + 1
+
+
+def sweep_start(memory, n_starts, counts):
+    memory.arm(FOREVER, 1)
+    server = Server(memory)
+    if server.wait_started() is None:
+        raise Fault(f"no start at all: {server.said()}")
+    total = memory.n_asked
+    memory.disarm()
+    server.stop()
+    rng = random.Random(total)
+    few = sorted(set(range(1, n_starts // 3)) | {rng.randint(1, total) for _ in range(n_starts)})
+    for n in few:
+        memory.arm(n, FOREVER if n % 2 else 1)
+        server = Server(memory)
+        url = server.wait_started()
+        memory.disarm()
+        if url is not None:
+            if baton.request(url, "GET", "/v1/weights", timeout=WAIT_S)["weight_version"] != "step-0":
+                raise Fault("it started without its weights")
+            server.stop()
+            counts["start", "serves"] = counts.get(("start", "serves"), 0) + 1
+            continue
+        if server.process.returncode not in (1, 2) or "\nbaton: " not in "\n" + server.said():
+            raise Fault(f"start, allocation {n} of {total}: {server.process.returncode}: "
+                        f"{server.said()[-1500:]}")
+        print(n, server.said().splitlines()[-1])
+        counts["start", "refused"] = counts.get(("start", "refused"), 0) + 1
+
+
+def main():
+    with open(f"{sys.argv[2]}/golden.json", encoding="utf-8") as f:
+        golden = json.load(f)["checkpoints"]
+    memory, counts, began = Memory(os.path.join(sys.argv[5], "fail_malloc")), {}, time.monotonic()
+    server = Server(memory)
+    w = World(server.wait_started(), sys.argv[2], sys.argv[5], random.Random(1), server.process.pid)
+    w.memory, w.n_orphans, w.n_after = memory, 0, 0
+    try:
+        sweep_generate(w, server, golden, counts)
+        sweep_cancel(w, server, counts)
+        sweep_updates(w, server, counts)
+        w.wait("one version is alive", lambda: w.status()["weights"]["versions_alive"] == 1)
+        server.stop()
+        sweep_start(memory, int(sys.argv[6]), counts)
+    finally:
+        memory.disarm()
+        server.process.kill()
+        for name in w.left_over():
+            w.unlink(name)
+    print(", ".join(f"{what} {how}: {n}" for (what, how), n in sorted(counts.items(), key=str)) +
+          f"; {w.n_orphans} starts and {w.n_after} commits whose answer was lost to the failure"
+          f"; {time.monotonic() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
