@@ -102,6 +102,11 @@ static int check_whole(const struct app *app, const struct update_chunk *c, json
                    n_missing, store_manifest(app->store)->plan->n_tensors, missing[0]);
 }
 
+static bool client_gone(void *arg)
+{
+    return exchange_gone(arg);
+}
+
 /* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
  * the answer, because it may read from the exchange. */
 static int submit(struct app *app, struct exchange *x, struct update_chunk *c, struct err *e)
@@ -110,6 +115,7 @@ static int submit(struct app *app, struct exchange *x, struct update_chunk *c, s
 
     c->done = update_answered;
     c->done_arg = x;
+    c->gone = client_gone;
     if (check_whole(app, c, &details, e) == 0 && updates_submit(app->updates, c, e) == 0)
         return 0;
     update_chunk_free(c);

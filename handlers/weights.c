@@ -46,9 +46,8 @@ static json_t *tensor_json(struct store *s, const struct version *v, uint32_t i,
         checksum_text(&c, sum);
     }
     return json_pack("{s:s, s:s, s:o, s:I, s:o, s:o, s:I}", "name", t->name, "dtype",
-                     dtype_name(t->dtype), "shape", shape_json(t), "nbytes",
-                     (json_int_t)t->nbytes, "checksum",
-                     checksums ? json_string(sum) : json_null(), "version",
+                     dtype_name(t->dtype), "shape", shape_json(t), "nbytes", (json_int_t)t->nbytes,
+                     "checksum", checksums ? json_string(sum) : json_null(), "version",
                      label_or_null(s, v->views[i].serial), "serial",
                      (json_int_t)v->views[i].serial);
 }
@@ -87,15 +86,28 @@ int handle_weights_list(struct app *app, struct exchange *x, struct err *e)
 /* A download holds its version until the last byte has left. */
 struct download {
     struct store *store;
+    struct workers *pool;
+    struct job job;
     const struct version *version;
 };
 
-static void download_release(void *arg)
+static void download_end(void *arg)
 {
     struct download *d = arg;
 
     store_unpin(d->store, d->version);
     free(d);
+}
+
+/* Called on a front loop, which must not be the one that unmaps an old version. */
+static void download_release(void *arg)
+{
+    struct download *d = arg;
+    struct err ignored = {0};
+
+    d->job = (struct job){.run = download_end, .arg = d};
+    if (workers_post(d->pool, &d->job, WORKERS_URGENT, &ignored) != 0)
+        download_end(d); /* the pool has stopped: so does everything */
 }
 
 /* A tensor's own name, or one that ties to it. */
@@ -156,6 +168,7 @@ int handle_weights_get(struct app *app, struct exchange *x, struct err *e)
     if (d == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the download");
     d->store = app->store;
+    d->pool = app->control;
     if (store_pin(app->store, &d->version, e) != 0) {
         free(d);
         return -1;

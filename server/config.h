@@ -23,8 +23,8 @@ enum { CONFIG_LIST_MAX = 16 };
     X(STR, weights, "weights", "FILE", "", 0, 0,                                                   \
       "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "       \
       "default: those of --model, if it has any")                                                  \
-    X(STR, weight_version, "weight-version", "LABEL", "initial", 0, 0,                             \
-      "label of the weights served first")                                                         \
+    X(STR, weight_version, "weight-version", "LABEL", "", 0, 0,                                    \
+      "label of the weights served first; default: what their file says, else initial")            \
     X(STR, served_model_name, "served-model-name", "NAME", "", 0, 0,                               \
       "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
     X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \

@@ -224,6 +224,24 @@ static int build_front(struct house *h, const struct config *c, const struct con
     return front_new(&h->app.front, &cfg, e);
 }
 
+/* Waits for SIGTERM or SIGINT, at most `seconds` (0: for ever). Returns true when one came. */
+static bool wait_signal(uint64_t timeout_us)
+{
+    struct timespec ts = {(time_t)(timeout_us / 1000000), (long)(timeout_us % 1000000) * 1000L};
+    sigset_t set;
+    int sig;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    if (timeout_us == 0) {
+        while (sigwait(&set, &sig) != 0)
+            continue;
+        return true;
+    }
+    return sigtimedwait(&set, NULL, &ts) > 0;
+}
+
 /* The first weights on their way in: main waits for the worker. */
 struct first_push {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
@@ -245,6 +263,13 @@ static void first_done(void *arg, const struct update_info *info, const struct e
     mtx_unlock(&p->lock);
 }
 
+static const char *first_label(const struct house *h, const struct config *c)
+{
+    if (c->weight_version != NULL)
+        return c->weight_version;
+    return h->first_weights.weight_version != NULL ? h->first_weights.weight_version : "initial";
+}
+
 static struct update_chunk *first_chunk(struct house *h, const struct config *c,
                                         struct first_push *p, struct err *e)
 {
@@ -259,13 +284,30 @@ static struct update_chunk *first_chunk(struct house *h, const struct config *c,
     chunk->source = h->first;
     chunk->checksums = h->first_weights.checksums;
     chunk->has_checksum = h->first_weights.has_checksum;
-    (void)snprintf(chunk->label, sizeof chunk->label, "%s", c->weight_version);
+    (void)snprintf(chunk->label, sizeof chunk->label, "%s", first_label(h, c));
     chunk->done = first_done;
     chunk->done_arg = p;
     h->first = NULL;
     h->first_weights.checksums = NULL;
     h->first_weights.has_checksum = NULL;
     return chunk;
+}
+
+/* Until the worker has answered (bounded by --update-timeout); a signal makes it answer at once. */
+static void await_first(struct house *h, struct first_push *p)
+{
+    enum { POLL_US = 100000 };
+
+    mtx_lock(&p->lock);
+    while (!p->ended) {
+        if (cnd_wait(&p->done, &p->lock, clock_after_us(POLL_US)))
+            continue;
+        mtx_unlock(&p->lock);
+        if (wait_signal(1))
+            updates_stop(h->app.updates);
+        mtx_lock(&p->lock);
+    }
+    mtx_unlock(&p->lock);
 }
 
 static int push_first(struct house *h, const struct config *c, struct err *e)
@@ -278,6 +320,8 @@ static int push_first(struct house *h, const struct config *c, struct err *e)
         log_line(LOG_WARN, "weights.unsynced", "no weights to start with; waiting for an update");
         return 0;
     }
+    if (label_check(first_label(h, c), "--weights", e) != 0)
+        return -1;
     chunk = first_chunk(h, c, &p, e);
     if (chunk == NULL)
         return -1;
@@ -286,10 +330,8 @@ static int push_first(struct house *h, const struct config *c, struct err *e)
     rc = updates_submit(h->app.updates, chunk, e);
     if (rc != 0)
         update_chunk_free(chunk);
-    mtx_lock(&p.lock);
-    while (rc == 0 && !p.ended) /* bounded by --update-timeout */
-        (void)cnd_wait(&p.done, &p.lock, CLOCK_NEVER);
-    mtx_unlock(&p.lock);
+    else
+        await_first(h, &p);
     cnd_fini(&p.done);
     mtx_fini(&p.lock);
     if (rc == 0 && p.error.code != ERR_NONE) {
@@ -318,7 +360,8 @@ static int resolve_roots(struct house *h, struct err *e)
 static int build(struct house *h, const struct config *c, const struct config_listen *at,
                  struct err *e)
 {
-    if (label_check(c->weight_version, "--weight-version", e) != 0 || resolve_roots(h, e) != 0)
+    if ((c->weight_version != NULL && label_check(c->weight_version, "--weight-version", e) != 0) ||
+        resolve_roots(h, e) != 0)
         return -1;
     h->app.config = c;
     h->app.life = &h->life;
@@ -371,24 +414,6 @@ static void take_down(struct house *h)
     tokenizer_free(h->tokenizer);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
         free(h->roots[i]);
-}
-
-/* Waits for SIGTERM or SIGINT, at most `seconds` (0: for ever). Returns true when one came. */
-static bool wait_signal(uint64_t timeout_us)
-{
-    struct timespec ts = {(time_t)(timeout_us / 1000000), (long)(timeout_us % 1000000) * 1000L};
-    sigset_t set;
-    int sig;
-
-    (void)sigemptyset(&set);
-    (void)sigaddset(&set, SIGTERM);
-    (void)sigaddset(&set, SIGINT);
-    if (timeout_us == 0) {
-        while (sigwait(&set, &sig) != 0)
-            continue;
-        return true;
-    }
-    return sigtimedwait(&set, NULL, &ts) > 0;
 }
 
 /* Stop accepting, let what runs end until the deadline; a second signal ends at once. */

@@ -143,8 +143,8 @@ static int cannot_open(const char *path, int errnum, struct err *e)
                        path);
     if (errnum == ENAMETOOLONG)
         return err_set(e, ERR_BAD_REQUEST, "/path", "path '%.*s...' is too long", cut, path);
-    return err_set_errno(e, ERR_UNREADABLE, "/path", errnum, "path '%.*s' cannot be opened", cut,
-                         path);
+    return err_set_errno(e, ranges_open_code(errnum), "/path", errnum,
+                         "path '%.*s' cannot be opened", cut, path);
 }
 
 static int reserve_parts(struct loading *l, uint64_t n, struct err *e)

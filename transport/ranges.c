@@ -37,6 +37,19 @@ void ranges_fini(struct ranges *r)
     memset(r, 0, sizeof *r);
 }
 
+enum err_code ranges_open_code(int errnum)
+{
+    switch (errnum) {
+    case ENOENT:
+        return ERR_NOT_FOUND;
+    case EMFILE:
+    case ENFILE:
+        return ERR_OVERLOADED;
+    default:
+        return ERR_UNREADABLE;
+    }
+}
+
 int ranges_add(struct ranges *r, const char *name, int fd, struct err *e)
 {
     if (r->files.n >= RANGES_FILES_MAX) {

@@ -43,6 +43,10 @@ void ranges_fini(struct ranges *r); /* closes the files; accepts a zeroed one */
  * Errors: ERR_BAD_REQUEST (more than RANGES_FILES_MAX), ERR_NO_MEMORY. */
 int ranges_add(struct ranges *r, const char *name, int fd, struct err *e);
 
+/* ranges_open_code - what an open(2) that failed with `errnum` is: ERR_NOT_FOUND, ERR_OVERLOADED
+ * (no descriptor is free: later one will be), else ERR_UNREADABLE. */
+enum err_code ranges_open_code(int errnum);
+
 /* ranges_fill - as source_ops.fill. Tensors that lie one after the other in a file are read
  * together, so that the cost is by the byte and not by the tensor; a large run is read by several
  * threads, which have ended when this returns. */

@@ -82,7 +82,7 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
         return 0;
     fd = shm_open(name, O_RDONLY | O_NONBLOCK, 0); /* O_NONBLOCK: a FIFO there is not waited on */
     if (fd < 0)
-        return err_set_errno(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_UNREADABLE, field, errno,
+        return err_set_errno(e, ranges_open_code(errno), field, errno,
                              "shared memory object '%.*s' cannot be opened", plan_name_cut(name),
                              name);
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {

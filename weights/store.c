@@ -359,9 +359,11 @@ static struct version_owned *publish_locked(struct store *s, struct version_owne
 {
     struct version_owned *old = s->current;
 
-    if (label[0] == '\0')
-        label = old != NULL ? old->version.label : "default";
-    (void)snprintf(next->version.label, sizeof next->version.label, "%s", label);
+    if (label[0] != '\0')
+        (void)snprintf(next->version.label, sizeof next->version.label, "%s", label);
+    else
+        (void)snprintf(next->version.label, sizeof next->version.label, "serial-%llu",
+                       (unsigned long long)next->version.serial);
     keep_label_locked(s, next->version.serial, next->version.label);
     s->current = next;
     s->n_live++;

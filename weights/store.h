@@ -107,7 +107,7 @@ struct store_stats {
 };
 
 /* store_commit - make the staging the version that is served; consumes it on success.
- * @label  borrowed, copied; "" keeps the predecessor's label (or "default")
+ * @label  borrowed, copied; "" becomes "serial-<n>": new weights never carry an old name
  * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
  *                         or partial and nothing arrived
  *         After an error the staging stands and the old version serves. */

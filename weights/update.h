@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 enum {
-    UPDATE_ID_MAX = 40,        /* "upd-" + ID_LEN */
+    UPDATE_ID_MAX = 40, /* "upd-" + ID_LEN */
     UPDATE_CHUNK_ID_MAX = 128,
     UPDATE_MISSING_MAX = 32,   /* names listed in a reply; the rest is counted */
     UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
@@ -51,29 +51,29 @@ struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool in_place, partial, implicit;
-    char label[VERSION_LABEL_MAX + 1]; /* wanted; after commit: what it got */
-    uint64_t serial;                   /* after commit, else 0 */
-    uint64_t nbytes_staging;           /* what staging takes: manifest bytes, of the chunks so far
-                                          if partial, or 0 in place */
+    char label[VERSION_LABEL_MAX + 1];  /* wanted; after commit: what it got */
+    uint64_t serial;                    /* after commit, else 0 */
+    uint64_t nbytes_staging;            /* what staging takes: manifest bytes, of the chunks so far
+                                           if partial, or 0 in place */
     uint64_t nbytes_done, nbytes_total; /* as sent: of the chunks so far and, unless partial, what
                                            the manifest lacks beside them */
     uint32_t n_tensors_done, n_tensors_total;
     char tensor[PLAN_NAME_LEN_MAX + 1]; /* being received now, "" if none */
-    uint64_t lease_left_us;            /* until the lease ends, a whole one while chunks are under
-                                          way; 0 once ended */
-    uint32_t n_missing;                /* of the manifest; 0 if partial */
-    const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the manifest, which outlives all */
+    uint64_t lease_left_us;             /* until the lease ends, a whole one while chunks are under
+                                           way; 0 once ended */
+    uint32_t n_missing;                 /* of the manifest; 0 if partial */
+    const char *missing[UPDATE_MISSING_MAX];   /* borrowed from the manifest, which outlives all */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
-    struct err error;                  /* why it was aborted; clean otherwise */
+    struct err error;                          /* why it was aborted; clean otherwise */
 };
 
 struct updates;
 
 struct updates_cfg {
-    struct store *store;       /* borrowed */
-    uint64_t receive_timeout_us; /* longest single chunk */
-    uint64_t pin_timeout_us;     /* how long the first chunk waits for readers to let go (in_place)
-                                    or for a version to be freed */
+    struct store *store;          /* borrowed */
+    uint64_t receive_timeout_us;  /* longest single chunk */
+    uint64_t pin_timeout_us;      /* how long the first chunk waits for readers to let go (in_place)
+                                     or for a version to be freed */
     void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
     void *arg;
 };
@@ -88,9 +88,9 @@ void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 struct update_start {
     bool in_place, partial, convert;
-    bool implicit;             /* opened by a dialect: commits by itself when covered */
+    bool implicit; /* opened by a dialect: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
-    uint32_t lease_s;          /* 1..UPDATE_LEASE_S_MAX */
+    uint32_t lease_s; /* 1..UPDATE_LEASE_S_MAX */
 };
 
 /* updates_start - open a session.
@@ -110,16 +110,19 @@ typedef void update_done_fn(void *arg, const struct update_info *info, const str
 
 /* One bucket on its way in. */
 struct update_chunk {
-    char update_id[UPDATE_ID_MAX + 1]; /* "" = a whole update by itself: received, verified and
-                                          committed before `done`; several queue up */
+    char update_id[UPDATE_ID_MAX + 1];      /* "" = a whole update by itself: received, verified and
+                                               committed before `done`; several queue up */
     char chunk_id[UPDATE_CHUNK_ID_MAX + 1]; /* "" = none */
-    bool partial;                      /* of a whole update by itself */
+    bool partial;                           /* of a whole update by itself */
     bool convert;                      /* of a whole update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1]; /* "" = not said */
     struct plan *plan;                 /* owned: one reference */
     struct source *source;             /* owned */
     struct checksum *checksums;        /* owned; [n_tensors] or NULL */
     bool *has_checksum;                /* owned; [n_tensors] or NULL */
+    bool (*gone)(void *arg); /* has the sender given up? Asked on the worker, with done_arg,
+                                after the last byte: what it no longer answers for is not
+                                taken, since it may reuse its memory. NULL: never */
     update_done_fn *done;
     void *done_arg;
 };

@@ -105,8 +105,9 @@ struct fill {
     const struct layout *layout;
     const struct update_chunk *chunk;
     struct progress *progress;
-    struct slab *slab;    /* staged: where everything goes; or NULL */
-    struct slab *scratch; /* or NULL */
+    uint64_t pin_deadline_us; /* how long to wait for readers of older versions */
+    struct slab *slab;        /* staged: where everything goes; or NULL */
+    struct slab *scratch;     /* or NULL */
 };
 
 static int fill_stopped(const struct progress *p, struct err *e)
@@ -335,6 +336,10 @@ static int fill_ended(const struct fill *f, struct err *e)
         return err_set(e, ERR_UNREADABLE, "", "the %s source brought %llu of %llu bytes",
                        src->ops->name, (unsigned long long)done,
                        (unsigned long long)f->plan->nbytes);
+    if (f->chunk->gone != NULL && f->chunk->gone(f->chunk->done_arg))
+        return err_set(e, ERR_GONE, "",
+                       "the client went away while its tensors were read; they may have changed "
+                       "under the reading and were not taken");
     return 0;
 }
 
@@ -442,14 +447,13 @@ static int slab_for_chunk(struct fill *f, struct err *e)
     store_info(store, &before);
     if (staging_slab(f->staging, f->layout->nbytes_kept, &f->slab, e) == 0)
         return 0;
-    if (before.n_live <= 1 ||
-        !store_wait_drained(store, f->progress->deadline_us, &f->progress->stop))
+    if (before.n_live <= 1 || !store_wait_drained(store, f->pin_deadline_us, &f->progress->stop))
         return -1;
     err_clear(e);
     return staging_slab(f->staging, f->layout->nbytes_kept, &f->slab, e);
 }
 
-int chunk_fill(struct session *s, struct update_job *job, struct err *e)
+int chunk_fill(struct session *s, struct update_job *job, uint64_t pin_timeout_us, struct err *e)
 {
     struct fill f = {
         .staging = s->staging,
@@ -458,6 +462,7 @@ int chunk_fill(struct session *s, struct update_job *job, struct err *e)
         .layout = &job->layout,
         .chunk = job->chunk,
         .progress = &job->progress,
+        .pin_deadline_us = clock_after_us(pin_timeout_us),
     };
     uint32_t n_ties = s->n_ties;
     int rc = 0;

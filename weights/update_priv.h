@@ -221,7 +221,7 @@ void layout_fini(struct layout *l);
 
 /* Moves a chunk's bytes into the session's staging and verifies them. Worker only, no lock.
  * Staged: after an error the staging is as it was before. */
-int chunk_fill(struct session *s, struct update_job *job, struct err *e);
+int chunk_fill(struct session *s, struct update_job *job, uint64_t pin_timeout_us, struct err *e);
 
 /* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
 int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,

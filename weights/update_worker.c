@@ -253,7 +253,7 @@ static void run_chunk(struct updates *u, struct update_job *job)
 
     if (enter(u, job, UPDATE_RECEIVING, &e) == 0) {
         if (ensure_staging(u, s, &job->progress, &e) == 0)
-            (void)chunk_fill(s, job, &e);
+            (void)chunk_fill(s, job, u->cfg.pin_timeout_us, &e);
         settle_chunk(u, job, &e);
         if (e.code == ERR_NONE && (s->single || covered(u, s)))
             finish(u, job, &e);

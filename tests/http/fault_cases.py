@@ -215,11 +215,14 @@ def object_shrinks(w):
     path = f"/dev/shm/{name}"
     child = os.fork()
     if child == 0:
-        fd = os.open(path, os.O_RDWR)
-        while True:
-            os.ftruncate(fd, w.rng.randrange(len(data)))
-            os.ftruncate(fd, len(data))
-            os.pwrite(fd, data, 0)
+        try:
+            fd = os.open(path, os.O_RDWR)
+            while True:
+                os.ftruncate(fd, w.rng.randrange(len(data)))
+                os.ftruncate(fd, len(data))
+                os.pwrite(fd, data, 0)
+        finally:
+            os._exit(1)
     try:
         for _ in range(3):
             label = w.new_label()

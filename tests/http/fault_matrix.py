@@ -87,6 +87,7 @@ def main():
     w = World(url, model, root, random.Random(int(seed)), int(pid))
     cases, marks, began = fault_cases.CASES + fault_sessions.CASES, {}, time.monotonic()
     try:
+        w.look()
         counts = run(w, cases, golden, int(n_cases), marks)
         w.doing = "the end"
         check_text(w, golden)

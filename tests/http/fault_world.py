@@ -92,7 +92,7 @@ class World:
                             for step in ("step-00000", "step-00100", "step-01500")]
         self.by_sums = {frozenset((r.name, r.true_sum) for r in c.rows): c for c in self.checkpoints}
         self.label, self.serial, self.tensors = None, None, None
-        self.look()
+        self.doing = "the start"
 
     # speaking
 

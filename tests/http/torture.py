@@ -314,6 +314,7 @@ def main():
     w = World(server.wait_started(), sys.argv[2], sys.argv[5], random.Random(1), server.process.pid)
     w.memory, w.n_orphans, w.n_after = memory, 0, 0
     try:
+        w.look()
         sweep_generate(w, server, golden, counts)
         sweep_cancel(w, server, counts)
         sweep_updates(w, server, counts)

@@ -46,6 +46,10 @@ expect 400 POST /v1/update_weights --header 'Content-Type: application/vnd.safet
 expect 400 POST '/v1/update_weights?weihgt_version=x' --header 'Content-Type: application/vnd.safetensors' \
   --data-binary @"$file"
 has weight_version
+# A label that JSON could not carry back would make every list of the weights fail.
+expect 400 POST '/v1/update_weights?weight_version=step-%ff' \
+  --header 'Content-Type: application/vnd.safetensors' --data-binary @"$file"
+same .error.param /weight_version
 serves step-01500 latest
 expect 200 GET /v1/status
 same .weights.serial 5

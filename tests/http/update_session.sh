@@ -68,6 +68,11 @@ start '{}'
 post 200 /v1/update_weights/abort "$(for_id '{reason: "test"}')"
 same .phase aborted
 post 200 /v1/update_weights/abort "$(for_id '{}')"
+# A reason that is cut inside a character is still told.
+start '{}'
+post 200 /v1/update_weights/abort "$(for_id '{reason: ("x" + "é" * 150)}')"
+same '.error.message | startswith("aborted on request: xé")' true
+expect 200 GET "/v1/update_weights/$ID"
 start '{}'
 expect 200 DELETE "/v1/update_weights/$ID"
 same .phase aborted

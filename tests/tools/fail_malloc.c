@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct control {
-    _Atomic int64_t first;    /* the number of the first one to fail, from 1; 0: nothing is counted */
+    _Atomic int64_t first; /* the number of the first to fail, from 1; 0: nothing is counted */
     _Atomic int64_t n_to_fail;
     _Atomic int64_t n_asked;
     _Atomic int64_t n_failed;

@@ -307,7 +307,7 @@ static struct plan *big_plan(void)
     struct plan_builder *b;
     struct err e = {0};
     struct plan *p;
-    char tensor[8];
+    char tensor[16];
 
     assert_int_equal(plan_builder_new(&b, &e), 0);
     for (int i = 0; i < BIG_TENSORS; i++) {

@@ -146,18 +146,18 @@ static void test_store_commit_publishes_labels_and_serials(void **state)
     (void)state;
     commit_step(s, 1, "");
     assert_int_equal(info_of(s).state, STORE_READY);
-    assert_string_equal(info_of(s).label, "default");
+    assert_string_equal(info_of(s).label, "serial-1");
     fx_assert_step(s, 1);
     commit_step(s, 2, "step-2");
     commit_step(s, 3, "");
-    assert_string_equal(info_of(s).label, "step-2");
+    assert_string_equal(info_of(s).label, "serial-3"); /* new weights, so not the old name */
     assert_int_equal(info_of(s).serial, 3);
     assert_int_equal(info_of(s).n_commits, 3);
     assert_int_equal(info_of(s).n_live, 1);
     assert_true(info_of(s).committed_at_us > 0);
     fx_assert_step(s, 3);
     assert_true(store_label_of(s, 1, label));
-    assert_string_equal(label, "default");
+    assert_string_equal(label, "serial-1");
     assert_false(store_label_of(s, 4, label));
     assert_false(store_label_of(s, 0, label));
     for (unsigned i = 0; i < STORE_LABELS_KEPT; i++)

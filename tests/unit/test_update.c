@@ -20,11 +20,11 @@ static void test_submit_whole_commits_before_done(void **state)
     assert_int_equal(atomic_load(&n_closed), 1); /* before the answer */
     assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
     assert_int_equal(b.answer.info.serial, 1);
-    assert_string_equal(b.answer.info.label, "default");
+    assert_string_equal(b.answer.info.label, "serial-1");
     assert_int_equal(b.answer.info.nbytes_done, b.answer.info.nbytes_total);
     assert_int_equal(b.answer.info.n_tensors_done, FX_N);
     assert_int_equal(b.answer.info.n_missing, 0);
-    assert_served(&b, 1, "default", 1);
+    assert_served(&b, 1, "serial-1", 1);
     assert_int_equal(push(&b, 2, "step-2"), ERR_NONE);
     assert_int_equal(push(&b, 3, ""), ERR_NONE);
     assert_served(&b, 3, "step-2", 3);
@@ -166,7 +166,7 @@ static void test_submit_whole_updates_queue_up(void **state)
     fx_gate_open(&gate);
     for (int i = 0; i < 3; i++)
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
-    assert_served(&b, 3, "default", 3);
+    assert_served(&b, 3, "serial-3", 3);
     bench_close(&b);
     fx_gate_fini(&gate);
 }
@@ -447,7 +447,7 @@ static void test_session_finish_checks_checksums(void **state)
     err_clear(&e);
     assert_int_equal(updates_finish(b.updates, info.id, "", sums, 4, fx_done, &b.answer, &e), 0);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
-    assert_served(&b, 1, "default", 1);
+    assert_served(&b, 1, "serial-1", 1);
     bench_close(&b);
 }
 
