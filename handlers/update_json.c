@@ -51,10 +51,10 @@ json_t *update_json(const struct update_info *info)
         (json_int_t)info->nbytes_staging, "nbytes_done", (json_int_t)info->nbytes_done,
         "nbytes_total", (json_int_t)info->nbytes_total, "n_tensors_done",
         (json_int_t)info->n_tensors_done, "n_tensors_total", (json_int_t)info->n_tensors_total,
-        "tensor", info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(),
-        "lease_left_s", (double)info->lease_left_us / 1e6, "n_missing",
-        (json_int_t)info->n_missing, "missing", names_json(info->missing, info->n_missing),
-        "timing", timing_json(info), "error", error_or_null(&info->error));
+        "tensor", info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
+        (double)info->lease_left_us / 1e6, "n_missing", (json_int_t)info->n_missing, "missing",
+        names_json(info->missing, info->n_missing), "timing", timing_json(info), "error",
+        error_or_null(&info->error));
 }
 
 json_t *update_details(const struct update_info *info)
@@ -66,12 +66,29 @@ json_t *update_details(const struct update_info *info)
                      "missing", names_json(info->missing, info->n_missing));
 }
 
+/* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
+ * nothing has changed. */
+static void answer_committed(struct exchange *x, const struct update_info *info)
+{
+    static const char bare[] = "{\"phase\":\"committed\"}";
+    struct exchange_reply r;
+
+    if (!reply_json_make(200, update_json(info), &r))
+        r = (struct exchange_reply){.status = 200,
+                                    .content_type = "application/json",
+                                    .data = bare,
+                                    .len = sizeof bare - 1};
+    exchange_reply(x, &r);
+}
+
 void update_answered(void *arg, const struct update_info *info, const struct err *e)
 {
     struct exchange *x = arg;
 
     if (e->code != ERR_NONE)
         reply_error(x, e, update_details(info));
+    else if (info->phase == UPDATE_COMMITTED)
+        answer_committed(x, info);
     else
         reply_json(x, 200, update_json(info));
 }

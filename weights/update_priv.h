@@ -210,6 +210,7 @@ void updates_log(const struct update_info *info);
 void *update_worker_main(void *arg);
 void *update_watchdog_main(void *arg);
 void job_queue_locked(struct updates *u, struct update_job *job);
+void job_queue_first_locked(struct updates *u, struct update_job *job);
 void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
 
 /* update_fill.c */

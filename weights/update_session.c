@@ -124,7 +124,7 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
         if (s->running != NULL)
             atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
         session_ref_locked(s);
-        job_queue_locked(u, &s->dispose);
+        job_queue_first_locked(u, &s->dispose);
     }
     s->phase = phase;
     free(s->claims);

@@ -21,6 +21,19 @@ void job_queue_locked(struct updates *u, struct update_job *job)
     cnd_signal(&u->work);
 }
 
+/* Before whatever waits: the next update may need what an aborted one still holds. */
+void job_queue_first_locked(struct updates *u, struct update_job *job)
+{
+    mtx_assert_held(&u->lock);
+    job->next = u->queue;
+    if (u->queue == NULL)
+        u->queue_tail = &job->next;
+    u->queue = job;
+    u->n_queued++;
+    job->session->n_jobs++;
+    cnd_signal(&u->work);
+}
+
 static struct update_job *job_take_locked(struct updates *u)
 {
     struct update_job *job = u->queue;

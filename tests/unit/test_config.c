@@ -219,8 +219,6 @@ static const struct refusal {
     {"no such file", "--config=/nowhere/x.json", NULL, NULL, NULL, "--config", "No such file"},
     {"a directory", "--config=/tmp", NULL, NULL, NULL, "--config", "cannot be read"},
     {"empty listen", "--listen=", NULL, NULL, NULL, "--listen", "ADDRESS:PORT"},
-    {"empty where there is a default", "--engine=", NULL, NULL, NULL, "--engine",
-     "LABEL is wanted"},
     {"variable", NULL, NULL, "BATON_MAX_NUM_SEQS=0", NULL, "BATON_MAX_NUM_SEQS", "1 to 65536"},
     {"variable list", NULL, NULL, "BATON_ALLOW_PATH=/a::/b", NULL, "BATON_ALLOW_PATH", "empty"},
     {"file syntax", NULL, NULL, NULL, "{\"model\": }", "--config", "line 1"},

@@ -27,7 +27,7 @@ static void test_submit_whole_commits_before_done(void **state)
     assert_served(&b, 1, "serial-1", 1);
     assert_int_equal(push(&b, 2, "step-2"), ERR_NONE);
     assert_int_equal(push(&b, 3, ""), ERR_NONE);
-    assert_served(&b, 3, "step-2", 3);
+    assert_served(&b, 3, "serial-3", 3);
     assert_idle(&b);
     updates_stats(b.updates, &stats);
     assert_int_equal(stats.n_started, 3);
@@ -98,7 +98,7 @@ static void test_submit_whole_believes_no_source(void **state)
         submit(&b, c);
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
     }
-    assert_served(&b, 2, "one", 2);
+    assert_served(&b, 2, "serial-2", 2);
     bench_close(&b);
 }
 
@@ -167,6 +167,30 @@ static void test_submit_whole_updates_queue_up(void **state)
     for (int i = 0; i < 3; i++)
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_served(&b, 3, "serial-3", 3);
+    bench_close(&b);
+    fx_gate_fini(&gate);
+}
+
+/* What a failed update held is given back before the next one, already queued, needs it. */
+static void test_submit_whole_update_follows_a_failed_one(void **state)
+{
+    struct bench b;
+    struct fx_gate gate;
+    struct fx_source_cfg failing = FX_STEP(1);
+
+    (void)state;
+    fx_gate_init(&gate);
+    failing.gate = &gate;
+    failing.gate_at = 3;
+    failing.fail_at = 3;
+    bench_open(&b);
+    submit(&b, named_chunk(&b, "", FX_ALL, failing));
+    fx_gate_await(&gate);
+    submit(&b, named_chunk(&b, "", FX_ALL, FX_STEP(2)));
+    fx_gate_open(&gate);
+    assert_int_not_equal(fx_await(&b.answer), ERR_NONE);
+    assert_int_equal(fx_await(&b.answer), ERR_NONE);
+    assert_served(&b, 2, "serial-1", 1);
     bench_close(&b);
     fx_gate_fini(&gate);
 }
@@ -486,6 +510,7 @@ int main(void)
         cmocka_unit_test(test_submit_whole_believes_no_source),
         cmocka_unit_test(test_submit_refuses_what_is_not_the_model),
         cmocka_unit_test(test_submit_whole_updates_queue_up),
+        cmocka_unit_test(test_submit_whole_update_follows_a_failed_one),
         cmocka_unit_test(test_submit_whole_repeated_is_known_by_its_label),
         cmocka_unit_test(test_submit_partial_keeps_the_rest),
         cmocka_unit_test(test_submit_partial_of_ignored_tensors_only_is_incomplete),

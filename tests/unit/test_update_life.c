@@ -227,7 +227,7 @@ static void test_memory_of_a_version_that_is_read_is_waited_for(void **state)
     assert_true(fx_is_step(v, 0, 1));
     store_unpin(b.store, v);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
-    assert_served(&b, 3, "two", 3);
+    assert_served(&b, 3, "serial-3", 3);
     bench_close(&b);
 }
 
