@@ -20,6 +20,8 @@
     X(ERR_TIMEOUT, 408, "timeout", true)                                     \
     X(ERR_CONFLICT, 409, "conflict", true)                                   \
     X(ERR_NO_ENGINE, 409, "no_engine", false)                                \
+    X(ERR_NO_GPU, 409, "no_gpu", false)                                      \
+    X(ERR_ENDED, 409, "update_ended", false)                                 \
     X(ERR_TOO_LARGE, 413, "too_large", false)                                \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \
     X(ERR_EXPECTATION, 417, "expectation_failed", false)                     \
@@ -30,6 +32,7 @@
     X(ERR_GONE, 499, "client_gone", true)                                    \
     X(ERR_INTERNAL, 500, "internal_error", false)                            \
     X(ERR_ENGINE, 500, "engine_error", false)                                \
+    X(ERR_CUDA, 500, "cuda_error", false)                                    \
     X(ERR_OVERLOADED, 503, "overloaded", true)                               \
     X(ERR_STARTING, 503, "starting", true)                                   \
     X(ERR_DRAINING, 503, "draining", true)                                   \

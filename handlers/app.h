@@ -15,6 +15,7 @@
 
 struct admission;
 struct config;
+struct cuda_info;
 struct engine;
 struct life;
 struct store;
@@ -31,8 +32,10 @@ struct app {
     const char *model_name, *model_path; /* "" without a model */
     uint32_t vocab_size, max_model_len;  /* 0 without an engine */
     struct admission *generate, *detokenize;
+    struct admission *prompts; /* completions whose prompts are made ready on `text` */
     struct workers *control, *generate_pool, *text;
     struct metrics *metrics;
+    const struct cuda_info *cuda;      /* what was found at start */
     struct front *front;               /* set once, before the front starts to serve */
 };
 

@@ -54,11 +54,13 @@ static int check_type(const struct exchange *x, const struct route *route, struc
 static int check_depth(const char *text, size_t len, struct err *e)
 {
     size_t at = scan_depth(text, len, BODY_DEPTH_MAX), line, column;
+    char field[ERR_FIELD_MAX];
 
     if (at == len)
         return 0;
     scan_line(text, at, &line, &column);
-    return err_set(e, ERR_BAD_REQUEST, "",
+    scan_pointer(text, at, field, sizeof field);
+    return err_set(e, ERR_BAD_REQUEST, field,
                    "nested deeper than %d levels at byte %zu (line %zu, column %zu)",
                    BODY_DEPTH_MAX, at, line, column);
 }

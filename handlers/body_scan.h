@@ -13,7 +13,8 @@ void scan_line(const char *text, size_t at, size_t *line, size_t *column);
 
 /* scan_pointer - the JSON pointer of the member or element that offset `at` lies in, cut at a
  * whole step when it is longer than `cap`.
- * @text  of which text[0..at) is as the JSON grammar wants it, no deeper than BODY_DEPTH_MAX */
+ * @text  of which text[0..at) is no deeper than BODY_DEPTH_MAX; text that is not JSON gets some
+ *        answer */
 void scan_pointer(const char *text, size_t at, char *out, size_t cap);
 
 /* scan_escape - append "/" and the member's name in a pointer's spelling (~0, ~1) to what is in

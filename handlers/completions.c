@@ -1,14 +1,17 @@
 /* POST /v1/completions: the OpenAI form, text or token ids in, text out.
  *
  * Text prompts are tokenized on app->text before the request queues for its permit, and text is
- * made there after the permit is back, so that slow text never holds an engine slot. Both go
- * through the urgent lane: what the generate semaphore admits is bounded already. */
+ * made there after the permit is back, so that slow text never holds an engine slot. Both share
+ * that pool's urgent lane with /tokenize and /detokenize, first come first served: each of the
+ * three is bounded by a semaphore, so that whoever floods one waits at it and not in the lane. */
 #include "handlers/data_plane.h"
 
 #include "base/clock.h"
 #include "handlers/body.h"
 #include "handlers/completions.h"
 #include "handlers/route.h"
+#include "server/admission.h"
+#include "server/life.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -287,33 +290,83 @@ static int make_texts(struct completions_op *op, struct err *e)
     return 0;
 }
 
-/* On app->text: everything that the tokenizer does before the request queues. */
+/* Everything that the tokenizer does before the request queues. */
+static int make_prompts(struct completions_op *op, struct err *e)
+{
+    if (exchange_gone(op->g.x))
+        return err_set(e, ERR_GONE, "", "the client went away before its turn");
+    if (life_state(op->g.app->life) == LIFE_DRAINING) /* no permit would follow */
+        return err_set(e, ERR_DRAINING, "", "the server is draining: no new generate");
+    for (uint32_t i = 0; i < op->g.n_prompts; i++) {
+        if ((op->is_text && encode_prompt(op, i, e) != 0) || settle_text(op, i, e) != 0)
+            return -1;
+    }
+    return make_texts(op, e);
+}
+
+/* On app->text. */
 static void completions_prepare(void *arg)
 {
     struct completions_op *op = arg;
     struct err e = {0};
+    int rc;
 
-    for (uint32_t i = 0; i < op->g.n_prompts; i++) {
-        if ((op->is_text && encode_prompt(op, i, &e) != 0) || settle_text(op, i, &e) != 0) {
-            generation_fail(&op->g, &e);
-            return;
-        }
-    }
-    if (make_texts(op, &e) != 0)
+    exchange_on_gone(op->g.x, NULL, NULL);
+    rc = make_prompts(op, &e);
+    admission_leave(op->g.app->prompts, &op->ticket);
+    if (rc != 0) {
         generation_fail(&op->g, &e);
-    else
-        generation_enter(&op->g);
+        return;
+    }
+    generation_watch(&op->g);
+    generation_enter(&op->g);
+}
+
+/* The client went away while queued: its ticket is out of the line already. */
+static void completions_drop(void *arg)
+{
+    struct completions_op *op = arg;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    generation_fail(&op->g, &e);
+}
+
+/* Under the exchange's lock: only takes the ticket out; answering is another thread's. */
+static void completions_gone(void *arg)
+{
+    struct completions_op *op = arg;
+    struct app *app = op->g.app;
+    struct err ignored = {0};
+
+    if (!admission_cancel(app->prompts, &op->ticket))
+        return;
+    op->g.step = (struct job){.run = completions_drop, .arg = op};
+    (void)workers_post(app->text, &op->g.step, WORKERS_URGENT, &ignored);
+}
+
+/* A pool whose threads have ended runs nothing; then it is answered from here. */
+static void completions_granted(void *arg)
+{
+    struct completions_op *op = arg;
+    struct err ignored = {0};
+
+    op->g.step = (struct job){.run = completions_prepare, .arg = op};
+    if (workers_post(op->g.app->text, &op->g.step, WORKERS_URGENT, &ignored) != 0)
+        completions_prepare(op);
 }
 
 static void begin(struct completions_op *op)
 {
-    struct generation *g = &op->g;
+    struct exchange *x = op->g.x;
     struct err e = {0};
 
-    generation_watch(g);
-    g->step = (struct job){.run = completions_prepare, .arg = op};
-    if (workers_post(g->app->text, &g->step, WORKERS_URGENT, &e) != 0)
-        generation_fail(g, &e);
+    op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
+    exchange_on_gone(x, completions_gone, op);
+    if (admission_enter(op->g.app->prompts, &op->ticket, &e) == 0)
+        return;
+    exchange_on_gone(x, NULL, NULL);
+    generation_fail(&op->g, &e);
 }
 
 int handle_completions(struct app *app, struct exchange *x, struct err *e)

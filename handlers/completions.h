@@ -25,8 +25,9 @@ struct completions_prompt {
 };
 
 struct completions_op {
-    struct generation g; /* first: generation_ops.free gets its address */
-    char *request_id;    /* owned */
+    struct generation g;  /* first: generation_ops.free gets its address */
+    char *request_id;     /* owned */
+    struct ticket ticket; /* of app->prompts */
     int64_t created_s;
     struct generation_stream stream;
     bool is_text; /* prompts came as text */

@@ -105,27 +105,35 @@ static void put_updates(struct updates *updates, struct buf *out)
     prom_seconds(out, spent, LABELS({"phase", "commit"}), s.commit_us);
 }
 
-enum { N_QUEUES = 2 };
+enum { N_QUEUES = 3 };
 
-static void put_admission_family(struct buf *out, const struct admission_stats *s, const char *name,
+struct queues {
+    struct admission_stats s[N_QUEUES];
+    size_t n;
+};
+
+static void put_admission_family(struct buf *out, const struct queues *q, const char *name,
                                  const char *type, const char *help, const uint64_t *values)
 {
     prom_head(out, name, type, help);
-    for (size_t i = 0; i < N_QUEUES; i++)
-        prom_u64(out, name, LABELS({"queue", s[i].name}), values[i]);
+    for (size_t i = 0; i < q->n; i++)
+        prom_u64(out, name, LABELS({"queue", q->s[i].name}), values[i]);
 }
 
 static void put_admission(struct app *app, struct buf *out)
 {
     static const char waited[] = "baton_admission_wait_seconds_total",
                       longest[] = "baton_admission_wait_seconds_max";
-    struct admission_stats s[N_QUEUES] = {{0}};
+    struct admission *const all[N_QUEUES] = {app->generate, app->detokenize, app->prompts};
+    struct queues q = {0};
 
-    admission_stats(app->generate, &s[0]);
-    admission_stats(app->detokenize, &s[1]);
+    while (q.n < N_QUEUES && all[q.n] != NULL) {
+        admission_stats(all[q.n], &q.s[q.n]);
+        q.n++;
+    }
 #define FAMILY(name, type, help, field)                                                            \
-    put_admission_family(out, s, "baton_admission_" name, type, help,                              \
-                         (const uint64_t[]){s[0].field, s[1].field})
+    put_admission_family(out, &q, "baton_admission_" name, type, help,                             \
+                         (const uint64_t[]){q.s[0].field, q.s[1].field, q.s[2].field})
     FAMILY("running", "gauge", "Permits in use", n_running);
     FAMILY("permits", "gauge", "Permits there are", n_permits);
     FAMILY("waiting", "gauge", "Requests in the queue", n_waiting);
@@ -135,11 +143,11 @@ static void put_admission(struct app *app, struct buf *out)
     FAMILY("cancelled_total", "counter", "Queued requests whose client went away", n_cancelled);
 #undef FAMILY
     prom_head(out, waited, "counter", "Time that granted requests have waited");
-    for (size_t i = 0; i < N_QUEUES; i++)
-        prom_seconds(out, waited, LABELS({"queue", s[i].name}), s[i].wait_us_sum);
+    for (size_t i = 0; i < q.n; i++)
+        prom_seconds(out, waited, LABELS({"queue", q.s[i].name}), q.s[i].wait_us_sum);
     prom_head(out, longest, "gauge", "Longest wait of a granted request");
-    for (size_t i = 0; i < N_QUEUES; i++)
-        prom_seconds(out, longest, LABELS({"queue", s[i].name}), s[i].wait_us_max);
+    for (size_t i = 0; i < q.n; i++)
+        prom_seconds(out, longest, LABELS({"queue", q.s[i].name}), q.s[i].wait_us_max);
 }
 
 static void put_engine(struct buf *out, const struct engine_stats *s)

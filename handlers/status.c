@@ -1,5 +1,6 @@
 /* GET /v1/status: everything about the server at this moment, from short locks and atomics only. */
 #include "base/clock.h"
+#include "driver/cuda_info.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
@@ -85,6 +86,27 @@ static json_t *model_json(const struct app *app)
                      (json_int_t)app->max_model_len);
 }
 
+static json_t *text_or_null(const char *text)
+{
+    return text[0] != '\0' ? json_string(text) : json_null();
+}
+
+static json_t *cuda_json(const struct cuda_info *cuda)
+{
+    json_t *devices = json_array();
+
+    for (size_t i = 0; i < cuda->n_devices; i++) {
+        const struct cuda_device *d = &cuda->devices[i];
+
+        (void)json_array_append_new(
+            devices, json_pack("{s:i, s:s, s:s, s:I}", "index", d->ordinal, "name", d->name, "uuid",
+                               d->uuid, "nbytes_total", (json_int_t)d->nbytes_total));
+    }
+    return json_pack("{s:b, s:o, s:o, s:o}", "available", (int)cuda->available, "driver_version",
+                     text_or_null(cuda->driver_version), "devices", devices, "reason",
+                     text_or_null(cuda->reason));
+}
+
 int handle_status(struct app *app, struct exchange *x, struct err *e)
 {
     struct err live_why = {0}, why = {0};
@@ -97,13 +119,14 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
     (void)e;
     reply_json(
         x, 200,
-        json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o}",
+        json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, "
+                  "s:o}",
                   "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
                   (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
                   life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
                   "reason", reason, "weights", weights_json(app), "update", update_or_null(app),
                   "admission", "generate", admission_json(app->generate), "detokenize",
                   admission_json(app->detokenize), "engine", engine_json(app), "http",
-                  http_json(app), "model", model_json(app)));
+                  http_json(app), "model", model_json(app), "cuda", cuda_json(app->cuda)));
     return 0;
 }

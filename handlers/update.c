@@ -19,9 +19,25 @@
 #include <strings.h>
 
 const char *const update_members[] = {
-    "update_id", "names",     "dtypes",         "dtype_names", "shapes",  "sizes",
-    "packed",    "checksums", "weight_version", "plan_id",     "partial", "convert",
-    "chunk_id",  "shm",       "path",           NULL,
+    "update_id",
+    "names",
+    "dtypes",
+    "dtype_names",
+    "shapes",
+    "sizes",
+    "packed",
+    "checksums",
+    "weight_version",
+    "plan_id",
+    "partial",
+    "convert",
+    "chunk_id",
+    "shm",
+    "path",
+    "ipc_handles",
+    "ipc_handles_pickled",
+    "tensor_sizes",
+    NULL,
 };
 const char *const update_query[] = {
     "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
@@ -169,20 +185,46 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     return rc;
 }
 
+static bool given(const json_t *body, const char *member)
+{
+    const json_t *value = json_object_get(body, member);
+
+    return value != NULL && !json_is_null(value);
+}
+
+/* The one source that the body names; none and several are refused. */
+static int source_of(const char **out, const json_t *body, struct err *e)
+{
+    static const char *const sources[] = {"shm", "path", "ipc_handles", "ipc_handles_pickled"};
+    const char *found = NULL;
+    char field[32] = "";
+
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
+        if (!given(body, sources[i]))
+            continue;
+        if (found != NULL)
+            (void)snprintf(field, sizeof field, "/%s", sources[i]);
+        found = sources[i];
+    }
+    if (found == NULL || field[0] != '\0')
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
+                       "or a body of type application/vnd.safetensors");
+    *out = found;
+    return 0;
+}
+
 static int open_source(const struct app *app, struct update_chunk *c, const json_t *body,
                        struct err *e)
 {
-    const json_t *shm = json_object_get(body, "shm");
     const json_t *checksums = json_object_get(body, "checksums");
-    const char *path = NULL;
-    bool has_shm = shm != NULL && !json_is_null(shm);
+    const char *path = NULL, *source;
 
-    if (body_str(&path, body, "", "path", e) != 0)
+    if (body_str(&path, body, "", "path", e) != 0 || source_of(&source, body, e) != 0)
         return -1;
-    if (has_shm == (path != NULL))
-        return err_set(e, ERR_BAD_REQUEST, has_shm ? "/path" : "",
-                       "exactly one source is needed: shm, path, or a body of type "
-                       "application/vnd.safetensors");
+    if (strncmp(source, "ipc_", 4) != 0 && given(body, "tensor_sizes"))
+        return err_set(e, ERR_BAD_REQUEST, "/tensor_sizes",
+                       "tensor_sizes go with ipc_handles and ipc_handles_pickled; send sizes");
     if (plan_of_request(&c->plan, app, body, path != NULL, e) != 0)
         return -1;
     if (c->plan == NULL && checksums != NULL && !json_is_null(checksums))
@@ -192,8 +234,10 @@ static int open_source(const struct app *app, struct update_chunk *c, const json
     if (c->plan != NULL &&
         checksums_from_body(&c->checksums, &c->has_checksum, body, c->plan, e) != 0)
         return -1;
-    if (has_shm)
+    if (strcmp(source, "shm") == 0)
         return shm_from_body(&c->source, body, c->plan, e);
+    if (path == NULL)
+        return ipc_from_body(body, c->plan, e);
     return open_path(app, c, path, e);
 }
 

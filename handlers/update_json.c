@@ -43,7 +43,8 @@ static json_t *timing_json(const struct update_info *info)
 json_t *update_json(const struct update_info *info)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:I, s:o, s:o, s:o}",
+        "{s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:f, s:I, s:o, s:o, "
+        "s:o}",
         "update_id", info->id, "phase", update_phase_name(info->phase), "mode",
         info->in_place ? "in_place" : "staged", "partial", (int)info->partial, "weight_version",
         info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
@@ -52,7 +53,8 @@ json_t *update_json(const struct update_info *info)
         "nbytes_total", (json_int_t)info->nbytes_total, "n_tensors_done",
         (json_int_t)info->n_tensors_done, "n_tensors_total", (json_int_t)info->n_tensors_total,
         "tensor", info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
-        (double)info->lease_left_us / 1e6, "n_missing", (json_int_t)info->n_missing, "missing",
+        (double)info->lease_left_us / 1e6, "deadline_left_s", (double)info->deadline_left_us / 1e6,
+        "n_missing", (json_int_t)info->n_missing, "missing",
         names_json(info->missing, info->n_missing), "timing", timing_json(info), "error",
         error_or_null(&info->error));
 }

@@ -32,6 +32,12 @@ int checksums_from_body(struct checksum **sums, bool **has, const json_t *body,
 int shm_from_body(struct source **out, const json_t *body, const struct plan *plan,
                   struct err *e);
 
+/* ipc_from_body - judge the `ipc_handles` or `ipc_handles_pickled` member against `plan`, and
+ * `packed` and `tensor_sizes` beside it. Nothing is opened: this server has no way to a GPU.
+ * Errors: always one. ERR_BAD_REQUEST at the member that is wrong; the readers' ERR_TOO_LARGE and
+ *         ERR_NO_MEMORY; ERR_NO_GPU when nothing is wrong. */
+int ipc_from_body(const json_t *body, const struct plan *plan, struct err *e);
+
 /* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters. */
 int label_check(const char *label, const char *field, struct err *e);
 

@@ -62,6 +62,8 @@ enum { CONFIG_LIST_MAX = 16 };
       "longest prompt and output together; 0: the model's own")                                    \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
+    X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \
+      "the CUDA driver's library; default: libcuda.so.1, wherever the loader finds it")            \
     X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \
       "bound on weights in memory, served and staging together; 0: what the machine has free")     \
     X(INT, max_versions, "max-versions", "N", "3", 2, 64,                                          \

@@ -20,6 +20,7 @@ static const struct {
     {"listen", "Who may reach the server, and what it may read"},
     {"front-threads", "Threads, admission and queues"},
     {"engine-threads", "Embedded engine"},
+    {"cuda-library", "GPUs"},
     {"max-weight-bytes", "Memory"},
     {"update-timeout", "Time limits and connections (milliseconds)"},
     {"log-level", "Log"},
@@ -115,6 +116,10 @@ void config_help(FILE *to)
                 "in the file and separated by ':' in its variable.");
     (void)fprintf(to, "\n%-*s %s\n", HELP_ENV_COLUMN - 1, "  --config FILE", "BATON_CONFIG");
     put_wrapped(to, HELP_INDENT, "the JSON file (no default)");
+    (void)fprintf(to, "\n  --check\n");
+    put_wrapped(to, HELP_INDENT,
+                "start nothing; read what a start would read and say what it would serve, how many "
+                "bytes the weights need, and which GPUs there are");
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
         put_title(to, config_options[i].flag);
         put_option(to, &config_options[i]);

@@ -1,6 +1,7 @@
 /* The program: `baton serve`, `baton --help`, `baton --version`. */
 #include "base/log.h"
 #include "handlers/body.h"
+#include "server/check.h"
 #include "server/config.h"
 #include "server/serve.h"
 
@@ -19,6 +20,7 @@ static int usage(FILE *to, int rc)
                       ": inference control for reinforcement-learning post-training\n"
                       "\n"
                       "usage: baton serve --model DIR [options]    run the server\n"
+                      "       baton serve --check [options]        say what it would start with\n"
                       "       baton serve --help                   every option, with its default\n"
                       "       baton --version\n");
     return rc;
@@ -54,7 +56,7 @@ static void report(const struct err *e)
     (void)fprintf(stderr, "baton: %s%s%s\n", e->field, e->field[0] != '\0' ? ": " : "", e->msg);
 }
 
-static int run(const struct config *c)
+static int run(const struct config *c, bool check)
 {
     struct err e = {0};
     enum log_level least;
@@ -73,7 +75,7 @@ static int run(const struct config *c)
         report(&e);
         return 1;
     }
-    rc = serve(c, &e);
+    rc = check ? serve_check(c, stdout, &e) : serve(c, &e);
     log_close();
     if (rc != 0)
         report(&e);
@@ -86,19 +88,24 @@ static int command_serve(int argc, char **argv)
 {
     struct config c = {0};
     struct err e = {0};
-    int rc;
+    bool check = false;
+    int rc, n = 0;
 
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             config_help(stdout);
             return 0;
         }
+        if (strcmp(argv[i], "--check") == 0)
+            check = true; /* what to do, not a setting: no variable, no member */
+        else
+            argv[n++] = argv[i];
     }
-    if (config_load(&c, argc, argv, environ, &e) != 0) {
+    if (config_load(&c, n, argv, environ, &e) != 0) {
         report(&e);
         return 2;
     }
-    rc = run(&c);
+    rc = run(&c, check);
     config_fini(&c);
     return rc;
 }

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mtx.h"
 #include "base/workers.h"
+#include "driver/cuda_info.h"
 #include "engine/embedded/embedded.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/app.h"
@@ -17,6 +18,7 @@
 #include "server/config.h"
 #include "server/life.h"
 #include "transport/file.h"
+#include "weights/coverage.h"
 #include "weights/update.h"
 
 #include <errno.h>
@@ -38,6 +40,7 @@ enum {
 struct house {
     struct life life;
     struct app app;
+    struct cuda_info cuda;
     struct model_config model;
     struct manifest *manifest; /* until the store takes it */
     struct source *first;      /* of the first weights, until they are pushed */
@@ -55,7 +58,8 @@ static void base_name(const char *path, char *out, size_t cap)
     char *slash;
     size_t len;
 
-    (void)snprintf(whole, sizeof whole, "%s", path);
+    if (realpath(path, whole) == NULL) /* so that ".." has a name too */
+        (void)snprintf(whole, sizeof whole, "%s", path);
     len = strlen(whole);
     while (len > 1 && whole[len - 1] == '/')
         whole[--len] = '\0';
@@ -188,7 +192,9 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
         admission_new(&h->app.generate, "generate", c->generate_concurrency, c->generate_queue,
                       e) != 0 ||
         admission_new(&h->app.detokenize, "detokenize", c->detokenize_concurrency,
-                      c->detokenize_queue, e) != 0)
+                      c->detokenize_queue, e) != 0 ||
+        admission_new(&h->app.prompts, "completions", c->detokenize_concurrency,
+                      c->generate_queue + c->generate_concurrency, e) != 0)
         return -1;
     return 0;
 }
@@ -320,8 +326,6 @@ static int push_first(struct house *h, const struct config *c, struct err *e)
         log_line(LOG_WARN, "weights.unsynced", "no weights to start with; waiting for an update");
         return 0;
     }
-    if (label_check(first_label(h, c), "--weights", e) != 0)
-        return -1;
     chunk = first_chunk(h, c, &p, e);
     if (chunk == NULL)
         return -1;
@@ -357,17 +361,29 @@ static int resolve_roots(struct house *h, struct err *e)
     return 0;
 }
 
+/* Everything that is read before anything runs: what --check reads too. */
+static int read_inputs(struct house *h, const struct config *c, struct err *e)
+{
+    if ((c->weight_version != NULL && label_check(c->weight_version, "--weight-version", e) != 0) ||
+        resolve_roots(h, e) != 0 || open_first_weights(h, c, e) != 0 ||
+        build_manifest(h, c, e) != 0)
+        return -1;
+    if (h->first != NULL && label_check(first_label(h, c), "--weights", e) != 0)
+        return -1;
+    cuda_probe(&h->cuda, c->cuda_library);
+    return 0;
+}
+
 static int build(struct house *h, const struct config *c, const struct config_listen *at,
                  struct err *e)
 {
-    if ((c->weight_version != NULL && label_check(c->weight_version, "--weight-version", e) != 0) ||
-        resolve_roots(h, e) != 0)
+    if (read_inputs(h, c, e) != 0)
         return -1;
     h->app.config = c;
+    h->app.cuda = &h->cuda;
     h->app.life = &h->life;
     life_init(&h->life);
-    if (open_first_weights(h, c, e) != 0 || build_manifest(h, c, e) != 0 ||
-        build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
+    if (build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
         build_front(h, c, at, e) != 0)
         return -1;
     return 0;
@@ -406,6 +422,7 @@ static void take_down(struct house *h)
     workers_free(a->text);
     admission_free(a->generate);
     admission_free(a->detokenize);
+    admission_free(a->prompts);
     metrics_free(a->metrics);
     source_close(h->first);
     file_weights_fini(&h->first_weights);
@@ -429,6 +446,7 @@ static void drain(struct house *h, const struct config *c)
     front_quiesce(h->app.front);
     admission_close(h->app.generate);
     admission_close(h->app.detokenize);
+    admission_close(h->app.prompts);
     while (!idle && !clock_passed(deadline)) {
         if (wait_signal(1)) {
             log_line(LOG_WARN, "drain.cut", "second signal: ending at once");
@@ -454,7 +472,70 @@ static void announce(const struct house *h, const struct config_listen *at)
     log_str(&r, "model", h->app.model_name);
     log_str(&r, "weights", store_state_name(info.state));
     log_str(&r, "weight_version", info.label);
+    log_u64(&r, "cuda_devices", h->cuda.n_devices);
+    log_str(&r, "cuda", h->cuda.available ? h->cuda.driver_version : h->cuda.reason);
     log_end(&r);
+}
+
+static int listen_at(struct config_listen *at, const struct config *c, struct err *e)
+{
+    if (config_listen_parse(at, c->listen, e) != 0)
+        return -1;
+    if (!at->loopback && !c->insecure)
+        return err_set(
+            e, ERR_FORBIDDEN, "--listen",
+            "'%.64s' is beyond loopback and there is no key; say --insecure if the network "
+            "is trusted",
+            c->listen);
+    return 0;
+}
+
+/* Would the first update, pushed as start does it, cover the manifest? */
+static int covers(const struct house *h, const struct config *c, struct err *e)
+{
+    const char *missing = "";
+    struct err why = {0};
+    uint32_t n = 0;
+
+    if (h->first == NULL)
+        return 0;
+    if (plan_coverage(h->manifest, h->first_weights.plan, true, &missing, 1, &n, &why) == 0 &&
+        n > 0)
+        (void)err_set(&why, ERR_INCOMPLETE, "", "%u tensors are missing, the first is %.150s", n,
+                      missing);
+    if (why.code == ERR_NONE)
+        return 0;
+    *e = why;
+    return blame(e, c->weights != NULL ? "--weights" : "--model",
+                 c->weights != NULL ? c->weights : c->model);
+}
+
+int serve_inspect(const struct config *config, struct serve_report *out, struct err *e)
+{
+    struct house *h = calloc(1, sizeof *h);
+    struct serve_report r = {0};
+    struct config_listen at;
+    int rc = -1;
+
+    if (h == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
+    h->config = *config; /* its storage stays the caller's */
+    config = &h->config;
+    if (listen_at(&at, config, e) == 0 && read_inputs(h, config, e) == 0 &&
+        covers(h, config, e) == 0) {
+        r.n_tensors = h->manifest->plan->n_tensors;
+        r.nbytes = h->manifest->plan->nbytes;
+        r.vocab_size = h->model.vocab_size;
+        r.has_weights = h->first != NULL;
+        if (r.has_weights)
+            (void)snprintf(r.label, sizeof r.label, "%s", first_label(h, config));
+        r.cuda = h->cuda;
+        *out = r;
+        rc = 0;
+    }
+    take_down(h);
+    free(h);
+    return rc;
 }
 
 int serve(const struct config *config, struct err *e)
@@ -467,13 +548,7 @@ int serve(const struct config *config, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to start");
     h->config = *config; /* its storage stays the caller's */
     config = &h->config;
-    rc = config_listen_parse(&at, config->listen, e);
-    if (rc == 0 && !at.loopback && !config->insecure)
-        rc = err_set(
-            e, ERR_FORBIDDEN, "--listen",
-            "'%.64s' is beyond loopback and there is no key; say --insecure if the network "
-            "is trusted",
-            config->listen);
+    rc = listen_at(&at, config, e);
     if (rc == 0)
         rc = build(h, config, &at, e);
     if (rc == 0)

@@ -3,8 +3,27 @@
 #define BATON_SERVER_SERVE_H
 
 #include "base/err.h"
+#include "driver/cuda_info.h"
+#include "weights/store.h"
+
+#include <stdbool.h>
+#include <stdint.h>
 
 struct config;
+
+/* What the server would start with. */
+struct serve_report {
+    uint64_t n_tensors, nbytes; /* of one version of the weights */
+    uint64_t vocab_size;        /* 0 with --engine none */
+    bool has_weights;           /* false: it would start unsynced */
+    char label[VERSION_LABEL_MAX + 1];
+    struct cuda_info cuda;
+};
+
+/* serve_inspect - read what serve reads before anything runs: model, tokenizer, manifest, the first
+ * weights' header (not their bytes), CUDA. Starts nothing, listens nowhere.
+ * Threads: main's. Errors: as serve's; *out is untouched. */
+int serve_inspect(const struct config *config, struct serve_report *out, struct err *e);
 
 /* serve - run until SIGTERM or SIGINT, drain, and return.
  * Threads: main's, with SIGTERM and SIGINT blocked before any other thread starts.

@@ -15,62 +15,73 @@ struct body_source {
     struct exchange *x; /* borrowed */
     uint64_t stall_us;
     uint64_t taken_before; /* bytes of the body that readers had before us */
-    uint64_t nbytes_read;  /* by finished reads */
+    uint64_t nbytes_told;  /* in the progress so far */
 };
 
-static bool stop_asked(void *arg)
-{
-    const struct progress *p = arg;
+/* One fill, of the tensors before `end`, and how far it has come. */
+struct body_run {
+    struct body_source *b;
+    const struct plan *plan;
+    struct progress *p;
+    uint32_t tensor, end; /* the one that the next byte belongs to */
+    uint64_t tensor_end;  /* in bytes of the body's tensors */
+};
 
-    return atomic_load_explicit(&p->stop, memory_order_relaxed);
+/* Tells how far the bytes have come, also within a piece: a slow sender must not look dead. */
+static void tell(struct body_run *run)
+{
+    struct body_source *b = run->b;
+    uint64_t taken = exchange_body_taken(b->x) - b->taken_before;
+
+    while (run->tensor + 1 < run->end && taken >= run->tensor_end)
+        run->tensor_end += run->plan->tensors[++run->tensor].nbytes;
+    atomic_store_explicit(&run->p->tensor, run->tensor, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&run->p->nbytes_done, taken - b->nbytes_told,
+                                    memory_order_relaxed);
+    b->nbytes_told = taken;
 }
 
-/* The tensor that holds byte `at` of the range that starts with tensor `first`. */
-static uint32_t tensor_at(const struct plan *plan, uint32_t first, uint32_t n, uint64_t at)
+/* Asked by the waiting read every 100 ms at least. */
+static bool stop_asked(void *arg)
 {
-    uint32_t i = first;
+    struct body_run *run = arg;
 
-    while (i + 1 < first + n && at >= plan->tensors[i].nbytes) {
-        at -= plan->tensors[i].nbytes;
-        i++;
-    }
-    return i;
+    tell(run);
+    return atomic_load_explicit(&run->p->stop, memory_order_relaxed);
 }
 
 /* Says again what went wrong, with the tensor that the bytes ran out in. */
-static int name_tensor(const struct plan *plan, uint32_t i, const struct err *cause, struct err *e)
+static int name_tensor(const struct body_run *run, const struct err *cause, struct err *e)
 {
-    return err_set(e, cause->code, cause->field, "tensor '%s': %s", plan->tensors[i].name,
-                   cause->msg);
+    return err_set(e, cause->code, cause->field, "tensor '%s': %s",
+                   run->plan->tensors[run->tensor].name, cause->msg);
 }
 
 static int body_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
                      void *dst, struct progress *p, struct err *e)
 {
     struct body_source *b = (struct body_source *)(void *)s;
-    uint64_t nbytes = 0, tensor_end = plan->tensors[first].nbytes;
-    uint32_t tensor = first;
+    uint64_t first_end = b->nbytes_told + plan->tensors[first].nbytes;
+    struct body_run run = {b, plan, p, first, first + n, first_end};
     struct err cause = {0};
+    uint64_t nbytes = 0;
 
     for (uint32_t i = first; i < first + n; i++)
         nbytes += plan->tensors[i].nbytes;
     for (uint64_t done = 0, piece; done < nbytes; done += piece) {
-        for (; tensor + 1 < first + n && done >= tensor_end;)
-            tensor_end += plan->tensors[++tensor].nbytes;
-        atomic_store_explicit(&p->tensor, tensor, memory_order_relaxed);
         if (progress_check(p, e) != 0)
             return -1;
         piece = nbytes - done < SOURCE_PIECE_NBYTES ? nbytes - done : SOURCE_PIECE_NBYTES;
+        tell(&run);
         if (exchange_body_read(b->x, (char *)dst + done, piece, b->stall_us, p->deadline_us,
-                               stop_asked, p, &cause) != 0) {
+                               stop_asked, &run, &cause) != 0) {
+            tell(&run);
             if (progress_check(p, e) != 0) /* stopped or late: that is the reason to tell */
                 return -1;
-            done = exchange_body_taken(b->x) - b->taken_before - (b->nbytes_read - done);
-            return name_tensor(plan, tensor_at(plan, first, n, done), &cause, e);
+            return name_tensor(&run, &cause, e);
         }
-        b->nbytes_read += piece;
-        (void)atomic_fetch_add_explicit(&p->nbytes_done, piece, memory_order_relaxed);
     }
+    tell(&run);
     return 0;
 }
 

@@ -156,6 +156,7 @@ void manifest_free(struct manifest *m)
     if (m == NULL)
         return;
     plan_unref(w->m.plan);
+    free(w->m.rotary);
     names_fini(&w->names);
     free(w->aliases);
     free(w->targets);
@@ -328,6 +329,38 @@ static bool is_rotary(const char *name)
     return len > n && strcmp(name + len - n, rotary_suffix) == 0;
 }
 
+int manifest_derive_rotary(struct manifest *m, const float *inv_freq, uint32_t n, struct err *e)
+{
+    m->rotary = malloc(n * sizeof *m->rotary);
+    if (m->rotary == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u rotary frequencies", (unsigned)n);
+    memcpy(m->rotary, inv_freq, n * sizeof *m->rotary);
+    m->n_rotary = n;
+    return 0;
+}
+
+int manifest_check_ignored(const struct manifest *m, const struct tensor_spec *t, const void *data,
+                           struct err *e)
+{
+    float slack = dtype_nbytes(t->dtype) >= 4 ? 1e-5F : 1e-2F; /* of the value: stored narrower */
+    const char *from = data;
+
+    if (!is_rotary(t->name))
+        return 0;
+    for (uint32_t k = 0; k < m->n_rotary; k++) {
+        float value, want = m->rotary[k];
+
+        dtype_convert(&value, DTYPE_F32, from + k * dtype_nbytes(t->dtype), t->dtype, 1);
+        if (!(value >= want * (1 - slack) && value <= want * (1 + slack)))
+            return err_set(e, ERR_MISMATCH, "",
+                           "'%.*s' is derived from the model's configuration: element %u would be "
+                           "%.9g, %.9g came",
+                           plan_name_cut(t->name), t->name, (unsigned)k, (double)want,
+                           (double)value);
+    }
+    return 0;
+}
+
 int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool convert, uint32_t i,
                    struct manifest_match *out, struct err *e)
 {
@@ -351,6 +384,12 @@ int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool c
         match.alias = &rotary_alias;
     else
         return unknown_name(w, t->name, i, e);
+    if (is_rotary(t->name) && m->n_rotary > 0) {
+        const uint64_t shape[] = {m->n_rotary};
+
+        if (check_shape(t, 1, shape, i, e) != 0 || check_dtype(t, DTYPE_F32, true, i, e) != 0)
+            return -1;
+    }
     if (match.alias->kind != ALIAS_IGNORED) {
         want = &m->plan->tensors[match.alias->targets[0]];
         if (check_shape(t, match.alias->ndim, match.alias->shape, i, e) != 0 ||

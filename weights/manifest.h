@@ -22,9 +22,11 @@ struct alias {
 };
 
 struct manifest {
-    struct plan *plan;           /* one reference, owned */
+    struct plan *plan; /* one reference, owned */
     uint32_t n_aliases;
     const struct alias *aliases; /* owned */
+    uint32_t n_rotary;           /* 0: nothing is known of it */
+    float *rotary;               /* owned; [n_rotary] what a stored inv_freq must be */
 };
 
 struct alias_spec {
@@ -56,6 +58,19 @@ struct manifest_match {
  *         close), /shapes/<i>, /dtypes/<i>: expected and found, with the tensor's name. */
 int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool convert, uint32_t i,
                    struct manifest_match *out, struct err *e);
+
+/* manifest_derive_rotary - say what ".rotary_emb.inv_freq" is derived to be. Names with that ending
+ * are then checked: another shape is ERR_MISMATCH in manifest_match, another value in
+ * manifest_check_ignored.
+ * @inv_freq  [n], copied. Threads: before the manifest is shared. Errors: ERR_NO_MEMORY. */
+int manifest_derive_rotary(struct manifest *m, const float *inv_freq, uint32_t n, struct err *e);
+
+/* manifest_check_ignored - compare what came under an ignored name with what is derived.
+ * @data  the tensor's bytes, unaligned
+ * Errors: ERR_MISMATCH naming the tensor, the element and both values: a trainer with another
+ *         rope_theta would otherwise be told success while the configuration's value generates. */
+int manifest_check_ignored(const struct manifest *m, const struct tensor_spec *t, const void *data,
+                           struct err *e);
 
 /* manifest_load - read a manifest for a store without an engine: a .safetensors file (its header)
  * or JSON {"names":[...],"dtypes":[...],"shapes":[...],"aliases":{"alias":"name",...}?}.

@@ -375,8 +375,7 @@ static int abort_locked(struct updates *u, struct session *s, const char *reason
     if (s->phase == UPDATE_ABORTED)
         return 0;
     if (s->phase == UPDATE_COMMITTED)
-        return err_set(e, ERR_CONFLICT, "/update_id", "update %s is already committed as '%.128s'",
-                       s->id, s->label);
+        return session_refuse_ended(s, e);
     if (s->committing)
         return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being committed right now",
                        s->id);

@@ -61,6 +61,8 @@ struct update_info {
     char tensor[PLAN_NAME_LEN_MAX + 1]; /* being received now, "" if none */
     uint64_t lease_left_us;             /* until the lease ends, a whole one while chunks are under
                                            way; 0 once ended */
+    uint64_t deadline_left_us;          /* until the server itself ends what is under way: the
+                                           running chunk, else the lease; 0 once ended */
     uint32_t n_missing;                 /* of the manifest; 0 if partial */
     const char *missing[UPDATE_MISSING_MAX];   /* borrowed from the manifest, which outlives all */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
@@ -136,7 +138,8 @@ void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the sour
  * `done` brings, beside what the source says: ERR_CHECKSUM at /checksums/<i> (of the bytes as
  * sent), ERR_MISMATCH (a tied name differs), ERR_NO_STAGING, ERR_CONFLICT (aborted meanwhile, why;
  * readers did not let go), ERR_DRAINING.
- * Errors: ERR_NOT_FOUND   no such update_id (or it has ended: how is in the message)
+ * Errors: ERR_NOT_FOUND   no such update_id
+ *         ERR_ENDED       it has ended: how is in the message
  *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already
  *                         arrived; at /chunk_id one that is still under way, or came before with
  *                         another plan
@@ -157,7 +160,8 @@ struct update_checksum {
  * @label      overrides the session's unless ""
  * @checksums  borrowed, copied; a name of the manifest or an alias; over the bytes as served
  *             (after conversion). Ignored names are not served and not checked.
- * Errors: ERR_NOT_FOUND, ERR_CONFLICT (chunks are still queued, or it is being finished),
+ * Errors: ERR_NOT_FOUND, ERR_ENDED (aborted),
+ *         ERR_CONFLICT (chunks are still queued, or it is being finished),
  *         ERR_MISMATCH at /checksums/<name> (unknown name).
  *         `done` may bring ERR_INCOMPLETE (info->missing) or ERR_CHECKSUM: the update is then
  *         aborted and the old version serves. Finishing a committed update again gives the first
@@ -168,12 +172,12 @@ int updates_finish(struct updates *u, const char *id, const char *label,
 
 /* updates_abort - end a session; a running fill is asked to stop, and the worker gives the memory
  * back; chunks under way are answered with ERR_CONFLICT. Repeating is harmless. Blocks: no.
- * Errors: ERR_NOT_FOUND, ERR_CONFLICT (already committed, or being committed right now). */
+ * Errors: ERR_NOT_FOUND, ERR_ENDED (committed), ERR_CONFLICT (being committed right now). */
 int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
                   struct err *e);
 
 /* updates_renew - make the lease end `lease_s` from now, and be that long from then on (0: its own
- * length). Errors: ERR_NOT_FOUND. */
+ * length). Errors: ERR_NOT_FOUND, ERR_ENDED. */
 int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,
                   struct err *e);
 

@@ -237,6 +237,8 @@ static int fill_scratch(struct fill *f, uint32_t i, struct err *e)
 
     if (scratch_get(f, &scratch, e) != 0 || fill_run(f, i, 1, scratch, e) != 0)
         return -1;
+    if (part->how == PART_IGNORED && manifest_check_ignored(f->m, t, scratch, e) != 0)
+        return -1;
     from = scratch;
     touch_part(f, i);
     for (uint32_t k = 0; k < n; k++) {

@@ -16,7 +16,7 @@ enum part_how {
     PART_DIRECT,  /* as they are */
     PART_CONVERT, /* into another dtype */
     PART_TIED,    /* compared with the tensor that they are another name of */
-    PART_IGNORED  /* read and dropped */
+    PART_IGNORED  /* read, compared with what it is derived from, dropped */
 };
 
 struct part {

@@ -147,10 +147,12 @@ void session_renew_locked(struct updates *u, struct session *s)
 int session_refuse_ended(const struct session *s, struct err *e)
 {
     if (s->phase == UPDATE_COMMITTED)
-        return err_set(e, ERR_NOT_FOUND, "/update_id", "update %s has ended: committed as '%.128s'",
+        return err_set(e, ERR_ENDED, "/update_id",
+                       "update %s is committed as '%.128s': start another, or finish it again for "
+                       "the same answer",
                        s->id, s->label);
-    return err_set(e, ERR_NOT_FOUND, "/update_id", "update %s has ended: aborted, %s", s->id,
-                   s->error.msg);
+    return err_set(e, ERR_ENDED, "/update_id", "update %s is aborted (%.300s): start another",
+                   s->id, s->error.msg);
 }
 
 int session_answer_ended(const struct session *s, struct err *e)
@@ -376,6 +378,16 @@ static uint64_t lease_left(const struct updates *u, const struct session *s)
     return end > now ? end - now : 0;
 }
 
+/* Until the server ends by itself what is under way. */
+static uint64_t deadline_left(const struct updates *u, const struct session *s)
+{
+    uint64_t now = clock_now_us();
+
+    if (s->running == NULL || session_ended(s))
+        return lease_left(u, s);
+    return s->running->progress.deadline_us > now ? s->running->progress.deadline_us - now : 0;
+}
+
 static void info_running(const struct session *s, struct update_info *out)
 {
     const struct update_job *job = s->running;
@@ -428,6 +440,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->n_tensors_total = s->partial ? s->n_claimed : u->manifest->plan->n_tensors;
     out->n_tensors_done = s->n_arrived;
     out->lease_left_us = lease_left(u, s);
+    out->deadline_left_us = deadline_left(u, s);
     out->n_missing = claims_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
     out->receive_us = s->receive_us;
     out->verify_us = s->verify_us;

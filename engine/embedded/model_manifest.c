@@ -1,5 +1,6 @@
 /* The manifest of a model: a name, a shape and a dtype for each row of LAYER_TENSORS and each
  * layer, and the names that trainers and other engines use for the same bytes. */
+#include "engine/embedded/attention.h"
 #include "engine/embedded/model_tensors.h"
 
 #include <assert.h>
@@ -174,6 +175,21 @@ static bool fuse(struct fused *out, struct alias_spec *spec, const struct model_
     return true;
 }
 
+/* Trainers may send the stored rotary frequencies: they must be those that this model computes. */
+static int derive_rotary(struct manifest *m, const struct model_config *cfg, struct err *e)
+{
+    uint32_t n = cfg->head_dim / 2;
+    float *frequencies = malloc(n * sizeof *frequencies);
+    int rc;
+
+    if (frequencies == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u rotary frequencies", (unsigned)n);
+    rope_frequencies(frequencies, cfg);
+    rc = manifest_derive_rotary(m, frequencies, n, e);
+    free(frequencies);
+    return rc;
+}
+
 int model_manifest(struct manifest **out, const struct model_config *cfg, const struct plan *stored,
                    struct err *e)
 {
@@ -207,6 +223,10 @@ int model_manifest(struct manifest **out, const struct model_config *cfg, const 
         }
     }
     rc = manifest_new(out, plan, specs, n, e);
+    if (rc == 0 && derive_rotary(*out, cfg, e) != 0) {
+        manifest_free(*out);
+        rc = -1;
+    }
 drop:
     free(fused);
     free(specs);

@@ -93,6 +93,7 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
                           .generate_pool = pool_new("generate"),
                           .text = pool_new("text")};
     assert_int_equal(admission_new(&p->app.generate, "generate", n_permits, n_queue, &e), 0);
+    assert_int_equal(admission_new(&p->app.prompts, "completions", POOL_THREADS, 64, &e), 0);
     assert_int_equal(metrics_new(&p->app.metrics, &e), 0);
     return p;
 }
@@ -109,7 +110,11 @@ void plane_free(struct plane *p)
     assert_int_equal(s.n_waiting, 0);
     for (uint64_t i = 0; i < p->n_seqs; i++)
         assert_null(p->seqs[i].rec);
+    admission_stats(p->app.prompts, &s);
+    assert_int_equal(s.n_running, 0);
+    assert_int_equal(s.n_waiting, 0);
     admission_free(p->app.generate);
+    admission_free(p->app.prompts);
     metrics_free(p->app.metrics);
     cnd_fini(&p->moved);
     mtx_fini(&p->lock);

@@ -48,6 +48,17 @@ except baton.BatonError as e:
     assert e.status == 422 and e.code == "checksum_mismatch", e
 baton.checksum = sums
 
+# A stored inv_freq is compared with what the configuration makes of rope_theta.
+freq = 1.0 / numpy.float32(10000.0) ** (numpy.arange(0, 32, 2, dtype=numpy.float32) / numpy.float32(32))
+named = "model.layers.0.self_attn.rotary_emb.inv_freq"
+answer = baton.push(dict(tensors, **{named: freq.astype(numpy.float32)}), url, weight_version="with-rope")
+assert answer["phase"] == "committed", answer
+try:
+    baton.push(dict(tensors, **{named: (freq * 2).astype(numpy.float32)}), url)
+    raise SystemExit("another rope_theta was accepted")
+except baton.BatonError as e:
+    assert e.status == 422 and named in e.message, e
+
 partial = {"model.norm.weight": tensors["model.norm.weight"]}
 try:
     baton.push(partial, url)
@@ -61,6 +72,6 @@ try:
 except baton.BatonError as e:
     assert e.retryable and e.code == "connection", e
 P
-N_CHECKS=$((N_CHECKS + 9))
+N_CHECKS=$((N_CHECKS + 11))
 serves step-01500 p
 done_testing

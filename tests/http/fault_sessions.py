@@ -66,7 +66,7 @@ def too_early(w):
         raise Fault(f"{len(lost)} are missing: {error}")
     if set(error["details"]["missing"]) - {r.name for r in lost}:
         raise Fault(f"these are not missing: {error}")
-    w.refused(finish(w, update), 404, update)
+    w.refused(finish(w, update), 409, update)
 
 
 def abort_midway(w):
@@ -78,9 +78,9 @@ def abort_midway(w):
         abort(w, update)
     elif w.ask("DELETE", f"/v1/update_weights/{update}").status != 200:
         raise Fault("DELETE did not abort")
-    w.refused(push(w, "shm", parts[0], update_id=update), 404, update)
-    w.refused(finish(w, update), 404, update)
-    w.refused(w.ask("POST", "/v1/update_weights/renew", {"update_id": update}), 404, update)
+    w.refused(push(w, "shm", parts[0], update_id=update), 409, update)
+    w.refused(finish(w, update), 409, update)
+    w.refused(w.ask("POST", "/v1/update_weights/renew", {"update_id": update}), 409, update)
 
 
 def two_starts(w):
@@ -145,7 +145,7 @@ def finish_wrong_sum(w):
     name = w.rng.choice(rows).name
     sums[name] = "0" * 32
     w.refused(finish(w, update, checksums=sums), 422, "checksum_mismatch", name)
-    w.refused(finish(w, update), 404, update)
+    w.refused(finish(w, update), 409, update)
 
 
 def bad_start(w):
@@ -179,7 +179,7 @@ def lease_lost(w):
     update = start(w, lease_s=1)
     chunk(w, update, buckets(w, rows_of(w))[0])
     w.wait_no_update()
-    w.refused(finish(w, update), 404, update, "lease")
+    w.refused(finish(w, update), 409, update, "lease")
 
 
 # sessions that commit in spite of a fault on the way

@@ -32,6 +32,12 @@ stop_server INT
 printf '{"generate_concurency": 7}' >"$WORK/config.json"
 refused generate_concurrency --config "$WORK/config.json" --model "$MODEL"
 
+# The name of a directory that is given as "..": its own.
+start_server --model "$CHECKPOINTS/.." --weights none
+expect 200 GET /v1/models
+same '.data[0].id' "$(basename "$MODEL")"
+stop_server
+
 # No weights: live, not ready, and a generate says why; the first update makes it ready.
 start_server --model "$MODEL" --weights none
 expect 200 GET /health

@@ -53,7 +53,11 @@ post 422 /v1/update_weights/finish "$(for_id '{}')"
 same .error.code incomplete_update
 same .error.details.n_missing 3
 same '.error.details.missing[0]' model.embed_tokens.weight
-post 404 /v1/update_weights "$(bucket 0 3 "$(for_id '{}')")"
+post 409 /v1/update_weights "$(bucket 0 3 "$(for_id '{}')")"
+same .error.code update_ended
+same .error.retryable false
+has "is aborted"
+has "start another"
 serves step-00100 step-100
 
 # A wrong checksum at finish.

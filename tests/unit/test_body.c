@@ -217,6 +217,7 @@ static void test_body_parse_bounds_depth(void **state)
     assert_int_equal(parse(&o, &strict, text, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     assert_non_null(strstr(e.msg, "nested deeper than 32 levels at byte 40 (line 1, column 41)"));
+    assert_memory_equal(e.field, "/names/0/0/", 11);
     (void)nested(text, BIG, "1"); /* jansson alone would use up a small stack */
     assert_int_equal(parse(&o, &strict, text, &e), -1);
     assert_non_null(strstr(e.msg, "nested deeper"));

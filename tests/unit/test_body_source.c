@@ -199,6 +199,38 @@ static void test_stop_and_deadline(void **state)
     free(dst);
 }
 
+static void *fill_all(void *dst)
+{
+    struct err e = {0};
+
+    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    return NULL;
+}
+
+/* Whoever looks while a slow sender sends sees every byte so far, and the tensor they are in. */
+static void test_progress_is_told_within_a_piece(void **state)
+{
+    enum { SENT = 3 + 100000 };
+    static const char zeros[SENT];
+    uint64_t late_us = clock_after_us(LONG_US);
+    char *dst = malloc(plan.nbytes);
+    pthread_t t;
+
+    (void)state;
+    assert_non_null(dst);
+    assert_int_equal(pthread_create(&t, NULL, fill_all, dst), 0);
+    for (size_t done = 0; done < SENT && !clock_passed(late_us);)
+        done += exchange_body_feed(x, zeros + done, SENT - done);
+    while (atomic_load(&progress.nbytes_done) < SENT && !clock_passed(late_us))
+        sched_yield();
+    assert_int_equal(atomic_load(&progress.nbytes_done), SENT);
+    assert_int_equal(atomic_load(&progress.tensor), 2);
+    atomic_store(&progress.stop, true);
+    assert_int_equal(pthread_join(t, NULL), 0);
+    free(dst);
+}
+
 static void *stop_who_waits_for_the_end(void *arg)
 {
     bool waits = false;
@@ -252,6 +284,7 @@ int main(void)
         T(test_short_in_the_last),
         T(test_surplus_is_found_at_the_end),
         T(test_stop_and_deadline),
+        T(test_progress_is_told_within_a_piece),
         T(test_stop_while_the_end_is_awaited),
         T(test_an_end_that_never_comes_is_a_stall),
     };

@@ -1,6 +1,8 @@
 /* /v1/completions, /tokenize and /detokenize with a real tokenizer and a fake engine. */
+#include "base/workers.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/data_plane.h"
+#include "server/admission.h"
 #include "tests/fakes/data_plane.h"
 
 #include <setjmp.h>
@@ -420,6 +422,104 @@ static void test_completion_text_over_its_bound(void **state)
     plane_free(p);
 }
 
+static size_t n_prompts_waiting(struct plane *p)
+{
+    struct admission_stats s;
+
+    admission_stats(p->app.prompts, &s);
+    return s.n_waiting;
+}
+
+static void nothing_granted(void *arg)
+{
+    (void)arg;
+}
+
+/* Takes every permit for prompts, as long prompts do. */
+static size_t hold_prompts(struct plane *p, struct ticket held[8])
+{
+    struct admission_stats s;
+    struct err e = {0};
+
+    admission_stats(p->app.prompts, &s);
+    assert_true(s.n_permits <= 8);
+    for (size_t i = 0; i < s.n_permits; i++) {
+        held[i] = (struct ticket){.granted = nothing_granted};
+        assert_int_equal(admission_enter(p->app.prompts, &held[i], &e), 0);
+    }
+    return s.n_permits;
+}
+
+static void test_prompts_wait_at_their_semaphore(void **state)
+{
+    enum { N = 16 };
+    static const char body[] = "{\"prompt\": \"hello\", \"max_tokens\": 1}";
+    struct plane *p = plane_new(N, 8, tok);
+    struct plane_x px[N], detok;
+    struct ticket held[8];
+    size_t n_held = hold_prompts(p, held);
+    int status = 0;
+
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        plane_send(p, &px[i], &completions, body);
+    assert_int_equal(n_prompts_waiting(p), N);
+    assert_int_equal(workers_queued(p->app.text), 0); /* nobody's text work is behind them */
+    plane_send(p, &detok, &detokenize, "{\"tokens\": [1]}");
+    json_decref(plane_wait_reply(&detok, &status));
+    assert_int_equal(status, 200);
+    plane_x_fini(&detok);
+
+    /* The odd ones leave: out of the line at once, and answered. */
+    for (size_t i = 1; i < N; i += 2)
+        exchange_mark_gone(px[i].x);
+    assert_int_equal(n_prompts_waiting(p), N / 2);
+    for (size_t i = 1; i < N; i += 2)
+        plane_wait_answer(&px[i]);
+
+    for (size_t i = 0; i < n_held; i++)
+        admission_leave(p->app.prompts, &held[i]);
+    plane_wait_submitted(p, N / 2);
+    for (uint64_t id = 1; id <= N / 2; id++) {
+        plane_tokens(p, id, (uint32_t[]){1}, 1, 1);
+        plane_end(p, id, GEN_LENGTH);
+    }
+    for (size_t i = 0; i < N; i += 2) {
+        json_decref(plane_wait_reply(&px[i], &status));
+        assert_int_equal(status, 200);
+    }
+    for (size_t i = 0; i < N; i++)
+        plane_x_fini(&px[i]);
+    plane_free(p);
+}
+
+static void test_prompts_over_the_queue_are_shed(void **state)
+{
+    struct plane *p = plane_new(1, 8, tok);
+    struct ticket held[8], waiting[64];
+    size_t n_held = hold_prompts(p, held);
+    struct err e = {0};
+    struct plane_x px;
+    json_t *reply;
+    int status = 0;
+
+    (void)state;
+    for (size_t i = 0; i < 64; i++) {
+        waiting[i] = (struct ticket){.granted = nothing_granted};
+        assert_int_equal(admission_enter(p->app.prompts, &waiting[i], &e), 0);
+    }
+    plane_send(p, &px, &completions, "{\"prompt\": \"hello\"}");
+    reply = plane_wait_reply(&px, &status);
+    assert_int_equal(status, 503);
+    json_decref(reply);
+    for (size_t i = 0; i < 64; i++)
+        assert_true(admission_cancel(p->app.prompts, &waiting[i]));
+    for (size_t i = 0; i < n_held; i++)
+        admission_leave(p->app.prompts, &held[i]);
+    plane_x_fini(&px);
+    plane_free(p);
+}
+
 static void test_tokenize_and_back(void **state)
 {
     struct plane *p = plane_new(1, 8, tok);
@@ -505,6 +605,8 @@ int main(void)
         cmocka_unit_test(test_completion_refuses),
         cmocka_unit_test(test_completion_blames_its_own_member),
         cmocka_unit_test(test_completion_text_over_its_bound),
+        cmocka_unit_test(test_prompts_wait_at_their_semaphore),
+        cmocka_unit_test(test_prompts_over_the_queue_are_shed),
         cmocka_unit_test(test_tokenize_and_back),
         cmocka_unit_test(test_tokenize_refuses),
     };

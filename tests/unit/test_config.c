@@ -343,7 +343,7 @@ static void test_config_help_names_every_option(void **state)
     static const char *const titles[] = {"\nModel and weights\n", "\nThreads, admission",
                                          "\nEmbedded engine\n",   "\nMemory\n",
                                          "\nTime limits",         "\nLog\n",
-                                         "\nWho may reach"};
+                                         "\nWho may reach",       "\nGPUs\n"};
     static const struct {
         const char *flag, *def;
     } rows[] = {
@@ -378,6 +378,7 @@ static void test_config_help_names_every_option(void **state)
     }
     assert_non_null(strstr(text, "BATON_MAX_NUM_BATCHED_TOKENS\n"));
     assert_non_null(strstr(text, "BATON_CONFIG\n"));
+    assert_non_null(strstr(text, "\n  --check\n"));
     assert_non_null(strstr(text, "at least 64KiB"));
     for (line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
         if (strlen(line) > 100)

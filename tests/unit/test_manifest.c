@@ -106,6 +106,35 @@ static void test_manifest_match_names_and_aliases(void **state)
     manifest_free(NULL);
 }
 
+static void test_manifest_check_ignored_compares_rotary(void **state)
+{
+    static const float right[] = {1.0F, 0.1F}, zeros[] = {0, 0}, other[] = {1.0F, 0.11F};
+    static const uint16_t narrow[] = {0x3f80, 0x3dcd}; /* bfloat16 of 1 and 0.1 */
+    struct tensor_spec t = spec("model.layers.0.self_attn.rotary_emb.inv_freq", DTYPE_F32, 1, 2, 0,
+                                0);
+    struct manifest *m = model_manifest_of_test();
+    struct manifest_match match;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(manifest_derive_rotary(m, right, 2, &e), 0);
+    assert_int_equal(manifest_match(m, &t, false, 0, &match, &e), 0);
+    assert_int_equal(manifest_check_ignored(m, &t, right, &e), 0);
+    assert_int_equal(manifest_check_ignored(m, &t, zeros, &e), -1);
+    assert_int_equal(e.code, ERR_MISMATCH);
+    assert_non_null(strstr(e.msg, "inv_freq"));
+    err_clear(&e);
+    assert_int_equal(manifest_check_ignored(m, &t, other, &e), -1);
+    assert_non_null(strstr(e.msg, "element 1"));
+    err_clear(&e);
+    t.dtype = DTYPE_BF16;
+    assert_int_equal(manifest_check_ignored(m, &t, narrow, &e), 0);
+    t = spec("model.layers.0.self_attn.rotary_emb.inv_freq", DTYPE_F32, 1, 3, 0, 0);
+    assert_int_equal(manifest_match(m, &t, false, 4, &match, &e), -1);
+    assert_string_equal(e.field, "/shapes/4");
+    manifest_free(m);
+}
+
 static void test_manifest_match_refusals(void **state)
 {
     static const struct {
@@ -343,6 +372,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_manifest_match_names_and_aliases),
+        cmocka_unit_test(test_manifest_check_ignored_compares_rotary),
         cmocka_unit_test(test_manifest_match_refusals),
         cmocka_unit_test(test_manifest_match_far_names_get_no_suggestion),
         cmocka_unit_test(test_manifest_new_refuses_wrong_aliases),

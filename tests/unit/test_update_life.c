@@ -26,10 +26,11 @@ static void test_lease_lost_aborts_and_gives_memory_back(void **state)
     assert_non_null(strstr(info.error.msg, "lease of 1 s"));
     assert_int_equal(info.lease_left_us, 0);
     assert_int_equal(info.n_missing, 3);
+    assert_int_equal(info.deadline_left_us, 0);
     assert_int_equal(updates_renew(b.updates, info.id, 5, &info, &e), -1);
-    assert_int_equal(e.code, ERR_NOT_FOUND);
+    assert_int_equal(e.code, ERR_ENDED);
     e = refused(&b, chunk_of(&b, info.id, fx_plan_of(0x70), FX_STEP(1)));
-    assert_int_equal(e.code, ERR_NOT_FOUND);
+    assert_int_equal(e.code, ERR_ENDED);
     assert_non_null(strstr(e.msg, "lease of 1 s"));
     info = start(&b, (struct update_start){0}); /* a new owner is let in */
     assert_int_equal(send_mask(&b, info.id, FX_ALL, 2), ERR_NONE);
@@ -62,10 +63,12 @@ static void test_lease_is_renewed_by_use_and_held_by_a_running_chunk(void **stat
     assert_int_equal(updates_get(b.updates, info.id, &info, &e), 0);
     assert_int_equal(info.phase, UPDATE_RECEIVING);
     assert_int_equal(info.lease_left_us, 1000000);
+    assert_true(info.deadline_left_us > 1000000); /* of the chunk, which may outlast the lease */
     fx_gate_open(&gate);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(updates_renew(b.updates, info.id, 600, &info, &e), 0);
     assert_true(info.lease_left_us > UINT64_C(590000000));
+    assert_true(info.deadline_left_us > UINT64_C(590000000));
     assert_int_equal(send_mask(&b, info.id, 0x70, 1), ERR_NONE);
     assert_true(b.answer.info.lease_left_us > UINT64_C(590000000));
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);

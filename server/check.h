@@ -1,0 +1,16 @@
+/* `baton serve --check`: would the server start, and with what? */
+#ifndef BATON_SERVER_CHECK_H
+#define BATON_SERVER_CHECK_H
+
+#include "base/err.h"
+
+#include <stdio.h>
+
+struct config;
+
+/* serve_check - inspect as serve_inspect does and write one fact a line, "what: value".
+ * That there is no CUDA is a fact, not a failure.
+ * Threads: main's. Errors: as serve's (nothing is written then), ERR_INTERNAL if `to` fails. */
+int serve_check(const struct config *config, FILE *to, struct err *e);
+
+#endif

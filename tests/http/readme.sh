@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The README's curl examples, as they stand there, one after the other.
+# shellcheck source=tests/http/lib.sh
+source "$(dirname "$0")/lib.sh"
+cd "$CHECKPOINTS"
+start_server --model .. --weights step-00000.safetensors --allow-path .
+BUCKET=baton-test-$$-readme
+SHM_FILES+=("/dev/shm/$BUCKET")
+sed --quiet '/^## Use it with curl/,/^## Use it with your/p' "$(dirname "$CLIENT")/../README.md" |
+  sed --quiet '/^```sh$/,/^```$/p' | sed "/^\`\`\`/d; s#http://127.0.0.1:8700#$URL#; s#my-bucket#$BUCKET#g" >"$WORK/examples"
+grep --quiet update_weights/finish "$WORK/examples" || fail "the examples were not found"
+timeout 60 bash -euo pipefail "$WORK/examples" >"$WORK/body" 2>"$WORK/words" ||
+  fail "an example failed: $(tail --bytes=600 "$WORK/body" "$WORK/words")"
+(($(grep --only-matching '"phase":"committed"' "$WORK/body" | wc --lines) == 3)) || fail "three of them commit"
+has '"token_ids":['
+has '"object":"text_completion"'
+expect 200 GET /v1/weights
+same .weight_version norm-only
+done_testing
