@@ -111,7 +111,8 @@ struct gen_output *gen_output_take(struct gen_output *out);
 void gen_output_free(struct gen_output *out); /* accepts NULL; any thread */
 
 struct engine_stats {
-    uint64_t heartbeat_us; /* when the step loop last turned (monotonic); it turns when idle */
+    uint64_t heartbeat_us; /* when the step loop last turned or a layer ended (monotonic);
+                                   it turns when idle */
     uint32_t n_running, n_waiting;
     uint64_t n_prompt_tokens, n_generated_tokens, n_steps;
     uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */

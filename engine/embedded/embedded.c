@@ -40,8 +40,8 @@ struct embedded {
     struct model *model;         /* owned */
     struct kv_pool *kv;          /* owned */
     struct scheduler *scheduler; /* owned; engine thread only */
-    pthread_t thread; /* owner only */
-    bool stopped;     /* owner only: joined */
+    pthread_t thread;            /* owner only */
+    bool stopped;                /* owner only: joined */
 };
 
 static struct embedded *embedded_of(struct engine *en)
@@ -118,11 +118,14 @@ static void embedded_cancel(struct engine *en, uint64_t id)
 static void embedded_stats(struct engine *en, struct engine_stats *out)
 {
     struct embedded *m = embedded_of(en);
+    uint64_t pulse_us = model_pulse(m->model);
 
     mtx_lock(&m->lock);
     *out = m->stats;
     out->n_waiting += m->n_inbox;
     mtx_unlock(&m->lock);
+    if (pulse_us > out->heartbeat_us)
+        out->heartbeat_us = pulse_us;
 }
 
 static void embedded_info(struct engine *en, struct engine_info *out)

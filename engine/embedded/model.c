@@ -4,11 +4,13 @@
  * Rejected: fused or repacked copies for speed, which an update would have to find and renew. */
 #include "engine/embedded/model.h"
 
+#include "base/clock.h"
 #include "engine/embedded/attention.h"
 #include "engine/embedded/model_tensors.h"
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +41,8 @@ struct model {
     float *gate, *up;                /* [rows, intermediate] */
     float *rope;                     /* [rows, head_dim] */
     float *norm_w, *q_norm, *k_norm; /* a norm's weight, widened for the region that uses it */
+
+    atomic_uint_fast64_t pulse_us; /* relaxed: a gauge that health reads */
 };
 
 /* One call of model_step. */
@@ -435,6 +439,12 @@ void model_step(struct model *m, const struct version *v, const struct model_row
     for (uint32_t l = 0; l < m->cfg.n_layers; l++) {
         attention_block(&s, l);
         mlp_block(&s, l);
+        atomic_store_explicit(&m->pulse_us, clock_now_us(), memory_order_relaxed);
     }
     logits_of_wanted(&s, logits);
+}
+
+uint64_t model_pulse(const struct model *m)
+{
+    return atomic_load_explicit(&m->pulse_us, memory_order_relaxed);
 }

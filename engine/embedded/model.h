@@ -37,4 +37,9 @@ void model_free(struct model *m);
 void model_step(struct model *m, const struct version *v, const struct model_row *rows,
                 uint32_t n_rows, float *logits);
 
+/* model_pulse - when (clock_now_us) a layer of a running step last ended; 0 before the first. A
+ * step of a large model may take longer than a prober's patience, and is work all the same.
+ * Threads: any. */
+uint64_t model_pulse(const struct model *m);
+
 #endif

@@ -115,4 +115,10 @@ void model_step(struct model *m, const struct version *v, const struct model_row
     }
 }
 
+uint64_t model_pulse(const struct model *m)
+{
+    (void)m;
+    return 0; /* a held step shows in the loop's own heartbeat */
+}
+
 #endif

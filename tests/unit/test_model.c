@@ -4,6 +4,8 @@
 #include "engine/embedded/kernels.h"
 #include "engine/embedded/model.h"
 
+#include "base/clock.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -445,11 +447,15 @@ static void test_step_reads_the_version_it_is_given(void **state)
     uint32_t n = w.manifest->plan->n_tensors;
     struct view *other = malloc(n * sizeof *other);
     struct version next = {.serial = 2, .views = other};
+    uint64_t began_us;
 
     (void)state;
     assert_non_null(other);
+    assert_int_equal(model_pulse(r.model), 0);
+    began_us = clock_now_us();
     model_step(r.model, &w.version, &row, 1, before);
-    for (uint32_t i = 0; i < n; i++) { /* each tensor alone changes the result */
+    assert_true(model_pulse(r.model) >= began_us); /* health sees a long step at work */
+    for (uint32_t i = 0; i < n; i++) {             /* each tensor alone changes the result */
         const struct tensor_spec *t = &w.manifest->plan->tensors[i];
         float *values = malloc(t->numel * sizeof(float));
         void *data = malloc(t->nbytes);
