@@ -116,6 +116,14 @@ void exchange_unref(struct exchange *x)
     free(x); /* first member of its box */
 }
 
+void exchange_drop_body(struct exchange *x)
+{
+    if (x->body != empty)
+        free(x->body);
+    x->body = empty;
+    x->body_len = 0;
+}
+
 static void wake_locked(struct exchange_private *p)
 {
     mtx_assert_held(&p->lock);

@@ -56,6 +56,10 @@ struct exchange {
     struct exchange_private *priv;  /* of base/exchange.c and the front */
 };
 
+/* exchange_drop_body - free a whole body that has been read: a request may wait for minutes.
+ * Threads: the handler's, once dispatched. */
+void exchange_drop_body(struct exchange *x);
+
 /* exchange_query - first value of a query member, or NULL. */
 const char *exchange_query(const struct exchange *x, const char *name);
 

@@ -380,6 +380,7 @@ int handle_completions(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
+    exchange_drop_body(x);
     op = calloc(1, sizeof *op);
     if (op == NULL) {
         json_decref(body);

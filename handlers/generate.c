@@ -298,6 +298,7 @@ int handle_generate(struct app *app, struct exchange *x, struct err *e)
 
     if (generation_check_app(app, NULL, e) != 0 || body_parse(&body, x, route, e) != 0)
         return -1;
+    exchange_drop_body(x);
     op = calloc(1, sizeof *op);
     if (op == NULL) {
         json_decref(body);

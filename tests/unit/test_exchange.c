@@ -336,6 +336,19 @@ static void test_query_finds_the_first(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
 
+static void test_drop_body_twice_is_harmless(void **state)
+{
+    (void)state;
+    exchange_drop_body(x); /* of a request without one */
+    x->body = strdup("{}");
+    assert_non_null(x->body);
+    x->body_len = 2;
+    exchange_drop_body(x);
+    assert_string_equal(x->body, "");
+    assert_int_equal(x->body_len, 0);
+    exchange_drop_body(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +358,7 @@ int main(void)
         T(test_on_gone_runs_once_or_not_at_all),
         T(test_stream_wakes_only_a_waiting_front),
         T(test_stream_bound),
+        T(test_drop_body_twice_is_harmless),
         T(test_body_read_exact),
         T(test_body_too_short),
         T(test_body_peer_gone),
