@@ -1,6 +1,6 @@
 /* The `ipc_handles` and `ipc_handles_pickled` members: CUDA IPC handles, read and held against the
  * columns before anything is opened. Nothing opens them yet: a request without fault is answered
- * that there is no GPU to open them on. */
+ * that nothing here opens them yet. */
 #include "handlers/body.h"
 #include "handlers/update_parts.h"
 #include "transport/torch_handle.h"
@@ -155,7 +155,7 @@ int ipc_from_body(const json_t *body, const struct plan *plan, struct err *e)
     rc = check_handles(&h, body, plan, field, e);
     if (rc == 0)
         rc = err_set(e, ERR_NO_GPU, field,
-                     "the handles are well formed, but this server has no GPU to open them on; "
+                     "the handles are well formed, but this version opens none on a GPU; "
                      "they name %u, %s first; send the tensors by shm, path or as the body",
                      (unsigned)h.n_gpus, h.gpus[0].uuid);
     ipc_handles_fini(&h);

@@ -31,7 +31,7 @@ judged() {
 for file in skyrl_packed_1gpu skyrl_packed_4gpu skyrl_per_gpu_metadata vllm_unpacked_func_args vllm_unpacked_400 \
   vllm_packed_args_only; do
   judged 409 no_gpu /ipc_handles_pickled "$file"
-  has "has no GPU"
+  has "opens none on a GPU"
   has "$UUID"
 done
 post 409 /v1/update_weights "$(info vllm_packed_args_only 1)"
