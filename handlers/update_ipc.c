@@ -1,6 +1,5 @@
 /* The `ipc_handles` and `ipc_handles_pickled` members: CUDA IPC handles, read and held against the
- * columns before anything is opened. Nothing opens them yet: a request without fault is answered
- * that nothing here opens them yet. */
+ * columns. This version opens none: a request without fault is answered with that. */
 #include "handlers/body.h"
 #include "handlers/update_parts.h"
 #include "transport/torch_handle.h"
