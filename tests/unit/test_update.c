@@ -201,6 +201,30 @@ static void test_submit_whole_update_follows_a_failed_one(void **state)
     fx_gate_fini(&gate);
 }
 
+static bool left(void *arg)
+{
+    (void)arg;
+    return true;
+}
+
+/* Its sender may reuse the memory that was being read: every byte came, and none is believed. */
+static void test_submit_whole_of_a_client_that_left_is_not_taken(void **state)
+{
+    struct bench b;
+    struct update_chunk *c;
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(push(&b, 1, "one"), ERR_NONE);
+    c = named_chunk(&b, "", FX_ALL, FX_STEP(2));
+    c->gone = left;
+    submit(&b, c);
+    assert_int_equal(fx_await(&b.answer), ERR_GONE);
+    assert_int_equal(b.answer.info.phase, UPDATE_ABORTED);
+    assert_served(&b, 1, "one", 1);
+    bench_close(&b);
+}
+
 static void test_submit_whole_repeated_is_known_by_its_label(void **state)
 {
     struct bench b;
@@ -517,6 +541,7 @@ int main(void)
         cmocka_unit_test(test_submit_refuses_what_is_not_the_model),
         cmocka_unit_test(test_submit_whole_updates_queue_up),
         cmocka_unit_test(test_submit_whole_update_follows_a_failed_one),
+        cmocka_unit_test(test_submit_whole_of_a_client_that_left_is_not_taken),
         cmocka_unit_test(test_submit_whole_repeated_is_known_by_its_label),
         cmocka_unit_test(test_submit_partial_keeps_the_rest),
         cmocka_unit_test(test_submit_partial_of_ignored_tensors_only_is_incomplete),
