@@ -172,21 +172,6 @@ static int abort_update(struct app *app, const json_t *body, struct update_info 
     return updates_abort(app->updates, id, text, info, e);
 }
 
-int handle_update_abort(struct app *app, struct exchange *x, struct err *e)
-{
-    struct update_info info;
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = abort_update(app, body, &info, e);
-    json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, update_json(&info));
-    return rc;
-}
-
 static int renew(struct app *app, const json_t *body, struct update_info *info, struct err *e)
 {
     const char *id = NULL;
@@ -198,7 +183,10 @@ static int renew(struct app *app, const json_t *body, struct update_info *info, 
     return updates_renew(app->updates, id, (uint32_t)lease_s, info, e);
 }
 
-int handle_update_renew(struct app *app, struct exchange *x, struct err *e)
+/* What is done at once to the session that a body names, and told of it. */
+static int act_on(struct app *app, struct exchange *x,
+                  int (*act)(struct app *, const json_t *, struct update_info *, struct err *),
+                  struct err *e)
 {
     struct update_info info;
     json_t *body;
@@ -206,11 +194,21 @@ int handle_update_renew(struct app *app, struct exchange *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = renew(app, body, &info, e);
+    rc = act(app, body, &info, e);
     json_decref(body);
     if (rc == 0)
         reply_json(x, 200, update_json(&info));
     return rc;
+}
+
+int handle_update_abort(struct app *app, struct exchange *x, struct err *e)
+{
+    return act_on(app, x, abort_update, e);
+}
+
+int handle_update_renew(struct app *app, struct exchange *x, struct err *e)
+{
+    return act_on(app, x, renew, e);
 }
 
 int handle_update_get(struct app *app, struct exchange *x, struct err *e)
