@@ -33,6 +33,7 @@
     X(ERR_INTERNAL, 500, "internal_error", false)                            \
     X(ERR_ENGINE, 500, "engine_error", false)                                \
     X(ERR_CUDA, 500, "cuda_error", false)                                    \
+    X(ERR_NCCL, 500, "nccl_error", false)                                    \
     X(ERR_OVERLOADED, 503, "overloaded", true)                               \
     X(ERR_STARTING, 503, "starting", true)                                   \
     X(ERR_DRAINING, 503, "draining", true)                                   \
