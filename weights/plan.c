@@ -90,22 +90,23 @@ static int check_name(const struct plan_builder *b, const char *name, struct err
     uint32_t i = b->names.n, first;
     char field[ERR_FIELD_MAX];
 
-    (void)field_of(field, "names", i);
     if (len == 0)
-        return err_set(e, ERR_BAD_REQUEST, field, "the name of tensor %u is empty", (unsigned)i);
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
+                       "the name of tensor %u is empty", (unsigned)i);
     if (len > PLAN_NAME_LEN_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field,
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
                        "name '%.*s...' is longer than the %d bytes allowed", plan_name_cut(name),
                        name, (int)PLAN_NAME_LEN_MAX);
     for (const unsigned char *c = (const unsigned char *)name; *c != '\0'; c++)
         if (*c < 0x20 || *c == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, field,
+            return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
                            "the name of tensor %u has a control character (0x%02x) at byte %zu",
                            (unsigned)i, (unsigned)*c, (size_t)(c - (const unsigned char *)name));
     first = names_find(&b->names, name);
     if (first != NAMES_NONE)
-        return err_set(e, ERR_BAD_REQUEST, field, "tensor '%.*s' is named twice, at %u and at %u",
-                       plan_name_cut(name), name, (unsigned)first, (unsigned)i);
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
+                       "tensor '%.*s' is named twice, at %u and at %u", plan_name_cut(name), name,
+                       (unsigned)first, (unsigned)i);
     return 0;
 }
 
@@ -176,6 +177,11 @@ int plan_builder_add(struct plan_builder *b, const char *name, enum dtype dtype,
     return 0;
 }
 
+uint32_t plan_builder_find(const struct plan_builder *b, const char *name)
+{
+    return names_find(&b->names, name);
+}
+
 /* Decimal digits, without the cost of printf for each dim of 100,000 tensors. */
 static size_t put_u64(char *out, uint64_t value)
 {
@@ -200,7 +206,13 @@ static void digest_of(const struct plan *p, char out[PLAN_DIGEST_LEN + 1])
     sha256_init(&ctx);
     for (uint32_t i = 0; i < p->n_tensors; i++) {
         const struct tensor_spec *t = &p->tensors[i];
-        size_t len = (size_t)snprintf(tail, sizeof tail, "\t%s\t", dtype_name(t->dtype));
+        const char *dtype = dtype_name(t->dtype);
+        size_t len = 0;
+
+        tail[len++] = '\t';
+        while (*dtype != '\0')
+            tail[len++] = *dtype++;
+        tail[len++] = '\t';
         for (uint32_t k = 0; k < t->ndim; k++) {
             if (k > 0)
                 tail[len++] = ',';
@@ -258,7 +270,7 @@ void plan_unref(struct plan *p)
 
 uint32_t plan_find(const struct plan *p, const char *name)
 {
-    return names_find(&((const struct plan_builder *)p)->names, name);
+    return plan_builder_find((const struct plan_builder *)p, name);
 }
 
 const char *plan_shape_text(const struct tensor_spec *t, char *out, size_t cap)

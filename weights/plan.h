@@ -62,6 +62,9 @@ void plan_builder_free(struct plan_builder *b); /* accepts NULL */
 int plan_builder_add(struct plan_builder *b, const char *name, enum dtype dtype,
                      const uint64_t *shape, uint32_t ndim, uint64_t numel, struct err *e);
 
+/* plan_builder_find - index of `name` among those added, or PLAN_NO_TENSOR. O(1). */
+uint32_t plan_builder_find(const struct plan_builder *b, const char *name);
+
 /* plan_builder_finish - turn the builder (consumed, also on failure) into a plan with one
  * reference. An empty plan is ERR_BAD_REQUEST at /names: an update of nothing is a mistake. */
 int plan_builder_finish(struct plan_builder *b, struct plan **out, struct err *e);

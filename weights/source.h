@@ -1,5 +1,9 @@
 /* Where tensor bytes come from, without knowing from where: transport/ has one file for each.
  *
+ * Two kinds. One writes the bytes into host memory itself (fill). The other only makes them
+ * readable where they lie on GPUs (map, at), and the worker queues the copies: so copies, sums and
+ * their order are in one place, and the next bucket is mapped while the last one is copied.
+ *
  * A source is used by the update worker only, one call at a time, no lock held. */
 #ifndef BATON_WEIGHTS_SOURCE_H
 #define BATON_WEIGHTS_SOURCE_H
@@ -27,6 +31,33 @@ int progress_check(const struct progress *p, struct err *e);
 
 enum { SOURCE_PIECE_NBYTES = 8 << 20 };
 
+/* What the sources of one update keep for each other: mappings that stay open, exports that have
+ * been counted down. The update owns it and closes it at its end, when all that joined are
+ * released. Worker only. */
+struct source_scope;
+
+struct source_counts {
+    uint64_t n_opened, n_closed, n_mapped; /* mappings of foreign memory: ever, ever, now */
+};
+
+struct source_scope_ops {
+    void (*counts)(const struct source_scope *scope, struct source_counts *out);
+    void (*close)(struct source_scope *scope); /* unmaps everything; cannot fail */
+};
+
+struct source_scope {
+    const struct source_scope_ops *ops;
+};
+
+static inline void source_scope_close(struct source_scope *scope)
+{
+    if (scope != NULL)
+        scope->ops->close(scope);
+}
+
+/* Whether map waits for what is not ready yet. */
+enum source_wait { SOURCE_WAIT, SOURCE_TRY };
+
 struct source_ops {
     const char *name; /* as in the request: "shm", "path", "body" */
 
@@ -37,6 +68,31 @@ struct source_ops {
      * (stopped), ERR_GONE. */
     int (*fill)(struct source *s, const struct plan *plan, uint32_t first, uint32_t n, void *dst,
                 struct progress *p, struct err *e);
+
+    /* The other kind has these five, and no fill.
+     *
+     * join: takes part in the update's scope, or makes it (*scope NULL). Called once, first.
+     *
+     * map: makes tensors [first, first + *n) of rank `rank` readable on that rank's GPU: one
+     * bucket, at least one tensor. Called with ascending `first` for each rank. Returns: 0; 1 if it
+     * is not ready yet, only with SOURCE_TRY (nothing is lost: call again); -1 with ERR_BAD_REQUEST
+     * (the bucket is shorter than it was said to be: names it), ERR_CUDA, ERR_GONE (its process has
+     * died), ERR_TIMEOUT, ERR_CONFLICT (stopped), ERR_NO_MEMORY.
+     *
+     * at: the address of tensor i's bytes on that GPU; after map, until release.
+     *
+     * block: names the allocation that tensor i's bytes lie in: one copy never reaches into two,
+     * even where they are neighbours.
+     *
+     * release: nothing reads any more, whether the copies succeeded or not: lets go of mappings and
+     * counts exports down. Called once after join, also if that or map failed.
+     * Errors: ERR_GONE (an exporter has died meanwhile: what was copied may be torn). */
+    int (*join)(struct source *s, struct source_scope **scope, struct err *e);
+    int (*map)(struct source *s, uint32_t rank, uint32_t first, enum source_wait wait,
+               const struct progress *p, uint32_t *n, struct err *e);
+    uint64_t (*at)(const struct source *s, uint32_t rank, uint32_t i);
+    uint64_t (*block)(const struct source *s, uint32_t rank, uint32_t i);
+    int (*release)(struct source *s, struct err *e);
 
     /* After the last fill: are there bytes left that nobody declared? May be NULL. */
     int (*finish)(struct source *s, struct progress *p, struct err *e);

@@ -5,9 +5,8 @@
 #include "weights/store_priv.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
-
-enum { STAGING_SIDE_NBYTES = 1 << 20, STAGING_SIDE_ALIGN = 64 };
 
 bool staging_in_place(const struct staging *g)
 {
@@ -19,11 +18,73 @@ bool staging_dirty(const struct staging *g)
     return g->dirty;
 }
 
+void staging_free(struct staging *g)
+{
+    for (uint32_t p = 0; p < STORE_DEVICES_MAX; p++)
+        slab_unref(g->whole[p].slab);
+    version_free(g->next);
+    free(g->n_places_of);
+    free(g->arrived);
+    free(g);
+}
+
+static int slab_of(struct slab_pool *pool, uint64_t nbytes, struct slab **out, struct err *e)
+{
+    return slab_pool_check(pool, nbytes, e) == 0 ? slab_new(out, pool, nbytes, e) : -1;
+}
+
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e)
 {
-    if (slab_pool_check(g->store->slabs, nbytes, e) != 0)
-        return -1;
-    return slab_new(out, g->store->slabs, nbytes, e);
+    return slab_of(g->store->scratch, nbytes, out, e);
+}
+
+/* From the slab that holds a whole update on a GPU. 1: there is no such slab, because only a part
+ * comes there; or it is full, since buckets that begin aligned may waste more than was foreseen. */
+static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
+                         struct staging_room *out, struct err *e)
+{
+    struct staging_room *whole = &g->whole[place < STORE_DEVICES_MAX ? place : 0];
+    uint64_t at;
+
+    if (store_device(g->store, place) == NULL || g->partial ||
+        (g->sharded && g->store->n_ranks > 1))
+        return 1;
+    if (whole->slab == NULL) {
+        whole->nbytes = store_whole_nbytes(g->store);
+        if (slab_of(store_slabs(g->store, place), whole->nbytes, &whole->slab, e) != 0)
+            return -1;
+    }
+    at = (whole->offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+    if (at > whole->nbytes || nbytes > whole->nbytes - at)
+        return 1;
+    whole->offset = at + nbytes;
+    *out = (struct staging_room){slab_ref(whole->slab), at, nbytes};
+    return 0;
+}
+
+int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
+                 struct err *e)
+{
+    struct staging_room room = {.nbytes = nbytes};
+    int rc = room_in_whole(g, place, nbytes, &room, e);
+
+    if (rc > 0)
+        rc = slab_of(store_slabs(g->store, place), nbytes, &room.slab, e);
+    if (rc == 0)
+        *out = room;
+    return rc;
+}
+
+void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room)
+{
+    struct staging_room *whole = g != NULL && place < STORE_DEVICES_MAX ? &g->whole[place] : NULL;
+
+    if (room->slab == NULL)
+        return;
+    if (whole != NULL && room->slab == whole->slab && whole->offset == room->offset + room->nbytes)
+        whole->offset = room->offset;
+    slab_unref(room->slab);
+    memset(room, 0, sizeof *room);
 }
 
 static const struct tensor_spec *spec_of(const struct staging *g, uint32_t index)
@@ -34,107 +95,93 @@ static const struct tensor_spec *spec_of(const struct staging *g, uint32_t index
     return &plan->tensors[index];
 }
 
-static int arrive(struct staging *g, uint32_t index, struct err *e)
+static bool *arrived_at(const struct staging *g, uint32_t place, uint32_t index)
 {
-    if (g->arrived[index])
+    assert(place < g->store->n_places && index < g->next->n_tensors);
+    return &g->arrived[(size_t)place * g->next->n_tensors + index];
+}
+
+static int arrive(struct staging *g, uint32_t place, uint32_t index, struct err *e)
+{
+    bool *arrived = arrived_at(g, place, index);
+
+    if (*arrived)
         return err_set(e, ERR_CONFLICT, "/names", "'%.256s' already arrived in this update",
                        spec_of(g, index)->name);
-    g->arrived[index] = true;
-    g->n_arrived++;
+    *arrived = true;
+    if (g->n_places_of[index]++ == 0)
+        g->n_arrived++;
     return 0;
 }
 
-/* Room in a slab that misaligned tensors share: small ones would waste a page each. */
-static int side_room(struct staging *g, uint64_t nbytes, void **out, struct err *e)
+int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
+                 uint64_t addr, struct err *e)
 {
-    uint64_t total = g->store->manifest->plan->nbytes;
-    uint64_t at = (g->side_nbytes_used + STAGING_SIDE_ALIGN - 1) / STAGING_SIDE_ALIGN *
-                  STAGING_SIDE_ALIGN;
-
-    if (g->side == NULL || at > g->side->nbytes || nbytes > g->side->nbytes - at) {
-        uint64_t want = total < STAGING_SIDE_NBYTES ? total : STAGING_SIDE_NBYTES;
-        struct slab *side = NULL;
-
-        if (staging_slab(g, nbytes > want ? nbytes : want, &side, e) != 0)
-            return -1;
-        slab_unref(g->side);
-        g->side = side;
-        at = 0;
-    }
-    *out = (char *)g->side->base + at;
-    g->side_nbytes_used = at + nbytes;
-    return 0;
-}
-
-int staging_view(struct staging *g, uint32_t index, struct slab *slab, const void *data,
-                 struct err *e)
-{
-    const struct tensor_spec *t = spec_of(g, index);
-    struct view *view = &g->next->views[index];
-    void *moved;
+    struct view *view = version_view(g->next, place, index);
 
     assert(!g->in_place);
-    if (g->arrived[index])
-        return arrive(g, index, e);
-    if ((uintptr_t)data % dtype_nbytes(t->dtype) != 0) {
-        if (side_room(g, t->nbytes, &moved, e) != 0)
-            return -1;
-        memcpy(moved, data, t->nbytes);
-        data = moved;
-        slab = g->side;
-    }
-    view->data = data;
+    assert(addr % dtype_nbytes(spec_of(g, index)->dtype) == 0);
+    if (arrive(g, place, index, e) != 0)
+        return -1;
+    view->addr = addr;
     view->slab = slab_ref(slab);
-    return arrive(g, index, e);
+    return 0;
 }
 
-void staging_forget(struct staging *g, uint32_t index)
+void staging_forget(struct staging *g, uint32_t place, uint32_t index)
 {
-    struct view *view = &g->next->views[index];
+    struct view *view = version_view(g->next, place, index);
+    bool *arrived = arrived_at(g, place, index);
 
-    assert(!g->in_place && g->arrived[index]);
+    assert(!g->in_place && *arrived);
     slab_unref(view->slab);
     memset(view, 0, sizeof *view);
-    g->arrived[index] = false;
-    g->n_arrived--;
+    *arrived = false;
+    if (--g->n_places_of[index] == 0)
+        g->n_arrived--;
 }
 
-char *staging_place(const struct staging *g, uint32_t index)
+uint64_t staging_place(const struct staging *g, uint32_t place, uint32_t index)
 {
-    assert(g->in_place && index < g->base->n_tensors);
-    /* Nothing is pinned: the slab is ours to write. */
-    return (char *)(uintptr_t)g->base->views[index].data;
+    assert(g->in_place);
+    return version_view(g->base, place, index)->addr;
 }
 
-void *staging_target(struct staging *g, uint32_t index)
+uint64_t staging_target(struct staging *g, uint32_t place, uint32_t index)
 {
     g->dirty = true;
-    return staging_place(g, index);
+    return staging_place(g, place, index);
 }
 
-int staging_arrived(struct staging *g, uint32_t index, struct err *e)
+int staging_arrived(struct staging *g, uint32_t place, uint32_t index, struct err *e)
 {
-    assert(g->in_place && index < g->base->n_tensors);
-    return arrive(g, index, e);
+    assert(g->in_place);
+    return arrive(g, place, index, e);
 }
 
-bool staging_has(const struct staging *g, uint32_t index)
+bool staging_has(const struct staging *g, uint32_t place, uint32_t index)
 {
-    assert(index < g->next->n_tensors);
-    return g->arrived[index];
+    return *arrived_at(g, place, index);
 }
 
-const void *staging_data(const struct staging *g, uint32_t index)
+/* A tensor that arrived anywhere is new: what other places have of it is of another version. */
+uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index)
 {
-    assert(staging_has(g, index));
-    return g->in_place ? g->base->views[index].data : g->next->views[index].data;
+    if (staging_has(g, place, index))
+        return version_view(g->in_place ? g->base : g->next, place, index)->addr;
+    if (g->base == NULL || !g->partial || g->n_places_of[index] > 0)
+        return 0;
+    return version_view(g->base, place, index)->addr;
 }
 
-const void *staging_effective(const struct staging *g, uint32_t index)
+/* Is the tensor where it must be? A mirror gets whatever a rank gets. */
+static bool is_missing(const struct staging *g, uint32_t index)
 {
-    if (staging_has(g, index))
-        return staging_data(g, index);
-    return g->base != NULL && g->partial ? g->base->views[index].data : NULL;
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < g->store->n_ranks; r++)
+        n += staging_has(g, r, index);
+    return g->sharded ? n == 0 : n < g->store->n_ranks;
 }
 
 uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
@@ -142,11 +189,21 @@ uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < g->next->n_tensors; i++) {
-        if (g->arrived[i])
+        if (!is_missing(g, i))
             continue;
         if (n < cap)
             out[n] = i;
         n++;
     }
     return n;
+}
+
+uint32_t staging_uneven(const struct staging *g)
+{
+    if (g->sharded)
+        return PLAN_NO_TENSOR;
+    for (uint32_t i = 0; i < g->next->n_tensors; i++)
+        if (g->n_places_of[i] > 0 && is_missing(g, i))
+            return i;
+    return PLAN_NO_TENSOR;
 }

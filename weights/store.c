@@ -6,13 +6,21 @@
 #include "weights/store_priv.h"
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "weights/device.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { STORE_PAGE_NBYTES = 4096, STORE_STOP_POLL_US = 50000 };
+enum {
+    STORE_PAGE_NBYTES = 4096,
+    STORE_ALIGN_NBYTES_EACH = 16, /* foreseen for buckets that begin aligned, for each tensor */
+    STORE_GPU_GRANULE_NBYTES = 2 << 20,
+    STORE_SCRATCH_IDLE_NBYTES = 256 << 20,
+    STORE_STOP_POLL_US = 50000
+};
 
 const char *store_state_name(enum store_state state)
 {
@@ -37,24 +45,88 @@ static uint64_t idle_bound(const struct plan *plan)
     return plan->nbytes > UINT64_MAX - rounding ? UINT64_MAX : plan->nbytes + rounding;
 }
 
+uint64_t store_whole_nbytes(const struct store *s)
+{
+    const struct plan *plan = s->manifest->plan;
+
+    return plan->nbytes + (uint64_t)plan->n_tensors * STORE_ALIGN_NBYTES_EACH + STORE_PAGE_NBYTES;
+}
+
+/* An update must not wait for the driver to find pages; and a GPU without room for the model is
+ * better known now. Ranks of several may be meant to share it. */
+static int reserve_whole(const struct store *s, uint32_t place, struct err *e)
+{
+    struct slab_pool *pool = s->places[place].slabs;
+    struct slab *slab;
+
+    if (slab_pool_check(pool, store_whole_nbytes(s), e) == 0 &&
+        slab_new(&slab, pool, store_whole_nbytes(s), e) == 0) {
+        slab_unref(slab);
+        return 0;
+    }
+    if (e->code != ERR_NO_STAGING || s->n_ranks == 1)
+        return -1;
+    log_line(LOG_WARN, "store.room", "%s holds no whole version: only a share of one will fit: %s",
+             store_place_name(s, place), e->msg);
+    err_clear(e);
+    return 0;
+}
+
+static int add_place(struct store *s, struct device *device, const struct slab_memory *memory,
+                     uint64_t nbytes_max, struct err *e)
+{
+    uint32_t place = s->n_places;
+    uint64_t idle = idle_bound(s->manifest->plan);
+
+    if (device != NULL && store_whole_nbytes(s) > idle)
+        idle = store_whole_nbytes(s);
+    if (device != NULL)
+        idle += STORE_GPU_GRANULE_NBYTES; /* the pool rounds up */
+    if (slab_pool_new(&s->places[place].slabs, memory, nbytes_max, idle, e) != 0)
+        return -1;
+    s->places[place].device = device;
+    s->n_places++;
+    return device != NULL ? reserve_whole(s, place, e) : 0;
+}
+
+static int add_places(struct store *s, const struct store_cfg *cfg, struct err *e)
+{
+    struct slab_memory memory;
+
+    for (uint32_t i = 0; i < cfg->n_devices; i++) {
+        memory = device_memory(cfg->devices[i]);
+        if (add_place(s, cfg->devices[i], &memory, cfg->nbytes_max, e) != 0)
+            return -1;
+    }
+    if (cfg->n_devices > 0)
+        memory = device_pinned_memory(cfg->devices[0]);
+    if (cfg->n_devices == 0 || cfg->mirror) {
+        if (add_place(s, NULL, cfg->n_devices > 0 ? &memory : NULL, cfg->nbytes_max, e) != 0)
+            return -1;
+        s->scratch = s->places[s->n_places - 1].slabs;
+        return 0;
+    }
+    return slab_pool_new(&s->scratch, &memory, UINT64_MAX, STORE_SCRATCH_IDLE_NBYTES, e);
+}
+
 int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
 {
     struct store *s = calloc(1, sizeof *s);
 
-    assert(cfg->n_versions_max >= 2);
+    assert(cfg->n_versions_max >= 2 && cfg->n_devices <= STORE_DEVICES_MAX);
     if (s == NULL) {
         manifest_free(cfg->manifest);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the store");
     }
     s->manifest = cfg->manifest;
-    if (slab_pool_new(&s->slabs, cfg->nbytes_max, idle_bound(s->manifest->plan), e) != 0) {
-        manifest_free(s->manifest);
-        free(s);
-        return -1;
-    }
+    s->n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
+    s->n_versions_max = cfg->n_versions_max;
     mtx_init(&s->lock, MTX_STORE);
     cnd_init(&s->changed);
-    s->n_versions_max = cfg->n_versions_max;
+    if (add_places(s, cfg, e) != 0) {
+        store_free(s);
+        return -1;
+    }
     *out = s;
     return 0;
 }
@@ -66,7 +138,10 @@ void store_free(struct store *s)
     assert(!s->staging_open);
     assert(s->current == NULL || (s->current->refs == 1 && s->n_live == 1));
     version_free(s->current);
-    slab_pool_free(s->slabs);
+    if (s->n_places == 0 || !store_has_host(s))
+        slab_pool_free(s->scratch);
+    for (uint32_t p = 0; p < s->n_places; p++)
+        slab_pool_free(s->places[p].slabs);
     cnd_fini(&s->changed);
     mtx_fini(&s->lock);
     manifest_free(s->manifest);
@@ -78,27 +153,67 @@ const struct manifest *store_manifest(const struct store *s)
     return s->manifest;
 }
 
-struct slab_pool *store_slabs(struct store *s)
+uint32_t store_n_ranks(const struct store *s)
 {
-    return s->slabs;
+    return s->n_ranks;
 }
 
-struct version_owned *version_new(uint32_t n_tensors)
+uint32_t store_n_places(const struct store *s)
 {
+    return s->n_places;
+}
+
+bool store_has_host(const struct store *s)
+{
+    return s->places[s->n_places - 1].device == NULL;
+}
+
+uint32_t store_host_place(const struct store *s)
+{
+    assert(store_has_host(s));
+    return s->n_places - 1;
+}
+
+struct device *store_device(const struct store *s, uint32_t place)
+{
+    assert(place < s->n_places);
+    return s->places[place].device;
+}
+
+struct slab_pool *store_slabs(struct store *s, uint32_t place)
+{
+    assert(place < s->n_places);
+    return s->places[place].slabs;
+}
+
+const char *store_place_name(const struct store *s, uint32_t place)
+{
+    const struct device *d = store_device(s, place);
+
+    return d != NULL ? device_name(d) : "host";
+}
+
+struct version_owned *version_new(const struct store *s)
+{
+    uint32_t n = s->manifest->plan->n_tensors;
     struct version_owned *v = calloc(1, sizeof *v);
 
     if (v == NULL)
         return NULL;
-    v->views = calloc(n_tensors, sizeof *v->views);
-    v->sums = calloc(n_tensors, sizeof *v->sums);
+    v->views = calloc((size_t)n * s->n_places, sizeof *v->views);
+    v->sums = calloc(n, sizeof *v->sums);
     if (v->views == NULL || v->sums == NULL) {
         free(v->views);
         free(v->sums);
         free(v);
         return NULL;
     }
-    v->version.views = v->views;
-    v->n_tensors = n_tensors;
+    v->n_tensors = n;
+    v->n_places = s->n_places;
+    for (uint32_t p = 0; p < s->n_places; p++)
+        v->version.places[p] = version_view(v, p, 0);
+    if (store_has_host(s))
+        v->version.views = v->version.places[store_host_place(s)];
     v->refs = 1;
     return v;
 }
@@ -107,25 +222,46 @@ void version_free(struct version_owned *v)
 {
     if (v == NULL)
         return;
-    for (uint32_t i = 0; i < v->n_tensors; i++)
+    for (size_t i = 0; i < (size_t)v->n_tensors * v->n_places; i++)
         slab_unref(v->views[i].slab);
     free(v->views);
     free(v->sums);
     free(v);
 }
 
-void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index)
+struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index)
+{
+    assert(place < v->n_places && index < v->n_tensors);
+    return &v->views[(size_t)place * v->n_tensors + index];
+}
+
+/* `to` is not published yet: nobody else looks at its slots. */
+static void share_sum(struct version_owned *to, const struct version_owned *from, uint32_t index)
 {
     struct sum_slot *sum = &from->sums[index];
 
-    to->views[index] = from->views[index];
-    (void)slab_ref(to->views[index].slab);
-    /* `to` is not published yet: nobody else looks at its slots. */
     atomic_store_explicit(&to->sums[index].state, SUM_EMPTY, memory_order_relaxed);
     if (atomic_load_explicit(&sum->state, memory_order_acquire) != SUM_READY)
         return;
     to->sums[index].sum = sum->sum;
     atomic_store_explicit(&to->sums[index].state, SUM_READY, memory_order_relaxed);
+}
+
+static void share_view(struct version_owned *to, const struct version_owned *from, uint32_t place,
+                       uint32_t index)
+{
+    struct view *view = version_view(to, place, index);
+
+    *view = *version_view(from, place, index);
+    if (view->slab != NULL)
+        (void)slab_ref(view->slab);
+}
+
+void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index)
+{
+    for (uint32_t p = 0; p < to->n_places; p++)
+        share_view(to, from, p, index);
+    share_sum(to, from, index);
 }
 
 /* The version leaves the count only when its slabs are back, so that whoever waits for room finds
@@ -278,6 +414,7 @@ static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t
     s->staging_open = true; /* also while waiting: one at a time */
     g->in_place = cfg->in_place && s->current != NULL;
     g->partial = cfg->partial;
+    g->sharded = cfg->sharded;
     rc = g->in_place ? begin_in_place_locked(s, g, deadline_us, stop, e)
                      : begin_staged_locked(s, deadline_us, stop, e);
     if (rc != 0) {
@@ -291,30 +428,32 @@ static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t
     return 0;
 }
 
-static void staging_free(struct staging *g)
+static struct staging *staging_new(struct store *s)
 {
-    slab_unref(g->side);
-    version_free(g->next);
-    free(g->arrived);
-    free(g);
+    uint32_t n = s->manifest->plan->n_tensors;
+    struct staging *g = calloc(1, sizeof *g);
+
+    if (g == NULL)
+        return NULL;
+    g->store = s;
+    g->arrived = calloc((size_t)n * s->n_places, sizeof *g->arrived);
+    g->n_places_of = calloc(n, sizeof *g->n_places_of);
+    g->next = version_new(s);
+    if (g->arrived != NULL && g->n_places_of != NULL && g->next != NULL)
+        return g;
+    staging_free(g);
+    return NULL;
 }
 
 int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                       const atomic_bool *stop, struct staging **out, struct err *e)
 {
-    uint32_t n = s->manifest->plan->n_tensors;
-    struct staging *g = calloc(1, sizeof *g);
+    struct staging *g = staging_new(s);
     int rc;
 
     if (g == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors", n);
-    g->store = s;
-    g->arrived = calloc(n, sizeof *g->arrived);
-    g->next = version_new(n);
-    if (g->arrived == NULL || g->next == NULL) {
-        staging_free(g);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors", n);
-    }
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors",
+                       s->manifest->plan->n_tensors);
     mtx_lock(&s->lock);
     rc = begin_locked(s, cfg, deadline_us, stop, g, e);
     mtx_unlock(&s->lock);
@@ -336,13 +475,42 @@ static int check_complete(const struct store *s, const struct staging *g, struct
 {
     const struct plan *plan = s->manifest->plan;
     uint32_t first = 0, n_missing = staging_missing(g, &first, 1);
+    uint32_t uneven = staging_uneven(g);
 
     if (g->partial && g->n_arrived == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
+    if (g->partial && uneven != PLAN_NO_TENSOR)
+        return err_set(e, ERR_INCOMPLETE, "",
+                       "'%.256s' arrived on some GPUs of this server and not on others; say "
+                       "\"placement\": \"sharded\" if that is meant",
+                       plan->tensors[uneven].name);
     if (g->partial || n_missing == 0)
         return 0;
     return err_set(e, ERR_INCOMPLETE, "", "%u of %u tensors are missing, '%.256s' first", n_missing,
                    plan->n_tensors, plan->tensors[first].name);
+}
+
+/* The next version's view of a tensor in a place: what arrived there, or what was served there
+ * unless another place got it anew. */
+static void settle_view(const struct staging *g, uint32_t place, uint32_t index, uint64_t serial)
+{
+    struct view *view = version_view(g->next, place, index);
+    bool arrived = staging_has(g, place, index);
+
+    if (g->base != NULL && (arrived ? g->in_place : g->n_places_of[index] == 0))
+        share_view(g->next, g->base, place, index);
+    if (arrived)
+        view->serial = serial;
+}
+
+static void settle_views(const struct staging *g, uint64_t serial)
+{
+    for (uint32_t i = 0; i < g->next->n_tensors; i++) {
+        if (g->base != NULL && g->n_places_of[i] == 0)
+            share_sum(g->next, g->base, i);
+        for (uint32_t p = 0; p < g->next->n_places; p++)
+            settle_view(g, p, i, serial);
+    }
 }
 
 static void keep_label_locked(struct store *s, uint64_t serial, const char *label)
@@ -381,15 +549,7 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
         return -1;
     next->version.nbytes = s->manifest->plan->nbytes;
     next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
-    for (uint32_t i = 0; i < next->n_tensors; i++) {
-        if (!g->arrived[i] || g->in_place)
-            if (base != NULL)
-                version_share(next, base, i);
-        if (!g->arrived[i])
-            continue;
-        next->views[i].serial = next->version.serial;
-        atomic_store_explicit(&next->sums[i].state, SUM_EMPTY, memory_order_relaxed);
-    }
+    settle_views(g, next->version.serial);
     mtx_lock(&s->lock);
     old = publish_locked(s, next, label);
     s->serial = next->version.serial;
@@ -435,7 +595,7 @@ void store_abort(struct store *s, struct staging *g)
  * table over the same slabs. */
 int store_set_label(struct store *s, const char *label, struct err *e)
 {
-    struct version_owned *next = version_new(s->manifest->plan->n_tensors), *old = NULL;
+    struct version_owned *next = version_new(s), *old = NULL;
     const struct version *seen;
 
     if (next == NULL)
@@ -449,7 +609,8 @@ int store_set_label(struct store *s, const char *label, struct err *e)
         }
         from = (struct version_owned *)(uintptr_t)seen;
         for (uint32_t i = 0; i < next->n_tensors; i++) {
-            slab_unref(next->views[i].slab);
+            for (uint32_t p = 0; p < next->n_places; p++)
+                slab_unref(version_view(next, p, i)->slab);
             version_share(next, from, i);
         }
         next->version.serial = from->version.serial;
@@ -495,20 +656,81 @@ bool store_label_of(struct store *s, uint64_t serial, char *out)
     return found;
 }
 
-struct checksum store_checksum(struct store *s, const struct version *v, uint32_t index)
+int place_read(const struct store *s, uint32_t place, void *out, uint64_t addr, uint64_t nbytes,
+               struct err *e)
+{
+    struct device *d = store_device(s, place);
+
+    if (d != NULL)
+        return device_read(d, out, addr, nbytes, e);
+    memcpy(out, (const void *)(uintptr_t)addr, nbytes);
+    return 0;
+}
+
+int place_write(const struct store *s, uint32_t place, uint64_t addr, const void *from,
+                uint64_t nbytes, struct err *e)
+{
+    struct device *d = store_device(s, place);
+
+    if (d != NULL)
+        return device_write(d, addr, from, nbytes, e);
+    memmove((void *)(uintptr_t)addr, from, nbytes); /* it may be there already */
+    return 0;
+}
+
+int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
+              struct checksum *out, struct err *e)
+{
+    struct device *d = store_device(s, place);
+
+    if (d != NULL)
+        return device_sum(d, addr, nbytes, out, e);
+    *out = checksum_of((const void *)(uintptr_t)addr, nbytes);
+    return 0;
+}
+
+/* Where to read a tensor: the host's copy, else the first rank that has it. */
+static uint32_t place_to_read(const struct store *s, const struct version_owned *v, uint32_t index)
+{
+    uint32_t p = 0;
+
+    if (store_has_host(s))
+        return store_host_place(s);
+    while (p + 1 < s->n_places && version_view(v, p, index)->slab == NULL)
+        p++;
+    return p;
+}
+
+int store_checksum(struct store *s, const struct version *v, uint32_t index, struct checksum *out,
+                   struct err *e)
 {
     struct version_owned *o = (struct version_owned *)(uintptr_t)v;
     struct sum_slot *slot = &o->sums[index];
-    struct checksum sum;
     unsigned char empty = SUM_EMPTY;
+    uint32_t place;
 
     assert(index < o->n_tensors);
-    if (atomic_load_explicit(&slot->state, memory_order_acquire) == SUM_READY)
-        return slot->sum;
-    sum = checksum_of(v->views[index].data, s->manifest->plan->tensors[index].nbytes);
+    if (atomic_load_explicit(&slot->state, memory_order_acquire) == SUM_READY) {
+        *out = slot->sum;
+        return 0;
+    }
+    place = place_to_read(s, o, index);
+    if (place_sum(s, place, version_view(o, place, index)->addr,
+                  s->manifest->plan->tensors[index].nbytes, out, e) != 0)
+        return -1;
     if (atomic_compare_exchange_strong(&slot->state, &empty, SUM_WRITING)) {
-        slot->sum = sum;
+        slot->sum = *out;
         atomic_store_explicit(&slot->state, SUM_READY, memory_order_release);
     }
-    return sum;
+    return 0;
+}
+
+int store_read(struct store *s, const struct version *v, uint32_t index, uint64_t offset,
+               uint64_t nbytes, void *out, struct err *e)
+{
+    const struct version_owned *o = (const struct version_owned *)(uintptr_t)v;
+    uint32_t place = place_to_read(s, o, index);
+
+    assert(offset + nbytes <= s->manifest->plan->tensors[index].nbytes);
+    return place_read(s, place, out, version_view(o, place, index)->addr + offset, nbytes, e);
 }

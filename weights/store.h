@@ -1,5 +1,9 @@
 /* The store: which weights are served. Stage, commit and abort are the only verbs that change it.
  *
+ * They lie in one or more places: in host memory, or on GPUs, one rank each, beside which a copy
+ * may be kept in host memory for an engine that computes there (the mirror). A version is committed
+ * in all its places at once.
+ *
  * A version is immutable: a table from the manifest's tensors to views into slabs. Readers (engine
  * steps, downloads) pin the version they start on; a commit publishes the next by one pointer
  * store, and the last reader of the old one hands its slabs back. The exception is in_place: the
@@ -16,20 +20,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { VERSION_LABEL_MAX = 256 };
+struct device;
 
-/* One tensor of a version. */
+enum { VERSION_LABEL_MAX = 256, STORE_DEVICES_MAX = 64, STORE_PLACES_MAX = STORE_DEVICES_MAX + 1 };
+
+/* One tensor of a version in one place. */
 struct view {
-    const void *data;  /* aligned for its dtype; in slab */
-    struct slab *slab; /* counted by the version */
+    union {
+        const void *data; /* host memory: aligned for its dtype; in slab */
+        uint64_t addr;    /* any memory */
+    };
+    struct slab *slab; /* counted by the version; NULL: a sharded rank that lacks this tensor */
     uint64_t serial;   /* of the version that brought these bytes */
 };
 
 struct version {
-    uint64_t serial;                    /* 1, 2, ...: only ever grows within a boot */
-    char label[VERSION_LABEL_MAX + 1];  /* the trainer's name for it */
+    uint64_t serial;                   /* 1, 2, ...: only ever grows within a boot */
+    char label[VERSION_LABEL_MAX + 1]; /* the trainer's name for it */
     uint64_t nbytes;
-    const struct view *views;           /* [manifest->plan->n_tensors], same indexes */
+    const struct view *views; /* in host memory: [manifest->plan->n_tensors], same indexes; NULL
+                                 when the store keeps none there */
+    const struct view *places[STORE_PLACES_MAX]; /* [n_tensors] each; the host's too */
 };
 
 enum store_state { STORE_UNSYNCED, STORE_READY, STORE_IN_PLACE, STORE_INCONSISTENT };
@@ -37,15 +48,29 @@ enum store_state { STORE_UNSYNCED, STORE_READY, STORE_IN_PLACE, STORE_INCONSISTE
 struct store;
 
 struct store_cfg {
-    struct manifest *manifest; /* moved in */
-    uint32_t n_versions_max;   /* live versions, the staging one counted; >= 2 */
-    uint64_t nbytes_max;       /* of slabs; UINT64_MAX for none */
+    struct manifest *manifest;     /* moved in */
+    uint32_t n_versions_max;       /* live versions, the staging one counted; >= 2 */
+    uint64_t nbytes_max;           /* of the slabs of each place; UINT64_MAX for none */
+    struct device *const *devices; /* [n_devices] borrowed, outlive the store; each is a rank, and
+                                      room for one version is taken on it now, if there is */
+    uint32_t n_devices;            /* 0: the host is the only rank */
+    bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
 };
 
+/* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no room for one version;
+ * of several that is no error: they may be meant to share a model), ERR_CUDA. Blocks: while devices
+ * allocate. */
 int store_new(struct store **out, const struct store_cfg *cfg, struct err *e);
 void store_free(struct store *s); /* no pins, no staging left; accepts NULL */
 const struct manifest *store_manifest(const struct store *s); /* borrowed, immutable */
-struct slab_pool *store_slabs(struct store *s);               /* borrowed */
+
+/* Places, immutable. The ranks come first: the devices, or the host alone; then the mirror. */
+uint32_t store_n_ranks(const struct store *s);
+uint32_t store_n_places(const struct store *s);
+bool store_has_host(const struct store *s);
+uint32_t store_host_place(const struct store *s);                   /* only if it has one */
+struct device *store_device(const struct store *s, uint32_t place); /* NULL: host memory */
+struct slab_pool *store_slabs(struct store *s, uint32_t place);     /* borrowed */
 
 /* store_pin - the version to read now, kept alive until store_unpin.
  * Threads: any; takes MTX_STORE briefly.
@@ -63,6 +88,7 @@ struct staging;
 struct staging_cfg {
     bool in_place; /* overwrite the served slabs */
     bool partial;  /* untouched tensors are shared with the predecessor */
+    bool sharded;  /* the ranks together must be complete, not each by itself */
 };
 
 /* store_stage - begin. One at a time.
@@ -76,26 +102,41 @@ int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadlin
                 struct staging **out, struct err *e);
 bool staging_in_place(const struct staging *g);
 
-/* staging_slab - memory for one bucket, if the machine has it. @out one reference, the caller's:
- * views made from it hold their own. Errors: ERR_NO_STAGING. */
+/* staging_slab - scratch memory of the host, if there is any. @out one reference, the caller's.
+ * Errors: ERR_NO_STAGING. */
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e);
 
-/* staging_view - staged: where tensor `index` lies. Replaces nothing: a tensor arrives once.
- * A misaligned `data` is copied to an aligned place first.
- * Errors: ERR_CONFLICT at /names (already arrived in this update), ERR_NO_STAGING. */
-int staging_view(struct staging *g, uint32_t index, struct slab *slab, const void *data,
+/* Room for a chunk in a place. */
+struct staging_room {
+    struct slab *slab; /* one reference, the holder's; NULL: none */
+    uint64_t offset;   /* in the slab; a multiple of STAGING_ALIGN */
+    uint64_t nbytes;
+};
+enum { STAGING_ALIGN = 256 };
+
+/* staging_room - room for one bucket: of a GPU's part of a whole update, in the one slab that was
+ * kept ready for it; else a slab of its own. Views made in it hold the slab themselves.
+ * Errors: ERR_NO_STAGING. */
+int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
                  struct err *e);
+/* staging_room_back - the chunk failed: its room may be used again. `g` NULL: it has ended. */
+void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room);
 
-/* staging_target - in_place: the writable bytes of tensor `index`; marks it arrived at
- * staging_arrived. From the first call on, failing leaves the store inconsistent. */
-void *staging_target(struct staging *g, uint32_t index);
-int staging_arrived(struct staging *g, uint32_t index, struct err *e);
+/* staging_view - staged: where tensor `index` lies in a place. Replaces nothing: it arrives once.
+ * @addr  aligned for its dtype, in slab
+ * Errors: ERR_CONFLICT at /names (already arrived in this update). */
+int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
+                 uint64_t addr, struct err *e);
 
-bool staging_has(const struct staging *g, uint32_t index);
-/* staging_data - readable bytes of a tensor that arrived. */
-const void *staging_data(const struct staging *g, uint32_t index);
+/* staging_target - in_place: where tensor `index` is served in a place, to be written. From the
+ * first call on, failing leaves the store inconsistent. staging_arrived marks it arrived. */
+uint64_t staging_target(struct staging *g, uint32_t place, uint32_t index);
+int staging_arrived(struct staging *g, uint32_t place, uint32_t index, struct err *e);
 
-/* staging_missing - how many tensors of the manifest have not arrived; the first `cap` indexes. */
+bool staging_has(const struct staging *g, uint32_t place, uint32_t index);
+
+/* staging_missing - how many tensors of the manifest have not arrived (on every rank; sharded: on
+ * any); the first `cap` indexes. */
 uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap);
 
 struct store_stats {
@@ -140,7 +181,17 @@ const char *store_state_name(enum store_state state);
 enum { STORE_LABELS_KEPT = 64 };
 bool store_label_of(struct store *s, uint64_t serial, char *out);
 
-/* store_checksum - checksum of one tensor of a pinned version; computed once, then remembered. */
-struct checksum store_checksum(struct store *s, const struct version *v, uint32_t index);
+/* store_checksum - checksum of one tensor of a pinned version; computed once, then remembered. On
+ * the host's copy if there is one, else on the first rank that has it. Errors: ERR_CUDA. */
+int store_checksum(struct store *s, const struct version *v, uint32_t index, struct checksum *out,
+                   struct err *e);
+
+/* store_read - bytes [offset, offset + nbytes) of a tensor of a pinned version, into host memory.
+ * Threads: any, no lock held. Errors: ERR_CUDA. */
+int store_read(struct store *s, const struct version *v, uint32_t index, uint64_t offset,
+               uint64_t nbytes, void *out, struct err *e);
+
+/* store_place_name - "host" or "cuda:0". */
+const char *store_place_name(const struct store *s, uint32_t place);
 
 #endif

@@ -18,15 +18,21 @@ enum { SUM_EMPTY, SUM_WRITING, SUM_READY };
 
 struct version_owned {
     struct version version; /* first; immutable once published */
-    struct view *views;     /* owned; each holds a reference to its slab, or has none yet */
+    struct view *views;     /* owned; [n_places][n_tensors]; each holds a reference to its slab, or
+                               has none yet */
     struct sum_slot *sums;  /* owned; [n_tensors] */
-    uint32_t n_tensors;
+    uint32_t n_tensors, n_places;
     uint64_t refs; /* guarded by the store's lock */
 };
 
 struct label_kept {
     uint64_t serial;
     char label[VERSION_LABEL_MAX + 1];
+};
+
+struct place {
+    struct device *device;   /* borrowed; NULL: host memory */
+    struct slab_pool *slabs; /* owned */
 };
 
 struct store {
@@ -40,32 +46,50 @@ struct store {
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
 
-    struct manifest *manifest; /* owned; immutable */
-    struct slab_pool *slabs;   /* owned */
-    uint32_t n_versions_max;   /* immutable */
+    /* Immutable. */
+    struct manifest *manifest; /* owned */
+    struct place places[STORE_PLACES_MAX];
+    uint32_t n_places, n_ranks;
+    struct slab_pool *scratch; /* host memory; the host place's, or owned where there is none */
+    uint32_t n_versions_max;
 };
 
 /* Update worker only, but for `store` and what it guards. */
 struct staging {
     struct store *store; /* borrowed */
-    bool in_place, partial;
+    bool in_place, partial, sharded;
     bool was_inconsistent;      /* before it began: an abort leaves it so */
     bool dirty;                 /* in_place: a served byte may have changed */
     struct version_owned *base; /* counted: predecessor of in_place or partial, or NULL */
     struct version_owned *next; /* owned: what commit publishes */
-    bool *arrived;              /* owned; [n_tensors] */
-    uint32_t n_arrived;
-    struct slab *side; /* where misaligned tensors are moved to, or NULL */
-    uint64_t side_nbytes_used;
+    bool *arrived;              /* owned; [n_places][n_tensors] */
+    uint32_t *n_places_of;      /* owned; [n_tensors] at how many places each arrived */
+    uint32_t n_arrived;         /* tensors that arrived anywhere */
+    struct staging_room whole[STORE_DEVICES_MAX]; /* a GPU's part of a whole update: offset is
+                                                     where the next room begins */
 };
 
-struct version_owned *version_new(uint32_t n_tensors);
+struct version_owned *version_new(const struct store *s);
 void version_free(struct version_owned *v); /* lets its slabs go; accepts NULL; no lock held */
+
+/* The view of a tensor in a place. */
+struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);
 
 /* Drops one reference; the last one frees the version, outside the lock. */
 void store_version_drop(struct store *s, struct version_owned *v);
 
-/* Copies a view, and its checksum when known; takes a reference to its slab. */
+/* What a whole update takes of a GPU in one slab, with room for buckets to begin aligned. */
+uint64_t store_whole_nbytes(const struct store *s);
+
+/* Bytes at an address of a place, and their sum. Threads: any, no lock held. Errors: ERR_CUDA. */
+int place_read(const struct store *s, uint32_t place, void *out, uint64_t addr, uint64_t nbytes,
+               struct err *e);
+int place_write(const struct store *s, uint32_t place, uint64_t addr, const void *from,
+                uint64_t nbytes, struct err *e);
+int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
+              struct checksum *out, struct err *e);
+
+/* Copies a tensor's views in all places, and its checksum when known; takes references. */
 void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index);
 
 /* store_stage, that gives up with ERR_CONFLICT soon after *stop is set (NULL: never). */
@@ -79,14 +103,21 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
 /* in_place: may a served byte have changed? */
 bool staging_dirty(const struct staging *g);
 
-/* in_place: where tensor `index` lies. Looking is not writing: staging_target says that it will be
- * written. */
-char *staging_place(const struct staging *g, uint32_t index);
+/* in_place: where tensor `index` lies in a place, 0 if that rank has none. Looking is not writing:
+ * staging_target says that it will be written. */
+uint64_t staging_place(const struct staging *g, uint32_t place, uint32_t index);
 
 /* Staged: takes a view back, as if the tensor had not arrived. */
-void staging_forget(struct staging *g, uint32_t index);
+void staging_forget(struct staging *g, uint32_t place, uint32_t index);
 
-/* The bytes that tensor `index` will have when this staging is committed; NULL if it has none. */
-const void *staging_effective(const struct staging *g, uint32_t index);
+/* Where the bytes lie that tensor `index` will have in a place when this staging is committed; 0
+ * if it will have none there. */
+uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index);
+
+/* The first tensor that arrived on some ranks only, although each must be complete; or
+ * PLAN_NO_TENSOR. */
+uint32_t staging_uneven(const struct staging *g);
+
+void staging_free(struct staging *g);
 
 #endif

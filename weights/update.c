@@ -144,6 +144,7 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     if (s == NULL)
         return NULL;
     s->partial = req->partial;
+    s->sharded = req->sharded;
     s->convert = req->convert;
     s->implicit = req->implicit;
     s->wants_in_place = s->in_place = in_place;
@@ -168,7 +169,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     if (update_check_base(&base, req->partial, e) != 0)
         return -1;
     if (!in_place && !req->partial)
-        update_check_room(u, &base, u->manifest->plan->nbytes, &no_room);
+        update_check_rooms(u, &base, req->sharded, &no_room);
     s = session_of_start(u, req, in_place, e);
     if (s == NULL)
         return -1;
@@ -218,11 +219,62 @@ void update_queue_locked(struct updates *u, struct session *s, struct update_job
     job_queue_locked(u, job);
 }
 
-void update_check_room(struct updates *u, const struct store_info *base, uint64_t nbytes,
-                       struct err *e)
+/* A version that is about to go gives its memory back: the worker waits for it. */
+static void forgive_room(const struct store_info *base, struct err *e)
 {
-    if (slab_pool_check(store_slabs(u->cfg.store), nbytes, e) != 0 && base->n_live > 1)
-        err_clear(e); /* a version that is about to go: the worker waits for it */
+    if (e->code == ERR_NO_STAGING && base->n_live > 1)
+        err_clear(e);
+}
+
+/* What a whole update takes in a place. */
+static uint64_t whole_nbytes(const struct store *s, uint32_t place)
+{
+    return store_device(s, place) != NULL ? store_whole_nbytes(s) : s->manifest->plan->nbytes;
+}
+
+/* How a model is spread over ranks is known only when it comes. */
+static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
+{
+    return !sharded || s->n_ranks == 1 || store_device(s, place) == NULL;
+}
+
+void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
+                        struct err *e)
+{
+    struct store *s = u->cfg.store;
+
+    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
+        if (takes_whole(s, p, sharded))
+            (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
+    forgive_room(base, e);
+}
+
+void update_check_job_room(struct updates *u, const struct store_info *base,
+                           const struct update_job *job, struct err *e)
+{
+    struct store *s = u->cfg.store;
+
+    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
+        const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
+
+        if (l->keeps)
+            (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
+    }
+    forgive_room(base, e);
+}
+
+uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)
+{
+    struct store *s = u->cfg.store;
+
+    for (uint32_t p = 0; p < store_n_places(s); p++) {
+        bool takes = !info->in_place && !info->partial && takes_whole(s, p, info->sharded);
+
+        out[p].place = store_place_name(s, p);
+        out[p].nbytes_needed = takes ? whole_nbytes(s, p) : 0;
+        out[p].nbytes_available = slab_pool_room(store_slabs(s, p)).nbytes;
+    }
+    return store_n_places(s);
 }
 
 /* finish */

@@ -50,7 +50,9 @@ const char *update_phase_name(enum update_phase phase);
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
-    bool in_place, partial, implicit;
+    bool in_place, partial, sharded, implicit;
+    struct source_counts mappings;      /* of trainers' memory, by this update */
+    bool host_sums;                     /* checksums of GPU memory were computed on the host */
     char label[VERSION_LABEL_MAX + 1];  /* wanted; after commit: what it got */
     uint64_t serial;                    /* after commit, else 0 */
     uint64_t nbytes_staging;            /* what staging takes: manifest bytes, of the chunks so far
@@ -90,6 +92,7 @@ void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 struct update_start {
     bool in_place, partial, convert;
+    bool sharded;  /* the ranks together must be complete, not each by itself */
     bool implicit; /* opened by a dialect: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s; /* 1..UPDATE_LEASE_S_MAX */
@@ -106,11 +109,36 @@ struct update_start {
 int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
                   struct err *e);
 
+/* What staging takes in one place, and what there is. */
+struct update_room {
+    const char *place; /* "host", "cuda:0"; static for the store's life */
+    uint64_t nbytes_needed, nbytes_available;
+};
+
+/* updates_room - for an update that has just started: of each place. @out [STORE_PLACES_MAX]
+ * Returns: how many. Threads: any, no lock held. */
+uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out);
+
 /* What the worker hands back. `e` is clean on success. Called once, on the worker thread (or on
  * the caller's before updates_submit returns -1: never). No lock held; must not block. */
 typedef void update_done_fn(void *arg, const struct update_info *info, const struct err *e);
 
-/* One bucket on its way in. */
+/* What one rank gets of a chunk, where ranks get different things. */
+struct chunk_rank {
+    struct plan *plan;          /* owned: one reference; NULL: nothing for this rank */
+    struct checksum *checksums; /* owned; [n_tensors] or NULL */
+    bool *has_checksum;         /* owned; [n_tensors] or NULL */
+};
+
+/* Where tensors stood in the request, for the pointers in errors: those from `first` on stood at
+ * <at>/names/0 and so on. */
+struct chunk_origin {
+    uint32_t rank; /* of chunk_rank; 0 when every rank gets the same */
+    uint32_t first;
+    char at[72]; /* "/buckets/3", "/per_gpu/<uuid>", "/buckets/3/per_gpu/<uuid>" */
+};
+
+/* One request's tensors on their way in: a bucket, or several one after the other. */
 struct update_chunk {
     char update_id[UPDATE_ID_MAX + 1];      /* "" = a whole update by itself: received, verified and
                                                committed before `done`; several queue up */
@@ -118,19 +146,26 @@ struct update_chunk {
     bool partial;                           /* of a whole update by itself */
     bool convert;                      /* of a whole update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1]; /* "" = not said */
-    struct plan *plan;                 /* owned: one reference */
-    struct source *source;             /* owned */
-    struct checksum *checksums;        /* owned; [n_tensors] or NULL */
-    bool *has_checksum;                /* owned; [n_tensors] or NULL */
-    bool (*gone)(void *arg); /* has the sender given up? Asked on the worker, with done_arg,
-                                after the last byte: what it no longer answers for is not
-                                taken, since it may reuse its memory. NULL: never */
+    bool sharded;                      /* of a whole update by itself */
+    struct plan *plan;                 /* owned: one reference; with `ranks`: of the first that
+                                          has one */
+    struct chunk_rank *ranks;          /* owned; [n_ranks], or NULL: each gets `plan` */
+    uint32_t n_ranks;                  /* store_n_ranks, with `ranks` */
+    struct chunk_origin *origins;      /* owned; by rank, then first; or NULL: /names/<i> */
+    uint32_t n_origins;
+    struct source *source;      /* owned */
+    struct checksum *checksums; /* owned; [n_tensors] or NULL */
+    bool *has_checksum;         /* owned; [n_tensors] or NULL */
+    bool (*gone)(void *arg);    /* has the sender given up? Asked on the worker, with done_arg,
+                                   after the last byte: what it no longer answers for is not
+                                   taken, since it may reuse its memory. NULL: never */
     update_done_fn *done;
     void *done_arg;
 };
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
-/* updates_submit - check a chunk against the manifest and queue it; moved in on success only.
+/* updates_submit - check a chunk against the manifest and queue it; moved in on success only. The
+ * source of a chunk that differs from rank to rank is one that maps (weights/source.h).
  * A chunk_id that arrived before in this session, with the same plan and checksums, is answered
  * again: success, and the session as it is now; nothing is read from the source. A failed chunk is
  * not remembered. Whole updates by themselves are remembered only if they name their version

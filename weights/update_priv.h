@@ -25,13 +25,12 @@ struct part {
     uint64_t offset; /* DIRECT, CONVERT: in the slab of a staged chunk */
 };
 
-/* Immutable once made. */
+/* How one rank's plan lands. Immutable once made. */
 struct layout {
-    struct part *parts;               /* owned; [n_tensors] of the chunk's plan */
-    uint64_t nbytes_kept;             /* slab of a staged chunk */
-    bool keeps;                       /* is there anything to keep? */
-    uint64_t nbytes_scratch;          /* largest tensor that goes through scratch, staged */
-    uint64_t nbytes_scratch_in_place; /* the same, in place: fused ones may have to */
+    struct part *parts;      /* owned; [n_tensors] of the chunk's plan */
+    uint64_t nbytes_kept;    /* slab of a staged chunk */
+    bool keeps;              /* is there anything to keep? */
+    uint64_t nbytes_largest; /* of the tensors, as sent and as kept */
 };
 
 /* Says of a chunk which one it was, so that a repeated one is known. */
@@ -57,12 +56,16 @@ struct update_job {
     enum job_kind kind;         /* immutable, and so are those down to the blank line */
     struct session *session;    /* counted */
     struct update_chunk *chunk; /* owned; CHUNK, and ANSWER to a repeated one */
-    struct layout layout;       /* owned; CHUNK */
-    struct chunk_key key;       /* CHUNK */
-    struct finish_sum *sums;    /* owned; FINISH */
+    struct layout *layouts; /* owned; CHUNK: [1], or [n_ranks] where ranks get different things */
+    uint32_t n_layouts;
+    struct chunk_key key;    /* CHUNK */
+    struct finish_sum *sums; /* owned; FINISH */
     uint32_t n_sums;
     update_done_fn *done; /* NULL for DISPOSE */
     void *done_arg;
+
+    struct fill *fill; /* owned; worker only; NULL until it has begun */
+    struct err ahead;  /* worker only: why beginning ahead failed */
 
     struct update_job *next;  /* guarded by the updates' lock */
     uint64_t began_us;        /* guarded by the updates' lock; 0 while queued */
@@ -75,8 +78,10 @@ enum { CLAIM_QUEUED = 1, CLAIM_ARRIVED = 2, CLAIM_TIED = 4, CLAIM_MINE = 8 };
 /* Bytes that came under a tied name before their target. */
 struct tie {
     const struct alias *alias; /* of the manifest */
-    struct slab *slab;         /* counted */
+    struct slab *slab;         /* counted; host memory */
     const void *data;          /* in slab, in the target's dtype */
+    uint32_t place;            /* whose target it is compared with */
+    bool everywhere;           /* it came for all places, not for that rank alone */
 };
 
 struct session {
@@ -86,12 +91,15 @@ struct session {
     enum update_phase phase;
     char label[VERSION_LABEL_MAX + 1];
     bool in_place;
+    struct source_counts mappings;
+    bool host_sums;
     uint64_t lease_us, lease_end_us;
     uint32_t n_jobs; /* queued or running; the lease does not run out meanwhile */
     bool finishing;  /* a finish is queued or running */
     bool committing; /* past the point where an abort could still win */
     struct update_job *running;
-    unsigned char *claims; /* owned; [n_tensors] CLAIM_*; NULL once ended */
+    unsigned char *claims; /* owned; [n_ranks][n_tensors] CLAIM_*; NULL once ended */
+    bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
     uint32_t n_arrived, n_claimed;
     uint64_t nbytes_claimed;  /* of the manifest */
     uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
@@ -108,11 +116,13 @@ struct session {
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
     bool single; /* a whole update by itself */
-    bool implicit, partial, convert, wants_in_place;
+    bool implicit, partial, sharded, convert, wants_in_place;
+    uint32_t n_ranks;
 
     /* Worker only. */
-    struct staging *staging; /* owned; NULL until the first chunk runs */
-    struct tie *ties;        /* owned */
+    struct staging *staging;    /* owned; NULL until the first chunk runs */
+    struct source_scope *scope; /* owned; NULL until a source makes it */
+    struct tie *ties;           /* owned */
     uint32_t n_ties, ties_cap;
 
     struct update_job dispose; /* queued once, when the session is aborted */
@@ -138,6 +148,7 @@ struct updates {
     struct plan_kept plans[UPDATE_PLANS_MAX];
     uint64_t plans_clock;
 
+    struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
     struct updates_cfg cfg;          /* immutable */
     const struct manifest *manifest; /* borrowed from the store; immutable */
     pthread_t worker, watchdog;      /* owner only */
@@ -150,9 +161,11 @@ int update_not_found(const char *id, struct err *e);
 int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
 /* Is there something that a partial update can build on? The worker finds out for certain. */
 int update_check_base(const struct store_info *base, bool partial, struct err *e);
-/* Leaves `e` clean if there is room, or soon will be. No lock held. */
-void update_check_room(struct updates *u, const struct store_info *base, uint64_t nbytes,
-                       struct err *e);
+/* Leave `e` clean if there is room, or soon will be. No lock held. */
+void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
+                        struct err *e);
+void update_check_job_room(struct updates *u, const struct store_info *base,
+                           const struct update_job *job, struct err *e);
 int update_check_queue_locked(const struct updates *u, struct err *e);
 void update_queue_locked(struct updates *u, struct session *s, struct update_job *job);
 
@@ -193,13 +206,15 @@ void claims_release_locked(struct updates *u, struct session *s, const struct up
 uint32_t claims_missing_locked(struct updates *u, const struct session *s, const char **out,
                                uint32_t cap);
 
-void chunk_key_make(struct chunk_key *out, const struct update_chunk *c);
+void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
+/* Is tensor `index` not claimed so, on the ranks where it must be? */
+bool claims_lack_locked(const struct updates *u, const struct session *s, uint32_t index,
+                        unsigned mask);
+
+void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
 void session_remember_locked(struct session *s, const struct chunk_key *key);
 const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
-
-/* The manifest's tensors that a part brings; none for ignored. */
-const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n);
 
 /* Tells the owner, and the log when a session began or ended. No lock held. */
 void updates_changed(struct updates *u);
@@ -213,20 +228,67 @@ void job_queue_locked(struct updates *u, struct update_job *job);
 void job_queue_first_locked(struct updates *u, struct update_job *job);
 void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
 
-/* update_fill.c */
+/* update_layout.c: what a chunk brings, before any byte moves. Pure. */
 
-/* Matches a chunk's plan. Errors: ERR_MISMATCH, ERR_NO_MEMORY. Pure. */
+/* The manifest's tensors that a part brings; none for ignored. */
+const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n);
+
+/* Matches a plan. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
 int layout_make(struct layout *out, const struct manifest *m, const struct plan *plan, bool convert,
                 struct err *e);
 void layout_fini(struct layout *l);
 
-/* Moves a chunk's bytes into the session's staging and verifies them. Worker only, no lock.
- * Staged: after an error the staging is as it was before. */
-int chunk_fill(struct session *s, struct update_job *job, uint64_t pin_timeout_us, struct err *e);
+/* Matches a chunk's plans. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int job_layouts_make(struct update_job *job, const struct manifest *m, uint32_t n_ranks,
+                     bool convert, struct err *e);
+void job_layouts_free(struct update_job *job);
+
+/* What a rank gets: its plan (NULL: nothing) and how it lands. */
+const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank);
+const struct layout *job_layout(const struct update_job *job, uint32_t rank);
+uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks); /* as sent, each plan once */
+
+/* Turns "/names/7" of a rank's plan into where that stood in the request. */
+void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
+
+/* update_fill.c: chunks whose source writes into host memory. Worker only, no lock. */
+
+int chunk_fill(struct fill *f, struct err *e);
+
+/* update_map.c: chunks whose source shows where the bytes lie on GPUs. */
+
+/* Queues the copies. 1: not ready yet, with SOURCE_TRY; call again. */
+int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e);
+/* Is a chunk that has begun still being copied? Never blocks; false also when that went wrong. */
+bool chunk_copying(struct update_job *job);
+/* Waits for them, and moves what no copy can. */
+int chunk_map_end(struct fill *f, struct err *e);
+
+/* update_chunk.c: one chunk from its first byte to its place in the staging. Worker only. */
+
+/* Begins to move a chunk's bytes, if they can move while the worker does something else. 1: with
+ * SOURCE_TRY, not all could be begun. */
+int chunk_begin(struct session *s, struct update_job *job, uint64_t pin_timeout_us,
+                enum source_wait wait, struct err *e);
+
+/* Moves what is left, verifies it, and puts it into the session's staging. Staged: after an error
+ * the staging is as it was before. Either way the job has no fill any more. */
+int chunk_end(struct session *s, struct update_job *job, struct err *e);
+
+/* Gives up what was begun: nothing writes any more. Accepts a job that was not. */
+void chunk_drop(struct update_job *job);
+
+/* update_prove.c */
+
+/* Compares the ties whose target is there by now, in the staging or in this chunk. */
+int ties_compare(struct fill *f, struct session *s, struct err *e);
+void ties_drop_compared(struct session *s);
+int tie_push(struct session *s, const struct tie *tie, struct err *e);
+void session_drop_ties(struct session *s, uint32_t n_kept);
 
 /* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
 int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
                   struct err *e);
-void session_drop_ties(struct session *s, uint32_t n_kept);
+int stop_check(const struct progress *p, struct err *e);
 
 #endif

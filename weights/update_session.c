@@ -32,13 +32,19 @@ const char *update_phase_name(enum update_phase phase)
 
 struct session *session_new(const struct updates *u, struct err *e)
 {
-    uint32_t n = u->manifest->plan->n_tensors;
+    uint32_t n = u->manifest->plan->n_tensors, n_ranks = store_n_ranks(u->cfg.store);
     struct session *s = calloc(1, sizeof *s);
     char id[ID_LEN + 1];
 
     if (s != NULL)
-        s->claims = calloc(n, 1);
-    if (s == NULL || s->claims == NULL) {
+        s->claims = calloc((size_t)n * n_ranks, 1);
+    if (s != NULL)
+        s->counted = calloc(n, sizeof *s->counted);
+    if (s == NULL || s->claims == NULL || s->counted == NULL) {
+        if (s != NULL) {
+            free(s->claims);
+            free(s->counted);
+        }
         free(s);
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for an update of %u tensors", n);
         return NULL;
@@ -46,6 +52,7 @@ struct session *session_new(const struct updates *u, struct err *e)
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
     s->phase = UPDATE_OPEN;
+    s->n_ranks = n_ranks;
     s->lease_end_us = CLOCK_NEVER;
     s->dispose.kind = JOB_DISPOSE;
     s->dispose.session = s;
@@ -67,8 +74,9 @@ void session_free(struct session *s)
 {
     if (s == NULL)
         return;
-    assert(s->staging == NULL && s->n_ties == 0);
+    assert(s->staging == NULL && s->scope == NULL && s->n_ties == 0);
     free(s->claims);
+    free(s->counted);
     free(s->answers);
     free(s->ties);
     free(s);
@@ -108,6 +116,14 @@ static void unlink_locked(struct updates *u, struct session *s)
         u->open = NULL;
 }
 
+/* One of them may have begun ahead. */
+static void stop_queued_locked(struct updates *u, const struct session *s)
+{
+    for (struct update_job *j = u->queue; j != NULL; j = j->next)
+        if (j->session == s)
+            atomic_store_explicit(&j->progress.stop, true, memory_order_relaxed);
+}
+
 struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
                                    const struct err *why)
 {
@@ -123,12 +139,15 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
         u->stats.n_aborted++;
         if (s->running != NULL)
             atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
+        stop_queued_locked(u, s);
         session_ref_locked(s);
         job_queue_first_locked(u, &s->dispose);
     }
     s->phase = phase;
     free(s->claims);
+    free(s->counted);
     s->claims = NULL;
+    s->counted = NULL;
     unlink_locked(u, s); /* the reference of the list becomes the ring's */
     u->ended[u->ended_at] = s;
     u->ended_at = (u->ended_at + 1) % UPDATE_ENDED_KEPT;
@@ -168,85 +187,132 @@ int session_answer_ended(const struct session *s, struct err *e)
 
 /* claims */
 
-static int claim_refuse(const struct updates *u, uint32_t index, const struct update_job *job,
-                        uint32_t i, unsigned char claim, struct err *e)
-{
-    const char *sent = job->chunk->plan->tensors[i].name;
-    const char *name = u->manifest->plan->tensors[index].name;
-    char field[48];
+/* One tensor of a chunk on one rank. */
+struct claim {
+    uint32_t rank, i; /* in that rank's plan */
+    uint32_t index;   /* in the manifest */
+    unsigned char *at;
+};
 
-    (void)snprintf(field, sizeof field, "/names/%u", i);
-    if (claim & CLAIM_MINE)
-        return err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
-                       plan_name_cut(sent), sent, plan_name_cut(name), name);
-    return err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", plan_name_cut(name), name,
-                   claim & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
+static unsigned char *claim_at(const struct updates *u, const struct session *s, uint32_t rank,
+                               uint32_t index)
+{
+    return &s->claims[(size_t)rank * u->manifest->plan->n_tensors + index];
 }
 
-/* Calls `fn` for each tensor of the manifest that the chunk brings. */
-typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job, uint32_t i,
-                     uint32_t index, struct err *e);
+/* Is a tensor claimed so where it must be: on every rank; sharded: on any? */
+static bool claimed(const struct updates *u, const struct session *s, uint32_t index, unsigned mask)
+{
+    for (uint32_t r = 0; r < s->n_ranks; r++)
+        if (((*claim_at(u, s, r, index) & mask) != 0) == s->sharded)
+            return s->sharded;
+    return !s->sharded;
+}
+
+static int claim_refuse(const struct updates *u, const struct update_job *job,
+                        const struct claim *c, struct err *e)
+{
+    const char *sent = chunk_plan(job->chunk, c->rank)->tensors[c->i].name;
+    const char *name = u->manifest->plan->tensors[c->index].name;
+    char field[48];
+
+    (void)snprintf(field, sizeof field, "/names/%u", c->i);
+    if (*c->at & CLAIM_MINE)
+        (void)err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
+                      plan_name_cut(sent), sent, plan_name_cut(name), name);
+    else
+        (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", plan_name_cut(name), name,
+                      *c->at & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
+    chunk_refield(job->chunk, c->rank, e);
+    return -1;
+}
+
+/* Calls `fn` for each tensor of the manifest that the chunk brings, on each rank. */
+typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job,
+                     const struct claim *c, struct err *e);
+
+static int claims_of_rank(struct updates *u, struct session *s, const struct update_job *job,
+                          uint32_t rank, claim_fn *fn, struct err *e)
+{
+    const struct plan *plan = chunk_plan(job->chunk, rank);
+
+    for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++) {
+        uint32_t n;
+        const uint32_t *targets = match_targets(&job_layout(job, rank)->parts[i].match, &n);
+
+        for (uint32_t k = 0; k < n; k++) {
+            struct claim c = {rank, i, targets[k], claim_at(u, s, rank, targets[k])};
+
+            if (fn(u, s, job, &c, e) != 0)
+                return -1;
+        }
+    }
+    return 0;
+}
 
 static int claims_each(struct updates *u, struct session *s, const struct update_job *job,
                        claim_fn *fn, struct err *e)
 {
     mtx_assert_held(&u->lock);
-    for (uint32_t i = 0; i < job->chunk->plan->n_tensors; i++) {
-        uint32_t n;
-        const uint32_t *targets = match_targets(&job->layout.parts[i].match, &n);
-
-        for (uint32_t k = 0; k < n; k++)
-            if (fn(u, s, job, i, targets[k], e) != 0)
-                return -1;
-    }
+    for (uint32_t r = 0; r < s->n_ranks; r++)
+        if (claims_of_rank(u, s, job, r, fn, e) != 0)
+            return -1;
     return 0;
 }
 
 static int claim_mark(struct updates *u, struct session *s, const struct update_job *job,
-                      uint32_t i, uint32_t index, struct err *e)
+                      const struct claim *c, struct err *e)
 {
-    unsigned char claim = s->claims[index];
-
-    if (claim & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
-        return claim_refuse(u, index, job, i, claim, e);
-    s->claims[index] |= CLAIM_MINE;
+    (void)s;
+    if (*c->at & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
+        return claim_refuse(u, job, c, e);
+    *c->at |= CLAIM_MINE;
     return 0;
 }
 
 static int claim_unmark(struct updates *u, struct session *s, const struct update_job *job,
-                        uint32_t i, uint32_t index, struct err *e)
+                        const struct claim *c, struct err *e)
 {
-    (void)u, (void)job, (void)i, (void)e;
-    s->claims[index] &= (unsigned char)~CLAIM_MINE;
+    (void)u, (void)s, (void)job, (void)e;
+    *c->at &= (unsigned char)~CLAIM_MINE;
     return 0;
 }
 
 static int claim_queue(struct updates *u, struct session *s, const struct update_job *job,
-                       uint32_t i, uint32_t index, struct err *e)
+                       const struct claim *c, struct err *e)
 {
-    (void)job, (void)i, (void)e;
-    s->claims[index] = (unsigned char)((s->claims[index] & ~CLAIM_MINE) | CLAIM_QUEUED);
-    s->n_claimed++;
-    s->nbytes_claimed += u->manifest->plan->tensors[index].nbytes;
+    (void)job, (void)e;
+    *c->at = (unsigned char)((*c->at & ~CLAIM_MINE) | CLAIM_QUEUED);
+    if (claimed(u, s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED) && !s->counted[c->index]) {
+        s->counted[c->index] = true;
+        s->n_claimed++;
+        s->nbytes_claimed += u->manifest->plan->tensors[c->index].nbytes;
+    }
     return 0;
 }
 
 static int claim_arrive(struct updates *u, struct session *s, const struct update_job *job,
-                        uint32_t i, uint32_t index, struct err *e)
+                        const struct claim *c, struct err *e)
 {
-    (void)u, (void)job, (void)i, (void)e;
-    s->claims[index] = CLAIM_ARRIVED;
-    s->n_arrived++;
+    bool before = claimed(u, s, c->index, CLAIM_ARRIVED);
+
+    (void)job, (void)e;
+    *c->at = CLAIM_ARRIVED;
+    if (!before && claimed(u, s, c->index, CLAIM_ARRIVED))
+        s->n_arrived++;
     return 0;
 }
 
 static int claim_release(struct updates *u, struct session *s, const struct update_job *job,
-                         uint32_t i, uint32_t index, struct err *e)
+                         const struct claim *c, struct err *e)
 {
-    (void)job, (void)i, (void)e;
-    s->claims[index] &= (unsigned char)~CLAIM_QUEUED;
-    s->n_claimed--;
-    s->nbytes_claimed -= u->manifest->plan->tensors[index].nbytes;
+    (void)job, (void)e;
+    *c->at &= (unsigned char)~CLAIM_QUEUED;
+    if (s->counted[c->index] && !claimed(u, s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
+        s->counted[c->index] = false;
+        s->n_claimed--;
+        s->nbytes_claimed -= u->manifest->plan->tensors[c->index].nbytes;
+    }
     return 0;
 }
 
@@ -261,8 +327,20 @@ int claims_take_locked(struct updates *u, struct session *s, const struct update
         return -1;
     }
     (void)claims_each(u, s, job, claim_queue, &none);
-    s->nbytes_accepted += job->chunk->plan->nbytes;
+    s->nbytes_accepted += chunk_nbytes(job->chunk, s->n_ranks);
     return 0;
+}
+
+void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job)
+{
+    for (uint32_t r = 0; r < s->n_ranks; r++) {
+        const struct plan *plan = chunk_plan(job->chunk, r);
+        const struct layout *l = job_layout(job, r);
+
+        for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++)
+            if (l->parts[i].how == PART_TIED)
+                *claim_at(u, s, r, l->parts[i].match.alias->targets[0]) |= CLAIM_TIED;
+    }
 }
 
 void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job)
@@ -270,10 +348,8 @@ void claims_arrive_locked(struct updates *u, struct session *s, const struct upd
     struct err none = {0};
 
     (void)claims_each(u, s, job, claim_arrive, &none);
-    for (uint32_t i = 0; i < job->chunk->plan->n_tensors; i++)
-        if (job->layout.parts[i].how == PART_TIED)
-            s->claims[job->layout.parts[i].match.alias->targets[0]] |= CLAIM_TIED;
-    s->nbytes_done += job->chunk->plan->nbytes;
+    claims_tie_locked(u, s, job);
+    s->nbytes_done += chunk_nbytes(job->chunk, s->n_ranks);
 }
 
 void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job)
@@ -281,7 +357,13 @@ void claims_release_locked(struct updates *u, struct session *s, const struct up
     struct err none = {0};
 
     (void)claims_each(u, s, job, claim_release, &none);
-    s->nbytes_accepted -= job->chunk->plan->nbytes;
+    s->nbytes_accepted -= chunk_nbytes(job->chunk, s->n_ranks);
+}
+
+bool claims_lack_locked(const struct updates *u, const struct session *s, uint32_t index,
+                        unsigned mask)
+{
+    return !claimed(u, s, index, mask);
 }
 
 uint32_t claims_missing_locked(struct updates *u, const struct session *s, const char **out,
@@ -299,7 +381,7 @@ uint32_t claims_missing_locked(struct updates *u, const struct session *s, const
         return s->n_missing;
     }
     for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        if (s->claims[i] & (CLAIM_ARRIVED | CLAIM_TIED))
+        if (claimed(u, s, i, CLAIM_ARRIVED | CLAIM_TIED))
             continue;
         if (n < cap)
             out[n] = plan->tensors[i].name;
@@ -310,18 +392,39 @@ uint32_t claims_missing_locked(struct updates *u, const struct session *s, const
 
 /* repeated chunks */
 
-void chunk_key_make(struct chunk_key *out, const struct update_chunk *c)
+/* Position-weighted, as the checksum itself: a swap shows. */
+static void key_add_sums(struct chunk_key *out, const struct plan *plan,
+                         const struct checksum *sums, const bool *has)
+{
+    for (uint32_t i = 0; sums != NULL && i < plan->n_tensors; i++) {
+        if (has != NULL && !has[i])
+            continue;
+        out->sums.a += sums[i].a * (i + 1) + sums[i].b;
+        out->sums.b += sums[i].b * (i + 1) + i + 1;
+    }
+}
+
+static void key_add_rank(struct chunk_key *out, uint32_t rank, const struct chunk_rank *r)
+{
+    struct checksum digest;
+
+    if (r->plan == NULL)
+        return;
+    digest = checksum_of(r->plan->digest, PLAN_DIGEST_LEN);
+    out->sums.a += digest.a * (rank + 1);
+    out->sums.b += digest.b * (rank + 1);
+    key_add_sums(out, r->plan, r->checksums, r->has_checksum);
+}
+
+void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks)
 {
     memset(out, 0, sizeof *out);
     (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
     (void)snprintf(out->digest, sizeof out->digest, "%s", c->plan->digest);
-    for (uint32_t i = 0; c->checksums != NULL && i < c->plan->n_tensors; i++) {
-        if (c->has_checksum != NULL && !c->has_checksum[i])
-            continue;
-        /* Position-weighted, as the checksum itself: a swap shows. */
-        out->sums.a += c->checksums[i].a * (i + 1) + c->checksums[i].b;
-        out->sums.b += c->checksums[i].b * (i + 1) + i + 1;
-    }
+    if (c->ranks == NULL)
+        key_add_sums(out, c->plan, c->checksums, c->has_checksum);
+    for (uint32_t r = 0; c->ranks != NULL && r < n_ranks; r++)
+        key_add_rank(out, r, &c->ranks[r]);
 }
 
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b)
@@ -430,6 +533,9 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->phase = s->phase;
     out->in_place = s->in_place;
     out->partial = s->partial;
+    out->sharded = s->sharded;
+    out->mappings = s->mappings;
+    out->host_sums = s->host_sums;
     out->implicit = s->implicit;
     memcpy(out->label, s->label, sizeof out->label);
     out->serial = s->serial;

@@ -17,6 +17,13 @@ void update_chunk_free(struct update_chunk *c)
     plan_unref(c->plan);
     free(c->checksums);
     free(c->has_checksum);
+    for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++) {
+        plan_unref(c->ranks[r].plan);
+        free(c->ranks[r].checksums);
+        free(c->ranks[r].has_checksum);
+    }
+    free(c->ranks);
+    free(c->origins);
     free(c);
 }
 
@@ -108,19 +115,17 @@ static struct session *same_single_locked(struct updates *u, const struct update
     return NULL;
 }
 
-static int check_covers_locked(struct updates *u, const struct session *s,
-                               const struct update_job *job, struct err *e)
+static int check_covers_locked(struct updates *u, struct session *s, const struct update_job *job,
+                               struct err *e)
 {
     const struct plan *plan = u->manifest->plan;
     uint32_t n_missing = 0, first = 0;
 
     if (s->partial)
         return 0;
-    for (uint32_t i = 0; i < job->chunk->plan->n_tensors; i++)
-        if (job->layout.parts[i].how == PART_TIED)
-            s->claims[job->layout.parts[i].match.alias->targets[0]] |= CLAIM_TIED;
+    claims_tie_locked(u, s, job);
     for (uint32_t i = plan->n_tensors; i > 0; i--) {
-        if (s->claims[i - 1] != 0)
+        if (!claims_lack_locked(u, s, i - 1, CLAIM_QUEUED | CLAIM_ARRIVED | CLAIM_TIED))
             continue;
         first = i - 1;
         n_missing++;
@@ -166,6 +171,7 @@ static struct session *session_of_chunk(struct updates *u, const struct update_j
         return NULL;
     s->single = true;
     s->partial = job->chunk->partial;
+    s->sharded = job->chunk->sharded;
     s->convert = job->chunk->convert;
     s->key = job->key;
     memcpy(s->label, job->chunk->label, sizeof s->label);
@@ -182,8 +188,7 @@ static int submit_single(struct updates *u, struct update_job *job, struct err *
     store_info(u->cfg.store, &base);
     if (update_check_base(&base, job->chunk->partial, e) != 0)
         return -1;
-    if (job->layout.keeps)
-        update_check_room(u, &base, job->layout.nbytes_kept, &no_room);
+    update_check_job_room(u, &base, job, &no_room);
     s = session_of_chunk(u, job, e);
     if (s == NULL)
         return -1;
@@ -232,14 +237,16 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     int rc;
 
     assert(c->plan != NULL && c->source != NULL && c->done != NULL);
+    assert(c->ranks == NULL || c->source->ops->map != NULL);
+    assert(c->source->ops->map == NULL || store_device(u->cfg.store, 0) != NULL);
     if (job == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
     job->kind = JOB_CHUNK;
     job->chunk = c;
     job->done = c->done;
     job->done_arg = c->done_arg;
-    chunk_key_make(&job->key, c);
-    rc = layout_make(&job->layout, u->manifest, c->plan, converts(u, c), e);
+    chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));
+    rc = job_layouts_make(job, u->manifest, store_n_ranks(u->cfg.store), converts(u, c), e);
     if (rc == 0)
         rc = c->update_id[0] == '\0' ? submit_single(u, job, e) : submit_to_session(u, job, e);
     if (rc != 0) {

@@ -4,11 +4,15 @@
  * the worker, which gives it back when it comes to the session's dispose job. So a caller never
  * waits for a copy, and nobody frees memory that a copy still writes to. */
 #include "base/clock.h"
+#include "weights/device.h"
 #include "weights/update_priv.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+enum { AHEAD_SPIN_US = 2000, AHEAD_NAP_NS = 50000 };
 
 void job_queue_locked(struct updates *u, struct update_job *job)
 {
@@ -49,8 +53,9 @@ void job_free(struct update_job *job)
 {
     if (job == NULL)
         return;
+    assert(job->fill == NULL);
     update_chunk_free(job->chunk);
-    layout_fini(&job->layout);
+    job_layouts_free(job);
     free(job->sums);
     free(job);
 }
@@ -126,7 +131,8 @@ static int enter(struct updates *u, struct update_job *job, enum update_phase ph
 static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
                           struct err *e)
 {
-    struct staging_cfg cfg = {.in_place = s->wants_in_place, .partial = s->partial};
+    struct staging_cfg cfg = {
+        .in_place = s->wants_in_place, .partial = s->partial, .sharded = s->sharded};
 
     if (s->staging != NULL)
         return 0;
@@ -145,6 +151,46 @@ static bool must_end(const struct session *s)
     return s->single || (s->staging != NULL && staging_dirty(s->staging));
 }
 
+/* Were checksums of what lies on GPUs computed here, for want of kernels there? */
+static bool sums_on_host(const struct updates *u, const struct update_chunk *c)
+{
+    bool sums = c->checksums != NULL;
+
+    if (c->source->ops->map == NULL)
+        return false;
+    for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++)
+        sums = sums || c->ranks[r].checksums != NULL;
+    return sums && !device_has_kernels(store_device(u->cfg.store, 0));
+}
+
+static void count_mappings_locked(struct session *s)
+{
+    if (s->scope != NULL)
+        s->scope->ops->counts(s->scope, &s->mappings);
+}
+
+/* A chunk of an ended session that was begun ahead still writes to its memory. */
+static void drop_begun(struct updates *u, const struct session *s)
+{
+    if (u->begun != NULL && u->begun->session == s)
+        chunk_drop(u->begun);
+}
+
+/* The end of an update: nothing that its sources shared is needed any more. */
+static void close_scope(struct updates *u, struct session *s)
+{
+    struct source_scope *scope = s->scope;
+
+    if (scope == NULL)
+        return;
+    scope->ops->close(scope);
+    mtx_lock(&u->lock);
+    s->scope = NULL;
+    s->mappings.n_closed = s->mappings.n_opened;
+    s->mappings.n_mapped = 0;
+    mtx_unlock(&u->lock);
+}
+
 /* Puts the result of a fill on the books. An abort that came meanwhile wins over any result. */
 static void settle_chunk(struct updates *u, struct update_job *job, struct err *e)
 {
@@ -154,6 +200,8 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
 
     mtx_lock(&u->lock);
     s->running = NULL;
+    count_mappings_locked(s);
+    s->host_sums = s->host_sums || sums_on_host(u, job->chunk);
     spent = clock_now_us() - job->began_us;
     s->receive_us += spent;
     u->stats.receive_us += spent;
@@ -167,7 +215,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
     } else {
         claims_arrive_locked(u, s, job);
         session_remember_locked(s, &job->key);
-        u->stats.nbytes_received += job->chunk->plan->nbytes;
+        u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
         if (job->chunk->label[0] != '\0')
             memcpy(s->label, job->chunk->label, sizeof s->label);
     }
@@ -217,7 +265,9 @@ static int commit(struct updates *u, struct update_job *job, struct err *e)
 
     if (pass_point_of_no_return(u, job, label, e) != 0)
         return -1;
+    drop_begun(u, s); /* an implicit session commits once it is covered, whatever still waits */
     rc = store_commit(u->cfg.store, s->staging, label, &stats, e);
+    close_scope(u, s);
     mtx_lock(&u->lock);
     spent = clock_now_us() - job->began_us;
     s->commit_us += spent;
@@ -240,8 +290,15 @@ static int commit(struct updates *u, struct update_job *job, struct err *e)
 /* Proves and commits; whatever fails aborts the update, and the old version serves on. */
 static void finish(struct updates *u, struct update_job *job, struct err *e)
 {
+    struct device *device = store_device(u->cfg.store, 0);
+
     if (enter(u, job, UPDATE_VERIFYING, e) != 0)
         return;
+    if (job->n_sums > 0 && device != NULL && !device_has_kernels(device)) {
+        mtx_lock(&u->lock);
+        job->session->host_sums = true;
+        mtx_unlock(&u->lock);
+    }
     if (session_prove(job->session, job, u->manifest, e) != 0 || commit(u, job, e) != 0)
         end_failed(u, job->session, e);
 }
@@ -259,18 +316,88 @@ static bool covered(struct updates *u, struct session *s)
     return yes;
 }
 
+/* Begins to move a chunk's bytes. 1: with SOURCE_TRY, not all could be begun. */
+static int begin(struct updates *u, struct update_job *job, enum source_wait wait, struct err *e)
+{
+    if (ensure_staging(u, job->session, &job->progress, e) != 0)
+        return -1;
+    return chunk_begin(job->session, job, u->cfg.pin_timeout_us, wait, e);
+}
+
+/* The next job, if it is a chunk of the same update whose bytes a GPU can copy meanwhile. It stays
+ * in the queue, whose head only this thread takes. */
+static struct update_job *next_to_begin(struct updates *u, const struct session *s)
+{
+    struct update_job *next;
+    bool fit;
+
+    mtx_lock(&u->lock);
+    next = u->queue;
+    fit = next != NULL && next->kind == JOB_CHUNK && next->session == s && !session_ended(s) &&
+          next->chunk->source->ops->map != NULL;
+    if (fit)
+        next->progress.deadline_us = clock_after_us(u->cfg.receive_timeout_us);
+    mtx_unlock(&u->lock);
+    return fit ? next : NULL;
+}
+
+/* While the GPU copies this chunk, the next one is mapped and queued behind it. What goes wrong
+ * with that is told when its turn comes. */
+static void begin_ahead(struct updates *u, struct update_job *job)
+{
+    struct update_job *next;
+
+    if (u->begun != NULL || job->chunk->source->ops->map == NULL)
+        return;
+    next = next_to_begin(u, job->session);
+    if (next == NULL)
+        return;
+    u->begun = next;
+    (void)begin(u, next, SOURCE_TRY, &next->ahead);
+}
+
+/* The next request may come while this one's bytes are being copied. A bucket takes less than what
+ * a sleep may overrun, so a short wait is a spin. */
+static void begin_ahead_while_copying(struct updates *u, struct update_job *job)
+{
+    uint64_t spin_until_us = clock_after_us(AHEAD_SPIN_US);
+    struct timespec nap = {0, AHEAD_NAP_NS};
+
+    begin_ahead(u, job);
+    while (u->begun == NULL && chunk_copying(job)) {
+        if (clock_passed(spin_until_us))
+            (void)nanosleep(&nap, NULL);
+        begin_ahead(u, job);
+    }
+}
+
+static int move_chunk(struct updates *u, struct update_job *job, struct err *e)
+{
+    if (job->ahead.code != ERR_NONE) {
+        *e = job->ahead;
+        return -1;
+    }
+    if (begin(u, job, SOURCE_WAIT, e) != 0)
+        return -1;
+    begin_ahead_while_copying(u, job);
+    return chunk_end(job->session, job, e);
+}
+
 static void run_chunk(struct updates *u, struct update_job *job)
 {
     struct session *s = job->session;
     struct err e = {0};
 
+    if (u->begun == job)
+        u->begun = NULL;
     if (enter(u, job, UPDATE_RECEIVING, &e) == 0) {
-        if (ensure_staging(u, s, &job->progress, &e) == 0)
-            (void)chunk_fill(s, job, u->cfg.pin_timeout_us, &e);
+        (void)move_chunk(u, job, &e);
+        chunk_drop(job); /* what failed half-way holds nothing any more */
         settle_chunk(u, job, &e);
         if (e.code == ERR_NONE && (s->single || covered(u, s)))
             finish(u, job, &e);
     }
+    chunk_drop(job);
     job_answer(u, job, &e);
 }
 
@@ -292,11 +419,14 @@ static void run_answer(struct updates *u, struct update_job *job)
     job_answer(u, job, &e);
 }
 
-/* Gives back what an aborted session held. */
+/* Gives back what an aborted session held. A chunk of it that was begun ahead goes first: it still
+ * writes there. */
 static void run_dispose(struct updates *u, struct update_job *job)
 {
     struct session *s = job->session, *to_free;
 
+    drop_begun(u, s);
+    close_scope(u, s);
     session_drop_ties(s, 0);
     store_abort(u->cfg.store, s->staging);
     s->staging = NULL;

@@ -47,7 +47,7 @@ static inline void commit(struct bench *b)
     rc = staging_slab(g, sizeof b->w, &slab, &e);
     assert(rc == 0);
     memcpy(slab->base, b->w, sizeof b->w);
-    rc = staging_view(g, 0, slab, slab->base, &e);
+    rc = staging_view(g, 0, 0, slab, slab->addr, &e);
     assert(rc == 0);
     slab_unref(slab);
     rc = store_commit(b->store, g, label, &stats, &e);

@@ -83,6 +83,7 @@ static void test_config_load_defaults(void **state)
     assert_int_equal(c.kv_cache, 256 << 20);
     assert_int_equal(c.update_timeout, 600000);
     assert_int_equal(c.allow_path.n, 0);
+    assert_string_equal(c.device, "cpu");
     config_fini(&c);
     config_fini(&c); /* a zeroed one */
 }
@@ -118,6 +119,13 @@ static void test_config_load_layers(void **state)
     assert_int_equal(c.allow_path.n, 3); /* a stronger list replaces a weaker one */
     assert_string_equal(c.allow_path.items[2], "/env/c");
     config_fini(&c);
+
+    /* A list of devices is one value: its separator is the comma in every layer. */
+    assert_int_equal(load(&c, NULL, LIST_OF("BATON_DEVICE=cuda:1,cuda:0"), &e), 0);
+    assert_string_equal(c.device, "cuda:1,cuda:0");
+    config_fini(&c);
+    assert_int_equal(load(&c, LIST_OF("--device="), NULL, &e), -1);
+    assert_string_equal(e.field, "--device");
 
     assert_int_equal(load(&c, LIST_OF("--allow-path", "/x", "--allow-path=/y", file),
                           LIST_OF("BATON_ALLOW_PATH=/env/a"), &e),
@@ -343,7 +351,7 @@ static void test_config_help_names_every_option(void **state)
     static const char *const titles[] = {"\nModel and weights\n", "\nThreads, admission",
                                          "\nEmbedded engine\n",   "\nMemory\n",
                                          "\nTime limits",         "\nLog\n",
-                                         "\nWho may reach",       "\nGPUs\n"};
+                                         "\nWho may reach",       "\nGPUs\n  --device LIST"};
     static const struct {
         const char *flag, *def;
     } rows[] = {

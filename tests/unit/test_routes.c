@@ -24,6 +24,11 @@ static void test_route_find_matches(void **state)
         {METHOD_GET, "/v1/weights", "weightsList", ""},
         {METHOD_GET, "/v1/weights/model.norm.weight", "weightsGet", "model.norm.weight"},
         {METHOD_GET, "/v1/weights/a/b", "weightsGet", "a/b"},
+        {METHOD_GET, "/v1/weights/handles", "handlesGet", ""},
+        {METHOD_POST, "/v1/weights/handles/renew", "handlesRenew", ""},
+        {METHOD_DELETE, "/v1/weights/handles/lse-1", "handlesDelete", "lse-1"},
+        {METHOD_GET, "/v1/weights/handles/a", "weightsGet", "handles/a"},
+        {METHOD_POST, "/v1/preflight", "preflight", ""},
     };
 
     (void)state;
@@ -57,6 +62,8 @@ static void test_route_find_refuses(void **state)
         {METHOD_DELETE, "/v1/update_weights/finish", ERR_BAD_METHOD, "POST"},
         {METHOD_GET, "/v1/weights/plans", ERR_BAD_METHOD, "POST"},
         {METHOD_PUT, "/v1/update_weights/upd-1", ERR_BAD_METHOD, "GET, HEAD, DELETE"},
+        {METHOD_DELETE, "/v1/weights/handles", ERR_BAD_METHOD, "GET, HEAD"},
+        {METHOD_GET, "/v1/weights/handles/renew", ERR_BAD_METHOD, "POST"},
     };
 
     (void)state;

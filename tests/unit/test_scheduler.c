@@ -396,8 +396,8 @@ static void test_in_place_freezes_and_releases(void **state)
     assert_int_equal(atomic_load(&fake_n_steps), n_steps);
     assert_int_equal(running.n_done, 0);
     commit_seed(&b, 99);
-    memcpy(staging_target(g, 0), b.w, sizeof b.w);
-    assert_int_equal(staging_arrived(g, 0, &e), 0);
+    memcpy((void *)(uintptr_t)staging_target(g, 0, 0), b.w, sizeof b.w);
+    assert_int_equal(staging_arrived(g, 0, 0, &e), 0);
     assert_int_equal(store_commit(b.store, g, "in place", &stats, &e), 0);
     job_wait(&running);
     job_wait(&late);
@@ -427,7 +427,7 @@ static void test_inconsistent_weights_end_everything(void **state)
         submit(&b, &jobs[i], 3, 400);
     gate_wait_held();
     g = stage_in_place_at_gate(&b);
-    memset(staging_target(g, 0), 0, 16);
+    memset((void *)(uintptr_t)staging_target(g, 0, 0), 0, 16);
     store_abort(b.store, g);
     for (int i = 0; i < 5; i++) {
         job_wait(&jobs[i]);

@@ -1,4 +1,4 @@
-/* weights/slab: bounds, reuse, and that nothing is lost. */
+/* weights/slab: bounds, reuse, and that nothing is lost; from any memory. */
 #include "weights/slab.h"
 
 #include <setjmp.h>
@@ -16,7 +16,7 @@ static struct slab_pool *pool_of(uint64_t nbytes_max, uint64_t nbytes_idle)
     struct slab_pool *p = NULL;
     struct err e = {0};
 
-    assert_int_equal(slab_pool_new(&p, nbytes_max, nbytes_idle, &e), 0);
+    assert_int_equal(slab_pool_new(&p, NULL, nbytes_max, nbytes_idle, &e), 0);
     return p;
 }
 
@@ -172,6 +172,158 @@ static void test_slab_pool_check_knows_the_bound_and_the_machine(void **state)
     slab_pool_free(open);
 }
 
+/* Memory that is numbers only: whoever touches it dies. */
+struct numbers {
+    struct slab_memory ops;
+    uint64_t next, nbytes_taken, nbytes_room;
+    int n_takes, n_gives;
+};
+
+static int numbers_take(void *arg, uint64_t nbytes, uint64_t *addr, struct err *e)
+{
+    struct numbers *m = arg;
+
+    assert_int_equal(nbytes % m->ops.granule_nbytes, 0);
+    m->n_takes++;
+    if (nbytes > m->nbytes_room)
+        return err_set(e, ERR_NO_STAGING, "", "no more numbers");
+    m->nbytes_room -= nbytes;
+    m->nbytes_taken += nbytes;
+    *addr = m->next;
+    m->next += nbytes;
+    return 0;
+}
+
+static void numbers_give(void *arg, uint64_t addr, uint64_t nbytes)
+{
+    struct numbers *m = arg;
+
+    assert_true(addr >= 4096 && addr + nbytes <= m->next);
+    m->n_gives++;
+    m->nbytes_room += nbytes;
+    m->nbytes_taken -= nbytes;
+}
+
+static struct memory_room numbers_room(void *arg)
+{
+    const struct numbers *m = arg;
+
+    return (struct memory_room){m->nbytes_room, "the numbers"};
+}
+
+enum { GRANULE = 1000 };
+
+static struct slab_pool *pool_of_numbers(struct numbers *m, uint64_t nbytes_room,
+                                         uint64_t nbytes_max, uint64_t nbytes_idle)
+{
+    struct slab_pool *p = NULL;
+    struct err e = {0};
+
+    *m = (struct numbers){.ops = {.take = numbers_take,
+                                  .give = numbers_give,
+                                  .room = numbers_room,
+                                  .granule_nbytes = GRANULE,
+                                  .arg = m},
+                          .next = 4096,
+                          .nbytes_room = nbytes_room};
+    assert_int_equal(slab_pool_new(&p, &m->ops, nbytes_max, nbytes_idle, &e), 0);
+    return p;
+}
+
+static void test_slab_new_takes_whole_granules_of_the_memory(void **state)
+{
+    struct numbers m;
+    struct slab_pool *p = pool_of_numbers(&m, 10 * GRANULE, UINT64_MAX, 2 * GRANULE);
+    struct slab *a = NULL, *b = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(slab_new(&a, p, GRANULE + 1, &e), 0);
+    assert_int_equal(a->nbytes, GRANULE + 1);
+    assert_int_equal(a->addr, 4096);
+    assert_int_equal(slab_new(&b, p, 0, &e), 0); /* an address of its own */
+    assert_int_equal(b->addr, 4096 + 2 * GRANULE);
+    assert_stats(p, 3 * GRANULE, 0, 2);
+    slab_unref(a);
+    assert_stats(p, GRANULE, 2 * GRANULE, 1);
+    assert_int_equal(m.n_gives, 0);
+    assert_int_equal(slab_new(&a, p, 2 * GRANULE, &e), 0); /* the idle one */
+    assert_int_equal(m.n_takes, 2);
+    slab_unref(a);
+    slab_unref(b); /* over the bound of what is kept */
+    assert_int_equal(m.n_gives, 1);
+    slab_pool_free(p);
+    assert_int_equal(m.n_gives, 2);
+    assert_int_equal(m.nbytes_taken, 0);
+}
+
+static void test_slab_new_passes_on_why_the_memory_refuses(void **state)
+{
+    struct numbers m;
+    struct slab_pool *p = pool_of_numbers(&m, 3 * GRANULE, UINT64_MAX, UINT64_MAX);
+    struct slab *a = NULL, *b = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(slab_new(&a, p, 4 * GRANULE, &e), -1);
+    assert_int_equal(e.code, ERR_NO_STAGING);
+    assert_string_equal(e.msg, "no more numbers");
+    assert_null(a);
+    assert_stats(p, 0, 0, 0);
+    err_clear(&e);
+    assert_int_equal(slab_new(&a, p, 2 * GRANULE, &e), 0);
+    slab_unref(a);
+    assert_int_equal(slab_new(&b, p, 3 * GRANULE, &e), 0); /* the idle two make room */
+    assert_stats(p, 3 * GRANULE, 0, 1);
+    slab_unref(b);
+    slab_pool_free(p);
+    assert_int_equal(m.nbytes_taken, 0);
+}
+
+static void test_slab_pool_room_is_what_check_accepts(void **state)
+{
+    static const struct {
+        uint64_t room, max, nbytes;
+        const char *bound;
+    } rows[] = {
+        {5 * GRANULE, UINT64_MAX, 5 * GRANULE, "the numbers"},
+        {5 * GRANULE + 7, UINT64_MAX, 5 * GRANULE, "the numbers"},
+        {5 * GRANULE, 4 * GRANULE + 7, 3 * GRANULE, "--max-weight-bytes"},
+        {5 * GRANULE, GRANULE, 0, "--max-weight-bytes"},
+        {0, UINT64_MAX, 0, "the numbers"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct numbers m;
+        struct slab_pool *p = pool_of_numbers(&m, rows[i].room + 2 * GRANULE, rows[i].max,
+                                              UINT64_MAX);
+        struct slab *live = NULL, *idle = NULL;
+        struct memory_room room;
+        struct err e = {0};
+
+        /* One granule is live; another is idle, and available. */
+        assert_int_equal(slab_new(&live, p, GRANULE, &e), 0);
+        m.nbytes_room = rows[i].room;
+        if (rows[i].room >= GRANULE && rows[i].max >= 2 * GRANULE) {
+            assert_int_equal(slab_new(&idle, p, GRANULE, &e), 0);
+            slab_unref(idle);
+            assert_stats(p, GRANULE, GRANULE, 1);
+        }
+        room = slab_pool_room(p);
+        assert_int_equal(room.nbytes, rows[i].nbytes);
+        assert_string_equal(room.bound, rows[i].bound);
+        assert_int_equal(slab_pool_check(p, room.nbytes + 1, &e), -1);
+        assert_int_equal(e.code, ERR_NO_STAGING);
+        assert_non_null(strstr(e.msg, rows[i].bound));
+        err_clear(&e);
+        if (room.nbytes > 0)
+            assert_int_equal(slab_pool_check(p, room.nbytes, &e), 0);
+        slab_unref(live);
+        slab_pool_free(p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -183,6 +335,9 @@ int main(void)
         cmocka_unit_test(test_slab_new_refuses_over_the_bound),
         cmocka_unit_test(test_slab_new_refuses_what_no_address_space_holds),
         cmocka_unit_test(test_slab_pool_check_knows_the_bound_and_the_machine),
+        cmocka_unit_test(test_slab_new_takes_whole_granules_of_the_memory),
+        cmocka_unit_test(test_slab_new_passes_on_why_the_memory_refuses),
+        cmocka_unit_test(test_slab_pool_room_is_what_check_accepts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,8 @@ static inline void on_change(void *arg)
 
 static inline void bench_open_with(struct bench *b, uint64_t nbytes_max, uint64_t receive_us)
 {
-    struct store_cfg store_cfg = {fx_manifest(), 3, nbytes_max};
+    struct store_cfg store_cfg = {
+        .manifest = fx_manifest(), .n_versions_max = 3, .nbytes_max = nbytes_max};
     struct updates_cfg cfg = {.receive_timeout_us = receive_us,
                               .pin_timeout_us = RECEIVE_US,
                               .on_change = on_change,

@@ -29,6 +29,8 @@ static void configure(void)
 
     fake.n_devices = n < FAKE_DEVICES_MAX ? (int)n : FAKE_DEVICES_MAX;
     fake.nbytes_device = number("FAKECUDA_MEMORY", 256U << 20);
+    fake.mig = number("FAKECUDA_MIG", 0) != 0;
+    fake.no_peer = number("FAKECUDA_NO_PEER", 0) != 0;
     fake.at_once = streams != NULL && strcmp(streams, "at_once") == 0;
     fake.fail_nth = number("FAKECUDA_FAIL_NTH", 0);
     fake.fail_call = getenv("FAKECUDA_FAIL_CALL");
@@ -242,7 +244,11 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
-    return cuDeviceGetUuid_v2(uuid, dev);
+    CUresult result = cuDeviceGetUuid_v2(uuid, dev);
+
+    if (result == CUDA_SUCCESS && fake.mig)
+        uuid->bytes[14] = 1;
+    return result;
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice dev)
@@ -285,7 +291,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
     if (result == CUDA_SUCCESS && (peer < 0 || peer >= fake.n_devices))
         result = CUDA_ERROR_INVALID_DEVICE;
     if (result == CUDA_SUCCESS)
-        *can = dev != peer;
+        *can = dev != peer && !fake.no_peer;
     return result;
 }
 

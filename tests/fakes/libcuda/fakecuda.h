@@ -11,6 +11,8 @@
  * Environment, read by cuInit or at the first call:
  *   FAKECUDA_DEVICES   how many; default 1; 0: cuInit says CUDA_ERROR_NO_DEVICE
  *   FAKECUDA_MEMORY    bytes on each device, per process; default 256 MiB
+ *   FAKECUDA_MIG       1: each device is a slice of a GPU whose UUID is another
+ *   FAKECUDA_NO_PEER   1: no device reaches another one's memory
  *   FAKECUDA_STREAMS   worker (default): each stream has a thread; or at_once
  *   FAKECUDA_FAIL_NTH  the n-th call (from 1) fails; a release is done all the same
  *   FAKECUDA_FAIL_CALL count only calls of this exported name
@@ -28,6 +30,7 @@ struct fakecuda_counts {
     size_t n_allocations, n_mappings, n_host_blocks, n_streams, n_events, n_contexts, n_modules;
     uint64_t nbytes; /* of device memory allocated */
     uint64_t n_calls, n_contexts_made, n_mappings_made, nbytes_copied;
+    uint64_t n_allocations_made, n_host_blocks_made, n_events_made, n_launches;
 };
 
 /* Looked up with dlsym; the names are their types' with "_fn". Threads: any. */
@@ -40,5 +43,19 @@ typedef void fakecuda_hold_fn(bool hold);
 fakecuda_counts_fn fakecuda_counts;
 fakecuda_fail_nth_fn fakecuda_fail_nth;
 fakecuda_hold_fn fakecuda_hold;
+
+/* For a library that works on the fake's streams and memory as NCCL does on a GPU's. */
+
+/* Runs fn(arg) as an operation of the stream, in its order, on its worker; NULL: the default one.
+ * Returns a CUresult. */
+typedef int fakecuda_enqueue_fn(void *stream, void (*fn)(void *arg), void *arg);
+/* Where the bytes of a device address are; NULL when they are not all in one allocation. */
+typedef void *fakecuda_view_fn(uint64_t at, size_t nbytes);
+/* The device of the thread's current context, -1 for none. */
+typedef int fakecuda_device_fn(void);
+
+fakecuda_enqueue_fn fakecuda_enqueue;
+fakecuda_view_fn fakecuda_view;
+fakecuda_device_fn fakecuda_device;
 
 #endif

@@ -116,6 +116,7 @@ static bool reserve(CUdevice dev, size_t nbytes)
         fake.nbytes_used[dev] += nbytes;
         fake.counts.nbytes += nbytes;
         fake.counts.n_allocations++;
+        fake.counts.n_allocations_made++;
     }
     (void)pthread_mutex_unlock(&fake.lock);
     return fits;
@@ -225,6 +226,7 @@ static CUresult add_host(void *host, size_t nbytes, enum region_kind kind)
     (void)pthread_mutex_lock(&fake.lock);
     add_locked(r);
     fake.counts.n_host_blocks++;
+    fake.counts.n_host_blocks_made++;
     (void)pthread_mutex_unlock(&fake.lock);
     return CUDA_SUCCESS;
 }

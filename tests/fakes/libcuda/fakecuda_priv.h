@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { FAKE_DEVICES_MAX = 16, FAKE_CTX_DEPTH_MAX = 16 };
+enum { FAKE_DEVICES_MAX = 16, FAKE_CTX_DEPTH_MAX = 16, FAKE_KERNEL_PARAMS_MAX = 4 };
 
 /* A fake that drifts from the rows does not build. */
 #define X(field, symbol, required, args) CUresult symbol args;
@@ -20,6 +20,14 @@ struct CUctx_st {
     CUdevice dev;
     int n_retained;
     bool peer[FAKE_DEVICES_MAX];
+};
+
+struct CUfunc_st {
+    const char *name;
+    int n_params;
+    size_t nbytes[FAKE_KERNEL_PARAMS_MAX];
+    unsigned n_threads; /* of a block; 0: any */
+    void (*run)(const uint64_t *params, unsigned n_blocks);
 };
 
 enum region_kind { REGION_ALLOCATED, REGION_MAPPED, REGION_HOST, REGION_REGISTERED };
@@ -40,6 +48,7 @@ struct fake {
     pthread_mutex_t lock; /* guards all but `counts.n_calls` and the atomics */
     pthread_cond_t changed;
     bool ready, at_once, hold;
+    bool mig, no_peer; /* as the environment says */
     int n_devices;
     uint64_t nbytes_device, nbytes_used[FAKE_DEVICES_MAX];
     struct CUctx_st ctx[FAKE_DEVICES_MAX];

@@ -1,4 +1,4 @@
-/* Streams (a queue and a thread each), events (also between processes), and the fake's kernels. */
+/* Streams (a queue and a thread each), events (also between processes), launches. */
 #include "tests/fakes/libcuda/fakecuda_priv.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define EVENT_MAGIC "FAKEEVT"
-enum { KERNEL_PARAMS_MAX = 4, ALIVE_POLL_NS = 20000000 };
+enum { ALIVE_POLL_NS = 20000000 };
 
 /* In a page that processes share when the event is interprocess. Sequentially consistent: what was
  * copied before `done` rose is seen by whoever saw it rise. */
@@ -39,17 +39,6 @@ struct event_handle {
 
 _Static_assert(sizeof(struct event_handle) <= sizeof(CUipcEventHandle), "it travels in a handle");
 
-struct CUfunc_st {
-    const char *name;
-    int n_params;
-    size_t nbytes[KERNEL_PARAMS_MAX];
-    void (*run)(const uint64_t *params);
-};
-
-struct CUmod_st {
-    size_t n_functions;
-};
-
 enum op_kind { OP_COPY, OP_RECORD, OP_WAIT, OP_KERNEL };
 
 struct op {
@@ -61,7 +50,8 @@ struct op {
     CUevent event;
     uint32_t target;
     const struct CUfunc_st *kernel;
-    uint64_t params[KERNEL_PARAMS_MAX];
+    uint64_t params[FAKE_KERNEL_PARAMS_MAX];
+    unsigned n_blocks;
 };
 
 struct CUstream_st {
@@ -133,7 +123,7 @@ static void op_run(struct op *op)
         event_wait(op->event, op->target);
         break;
     case OP_KERNEL:
-        op->kernel->run(op->params);
+        op->kernel->run(op->params, op->n_blocks);
         break;
     }
     if (op->event != NULL)
@@ -347,6 +337,7 @@ static CUresult event_new(CUevent *out, unsigned flags, int fd)
     *event = (struct CUevent_st){.flags = flags, .n_refs = 1, .fd = fd, .page = page};
     (void)pthread_mutex_lock(&fake.lock);
     fake.counts.n_events++;
+    fake.counts.n_events_made++;
     (void)pthread_mutex_unlock(&fake.lock);
     *out = event;
     return CUDA_SUCCESS;
@@ -493,75 +484,12 @@ CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle)
     return CUDA_SUCCESS;
 }
 
-/* void fake_fill(uint8_t *dst, size_t nbytes, uint8_t value) */
-static void run_fill(const uint64_t *params)
-{
-    char *view = fake_view(params[0], params[1]);
-
-    if (view != NULL)
-        memset(view, (int)(params[2] & 0xff), params[1]);
-}
-
-static struct CUfunc_st kernels[] = {{"fake_fill", 3, {8, 8, 1}, run_fill}};
-
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-    CUresult result = fake_enter_context("cuModuleLoadData");
-    struct CUmod_st *m;
-
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (image == NULL)
-        return CUDA_ERROR_INVALID_IMAGE;
-    m = calloc(1, sizeof *m);
-    if (m == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    m->n_functions = sizeof kernels / sizeof kernels[0];
-    (void)pthread_mutex_lock(&fake.lock);
-    fake.counts.n_modules++;
-    (void)pthread_mutex_unlock(&fake.lock);
-    *module = m;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuModuleUnload(CUmodule module)
-{
-    CUresult result = fake_enter_context("cuModuleUnload");
-
-    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED)
-        return result;
-    if (module == NULL)
-        return CUDA_ERROR_INVALID_HANDLE;
-    (void)pthread_mutex_lock(&fake.lock);
-    fake.counts.n_modules--;
-    (void)pthread_mutex_unlock(&fake.lock);
-    free(module);
-    return result;
-}
-
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    CUresult result = fake_enter_context("cuModuleGetFunction");
-
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (module == NULL || name == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < module->n_functions; i++) {
-        if (strcmp(kernels[i].name, name) == 0) {
-            *function = &kernels[i];
-            return CUDA_SUCCESS;
-        }
-    }
-    return CUDA_ERROR_NOT_FOUND;
-}
-
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z,
                         unsigned shared_nbytes, CUstream stream, void **params, void **extra)
 {
     CUresult result = fake_enter_context("cuLaunchKernel");
-    struct op op = {.kind = OP_KERNEL, .kernel = function};
+    struct op op = {.kind = OP_KERNEL, .kernel = function, .n_blocks = grid_x};
 
     (void)shared_nbytes;
     if (result != CUDA_SUCCESS)
@@ -569,7 +497,44 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     if (function == NULL || params == NULL || extra != NULL || grid_x == 0 || grid_y == 0 ||
         grid_z == 0 || block_x == 0 || block_y == 0 || block_z == 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (function->n_threads > 0 && (block_x != function->n_threads || block_y != 1 ||
+                                    block_z != 1 || grid_y != 1 || grid_z != 1))
+        return CUDA_ERROR_INVALID_VALUE; /* a GPU would run it, and leave bytes out */
+    (void)pthread_mutex_lock(&fake.lock);
+    fake.counts.n_launches++;
+    (void)pthread_mutex_unlock(&fake.lock);
     for (int i = 0; i < function->n_params; i++)
         memcpy(&op.params[i], params[i], function->nbytes[i]);
     return enqueue(stream, &op);
+}
+
+/* A kernel of somebody else's. */
+static void run_call(const uint64_t *params, unsigned n_blocks)
+{
+    void (*fn)(void *arg);
+
+    (void)n_blocks;
+    memcpy(&fn, &params[0], sizeof fn);
+    fn((void *)(uintptr_t)params[1]);
+}
+
+int fakecuda_enqueue(void *stream, void (*fn)(void *arg), void *arg)
+{
+    static const struct CUfunc_st call = {.name = "fakecuda_enqueue", .run = run_call};
+    struct op op = {.kind = OP_KERNEL, .kernel = &call, .params = {0, (uintptr_t)arg}};
+
+    memcpy(&op.params[0], &fn, sizeof fn);
+    return enqueue(stream, &op);
+}
+
+void *fakecuda_view(uint64_t at, size_t nbytes)
+{
+    return fake_view(at, nbytes);
+}
+
+int fakecuda_device(void)
+{
+    struct CUctx_st *ctx = fake_current();
+
+    return ctx != NULL ? ctx->dev : -1;
 }

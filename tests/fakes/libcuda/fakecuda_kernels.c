@@ -1,0 +1,150 @@
+/* Modules, and the kernels in them: any image holds all that the fake knows, done by its own plain
+ * loops. */
+#include "tests/fakes/libcuda/fakecuda_priv.h"
+#include "weights/copy_sum.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct CUmod_st {
+    size_t n_functions;
+};
+
+/* Where a GPU's kernel reads or writes what is not mapped, its context is lost: nothing that a
+ * program should go on from. */
+static char *reach(const char *kernel, CUdeviceptr at, size_t nbytes)
+{
+    char *view = fake_view(at, nbytes);
+
+    if (view == NULL) {
+        (void)fprintf(stderr, "fakecuda: %s: no %zu bytes at %#llx\n", kernel, nbytes, at);
+        abort();
+    }
+    return view;
+}
+
+/* void fake_fill(uint8_t *dst, size_t nbytes, uint8_t value) */
+static void run_fill(const uint64_t *params, unsigned n_blocks)
+{
+    (void)n_blocks;
+    memset(reach("fake_fill", params[0], params[1]), (int)(params[2] & 0xff), params[1]);
+}
+
+/* Adds the bytes [from, to) of a piece to its sums. */
+static void add_words(uint64_t sums[2], const char *bytes, uint64_t from, uint64_t to)
+{
+    uint64_t end;
+
+    for (uint64_t at = from; at < to; at = end) {
+        uint64_t word = at / 4, value = 0;
+
+        end = (word + 1) * 4 < to ? (word + 1) * 4 : to;
+        for (uint64_t i = at; i < end; i++)
+            value += (uint64_t)(unsigned char)bytes[i - from] << (8 * (i % 4));
+        sums[0] += value;
+        sums[1] += (word + 1) * value;
+    }
+}
+
+/* One block: the part of its piece that lies in its tile. */
+static void copy_sum_tile(const struct copy_sum_piece *p, uint64_t index, uint64_t sums[2])
+{
+    uint64_t base = p->dst - p->dst % COPY_SUM_ALIGN;
+    uint64_t lo = base + index * COPY_SUM_TILE_NBYTES;
+    uint64_t hi = lo + COPY_SUM_TILE_NBYTES;
+    const char *src;
+
+    lo = lo < p->dst ? p->dst : lo;
+    hi = hi > p->dst + p->nbytes ? p->dst + p->nbytes : hi;
+    if (lo >= hi) {
+        (void)fprintf(stderr, "fakecuda: " COPY_SUM_KERNEL ": a tile outside its piece\n");
+        abort();
+    }
+    src = reach(COPY_SUM_KERNEL, p->src + (lo - p->dst), hi - lo);
+    if (p->src != p->dst)
+        memcpy(reach(COPY_SUM_KERNEL, lo, hi - lo), src, hi - lo);
+    if (sums != NULL)
+        add_words(sums, src, lo - p->dst, hi - p->dst);
+}
+
+/* void baton_copy_sum(const struct copy_sum_piece *pieces, const uint32_t *tile_piece,
+ *                     uint64_t *sums) */
+static void run_copy_sum(const uint64_t *params, unsigned n_blocks)
+{
+    const char *tile_piece = reach(COPY_SUM_KERNEL, params[1], 4 * (size_t)n_blocks);
+
+    for (unsigned block = 0; block < n_blocks; block++) {
+        struct copy_sum_piece p;
+        uint64_t sums[2];
+        char *sums_at = NULL;
+        uint32_t i;
+
+        memcpy(&i, tile_piece + 4 * (size_t)block, 4);
+        memcpy(&p, reach(COPY_SUM_KERNEL, params[0] + i * sizeof p, sizeof p), sizeof p);
+        if (params[2] != 0) {
+            sums_at = reach(COPY_SUM_KERNEL, params[2] + i * sizeof sums, sizeof sums);
+            memcpy(sums, sums_at, sizeof sums);
+        }
+        copy_sum_tile(&p, block - p.first_tile, sums_at != NULL ? sums : NULL);
+        if (sums_at != NULL)
+            memcpy(sums_at, sums, sizeof sums);
+    }
+}
+
+static struct CUfunc_st kernels[] = {
+    {"fake_fill", 3, {8, 8, 1}, 0, run_fill},
+    {COPY_SUM_KERNEL, 3, {8, 8, 8}, COPY_SUM_THREADS, run_copy_sum},
+};
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    CUresult result = fake_enter_context("cuModuleLoadData");
+    struct CUmod_st *m;
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (image == NULL)
+        return CUDA_ERROR_INVALID_IMAGE;
+    m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    m->n_functions = sizeof kernels / sizeof kernels[0];
+    (void)pthread_mutex_lock(&fake.lock);
+    fake.counts.n_modules++;
+    (void)pthread_mutex_unlock(&fake.lock);
+    *module = m;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    CUresult result = fake_enter_context("cuModuleUnload");
+
+    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED)
+        return result;
+    if (module == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    (void)pthread_mutex_lock(&fake.lock);
+    fake.counts.n_modules--;
+    (void)pthread_mutex_unlock(&fake.lock);
+    free(module);
+    return result;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    CUresult result = fake_enter_context("cuModuleGetFunction");
+
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (module == NULL || name == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < module->n_functions; i++) {
+        if (strcmp(kernels[i].name, name) == 0) {
+            *function = &kernels[i];
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_NOT_FOUND;
+}

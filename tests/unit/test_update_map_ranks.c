@@ -1,0 +1,463 @@
+/* weights/update_map: ranks that get different things, and what must hold before they are one
+ * version; and served GPU memory that is overwritten in place. */
+#include "map_fixture.h"
+
+static struct mfx_lib lib;
+
+static const struct gpus_cfg pairs[] = {{.n_devices = 2}, {.n_devices = 2, .mirror = true}};
+
+static struct plan *none_or_plan(unsigned mask)
+{
+    return mask != 0 ? fx_plan_of(mask) : NULL;
+}
+
+/* A chunk that brings each rank the tensors of its mask. */
+static struct update_chunk *masked(struct gpus *g, const char *id, const unsigned *masks,
+                                   struct mfx_cfg cfg)
+{
+    struct plan *plans[MFX_RANKS_MAX] = {0};
+
+    for (unsigned r = 0; r < g->n_devices; r++)
+        plans[r] = none_or_plan(masks[r]);
+    return mfx_ranked(g, id, plans, cfg);
+}
+
+static enum err_code send_masks(struct gpus *g, const char *id, unsigned first, unsigned second,
+                                unsigned step)
+{
+    const unsigned masks[MFX_RANKS_MAX] = {first, second};
+
+    return mfx_send(g, masked(g, id, masks, MFX_STEP(step)));
+}
+
+static struct update_info start_sharded(struct gpus *g)
+{
+    return start(&g->b, (struct update_start){.sharded = true});
+}
+
+/* Rank 0 holds 0x07, rank 1 the rest and `both`. */
+static void serve_sharded(struct gpus *g, unsigned both, unsigned step)
+{
+    struct update_info info = start_sharded(g);
+
+    assert_int_equal(send_masks(g, info.id, 0x07, (FX_ALL & ~0x07U) | both, step), ERR_NONE);
+    assert_int_equal(finish(&g->b, info.id, ""), ERR_NONE);
+}
+
+/* own plans */
+
+static void test_each_rank_has_its_own_order(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < MFX_WORLDS; w++) {
+        struct gpus g;
+
+        gpus_open(&g, &lib, mfx_worlds[w]);
+        for (unsigned step = 1; step <= FX_N; step++) {
+            struct plan *plans[MFX_RANKS_MAX] = {0};
+            struct mfx_cfg cfg = MFX_STEP(step);
+
+            for (unsigned r = 0; r < g.n_devices; r++) {
+                const struct fx_tensor *tensors[FX_N];
+
+                for (unsigned i = 0; i < FX_N; i++)
+                    tensors[i] = &fx_model[(i * (r + 1) + step * r) % FX_N];
+                plans[r] = fx_plan(tensors, FX_N);
+            }
+            cfg.n_each = step % 4;
+            assert_int_equal(mfx_send(&g, mfx_ranked(&g, "", plans, cfg)), ERR_NONE);
+            assert_int_equal(g.b.answer.info.n_tensors_done, FX_N);
+            mfx_assert_step(&g, step);
+        }
+        gpus_close(&g);
+    }
+}
+
+/* Bytes that a chunk moves: what each rank gets, each tensor once to the host's copy, and what the
+ * source writes over its own memory when it is released. */
+static uint64_t nbytes_moved(const struct update_chunk *c, bool mirror)
+{
+    uint64_t nbytes = 0;
+
+    for (uint32_t r = 0; r < c->n_ranks; r++) {
+        const struct mfx_rank *rank = &((const struct mfx_source *)c->source)->ranks[r];
+
+        nbytes += rank->plan->nbytes + rank->nbytes;
+    }
+    for (unsigned i = 0; i < FX_N && mirror; i++) {
+        unsigned char unused[FX_NBYTES_MAX];
+
+        nbytes += fx_bytes(fx_model[i].name, 0, unused);
+    }
+    return nbytes;
+}
+
+/* Ranks with plans of their own may bring the same: the host's copy is made once. */
+static void test_host_copy_is_made_of_one_rank(void **state)
+{
+    static const unsigned both[] = {FX_ALL, FX_ALL}, some[] = {0x0f, FX_ALL & ~0x05U};
+
+    (void)state;
+    for (unsigned k = 0; k < 4; k++) {
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[k % 2]);
+        for (unsigned step = 1; step < 3; step++) {
+            struct update_info info = start(
+                &g.b, (struct update_start){.in_place = step > 1, .sharded = k >= 2});
+            struct update_chunk *c = masked(&g, info.id, k < 2 ? both : some, MFX_STEP(step));
+            uint64_t want = nbytes_moved(c, pairs[k % 2].mirror);
+            struct fakecuda_counts before, after;
+
+            lib.counts(&before);
+            assert_int_equal(mfx_send(&g, c), ERR_NONE);
+            lib.counts(&after);
+            assert_int_equal(after.nbytes_copied - before.nbytes_copied, want);
+            assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+            mfx_assert_held(&g, k < 2 ? both : some, step);
+        }
+        gpus_close(&g);
+    }
+}
+
+static void test_replicated_rank_lacks_a_tensor(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < 2; w++) {
+        const unsigned lacking[MFX_RANKS_MAX] = {FX_ALL, FX_ALL & ~4U};
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[w]);
+        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+        assert_int_equal(refused(&g.b, masked(&g, "", lacking, MFX_STEP(2))).code, ERR_INCOMPLETE);
+        for (int late = 0; late < 2; late++) {
+            info = start(&g.b, (struct update_start){0});
+            assert_int_equal(send_masks(&g, info.id, FX_ALL, FX_ALL & ~4U, 2), ERR_NONE);
+            assert_int_equal(g.b.answer.info.n_missing, 1);
+            assert_string_equal(g.b.answer.info.missing[0], fx_model[2].name);
+            if (late) /* the other rank may get it in a chunk of its own */
+                assert_int_equal(send_masks(&g, info.id, 0, 4, 2), ERR_NONE);
+            assert_int_equal(finish(&g.b, info.id, ""), late ? ERR_NONE : ERR_INCOMPLETE);
+            mfx_assert_step(&g, late ? 2 : 1);
+        }
+        gpus_close(&g);
+    }
+}
+
+static void test_sharded_ranks_together_are_complete(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < 2; w++) {
+        const unsigned masks[] = {0x07, FX_ALL & ~0x07U}, overlap[] = {0x07, FX_ALL & ~0x03U};
+        struct update_info info;
+        struct update_chunk *c;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[w]);
+        serve_sharded(&g, 0, 1);
+        mfx_assert_held(&g, masks, 1);
+        serve_sharded(&g, 4, 2);
+        mfx_assert_held(&g, overlap, 2);
+        c = masked(&g, "", masks, MFX_STEP(3)); /* by itself too */
+        c->sharded = true;
+        assert_int_equal(mfx_send(&g, c), ERR_NONE);
+        mfx_assert_held(&g, masks, 3);
+        info = start_sharded(&g);
+        assert_int_equal(send_masks(&g, info.id, 0x03, FX_ALL & ~0x07U, 4), ERR_NONE);
+        assert_int_equal(g.b.answer.info.n_missing, 1);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_INCOMPLETE);
+        assert_non_null(strstr(g.b.answer.e.msg, fx_model[2].name));
+        mfx_assert_held(&g, masks, 3);
+        assert_int_equal(mfx_push(&g, 5), ERR_NONE); /* and all to all again */
+        mfx_assert_step(&g, 5);
+        gpus_close(&g);
+    }
+}
+
+static void test_three_ranks_one_without_anything(void **state)
+{
+    const unsigned masks[MFX_RANKS_MAX] = {0x70, 0, 0x0f};
+
+    (void)state;
+    for (int mirror = 0; mirror < 2; mirror++) {
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 3, .mirror = mirror != 0});
+        info = start_sharded(&g);
+        assert_int_equal(mfx_send(&g, masked(&g, info.id, masks, MFX_STEP(1))), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+        mfx_assert_held(&g, masks, 1);
+        gpus_close(&g);
+    }
+}
+
+/* partial */
+
+static void test_partial_replicated_must_come_to_every_rank(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < 2; w++) {
+        const struct update_start partial = {.partial = true};
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[w]);
+        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+        info = start(&g.b, partial);
+        assert_int_equal(send_masks(&g, info.id, 0x11, 0x10, 2), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_INCOMPLETE);
+        assert_non_null(strstr(g.b.answer.e.msg, fx_model[0].name));
+        mfx_assert_step(&g, 1);
+        info = start(&g.b, partial);
+        assert_int_equal(send_masks(&g, info.id, 0x11, 0x10, 2), ERR_NONE);
+        assert_int_equal(send_masks(&g, info.id, 0x6e, 0x6f, 2), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+        mfx_assert_step(&g, 2);
+        gpus_close(&g);
+    }
+}
+
+/* A tensor that goes to another rank leaves the one that had it. */
+static void test_partial_sharded_keeps_the_rest(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < 2; w++) {
+        const struct update_start partial = {.partial = true, .sharded = true};
+        const unsigned masks[] = {0x06, FX_ALL & ~0x06U};
+        const struct version *v = NULL;
+        struct update_info info;
+        struct err e = {0};
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[w]);
+        serve_sharded(&g, 0, 1);
+        info = start(&g.b, partial);
+        assert_int_equal(send_masks(&g, info.id, 0x02, 0x41, 2), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+        assert_int_equal(store_pin(g.b.store, &v, &e), 0);
+        for (uint32_t i = 0; i < FX_N; i++) {
+            bool fresh = (0x43 & 1U << i) != 0;
+
+            for (uint32_t p = 0; p < store_n_places(g.b.store); p++) {
+                bool held = p >= 2 || (masks[p] & 1U << i) != 0;
+
+                assert_true((v->places[p][i].slab != NULL) == held);
+                if (!held)
+                    continue;
+                mfx_assert_view(&g, v, p, i, fresh ? 2 : 1);
+                assert_int_equal(v->places[p][i].serial, fresh ? 2 : 1);
+            }
+        }
+        store_unpin(g.b.store, v);
+        gpus_close(&g);
+    }
+}
+
+/* The tied name on one rank, its target on another: the ends of a pipeline. */
+static void test_tied_name_on_another_rank_must_agree(void **state)
+{
+    const struct fx_tensor *rest[FX_N];
+
+    (void)state;
+    for (int i = 1; i < FX_N; i++)
+        rest[i - 1] = &fx_model[i];
+    rest[FX_N - 1] = &fx_lm_head;
+    for (unsigned k = 0; k < 8; k++) {
+        struct plan *plans[MFX_RANKS_MAX] = {0};
+        bool swap = (k & 1) != 0, lies = (k & 2) != 0;
+        struct mfx_cfg cfg = MFX_STEP(2);
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[k / 4]);
+        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+        plans[swap] = fx_plan_of(1);
+        plans[!swap] = fx_plan(rest, FX_N);
+        cfg.corrupt_rank = !swap;
+        cfg.corrupt_at = lies ? FX_N - 1 : -1;
+        info = start_sharded(&g);
+        assert_int_equal(mfx_send(&g, mfx_ranked(&g, info.id, plans, cfg)), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), lies ? ERR_MISMATCH : ERR_NONE);
+        assert_int_equal(mfx_info(&g).serial, lies ? 1 : 2);
+        if (lies)
+            mfx_assert_step(&g, 1);
+        gpus_close(&g);
+    }
+}
+
+/* in place */
+
+static void await_state(struct gpus *g, enum store_state state)
+{
+    for (;;) {
+        unsigned seen;
+
+        mtx_lock(&g->b.lock);
+        seen = g->b.n_changes;
+        mtx_unlock(&g->b.lock);
+        if (mfx_info(g).state == state)
+            return;
+        mtx_lock(&g->b.lock);
+        while (g->b.n_changes == seen)
+            (void)cnd_wait(&g->b.changed, &g->b.lock, CLOCK_NEVER);
+        mtx_unlock(&g->b.lock);
+    }
+}
+
+static void test_in_place_overwrites_every_place(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < MFX_WORLDS; w++) {
+        struct fakecuda_counts before, after;
+        struct gpus g;
+
+        gpus_open(&g, &lib, mfx_worlds[w]);
+        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+        lib.counts(&before);
+        for (unsigned step = 2; step < 6; step++) {
+            struct update_info info = start(&g.b, (struct update_start){.in_place = true});
+            struct mfx_cfg cfg = MFX_STEP(step);
+            struct update_chunk *c;
+
+            assert_true(info.in_place);
+            cfg.n_each = step % 3;
+            c = mfx_chunk(&g, info.id, fx_plan_of(0x55), cfg);
+            if (step % 2 == 0)
+                c->checksums = mfx_sums(c->plan, step);
+            assert_int_equal(mfx_send(&g, c), ERR_NONE);
+            assert_int_equal(mfx_info(&g).state, STORE_IN_PLACE);
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x2a), cfg)), ERR_NONE);
+            assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+            mfx_assert_step(&g, step);
+            assert_int_equal(mfx_info(&g).serial, step);
+        }
+        lib.counts(&after);
+        assert_true(after.nbytes <= before.nbytes + ((uint64_t)g.n_devices << 20)); /* a table */
+        gpus_close(&g);
+    }
+}
+
+/* Half of it came, and then the rest did not: whichever way. */
+static void test_in_place_failure_is_inconsistent_until_healed(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < MFX_WORLDS; w++) {
+        struct gpus g;
+
+        gpus_open(&g, &lib, mfx_worlds[w]);
+        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+        for (unsigned k = 0; k < 4; k++) {
+            struct update_info info = start(&g.b, (struct update_start){.in_place = true});
+            struct mfx_cfg cfg = MFX_STEP(2);
+            const struct version *v = NULL;
+            struct update_chunk *c;
+            struct err e = {0};
+
+            cfg.n_each = 2;
+            cfg.fail_map = k == 0 ? (int)g.n_devices : -1; /* the second bucket */
+            cfg.fail_release = k == 1;
+            cfg.corrupt_at = k == 2 ? 5 : -1;
+            c = mfx_chunk(&g, info.id, fx_plan_of(k == 3 ? 0x0f : FX_ALL), cfg);
+            if (k == 2)
+                c->checksums = mfx_sums(c->plan, 2);
+            assert_int_equal(mfx_send(&g, c), k == 2 ? ERR_CHECKSUM : k == 3 ? ERR_NONE : ERR_GONE);
+            if (k == 3)
+                assert_int_equal(finish(&g.b, info.id, ""), ERR_INCOMPLETE);
+            assert_int_equal(g.b.answer.info.phase, UPDATE_ABORTED);
+            await_state(&g, STORE_INCONSISTENT);
+            assert_int_equal(store_pin(g.b.store, &v, &e), -1);
+            assert_int_equal(e.code, ERR_INCONSISTENT);
+            if (k % 2 == 0) {
+                assert_int_equal(mfx_push(&g, 3), ERR_NONE);
+            } else {
+                info = start(&g.b, (struct update_start){.in_place = true});
+                assert_int_equal(
+                    mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(3))),
+                    ERR_NONE);
+                assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+            }
+            mfx_assert_step(&g, 3);
+        }
+        gpus_close(&g);
+    }
+}
+
+/* What failed before the first copy touched nothing. */
+static void test_in_place_failure_before_a_copy_touches_nothing(void **state)
+{
+    struct mfx_cfg cfg = MFX_STEP(2);
+    struct update_info info;
+    struct gpus g;
+
+    (void)state;
+    gpus_open(&g, &lib, pairs[1]);
+    assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+    cfg.fail_map = 0;
+    info = start(&g.b, (struct update_start){.in_place = true});
+    assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), cfg)), ERR_GONE);
+    assert_int_equal(g.b.answer.info.phase, UPDATE_RECEIVING);
+    mfx_abort(&g, info.id);
+    await_state(&g, STORE_READY);
+    mfx_assert_step(&g, 1);
+    gpus_close(&g);
+}
+
+static void test_in_place_refuses_a_rank_without_the_tensor(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < 2; w++) {
+        const unsigned masks[] = {0x07, FX_ALL & ~0x07U};
+        const struct update_start req = {.in_place = true, .sharded = true};
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[w]);
+        serve_sharded(&g, 0, 1);
+        info = start(&g.b, req);
+        assert_int_equal(send_masks(&g, info.id, 0x0f, FX_ALL & ~0x07U, 2), ERR_CONFLICT);
+        assert_non_null(strstr(g.b.answer.e.msg, fx_model[3].name));
+        assert_non_null(strstr(g.b.answer.e.msg, "cuda:0"));
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(1), MFX_STEP(2))),
+                         ERR_CONFLICT);
+        assert_non_null(strstr(g.b.answer.e.msg, "cuda:1"));
+        assert_int_equal(send_masks(&g, info.id, 0x07, FX_ALL & ~0x07U, 2), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+        mfx_assert_held(&g, masks, 2);
+        info = start(&g.b, (struct update_start){.in_place = true});
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(3))),
+                         ERR_CONFLICT); /* replicated: no room for what they lack */
+        mfx_abort(&g, info.id);
+        await_state(&g, STORE_READY);
+        mfx_assert_held(&g, masks, 2);
+        gpus_close(&g);
+    }
+}
+
+static int open_lib(void **state)
+{
+    (void)state;
+    mfx_lib_open(&lib, FAKECUDA);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_rank_has_its_own_order),
+        cmocka_unit_test(test_host_copy_is_made_of_one_rank),
+        cmocka_unit_test(test_replicated_rank_lacks_a_tensor),
+        cmocka_unit_test(test_sharded_ranks_together_are_complete),
+        cmocka_unit_test(test_three_ranks_one_without_anything),
+        cmocka_unit_test(test_partial_replicated_must_come_to_every_rank),
+        cmocka_unit_test(test_partial_sharded_keeps_the_rest),
+        cmocka_unit_test(test_tied_name_on_another_rank_must_agree),
+        cmocka_unit_test(test_in_place_overwrites_every_place),
+        cmocka_unit_test(test_in_place_failure_is_inconsistent_until_healed),
+        cmocka_unit_test(test_in_place_failure_before_a_copy_touches_nothing),
+        cmocka_unit_test(test_in_place_refuses_a_rank_without_the_tensor),
+    };
+
+    return cmocka_run_group_tests(tests, open_lib, NULL);
+}

@@ -1,0 +1,174 @@
+/* What a chunk brings and how it lands: decided before any byte moves.
+ *
+ * Staged, a room is laid out in the plan's order, so that a packed bucket lands in one copy and its
+ * tensors are views of it. A tensor that would come to lie misaligned for its dtype begins anew at
+ * an aligned place: that costs one more copy, and nobody has to move it later. */
+#include "weights/update_priv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PART_ALIGN = 64 };
+
+const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n)
+{
+    if (m->alias == NULL) {
+        *n = 1;
+        return &m->index;
+    }
+    *n = m->alias->kind == ALIAS_FUSED ? m->alias->n_targets : 0;
+    return m->alias->targets;
+}
+
+static enum part_how part_how(const struct manifest *m, const struct manifest_match *match,
+                              enum dtype sent)
+{
+    uint32_t n;
+    const uint32_t *targets = match_targets(match, &n);
+
+    if (match->alias != NULL && match->alias->kind == ALIAS_TIED)
+        return PART_TIED;
+    if (match->alias != NULL && match->alias->kind == ALIAS_IGNORED)
+        return PART_IGNORED;
+    for (uint32_t i = 0; i < n; i++)
+        if (m->plan->tensors[targets[i]].dtype != sent)
+            return PART_CONVERT;
+    return PART_DIRECT;
+}
+
+static void raise_to(uint64_t *largest, uint64_t nbytes)
+{
+    if (nbytes > *largest)
+        *largest = nbytes;
+}
+
+/* Cannot overflow: what is kept is at most the manifest, and each tensor adds one alignment. */
+static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
+                         const struct tensor_spec *t)
+{
+    struct part *part = &l->parts[i];
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    uint64_t nbytes = 0;
+    bool packed;
+
+    raise_to(&l->nbytes_largest, t->nbytes);
+    if (n == 0)
+        return;
+    packed = i > 0 && part->how == PART_DIRECT && l->parts[i - 1].how == PART_DIRECT &&
+             l->nbytes_kept % dtype_nbytes(t->dtype) == 0;
+    l->keeps = true;
+    if (!packed)
+        l->nbytes_kept = (l->nbytes_kept + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
+    part->offset = l->nbytes_kept;
+    for (uint32_t k = 0; k < n; k++)
+        nbytes += m->plan->tensors[targets[k]].nbytes;
+    l->nbytes_kept += nbytes;
+    raise_to(&l->nbytes_largest, nbytes);
+}
+
+int layout_make(struct layout *out, const struct manifest *m, const struct plan *plan, bool convert,
+                struct err *e)
+{
+    struct layout l = {.parts = calloc(plan->n_tensors, sizeof *l.parts)};
+
+    if (l.parts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors",
+                       plan->n_tensors);
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+
+        if (manifest_match(m, t, convert, i, &l.parts[i].match, e) != 0) {
+            free(l.parts);
+            return -1;
+        }
+        l.parts[i].how = part_how(m, &l.parts[i].match, t->dtype);
+        layout_place(&l, m, i, t);
+    }
+    *out = l;
+    return 0;
+}
+
+void layout_fini(struct layout *l)
+{
+    free(l->parts);
+    memset(l, 0, sizeof *l);
+}
+
+int job_layouts_make(struct update_job *job, const struct manifest *m, uint32_t n_ranks,
+                     bool convert, struct err *e)
+{
+    const struct update_chunk *c = job->chunk;
+    uint32_t n = c->ranks != NULL ? n_ranks : 1;
+
+    job->layouts = calloc(n, sizeof *job->layouts);
+    if (job->layouts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+    job->n_layouts = n;
+    for (uint32_t r = 0; r < n; r++) {
+        const struct plan *plan = chunk_plan(c, r);
+
+        if (plan != NULL && layout_make(&job->layouts[r], m, plan, convert, e) != 0) {
+            chunk_refield(c, r, e);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void job_layouts_free(struct update_job *job)
+{
+    for (uint32_t r = 0; r < job->n_layouts; r++)
+        layout_fini(&job->layouts[r]);
+    free(job->layouts);
+    job->layouts = NULL;
+    job->n_layouts = 0;
+}
+
+const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank)
+{
+    return c->ranks != NULL ? c->ranks[rank].plan : c->plan;
+}
+
+const struct layout *job_layout(const struct update_job *job, uint32_t rank)
+{
+    return &job->layouts[job->n_layouts > 1 ? rank : 0];
+}
+
+uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks)
+{
+    uint64_t nbytes = 0;
+
+    if (c->ranks == NULL)
+        return c->plan->nbytes;
+    for (uint32_t r = 0; r < n_ranks; r++)
+        nbytes += c->ranks[r].plan != NULL ? c->ranks[r].plan->nbytes : 0;
+    return nbytes;
+}
+
+/* The origin that tensor i of a rank stood at, or NULL. */
+static const struct chunk_origin *origin_of(const struct update_chunk *c, uint32_t rank, uint32_t i)
+{
+    const struct chunk_origin *found = NULL;
+
+    for (uint32_t k = 0; k < c->n_origins; k++)
+        if (c->origins[k].rank == rank && c->origins[k].first <= i)
+            found = &c->origins[k];
+    return found;
+}
+
+void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e)
+{
+    const struct chunk_origin *origin;
+    char member[16], field[ERR_FIELD_MAX];
+    uint32_t i;
+
+    if (sscanf(e->field, "/%15[a-z]/%u", member, &i) != 2)
+        return;
+    origin = origin_of(c, c->ranks != NULL ? rank : 0, i);
+    if (origin == NULL)
+        return;
+    (void)snprintf(field, sizeof field, "%s/%s/%u", origin->at, member, i - origin->first);
+    memcpy(e->field, field, sizeof field);
+}
