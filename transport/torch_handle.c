@@ -54,6 +54,7 @@ struct walk {
     uint32_t i_tensor; /* of the list; for messages */
     bool packed;
     const char *uuid; /* of the entry; for messages */
+    bool expandable;  /* refused for that */
     struct err *e;
 };
 
@@ -231,7 +232,8 @@ static int read_memory(struct walk *w, args_t args, struct ipc_handle *h)
                       "storage_handle has version %u, written by a newer torch than this server "
                       "knows (up to %d)",
                       b[0], VERSION_MAX);
-    if (b[1] == 'e')
+    w->expandable = b[1] == 'e';
+    if (w->expandable)
         return refuse(w,
                       "CUDA IPC handle is an expandable segment (type 'e', version %u): not "
                       "supported; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False on the "
@@ -492,7 +494,7 @@ static int walk_root(struct walk *w, struct ipc_handles *set)
 }
 
 static int read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nbytes,
-                       const char *field, struct err *e)
+                       const char *field, bool *expandable, struct err *e)
 {
     struct walk w = {.field = field, .e = e, .uuid = "?"};
     struct ipc_handles set = {0};
@@ -501,6 +503,7 @@ static int read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nby
     if (pickle_read(&w.p, bytes, nbytes, field, e) != 0)
         return -1;
     rc = walk_root(&w, &set);
+    *expandable = w.expandable;
     pickle_fini(&w.p);
     if (rc != 0)
         ipc_handles_fini(&set);
@@ -509,13 +512,14 @@ static int read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nby
     return rc;
 }
 
-int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, const char *field,
-                       struct err *e)
+int torch_handles_judge(struct ipc_handles *out, const char *text, size_t len, const char *field,
+                        bool *expandable, struct err *e)
 {
     uint8_t *bytes;
     size_t nbytes;
     int rc;
 
+    *expandable = false;
     if (len / 4 > (PICKLE_NBYTES_MAX + 2) / 3)
         return err_set(e, ERR_TOO_LARGE, field,
                        "the base64 has %zu characters; a pickle has at most "
@@ -526,7 +530,15 @@ int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, co
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the pickle");
     rc = ipc_base64(bytes, &nbytes, text, len, "the pickle", field, e);
     if (rc == 0)
-        rc = read_pickle(out, bytes, nbytes, field, e);
+        rc = read_pickle(out, bytes, nbytes, field, expandable, e);
     free(bytes);
     return rc;
+}
+
+int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, const char *field,
+                       struct err *e)
+{
+    bool expandable;
+
+    return torch_handles_judge(out, text, len, field, &expandable, e);
 }

@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "transport/ipc_handle.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* torch_handles_read - the handles of one `ipc_handles_pickled`.
@@ -24,5 +25,11 @@
  *         ERR_TOO_LARGE (too many bytes, values or handles); ERR_NO_MEMORY. */
 int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, const char *field,
                        struct err *e);
+
+/* torch_handles_judge - torch_handles_read, that tells one refusal from the others.
+ * @expandable  written always: was it refused because its memory is an expandable segment? That is
+ *              a setting of the trainer's allocator, and not a mistake in what it sent */
+int torch_handles_judge(struct ipc_handles *out, const char *text, size_t len, const char *field,
+                        bool *expandable, struct err *e);
 
 #endif
