@@ -21,11 +21,17 @@ int handle_update_delete(struct app *app, struct exchange *x, struct err *e);
 int handle_plan_put(struct app *app, struct exchange *x, struct err *e);
 int handle_weights_list(struct app *app, struct exchange *x, struct err *e);
 int handle_weights_get(struct app *app, struct exchange *x, struct err *e);
+int handle_handles_get(struct app *app, struct exchange *x, struct err *e);
+int handle_handles_renew(struct app *app, struct exchange *x, struct err *e);
+int handle_handles_delete(struct app *app, struct exchange *x, struct err *e);
+int handle_preflight(struct app *app, struct exchange *x, struct err *e);
 
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_start_members[], *const update_finish_members[];
 extern const char *const update_abort_members[], *const update_renew_members[];
 extern const char *const plan_members[];
 extern const char *const weights_list_query[];
+extern const char *const handles_query[], *const handles_renew_members[];
+extern const char *const preflight_members[];
 
 #endif

@@ -63,6 +63,13 @@ const struct route routes[] = {
             handle_plan_put),
     VIEW(LANE_CONTROL, "/v1/weights", "weightsList", weights_list_query, handle_weights_list),
     VIEW(LANE_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, handle_weights_get),
+    VIEW(LANE_CONTROL, "/v1/weights/handles", "handlesGet", handles_query, handle_handles_get),
+    CONTROL("/v1/weights/handles/renew", "handlesRenew", false, ROUTE_SMALL_MAX,
+            handles_renew_members, handle_handles_renew),
+    {METHOD_DELETE, "/v1/weights/handles/{lease_id}", "handlesDelete", LANE_CONTROL, ROLE_CONTROL,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, handle_handles_delete},
+    CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
+            handle_preflight),
 
     DATA("/v1/generate", "generate", LANE_GENERATE, true, FORM_NATIVE, generate_members,
          handle_generate),

@@ -3,6 +3,7 @@
 
 #include "server/config.h"
 #include "server/serve.h"
+#include "weights/copy_sum.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -26,6 +27,49 @@ static void put_cuda(const struct cuda_info *cuda, FILE *to)
     }
 }
 
+/* Which rank a GPU is, or -1. */
+static int rank_of(const struct device_list *list, size_t index)
+{
+    for (uint32_t rank = 0; rank < list->n; rank++)
+        if (list->index[rank] == index)
+            return (int)rank;
+    return -1;
+}
+
+static const char *sums(const struct cu_api *cu)
+{
+    if (copy_sum_image_nbytes == 0)
+        return "on the host: this program was built without nvcc";
+    return cu_can_launch(cu) ? "on the GPU, in the pass that copies"
+                             : "on the host: the driver has no calls to launch kernels";
+}
+
+static void put_devices(const struct serve_report *r, FILE *to)
+{
+    if (r->devices.n == 0) {
+        (void)fprintf(to, "device: cpu, the weights lie in host memory%s\n",
+                      r->cuda.available ? "; there are GPUs, --device cuda:0 would use the first"
+                                        : "");
+        return;
+    }
+    for (size_t i = 0; i < r->cuda.n_devices; i++) {
+        const struct cuda_device *d = &r->cuda.devices[i];
+        int rank = rank_of(&r->devices, i);
+
+        if (rank < 0)
+            (void)fprintf(to, "device: cuda:%d is not used\n", d->ordinal);
+        else
+            (void)fprintf(to,
+                          "device: cuda:%d is rank %d, %" PRIu64 " bytes in each version, the GPU "
+                          "has %" PRIu64 "\n",
+                          d->ordinal, rank, r->nbytes, d->nbytes_total);
+    }
+    (void)fprintf(to, "device: checksums %s\n", sums(&r->cuda.api));
+    (void)fprintf(to, "device: %s\n",
+                  r->mirror ? "each version is kept in host memory too, for the embedded engine"
+                            : "no copy in host memory");
+}
+
 int serve_check(const struct config *config, FILE *to, struct err *e)
 {
     struct serve_report *r = calloc(1, sizeof *r);
@@ -44,6 +88,7 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
     (void)fprintf(to, "first weights: %s%s\n", r->has_weights ? "version " : "none, unsynced",
                   r->label);
     put_cuda(&r->cuda, to);
+    put_devices(r, to);
     rc = fflush(to) == 0 && !ferror(to)
              ? 0
              : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");

@@ -38,7 +38,7 @@ enum { CONFIG_LIST_MAX = 16 };
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
       "root beneath which update sources of kind \"path\" may lie; repeatable; none: refused")     \
     X(INT, front_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front")       \
-    X(INT, control_threads, "control-threads", "N", "2", 1, 64,                                    \
+    X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \
       "threads for update, weights and status requests")                                           \
     X(INT, control_queue, "control-queue", "N", "1024", 1, 1000000,                                \
       "control requests that may wait; over it 503")                                               \
@@ -62,6 +62,8 @@ enum { CONFIG_LIST_MAX = 16 };
       "longest prompt and output together; 0: the model's own")                                    \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
+    X(STR, device, "device", "LIST", "cpu", 0, 0,                                                  \
+      "where the weights lie: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on each")       \
     X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \
       "the CUDA driver's library; default: libcuda.so.1, wherever the loader finds it")            \
     X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \

@@ -17,8 +17,12 @@
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
+#include "transport/cuda_ipc.h"
 #include "transport/file.h"
 #include "weights/coverage.h"
+#include "weights/device.h"
+#include "weights/device_list.h"
+#include "weights/leases.h"
 #include "weights/update.h"
 
 #include <errno.h>
@@ -36,11 +40,16 @@ enum {
     SLAB_VERSIONS = 2         /* served and staging: what fits by default */
 };
 
+_Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
+
 /* Everything that serve builds; each pointer owned; NULL until made. */
 struct house {
     struct life life;
     struct app app;
     struct cuda_info cuda;
+    struct device_list list;                   /* --device, among cuda.devices */
+    struct device *devices[STORE_DEVICES_MAX]; /* app.n_devices of them, by rank */
+    struct cuda_ipc_stats ipc_stats;
     struct model_config model;
     struct manifest *manifest; /* until the store takes it */
     struct source *first;      /* of the first weights, until they are pushed */
@@ -106,9 +115,14 @@ static int open_first_weights(struct house *h, const struct config *c, struct er
     return blame(e, path != NULL ? "--weights" : "--model", path != NULL ? path : c->model);
 }
 
+static bool has_engine(const struct config *c)
+{
+    return strcmp(c->engine, "none") != 0;
+}
+
 static int build_manifest(struct house *h, const struct config *c, struct err *e)
 {
-    if (strcmp(c->engine, "none") == 0) {
+    if (!has_engine(c)) {
         if (c->manifest == NULL)
             return err_set(e, ERR_BAD_REQUEST, "--manifest",
                            "--engine none needs --manifest FILE: what must an update cover?");
@@ -127,12 +141,50 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
     return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
 }
 
+/* A GPU that is too small for one version is known before anything touches it. */
+static int choose_devices(struct house *h, const struct config *c, struct err *e)
+{
+    uint64_t needed = h->manifest->plan->nbytes;
+
+    if (device_list_parse(&h->list, c->device, &h->cuda, e) != 0)
+        return -1;
+    for (uint32_t rank = 0; rank < h->list.n; rank++) {
+        const struct cuda_device *d = &h->cuda.devices[h->list.index[rank]];
+
+        if (needed > d->nbytes_total)
+            return err_set(e, ERR_NO_STAGING, "--device",
+                           "one version of the weights has %llu bytes, cuda:%d has %llu",
+                           (unsigned long long)needed, d->ordinal,
+                           (unsigned long long)d->nbytes_total);
+    }
+    return 0;
+}
+
+static int open_devices(struct house *h, struct err *e)
+{
+    struct app *a = &h->app;
+
+    a->ipc_stats = &h->ipc_stats;
+    for (uint32_t rank = 0; rank < h->list.n; rank++) {
+        const struct cuda_device *about = &h->cuda.devices[h->list.index[rank]];
+
+        if (device_new(&h->devices[rank], &h->cuda.api, about, e) != 0)
+            return -1;
+        a->devices = h->devices;
+        a->n_devices = rank + 1;
+    }
+    return 0;
+}
+
 static int build_store(struct house *h, const struct config *c, struct err *e)
 {
     struct store_cfg store_cfg = {
         .manifest = h->manifest,
         .n_versions_max = (uint32_t)c->max_versions,
         .nbytes_max = c->max_weight_bytes > 0 ? c->max_weight_bytes : UINT64_MAX,
+        .devices = h->app.devices,
+        .n_devices = h->app.n_devices,
+        .mirror = has_engine(c),
     };
     struct updates_cfg updates_cfg = {
         .receive_timeout_us = c->update_timeout * 1000,
@@ -140,7 +192,8 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
     };
 
     h->manifest = NULL; /* moved in, also on failure */
-    if (store_new(&h->app.store, &store_cfg, e) != 0)
+    if (store_new(&h->app.store, &store_cfg, e) != 0 ||
+        leases_new(&h->app.leases, h->app.store, e) != 0)
         return -1;
     updates_cfg.store = h->app.store;
     return updates_new(&h->app.updates, &updates_cfg, e);
@@ -165,7 +218,7 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
 
     h->app.model_name = "";
     h->app.model_path = "";
-    if (strcmp(c->engine, "none") == 0)
+    if (!has_engine(c))
         return 0;
     if (embedded_new(&h->app.engine, &cfg, e) != 0)
         return -1;
@@ -371,7 +424,7 @@ static int read_inputs(struct house *h, const struct config *c, struct err *e)
     if (h->first != NULL && label_check(first_label(h, c), "--weights", e) != 0)
         return -1;
     cuda_probe(&h->cuda, c->cuda_library);
-    return 0;
+    return choose_devices(h, c, e);
 }
 
 static int build(struct house *h, const struct config *c, const struct config_listen *at,
@@ -383,8 +436,8 @@ static int build(struct house *h, const struct config *c, const struct config_li
     h->app.cuda = &h->cuda;
     h->app.life = &h->life;
     life_init(&h->life);
-    if (build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
-        build_front(h, c, at, e) != 0)
+    if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 ||
+        build_pools(h, c, e) != 0 || build_front(h, c, at, e) != 0)
         return -1;
     return 0;
 }
@@ -395,11 +448,17 @@ static int build(struct house *h, const struct config *c, const struct config_li
 static void stop_all(struct house *h)
 {
     struct app *a = &h->app;
+    uint32_t n_leases = 0;
 
     if (a->control != NULL)
         workers_stop(a->control);
     if (a->updates != NULL)
         updates_stop(a->updates);
+    if (a->leases != NULL)
+        n_leases = leases_stop(a->leases);
+    if (n_leases > 0)
+        log_line(LOG_WARN, "leases.cut", "%u processes may still have weights mapped that go now",
+                 (unsigned)n_leases);
     if (a->engine != NULL)
         a->engine->ops->stop(a->engine);
     if (a->generate_pool != NULL)
@@ -426,7 +485,10 @@ static void take_down(struct house *h)
     metrics_free(a->metrics);
     source_close(h->first);
     file_weights_fini(&h->first_weights);
+    leases_free(a->leases);
     store_free(a->store);
+    for (uint32_t rank = a->n_devices; rank > 0; rank--)
+        device_free(h->devices[rank - 1]);
     manifest_free(h->manifest);
     tokenizer_free(h->tokenizer);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
@@ -473,6 +535,7 @@ static void announce(const struct house *h, const struct config_listen *at)
     log_str(&r, "weights", store_state_name(info.state));
     log_str(&r, "weight_version", info.label);
     log_u64(&r, "cuda_devices", h->cuda.n_devices);
+    log_str(&r, "device", h->config.device);
     log_str(&r, "cuda", h->cuda.available ? h->cuda.driver_version : h->cuda.reason);
     log_end(&r);
 }
@@ -530,6 +593,8 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
         if (r.has_weights)
             (void)snprintf(r.label, sizeof r.label, "%s", first_label(h, config));
         r.cuda = h->cuda;
+        r.devices = h->list;
+        r.mirror = h->list.n > 0 && has_engine(config);
         *out = r;
         rc = 0;
     }

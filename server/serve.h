@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "driver/cuda_info.h"
+#include "weights/device_list.h"
 #include "weights/store.h"
 
 #include <stdbool.h>
@@ -18,10 +19,13 @@ struct serve_report {
     bool has_weights;           /* false: it would start unsynced */
     char label[VERSION_LABEL_MAX + 1];
     struct cuda_info cuda;
+    struct device_list devices; /* what --device chose; none: host memory */
+    bool mirror;                /* beside GPUs, a copy in host memory for the engine */
 };
 
 /* serve_inspect - read what serve reads before anything runs: model, tokenizer, manifest, the first
- * weights' header (not their bytes), CUDA. Starts nothing, listens nowhere.
+ * weights' header (not their bytes), CUDA and --device. Starts nothing, listens nowhere, creates no
+ * context on a GPU.
  * Threads: main's. Errors: as serve's; *out is untouched. */
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e);
 

@@ -45,9 +45,36 @@ has "unknown" # the variable is no option
 check 0 --engine none --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE"
 has "weights: "
 
+# What --device chooses, and what it would need there; no GPU is touched for it.
+has "device: cpu, the weights lie in host memory; there are GPUs, --device cuda:0 would use the first"
+FAKECUDA_MEMORY=9000000 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE" \
+  --device GPU-fa6ec0da-0000-4000-8000-000000000001
+has "device: cuda:0 is not used"
+has "device: cuda:1 is rank 0, $NBYTES bytes in each version, the GPU has 9000000"
+has "device: checksums on the "
+has "device: each version is kept in host memory too, for the embedded engine"
+no_context
+FAKECUDA_MEMORY=9000000 check 0 --engine none --manifest "$CHECKPOINTS/step-00000.safetensors" \
+  --cuda-library "$FAKE" --device cuda:1,cuda:0
+has "device: cuda:0 is rank 1"
+has "device: no copy in host memory"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:1
+has "baton: --device: one version of the weights has $NBYTES bytes, cuda:1 has 1000000"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:2
+has "baton: --device: there is no cuda:2; there is cuda:0 (GPU-fa6ec0da-0000-4000-8000-000000000000, Fake GPU), cuda:1"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:0,cuda:0
+has "given already"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device gpu0
+has "'gpu0' is not a device"
+check 2 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1" --device cuda:0
+has "baton: --device: 'cuda:0' needs CUDA, which is not available: libcuda.so.1 could not be loaded"
+check 2 --model "$MODEL" --weights none --device=
+has "--device"
+
 # No CUDA is a fact, not a failure, and it has a reason.
 check 0 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1"
 has "cuda: not available: libcuda.so.1 could not be loaded: cannot open shared object file"
+has "device: cpu, the weights lie in host memory"
 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE_OLD"
 has "has no symbol 'cuIpcOpenMemHandle_v2'"
 FAKECUDA_DEVICES=0 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE"

@@ -1,0 +1,12 @@
+/* A tensor's shape in an answer. */
+#ifndef BATON_HANDLERS_SHAPE_JSON_H
+#define BATON_HANDLERS_SHAPE_JSON_H
+
+#include "weights/plan.h"
+
+#include <jansson.h>
+
+/* shape_json - [1024, 128] (new), or NULL for lack of memory. */
+json_t *shape_json(const struct tensor_spec *t);
+
+#endif
