@@ -16,6 +16,9 @@
 struct admission;
 struct config;
 struct cuda_info;
+struct cuda_ipc_stats;
+struct device;
+struct handle_leases;
 struct engine;
 struct life;
 struct store;
@@ -36,6 +39,10 @@ struct app {
     struct workers *control, *generate_pool, *text;
     struct metrics *metrics;
     const struct cuda_info *cuda;      /* what was found at start */
+    struct device *const *devices;     /* the ranks of the store, in its order; NULL without GPUs */
+    uint32_t n_devices;
+    struct cuda_ipc_stats *ipc_stats;  /* of all updates so far */
+    struct handle_leases *leases;      /* versions that other processes have mapped */
     struct front *front;               /* set once, before the front starts to serve */
 };
 

@@ -39,8 +39,7 @@ static void make_field(char field[ERR_FIELD_MAX], const char *at, const char *me
     scan_escape(field, ERR_FIELD_MAX, member, strlen(member));
 }
 
-/* The value, or NULL when it is absent or null. */
-static const json_t *find(const json_t *o, const char *member)
+const json_t *body_given(const json_t *o, const char *member)
 {
     const json_t *v = json_object_get(o, member);
 
@@ -157,7 +156,7 @@ static int refuse_nul(const char *at, const char *member, struct err *e)
 int body_text(const char **out, size_t *len, const json_t *o, const char *at, const char *member,
               struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
 
     if (v == NULL)
         return 0;
@@ -170,7 +169,7 @@ int body_text(const char **out, size_t *len, const json_t *o, const char *at, co
 
 int body_str(const char **out, const json_t *o, const char *at, const char *member, struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
 
     if (v == NULL)
         return 0;
@@ -184,7 +183,7 @@ int body_str(const char **out, const json_t *o, const char *at, const char *memb
 
 int body_bool(bool *out, const json_t *o, const char *at, const char *member, struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
 
     if (v == NULL)
         return 0;
@@ -197,7 +196,7 @@ int body_bool(bool *out, const json_t *o, const char *at, const char *member, st
 int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, int64_t min,
              int64_t max, struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
     char field[ERR_FIELD_MAX];
     int64_t value;
 
@@ -219,7 +218,7 @@ int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, 
 int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member, uint64_t min,
              uint64_t max, struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
     char field[ERR_FIELD_MAX];
     int64_t value;
 
@@ -240,7 +239,7 @@ int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member,
 
 int body_f64(double *out, const json_t *o, const char *at, const char *member, struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
 
     if (v == NULL)
         return 0;
@@ -253,7 +252,7 @@ int body_f64(double *out, const json_t *o, const char *at, const char *member, s
 int body_array(const json_t **out, const json_t *o, const char *at, const char *member,
                struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
 
     if (v == NULL)
         return 0;
@@ -266,7 +265,7 @@ int body_array(const json_t **out, const json_t *o, const char *at, const char *
 int body_object(const json_t **out, const json_t *o, const char *at, const char *member,
                 struct err *e)
 {
-    const json_t *v = find(o, member);
+    const json_t *v = body_given(o, member);
 
     if (v == NULL)
         return 0;

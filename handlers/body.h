@@ -37,6 +37,9 @@ int body_only(const json_t *object, const char *at, const char *const *members, 
 /* body_query_only - refuse query members that the route does not list, or that come twice. */
 int body_query_only(const struct exchange *x, const struct route *route, struct err *e);
 
+/* body_given - the value, or NULL when it is absent or null. */
+const json_t *body_given(const json_t *o, const char *member);
+
 /* `at` is the pointer of the object that holds the member: "" or "/sampling_params". */
 int body_str(const char **out, const json_t *o, const char *at, const char *member, struct err *e);
 /* body_text - a string that may hold NULs (a prompt). body_str refuses those. */

@@ -10,6 +10,7 @@
 #include "server/admission.h"
 #include "server/front.h"
 #include "server/life.h"
+#include "transport/cuda_ipc.h"
 #include "weights/store.h"
 #include "weights/update.h"
 
@@ -103,6 +104,22 @@ static void put_updates(struct updates *updates, struct buf *out)
     prom_seconds(out, spent, LABELS({"phase", "receive"}), s.receive_us);
     prom_seconds(out, spent, LABELS({"phase", "verify"}), s.verify_us);
     prom_seconds(out, spent, LABELS({"phase", "commit"}), s.commit_us);
+}
+
+static void put_ipc(struct cuda_ipc_stats *s, struct buf *out)
+{
+#define LOAD(field) atomic_load_explicit(&s->field, memory_order_relaxed)
+    prom_one(out, "baton_ipc_mappings_opened_total", "counter", "Mappings of trainers' memory made",
+             LOAD(n_opened));
+    prom_one(out, "baton_ipc_mappings_closed_total", "counter",
+             "Mappings of trainers' memory undone", LOAD(n_closed));
+    prom_one(out, "baton_ipc_mapped", "gauge", "Mappings of trainers' memory now", LOAD(n_mapped));
+    prom_one(out, "baton_ipc_exports_released_total", "counter",
+             "Exports whose counter was taken down", LOAD(n_exports_released));
+    prom_one(out, "baton_ipc_exports_stuck_total", "counter",
+             "Exports whose counter could not be reached: their trainer keeps that memory",
+             LOAD(n_exports_stuck));
+#undef LOAD
 }
 
 enum { N_QUEUES = 3 };
@@ -273,6 +290,8 @@ void metrics_rooms(struct app *app, struct buf *out)
         put_update(app->updates, out);
         put_updates(app->updates, out);
     }
+    if (app->ipc_stats != NULL)
+        put_ipc(app->ipc_stats, out);
     if (app->generate != NULL && app->detokenize != NULL)
         put_admission(app, out);
     if (app->engine != NULL) {

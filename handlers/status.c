@@ -7,6 +7,7 @@
 #include "handlers/update_json.h"
 #include "server/admission.h"
 #include "server/life.h"
+#include "weights/device.h"
 #include "weights/store.h"
 
 static json_t *weights_json(const struct app *app)
@@ -91,8 +92,25 @@ static json_t *text_or_null(const char *text)
     return text[0] != '\0' ? json_string(text) : json_null();
 }
 
-static json_t *cuda_json(const struct cuda_info *cuda)
+/* The GPUs that hold the weights. Asks no driver: this runs on an event loop. */
+static json_t *ranks_json(const struct app *app)
 {
+    json_t *ranks = json_array();
+
+    for (uint32_t r = 0; r < app->n_devices; r++) {
+        const struct cuda_device *d = device_about(app->devices[r]);
+
+        (void)json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r,
+                                                     "place", device_name(app->devices[r]), "uuid",
+                                                     d->uuid, "name", d->name, "checksums_on_gpu",
+                                                     (int)device_has_kernels(app->devices[r])));
+    }
+    return ranks;
+}
+
+static json_t *cuda_json(const struct app *app)
+{
+    const struct cuda_info *cuda = app->cuda;
     json_t *devices = json_array();
 
     for (size_t i = 0; i < cuda->n_devices; i++) {
@@ -102,9 +120,9 @@ static json_t *cuda_json(const struct cuda_info *cuda)
             devices, json_pack("{s:i, s:s, s:s, s:I}", "index", d->ordinal, "name", d->name, "uuid",
                                d->uuid, "nbytes_total", (json_int_t)d->nbytes_total));
     }
-    return json_pack("{s:b, s:o, s:o, s:o}", "available", (int)cuda->available, "driver_version",
-                     text_or_null(cuda->driver_version), "devices", devices, "reason",
-                     text_or_null(cuda->reason));
+    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)cuda->available,
+                     "driver_version", text_or_null(cuda->driver_version), "devices", devices,
+                     "ranks", ranks_json(app), "reason", text_or_null(cuda->reason));
 }
 
 int handle_status(struct app *app, struct exchange *x, struct err *e)
@@ -127,6 +145,6 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
                   "reason", reason, "weights", weights_json(app), "update", update_or_null(app),
                   "admission", "generate", admission_json(app->generate), "detokenize",
                   admission_json(app->detokenize), "engine", engine_json(app), "http",
-                  http_json(app), "model", model_json(app), "cuda", cuda_json(app->cuda)));
+                  http_json(app), "model", model_json(app), "cuda", cuda_json(app)));
     return 0;
 }

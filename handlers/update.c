@@ -1,5 +1,5 @@
-/* POST /v1/update_weights: one bucket of a session, or a whole update by itself. The bytes come
- * from shared memory, from files, or are the body itself. */
+/* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
+ * GPUs, from shared memory, from files, or are the body itself. */
 #include "weights/update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -37,6 +37,10 @@ const char *const update_members[] = {
     "ipc_handles",
     "ipc_handles_pickled",
     "tensor_sizes",
+    "per_gpu",
+    "metadata_by_gpu",
+    "buckets",
+    "placement",
     NULL,
 };
 const char *const update_query[] = {
@@ -46,8 +50,8 @@ const char *const update_query[] = {
 /* What a request says beside its tensors; the same members in JSON and in the query. */
 struct update_words {
     const char *update_id, *chunk_id, *label;
-    bool partial, convert;
-    bool partial_given, convert_given;
+    bool partial, convert, sharded;
+    bool partial_given, convert_given, placement_given;
 };
 
 static int check_id(const char *id, size_t len_max, const char *field, struct err *e)
@@ -75,6 +79,9 @@ static int words_check(const struct update_words *w, struct err *e)
     if (w->update_id != NULL && w->convert_given)
         return err_set(e, ERR_BAD_REQUEST, "/convert",
                        "convert is said once, at /v1/update_weights/start");
+    if (w->update_id != NULL && w->placement_given)
+        return err_set(e, ERR_BAD_REQUEST, "/placement",
+                       "placement is said once, at /v1/update_weights/start");
     return 0;
 }
 
@@ -93,21 +100,27 @@ static void words_apply(struct update_chunk *c, const struct update_words *w,
         (void)snprintf(c->label, sizeof c->label, "%s", w->label);
     c->partial = w->partial;
     c->convert = w->convert;
+    c->sharded = w->sharded;
 }
 
 /* A whole update that cannot cover the manifest is refused with what is missing, before any byte
- * moves. @details (new) lists it. */
+ * moves. @details (new) lists it. One that differs from rank to rank is updates_submit's to judge:
+ * what is missing on one may be meant to be on another. */
 static int check_whole(const struct app *app, const struct update_chunk *c, json_t **details,
                        struct err *e)
 {
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing = 0;
 
-    if (c->update_id[0] != '\0' || c->partial)
+    if (c->update_id[0] != '\0' || c->partial || c->ranks != NULL)
         return 0;
     if (plan_coverage(store_manifest(app->store), c->plan, c->convert, missing, UPDATE_MISSING_MAX,
-                      &n_missing, e) != 0)
-        return -1;
+                      &n_missing, e) != 0) {
+        if (c->origins == NULL)
+            return -1;
+        err_clear(e); /* updates_submit finds it too, and knows where in the request it stood */
+        return 0;
+    }
     if (n_missing == 0)
         return 0;
     *details = json_pack("{s:I, s:o}", "n_missing", (json_int_t)n_missing, "missing",
@@ -185,22 +198,16 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     return rc;
 }
 
-static bool given(const json_t *body, const char *member)
-{
-    const json_t *value = json_object_get(body, member);
-
-    return value != NULL && !json_is_null(value);
-}
-
 /* The one source that the body names; none and several are refused. */
 static int source_of(const char **out, const json_t *body, struct err *e)
 {
-    static const char *const sources[] = {"shm", "path", "ipc_handles", "ipc_handles_pickled"};
+    static const char *const sources[] = {"shm", "path", "ipc_handles", "ipc_handles_pickled",
+                                          "buckets"};
     const char *found = NULL;
     char field[32] = "";
 
     for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
-        if (!given(body, sources[i]))
+        if (body_given(body, sources[i]) == NULL)
             continue;
         if (found != NULL)
             (void)snprintf(field, sizeof field, "/%s", sources[i]);
@@ -209,51 +216,72 @@ static int source_of(const char **out, const json_t *body, struct err *e)
     if (found == NULL || field[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field,
                        "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
-                       "or a body of type application/vnd.safetensors");
+                       "buckets, or a body of type application/vnd.safetensors");
     *out = found;
     return 0;
 }
 
-static int open_source(const struct app *app, struct update_chunk *c, const json_t *body,
-                       struct err *e)
+/* What speaks of handles goes with handles. */
+static int check_beside(const json_t *body, struct err *e)
 {
-    const json_t *checksums = json_object_get(body, "checksums");
+    static const char *const members[] = {"per_gpu", "metadata_by_gpu"};
+    char field[32];
+
+    if (body_given(body, "tensor_sizes") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/tensor_sizes",
+                       "tensor_sizes go with ipc_handles and ipc_handles_pickled; send sizes");
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (body_given(body, members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s goes with ipc_handles and ipc_handles_pickled; send names", members[i]);
+    }
+    return 0;
+}
+
+/* The placement of a session is the session's. */
+static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body, struct err *e)
+{
+    struct update_info info = {.sharded = c->sharded};
+
+    if (c->update_id[0] != '\0' && updates_get(app->updates, c->update_id, &info, e) != 0)
+        return -1;
+    return ipc_from_body(c, app, body, info.sharded, e);
+}
+
+static int open_source(struct app *app, struct update_chunk *c, const json_t *body, struct err *e)
+{
     const char *path = NULL, *source;
 
     if (body_str(&path, body, "", "path", e) != 0 || source_of(&source, body, e) != 0)
         return -1;
-    if (strncmp(source, "ipc_", 4) != 0 && given(body, "tensor_sizes"))
-        return err_set(e, ERR_BAD_REQUEST, "/tensor_sizes",
-                       "tensor_sizes go with ipc_handles and ipc_handles_pickled; send sizes");
-    if (plan_of_request(&c->plan, app, body, path != NULL, e) != 0)
+    if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
+        return open_ipc(app, c, body, e);
+    if (check_beside(body, e) != 0 || plan_of_list(&c->plan, app, body, "", path != NULL, e) != 0)
         return -1;
-    if (c->plan == NULL && checksums != NULL && !json_is_null(checksums))
+    if (c->plan == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
                        "checksums stand beside names, and there are none; those of a file by "
                        "itself are in its metadata");
-    if (c->plan != NULL &&
-        checksums_from_body(&c->checksums, &c->has_checksum, body, c->plan, e) != 0)
+    if (c->plan != NULL && checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0,
+                                         c->plan->n_tensors, e) != 0)
         return -1;
-    if (strcmp(source, "shm") == 0)
-        return shm_from_body(&c->source, body, c->plan, e);
-    if (path == NULL)
-        return ipc_from_body(body, c->plan, e);
-    return open_path(app, c, path, e);
+    return path != NULL ? open_path(app, c, path, e) : shm_from_body(&c->source, body, c->plan, e);
 }
 
 static int words_from_body(struct update_words *w, const json_t *body, struct err *e)
 {
-    const json_t *partial = json_object_get(body, "partial");
-    const json_t *convert = json_object_get(body, "convert");
-
     if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->partial, body, "", "partial", e) != 0 ||
-        body_bool(&w->convert, body, "", "convert", e) != 0)
+        body_bool(&w->convert, body, "", "convert", e) != 0 ||
+        placement_from_body(&w->sharded, body, e) != 0)
         return -1;
-    w->partial_given = partial != NULL && !json_is_null(partial);
-    w->convert_given = convert != NULL && !json_is_null(convert);
+    w->partial_given = body_given(body, "partial") != NULL;
+    w->convert_given = body_given(body, "convert") != NULL;
+    w->placement_given = body_given(body, "placement") != NULL;
     return words_check(w, e);
 }
 

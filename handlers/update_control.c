@@ -13,8 +13,8 @@
 
 enum { REASON_MAX = 200 };
 
-const char *const update_start_members[] = {"mode",    "weight_version", "partial",
-                                            "convert", "lease_s",        NULL};
+const char *const update_start_members[] = {"mode",    "weight_version", "partial", "convert",
+                                            "lease_s", "placement",      NULL};
 const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
 const char *const update_abort_members[] = {"update_id", "reason", NULL};
 const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
@@ -28,6 +28,7 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
         body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&req->partial, body, "", "partial", e) != 0 ||
         body_bool(&req->convert, body, "", "convert", e) != 0 ||
+        placement_from_body(&req->sharded, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
     req->in_place = strcmp(mode, "in_place") == 0;
@@ -42,6 +43,26 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
     return 0;
 }
 
+/* What staging takes and what there is, of each place (new, or NULL). */
+static json_t *staging_json(const struct app *app, const struct update_info *info)
+{
+    struct update_room rooms[STORE_PLACES_MAX];
+    uint32_t n = updates_room(app->updates, info, rooms);
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *room = json_pack("{s:s, s:I, s:I}", "place", rooms[i].place, "needed",
+                                 (json_int_t)rooms[i].nbytes_needed, "available",
+                                 (json_int_t)rooms[i].nbytes_available);
+
+        if (json_array_append_new(list, room) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 /* What start answers: the update, and what it is a part of. NULL without memory. */
 static json_t *started_json(const struct app *app, const struct update_info *info)
 {
@@ -50,7 +71,8 @@ static json_t *started_json(const struct app *app, const struct update_info *inf
 
     if (reply != NULL &&
         (json_object_set_new(reply, "plan_digest", json_string(m->plan->digest)) != 0 ||
-         json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0)) {
+         json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0 ||
+         json_object_set_new(reply, "staging", staging_json(app, info)) != 0)) {
         json_decref(reply);
         return NULL;
     }

@@ -40,13 +40,31 @@ static json_t *timing_json(const struct update_info *info)
                      (double)info->verify_us / 1e3, "commit_ms", (double)info->commit_us / 1e3);
 }
 
+/* Of trainers' memory, by this update. */
+static json_t *mappings_json(const struct update_info *info)
+{
+    return json_pack("{s:I, s:I, s:I}", "opened", (json_int_t)info->mappings.n_opened, "closed",
+                     (json_int_t)info->mappings.n_closed, "still_mapped",
+                     (json_int_t)info->mappings.n_mapped);
+}
+
+/* Bytes of a trainer's mapped memory are summed by the GPU that copies them, if it can; all others
+ * on their way through the host. NULL while none has come. */
+static const char *checksums_on(const struct update_info *info)
+{
+    if (info->n_tensors_done == 0 && info->mappings.n_opened == 0)
+        return NULL;
+    return info->host_sums || info->mappings.n_opened == 0 ? "host" : "gpu";
+}
+
 json_t *update_json(const struct update_info *info)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:f, s:I, s:o, s:o, "
-        "s:o}",
+        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:f, s:I, s:o, "
+        "s:o, s:s?, s:o, s:o}",
         "update_id", info->id, "phase", update_phase_name(info->phase), "mode",
-        info->in_place ? "in_place" : "staged", "partial", (int)info->partial, "weight_version",
+        info->in_place ? "in_place" : "staged", "placement",
+        info->sharded ? "sharded" : "replicated", "partial", (int)info->partial, "weight_version",
         info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
         info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "staging_nbytes",
         (json_int_t)info->nbytes_staging, "nbytes_done", (json_int_t)info->nbytes_done,
@@ -55,8 +73,8 @@ json_t *update_json(const struct update_info *info)
         "tensor", info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
         (double)info->lease_left_us / 1e6, "deadline_left_s", (double)info->deadline_left_us / 1e6,
         "n_missing", (json_int_t)info->n_missing, "missing",
-        names_json(info->missing, info->n_missing), "timing", timing_json(info), "error",
-        error_or_null(&info->error));
+        names_json(info->missing, info->n_missing), "mappings", mappings_json(info), "checksums_on",
+        checksums_on(info), "timing", timing_json(info), "error", error_or_null(&info->error));
 }
 
 json_t *update_details(const struct update_info *info)

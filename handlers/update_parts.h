@@ -7,6 +7,7 @@
 #include "weights/checksum.h"
 #include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/update.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -18,25 +19,51 @@ struct app;
  *         dtype, not a shape; and those of plan_builder_add. */
 int plan_from_body(struct plan **out, const json_t *body, struct err *e);
 
-/* plan_of_request - by plan_id, by the body's columns, or NULL when neither is given and
- * `optional`. Both together are ERR_BAD_REQUEST; an unknown plan_id is ERR_NOT_FOUND. */
-int plan_of_request(struct plan **out, const struct app *app, const json_t *body, bool optional,
-                    struct err *e);
+/* columns_add - the same from an object in a request, appended to a plan that is being built.
+ * @origins  [n_origins], where the tensors of that plan stood so far; the last is this object, and
+ *           errors point below it. Only `first` and `at` are read.
+ * @n        how many came; written on success only */
+int columns_add(struct plan_builder *b, const json_t *object, const struct chunk_origin *origins,
+                uint32_t n_origins, uint32_t *n, struct err *e);
 
-/* checksums_from_body - `checksums`, aligned with the plan: 32 hex digits or null each.
- * @sums, @has  malloc'ed [n_tensors], the caller's; both NULL when the member is absent */
-int checksums_from_body(struct checksum **sums, bool **has, const json_t *body,
-                        const struct plan *plan, struct err *e);
+/* specs_add - the tensors of a registered plan, as columns_add. */
+int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
+              uint32_t n_origins, struct err *e);
+
+/* columns_check - are they well formed? Errors: as columns_add's. */
+int columns_check(const json_t *object, const char *at, struct err *e);
+
+/* plan_of_list - by the object's plan_id, by its columns, or NULL when neither is given and
+ * `optional`. Both together are ERR_BAD_REQUEST; an unknown plan_id is ERR_NOT_FOUND.
+ * @at  the object's JSON pointer, "" for the body */
+int plan_of_list(struct plan **out, const struct app *app, const json_t *object, const char *at,
+                 bool optional, struct err *e);
+
+/* checksums_add - `checksums` of an object, 32 hex digits or null each, for tensors [first,
+ * first + n) of the plan.
+ * @sums, @has  malloc'ed [n_tensors] when the first list of them comes, the caller's also on
+ *              failure; NULL as long as none has
+ * Errors: ERR_BAD_REQUEST at <at>/checksums or an element of it; ERR_NO_MEMORY. */
+int checksums_add(struct checksum **sums, bool **has, const json_t *object, const char *at,
+                  const struct plan *plan, uint32_t first, uint32_t n, struct err *e);
 
 /* shm_from_body - open the `shm` member's ranges for `plan`. */
-int shm_from_body(struct source **out, const json_t *body, const struct plan *plan,
+int shm_from_body(struct source **out, const json_t *body, const struct plan *plan, struct err *e);
+
+/* ipc_from_body - the plans, checksums and source of a chunk whose bytes come by CUDA IPC handles:
+ * of `ipc_handles` or `ipc_handles_pickled`, or of several `buckets` of them. All is held against
+ * what the handles say before anything is opened; nothing is opened here.
+ * @c        gets plan, or ranks; origins, checksums, source. On an error it holds none of them
+ * @sharded  the ranks together must be complete, not each by itself
+ *
+ * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; the readers' ERR_TOO_LARGE and
+ *          ERR_NO_MEMORY; ERR_NOT_FOUND (plan_id); ERR_NO_GPU when nothing is wrong and the weights
+ *          of this server are not on a GPU. */
+int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body, bool sharded,
                   struct err *e);
 
-/* ipc_from_body - judge the `ipc_handles` or `ipc_handles_pickled` member against `plan`, and
- * `packed` and `tensor_sizes` beside it. Nothing is opened: this server has no way to a GPU.
- * Errors: always one. ERR_BAD_REQUEST at the member that is wrong; the readers' ERR_TOO_LARGE and
- *         ERR_NO_MEMORY; ERR_NO_GPU when nothing is wrong. */
-int ipc_from_body(const json_t *body, const struct plan *plan, struct err *e);
+/* placement_from_body - `placement`: "replicated" or "sharded". @sharded unchanged when absent. */
+int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 
 /* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters. */
 int label_check(const char *label, const char *field, struct err *e);

@@ -1,4 +1,5 @@
-/* The columns of a transfer: names, dtypes, shapes, sizes, checksums. */
+/* The columns of a transfer: names, dtypes, shapes, sizes, checksums; and what else several
+ * requests say in the same words. */
 #include "base/utf8.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -9,70 +10,91 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIELD_MAX = 64 };
-
-/* The four columns of one request; absent ones are NULL. */
+/* The four columns of one list; absent ones are NULL. */
 struct columns {
     const json_t *names, *dtypes, *shapes, *sizes;
     const char *dtypes_member; /* which of its two names was used */
+    const char *at;            /* JSON pointer of the object that they stand in */
+
+    /* What was read last: neighbours nearly always have the same dtype. */
+    const char *dtype_text;
+    enum dtype dtype;
 };
+
+/* "<at>/<member>", as err_set takes it. */
+static const char *field_of(char field[ERR_FIELD_MAX], const char *at, const char *member)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "%s/%s", at, member);
+    return field;
+}
+
+static const char *element_of(char field[ERR_FIELD_MAX], const char *at, const char *member,
+                              size_t i)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "%s/%s/%zu", at, member, i);
+    return field;
+}
 
 static int same_length(const struct columns *c, const json_t *column, const char *member,
                        struct err *e)
 {
-    char field[FIELD_MAX];
+    char field[ERR_FIELD_MAX];
 
     if (column == NULL || json_array_size(column) == json_array_size(c->names))
         return 0;
-    (void)snprintf(field, sizeof field, "/%s", member);
-    return err_set(e, ERR_BAD_REQUEST, field, "%s has %zu entries, names has %zu", member,
-                   json_array_size(column), json_array_size(c->names));
+    return err_set(e, ERR_BAD_REQUEST, field_of(field, c->at, member),
+                   "%s has %zu entries, names has %zu", member, json_array_size(column),
+                   json_array_size(c->names));
 }
 
-static int read_columns(struct columns *c, const json_t *body, struct err *e)
+static int read_columns(struct columns *c, const json_t *object, const char *at, struct err *e)
 {
     const json_t *alias = NULL;
+    char field[ERR_FIELD_MAX];
 
-    memset(c, 0, sizeof *c);
-    c->dtypes_member = "dtypes";
-    if (body_required(body, "", "names", e) != 0 ||
-        body_array(&c->names, body, "", "names", e) != 0 ||
-        body_array(&c->dtypes, body, "", "dtypes", e) != 0 ||
-        body_array(&alias, body, "", "dtype_names", e) != 0 ||
-        body_required(body, "", "shapes", e) != 0 ||
-        body_array(&c->shapes, body, "", "shapes", e) != 0 ||
-        body_array(&c->sizes, body, "", "sizes", e) != 0)
+    *c = (struct columns){.dtypes_member = "dtypes", .at = at};
+    if (body_required(object, at, "names", e) != 0 ||
+        body_array(&c->names, object, at, "names", e) != 0 ||
+        body_array(&c->dtypes, object, at, "dtypes", e) != 0 ||
+        body_array(&alias, object, at, "dtype_names", e) != 0 ||
+        body_required(object, at, "shapes", e) != 0 ||
+        body_array(&c->shapes, object, at, "shapes", e) != 0 ||
+        body_array(&c->sizes, object, at, "sizes", e) != 0)
         return -1;
     if (alias != NULL && c->dtypes != NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/dtype_names",
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtype_names"),
                        "dtypes and dtype_names are one member; send one of them");
     if (alias != NULL) {
         c->dtypes = alias;
         c->dtypes_member = "dtype_names";
     }
     if (c->dtypes == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/dtypes", "dtypes is required beside names");
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtypes"),
+                       "dtypes is required beside names");
+    if (json_array_size(c->names) == 0)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "names"),
+                       "there are no tensors; at least 1 is needed");
     if (same_length(c, c->dtypes, c->dtypes_member, e) != 0 ||
         same_length(c, c->shapes, "shapes", e) != 0 || same_length(c, c->sizes, "sizes", e) != 0)
         return -1;
     return 0;
 }
 
-static int read_shape(uint64_t *shape, uint32_t *ndim, const json_t *value, size_t i,
+static int read_shape(uint64_t *shape, uint32_t *ndim, const struct columns *c, size_t i,
                       struct err *e)
 {
-    char field[FIELD_MAX];
+    const json_t *value = json_array_get(c->shapes, i);
+    char field[ERR_FIELD_MAX];
     size_t n = json_array_size(value);
 
-    (void)snprintf(field, sizeof field, "/shapes/%zu", i);
     if (!json_is_array(value) || n > PLAN_NDIM_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field, "a shape is an array of 0 to %d integers",
-                       PLAN_NDIM_MAX);
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
+                       "a shape is an array of 0 to %d integers", PLAN_NDIM_MAX);
     for (size_t k = 0; k < n; k++) {
         const json_t *dim = json_array_get(value, k);
 
         if (!json_is_integer(dim) || json_integer_value(dim) < 0)
-            return err_set(e, ERR_BAD_REQUEST, field,
+            return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
                            "dimension %zu is not an integer from 0 on", k);
         shape[k] = (uint64_t)json_integer_value(dim);
     }
@@ -80,105 +102,190 @@ static int read_shape(uint64_t *shape, uint32_t *ndim, const json_t *value, size
     return 0;
 }
 
-static int read_size(uint64_t *numel, const json_t *sizes, size_t i, struct err *e)
+static int read_size(uint64_t *numel, const struct columns *c, size_t i, struct err *e)
 {
-    const json_t *value = json_array_get(sizes, i);
-    char field[FIELD_MAX];
+    const json_t *value = json_array_get(c->sizes, i);
+    char field[ERR_FIELD_MAX];
 
     *numel = UINT64_MAX;
     if (value == NULL || json_is_null(value))
         return 0;
-    if (!json_is_integer(value) || json_integer_value(value) < 0) {
-        (void)snprintf(field, sizeof field, "/sizes/%zu", i);
-        return err_set(e, ERR_BAD_REQUEST, field,
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "sizes", i),
                        "a size is the number of elements: an integer from 0 on");
-    }
     *numel = (uint64_t)json_integer_value(value);
     return 0;
 }
 
-static int add_tensor(struct plan_builder *b, const struct columns *c, size_t i, struct err *e)
+/* The request's pointer for a tensor of the plan. */
+static const char *place_of(char out[ERR_FIELD_MAX], const struct chunk_origin *origins,
+                            uint32_t n_origins, uint32_t i)
+{
+    uint32_t k = n_origins - 1;
+
+    while (k > 0 && origins[k].first > i)
+        k--;
+    return element_of(out, origins[k].at, "names", i - origins[k].first);
+}
+
+/* The builder counts from the first list's first tensor; the request does not. */
+static int place_error(const struct plan_builder *b, const struct chunk_origin *origins,
+                       uint32_t n_origins, size_t i, const char *name, struct err *e)
+{
+    uint32_t before = plan_builder_find(b, name);
+    const struct chunk_origin *o = &origins[n_origins - 1];
+    char first[ERR_FIELD_MAX], here[ERR_FIELD_MAX], member[16];
+    unsigned joined;
+
+    if (o->at[0] == '\0' || sscanf(e->field, "/%15[a-z]/%u", member, &joined) != 2)
+        return -1;
+    (void)element_of(here, o->at, member, i);
+    if (before == PLAN_NO_TENSOR) {
+        memcpy(e->field, here, sizeof here);
+        return -1;
+    }
+    err_clear(e);
+    return err_set(e, ERR_BAD_REQUEST, here, "tensor '%.*s' is named twice, at %s and at %s",
+                   plan_name_cut(name), name, place_of(first, origins, n_origins, before), here);
+}
+
+static enum dtype read_dtype(struct columns *c, const char *text)
+{
+    if (text == NULL)
+        return DTYPE_NONE;
+    if (c->dtype_text == NULL || strcmp(c->dtype_text, text) != 0)
+        c->dtype = dtype_parse(text);
+    c->dtype_text = text;
+    return c->dtype;
+}
+
+static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
+                      const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
 {
     const char *name = json_string_value(json_array_get(c->names, i));
     const char *text = json_string_value(json_array_get(c->dtypes, i));
     uint64_t shape[PLAN_NDIM_MAX], numel;
     enum dtype dtype;
     uint32_t ndim;
-    char field[FIELD_MAX];
+    char field[ERR_FIELD_MAX];
 
-    if (name == NULL) {
-        (void)snprintf(field, sizeof field, "/names/%zu", i);
-        return err_set(e, ERR_BAD_REQUEST, field, "a name is a string");
-    }
-    dtype = text != NULL ? dtype_parse(text) : DTYPE_NONE;
-    if (dtype == DTYPE_NONE) {
-        (void)snprintf(field, sizeof field, "/%s/%zu", c->dtypes_member, i);
-        return err_set(e, ERR_BAD_REQUEST, field,
+    if (name == NULL)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "names", i),
+                       "a name is a string");
+    dtype = read_dtype(c, text);
+    if (dtype == DTYPE_NONE)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, c->dtypes_member, i),
                        "dtype '%.32s' of '%.160s' is not one of %s, nor torch's name for one",
                        text != NULL ? text : "(not a string)", name, dtype_list());
-    }
-    if (read_shape(shape, &ndim, json_array_get(c->shapes, i), i, e) != 0 ||
-        read_size(&numel, c->sizes, i, e) != 0)
+    if (read_shape(shape, &ndim, c, i, e) != 0 || read_size(&numel, c, i, e) != 0)
         return -1;
-    return plan_builder_add(b, name, dtype, shape, ndim, numel, e);
+    if (plan_builder_add(b, name, dtype, shape, ndim, numel, e) == 0)
+        return 0;
+    return place_error(b, origins, n_origins, i, name, e);
+}
+
+int columns_add(struct plan_builder *b, const json_t *object, const struct chunk_origin *origins,
+                uint32_t n_origins, uint32_t *n, struct err *e)
+{
+    struct columns c;
+    size_t n_names;
+
+    if (read_columns(&c, object, origins[n_origins - 1].at, e) != 0)
+        return -1;
+    n_names = json_array_size(c.names);
+    for (size_t i = 0; i < n_names; i++)
+        if (add_tensor(b, &c, i, origins, n_origins, e) != 0)
+            return -1;
+    *n = (uint32_t)n_names;
+    return 0;
+}
+
+int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
+              uint32_t n_origins, struct err *e)
+{
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+
+        if (plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0)
+            return place_error(b, origins, n_origins, i, t->name, e);
+    }
+    return 0;
+}
+
+static void origin_at(struct chunk_origin *o, const char *at)
+{
+    *o = (struct chunk_origin){.rank = 0};
+    (void)snprintf(o->at, sizeof o->at, "%s", at);
+}
+
+int columns_check(const json_t *object, const char *at, struct err *e)
+{
+    struct chunk_origin origin;
+    struct plan_builder *b;
+    uint32_t n;
+    int rc;
+
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    origin_at(&origin, at);
+    rc = columns_add(b, object, &origin, 1, &n, e);
+    plan_builder_free(b);
+    return rc;
+}
+
+static int plan_from_list(struct plan **out, const json_t *object, const char *at, struct err *e)
+{
+    struct chunk_origin origin;
+    struct plan_builder *b;
+    uint32_t n;
+
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    origin_at(&origin, at);
+    if (columns_add(b, object, &origin, 1, &n, e) == 0)
+        return plan_builder_finish(b, out, e);
+    plan_builder_free(b);
+    return -1;
 }
 
 int plan_from_body(struct plan **out, const json_t *body, struct err *e)
 {
-    struct plan_builder *b;
-    struct columns c;
-
-    if (read_columns(&c, body, e) != 0 || plan_builder_new(&b, e) != 0)
-        return -1;
-    for (size_t i = 0; i < json_array_size(c.names); i++) {
-        if (add_tensor(b, &c, i, e) != 0) {
-            plan_builder_free(b);
-            return -1;
-        }
-    }
-    return plan_builder_finish(b, out, e);
+    return plan_from_list(out, body, "", e);
 }
 
-static bool given(const json_t *body, const char *member)
-{
-    const json_t *value = json_object_get(body, member);
-
-    return value != NULL && !json_is_null(value);
-}
-
-int plan_of_request(struct plan **out, const struct app *app, const json_t *body, bool optional,
-                    struct err *e)
+int plan_of_list(struct plan **out, const struct app *app, const json_t *object, const char *at,
+                 bool optional, struct err *e)
 {
     static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
-    const char *plan_id = NULL;
-    const char *column = NULL;
+    const char *plan_id = NULL, *column = NULL;
+    char field[ERR_FIELD_MAX];
     struct plan *plan;
 
     for (size_t i = 0; i < sizeof columns / sizeof columns[0] && column == NULL; i++)
-        column = given(body, columns[i]) ? columns[i] : NULL;
-    if (body_str(&plan_id, body, "", "plan_id", e) != 0)
+        column = body_given(object, columns[i]) != NULL ? columns[i] : NULL;
+    if (body_str(&plan_id, object, at, "plan_id", e) != 0)
         return -1;
     if (plan_id != NULL && column != NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/plan_id",
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "plan_id"),
                        "plan_id stands for names, dtypes, shapes and sizes; '%s' came too", column);
     if (plan_id == NULL && column == NULL && optional) {
         *out = NULL;
         return 0;
     }
     if (plan_id == NULL)
-        return plan_from_body(out, body, e);
+        return plan_from_list(out, object, at, e);
     plan = updates_plan_get(app->updates, plan_id);
     if (plan == NULL)
-        return err_set(e, ERR_NOT_FOUND, "/plan_id",
+        return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),
                        "no plan '%.80s' is registered; post it to /v1/weights/plans", plan_id);
     *out = plan;
     return 0;
 }
 
-static int read_checksum(struct checksum *sum, bool *has, const json_t *value, size_t i,
-                         const char *name, struct err *e)
+static int read_checksum(struct checksum *sum, bool *has, const json_t *value, const char *at,
+                         size_t i, const char *name, struct err *e)
 {
-    char field[FIELD_MAX];
+    char field[ERR_FIELD_MAX];
 
     if (value == NULL || json_is_null(value))
         return 0;
@@ -186,39 +293,47 @@ static int read_checksum(struct checksum *sum, bool *has, const json_t *value, s
         *has = true;
         return 0;
     }
-    (void)snprintf(field, sizeof field, "/checksums/%zu", i);
-    return err_set(e, ERR_BAD_REQUEST, field, "the checksum of '%.160s' is not %d hex digits",
-                   name, CHECKSUM_LEN);
+    return err_set(e, ERR_BAD_REQUEST, element_of(field, at, "checksums", i),
+                   "the checksum of '%.160s' is not %d hex digits", name, CHECKSUM_LEN);
 }
 
-int checksums_from_body(struct checksum **sums, bool **has, const json_t *body,
-                        const struct plan *plan, struct err *e)
+int checksums_add(struct checksum **sums, bool **has, const json_t *object, const char *at,
+                  const struct plan *plan, uint32_t first, uint32_t n, struct err *e)
 {
     const json_t *list = NULL;
-    struct checksum *s;
-    bool *h;
-    int rc = 0;
+    char field[ERR_FIELD_MAX];
 
-    if (body_array(&list, body, "", "checksums", e) != 0)
+    if (body_array(&list, object, at, "checksums", e) != 0)
         return -1;
     if (list == NULL)
         return 0;
-    if (json_array_size(list) != plan->n_tensors)
-        return err_set(e, ERR_BAD_REQUEST, "/checksums", "checksums has %zu entries for %u tensors",
-                       json_array_size(list), plan->n_tensors);
-    s = calloc(plan->n_tensors, sizeof *s);
-    h = calloc(plan->n_tensors, sizeof *h);
-    if (s == NULL || h == NULL)
-        rc = err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
-    for (size_t i = 0; i < plan->n_tensors && rc == 0; i++)
-        rc = read_checksum(&s[i], &h[i], json_array_get(list, i), i, plan->tensors[i].name, e);
-    if (rc != 0) {
-        free(s);
-        free(h);
-        return -1;
-    }
-    *sums = s;
-    *has = h;
+    if (json_array_size(list) != n)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "checksums"),
+                       "checksums has %zu entries for %u tensors", json_array_size(list),
+                       (unsigned)n);
+    if (*sums == NULL)
+        *sums = calloc(plan->n_tensors, sizeof **sums);
+    if (*has == NULL)
+        *has = calloc(plan->n_tensors, sizeof **has);
+    if (*sums == NULL || *has == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
+    for (uint32_t i = 0; i < n; i++)
+        if (read_checksum(&(*sums)[first + i], &(*has)[first + i], json_array_get(list, i), at, i,
+                          plan->tensors[first + i].name, e) != 0)
+            return -1;
+    return 0;
+}
+
+int placement_from_body(bool *sharded, const json_t *body, struct err *e)
+{
+    const char *text = NULL;
+
+    if (body_str(&text, body, "", "placement", e) != 0 || text == NULL)
+        return e->code != ERR_NONE ? -1 : 0;
+    if (strcmp(text, "sharded") != 0 && strcmp(text, "replicated") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/placement",
+                       "placement '%.32s' is not one of replicated, sharded", text);
+    *sharded = text[0] == 's';
     return 0;
 }
 
