@@ -21,6 +21,7 @@
     X(ERR_CONFLICT, 409, "conflict", true)                                   \
     X(ERR_NO_ENGINE, 409, "no_engine", false)                                \
     X(ERR_NO_GPU, 409, "no_gpu", false)                                      \
+    X(ERR_NO_NCCL, 409, "no_nccl", false)                                    \
     X(ERR_ENDED, 409, "update_ended", false)                                 \
     X(ERR_TOO_LARGE, 413, "too_large", false)                                \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \

@@ -13,6 +13,7 @@
 enum mtx_rank {
     MTX_LIFE = 10,         /* server/life */
     MTX_UPDATES = 20,      /* weights/update: sessions, job queue */
+    MTX_TRANSFER = 25,     /* handlers/weight_transfer: which group there is */
     MTX_STORE = 30,        /* weights/store: current version, slab pool */
     MTX_EXCHANGE = 40,     /* base/exchange: one request; callbacks run under it */
     MTX_GENERATION = 45,   /* handlers: one running generate, its stream buffer */

@@ -38,6 +38,11 @@ struct packed_chunks {
  * Errors: ERR_BAD_REQUEST at `field` (0); ERR_NO_MEMORY. */
 int packed_chunks_init(struct packed_chunks *out, const struct plan *plan, uint64_t bucket_nbytes,
                        const char *field, struct err *e);
+
+/* packed_chunks_each - one broadcast for each tensor: a sender that does not pack.
+ * Errors: ERR_NO_MEMORY. */
+int packed_chunks_each(struct packed_chunks *out, const struct plan *plan, struct err *e);
+
 void packed_chunks_fini(struct packed_chunks *c); /* frees and zeroes; accepts a zeroed one */
 
 #endif

@@ -53,6 +53,21 @@ bool device_enter_release(const struct device *d)
     return result == CUDA_SUCCESS;
 }
 
+int device_stream_new(const struct device *d, CUstream *out, struct err *e)
+{
+    return cu_try(d->cu, d->cu->stream_create(out, CU_STREAM_NON_BLOCKING), "cuStreamCreate", e);
+}
+
+void device_stream_free(const struct device *d, CUstream stream)
+{
+    device_released(d, d->cu->stream_destroy(stream), "cuStreamDestroy");
+}
+
+const struct cu_api *device_api(const struct device *d)
+{
+    return d->cu;
+}
+
 static int load_kernels(struct device *d, struct err *e)
 {
     const struct cu_api *cu = d->cu;
@@ -88,16 +103,14 @@ static void try_kernels(struct device *d)
 
 static int open_streams(struct device *d, struct err *e)
 {
-    const struct cu_api *cu = d->cu;
-
-    if (cu_try(cu, cu->stream_create(&d->copies, CU_STREAM_NON_BLOCKING), "cuStreamCreate", e) != 0)
+    if (device_stream_new(d, &d->copies, e) != 0)
         return -1;
-    if (cu_try(cu, cu->stream_create(&d->side, CU_STREAM_NON_BLOCKING), "cuStreamCreate", e) != 0)
+    if (device_stream_new(d, &d->side, e) != 0)
         goto err_copies;
     return 0;
 
 err_copies:
-    device_released(d, cu->stream_destroy(d->copies), "cuStreamDestroy");
+    device_stream_free(d, d->copies);
     return -1;
 }
 
@@ -159,8 +172,8 @@ void device_free(struct device *d)
         device_batches_drop(d);
         if (d->module != NULL)
             device_released(d, cu->module_unload(d->module), "cuModuleUnload");
-        device_released(d, cu->stream_destroy(d->side), "cuStreamDestroy");
-        device_released(d, cu->stream_destroy(d->copies), "cuStreamDestroy");
+        device_stream_free(d, d->side);
+        device_stream_free(d, d->copies);
         device_leave(d);
     }
     device_released(d, cu->primary_ctx_release(d->dev), "cuDevicePrimaryCtxRelease");
@@ -197,6 +210,17 @@ int device_room(struct device *d, uint64_t *nbytes_free, uint64_t *nbytes_total,
     *nbytes_free = now;
     *nbytes_total = total;
     return 0;
+}
+
+int device_check(struct device *d, struct err *e)
+{
+    CUresult result;
+
+    if (device_enter(d, e) != 0)
+        return -1;
+    result = d->cu->stream_query(d->copies);
+    device_leave(d);
+    return result == CUDA_ERROR_NOT_READY ? 0 : cu_try(d->cu, result, "cuStreamQuery", e);
 }
 
 /* The GPU's memory, for slabs. */

@@ -44,6 +44,10 @@ bool device_has_kernels(const struct device *d);
 /* device_room - free and total bytes of the GPU, now. Errors: ERR_CUDA. */
 int device_room(struct device *d, uint64_t *nbytes_free, uint64_t *nbytes_total, struct err *e);
 
+/* device_check - is its context alive? What ends one (an illegal access, broken hardware) takes its
+ * memory along, and every call says so from then on. Never blocks. Errors: ERR_CUDA. */
+int device_check(struct device *d, struct err *e);
+
 /* What slab pools take their memory from: the GPU's, and page-locked host memory, which the GPU
  * copies to at full speed. The pool must be freed before the device. */
 struct slab_memory device_memory(struct device *d);
@@ -57,14 +61,15 @@ int device_export(struct device *d, uint64_t addr, uint8_t handle[DEVICE_IPC_NBY
 
 /* device_import - map another process's allocation. @nbytes its size. Every success is undone by
  * one device_unimport; opening the same handle twice in one context is for the caller to avoid.
- * Errors: ERR_CUDA with what usually is the reason: exporter gone, our own handle, not on this
- * host. device_unimport cannot fail (a failure is logged). */
+ * Errors: ERR_UNREADABLE (the driver refuses the handle), ERR_CUDA; with what usually is the
+ * reason: exporter gone, our own handle, not on this host. device_unimport cannot fail (a failure
+ * is logged). */
 int device_import(struct device *d, const uint8_t handle[DEVICE_IPC_NBYTES], uint64_t *addr,
                   uint64_t *nbytes, struct err *e);
 void device_unimport(struct device *d, uint64_t addr);
 
 /* A trainer's event: opened, asked, closed. device_event_passed: 1 it has happened, 0 not yet,
- * -1 ERR_CUDA. Never blocks. Opening: ERR_CUDA, ERR_NO_MEMORY. */
+ * -1 ERR_CUDA. Never blocks. Opening: ERR_UNREADABLE, ERR_CUDA, ERR_NO_MEMORY. */
 struct device_event;
 int device_event_open(struct device *d, const uint8_t handle[DEVICE_IPC_NBYTES],
                       struct device_event **out, struct err *e);
@@ -73,6 +78,15 @@ void device_event_close(struct device *d, struct device_event *ev); /* accepts N
 
 /* device_can_reach - can this GPU read the memory of `other` (NULL or itself: yes)? */
 bool device_can_reach(const struct device *d, const struct cuda_device *other);
+
+/* For a thread that works on the GPU with another library (NCCL): makes the device's context the
+ * thread's until device_leave; and a stream of its own there, without ties to any other. The call
+ * table is the driver's. Errors: ERR_CUDA. */
+int device_enter(const struct device *d, struct err *e);
+void device_leave(const struct device *d);
+int device_stream_new(const struct device *d, CUstream *out, struct err *e); /* in the context */
+void device_stream_free(const struct device *d, CUstream stream); /* there too; waits for nothing */
+const struct cu_api *device_api(const struct device *d);
 
 /* Blocking copies and sums, for the few bytes that a batch does not move. Threads: any. They wait
  * for nothing that is queued: the caller has seen its batch done. Errors: ERR_CUDA; device_sum also

@@ -33,13 +33,30 @@ static const char *usual_reason(CUresult result)
     }
 }
 
+/* Did the driver refuse what was sent, rather than fail? */
+static bool is_refusal(CUresult result)
+{
+    switch (result) {
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_INVALID_CONTEXT:
+    case CUDA_ERROR_MAP_FAILED:
+    case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
+    case CUDA_ERROR_INVALID_HANDLE:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static int foreign_try(const struct device *d, CUresult result, const char *call, struct err *e)
 {
     struct err told = {0};
 
     if (cu_try(d->cu, result, call, &told) == 0)
         return 0;
-    return err_set(e, ERR_CUDA, "", "%s: %.300s; %s", d->name, told.msg, usual_reason(result));
+    return err_set(e, is_refusal(result) ? ERR_UNREADABLE : ERR_CUDA, "", "%s: %.300s; %s", d->name,
+                   told.msg, usual_reason(result));
 }
 
 int device_export(struct device *d, uint64_t addr, uint8_t handle[DEVICE_IPC_NBYTES],

@@ -32,11 +32,7 @@ struct device {
     CUfunction kernel; /* NULL as the module */
 };
 
-/* Pushes the context; device_leave pops it. No lock held. Errors: ERR_CUDA. */
-int device_enter(const struct device *d, struct err *e);
-void device_leave(const struct device *d);
-
-/* The same for a release, which has nobody to tell: false and a line in the log when not. */
+/* device_enter for a release, which has nobody to tell: false and a line in the log when not. */
 bool device_enter_release(const struct device *d);
 /* Logs a release that failed; nothing for CUDA_SUCCESS. */
 void device_released(const struct device *d, CUresult result, const char *call);

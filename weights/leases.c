@@ -227,8 +227,8 @@ static struct lease *find_locked(struct handle_leases *l, const char *id)
 
 static int refuse_unknown(const char *id, struct err *e)
 {
-    return err_set(e, ERR_NOT_FOUND, "", "there is no lease '%.64s': it has ended, or never was",
-                   id);
+    return err_set(e, ERR_NOT_FOUND, "/lease_id",
+                   "there is no lease '%.64s': it has ended, or never was", id);
 }
 
 void lease_start(struct handle_leases *l, const char *id)

@@ -364,8 +364,18 @@ int manifest_check_ignored(const struct manifest *m, const struct tensor_spec *t
 int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool convert, uint32_t i,
                    struct manifest_match *out, struct err *e)
 {
+    static const struct manifest_match none = {.index = PLAN_NO_TENSOR};
+
+    return manifest_match_next(m, &none, t, convert, i, out, e);
+}
+
+int manifest_match_next(const struct manifest *m, const struct manifest_match *last,
+                        const struct tensor_spec *t, bool convert, uint32_t i,
+                        struct manifest_match *out, struct err *e)
+{
     const struct manifest_whole *w = (const struct manifest_whole *)m;
-    struct manifest_match match = {.index = plan_find(m->plan, t->name)};
+    uint32_t next = last->index + 1; /* behind an alias: the first */
+    struct manifest_match match = {.index = plan_find_near(m->plan, t->name, next)};
     const struct tensor_spec *want;
     uint32_t number;
 

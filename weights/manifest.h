@@ -59,6 +59,12 @@ struct manifest_match {
 int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool convert, uint32_t i,
                    struct manifest_match *out, struct err *e);
 
+/* manifest_match_next - the same for a tensor that stands behind the one that matched as @last:
+ * most often it is the next one of the manifest too, and need not be looked for. @out may be it. */
+int manifest_match_next(const struct manifest *m, const struct manifest_match *last,
+                        const struct tensor_spec *t, bool convert, uint32_t i,
+                        struct manifest_match *out, struct err *e);
+
 /* manifest_derive_rotary - say what ".rotary_emb.inv_freq" is derived to be. Names with that ending
  * are then checked: another shape is ERR_MISMATCH in manifest_match, another value in
  * manifest_check_ignored.

@@ -27,7 +27,7 @@ static uint64_t rotl(uint64_t x, int n)
     return x << n | x >> (64 - n);
 }
 
-static void sip_round(uint64_t v[4])
+static inline void sip_round(uint64_t v[4])
 {
     v[0] += v[1];
     v[1] = rotl(v[1], 13) ^ v[0];
@@ -86,17 +86,32 @@ void names_fini(struct names *s)
     memset(s, 0, sizeof *s);
 }
 
-uint32_t names_find(const struct names *s, const char *text)
+struct names_key names_key(const struct names *s, const char *text, size_t len)
 {
-    uint32_t hash, mask = s->n_slots - 1;
+    return (struct names_key){text, len, (uint32_t)hash_of(s->key, text, len)};
+}
+
+uint32_t names_find_key(const struct names *s, const struct names_key *key)
+{
+    uint32_t mask = s->n_slots - 1;
 
     if (s->n == 0)
         return NAMES_NONE;
-    hash = (uint32_t)hash_of(s->key, text, strlen(text));
-    for (uint32_t i = hash & mask; s->slots[i].number != 0; i = (i + 1) & mask)
-        if (s->slots[i].hash == hash && strcmp(s->items[s->slots[i].number - 1], text) == 0)
+    for (uint32_t i = key->hash & mask; s->slots[i].number != 0; i = (i + 1) & mask)
+        if (s->slots[i].hash == key->hash &&
+            strcmp(s->items[s->slots[i].number - 1], key->text) == 0)
             return s->slots[i].number - 1;
     return NAMES_NONE;
+}
+
+uint32_t names_find(const struct names *s, const char *text)
+{
+    struct names_key key;
+
+    if (s->n == 0)
+        return NAMES_NONE;
+    key = names_key(s, text, strlen(text));
+    return names_find_key(s, &key);
 }
 
 static void slot_put(struct names_slot *slots, uint32_t n_slots, struct names_slot slot)
@@ -108,15 +123,17 @@ static void slot_put(struct names_slot *slots, uint32_t n_slots, struct names_sl
     slots[i] = slot;
 }
 
-/* Room for one more item and its slot. */
-static bool reserve_item(struct names *s)
+/* Room for `n` more items and their slots. */
+static bool reserve_items(struct names *s, uint32_t n)
 {
-    uint32_t cap = s->cap == 0 ? CAP_MIN : 2 * s->cap;
+    uint32_t cap = s->cap == 0 ? CAP_MIN : s->cap;
     struct names_slot *slots;
     const char **items;
 
-    if (s->n < s->cap)
+    if (s->cap - s->n >= n)
         return true;
+    while (cap - s->n < n)
+        cap *= 2;
     items = realloc(s->items, cap * sizeof *items);
     if (items == NULL)
         return false;
@@ -154,21 +171,34 @@ static char *reserve_text(struct names *s, size_t len)
     return b->text;
 }
 
-int names_add(struct names *s, const char *text, struct err *e)
+int names_reserve(struct names *s, uint32_t n, struct err *e)
 {
-    size_t len = strlen(text);
-    struct names_slot slot;
+    if (n > NAMES_MAX - s->n) /* told when the one too many is added */
+        n = NAMES_MAX - s->n;
+    if (!reserve_items(s, n))
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u names", (unsigned)(s->n + n));
+    return 0;
+}
+
+int names_add_key(struct names *s, const struct names_key *key, struct err *e)
+{
+    size_t len = key->len;
     char *copy;
 
     if (s->n >= NAMES_MAX)
         return err_set(e, ERR_TOO_LARGE, "", "more than %d names", (int)NAMES_MAX);
-    if (!reserve_item(s) || (copy = reserve_text(s, len + 1)) == NULL)
+    if (!reserve_items(s, 1) || (copy = reserve_text(s, len + 1)) == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u names", (unsigned)s->n + 1);
-    memcpy(copy, text, len + 1);
+    memcpy(copy, key->text, len + 1);
     s->blocks->used += len + 1;
-    slot.hash = (uint32_t)hash_of(s->key, text, len);
     s->items[s->n++] = copy;
-    slot.number = s->n;
-    slot_put(s->slots, s->n_slots, slot);
+    slot_put(s->slots, s->n_slots, (struct names_slot){.hash = key->hash, .number = s->n});
     return 0;
+}
+
+int names_add(struct names *s, const char *text, struct err *e)
+{
+    struct names_key key = names_key(s, text, strlen(text));
+
+    return names_add_key(s, &key, e);
 }

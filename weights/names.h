@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct names_block;
@@ -28,11 +29,25 @@ struct names {
 void names_init(struct names *s);
 void names_fini(struct names *s); /* accepts a zeroed one */
 
+/* A text and its hash in one set: who looks for it and then adds it hashes it once. */
+struct names_key {
+    const char *text; /* borrowed; NUL-terminated */
+    size_t len;
+    uint32_t hash;
+};
+struct names_key names_key(const struct names *s, const char *text, size_t len);
+
 /* names_find - the number of `text`, or NAMES_NONE. Threads: any, while nobody adds. */
 uint32_t names_find(const struct names *s, const char *text);
+uint32_t names_find_key(const struct names *s, const struct names_key *key);
+
+/* names_reserve - make room for `n` more, so that adding them moves nothing.
+ * Errors: ERR_NO_MEMORY; the set is as it was. */
+int names_reserve(struct names *s, uint32_t n, struct err *e);
 
 /* names_add - append `text` (copied), which is not in the set yet; its number is the old s->n.
  * Errors: ERR_TOO_LARGE (NAMES_MAX), ERR_NO_MEMORY; the set is then as it was. */
 int names_add(struct names *s, const char *text, struct err *e);
+int names_add_key(struct names *s, const struct names_key *key, struct err *e);
 
 #endif

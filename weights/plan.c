@@ -84,7 +84,9 @@ static const char *field_of(char field[ERR_FIELD_MAX], const char *list, uint32_
     return field;
 }
 
-static int check_name(const struct plan_builder *b, const char *name, struct err *e)
+/* @key  written on success: the name as the builder will know it */
+static int check_name(const struct plan_builder *b, const char *name, struct names_key *key,
+                      struct err *e)
 {
     size_t len = strnlen(name, PLAN_NAME_LEN_MAX + 1);
     uint32_t i = b->names.n, first;
@@ -102,7 +104,8 @@ static int check_name(const struct plan_builder *b, const char *name, struct err
             return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
                            "the name of tensor %u has a control character (0x%02x) at byte %zu",
                            (unsigned)i, (unsigned)*c, (size_t)(c - (const unsigned char *)name));
-    first = names_find(&b->names, name);
+    *key = names_key(&b->names, name, len);
+    first = names_find_key(&b->names, key);
     if (first != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
                        "tensor '%.*s' is named twice, at %u and at %u", plan_name_cut(name), name,
@@ -115,37 +118,41 @@ static int check_spec(struct tensor_spec *t, uint32_t i, const char *name, const
                       uint64_t numel, struct err *e)
 {
     char field[ERR_FIELD_MAX];
-    int cut = plan_name_cut(name);
 
     if (t->dtype <= DTYPE_NONE || t->dtype >= DTYPE_COUNT)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "dtypes", i),
-                       "the dtype of tensor '%.*s' is not one of %s", cut, name, dtype_list());
+                       "the dtype of tensor '%.*s' is not one of %s", plan_name_cut(name), name,
+                       dtype_list());
     if (t->ndim > PLAN_NDIM_MAX)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
-                       "tensor '%.*s' has %u dimensions, at most %d are allowed", cut, name,
-                       (unsigned)t->ndim, (int)PLAN_NDIM_MAX);
+                       "tensor '%.*s' has %u dimensions, at most %d are allowed",
+                       plan_name_cut(name), name, (unsigned)t->ndim, (int)PLAN_NDIM_MAX);
     for (uint32_t k = 0; k < t->ndim; k++)
         t->shape[k] = shape[k];
     if (!plan_measure(t->dtype, t->shape, t->ndim, &t->numel, &t->nbytes)) {
         char text[256];
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
-                       "tensor '%.*s' of shape %s and dtype %s has more than 2^63 - 1 bytes", cut,
-                       name, plan_shape_text(t, text, sizeof text), dtype_name(t->dtype));
+                       "tensor '%.*s' of shape %s and dtype %s has more than 2^63 - 1 bytes",
+                       plan_name_cut(name), name, plan_shape_text(t, text, sizeof text),
+                       dtype_name(t->dtype));
     }
     if (numel != UINT64_MAX && numel != t->numel)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "sizes", i),
-                       "tensor '%.*s': size is %llu, but its shape has %llu elements", cut, name,
-                       (unsigned long long)numel, (unsigned long long)t->numel);
+                       "tensor '%.*s': size is %llu, but its shape has %llu elements",
+                       plan_name_cut(name), name, (unsigned long long)numel,
+                       (unsigned long long)t->numel);
     return 0;
 }
 
-static int reserve_tensor(struct plan_builder *b, struct err *e)
+static int reserve_tensors(struct plan_builder *b, uint32_t n, struct err *e)
 {
-    uint32_t cap = b->cap == 0 ? TENSORS_CAP_MIN : 2 * b->cap;
+    uint32_t cap = b->cap == 0 ? TENSORS_CAP_MIN : b->cap;
     struct tensor_spec *tensors;
 
-    if (b->names.n < b->cap)
+    if (b->cap - b->names.n >= n)
         return 0;
+    while (cap - b->names.n < n)
+        cap *= 2;
     tensors = realloc(b->tensors, cap * sizeof *tensors);
     if (tensors == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a plan of %u tensors", (unsigned)cap);
@@ -154,22 +161,30 @@ static int reserve_tensor(struct plan_builder *b, struct err *e)
     return 0;
 }
 
+int plan_builder_reserve(struct plan_builder *b, uint32_t n, struct err *e)
+{
+    if (n > PLAN_TENSORS_MAX - b->names.n) /* told when the one too many is added */
+        n = PLAN_TENSORS_MAX - b->names.n;
+    return reserve_tensors(b, n, e) == 0 ? names_reserve(&b->names, n, e) : -1;
+}
+
 int plan_builder_add(struct plan_builder *b, const char *name, enum dtype dtype,
                      const uint64_t *shape, uint32_t ndim, uint64_t numel, struct err *e)
 {
     uint32_t i = b->names.n;
     struct tensor_spec t = {.dtype = dtype, .ndim = ndim, .offset = b->plan.nbytes};
+    struct names_key key;
     char field[ERR_FIELD_MAX];
 
     if (i >= PLAN_TENSORS_MAX)
         return err_set(e, ERR_TOO_LARGE, "/names", "more than %d tensors", (int)PLAN_TENSORS_MAX);
-    if (check_name(b, name, e) != 0 || check_spec(&t, i, name, shape, numel, e) != 0)
+    if (check_name(b, name, &key, e) != 0 || check_spec(&t, i, name, shape, numel, e) != 0)
         return -1;
     if (t.nbytes > PLAN_NBYTES_MAX - b->plan.nbytes)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
                        "with tensor '%.*s' the plan has more than 2^63 - 1 bytes",
                        plan_name_cut(name), name);
-    if (reserve_tensor(b, e) != 0 || names_add(&b->names, name, e) != 0)
+    if (reserve_tensors(b, 1, e) != 0 || names_add_key(&b->names, &key, e) != 0)
         return -1;
     t.name = b->names.items[i];
     b->tensors[i] = t;
@@ -271,6 +286,13 @@ void plan_unref(struct plan *p)
 uint32_t plan_find(const struct plan *p, const char *name)
 {
     return plan_builder_find((const struct plan_builder *)p, name);
+}
+
+uint32_t plan_find_near(const struct plan *p, const char *name, uint32_t i)
+{
+    if (i < p->n_tensors && strcmp(p->tensors[i].name, name) == 0)
+        return i;
+    return plan_find(p, name);
 }
 
 const char *plan_shape_text(const struct tensor_spec *t, char *out, size_t cap)

@@ -48,6 +48,10 @@ struct plan_builder;
 int plan_builder_new(struct plan_builder **out, struct err *e);
 void plan_builder_free(struct plan_builder *b); /* accepts NULL */
 
+/* plan_builder_reserve - make room for `n` more tensors, which need not come.
+ * Errors: ERR_NO_MEMORY; the builder is as it was. */
+int plan_builder_reserve(struct plan_builder *b, uint32_t n, struct err *e);
+
 /* plan_builder_add - append one tensor.
  * @name   borrowed, copied; 1..PLAN_NAME_LEN_MAX bytes, no control characters
  * @shape  [ndim]
@@ -76,6 +80,10 @@ enum { PLAN_NO_TENSOR = UINT32_MAX };
 
 /* plan_find - index of `name`, or PLAN_NO_TENSOR. O(1). */
 uint32_t plan_find(const struct plan *p, const char *name);
+
+/* plan_find_near - the same, looking first at tensor `i` (any number): what comes in a plan's own
+ * order is found without a search. */
+uint32_t plan_find_near(const struct plan *p, const char *name, uint32_t i);
 
 /* plan_measure - elements and bytes of a tensor; a 0 among the dims makes both 0.
  * @shape  [ndim]

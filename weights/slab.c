@@ -20,6 +20,7 @@ struct slab_owned {
     struct slab_pool *pool;
     uint64_t nbytes_taken;   /* whole granules */
     atomic_uint refs;        /* relaxed up, acq_rel down: the last one owns it alone */
+    atomic_bool condemned;   /* relaxed: ordered by refs */
     struct slab_owned *next; /* of the idle list; oldest first */
 };
 
@@ -269,10 +270,15 @@ struct slab *slab_ref(struct slab *s)
     return s;
 }
 
+void slab_condemn(struct slab *s)
+{
+    atomic_store_explicit(&((struct slab_owned *)s)->condemned, true, memory_order_relaxed);
+}
+
 void slab_unref(struct slab *s)
 {
     struct slab_owned *o = (struct slab_owned *)s;
-    struct slab_owned *drop = NULL;
+    struct slab_owned *drop = NULL, *lost = NULL;
     struct slab_pool *p;
 
     if (s == NULL || atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) != 1)
@@ -281,8 +287,10 @@ void slab_unref(struct slab *s)
     mtx_lock(&p->lock);
     p->nbytes_live -= o->nbytes_taken;
     p->n_live--;
-    if (p->nbytes_idle <= p->nbytes_idle_max &&
-        o->nbytes_taken <= p->nbytes_idle_max - p->nbytes_idle) {
+    if (atomic_load_explicit(&o->condemned, memory_order_relaxed)) {
+        lost = o;
+    } else if (p->nbytes_idle <= p->nbytes_idle_max &&
+               o->nbytes_taken <= p->nbytes_idle_max - p->nbytes_idle) {
         o->next = NULL;
         *p->idle_tail = o;
         p->idle_tail = &o->next;
@@ -293,6 +301,7 @@ void slab_unref(struct slab *s)
     }
     mtx_unlock(&p->lock);
     slabs_give(&p->memory, drop);
+    free(lost);
 }
 
 void slab_pool_stats(struct slab_pool *p, struct slab_stats *out)

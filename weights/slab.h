@@ -51,6 +51,10 @@ int slab_new(struct slab **out, struct slab_pool *p, uint64_t nbytes, struct err
 struct slab *slab_ref(struct slab *s);
 void slab_unref(struct slab *s); /* accepts NULL; the last one gives it back to the pool */
 
+/* slab_condemn - something may write to it for ever: once the last reference is gone, its memory is
+ * neither used again nor given back. Repeating is harmless. Threads: any that holds a reference. */
+void slab_condemn(struct slab *s);
+
 struct slab_stats {
     uint64_t nbytes_live, nbytes_idle;
     uint64_t n_live;

@@ -1,8 +1,10 @@
 /* Where tensor bytes come from, without knowing from where: transport/ has one file for each.
  *
- * Two kinds. One writes the bytes into host memory itself (fill). The other only makes them
+ * Three kinds. One writes the bytes into host memory itself (fill). The second only makes them
  * readable where they lie on GPUs (map, at), and the worker queues the copies: so copies, sums and
- * their order are in one place, and the next bucket is mapped while the last one is copied.
+ * their order are in one place, and the next bucket is mapped while the last one is copied. The
+ * third writes whole buckets into GPU memory itself (receive), in place wherever they may lie there
+ * as they come.
  *
  * A source is used by the update worker only, one call at a time, no lock held. */
 #ifndef BATON_WEIGHTS_SOURCE_H
@@ -22,11 +24,13 @@ struct progress {
     atomic_uint_fast64_t nbytes_done; /* relaxed: a gauge */
     atomic_uint_fast32_t tensor;      /* relaxed: index in the plan of the tensor being filled */
     atomic_bool stop;                 /* relaxed: asks the fill to fail soon (within 100 ms) */
-    uint64_t deadline_us;             /* immutable during a fill */
+    uint64_t deadline_us;             /* immutable during a fill, and so are those below */
+    bool (*gone)(void *arg);          /* has whoever waits for the answer gone away? NULL: never */
+    void *gone_arg;
 };
 
 /* progress_check - to be called between pieces of at most SOURCE_PIECE_NBYTES.
- * Errors: ERR_TIMEOUT (deadline passed), ERR_CONFLICT (the update was aborted). */
+ * Errors: ERR_TIMEOUT (deadline passed), ERR_CONFLICT (the update was aborted), ERR_GONE. */
 int progress_check(const struct progress *p, struct err *e);
 
 enum { SOURCE_PIECE_NBYTES = 8 << 20 };
@@ -94,7 +98,23 @@ struct source_ops {
     uint64_t (*block)(const struct source *s, uint32_t rank, uint32_t i);
     int (*release)(struct source *s, struct err *e);
 
-    /* After the last fill: are there bytes left that nobody declared? May be NULL. */
+    /* The third kind has these three, and none of the others'. Every rank gets the same bytes.
+     *
+     * bucket: how many tensors from `first` on come in one piece, packed; at least one.
+     *
+     * receive: brings that bucket to dst[r] on each rank r ([n_ranks]); blocks until it is there.
+     * Called for every bucket in order. Counting in p is left to the caller. Errors: ERR_TIMEOUT,
+     * ERR_CONFLICT (stopped, the group was left), ERR_GONE, ERR_NCCL, ERR_CUDA: nothing writes to
+     * dst any more, unless it is stuck.
+     *
+     * stuck: asked after a failed receive: may something write to its dst for ever? Then that
+     * memory must not be used again, nor given back. */
+    uint32_t (*bucket)(const struct source *s, uint32_t first);
+    int (*receive)(struct source *s, uint32_t first, uint32_t n, const uint64_t *dst,
+                   struct progress *p, struct err *e);
+    bool (*stuck)(const struct source *s);
+
+    /* After the last fill or receive: is there something that nobody declared? May be NULL. */
     int (*finish)(struct source *s, struct progress *p, struct err *e);
 
     void (*close)(struct source *s); /* accepts NULL; frees; cannot fail */

@@ -38,12 +38,65 @@ int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct e
     return slab_of(g->store->scratch, nbytes, out, e);
 }
 
+static uint64_t aligned(uint64_t offset)
+{
+    return (offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+}
+
+static struct staging_hole hole_remove(struct staging_whole *whole, uint32_t i)
+{
+    struct staging_hole hole = whole->holes[i];
+
+    whole->holes[i] = whole->holes[--whole->n_holes];
+    return hole;
+}
+
+/* A chunk that is sent again finds the room that it had, though another came behind it. */
+static bool hole_take(struct staging_whole *whole, uint64_t nbytes, uint64_t *at)
+{
+    for (uint32_t i = 0; i < whole->n_holes; i++) {
+        struct staging_hole *hole = &whole->holes[i];
+        uint64_t next = aligned(hole->offset + nbytes), end = hole->offset + hole->nbytes;
+
+        if (hole->nbytes < nbytes)
+            continue;
+        *at = hole->offset;
+        if (next < end)
+            *hole = (struct staging_hole){next, end - next};
+        else
+            (void)hole_remove(whole, i);
+        return true;
+    }
+    return false;
+}
+
+/* The last room moves the end back, and so do the holes that are then the last. */
+static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbytes)
+{
+    bool more = true;
+
+    if (whole->end != offset + nbytes) {
+        if (nbytes > 0 && whole->n_holes < STAGING_HOLES_MAX)
+            whole->holes[whole->n_holes++] = (struct staging_hole){offset, nbytes};
+        return;
+    }
+    whole->end = offset;
+    while (more) {
+        more = false;
+        for (uint32_t i = 0; i < whole->n_holes && !more; i++) {
+            more = aligned(whole->holes[i].offset + whole->holes[i].nbytes) == whole->end;
+            if (more)
+                whole->end = hole_remove(whole, i).offset;
+        }
+    }
+}
+
 /* From the slab that holds a whole update on a GPU. 1: there is no such slab, because only a part
  * comes there; or it is full, since buckets that begin aligned may waste more than was foreseen. */
 static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
                          struct staging_room *out, struct err *e)
 {
-    struct staging_room *whole = &g->whole[place < STORE_DEVICES_MAX ? place : 0];
+    struct staging_whole *whole = &g->whole[place < STORE_DEVICES_MAX ? place : 0];
     uint64_t at;
 
     if (store_device(g->store, place) == NULL || g->partial ||
@@ -54,10 +107,12 @@ static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
         if (slab_of(store_slabs(g->store, place), whole->nbytes, &whole->slab, e) != 0)
             return -1;
     }
-    at = (whole->offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
-    if (at > whole->nbytes || nbytes > whole->nbytes - at)
-        return 1;
-    whole->offset = at + nbytes;
+    if (!hole_take(whole, nbytes, &at)) {
+        at = aligned(whole->end);
+        if (at > whole->nbytes || nbytes > whole->nbytes - at)
+            return 1;
+        whole->end = at + nbytes;
+    }
     *out = (struct staging_room){slab_ref(whole->slab), at, nbytes};
     return 0;
 }
@@ -77,12 +132,12 @@ int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct stag
 
 void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room)
 {
-    struct staging_room *whole = g != NULL && place < STORE_DEVICES_MAX ? &g->whole[place] : NULL;
+    struct staging_whole *whole = g != NULL && place < STORE_DEVICES_MAX ? &g->whole[place] : NULL;
 
     if (room->slab == NULL)
         return;
-    if (whole != NULL && room->slab == whole->slab && whole->offset == room->offset + room->nbytes)
-        whole->offset = room->offset;
+    if (whole != NULL && room->slab == whole->slab)
+        hole_add(whole, room->offset, room->nbytes);
     slab_unref(room->slab);
     memset(room, 0, sizeof *room);
 }

@@ -54,6 +54,19 @@ struct store {
     uint32_t n_versions_max;
 };
 
+enum { STAGING_HOLES_MAX = 16 };
+
+/* A GPU's part of a whole update. Of more holes than there is place for the rest is lost until the
+ * staging ends. */
+struct staging_whole {
+    struct slab *slab;    /* counted; NULL until the first room */
+    uint64_t nbytes, end; /* the next room begins behind `end` */
+    struct staging_hole {
+        uint64_t offset, nbytes;
+    } holes[STAGING_HOLES_MAX]; /* rooms that came back from before others */
+    uint32_t n_holes;
+};
+
 /* Update worker only, but for `store` and what it guards. */
 struct staging {
     struct store *store; /* borrowed */
@@ -65,8 +78,7 @@ struct staging {
     bool *arrived;              /* owned; [n_places][n_tensors] */
     uint32_t *n_places_of;      /* owned; [n_tensors] at how many places each arrived */
     uint32_t n_arrived;         /* tensors that arrived anywhere */
-    struct staging_room whole[STORE_DEVICES_MAX]; /* a GPU's part of a whole update: offset is
-                                                     where the next room begins */
+    struct staging_whole whole[STORE_DEVICES_MAX];
 };
 
 struct version_owned *version_new(const struct store *s);

@@ -94,8 +94,7 @@ void updates_free(struct updates *u)
     for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++)
         if (u->ended[i] != NULL)
             session_free(session_unref_locked(u->ended[i]));
-    for (uint32_t i = 0; i < UPDATE_PLANS_MAX; i++)
-        plan_unref(u->plans[i].plan);
+    plans_free(u);
     cnd_fini(&u->tick);
     cnd_fini(&u->work);
     mtx_fini(&u->lock);
@@ -175,7 +174,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
         return -1;
     mtx_lock(&u->lock);
     rc = check_idle_locked(u, e); /* first: an open update is what fills the memory */
-    if (rc == 0 && no_room.code != ERR_NONE) {
+    if (rc == 0 && no_room.code != ERR_NONE && !update_frees_locked(u)) {
         *e = no_room;
         rc = -1;
     }
@@ -219,10 +218,26 @@ void update_queue_locked(struct updates *u, struct session *s, struct update_job
     job_queue_locked(u, job);
 }
 
-/* A version that is about to go gives its memory back: the worker waits for it. */
-static void forgive_room(const struct store_info *base, struct err *e)
+bool update_frees_locked(const struct updates *u)
 {
-    if (e->code == ERR_NO_STAGING && base->n_live > 1)
+    mtx_assert_held(&u->lock);
+    return u->live != NULL || u->n_disposing > 0;
+}
+
+static bool frees(struct updates *u)
+{
+    bool yes;
+
+    mtx_lock(&u->lock);
+    yes = update_frees_locked(u);
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+/* A version or an update that is about to go gives its memory back: the worker waits for it. */
+static void forgive_room(const struct store_info *base, bool freeing, struct err *e)
+{
+    if (e->code == ERR_NO_STAGING && (base->n_live > 1 || freeing))
         err_clear(e);
 }
 
@@ -242,25 +257,27 @@ void update_check_rooms(struct updates *u, const struct store_info *base, bool s
                         struct err *e)
 {
     struct store *s = u->cfg.store;
+    bool freeing = frees(u); /* asked first: it may have ended when memory has been looked at */
 
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
         if (takes_whole(s, p, sharded))
             (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
-    forgive_room(base, e);
+    forgive_room(base, freeing, e);
 }
 
 void update_check_job_room(struct updates *u, const struct store_info *base,
                            const struct update_job *job, struct err *e)
 {
     struct store *s = u->cfg.store;
+    bool freeing = frees(u);
 
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
         const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
 
-        if (l->keeps)
+        if (l != NULL && l->keeps)
             (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
     }
-    forgive_room(base, e);
+    forgive_room(base, freeing, e);
 }
 
 uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)

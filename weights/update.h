@@ -33,6 +33,7 @@ enum {
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
     UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
     UPDATE_PLANS_MAX = 64,
+    UPDATE_JOINED_MAX = 16, /* plans that several registered ones make */
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
 };
@@ -161,6 +162,9 @@ struct update_chunk {
                                    taken, since it may reuse its memory. NULL: never */
     update_done_fn *done;
     void *done_arg;
+
+    uint32_t n_missing; /* written where updates_submit answers ERR_INCOMPLETE */
+    const char *missing[UPDATE_MISSING_MAX]; /* the first of them; borrowed from the manifest */
 };
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
@@ -177,10 +181,12 @@ void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the sour
  *         ERR_ENDED       it has ended: how is in the message
  *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already
  *                         arrived; at /chunk_id one that is still under way, or came before with
- *                         another plan
+ *                         another plan; at /placement a source that gives every rank the same, in an
+ *                         update that shards the model over several
  *         ERR_BAD_REQUEST at /names/<i>: two names of the plan bring the same tensor
  *         ERR_MISMATCH    as manifest_match
- *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing
+ *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing; if each
+ *                         rank gets the same, c->n_missing and c->missing say which
  *         ERR_UNSYNCED / ERR_INCONSISTENT  update_id "", partial, without a base
  *         ERR_NO_STAGING, ERR_OVERLOADED (UPDATE_QUEUE_MAX), ERR_DRAINING, ERR_NO_MEMORY
  *         After an error nothing was received and the chunk is still the caller's. */
@@ -234,6 +240,15 @@ int updates_plan_put(struct updates *u, struct plan *plan, bool convert, struct 
 
 /* updates_plan_get - a reference to the plan of that digest, or NULL. */
 struct plan *updates_plan_get(struct updates *u, const char *digest);
+
+/* updates_joined_get - a reference to the plan that was put for these registered ones, or NULL.
+ * updates_joined_put - remember what they make, one after the other, under their digests.
+ * @parts   [n], borrowed
+ * @joined  borrowed; a reference is taken
+ * The least recently used of UPDATE_JOINED_MAX makes room. */
+struct plan *updates_joined_get(struct updates *u, struct plan *const *parts, uint32_t n);
+void updates_joined_put(struct updates *u, struct plan *const *parts, uint32_t n,
+                        struct plan *joined);
 
 struct updates_stats {
     uint64_t n_started, n_committed, n_aborted, nbytes_received;

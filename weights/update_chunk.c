@@ -1,6 +1,6 @@
 /* One chunk from its first byte to its place in the staging.
  *
- * What both kinds of sources need: room, the checksums, ties, and the views in the end. A chunk
+ * What all kinds of sources need: room, the checksums, ties, and the views in the end. A chunk
  * whose bytes lie on GPUs may be begun while the one before it is still being copied; then its end
  * comes later. */
 #include "base/clock.h"
@@ -34,8 +34,7 @@ uint64_t spot_target(const struct fill *f, struct spot at, const struct part *pa
     return at.room->slab->addr + at.room->offset + part->offset + before;
 }
 
-const struct slab *spot_slab(const struct fill *f, struct spot at, const struct part *part,
-                             uint32_t k)
+struct slab *spot_slab(const struct fill *f, struct spot at, const struct part *part, uint32_t k)
 {
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
@@ -106,6 +105,31 @@ int fill_converted(struct fill *f, void **out, struct err *e)
     return scratch_of(f, nbytes_largest(f), &f->converted, out, e);
 }
 
+static const struct tie *find_tie(const struct session *s, const struct tie *like)
+{
+    for (uint32_t i = 0; i < s->n_ties; i++)
+        if (s->ties[i].alias == like->alias && s->ties[i].place == like->place &&
+            s->ties[i].everywhere == like->everywhere)
+            return &s->ties[i];
+    return NULL;
+}
+
+/* Of a name that comes again before its target one copy is kept. */
+static int push_tie(struct session *s, const struct tie *tie, uint64_t nbytes, struct err *e)
+{
+    const struct tie *before = find_tie(s, tie);
+
+    if (before == NULL)
+        return tie_push(s, tie, e);
+    if (memcmp(before->data, tie->data, nbytes) != 0)
+        return err_set(e, ERR_MISMATCH, "/names",
+                       "'%.*s' came before in this update, with other "
+                       "bytes",
+                       plan_name_cut(tie->alias->name), tie->alias->name);
+    slab_unref(tie->slab);
+    return 0;
+}
+
 int fill_keep_tie(struct fill *f, uint32_t place, bool everywhere, const struct tensor_spec *t,
                   const struct alias *alias, struct slab *slab, struct err *e)
 {
@@ -123,7 +147,7 @@ int fill_keep_tie(struct fill *f, uint32_t place, bool everywhere, const struct 
     }
     tie.slab = slab;
     tie.data = slab->base;
-    if (tie_push(f->session, &tie, e) == 0)
+    if (push_tie(f->session, &tie, to->nbytes, e) == 0)
         return 0;
 
 err_slab_unref:
@@ -216,6 +240,8 @@ static int check_places(const struct fill *f, uint32_t rank, struct err *e)
 
 static void rooms_give(struct fill *f, struct staging *g)
 {
+    if (f->stuck)
+        g = NULL; /* nobody else may have them */
     for (uint32_t r = f->n_ranks; r > 0; r--) {
         struct rank_fill *rank = &f->ranks[r - 1];
 
@@ -242,6 +268,16 @@ static int rooms_take_once(struct fill *f, struct err *e)
     return 0;
 }
 
+static int memory_take_once(struct fill *f, struct err *e)
+{
+    if (!staging_in_place(f->staging) && rooms_take_once(f, e) != 0)
+        return -1;
+    if (f->source->ops->receive == NULL || chunk_recv_take(f, e) == 0)
+        return 0;
+    rooms_give(f, f->staging);
+    return -1;
+}
+
 /* An older version that someone still reads may hold the memory that is lacking. */
 static int rooms_take(struct fill *f, enum source_wait wait, struct err *e)
 {
@@ -250,16 +286,14 @@ static int rooms_take(struct fill *f, enum source_wait wait, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks && staging_in_place(f->staging); r++)
         if (f->ranks[r].plan != NULL && check_places(f, r, e) != 0)
             return -1;
-    if (staging_in_place(f->staging))
-        return 0;
     store_info(f->store, &before);
-    if (rooms_take_once(f, e) == 0)
+    if (memory_take_once(f, e) == 0)
         return 0;
     if (e->code != ERR_NO_STAGING || wait == SOURCE_TRY || before.n_live <= 1 ||
         !store_wait_drained(f->store, f->pin_deadline_us, &f->job->progress.stop))
         return -1;
     err_clear(e);
-    return rooms_take_once(f, e);
+    return memory_take_once(f, e);
 }
 
 /* Nothing writes or reads any more when this returns. */
@@ -270,6 +304,10 @@ static int fill_release(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         device_batch_free(f->ranks[r].batch);
         f->ranks[r].batch = NULL;
+        for (uint32_t k = 0; k < LANES_MAX; k++) {
+            device_batch_free(f->ranks[r].lanes[k].batch);
+            f->ranks[r].lanes[k].batch = NULL;
+        }
     }
     if (f->joined)
         rc = f->source->ops->release(f->source, e);
@@ -284,6 +322,7 @@ static void fill_free(struct fill *f, struct staging *g)
 
     (void)fill_release(f, &none);
     rooms_give(f, g);
+    chunk_recv_give(f);
     for (uint32_t r = 0; r < f->n_ranks; r++)
         free(f->ranks[r].sums);
     slab_unref(f->scratch);
@@ -319,7 +358,9 @@ int chunk_begin(struct session *s, struct update_job *job, uint64_t pin_timeout_
         }
         job->fill = f;
     }
-    return f->source->ops->map != NULL ? chunk_map_begin(f, wait, e) : 0;
+    if (f->source->ops->map != NULL)
+        return chunk_map_begin(f, wait, e);
+    return f->source->ops->receive != NULL ? chunk_recv_begin(f, e) : 0;
 }
 
 bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index)
@@ -369,6 +410,16 @@ static int check_client(const struct fill *f, struct err *e)
                    "under the reading and were not taken");
 }
 
+/* All that has not moved since chunk_begin. */
+static int chunk_move(struct fill *f, struct err *e)
+{
+    const struct source_ops *ops = f->source->ops;
+
+    if (ops->map != NULL)
+        return chunk_map_end(f, e);
+    return ops->receive != NULL ? chunk_recv(f, e) : chunk_fill(f, e);
+}
+
 int chunk_end(struct session *s, struct update_job *job, struct err *e)
 {
     struct fill *f = job->fill;
@@ -376,7 +427,7 @@ int chunk_end(struct session *s, struct update_job *job, struct err *e)
     int rc;
 
     f->n_ties = s->n_ties; /* now: a chunk begun ahead of another's end would count its ties */
-    rc = f->source->ops->map != NULL ? chunk_map_end(f, e) : chunk_fill(f, e);
+    rc = chunk_move(f, e);
     if (fill_release(f, &late) != 0 && rc == 0) {
         *e = late;
         rc = -1;
@@ -384,8 +435,10 @@ int chunk_end(struct session *s, struct update_job *job, struct err *e)
     if (rc == 0 && (check_client(f, e) != 0 || ties_compare(f, s, e) != 0))
         rc = -1;
     if (rc == 0) {
-        for (uint32_t r = 0; r < f->n_ranks; r++)
+        for (uint32_t r = 0; r < f->n_ranks; r++) {
             register_rank(f, r);
+            replicas_record(f, r);
+        }
         ties_drop_compared(s);
     } else {
         session_drop_ties(s, f->n_ties);

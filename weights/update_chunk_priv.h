@@ -1,9 +1,18 @@
-/* One chunk on its way in, as update_chunk.c, update_fill.c and update_map.c share it. */
+/* One chunk on its way in, as update_chunk.c, update_copies.c, update_fill.c, update_map.c and
+ * update_recv.c share it. */
 #ifndef BATON_WEIGHTS_UPDATE_CHUNK_PRIV_H
 #define BATON_WEIGHTS_UPDATE_CHUNK_PRIV_H
 
 #include "weights/device.h"
 #include "weights/update_priv.h"
+
+/* Received buckets that do not come to lie where they stay pass through two of these in turn: one
+ * is emptied while the other one is filled. */
+enum { LANES_MAX = 2 };
+struct lane {
+    struct slab *slab;          /* counted; of the rank's place; NULL: none is needed */
+    struct device_batch *batch; /* owned; what empties it */
+};
 
 /* What comes for one rank. */
 struct rank_fill {
@@ -15,10 +24,15 @@ struct rank_fill {
     struct staging_room mirror;       /* staged; of the host's copy */
     bool mirrored;                    /* its tensors go to the host's copy too */
 
-    /* Mapped chunks. */
+    /* Mapped and received chunks. */
     struct device_batch *batch; /* owned */
     struct checksum *sums;      /* owned; [n_tensors] of what came, or NULL */
-    uint32_t next;              /* the first tensor whose copy is not queued */
+    uint32_t next;              /* the first tensor of which nothing is queued */
+
+    /* Received chunks. */
+    struct lane lanes[LANES_MAX];
+    uint32_t n_lanes, lane; /* of those that there are, the one that is or was filled last */
+    uint32_t bucket;        /* the first tensor of what it holds */
 };
 
 enum { MIRRORS_NONE = STORE_DEVICES_MAX };
@@ -33,9 +47,12 @@ struct fill {
     struct source *source; /* borrowed */
     uint64_t pin_deadline_us;
     bool joined;
+    bool stuck;             /* received chunks: something may write to their rooms for ever */
     uint32_t n_ties;        /* of the session before this chunk */
     struct slab *scratch;   /* host memory for one tensor as it came, or NULL */
     struct slab *converted; /* the same as it will be, or NULL */
+    struct slab **tied; /* received chunks: owned; [n_tied] for tied names yet to come, or NULL */
+    uint32_t n_tied;
     unsigned char *mirrors; /* owned; [n_tensors] of the manifest: the rank from which the host's
                                copy takes each, or MIRRORS_NONE; NULL: every rank gets the same */
     uint32_t n_ranks;
@@ -62,8 +79,7 @@ static inline struct spot spot_of_mirror(const struct fill *f, uint32_t rank)
 uint64_t spot_target(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
 
 /* The slab that it lies in: one copy never reaches into two, even where they are neighbours. */
-const struct slab *spot_slab(const struct fill *f, struct spot at, const struct part *part,
-                             uint32_t k);
+struct slab *spot_slab(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
 
 /* In place: from here on the bytes that a part brings may be written where they are served. */
 void fill_touch(struct fill *f, uint32_t place, const struct part *part);
@@ -89,8 +105,67 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
 int fill_scratch(struct fill *f, void **out, struct err *e);
 int fill_converted(struct fill *f, void **out, struct err *e);
 
+/* Of what is the same for every rank: a tensor that came to `from` in host memory and cannot be
+ * served as it is goes to every place (CONVERT), or is compared (IGNORED). update_fill.c */
+int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e);
+
+/* The place that stands for all of them when a tied name came to every rank. */
+static inline uint32_t fill_tied_place(const struct fill *f)
+{
+    return store_has_host(f->store) ? store_host_place(f->store) : 0;
+}
+
 /* Keeps the bytes of a tied name, in a slab that is moved in, until they can be compared. */
 int fill_keep_tie(struct fill *f, uint32_t place, bool everywhere, const struct tensor_spec *t,
                   const struct alias *alias, struct slab *slab, struct err *e);
+
+/* update_copies.c: what is queued on GPUs. */
+
+/* Tensors [first, first + n) of a rank. */
+struct span {
+    uint32_t rank, first, n;
+};
+
+/* One side of a copy: an address, and the allocation that it lies in. */
+struct end {
+    uint64_t addr, block;
+};
+
+/* Where tensor i of a rank came. */
+typedef struct end came_fn(const struct fill *f, uint32_t rank, uint32_t i);
+
+struct end spot_end(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
+
+/* Where all of a span lies back to back on its rank, as it comes; or 0. */
+uint64_t span_place(const struct fill *f, struct span span);
+
+/* Queues the copies of what is DIRECT, and the sums of everything if the rank wants sums; where a
+ * span came to where it stays, only those. Errors: ERR_CUDA, ERR_NO_MEMORY: some may be queued. */
+int span_copy(const struct fill *f, struct span span, struct device_batch *b, came_fn *came,
+              struct err *e);
+
+/* From the rank's place to the host's copy, behind the copies that bring it there. */
+int span_mirror(const struct fill *f, struct span span, struct device_batch *b, struct err *e);
+
+/* In place: from here on what a rank brings may be written where it is served, also on the host;
+ * of a span only what is DIRECT. */
+void rank_touch(struct fill *f, uint32_t rank, uint32_t i);
+void span_touch(struct fill *f, struct span span);
+
+/* update_replicas.c. Do ranks get different lists, so that what they share has to be compared? The
+ * sums of such a chunk's tensors are remembered once it has arrived, and compared by finish. */
+bool replicas_wanted(const struct fill *f);
+int replicas_prepare(struct fill *f, struct err *e); /* Errors: ERR_NO_MEMORY */
+void replicas_record(const struct fill *f, uint32_t rank);
+
+/* A batch, and room for the sums. Repeating is harmless. Errors: ERR_CUDA, ERR_NO_MEMORY. */
+int rank_prepare(struct fill *f, uint32_t rank, struct err *e);
+/* The sums against those that were said. Errors: ERR_CHECKSUM. */
+int rank_verify(const struct fill *f, uint32_t rank, struct err *e);
+
+/* update_recv.c: memory on the GPUs and the host that a received chunk needs beside its rooms.
+ * After an error nothing is held. Errors: ERR_NO_STAGING, ERR_NO_MEMORY, ERR_CUDA. */
+int chunk_recv_take(struct fill *f, struct err *e);
+void chunk_recv_give(struct fill *f); /* nothing uses it any more; repeating is harmless */
 
 #endif

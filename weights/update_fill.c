@@ -180,18 +180,15 @@ static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err 
     return upload(f, first, *n, bounce, e);
 }
 
-/* One tensor through scratch: converted, split up, or dropped. */
-static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
+int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
 {
     const struct tensor_spec *t = &common(f)->plan->tensors[i];
     const struct part *part = &common(f)->layout->parts[i];
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
     uint64_t nbytes_to = 0, at = 0;
-    void *from, *to;
+    void *to;
 
-    if (fill_scratch(f, &from, e) != 0 || fill_run(f, i, 1, from, e) != 0)
-        return -1;
     if (part->how == PART_IGNORED)
         return manifest_check_ignored(f->m, t, from, e);
     if (fill_converted(f, &to, e) != 0)
@@ -199,7 +196,7 @@ static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
     for (uint32_t k = 0; k < n; k++) {
         const struct tensor_spec *spec = target_spec(f, targets[k]);
 
-        dtype_convert((char *)to + nbytes_to, spec->dtype, (char *)from + at, t->dtype,
+        dtype_convert((char *)to + nbytes_to, spec->dtype, (const char *)from + at, t->dtype,
                       spec->numel);
         nbytes_to += spec->nbytes;
         at += spec->numel * dtype_nbytes(t->dtype);
@@ -215,11 +212,20 @@ static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
     return upload(f, i, 1, to, e);
 }
 
+/* One tensor through scratch: converted, split up, or dropped. */
+static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
+{
+    void *from;
+
+    if (fill_scratch(f, &from, e) != 0 || fill_run(f, i, 1, from, e) != 0)
+        return -1;
+    return fill_land(f, i, from, e);
+}
+
 /* The bytes of a tied name stay apart until its target is there to compare with. */
 static int fill_tied(struct fill *f, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &common(f)->plan->tensors[i];
-    uint32_t place = store_has_host(f->store) ? store_host_place(f->store) : 0;
     struct slab *slab = NULL;
 
     if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
@@ -228,7 +234,8 @@ static int fill_tied(struct fill *f, uint32_t i, struct err *e)
         slab_unref(slab);
         return -1;
     }
-    return fill_keep_tie(f, place, true, t, common(f)->layout->parts[i].match.alias, slab, e);
+    return fill_keep_tie(f, fill_tied_place(f), true, t, common(f)->layout->parts[i].match.alias,
+                         slab, e);
 }
 
 static int fill_parts(struct fill *f, struct err *e)

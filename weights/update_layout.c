@@ -11,16 +11,6 @@
 
 enum { PART_ALIGN = 64 };
 
-const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n)
-{
-    if (m->alias == NULL) {
-        *n = 1;
-        return &m->index;
-    }
-    *n = m->alias->kind == ALIAS_FUSED ? m->alias->n_targets : 0;
-    return m->alias->targets;
-}
-
 static enum part_how part_how(const struct manifest *m, const struct manifest_match *match,
                               enum dtype sent)
 {
@@ -68,48 +58,61 @@ static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
     raise_to(&l->nbytes_largest, nbytes);
 }
 
-int layout_make(struct layout *out, const struct manifest *m, const struct plan *plan, bool convert,
-                struct err *e)
+int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
+                bool convert, struct err *e)
 {
-    struct layout l = {.parts = calloc(plan->n_tensors, sizeof *l.parts)};
+    struct manifest_match last = {.index = PLAN_NO_TENSOR};
+    struct layout *l = calloc(1, sizeof *l);
 
-    if (l.parts == NULL)
+    if (l != NULL)
+        l->parts = calloc(plan->n_tensors, sizeof *l->parts);
+    if (l == NULL || l->parts == NULL) {
+        free(l);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors",
                        plan->n_tensors);
+    }
+    atomic_init(&l->refs, 1);
     for (uint32_t i = 0; i < plan->n_tensors; i++) {
         const struct tensor_spec *t = &plan->tensors[i];
 
-        if (manifest_match(m, t, convert, i, &l.parts[i].match, e) != 0) {
-            free(l.parts);
+        if (manifest_match_next(m, &last, t, convert, i, &last, e) != 0) {
+            layout_unref(l);
             return -1;
         }
-        l.parts[i].how = part_how(m, &l.parts[i].match, t->dtype);
-        layout_place(&l, m, i, t);
+        l->parts[i].match = last;
+        l->parts[i].how = part_how(m, &last, t->dtype);
+        layout_place(l, m, i, t);
     }
     *out = l;
     return 0;
 }
 
-void layout_fini(struct layout *l)
+void layout_unref(struct layout *l)
 {
+    if (l == NULL || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
+        return;
     free(l->parts);
-    memset(l, 0, sizeof *l);
+    free(l);
 }
 
-int job_layouts_make(struct update_job *job, const struct manifest *m, uint32_t n_ranks,
-                     bool convert, struct err *e)
+static struct plan *plan_of_rank(const struct update_chunk *c, uint32_t rank)
+{
+    return c->ranks != NULL ? c->ranks[rank].plan : c->plan;
+}
+
+int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e)
 {
     const struct update_chunk *c = job->chunk;
-    uint32_t n = c->ranks != NULL ? n_ranks : 1;
+    uint32_t n = c->ranks != NULL ? store_n_ranks(u->cfg.store) : 1;
 
     job->layouts = calloc(n, sizeof *job->layouts);
     if (job->layouts == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
     job->n_layouts = n;
     for (uint32_t r = 0; r < n; r++) {
-        const struct plan *plan = chunk_plan(c, r);
+        struct plan *plan = plan_of_rank(c, r);
 
-        if (plan != NULL && layout_make(&job->layouts[r], m, plan, convert, e) != 0) {
+        if (plan != NULL && plan_layout(u, plan, convert, &job->layouts[r], e) != 0) {
             chunk_refield(c, r, e);
             return -1;
         }
@@ -120,7 +123,7 @@ int job_layouts_make(struct update_job *job, const struct manifest *m, uint32_t 
 void job_layouts_free(struct update_job *job)
 {
     for (uint32_t r = 0; r < job->n_layouts; r++)
-        layout_fini(&job->layouts[r]);
+        layout_unref(job->layouts[r]);
     free(job->layouts);
     job->layouts = NULL;
     job->n_layouts = 0;
@@ -128,12 +131,12 @@ void job_layouts_free(struct update_job *job)
 
 const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank)
 {
-    return c->ranks != NULL ? c->ranks[rank].plan : c->plan;
+    return plan_of_rank(c, rank);
 }
 
 const struct layout *job_layout(const struct update_job *job, uint32_t rank)
 {
-    return &job->layouts[job->n_layouts > 1 ? rank : 0];
+    return job->layouts[job->n_layouts > 1 ? rank : 0];
 }
 
 uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks)

@@ -1,217 +1,33 @@
 /* Chunks whose source shows where the bytes lie on GPUs: the copies are queued here, bucket by
  * bucket, while the next one is being mapped.
  *
- * Neighbours on both sides are one copy. With checksums every tensor is a piece of its own, summed
- * in the pass that copies it. What a copy alone cannot do (convert, compare, drop) waits until the
- * copies are done and passes through the host. */
+ * What a copy alone cannot do (convert, compare, drop) waits until the copies are done and passes
+ * through the host. */
 #include "weights/update_chunk_priv.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-/* One side of a copy: an address, and the allocation that it lies in. */
-struct end {
-    uint64_t addr, block;
-};
-
-/* Pieces of one kind, growing. */
-struct pieces {
-    struct device_piece *items; /* owned */
-    uint32_t n, cap;
-    uint64_t src_block, dst_block; /* of the last one */
-};
-
-static int piece_push(struct pieces *p, uint64_t src, uint64_t dst, uint64_t nbytes, struct err *e)
+static struct end came_mapped(const struct fill *f, uint32_t rank, uint32_t i)
 {
-    if (p->n == p->cap) {
-        uint32_t cap = p->cap == 0 ? 64 : p->cap * 2;
-        struct device_piece *grown = realloc(p->items, cap * sizeof *grown);
+    const struct source_ops *ops = f->source->ops;
 
-        if (grown == NULL)
-            return err_set(e, ERR_NO_MEMORY, "", "no memory for a bucket's copies");
-        p->items = grown;
-        p->cap = cap;
-    }
-    p->items[p->n++] = (struct device_piece){src, dst, nbytes};
-    return 0;
-}
-
-/* As piece_push, but prolongs the last one where both sides go on in the same allocations: the
- * driver refuses a copy that reaches into two. */
-static int piece_join(struct pieces *p, struct end src, struct end dst, uint64_t nbytes,
-                      struct err *e)
-{
-    struct device_piece *last = p->n > 0 ? &p->items[p->n - 1] : NULL;
-
-    if (nbytes == 0)
-        return 0;
-    if (last != NULL && last->src + last->nbytes == src.addr && p->src_block == src.block &&
-        last->dst + last->nbytes == dst.addr && p->dst_block == dst.block) {
-        last->nbytes += nbytes;
-        return 0;
-    }
-    p->src_block = src.block;
-    p->dst_block = dst.block;
-    return piece_push(p, src.addr, dst.addr, nbytes, e);
-}
-
-static struct end end_of_spot(const struct fill *f, struct spot at, const struct part *part,
-                              uint32_t k)
-{
-    return (struct end){spot_target(f, at, part, k),
-                        (uint64_t)(uintptr_t)spot_slab(f, at, part, k)};
-}
-
-static uint64_t source_at(const struct fill *f, uint32_t rank, uint32_t i)
-{
-    return f->source->ops->at(f->source, rank, i);
-}
-
-/* Where the whole of a DIRECT part lies back to back on its rank, or 0. */
-static uint64_t place_of_part(const struct fill *f, uint32_t rank, const struct part *part)
-{
-    uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
-    uint64_t start, end;
-
-    if (part->how != PART_DIRECT)
-        return 0;
-    start = end = spot_target(f, spot_of_rank(f, rank), part, 0);
-    for (uint32_t k = 0; k < n; k++) {
-        if (spot_target(f, spot_of_rank(f, rank), part, k) != end ||
-            spot_slab(f, spot_of_rank(f, rank), part, k) !=
-                spot_slab(f, spot_of_rank(f, rank), part, 0))
-            return 0;
-        end += target_spec(f, targets[k])->nbytes;
-    }
-    return start;
-}
-
-/* The copies of a part, one for each piece of it that lies elsewhere. */
-static int join_part(const struct fill *f, uint32_t rank, uint32_t i, struct pieces *p,
-                     struct err *e)
-{
-    const struct part *part = &f->ranks[rank].layout->parts[i];
-    struct end src = {source_at(f, rank, i), f->source->ops->block(f->source, rank, i)};
-    uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
-
-    for (uint32_t k = 0; k < n; k++) {
-        uint64_t nbytes = target_spec(f, targets[k])->nbytes;
-
-        if (piece_join(p, src, end_of_spot(f, spot_of_rank(f, rank), part, k), nbytes, e) != 0)
-            return -1;
-        src.addr += nbytes;
-    }
-    return 0;
-}
-
-/* Every tensor of [first, first + n) is one piece, so that each gets its sum; what cannot be copied
- * as it comes is only summed where it lies. */
-static int queue_summed(struct fill *f, uint32_t rank, uint32_t first, uint32_t n,
-                        struct pieces *rest, struct err *e)
-{
-    struct rank_fill *r = &f->ranks[rank];
-    struct pieces p = {0};
-    int rc = 0;
-
-    for (uint32_t i = first; i < first + n && rc == 0; i++) {
-        const struct part *part = &r->layout->parts[i];
-        uint64_t src = source_at(f, rank, i), dst = place_of_part(f, rank, part);
-
-        rc = piece_push(&p, src, dst != 0 ? dst : src, r->plan->tensors[i].nbytes, e);
-        if (rc == 0 && dst == 0 && part->how == PART_DIRECT)
-            rc = join_part(f, rank, i, rest, e);
-    }
-    if (rc == 0)
-        rc = device_batch_copy(r->batch, p.items, p.n, r->sums + first, e);
-    free(p.items);
-    return rc;
-}
-
-static int queue_copies(struct fill *f, uint32_t rank, uint32_t first, uint32_t n, struct err *e)
-{
-    struct rank_fill *r = &f->ranks[rank];
-    struct pieces p = {0};
-    int rc = 0;
-
-    if (r->sums != NULL)
-        rc = queue_summed(f, rank, first, n, &p, e);
-    for (uint32_t i = first; r->sums == NULL && i < first + n && rc == 0; i++)
-        if (r->layout->parts[i].how == PART_DIRECT)
-            rc = join_part(f, rank, i, &p, e);
-    if (rc == 0 && p.n > 0)
-        rc = device_batch_copy(r->batch, p.items, p.n, NULL, e);
-    free(p.items);
-    return rc;
-}
-
-/* From the rank's place to the host's copy, behind the copies that bring it there. */
-static int queue_mirror(struct fill *f, uint32_t rank, uint32_t first, uint32_t n, struct err *e)
-{
-    struct rank_fill *r = &f->ranks[rank];
-    struct pieces p = {0};
-    int rc = 0;
-
-    for (uint32_t i = first; i < first + n && rc == 0; i++) {
-        const struct part *part = &r->layout->parts[i];
-        uint32_t n_targets;
-        const uint32_t *targets = match_targets(&part->match, &n_targets);
-
-        for (uint32_t k = 0; k < n_targets && rc == 0 && part->how == PART_DIRECT; k++)
-            if (fill_mirrors(f, rank, targets[k]))
-                rc = piece_join(&p, end_of_spot(f, spot_of_rank(f, rank), part, k),
-                                end_of_spot(f, spot_of_mirror(f, rank), part, k),
-                                target_spec(f, targets[k])->nbytes, e);
-    }
-    for (uint32_t i = 0; i < p.n && rc == 0; i++)
-        rc = device_batch_to_host(r->batch, (void *)(uintptr_t)p.items[i].dst, p.items[i].src,
-                                  p.items[i].nbytes, e);
-    free(p.items);
-    return rc;
-}
-
-static void touch(struct fill *f, uint32_t rank, uint32_t i)
-{
-    const struct part *part = &f->ranks[rank].layout->parts[i];
-
-    fill_touch(f, rank, part);
-    if (f->ranks[rank].mirrored)
-        fill_touch(f, store_host_place(f->store), part);
+    return (struct end){ops->at(f->source, rank, i), ops->block(f->source, rank, i)};
 }
 
 /* The next bucket of a rank. */
 static int queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
-    uint32_t n, first = r->next;
-    int rc = f->source->ops->map(f->source, rank, first, wait, &f->job->progress, &n, e);
+    struct span span = {.rank = rank, .first = r->next};
+    int rc = f->source->ops->map(f->source, rank, span.first, wait, &f->job->progress, &span.n, e);
 
     if (rc != 0)
         return rc;
-    atomic_store_explicit(&f->job->progress.tensor, first, memory_order_relaxed);
-    for (uint32_t i = first; i < first + n; i++)
-        if (r->layout->parts[i].how == PART_DIRECT)
-            touch(f, rank, i);
-    if (queue_copies(f, rank, first, n, e) != 0 ||
-        (r->mirrored && queue_mirror(f, rank, first, n, e) != 0))
+    atomic_store_explicit(&f->job->progress.tensor, span.first, memory_order_relaxed);
+    span_touch(f, span);
+    if (span_copy(f, span, r->batch, came_mapped, e) != 0 ||
+        (r->mirrored && span_mirror(f, span, r->batch, e) != 0))
         return -1;
-    r->next = first + n;
+    r->next += span.n;
     return 0;
-}
-
-static int rank_prepare(struct fill *f, uint32_t rank, struct err *e)
-{
-    struct rank_fill *r = &f->ranks[rank];
-
-    if (r->plan == NULL || r->batch != NULL)
-        return 0;
-    if (r->checksums != NULL && r->sums == NULL) {
-        r->sums = calloc(r->plan->n_tensors, sizeof *r->sums);
-        if (r->sums == NULL)
-            return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
-    }
-    return device_batch_new(store_device(f->store, rank), &r->batch, e);
 }
 
 int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
@@ -253,7 +69,7 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
 
     if (fill_converted(f, &to, e) != 0)
         return -1;
-    touch(f, rank, i);
+    rank_touch(f, rank, i);
     for (uint32_t k = 0; k < n; k++) {
         const struct tensor_spec *spec = target_spec(f, targets[k]);
 
@@ -283,14 +99,15 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
     if (part->how == PART_TIED) {
         if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
             return -1;
-        if (place_read(f->store, rank, slab->base, source_at(f, rank, i), t->nbytes, e) != 0) {
+        if (place_read(f->store, rank, slab->base, came_mapped(f, rank, i).addr, t->nbytes, e) !=
+            0) {
             slab_unref(slab);
             return -1;
         }
         return fill_keep_tie(f, rank, false, t, part->match.alias, slab, e);
     }
     if (fill_scratch(f, &from, e) != 0 ||
-        place_read(f->store, rank, from, source_at(f, rank, i), t->nbytes, e) != 0)
+        place_read(f->store, rank, from, came_mapped(f, rank, i).addr, t->nbytes, e) != 0)
         return -1;
     if (part->how == PART_IGNORED)
         return manifest_check_ignored(f->m, t, from, e);
@@ -301,9 +118,8 @@ static int rank_end(struct fill *f, uint32_t rank, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t i = 0; r->sums != NULL && i < r->plan->n_tensors; i++)
-        if (fill_verify(f, rank, i, &r->sums[i], e) != 0)
-            return -1;
+    if (rank_verify(f, rank, e) != 0)
+        return -1;
     for (uint32_t i = 0; i < r->plan->n_tensors; i++)
         if (r->layout->parts[i].how != PART_DIRECT && slow_part(f, rank, i, e) != 0)
             return -1;

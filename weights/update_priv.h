@@ -8,6 +8,7 @@
 #include "weights/update.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,12 +26,15 @@ struct part {
     uint64_t offset; /* DIRECT, CONVERT: in the slab of a staged chunk */
 };
 
-/* How one rank's plan lands. Immutable once made. */
+/* How one rank's plan lands: a function of the plan, the manifest and `convert`, so that it may be
+ * kept with the plan. Counted; immutable once made. */
 struct layout {
     struct part *parts;      /* owned; [n_tensors] of the chunk's plan */
     uint64_t nbytes_kept;    /* slab of a staged chunk */
     bool keeps;              /* is there anything to keep? */
     uint64_t nbytes_largest; /* of the tensors, as sent and as kept */
+
+    atomic_uint refs; /* relaxed up, acq_rel down: whoever frees sees all that others did */
 };
 
 /* Says of a chunk which one it was, so that a repeated one is known. */
@@ -56,7 +60,8 @@ struct update_job {
     enum job_kind kind;         /* immutable, and so are those down to the blank line */
     struct session *session;    /* counted */
     struct update_chunk *chunk; /* owned; CHUNK, and ANSWER to a repeated one */
-    struct layout *layouts; /* owned; CHUNK: [1], or [n_ranks] where ranks get different things */
+    struct layout **layouts;    /* owned, and counted; CHUNK: [1], or [n_ranks] where ranks get
+                                   different things; NULL for a rank that gets nothing */
     uint32_t n_layouts;
     struct chunk_key key;    /* CHUNK */
     struct finish_sum *sums; /* owned; FINISH */
@@ -101,6 +106,8 @@ struct session {
     unsigned char *claims; /* owned; [n_ranks][n_tensors] CLAIM_*; NULL once ended */
     bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
     uint32_t n_arrived, n_claimed;
+    uint32_t n_here;          /* arrived, or under a tied name; once here, always here */
+    uint32_t missing_from;    /* all before this one are here */
     uint64_t nbytes_claimed;  /* of the manifest */
     uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
     uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
@@ -124,13 +131,16 @@ struct session {
     struct source_scope *scope; /* owned; NULL until a source makes it */
     struct tie *ties;           /* owned */
     uint32_t n_ties, ties_cap;
+    struct replica *replicas; /* owned; [n_ranks][n_tensors]; NULL until lists differ by rank */
 
     struct update_job dispose; /* queued once, when the session is aborted */
 };
 
 struct plan_kept {
-    struct plan *plan; /* counted */
-    uint64_t used;     /* larger = later */
+    struct plan *plan;             /* counted */
+    char key[PLAN_DIGEST_LEN + 1]; /* its digest; of a joined one, the digest of its parts' */
+    struct layout *layouts[2];     /* counted; [convert]; NULL until it is needed */
+    uint64_t used;                 /* larger = later */
 };
 
 struct updates {
@@ -143,9 +153,11 @@ struct updates {
     struct session *open;                     /* the one that is no single, or NULL */
     struct session *ended[UPDATE_ENDED_KEPT]; /* counted; ring */
     uint32_t ended_at;
+    uint32_t n_disposing; /* aborted ones that the worker has not come to: they hold memory yet */
     bool stopping;
     struct updates_stats stats;
     struct plan_kept plans[UPDATE_PLANS_MAX];
+    struct plan_kept joined[UPDATE_JOINED_MAX];
     uint64_t plans_clock;
 
     struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
@@ -166,6 +178,8 @@ void update_check_rooms(struct updates *u, const struct store_info *base, bool s
                         struct err *e);
 void update_check_job_room(struct updates *u, const struct store_info *base,
                            const struct update_job *job, struct err *e);
+/* Will memory that is taken now come back before the worker begins the next update? */
+bool update_frees_locked(const struct updates *u);
 int update_check_queue_locked(const struct updates *u, struct err *e);
 void update_queue_locked(struct updates *u, struct session *s, struct update_job *job);
 
@@ -203,7 +217,7 @@ int claims_take_locked(struct updates *u, struct session *s, const struct update
                        struct err *e);
 void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job);
 void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job);
-uint32_t claims_missing_locked(struct updates *u, const struct session *s, const char **out,
+uint32_t claims_missing_locked(struct updates *u, struct session *s, const char **out,
                                uint32_t cap);
 
 void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
@@ -231,17 +245,28 @@ void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
 /* update_layout.c: what a chunk brings, before any byte moves. Pure. */
 
 /* The manifest's tensors that a part brings; none for ignored. */
-const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n);
+static inline const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n)
+{
+    if (m->alias == NULL) {
+        *n = 1;
+        return &m->index;
+    }
+    *n = m->alias->kind == ALIAS_FUSED ? m->alias->n_targets : 0;
+    return m->alias->targets;
+}
 
 /* Matches a plan. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-int layout_make(struct layout *out, const struct manifest *m, const struct plan *plan, bool convert,
-                struct err *e);
-void layout_fini(struct layout *l);
+int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
+                bool convert, struct err *e);
+void layout_unref(struct layout *l); /* accepts NULL */
 
 /* Matches a chunk's plans. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-int job_layouts_make(struct update_job *job, const struct manifest *m, uint32_t n_ranks,
-                     bool convert, struct err *e);
+int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e);
 void job_layouts_free(struct update_job *job);
+
+/* plan_coverage (weights/coverage.h) of a plan that is matched already. */
+int layout_coverage(const struct layout *l, const struct manifest *m, const struct plan *plan,
+                    const char **missing, uint32_t cap, uint32_t *n_missing, struct err *e);
 
 /* What a rank gets: its plan (NULL: nothing) and how it lands. */
 const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank);
@@ -250,6 +275,14 @@ uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks); /* as sen
 
 /* Turns "/names/7" of a rank's plan into where that stood in the request. */
 void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
+
+/* update_plans.c */
+
+/* How a plan lands; from the kept ones if it is one of them, and kept with it. One reference.
+ * No lock held. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int plan_layout(struct updates *u, struct plan *plan, bool convert, struct layout **out,
+                struct err *e);
+void plans_free(struct updates *u); /* all that are kept; nobody else is there any more */
 
 /* update_fill.c: chunks whose source writes into host memory. Worker only, no lock. */
 
@@ -263,6 +296,13 @@ int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e);
 bool chunk_copying(struct update_job *job);
 /* Waits for them, and moves what no copy can. */
 int chunk_map_end(struct fill *f, struct err *e);
+
+/* update_recv.c: chunks whose source receives into GPU memory itself. */
+
+/* What can fail before the first bucket. Errors: ERR_NO_MEMORY, ERR_CUDA. */
+int chunk_recv_begin(struct fill *f, struct err *e);
+/* Receives all, and waits for what is made of it. @e is clean. */
+int chunk_recv(struct fill *f, struct err *e);
 
 /* update_chunk.c: one chunk from its first byte to its place in the staging. Worker only. */
 
@@ -285,6 +325,9 @@ int ties_compare(struct fill *f, struct session *s, struct err *e);
 void ties_drop_compared(struct session *s);
 int tie_push(struct session *s, const struct tie *tie, struct err *e);
 void session_drop_ties(struct session *s, uint32_t n_kept);
+
+/* Errors: ERR_MISMATCH (ranks got different bytes for one tensor). */
+int replicas_prove(const struct session *s, struct err *e);
 
 /* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
 int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,

@@ -288,15 +288,24 @@ static int prove_complete(const struct session *s, const struct manifest *m, str
                    m->plan->tensors[first].name);
 }
 
+/* A GPU that was lost since the bytes came has none of them any more. */
+static int prove_devices(const struct store *s, struct err *e)
+{
+    for (uint32_t p = 0; p < store_n_places(s); p++)
+        if (store_device(s, p) != NULL && device_check(store_device(s, p), e) != 0)
+            return -1;
+    return 0;
+}
+
 int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
                   struct err *e)
 {
     if (s->n_ties > 0 && settle_ties(s, e) != 0)
         return -1;
-    if (prove_complete(s, m, e) != 0)
+    if (prove_complete(s, m, e) != 0 || replicas_prove(s, e) != 0)
         return -1;
     for (uint32_t i = 0; i < job->n_sums; i++)
         if (stop_check(&job->progress, e) != 0 || prove_sum(s, &job->sums[i], e) != 0)
             return -1;
-    return 0;
+    return prove_devices(s->staging->store, e);
 }

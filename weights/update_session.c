@@ -79,6 +79,7 @@ void session_free(struct session *s)
     free(s->counted);
     free(s->answers);
     free(s->ties);
+    free(s->replicas);
     free(s);
 }
 
@@ -141,6 +142,7 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
             atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
         stop_queued_locked(u, s);
         session_ref_locked(s);
+        u->n_disposing++;
         job_queue_first_locked(u, &s->dispose);
     }
     s->phase = phase;
@@ -291,13 +293,21 @@ static int claim_queue(struct updates *u, struct session *s, const struct update
     return 0;
 }
 
+/* Arrived, or under a tied name, wherever it must be. */
+static bool is_here(const struct updates *u, const struct session *s, uint32_t index)
+{
+    return claimed(u, s, index, CLAIM_ARRIVED | CLAIM_TIED);
+}
+
 static int claim_arrive(struct updates *u, struct session *s, const struct update_job *job,
                         const struct claim *c, struct err *e)
 {
-    bool before = claimed(u, s, c->index, CLAIM_ARRIVED);
+    bool before = claimed(u, s, c->index, CLAIM_ARRIVED), was_here = is_here(u, s, c->index);
 
     (void)job, (void)e;
     *c->at = CLAIM_ARRIVED;
+    if (!was_here && is_here(u, s, c->index))
+        s->n_here++;
     if (!before && claimed(u, s, c->index, CLAIM_ARRIVED))
         s->n_arrived++;
     return 0;
@@ -331,6 +341,15 @@ int claims_take_locked(struct updates *u, struct session *s, const struct update
     return 0;
 }
 
+static void claim_tie(struct updates *u, struct session *s, uint32_t rank, uint32_t index)
+{
+    bool was_here = is_here(u, s, index);
+
+    *claim_at(u, s, rank, index) |= CLAIM_TIED;
+    if (!was_here && is_here(u, s, index))
+        s->n_here++;
+}
+
 void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job)
 {
     for (uint32_t r = 0; r < s->n_ranks; r++) {
@@ -339,7 +358,7 @@ void claims_tie_locked(struct updates *u, struct session *s, const struct update
 
         for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++)
             if (l->parts[i].how == PART_TIED)
-                *claim_at(u, s, r, l->parts[i].match.alias->targets[0]) |= CLAIM_TIED;
+                claim_tie(u, s, r, l->parts[i].match.alias->targets[0]);
     }
 }
 
@@ -366,11 +385,12 @@ bool claims_lack_locked(const struct updates *u, const struct session *s, uint32
     return !claimed(u, s, index, mask);
 }
 
-uint32_t claims_missing_locked(struct updates *u, const struct session *s, const char **out,
-                               uint32_t cap)
+/* What is here stays here, so this looks at most at what came out of order: every reply has it, and
+ * a manifest a hundred thousand names. */
+uint32_t claims_missing_locked(struct updates *u, struct session *s, const char **out, uint32_t cap)
 {
     const struct plan *plan = u->manifest->plan;
-    uint32_t n = 0;
+    uint32_t n_missing = plan->n_tensors - s->n_here, n = 0;
 
     mtx_assert_held(&u->lock);
     if (s->partial)
@@ -380,27 +400,25 @@ uint32_t claims_missing_locked(struct updates *u, const struct session *s, const
                (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
         return s->n_missing;
     }
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        if (claimed(u, s, i, CLAIM_ARRIVED | CLAIM_TIED))
-            continue;
-        if (n < cap)
-            out[n] = plan->tensors[i].name;
-        n++;
-    }
-    return n;
+    while (s->missing_from < plan->n_tensors && is_here(u, s, s->missing_from))
+        s->missing_from++;
+    for (uint32_t i = s->missing_from; i < plan->n_tensors && n < cap && n < n_missing; i++)
+        if (!is_here(u, s, i))
+            out[n++] = plan->tensors[i].name;
+    return n_missing;
 }
 
 /* repeated chunks */
 
-/* Position-weighted, as the checksum itself: a swap shows. */
-static void key_add_sums(struct chunk_key *out, const struct plan *plan,
+/* Position-weighted, as the checksum itself: a swap shows, also between ranks. */
+static void key_add_sums(struct chunk_key *out, uint32_t rank, const struct plan *plan,
                          const struct checksum *sums, const bool *has)
 {
     for (uint32_t i = 0; sums != NULL && i < plan->n_tensors; i++) {
         if (has != NULL && !has[i])
             continue;
-        out->sums.a += sums[i].a * (i + 1) + sums[i].b;
-        out->sums.b += sums[i].b * (i + 1) + i + 1;
+        out->sums.a += (sums[i].a * (i + 1) + sums[i].b) * (rank + 1);
+        out->sums.b += (sums[i].b * (i + 1) + i + 1) * (rank + 1);
     }
 }
 
@@ -413,7 +431,7 @@ static void key_add_rank(struct chunk_key *out, uint32_t rank, const struct chun
     digest = checksum_of(r->plan->digest, PLAN_DIGEST_LEN);
     out->sums.a += digest.a * (rank + 1);
     out->sums.b += digest.b * (rank + 1);
-    key_add_sums(out, r->plan, r->checksums, r->has_checksum);
+    key_add_sums(out, rank, r->plan, r->checksums, r->has_checksum);
 }
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks)
@@ -422,7 +440,7 @@ void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_
     (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
     (void)snprintf(out->digest, sizeof out->digest, "%s", c->plan->digest);
     if (c->ranks == NULL)
-        key_add_sums(out, c->plan, c->checksums, c->has_checksum);
+        key_add_sums(out, 0, c->plan, c->checksums, c->has_checksum);
     for (uint32_t r = 0; c->ranks != NULL && r < n_ranks; r++)
         key_add_rank(out, r, &c->ranks[r]);
 }

@@ -66,6 +66,19 @@ static int recognise_locked(struct updates *u, struct session *s, struct update_
     return 0;
 }
 
+/* A broadcast brings the same to every rank. */
+static int check_placement(const struct session *s, const struct update_job *job, struct err *e)
+{
+    const struct source_ops *ops = job->chunk->source->ops;
+
+    if (ops->receive == NULL || !s->sharded || s->n_ranks == 1)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/placement",
+                   "%s brings every tensor to all %u ranks: an update with placement \"sharded\" "
+                   "takes its tensors from elsewhere",
+                   ops->name, s->n_ranks);
+}
+
 static int submit_to_session_locked(struct updates *u, const char *id, struct update_job *job,
                                     struct err *e)
 {
@@ -87,7 +100,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
             return session_refuse_ended(s, e);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
-        if (claims_take_locked(u, s, job, e) != 0)
+        if (check_placement(s, job, e) != 0 || claims_take_locked(u, s, job, e) != 0)
             return -1;
     }
     update_queue_locked(u, s, job);
@@ -115,13 +128,36 @@ static struct session *same_single_locked(struct updates *u, const struct update
     return NULL;
 }
 
+/* A whole update that cannot cover the manifest is refused with what is missing, before any byte
+ * moves. One that differs from rank to rank is judged with its claims: what is missing on one may
+ * be meant to be on another. */
+static int check_whole(const struct updates *u, const struct update_job *job, struct err *e)
+{
+    struct update_chunk *c = job->chunk;
+    const struct plan *plan = u->manifest->plan;
+
+    if (c->update_id[0] != '\0' || c->partial || c->ranks != NULL)
+        return 0;
+    if (layout_coverage(job_layout(job, 0), u->manifest, c->plan, c->missing, UPDATE_MISSING_MAX,
+                        &c->n_missing, e) != 0) {
+        chunk_refield(c, 0, e);
+        return -1;
+    }
+    if (c->n_missing == 0)
+        return 0;
+    return err_set(e, ERR_INCOMPLETE, "/names",
+                   "%u of %u tensors are missing, '%.*s' first; say \"partial\": true to keep the "
+                   "served ones",
+                   c->n_missing, plan->n_tensors, plan_name_cut(c->missing[0]), c->missing[0]);
+}
+
 static int check_covers_locked(struct updates *u, struct session *s, const struct update_job *job,
                                struct err *e)
 {
     const struct plan *plan = u->manifest->plan;
     uint32_t n_missing = 0, first = 0;
 
-    if (s->partial)
+    if (s->partial || job->chunk->ranks == NULL) /* that was check_whole's */
         return 0;
     claims_tie_locked(u, s, job);
     for (uint32_t i = plan->n_tensors; i > 0; i--) {
@@ -151,9 +187,10 @@ static int submit_single_locked(struct updates *u, struct session *fresh, struct
     }
     if (u->open != NULL)
         return update_refuse_open(u, u->open, e);
-    if (claims_take_locked(u, fresh, job, e) != 0 || check_covers_locked(u, fresh, job, e) != 0)
+    if (check_placement(fresh, job, e) != 0 || claims_take_locked(u, fresh, job, e) != 0 ||
+        check_covers_locked(u, fresh, job, e) != 0)
         return -1;
-    if (no_room->code != ERR_NONE) {
+    if (no_room->code != ERR_NONE && !update_frees_locked(u)) {
         *e = *no_room;
         return -1;
     }
@@ -238,15 +275,19 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
 
     assert(c->plan != NULL && c->source != NULL && c->done != NULL);
     assert(c->ranks == NULL || c->source->ops->map != NULL);
-    assert(c->source->ops->map == NULL || store_device(u->cfg.store, 0) != NULL);
+    assert(c->source->ops->fill != NULL || store_device(u->cfg.store, 0) != NULL);
     if (job == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
     job->kind = JOB_CHUNK;
     job->chunk = c;
     job->done = c->done;
     job->done_arg = c->done_arg;
+    job->progress.gone = c->gone;
+    job->progress.gone_arg = c->done_arg;
     chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));
-    rc = job_layouts_make(job, u->manifest, store_n_ranks(u->cfg.store), converts(u, c), e);
+    rc = job_layouts_make(job, u, converts(u, c), e);
+    if (rc == 0)
+        rc = check_whole(u, job, e);
     if (rc == 0)
         rc = c->update_id[0] == '\0' ? submit_single(u, job, e) : submit_to_session(u, job, e);
     if (rc != 0) {

@@ -156,7 +156,7 @@ static bool sums_on_host(const struct updates *u, const struct update_chunk *c)
 {
     bool sums = c->checksums != NULL;
 
-    if (c->source->ops->map == NULL)
+    if (c->source->ops->fill != NULL)
         return false;
     for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++)
         sums = sums || c->ranks[r].checksums != NULL;
@@ -325,7 +325,8 @@ static int begin(struct updates *u, struct update_job *job, enum source_wait wai
 }
 
 /* The next job, if it is a chunk of the same update whose bytes a GPU can copy meanwhile. It stays
- * in the queue, whose head only this thread takes. */
+ * in the queue, whose head only this thread takes. One that is received is not begun before its
+ * turn: whoever enters a collective stays in it. */
 static struct update_job *next_to_begin(struct updates *u, const struct session *s)
 {
     struct update_job *next;
@@ -431,6 +432,7 @@ static void run_dispose(struct updates *u, struct update_job *job)
     store_abort(u->cfg.store, s->staging);
     s->staging = NULL;
     mtx_lock(&u->lock);
+    u->n_disposing--;
     s->n_jobs--;
     to_free = session_unref_locked(s);
     mtx_unlock(&u->lock);

@@ -337,6 +337,34 @@ static inline enum err_code mfx_push(struct gpus *g, unsigned step)
     return mfx_send(g, mfx_chunk(g, "", fx_plan_of(FX_ALL), MFX_STEP(step)));
 }
 
+/* Fused names, tied ones, ignored ones, all in F32. */
+static inline struct plan *mfx_wide_plan(void)
+{
+    const struct fx_tensor *from[] = {&fx_model[0], &fx_qkv,      &fx_lm_head, &fx_old_scale,
+                                      &fx_model[5], &fx_model[6], &fx_model[4]};
+    struct fx_tensor wide[FX_N];
+    const struct fx_tensor *tensors[FX_N];
+
+    for (int i = 0; i < FX_N; i++) {
+        wide[i] = *from[i];
+        if (wide[i].dtype == DTYPE_BF16)
+            wide[i].dtype = DTYPE_F32;
+        tensors[i] = &wide[i];
+    }
+    return fx_plan(tensors, FX_N);
+}
+
+/* The model, and one of its names a second time. */
+static inline struct plan *mfx_tied_plan(bool before)
+{
+    const struct fx_tensor *tensors[FX_N + 1];
+
+    for (int i = 0; i < FX_N; i++)
+        tensors[i + before] = &fx_model[i];
+    tensors[before ? 0 : FX_N] = &fx_lm_head;
+    return fx_plan(tensors, FX_N + 1);
+}
+
 /* What is served. */
 
 /* Exactly those bytes, where they are served in a place, aligned for their dtype. */

@@ -149,7 +149,7 @@ static void test_an_export_that_was_not_read(void **state)
     h[2].mem[0] ^= 0xff;
     s = ifx_source_small(&h[2]);
     ifx_join(s, &scope);
-    assert_int_equal(ifx_map_fails(s, CLOCK_NEVER, false).code, ERR_CUDA);
+    assert_int_equal(ifx_map_fails(s, CLOCK_NEVER, false).code, ERR_UNREADABLE);
     ifx_release(s);
     assert_int_equal(slot(2), 0);
     assert_int_equal(n_released(), 2);

@@ -106,6 +106,27 @@ static void test_manifest_match_names_and_aliases(void **state)
     manifest_free(NULL);
 }
 
+/* Whatever came before, a tensor matches as it does alone. */
+static void test_manifest_match_next_matches_as_alone(void **state)
+{
+    struct manifest *m = model_manifest_of_test();
+    struct manifest_match alone, next, last = {.index = PLAN_NO_TENSOR};
+    struct err e = {0};
+
+    (void)state;
+    for (uint32_t i = 0; i < m->plan->n_tensors; i++) {
+        for (uint32_t k = 0; k <= m->plan->n_tensors; k++) {
+            last.index = k < m->plan->n_tensors ? k : PLAN_NO_TENSOR;
+            assert_int_equal(manifest_match(m, &m->plan->tensors[i], false, 0, &alone, &e), 0);
+            assert_int_equal(
+                manifest_match_next(m, &last, &m->plan->tensors[i], false, 0, &next, &e), 0);
+            assert_int_equal(next.index, alone.index);
+            assert_ptr_equal(next.alias, alone.alias);
+        }
+    }
+    manifest_free(m);
+}
+
 static void test_manifest_check_ignored_compares_rotary(void **state)
 {
     static const float right[] = {1.0F, 0.1F}, zeros[] = {0, 0}, other[] = {1.0F, 0.11F};
@@ -372,6 +393,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_manifest_match_names_and_aliases),
+        cmocka_unit_test(test_manifest_match_next_matches_as_alone),
         cmocka_unit_test(test_manifest_check_ignored_compares_rotary),
         cmocka_unit_test(test_manifest_match_refusals),
         cmocka_unit_test(test_manifest_match_far_names_get_no_suggestion),

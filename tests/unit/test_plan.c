@@ -285,6 +285,47 @@ static void test_names_find_what_was_added(void **state)
     names_fini(&s);
 }
 
+static void test_names_key_finds_and_adds(void **state)
+{
+    struct names s;
+    struct names_key key;
+    struct err e = {0};
+
+    (void)state;
+    names_init(&s);
+    assert_int_equal(names_add(&s, "a", &e), 0);
+    assert_int_equal(names_reserve(&s, 1000, &e), 0);
+    assert_int_equal(names_find(&s, "a"), 0);
+    key = names_key(&s, "b", 1);
+    assert_int_equal(names_find_key(&s, &key), NAMES_NONE);
+    assert_int_equal(names_add_key(&s, &key, &e), 0);
+    assert_int_equal(names_find_key(&s, &key), 1);
+    assert_int_equal(names_find(&s, "b"), 1);
+    assert_int_equal(names_reserve(&s, 0, &e), 0);
+    names_fini(&s);
+}
+
+static void test_plan_find_near_finds_all_from_anywhere(void **state)
+{
+    struct plan_builder *b = builder();
+    struct plan *p;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(plan_builder_reserve(b, 300, &e), 0);
+    assert_int_equal(plan_builder_reserve(b, UINT32_MAX, &e), 0); /* as many as there may be */
+    add(b, "a", DTYPE_U8, 1, 1, 0);
+    add(b, "b", DTYPE_U8, 1, 1, 0);
+    p = finish(b);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(plan_find_near(p, "a", i), 0);
+        assert_int_equal(plan_find_near(p, "b", i), 1);
+        assert_int_equal(plan_find_near(p, "c", i), PLAN_NO_TENSOR);
+    }
+    assert_int_equal(plan_find_near(p, "b", PLAN_NO_TENSOR), 1);
+    plan_unref(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +338,8 @@ int main(void)
         cmocka_unit_test(test_plan_builder_add_bounds_the_number),
         cmocka_unit_test(test_plan_ref_from_many_threads),
         cmocka_unit_test(test_names_find_what_was_added),
+        cmocka_unit_test(test_names_key_finds_and_adds),
+        cmocka_unit_test(test_plan_find_near_finds_all_from_anywhere),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -69,6 +70,29 @@ static void test_slab_unref_frees_only_after_the_last_reference(void **state)
     slab_unref(s);
     assert_stats(p, 0, 0, 0);
     slab_pool_free(p);
+}
+
+/* It is still there, for whoever writes to it; the pool has forgotten it. */
+static void test_slab_condemn_keeps_the_memory_from_everybody(void **state)
+{
+    struct slab_pool *p = pool_of(UINT64_MAX, 4 * PAGE);
+    struct slab *s = slab_of(p, PAGE), *other;
+    unsigned char *base = s->base;
+
+    (void)state;
+    (void)slab_ref(s);
+    slab_condemn(s);
+    slab_condemn(s);
+    slab_unref(s);
+    assert_stats(p, PAGE, 0, 1);
+    slab_unref(s);
+    assert_stats(p, 0, 0, 0);
+    other = slab_of(p, PAGE);
+    assert_ptr_not_equal(other->base, base);
+    slab_unref(other);
+    slab_pool_free(p);
+    assert_int_equal(base[PAGE - 1], 0xa5);
+    assert_int_equal(munmap(base, PAGE), 0);
 }
 
 static void test_slab_new_uses_idle_memory_of_equal_size(void **state)
@@ -329,6 +353,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slab_new_gives_usable_memory_of_any_size),
         cmocka_unit_test(test_slab_unref_frees_only_after_the_last_reference),
+        cmocka_unit_test(test_slab_condemn_keeps_the_memory_from_everybody),
         cmocka_unit_test(test_slab_new_uses_idle_memory_of_equal_size),
         cmocka_unit_test(test_slab_new_drops_idle_memory_of_other_sizes),
         cmocka_unit_test(test_slab_unref_keeps_no_more_idle_than_the_bound),

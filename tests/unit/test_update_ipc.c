@@ -89,7 +89,7 @@ static int take(struct update_chunk **out, const char *text, bool sharded, struc
 
     assert_non_null(c);
     assert_non_null(body);
-    rc = ipc_from_body(c, &app, body, sharded, e);
+    rc = ipc_from_body(c, &app, body, NULL, sharded, e);
     json_decref(body);
     if (rc != 0) {
         assert_null(c->plan);

@@ -1,6 +1,8 @@
 /* weights/update: leases, aborts, memory, implicit sessions, plans, and many threads. */
 #include "update_fixture.h"
 
+#include "weights/update_priv.h"
+
 #include <pthread.h>
 
 enum { N_UPDATES = 200, N_READERS = 3 };
@@ -150,6 +152,44 @@ static void test_free_answers_everything_that_waits(void **state)
     fx_gate_fini(&gate);
     updates_free(NULL);
     update_chunk_free(NULL);
+}
+
+static atomic_bool has_left; /* relaxed: the source looks again */
+
+static bool left(void *arg)
+{
+    (void)arg;
+    return atomic_load(&has_left);
+}
+
+/* Whoever would get the answer is gone, and what is waited for may never come: others wait too. */
+static void test_client_that_leaves_stops_a_blocked_fill(void **state)
+{
+    struct bench b;
+    struct fx_gate gate;
+    struct fx_source_cfg cfg = FX_STEP(2);
+    struct update_info info;
+    struct update_chunk *c;
+
+    (void)state;
+    fx_gate_init(&gate);
+    cfg.gate = &gate;
+    cfg.gate_at = 2;
+    bench_open(&b);
+    assert_int_equal(push(&b, 1, "one"), ERR_NONE);
+    info = start(&b, (struct update_start){0});
+    c = chunk_of(&b, info.id, fx_plan_of(0x0f), cfg);
+    c->gone = left;
+    submit(&b, c);
+    fx_gate_await(&gate);
+    atomic_store(&has_left, true);
+    assert_int_equal(fx_await(&b.answer), ERR_GONE);
+    assert_served(&b, 1, "one", 1);
+    assert_int_equal(send_mask(&b, info.id, FX_ALL, 2), ERR_NONE); /* nothing of it had arrived */
+    assert_int_equal(finish(&b, info.id, "two"), ERR_NONE);
+    assert_served(&b, 2, "two", 2);
+    bench_close(&b);
+    fx_gate_fini(&gate);
 }
 
 static void test_free_ends_an_open_session(void **state)
@@ -443,12 +483,124 @@ static void test_updates_are_atomic_to_many_readers(void **state)
     bench_close(&b);
 }
 
+static void test_joined_plans_are_known_by_their_parts_in_order(void **state)
+{
+    struct bench b;
+    struct plan *parts[3], *swapped[2], *joined, *other, *again;
+
+    (void)state;
+    bench_open(&b);
+    for (unsigned i = 0; i < 3; i++)
+        parts[i] = one_tensor_plan(1U << i);
+    swapped[0] = parts[1];
+    swapped[1] = parts[0];
+    joined = one_tensor_plan(3);
+    other = one_tensor_plan(7);
+    assert_null(updates_joined_get(b.updates, parts, 2));
+    updates_joined_put(b.updates, parts, 2, joined);
+    updates_joined_put(b.updates, parts, 3, other);
+    again = updates_joined_get(b.updates, parts, 2);
+    assert_ptr_equal(again, joined);
+    plan_unref(again);
+    assert_null(updates_joined_get(b.updates, swapped, 2));
+    assert_null(updates_joined_get(b.updates, parts, 1));
+    assert_null(updates_plan_get(b.updates, joined->digest)); /* nobody registered it */
+    for (unsigned i = 0; i < UPDATE_JOINED_MAX - 1; i++) {    /* the first is used, and stays */
+        struct plan *many[] = {parts[0], one_tensor_plan(8 + i)};
+
+        updates_joined_put(b.updates, many, 2, joined);
+        again = updates_joined_get(b.updates, parts, 2);
+        assert_ptr_equal(again, joined);
+        plan_unref(again);
+        plan_unref(many[1]);
+    }
+    assert_null(updates_joined_get(b.updates, parts, 3));
+    plan_unref(joined);
+    plan_unref(other);
+    for (unsigned i = 0; i < 3; i++)
+        plan_unref(parts[i]);
+    bench_close(&b);
+}
+
+static struct layout *layout_of(struct bench *b, struct plan *plan, bool convert)
+{
+    struct layout *l = NULL;
+    struct err e = {0};
+
+    assert_int_equal(plan_layout(b->updates, plan, convert, &l, &e), 0);
+    return l;
+}
+
+/* How a kept plan lands is found once, for those that convert and for those that do not. */
+static void test_plan_layout_is_kept_with_its_plan(void **state)
+{
+    static const struct fx_tensor wide = {"embed.weight", DTYPE_F32, 2, {16, 8}};
+    static const struct fx_tensor *const wider[] = {&wide};
+    struct bench b;
+    struct plan *kept = one_tensor_plan(FX_ALL), *same = one_tensor_plan(FX_ALL);
+    struct plan *converted = fx_plan(wider, 1);
+    struct layout *first, *l;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(updates_plan_put(b.updates, kept, false, &e), 0);
+    first = layout_of(&b, kept, false);
+    l = layout_of(&b, kept, false);
+    assert_ptr_equal(l, first);
+    layout_unref(l);
+    l = layout_of(&b, kept, true);
+    assert_ptr_not_equal(l, first);
+    layout_unref(l);
+    l = layout_of(&b, same, false); /* another plan, though it says the same */
+    assert_ptr_not_equal(l, first);
+    layout_unref(l);
+    assert_int_equal(updates_plan_put(b.updates, converted, true, &e), 0);
+    l = layout_of(&b, converted, true);
+    assert_int_equal(l->parts[0].how, PART_CONVERT);
+    layout_unref(l);
+    assert_int_equal(plan_layout(b.updates, converted, false, &l, &e), -1);
+    assert_int_equal(e.code, ERR_MISMATCH);
+    plan_unref(kept);
+    plan_unref(same);
+    plan_unref(converted);
+    bench_close(&b);
+    assert_int_equal(first->parts[0].match.index, 0); /* whoever uses it holds it */
+    layout_unref(first);
+}
+
+/* Out of order, and with more missing than are listed: what is told is always what is missing. */
+static void test_missing_is_told_as_it_shrinks(void **state)
+{
+    static const unsigned masks[] = {0x40, 0x0c, 0x01, 0x20, 0x12};
+    struct bench b;
+    struct update_info info;
+    unsigned mask = 0;
+
+    (void)state;
+    bench_open(&b);
+    info = start(&b, (struct update_start){0});
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+        uint32_t n = 0;
+
+        assert_int_equal(send_mask(&b, info.id, masks[i], 1), ERR_NONE);
+        mask |= masks[i];
+        for (uint32_t k = 0; k < FX_N; k++)
+            if ((mask & 1U << k) == 0)
+                assert_string_equal(b.answer.info.missing[n++], fx_model[k].name);
+        assert_int_equal(b.answer.info.n_missing, n);
+    }
+    assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lease_lost_aborts_and_gives_memory_back),
         cmocka_unit_test(test_lease_is_renewed_by_use_and_held_by_a_running_chunk),
         cmocka_unit_test(test_abort_stops_a_blocked_fill),
+        cmocka_unit_test(test_client_that_leaves_stops_a_blocked_fill),
         cmocka_unit_test(test_receive_deadline_ends_a_blocked_fill),
         cmocka_unit_test(test_free_answers_everything_that_waits),
         cmocka_unit_test(test_free_ends_an_open_session),
@@ -459,6 +611,9 @@ int main(void)
         cmocka_unit_test(test_implicit_session_commits_when_covered),
         cmocka_unit_test(test_commit_implicit_finishes_what_is_open),
         cmocka_unit_test(test_plan_put_forgets_the_least_recently_used),
+        cmocka_unit_test(test_joined_plans_are_known_by_their_parts_in_order),
+        cmocka_unit_test(test_plan_layout_is_kept_with_its_plan),
+        cmocka_unit_test(test_missing_is_told_as_it_shrinks),
         cmocka_unit_test(test_updates_are_atomic_to_many_readers),
     };
 

@@ -176,28 +176,11 @@ static void test_more_chunks_than_the_slab_foresees(void **state)
 
 /* other names, other dtypes */
 
-/* Fused names, tied ones, ignored ones, all in F32. */
-static struct plan *wide_plan(void)
-{
-    const struct fx_tensor *from[] = {&fx_model[0], &fx_qkv,      &fx_lm_head, &fx_old_scale,
-                                      &fx_model[5], &fx_model[6], &fx_model[4]};
-    struct fx_tensor wide[FX_N];
-    const struct fx_tensor *tensors[FX_N];
-
-    for (int i = 0; i < FX_N; i++) {
-        wide[i] = *from[i];
-        if (wide[i].dtype == DTYPE_BF16)
-            wide[i].dtype = DTYPE_F32;
-        tensors[i] = &wide[i];
-    }
-    return fx_plan(tensors, FX_N);
-}
-
 static void convert_in(struct gpus *g, bool in_place, unsigned step, struct mfx_cfg cfg)
 {
     struct update_start req = {.in_place = in_place, .convert = true};
     struct update_info info = start(&g->b, req);
-    struct update_chunk *c = mfx_chunk(g, info.id, wide_plan(), cfg);
+    struct update_chunk *c = mfx_chunk(g, info.id, mfx_wide_plan(), cfg);
     uint64_t nbytes = c->plan->nbytes;
 
     c->checksums = mfx_sums(c->plan, step); /* of the bytes as sent */
@@ -217,7 +200,7 @@ static void test_convert_fused_tied_and_ignored_names(void **state)
 
         gpus_open(&g, &lib, mfx_worlds[w]);
         assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-        assert_int_equal(refused(&g.b, mfx_chunk(&g, "", wide_plan(), cfg)).code, ERR_MISMATCH);
+        assert_int_equal(refused(&g.b, mfx_chunk(&g, "", mfx_wide_plan(), cfg)).code, ERR_MISMATCH);
         convert_in(&g, false, 2, cfg);
         cfg.step = 3;
         cfg.n_each = 1;
@@ -262,16 +245,6 @@ static void test_fused_names_are_taken_apart(void **state)
     }
 }
 
-static struct plan *tied_plan(bool before)
-{
-    const struct fx_tensor *tensors[FX_N + 1];
-
-    for (int i = 0; i < FX_N; i++)
-        tensors[i + before] = &fx_model[i];
-    tensors[before ? 0 : FX_N] = &fx_lm_head;
-    return fx_plan(tensors, FX_N + 1);
-}
-
 static void test_tied_name_must_agree_on_every_rank(void **state)
 {
     (void)state;
@@ -282,13 +255,13 @@ static void test_tied_name_must_agree_on_every_rank(void **state)
         for (int before = 0; before < 2; before++) {
             struct mfx_cfg lie = MFX_STEP(2);
 
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", tied_plan(before), MFX_STEP(1))),
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", mfx_tied_plan(before), MFX_STEP(1))),
                              ERR_NONE);
             assert_int_equal(g.b.answer.info.n_tensors_done, FX_N);
             lie.corrupt_at = before ? 0 : FX_N;
             for (unsigned r = 0; r < g.n_devices; r++) {
                 lie.corrupt_rank = (int)r;
-                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", tied_plan(before), lie)),
+                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", mfx_tied_plan(before), lie)),
                                  ERR_MISMATCH);
                 assert_non_null(strstr(g.b.answer.e.msg, "lm_head.weight"));
             }

@@ -73,22 +73,13 @@ static void test_each_rank_has_its_own_order(void **state)
     }
 }
 
-/* Bytes that a chunk moves: what each rank gets, each tensor once to the host's copy, and what the
- * source writes over its own memory when it is released. */
-static uint64_t nbytes_moved(const struct update_chunk *c, bool mirror)
+static uint64_t nbytes_of_model(void)
 {
+    unsigned char unused[FX_NBYTES_MAX];
     uint64_t nbytes = 0;
 
-    for (uint32_t r = 0; r < c->n_ranks; r++) {
-        const struct mfx_rank *rank = &((const struct mfx_source *)c->source)->ranks[r];
-
-        nbytes += rank->plan->nbytes + rank->nbytes;
-    }
-    for (unsigned i = 0; i < FX_N && mirror; i++) {
-        unsigned char unused[FX_NBYTES_MAX];
-
+    for (unsigned i = 0; i < FX_N; i++)
         nbytes += fx_bytes(fx_model[i].name, 0, unused);
-    }
     return nbytes;
 }
 
@@ -96,6 +87,7 @@ static uint64_t nbytes_moved(const struct update_chunk *c, bool mirror)
 static void test_host_copy_is_made_of_one_rank(void **state)
 {
     static const unsigned both[] = {FX_ALL, FX_ALL}, some[] = {0x0f, FX_ALL & ~0x05U};
+    uint64_t copied[4][2]; /* by k: without the copy on the host, and with; by step */
 
     (void)state;
     for (unsigned k = 0; k < 4; k++) {
@@ -106,16 +98,48 @@ static void test_host_copy_is_made_of_one_rank(void **state)
             struct update_info info = start(
                 &g.b, (struct update_start){.in_place = step > 1, .sharded = k >= 2});
             struct update_chunk *c = masked(&g, info.id, k < 2 ? both : some, MFX_STEP(step));
-            uint64_t want = nbytes_moved(c, pairs[k % 2].mirror);
             struct fakecuda_counts before, after;
 
             lib.counts(&before);
             assert_int_equal(mfx_send(&g, c), ERR_NONE);
             lib.counts(&after);
-            assert_int_equal(after.nbytes_copied - before.nbytes_copied, want);
+            copied[k][step - 1] = after.nbytes_copied - before.nbytes_copied;
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             mfx_assert_held(&g, k < 2 ? both : some, step);
         }
+        gpus_close(&g);
+    }
+    for (unsigned k = 0; k < 4; k += 2)
+        for (unsigned step = 0; step < 2; step++)
+            assert_int_equal(copied[k + 1][step] - copied[k][step], nbytes_of_model());
+}
+
+/* Nobody sent checksums and every length is right: only the GPUs beside each other tell. */
+static void test_ranks_with_lists_of_their_own_hold_the_same(void **state)
+{
+    static const unsigned masks[] = {FX_ALL, FX_ALL};
+
+    (void)state;
+    for (unsigned k = 0; k < 4; k++) {
+        bool in_session = k % 2 == 1, sharded = k >= 2;
+        struct mfx_cfg cfg = MFX_STEP(2);
+        struct update_info info = {0};
+        struct update_chunk *c;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[1]);
+        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+        if (in_session)
+            info = start(&g.b, (struct update_start){.sharded = sharded});
+        cfg.corrupt_rank = 1;
+        cfg.corrupt_at = 3;
+        c = masked(&g, info.id, masks, cfg);
+        c->sharded = sharded;
+        assert_int_equal(mfx_send(&g, c), in_session ? ERR_NONE : ERR_MISMATCH);
+        if (in_session)
+            assert_int_equal(finish(&g.b, info.id, ""), ERR_MISMATCH);
+        assert_non_null(strstr(g.b.answer.e.msg, "cuda:1"));
+        mfx_assert_step(&g, 1);
         gpus_close(&g);
     }
 }
@@ -447,6 +471,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_rank_has_its_own_order),
         cmocka_unit_test(test_host_copy_is_made_of_one_rank),
+        cmocka_unit_test(test_ranks_with_lists_of_their_own_hold_the_same),
         cmocka_unit_test(test_replicated_rank_lacks_a_tensor),
         cmocka_unit_test(test_sharded_ranks_together_are_complete),
         cmocka_unit_test(test_three_ranks_one_without_anything),

@@ -1,7 +1,8 @@
-/* weights/update*: every driver call and every allocation of an update of GPUs fails in turn, and
- * memory runs out. Whatever the answer was is true of what is served, nothing is left behind, and
- * the next update works. The linker wraps the allocator (CMakeLists.txt): ours, not the fake's. */
-#include "map_fixture.h"
+/* weights/update*: every driver call and every allocation of an update of GPUs fails in turn,
+ * mapped or received, and memory runs out. Whatever the answer was is true of what is served,
+ * nothing is left behind, and the next update works. The linker wraps the allocator
+ * (CMakeLists.txt): ours, not the fake's. */
+#include "recv_fixture.h"
 
 #include <stdatomic.h>
 
@@ -43,7 +44,8 @@ struct pair {
     struct fx_answer answers[2];
     struct fx_gate gate;
     struct update_start req;
-    bool summed;
+    bool summed, received;
+    struct rfx_group group; /* received: what its senders saw */
 };
 
 static struct update_chunk *pair_chunk(struct pair *p, const char *id, int i, unsigned step)
@@ -51,15 +53,20 @@ static struct update_chunk *pair_chunk(struct pair *p, const char *id, int i, un
     const struct fx_tensor *const first[] = {&fx_model[5], &fx_model[0], &fx_model[4]};
     struct fx_tensor qkv = fx_qkv, head = fx_lm_head;
     const struct fx_tensor *const second[] = {&qkv, &head, &fx_model[6], &fx_old_scale};
-    struct mfx_cfg cfg = MFX_STEP(step);
+    struct mfx_cfg mapped = MFX_STEP(step);
+    struct rfx_cfg received = RFX_STEP(step);
     struct update_chunk *c;
+    struct plan *plan;
 
     if (p->req.convert)
         qkv.dtype = head.dtype = DTYPE_F32;
-    cfg.n_each = 2;
+    plan = i == 0 ? fx_plan(first, 3) : fx_plan(second, 4);
+    mapped.n_each = 2;
+    received.n_each = i == 0 ? 1 : 2;
+    received.group = &p->group;
     if (i == 0)
-        cfg.gate = &p->gate;
-    c = mfx_chunk(&p->g, id, i == 0 ? fx_plan(first, 3) : fx_plan(second, 4), cfg);
+        mapped.gate = received.gate = &p->gate;
+    c = p->received ? rfx_chunk(&p->g, id, plan, received) : mfx_chunk(&p->g, id, plan, mapped);
     (void)snprintf(c->chunk_id, sizeof c->chunk_id, "bucket-%d", i);
     if (p->summed)
         c->checksums = mfx_sums(c->plan, step);
@@ -159,8 +166,21 @@ static void pair_close(struct pair *p)
     fx_answer_fini(&p->answers[1]);
 }
 
+/* Staged, whatever fails here leaves no sender alone with the rest; in place, not once what is
+ * served may be torn. */
+static void assert_whole(struct pair *p)
+{
+    if (p->group.n_torn > 0) {
+        assert_true(p->req.in_place);
+        assert_true(store_wait_pinnable(p->g.b.store, CLOCK_NEVER));
+        assert_int_equal(mfx_info(&p->g).state, STORE_READY);
+        mfx_assert_step(&p->g, 3);
+    }
+    p->group.n_torn = 0;
+}
+
 /* Returns how many calls an update makes of what fails. */
-static long torture(struct mfx_lib *lib, struct update_start req, bool summed,
+static long torture(struct mfx_lib *lib, struct update_start req, bool summed, bool received,
                     void (*arm)(struct pair *, long))
 {
     struct fakecuda_counts before, now;
@@ -171,6 +191,7 @@ static long torture(struct mfx_lib *lib, struct update_start req, bool summed,
     pair_open(&p, lib, (struct gpus_cfg){.n_devices = 2, .mirror = true});
     p.req = req;
     p.summed = summed;
+    p.received = received;
     for (unsigned step = 1; step < 4; step++)
         assert_true(pair_update(&p, step, arm_nothing, 0));
     lib->counts(&before);
@@ -188,6 +209,7 @@ static long torture(struct mfx_lib *lib, struct update_start req, bool summed,
         } else if (!req.in_place) {
             mfx_assert_step(&p.g, 3);
         }
+        assert_whole(&p);
         assert_true(pair_update(&p, 3, arm_nothing, 0)); /* and everything was given back */
         state = mfx_info(&p.g).state;
         assert_int_equal(state, STORE_READY);
@@ -204,10 +226,12 @@ static void test_every_driver_call_fails_in_turn(void **state)
     const struct update_start staged = {.convert = true}, in_place = {.in_place = true};
 
     (void)state;
-    for (int k = 0; k < 2; k++) {
-        assert_true(torture(&libs[k], staged, false, arm_driver) > 50);
-        assert_true(torture(&libs[k], staged, true, arm_driver) > 50);
-        assert_true(torture(&libs[k], in_place, true, arm_driver) > 50);
+    for (int k = 0; k < 4; k++) {
+        bool received = k > 1;
+
+        assert_true(torture(&libs[k % 2], staged, false, received, arm_driver) > 50);
+        assert_true(torture(&libs[k % 2], staged, true, received, arm_driver) > 50);
+        assert_true(torture(&libs[k % 2], in_place, true, received, arm_driver) > 50);
     }
 }
 
@@ -216,9 +240,11 @@ static void test_every_allocation_fails_in_turn(void **state)
     const struct update_start staged = {.convert = true}, in_place = {.in_place = true};
 
     (void)state;
-    for (int k = 0; k < 2; k++) {
-        assert_true(torture(&libs[k], staged, true, arm_allocator) > 10);
-        assert_true(torture(&libs[k], in_place, false, arm_allocator) > 10);
+    for (int k = 0; k < 4; k++) {
+        bool received = k > 1;
+
+        assert_true(torture(&libs[k % 2], staged, true, received, arm_allocator) > 10);
+        assert_true(torture(&libs[k % 2], in_place, false, received, arm_allocator) > 10);
     }
 }
 
@@ -228,14 +254,15 @@ static void test_fifty_updates_take_no_more_than_three(void **state)
     struct pair p;
 
     (void)state;
-    for (int k = 0; k < 2; k++) {
-        pair_open(&p, &libs[k], (struct gpus_cfg){.n_devices = 2, .mirror = true});
+    for (int k = 0; k < 4; k++) {
+        pair_open(&p, &libs[k % 2], (struct gpus_cfg){.n_devices = 2, .mirror = true});
+        p.received = k > 1;
         for (unsigned i = 1; i <= 50; i++) {
             p.summed = i % 2 != 0;
             p.req.in_place = i % 5 == 0;
             assert_true(pair_update(&p, i, arm_nothing, 0));
             mfx_assert_step(&p.g, i);
-            libs[k].counts(&now);
+            libs[k % 2].counts(&now);
             if (i == 3)
                 after_three = now;
             if (i > 3)
