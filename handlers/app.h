@@ -24,6 +24,8 @@ struct life;
 struct store;
 struct tokenizer;
 struct updates;
+struct nccl_info;
+struct weight_transfer;
 
 struct app {
     const struct config *config;
@@ -42,6 +44,8 @@ struct app {
     struct device *const *devices;     /* the ranks of the store, in its order; NULL without GPUs */
     uint32_t n_devices;
     struct cuda_ipc_stats *ipc_stats;  /* of all updates so far */
+    const struct nccl_info *nccl;      /* what was found at start */
+    struct weight_transfer *transfer;  /* the group with a trainer */
     struct handle_leases *leases;      /* versions that other processes have mapped */
     struct front *front;               /* set once, before the front starts to serve */
 };
@@ -52,7 +56,7 @@ extern const struct front_app app_front;
 /* Why a generate sent now would not be served; ERR_NONE and true when it would. */
 bool app_ready(const struct app *app, struct err *why);
 
-/* Can the process do its work: loops turn, the engine's heart beats? */
+/* Can the process do its work: loops turn, the engine's heart beats, no abort is stuck? */
 bool app_live(const struct app *app, struct err *why);
 
 #endif

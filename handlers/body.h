@@ -31,6 +31,10 @@ void body_init(void);
  *         absent is taken as JSON), ERR_NO_MEMORY. */
 int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e);
 
+/* body_parse_text - the same for a text that is not empty and stands for the body's. */
+int body_parse_text(json_t **out, const struct exchange *x, const char *text, size_t len,
+                    const struct route *route, struct err *e);
+
 /* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
 int body_only(const json_t *object, const char *at, const char *const *members, struct err *e);
 

@@ -128,7 +128,7 @@ static int check_object(const json_t *root, const struct route *route, struct er
 
 int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e)
 {
-    json_t *root = NULL;
+    json_t *root;
 
     if (x->body_len == 0 && route->json_optional) {
         root = json_object();
@@ -137,12 +137,20 @@ int body_parse(json_t **out, const struct exchange *x, const struct route *route
         *out = root;
         return 0;
     }
+    if (x->body_len > 0)
+        return body_parse_text(out, x, x->body, x->body_len, route, e);
     if (check_type(x, route, e) != 0)
         return -1;
-    if (x->body_len == 0)
-        return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, a JSON object is wanted");
-    if (check_depth(x->body, x->body_len, e) != 0 ||
-        load(&root, x->body, x->body_len, route->strict, e) != 0)
+    return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, a JSON object is wanted");
+}
+
+int body_parse_text(json_t **out, const struct exchange *x, const char *text, size_t len,
+                    const struct route *route, struct err *e)
+{
+    json_t *root = NULL;
+
+    if (check_type(x, route, e) != 0 || check_depth(text, len, e) != 0 ||
+        load(&root, text, len, route->strict, e) != 0)
         return -1;
     if (check_object(root, route, e) != 0) {
         json_decref(root);

@@ -8,14 +8,23 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Offset of the quote that ends the string whose first byte is at `i`, or `len`. */
-static size_t string_end(const char *text, size_t len, size_t i)
+/* Each byte is looked at twice at most: a quote that was found is kept while escapes before it are
+ * passed over. */
+size_t scan_string_end(const char *text, size_t len, size_t i)
 {
-    for (; i < len && text[i] != '"'; i++) {
-        if (text[i] == '\\')
-            i++;
+    const char *quote = NULL, *escape;
+
+    while (i < len) {
+        if (quote == NULL || quote < text + i)
+            quote = memchr(text + i, '"', len - i);
+        if (quote == NULL)
+            return len;
+        escape = memchr(text + i, '\\', (size_t)(quote - (text + i)));
+        if (escape == NULL)
+            return (size_t)(quote - text);
+        i = (size_t)(escape - text) + 2;
     }
-    return i < len ? i : len;
+    return len;
 }
 
 size_t scan_depth(const char *text, size_t len, unsigned depth_max)
@@ -24,7 +33,7 @@ size_t scan_depth(const char *text, size_t len, unsigned depth_max)
 
     for (size_t i = 0; i < len; i++) {
         if (text[i] == '"') {
-            i = string_end(text, len, i + 1);
+            i = scan_string_end(text, len, i + 1);
         } else if (text[i] == '{' || text[i] == '[') {
             if (depth == depth_max)
                 return i;
@@ -113,7 +122,7 @@ void scan_pointer(const char *text, size_t at, char *out, size_t cap)
 
     for (size_t i = 0; i < at; i++) {
         if (text[i] == '"') {
-            size_t end = string_end(text, at, i + 1);
+            size_t end = scan_string_end(text, at, i + 1);
 
             take_string(&w, i + 1, end);
             i = end;

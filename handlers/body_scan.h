@@ -8,6 +8,10 @@
  * JSON gets some answer: the parser, which comes next, refuses it. */
 size_t scan_depth(const char *text, size_t len, unsigned depth_max);
 
+/* scan_string_end - offset of the quote that ends the string whose first byte is at `i`, or `len`.
+ */
+size_t scan_string_end(const char *text, size_t len, size_t i);
+
 /* scan_line - line and column, from 1, in bytes, of offset `at`. */
 void scan_line(const char *text, size_t at, size_t *line, size_t *column);
 

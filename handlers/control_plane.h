@@ -25,6 +25,9 @@ int handle_handles_get(struct app *app, struct exchange *x, struct err *e);
 int handle_handles_renew(struct app *app, struct exchange *x, struct err *e);
 int handle_handles_delete(struct app *app, struct exchange *x, struct err *e);
 int handle_preflight(struct app *app, struct exchange *x, struct err *e);
+int handle_transfer_init(struct app *app, struct exchange *x, struct err *e);
+int handle_transfer_get(struct app *app, struct exchange *x, struct err *e);
+int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e);
 
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_start_members[], *const update_finish_members[];
@@ -33,5 +36,6 @@ extern const char *const plan_members[];
 extern const char *const weights_list_query[];
 extern const char *const handles_query[], *const handles_renew_members[];
 extern const char *const preflight_members[];
+extern const char *const transfer_init_members[];
 
 #endif

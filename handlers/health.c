@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/weight_transfer.h"
 #include "server/admission.h"
 #include "server/life.h"
 #include "weights/store.h"
@@ -18,6 +19,8 @@ bool app_live(const struct app *app, struct err *why)
     struct engine_stats s = {0};
     uint64_t now = clock_now_us(), age_us;
 
+    if (app->transfer != NULL && !weight_transfer_live(app->transfer, why))
+        return false;
     if (app->engine == NULL)
         return true;
     app->engine->ops->stats(app->engine, &s);

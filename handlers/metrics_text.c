@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/prometheus.h"
+#include "handlers/weight_transfer.h"
 #include "server/admission.h"
 #include "server/front.h"
 #include "server/life.h"
@@ -17,6 +18,7 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #define LABELS(...) ((const struct prom_label[]){__VA_ARGS__, {NULL, NULL}})
@@ -119,6 +121,29 @@ static void put_ipc(struct cuda_ipc_stats *s, struct buf *out)
     prom_one(out, "baton_ipc_exports_stuck_total", "counter",
              "Exports whose counter could not be reached: their trainer keeps that memory",
              LOAD(n_exports_stuck));
+#undef LOAD
+}
+
+static void put_transfer(struct weight_transfer *t, struct buf *out)
+{
+    static const char *const states[] = {"none", "joining", "joined", "failed", "stuck"};
+    const struct nccl_join_stats *s = weight_transfer_stats(t);
+    const char *state = weight_transfer_state(t);
+
+#define LOAD(field) atomic_load_explicit(&s->field, memory_order_relaxed)
+    prom_head(out, "baton_nccl_group_state", "gauge", "1 for the state of the trainer's group");
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++)
+        prom_u64(out, "baton_nccl_group_state", LABELS({"state", states[i]}),
+                 strcmp(state, states[i]) == 0);
+    prom_one(out, "baton_nccl_joins_begun_total", "counter", "Invitations to a group taken up",
+             LOAD(n_begun));
+    prom_one(out, "baton_nccl_joins_total", "counter", "Groups joined", LOAD(n_joined));
+    prom_one(out, "baton_nccl_failures_total", "counter",
+             "Groups that failed, before or after they were joined", LOAD(n_failed));
+    prom_one(out, "baton_nccl_received_bytes_total", "counter", "Bytes that broadcasts brought",
+             LOAD(nbytes_received));
+    prom_one(out, "baton_nccl_broadcasts_total", "counter", "Broadcasts received",
+             LOAD(n_broadcasts));
 #undef LOAD
 }
 
@@ -292,6 +317,8 @@ void metrics_rooms(struct app *app, struct buf *out)
     }
     if (app->ipc_stats != NULL)
         put_ipc(app->ipc_stats, out);
+    if (app->transfer != NULL)
+        put_transfer(app->transfer, out);
     if (app->generate != NULL && app->detokenize != NULL)
         put_admission(app, out);
     if (app->engine != NULL) {

@@ -1,5 +1,5 @@
 /* POST /v1/weights/plans: say once which tensors come; later requests name the plan_id. */
-#include "handlers/body.h"
+#include "handlers/body_columns.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
@@ -32,15 +32,17 @@ int handle_plan_put(struct app *app, struct exchange *x, struct err *e)
 {
     struct plan *plan = NULL;
     bool convert = false;
+    struct body_columns text;
     json_t *body;
     int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse_columns(&body, &text, x, x->route, e) != 0)
         return -1;
     rc = body_bool(&convert, body, "", "convert", e);
     if (rc == 0)
-        rc = plan_from_body(&plan, body, e);
+        rc = plan_from_body(&plan, body, &text, e);
     json_decref(body);
+    body_columns_fini(&text);
     if (rc == 0)
         rc = put(app, x, plan, convert, e);
     plan_unref(plan);

@@ -70,6 +70,11 @@ const struct route routes[] = {
      BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, handle_handles_delete},
     CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
             handle_preflight),
+    CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,
+            transfer_init_members, handle_transfer_init),
+    VIEW(LANE_LOOP, "/v1/weight_transfer", "transferGet", NULL, handle_transfer_get),
+    {METHOD_DELETE, "/v1/weight_transfer", "transferDelete", LANE_CONTROL, ROLE_CONTROL,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, handle_transfer_delete},
 
     DATA("/v1/generate", "generate", LANE_GENERATE, true, FORM_NATIVE, generate_members,
          handle_generate),

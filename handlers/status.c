@@ -1,10 +1,12 @@
 /* GET /v1/status: everything about the server at this moment, from short locks and atomics only. */
 #include "base/clock.h"
 #include "driver/cuda_info.h"
+#include "driver/nccl_info.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
+#include "handlers/weight_transfer.h"
 #include "server/admission.h"
 #include "server/life.h"
 #include "weights/device.h"
@@ -125,6 +127,16 @@ static json_t *cuda_json(const struct app *app)
                      "ranks", ranks_json(app), "reason", text_or_null(cuda->reason));
 }
 
+/* The library, and the group that was joined with it. */
+static json_t *nccl_json(const struct app *app)
+{
+    const struct nccl_info *nccl = app->nccl;
+
+    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
+                     text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
+                     text_or_null(nccl->reason), "group", weight_transfer_json(app->transfer));
+}
+
 int handle_status(struct app *app, struct exchange *x, struct err *e)
 {
     struct err live_why = {0}, why = {0};
@@ -138,13 +150,14 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
     reply_json(
         x, 200,
         json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, "
-                  "s:o}",
+                  "s:o, s:o}",
                   "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
                   (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
                   life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
                   "reason", reason, "weights", weights_json(app), "update", update_or_null(app),
                   "admission", "generate", admission_json(app->generate), "detokenize",
                   admission_json(app->detokenize), "engine", engine_json(app), "http",
-                  http_json(app), "model", model_json(app), "cuda", cuda_json(app)));
+                  http_json(app), "model", model_json(app), "cuda", cuda_json(app), "nccl",
+                  nccl_json(app)));
     return 0;
 }

@@ -7,10 +7,10 @@
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "handlers/update_parts.h"
+#include "handlers/weight_transfer.h"
 #include "server/config.h"
 #include "transport/body.h"
 #include "transport/file.h"
-#include "weights/coverage.h"
 #include "weights/safetensors.h"
 
 #include <stdio.h>
@@ -41,6 +41,10 @@ const char *const update_members[] = {
     "metadata_by_gpu",
     "buckets",
     "placement",
+    "transport",
+    "expected_digest",
+    "bucket_nbytes",
+    "packed_buffer_size_bytes",
     NULL,
 };
 const char *const update_query[] = {
@@ -103,32 +107,13 @@ static void words_apply(struct update_chunk *c, const struct update_words *w,
     c->sharded = w->sharded;
 }
 
-/* A whole update that cannot cover the manifest is refused with what is missing, before any byte
- * moves. @details (new) lists it. One that differs from rank to rank is updates_submit's to judge:
- * what is missing on one may be meant to be on another. */
-static int check_whole(const struct app *app, const struct update_chunk *c, json_t **details,
-                       struct err *e)
+/* What a whole update lacks (new), or NULL. */
+static json_t *missing_json(const struct update_chunk *c, const struct err *e)
 {
-    const char *missing[UPDATE_MISSING_MAX];
-    uint32_t n_missing = 0;
-
-    if (c->update_id[0] != '\0' || c->partial || c->ranks != NULL)
-        return 0;
-    if (plan_coverage(store_manifest(app->store), c->plan, c->convert, missing, UPDATE_MISSING_MAX,
-                      &n_missing, e) != 0) {
-        if (c->origins == NULL)
-            return -1;
-        err_clear(e); /* updates_submit finds it too, and knows where in the request it stood */
-        return 0;
-    }
-    if (n_missing == 0)
-        return 0;
-    *details = json_pack("{s:I, s:o}", "n_missing", (json_int_t)n_missing, "missing",
-                         names_json(missing, n_missing));
-    return err_set(e, ERR_INCOMPLETE, "/names",
-                   "%u of %u tensors are missing, '%.160s' first; say \"partial\": true to keep "
-                   "the served ones",
-                   n_missing, store_manifest(app->store)->plan->n_tensors, missing[0]);
+    if (e->code != ERR_INCOMPLETE || c->n_missing == 0)
+        return NULL;
+    return json_pack("{s:I, s:o}", "n_missing", (json_int_t)c->n_missing, "missing",
+                     names_json(c->missing, c->n_missing));
 }
 
 static bool client_gone(void *arg)
@@ -136,18 +121,35 @@ static bool client_gone(void *arg)
     return exchange_gone(arg);
 }
 
-/* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
- * the answer, because it may read from the exchange. */
-static int submit(struct app *app, struct exchange *x, struct update_chunk *c, struct err *e)
+/* What is missing stands in no member of the request: the one that lists what came is pointed at.
+ * @body  NULL when the tensors are the body */
+static void blame_list(const json_t *body, struct err *e)
 {
-    json_t *details = NULL;
+    static const char *const lists[] = {"/buckets", "/per_gpu", "/metadata_by_gpu",
+                                        "/plan_id", "/names",   "/path"};
+    const char *found = "";
+
+    for (size_t i = 0; body != NULL && i < sizeof lists / sizeof lists[0] && *found == '\0'; i++)
+        found = body_given(body, lists[i] + 1) != NULL ? lists[i] : "";
+    (void)snprintf(e->field, sizeof e->field, "%s", found);
+}
+
+/* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
+ * the answer, because it may read from the exchange. @body  as blame_list takes it */
+static int submit(struct app *app, struct exchange *x, struct update_chunk *c, const json_t *body,
+                  struct err *e)
+{
+    json_t *details;
 
     c->done = update_answered;
     c->done_arg = x;
     c->gone = client_gone;
-    if (check_whole(app, c, &details, e) == 0 && updates_submit(app->updates, c, e) == 0)
+    if (updates_submit(app->updates, c, e) == 0)
         return 0;
+    details = missing_json(c, e);
     update_chunk_free(c);
+    if (e->code == ERR_INCOMPLETE)
+        blame_list(body, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -201,8 +203,8 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
 /* The one source that the body names; none and several are refused. */
 static int source_of(const char **out, const json_t *body, struct err *e)
 {
-    static const char *const sources[] = {"shm", "path", "ipc_handles", "ipc_handles_pickled",
-                                          "buckets"};
+    static const char *const sources[] = {
+        "shm", "path", "ipc_handles", "ipc_handles_pickled", "buckets", "transport"};
     const char *found = NULL;
     char field[32] = "";
 
@@ -216,7 +218,7 @@ static int source_of(const char **out, const json_t *body, struct err *e)
     if (found == NULL || field[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field,
                        "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
-                       "buckets, or a body of type application/vnd.safetensors");
+                       "buckets, transport: nccl, or a body of type application/vnd.safetensors");
     *out = found;
     return 0;
 }
@@ -241,24 +243,47 @@ static int check_beside(const json_t *body, struct err *e)
 }
 
 /* The placement of a session is the session's. */
-static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body, struct err *e)
+static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
+                    const struct body_columns *text, struct err *e)
 {
     struct update_info info = {.sharded = c->sharded};
 
     if (c->update_id[0] != '\0' && updates_get(app->updates, c->update_id, &info, e) != 0)
         return -1;
-    return ipc_from_body(c, app, body, info.sharded, e);
+    return ipc_from_body(c, app, body, text, info.sharded, e);
 }
 
-static int open_source(struct app *app, struct update_chunk *c, const json_t *body, struct err *e)
+/* What speaks of broadcasts goes with them. */
+static int check_not_nccl(const json_t *body, struct err *e)
+{
+    static const char *const members[] = {"expected_digest", "bucket_nbytes",
+                                          "packed_buffer_size_bytes"};
+    char field[32];
+
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (body_given(body, members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nccl", members[i]);
+    }
+    return 0;
+}
+
+static int open_source(struct app *app, struct update_chunk *c, const json_t *body,
+                       const struct body_columns *text, struct err *e)
 {
     const char *path = NULL, *source;
 
     if (body_str(&path, body, "", "path", e) != 0 || source_of(&source, body, e) != 0)
         return -1;
+    if (strcmp(source, "transport") == 0)
+        return check_beside(body, e) != 0 ? -1 : nccl_from_body(c, app, body, text, e);
+    if (check_not_nccl(body, e) != 0)
+        return -1;
     if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
-        return open_ipc(app, c, body, e);
-    if (check_beside(body, e) != 0 || plan_of_list(&c->plan, app, body, "", path != NULL, e) != 0)
+        return open_ipc(app, c, body, text, e);
+    if (check_beside(body, e) != 0 ||
+        plan_of_list(&c->plan, app, body, text, "", path != NULL, e) != 0)
         return -1;
     if (c->plan == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
@@ -285,7 +310,8 @@ static int words_from_body(struct update_words *w, const json_t *body, struct er
     return words_check(w, e);
 }
 
-static int update_from_json(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+static int update_from_json(struct app *app, struct exchange *x, const json_t *body,
+                            const struct body_columns *text, struct err *e)
 {
     struct update_words w = {0};
     struct update_chunk *c;
@@ -296,11 +322,11 @@ static int update_from_json(struct app *app, struct exchange *x, const json_t *b
     if (c == NULL)
         return -1;
     words_apply(c, &w, x);
-    if (open_source(app, c, body, e) != 0) {
+    if (open_source(app, c, body, text, e) != 0) {
         update_chunk_free(c);
         return -1;
     }
-    return submit(app, x, c, e);
+    return submit(app, x, c, body, e);
 }
 
 static int words_from_query(struct update_words *w, const struct exchange *x, struct err *e)
@@ -347,7 +373,7 @@ static int update_from_stream(struct app *app, struct exchange *x, struct err *e
     if (rc == 0)
         rc = body_source_new(&c->source, x, app->config->body_stall_timeout * 1000, e);
     if (rc == 0)
-        return submit(app, x, c, e);
+        return submit(app, x, c, NULL, e);
     update_chunk_free(c);
     return -1;
 }
@@ -362,8 +388,17 @@ bool body_is_tensors(const struct exchange *x)
             x->content_type[len] == ' ');
 }
 
+/* Of a request that was refused: its trainer may not wait for the answer before it broadcasts.
+ * @body  NULL: nobody knows what it asked for */
+static void doubt(struct app *app, const json_t *body)
+{
+    if (app->transfer != NULL && (body == NULL || body_given(body, "transport") != NULL))
+        weight_transfer_doubt(app->transfer);
+}
+
 int handle_update(struct app *app, struct exchange *x, struct err *e)
 {
+    struct body_columns text;
     json_t *body = NULL;
     int rc;
 
@@ -377,9 +412,14 @@ int handle_update(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "query member '%.60s': with a JSON body, members stand in the body",
                        x->query[0].name);
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse_columns(&body, &text, x, x->route, e) != 0) {
+        doubt(app, NULL);
         return -1;
-    rc = update_from_json(app, x, body, e);
+    }
+    rc = update_from_json(app, x, body, &text, e);
+    if (rc != 0)
+        doubt(app, body);
     json_decref(body);
+    body_columns_fini(&text);
     return rc;
 }

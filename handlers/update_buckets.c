@@ -256,13 +256,13 @@ static int ranks_alloc(struct ipc_request *q, struct err *e)
     return 0;
 }
 
-int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body, bool sharded,
-                     struct err *e)
+int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
+                     const struct body_columns *text, bool sharded, struct err *e)
 {
     const json_t *buckets = NULL;
     size_t n = 1;
 
-    *q = (struct ipc_request){.app = app, .sharded = sharded};
+    *q = (struct ipc_request){.app = app, .text = text, .sharded = sharded};
     if (body_array(&buckets, body, "", "buckets", e) != 0)
         return -1;
     if (buckets != NULL)
@@ -394,7 +394,8 @@ static int check_unused(const struct ipc_request *q, struct err *e)
         const struct ipc_part *p = &q->parts[i];
 
         for (uint32_t k = 0; k < p->n_lists; k++)
-            if (!p->lists[k].used && columns_check(p->lists[k].object, p->lists[k].at, e) != 0)
+            if (!p->lists[k].used &&
+                columns_check(p->lists[k].object, q->text, p->lists[k].at, e) != 0)
                 return -1;
     }
     return 0;

@@ -1,5 +1,6 @@
 /* start, finish, abort, renew and get of an update session. */
 #include "handlers/body.h"
+#include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
@@ -141,7 +142,8 @@ static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *b
         sums[i].name = name;
         if (!json_is_string(value) || !checksum_parse(&sums[i].sum, json_string_value(value))) {
             free(sums);
-            (void)snprintf(field, sizeof field, "/checksums/%.120s", name);
+            (void)snprintf(field, sizeof field, "/checksums");
+            scan_escape(field, sizeof field, name, strlen(name));
             return err_set(e, ERR_BAD_REQUEST, field,
                            "the checksum of '%.160s' is not %d hex digits", name, CHECKSUM_LEN);
         }

@@ -75,13 +75,13 @@ static void move_origins(struct update_chunk *c, struct ipc_request *q)
     q->origins = NULL;
 }
 
-int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body, bool sharded,
-                  struct err *e)
+int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                  const struct body_columns *text, bool sharded, struct err *e)
 {
     struct ipc_request q;
     int rc = -1;
 
-    if (ipc_request_read(&q, app, body, sharded, e) != 0 || ipc_request_match(&q, e) != 0 ||
+    if (ipc_request_read(&q, app, body, text, sharded, e) != 0 || ipc_request_match(&q, e) != 0 ||
         ipc_request_join(&q, e) != 0 || ipc_request_judge(&q, e) != 0)
         goto err_fini;
     if (app->n_devices == 0)

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 struct app;
+struct body_columns;
 
 enum {
     IPC_AT_MAX = sizeof(((struct chunk_origin *)0)->at),
@@ -43,7 +44,8 @@ struct ipc_part {
 };
 
 struct ipc_request {
-    const struct app *app; /* borrowed */
+    const struct app *app;           /* borrowed */
+    const struct body_columns *text; /* borrowed; NULL: all columns are in the tree */
     bool sharded;
     uint32_t n_parts;
     struct ipc_part *parts;     /* owned; [n_parts] */
@@ -76,8 +78,8 @@ static inline const struct ipc_list *list_of(const struct ipc_request *q, uint32
  * @body  borrowed, longer than the request
  * Errors: ERR_BAD_REQUEST at the member; the readers' ERR_TOO_LARGE and ERR_NO_MEMORY. On an error
  *         the request is still to be finished. */
-int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body, bool sharded,
-                     struct err *e);
+int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
+                     const struct body_columns *text, bool sharded, struct err *e);
 
 /* ipc_request_match - which GPU's handle and which list feed each rank.
  * Errors: as match_gpus; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); and of

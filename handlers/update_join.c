@@ -1,5 +1,6 @@
 /* Several buckets, one plan for each rank: what the worker copies is one list of tensors, and where
  * each of them stood in the request is remembered for the errors that come later. */
+#include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/update_ipc.h"
 #include "handlers/update_parts.h"
@@ -54,8 +55,8 @@ static int add_list(struct plan_builder *b, const struct ipc_request *q,
     int rc;
 
     if (body_given(list->object, "plan_id") == NULL)
-        return columns_add(b, list->object, origins, n_origins, n, e);
-    if (plan_of_list(&plan, q->app, list->object, list->at, false, e) != 0)
+        return columns_add(b, list->object, q->text, origins, n_origins, n, e);
+    if (plan_of_list(&plan, q->app, list->object, q->text, list->at, false, e) != 0)
         return -1;
     *n = plan->n_tensors;
     rc = specs_add(b, plan, origins, n_origins, e);
@@ -93,7 +94,7 @@ static int add_lists(struct plan_builder *b, struct ipc_request *q, uint32_t ran
 static int plan_of_one(struct ipc_request *q, uint32_t rank, const struct ipc_list *list,
                        struct plan **out, struct err *e)
 {
-    if (plan_of_list(out, q->app, list->object, list->at, false, e) != 0)
+    if (plan_of_list(out, q->app, list->object, q->text, list->at, false, e) != 0)
         return -1;
     add_origin(q, rank, 0, list->at);
     for (uint32_t i = 0; i < q->n_parts; i++)
@@ -102,23 +103,97 @@ static int plan_of_one(struct ipc_request *q, uint32_t rank, const struct ipc_li
     return 0;
 }
 
-static int plan_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
+static void parts_free(struct plan **parts, uint32_t n)
 {
-    const struct ipc_list *only = NULL;
-    uint32_t n_lists = count_lists(q, rank, &only);
-    struct plan **out = &q->plans[rank].plan;
+    for (uint32_t i = 0; i < n; i++)
+        plan_unref(parts[i]);
+    free(parts);
+}
+
+/* The plans of a rank's lists, if each of them names one that is registered; else *out is NULL.
+ * @out  [*n], one reference each */
+static int parts_of_rank(const struct ipc_request *q, uint32_t rank, struct plan ***out,
+                         uint32_t *n, struct err *e)
+{
+    struct plan **parts = calloc(q->n_parts, sizeof(struct plan *));
+
+    *n = 0;
+    *out = NULL;
+    if (parts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        const struct ipc_list *list = list_of(q, i, rank);
+
+        if (list == NULL)
+            continue;
+        if (body_given(list->object, "plan_id") == NULL) {
+            parts_free(parts, *n);
+            return 0;
+        }
+        if (plan_of_list(&parts[*n], q->app, list->object, q->text, list->at, false, e) != 0) {
+            parts_free(parts, *n);
+            return -1;
+        }
+        ++*n;
+    }
+    *out = parts;
+    return 0;
+}
+
+/* A plan that the same registered ones made before; they are as they were. */
+static void place_joined(struct ipc_request *q, uint32_t rank, struct plan *const *parts)
+{
+    uint32_t n_tensors = 0, k = 0;
+
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        const struct ipc_list *list = list_of(q, i, rank);
+
+        if (list == NULL)
+            continue;
+        add_origin(q, rank, n_tensors, list->at);
+        place(q, rank, i, n_tensors, parts[k]->n_tensors);
+        n_tensors += parts[k++]->n_tensors;
+    }
+}
+
+static int build_plan(struct ipc_request *q, uint32_t rank, struct plan **out, struct err *e)
+{
     struct plan_builder *b;
 
-    if (n_lists == 0)
-        return 0;
-    if (n_lists == 1)
-        return plan_of_one(q, rank, only, out, e);
     if (plan_builder_new(&b, e) != 0)
         return -1;
     if (add_lists(b, q, rank, e) == 0)
         return plan_builder_finish(b, out, e);
     plan_builder_free(b);
     return -1;
+}
+
+static int plan_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
+{
+    const struct ipc_list *only = NULL;
+    uint32_t n_lists = count_lists(q, rank, &only), n;
+    struct plan **out = &q->plans[rank].plan, **parts;
+    bool known;
+    int rc = 0;
+
+    if (n_lists == 0)
+        return 0;
+    if (n_lists == 1)
+        return plan_of_one(q, rank, only, out, e);
+    if (parts_of_rank(q, rank, &parts, &n, e) != 0)
+        return -1;
+    if (parts == NULL)
+        return build_plan(q, rank, out, e);
+    *out = updates_joined_get(q->app->updates, parts, n);
+    known = *out != NULL;
+    if (known)
+        place_joined(q, rank, parts);
+    else
+        rc = build_plan(q, rank, out, e);
+    if (rc == 0 && !known)
+        updates_joined_put(q->app->updates, parts, n, *out);
+    parts_free(parts, n);
+    return rc;
 }
 
 static int sums_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)

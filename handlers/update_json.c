@@ -21,7 +21,7 @@ json_t *names_json(const char *const *names, uint32_t n)
 }
 
 /* A message may have been cut inside a character, which JSON cannot carry. */
-static json_t *error_or_null(const struct err *cause)
+json_t *error_json(const struct err *cause)
 {
     struct err copy = *cause, *e = &copy;
 
@@ -74,7 +74,7 @@ json_t *update_json(const struct update_info *info)
         (double)info->lease_left_us / 1e6, "deadline_left_s", (double)info->deadline_left_us / 1e6,
         "n_missing", (json_int_t)info->n_missing, "missing",
         names_json(info->missing, info->n_missing), "mappings", mappings_json(info), "checksums_on",
-        checksums_on(info), "timing", timing_json(info), "error", error_or_null(&info->error));
+        checksums_on(info), "timing", timing_json(info), "error", error_json(&info->error));
 }
 
 json_t *update_details(const struct update_info *info)

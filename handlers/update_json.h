@@ -15,6 +15,9 @@ json_t *update_details(const struct update_info *info);
 /* update_answered - an update_done_fn; arg is the struct exchange: answers with either. */
 void update_answered(void *arg, const struct update_info *info, const struct err *e);
 
+/* error_json - {code, message, param, retryable} (new), or JSON null for a clean one. */
+json_t *error_json(const struct err *cause);
+
 /* names_json - up to UPDATE_MISSING_MAX names as an array (new). */
 json_t *names_json(const char *const *names, uint32_t n);
 

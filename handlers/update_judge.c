@@ -1,5 +1,5 @@
 /* Handles held against the tensors that they are said to be. Pure. */
-#include "handlers/body.h"
+#include "handlers/body_columns.h"
 #include "handlers/update_ipc.h"
 
 #include <stdio.h>
@@ -39,22 +39,23 @@ static int check_packed(const struct ipc_part *p, const struct ipc_handles *h, s
 }
 
 /* vLLM's `tensor_sizes` are bytes, where `sizes` are elements. */
-static int check_tensor_sizes(const struct ipc_part *p, const struct run *run, struct err *e)
+static int check_tensor_sizes(const struct ipc_part *p, const struct body_columns *text,
+                              const struct run *run, struct err *e)
 {
-    const json_t *list = NULL;
+    struct column list;
     char field[ERR_FIELD_MAX];
 
-    if (body_array(&list, p->object, p->at, "tensor_sizes", e) != 0 || list == NULL)
-        return e->code != ERR_NONE ? -1 : 0;
+    if (column_open(&list, text, p->object, p->at, "tensor_sizes", e) != 0)
+        return -1;
     (void)snprintf(field, sizeof field, "%s/tensor_sizes", p->at);
-    if (json_array_size(list) != run->n)
+    if (list.given && list.n != run->n)
         return err_set(e, ERR_BAD_REQUEST, field, "tensor_sizes has %zu entries for %u tensors",
-                       json_array_size(list), (unsigned)run->n);
-    for (uint32_t i = 0; i < run->n; i++) {
+                       list.n, (unsigned)run->n);
+    for (uint32_t i = 0; list.given && i < run->n; i++) {
         const struct tensor_spec *t = &run->tensors[i];
-        const json_t *value = json_array_get(list, i);
+        uint64_t nbytes;
 
-        if (json_is_integer(value) && json_integer_value(value) == (json_int_t)t->nbytes)
+        if (column_next_u64(&list, &nbytes) == COLUMN_INTEGER && nbytes == t->nbytes)
             continue;
         (void)snprintf(field, sizeof field, "%s/tensor_sizes/%u", p->at, (unsigned)i);
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -148,7 +149,7 @@ static int judge_part(const struct ipc_request *q, uint32_t part, struct err *e)
         if (gpu == NULL || gpu == last)
             continue;
         run = run_of(q, b, r);
-        if ((last == NULL && check_tensor_sizes(p, &run, e) != 0) ||
+        if ((last == NULL && check_tensor_sizes(p, q->text, &run, e) != 0) ||
             check_gpu(p, &b->handles, gpu, &run, e) != 0)
             return -1;
         last = gpu;

@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "base/exchange.h"
+#include "handlers/body_columns.h"
 #include "weights/checksum.h"
 #include "weights/plan.h"
 #include "weights/source.h"
@@ -14,30 +15,35 @@
 
 struct app;
 
+/* `text`, where it stands beside an object: the columns of the request that were left in its text,
+ * of body_parse_columns; NULL when all are in the tree. */
+
 /* plan_from_body - names, dtypes (or dtype_names), shapes, sizes -> a plan (one reference).
  * Errors: ERR_BAD_REQUEST at the member or its element: absent, not as long as names, not a known
  *         dtype, not a shape; and those of plan_builder_add. */
-int plan_from_body(struct plan **out, const json_t *body, struct err *e);
+int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
+                   struct err *e);
 
 /* columns_add - the same from an object in a request, appended to a plan that is being built.
  * @origins  [n_origins], where the tensors of that plan stood so far; the last is this object, and
  *           errors point below it. Only `first` and `at` are read.
  * @n        how many came; written on success only */
-int columns_add(struct plan_builder *b, const json_t *object, const struct chunk_origin *origins,
-                uint32_t n_origins, uint32_t *n, struct err *e);
+int columns_add(struct plan_builder *b, const json_t *object, const struct body_columns *text,
+                const struct chunk_origin *origins, uint32_t n_origins, uint32_t *n, struct err *e);
 
 /* specs_add - the tensors of a registered plan, as columns_add. */
 int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
               uint32_t n_origins, struct err *e);
 
 /* columns_check - are they well formed? Errors: as columns_add's. */
-int columns_check(const json_t *object, const char *at, struct err *e);
+int columns_check(const json_t *object, const struct body_columns *text, const char *at,
+                  struct err *e);
 
 /* plan_of_list - by the object's plan_id, by its columns, or NULL when neither is given and
  * `optional`. Both together are ERR_BAD_REQUEST; an unknown plan_id is ERR_NOT_FOUND.
  * @at  the object's JSON pointer, "" for the body */
-int plan_of_list(struct plan **out, const struct app *app, const json_t *object, const char *at,
-                 bool optional, struct err *e);
+int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
+                 const struct body_columns *text, const char *at, bool optional, struct err *e);
 
 /* checksums_add - `checksums` of an object, 32 hex digits or null each, for tensors [first,
  * first + n) of the plan.
@@ -59,8 +65,16 @@ int shm_from_body(struct source **out, const json_t *body, const struct plan *pl
  * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; the readers' ERR_TOO_LARGE and
  *          ERR_NO_MEMORY; ERR_NOT_FOUND (plan_id); ERR_NO_GPU when nothing is wrong and the weights
  *          of this server are not on a GPU. */
-int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body, bool sharded,
-                  struct err *e);
+int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                  const struct body_columns *text, bool sharded, struct err *e);
+
+/* nccl_from_body - the plan, checksums and source of a chunk that the trainer's group broadcasts
+ * (transport: "nccl"). Nothing is received here.
+ * @c  gets plan, checksums, source; on an error, what was read of them
+ * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; ERR_NOT_FOUND (plan_id);
+ *          ERR_CONFLICT at /expected_digest; those of weight_transfer_source. */
+int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
+                   const struct body_columns *text, struct err *e);
 
 /* placement_from_body - `placement`: "replicated" or "sharded". @sharded unchanged when absent. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);

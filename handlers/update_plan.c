@@ -2,7 +2,7 @@
  * requests say in the same words. */
 #include "base/utf8.h"
 #include "handlers/app.h"
-#include "handlers/body.h"
+#include "handlers/body_columns.h"
 #include "handlers/update_parts.h"
 #include "weights/update.h"
 
@@ -10,14 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The four columns of one list; absent ones are NULL. */
+enum { DTYPE_TEXT_MAX = 32 };
+
+/* The four columns of one list. */
 struct columns {
-    const json_t *names, *dtypes, *shapes, *sizes;
+    struct column names, dtypes, shapes, sizes;
     const char *dtypes_member; /* which of its two names was used */
     const char *at;            /* JSON pointer of the object that they stand in */
 
     /* What was read last: neighbours nearly always have the same dtype. */
-    const char *dtype_text;
+    char dtype_text[DTYPE_TEXT_MAX];
     enum dtype dtype;
 };
 
@@ -35,85 +37,77 @@ static const char *element_of(char field[ERR_FIELD_MAX], const char *at, const c
     return field;
 }
 
-static int same_length(const struct columns *c, const json_t *column, const char *member,
+static int same_length(const struct columns *c, const struct column *column, const char *member,
                        struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
-    if (column == NULL || json_array_size(column) == json_array_size(c->names))
+    if (!column->given || column->n == c->names.n)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, field_of(field, c->at, member),
-                   "%s has %zu entries, names has %zu", member, json_array_size(column),
-                   json_array_size(c->names));
+                   "%s has %zu entries, names has %zu", member, column->n, c->names.n);
 }
 
-static int read_columns(struct columns *c, const json_t *object, const char *at, struct err *e)
+static int read_columns(struct columns *c, const json_t *object, const struct body_columns *text,
+                        const char *at, struct err *e)
 {
-    const json_t *alias = NULL;
+    bool alias = body_given(object, "dtype_names") != NULL;
+    const json_t *other = NULL;
     char field[ERR_FIELD_MAX];
 
-    *c = (struct columns){.dtypes_member = "dtypes", .at = at};
+    c->at = at;
+    c->dtypes_member = alias ? "dtype_names" : "dtypes";
+    c->dtype_text[0] = '\0';
+    c->dtype = DTYPE_NONE;
     if (body_required(object, at, "names", e) != 0 ||
-        body_array(&c->names, object, at, "names", e) != 0 ||
-        body_array(&c->dtypes, object, at, "dtypes", e) != 0 ||
-        body_array(&alias, object, at, "dtype_names", e) != 0 ||
+        column_open(&c->names, text, object, at, "names", e) != 0 ||
+        body_array(&other, object, at, "dtypes", e) != 0 ||
+        column_open(&c->dtypes, text, object, at, c->dtypes_member, e) != 0 ||
         body_required(object, at, "shapes", e) != 0 ||
-        body_array(&c->shapes, object, at, "shapes", e) != 0 ||
-        body_array(&c->sizes, object, at, "sizes", e) != 0)
+        column_open(&c->shapes, text, object, at, "shapes", e) != 0 ||
+        column_open(&c->sizes, text, object, at, "sizes", e) != 0)
         return -1;
-    if (alias != NULL && c->dtypes != NULL)
+    if (alias && other != NULL)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtype_names"),
                        "dtypes and dtype_names are one member; send one of them");
-    if (alias != NULL) {
-        c->dtypes = alias;
-        c->dtypes_member = "dtype_names";
-    }
-    if (c->dtypes == NULL)
+    if (!c->dtypes.given)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtypes"),
                        "dtypes is required beside names");
-    if (json_array_size(c->names) == 0)
+    if (c->names.n == 0)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "names"),
                        "there are no tensors; at least 1 is needed");
-    if (same_length(c, c->dtypes, c->dtypes_member, e) != 0 ||
-        same_length(c, c->shapes, "shapes", e) != 0 || same_length(c, c->sizes, "sizes", e) != 0)
+    if (same_length(c, &c->dtypes, c->dtypes_member, e) != 0 ||
+        same_length(c, &c->shapes, "shapes", e) != 0 || same_length(c, &c->sizes, "sizes", e) != 0)
         return -1;
     return 0;
 }
 
-static int read_shape(uint64_t *shape, uint32_t *ndim, const struct columns *c, size_t i,
-                      struct err *e)
+static int read_shape(uint64_t *shape, uint32_t *ndim, struct columns *c, size_t i, struct err *e)
 {
-    const json_t *value = json_array_get(c->shapes, i);
     char field[ERR_FIELD_MAX];
-    size_t n = json_array_size(value);
+    uint32_t bad;
 
-    if (!json_is_array(value) || n > PLAN_NDIM_MAX)
+    if (column_next_shape(&c->shapes, shape, ndim, &bad) != 0)
         return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
                        "a shape is an array of 0 to %d integers", PLAN_NDIM_MAX);
-    for (size_t k = 0; k < n; k++) {
-        const json_t *dim = json_array_get(value, k);
-
-        if (!json_is_integer(dim) || json_integer_value(dim) < 0)
-            return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
-                           "dimension %zu is not an integer from 0 on", k);
-        shape[k] = (uint64_t)json_integer_value(dim);
-    }
-    *ndim = (uint32_t)n;
+    if (bad < PLAN_NDIM_MAX)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
+                       "dimension %u is not an integer from 0 on", (unsigned)bad);
     return 0;
 }
 
-static int read_size(uint64_t *numel, const struct columns *c, size_t i, struct err *e)
+static int read_size(uint64_t *numel, struct columns *c, size_t i, struct err *e)
 {
-    const json_t *value = json_array_get(c->sizes, i);
+    enum column_value kind = COLUMN_NULL;
     char field[ERR_FIELD_MAX];
 
-    *numel = UINT64_MAX;
-    if (value == NULL || json_is_null(value))
-        return 0;
-    if (!json_is_integer(value) || json_integer_value(value) < 0)
+    if (c->sizes.given)
+        kind = column_next_u64(&c->sizes, numel);
+    if (kind == COLUMN_OTHER)
         return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "sizes", i),
                        "a size is the number of elements: an integer from 0 on");
-    *numel = (uint64_t)json_integer_value(value);
+    if (kind == COLUMN_NULL)
+        *numel = UINT64_MAX;
     return 0;
 }
 
@@ -153,17 +147,19 @@ static enum dtype read_dtype(struct columns *c, const char *text)
 {
     if (text == NULL)
         return DTYPE_NONE;
-    if (c->dtype_text == NULL || strcmp(c->dtype_text, text) != 0)
-        c->dtype = dtype_parse(text);
-    c->dtype_text = text;
+    if (strcmp(c->dtype_text, text) == 0)
+        return c->dtype;
+    c->dtype = dtype_parse(text);
+    (void)snprintf(c->dtype_text, sizeof c->dtype_text, "%s",
+                   strlen(text) < sizeof c->dtype_text ? text : "");
     return c->dtype;
 }
 
 static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
                       const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
 {
-    const char *name = json_string_value(json_array_get(c->names, i));
-    const char *text = json_string_value(json_array_get(c->dtypes, i));
+    const char *name = column_next_string(&c->names);
+    const char *text = column_next_string(&c->dtypes);
     uint64_t shape[PLAN_NDIM_MAX], numel;
     enum dtype dtype;
     uint32_t ndim;
@@ -184,25 +180,26 @@ static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
     return place_error(b, origins, n_origins, i, name, e);
 }
 
-int columns_add(struct plan_builder *b, const json_t *object, const struct chunk_origin *origins,
-                uint32_t n_origins, uint32_t *n, struct err *e)
+int columns_add(struct plan_builder *b, const json_t *object, const struct body_columns *text,
+                const struct chunk_origin *origins, uint32_t n_origins, uint32_t *n, struct err *e)
 {
     struct columns c;
-    size_t n_names;
 
-    if (read_columns(&c, object, origins[n_origins - 1].at, e) != 0)
+    if (read_columns(&c, object, text, origins[n_origins - 1].at, e) != 0 ||
+        plan_builder_reserve(b, c.names.n < UINT32_MAX ? (uint32_t)c.names.n : UINT32_MAX, e) != 0)
         return -1;
-    n_names = json_array_size(c.names);
-    for (size_t i = 0; i < n_names; i++)
+    for (size_t i = 0; i < c.names.n; i++)
         if (add_tensor(b, &c, i, origins, n_origins, e) != 0)
             return -1;
-    *n = (uint32_t)n_names;
+    *n = (uint32_t)c.names.n;
     return 0;
 }
 
 int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
               uint32_t n_origins, struct err *e)
 {
+    if (plan_builder_reserve(b, plan->n_tensors, e) != 0)
+        return -1;
     for (uint32_t i = 0; i < plan->n_tensors; i++) {
         const struct tensor_spec *t = &plan->tensors[i];
 
@@ -218,7 +215,8 @@ static void origin_at(struct chunk_origin *o, const char *at)
     (void)snprintf(o->at, sizeof o->at, "%s", at);
 }
 
-int columns_check(const json_t *object, const char *at, struct err *e)
+int columns_check(const json_t *object, const struct body_columns *text, const char *at,
+                  struct err *e)
 {
     struct chunk_origin origin;
     struct plan_builder *b;
@@ -228,12 +226,13 @@ int columns_check(const json_t *object, const char *at, struct err *e)
     if (plan_builder_new(&b, e) != 0)
         return -1;
     origin_at(&origin, at);
-    rc = columns_add(b, object, &origin, 1, &n, e);
+    rc = columns_add(b, object, text, &origin, 1, &n, e);
     plan_builder_free(b);
     return rc;
 }
 
-static int plan_from_list(struct plan **out, const json_t *object, const char *at, struct err *e)
+static int plan_from_list(struct plan **out, const json_t *object, const struct body_columns *text,
+                          const char *at, struct err *e)
 {
     struct chunk_origin origin;
     struct plan_builder *b;
@@ -242,19 +241,20 @@ static int plan_from_list(struct plan **out, const json_t *object, const char *a
     if (plan_builder_new(&b, e) != 0)
         return -1;
     origin_at(&origin, at);
-    if (columns_add(b, object, &origin, 1, &n, e) == 0)
+    if (columns_add(b, object, text, &origin, 1, &n, e) == 0)
         return plan_builder_finish(b, out, e);
     plan_builder_free(b);
     return -1;
 }
 
-int plan_from_body(struct plan **out, const json_t *body, struct err *e)
+int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
+                   struct err *e)
 {
-    return plan_from_list(out, body, "", e);
+    return plan_from_list(out, body, text, "", e);
 }
 
-int plan_of_list(struct plan **out, const struct app *app, const json_t *object, const char *at,
-                 bool optional, struct err *e)
+int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
+                 const struct body_columns *text, const char *at, bool optional, struct err *e)
 {
     static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
     const char *plan_id = NULL, *column = NULL;
@@ -273,7 +273,7 @@ int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
         return 0;
     }
     if (plan_id == NULL)
-        return plan_from_list(out, object, at, e);
+        return plan_from_list(out, object, text, at, e);
     plan = updates_plan_get(app->updates, plan_id);
     if (plan == NULL)
         return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),

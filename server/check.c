@@ -70,6 +70,14 @@ static void put_devices(const struct serve_report *r, FILE *to)
                             : "no copy in host memory");
 }
 
+static void put_nccl(const struct nccl_info *nccl, FILE *to)
+{
+    if (nccl->available)
+        (void)fprintf(to, "nccl: available, version %s, %s\n", nccl->version, nccl->path);
+    else
+        (void)fprintf(to, "nccl: not available: %s\n", nccl->reason);
+}
+
 int serve_check(const struct config *config, FILE *to, struct err *e)
 {
     struct serve_report *r = calloc(1, sizeof *r);
@@ -89,6 +97,7 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
                   r->label);
     put_cuda(&r->cuda, to);
     put_devices(r, to);
+    put_nccl(&r->nccl, to);
     rc = fflush(to) == 0 && !ferror(to)
              ? 0
              : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");

@@ -66,6 +66,14 @@ enum { CONFIG_LIST_MAX = 16 };
       "where the weights lie: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on each")       \
     X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \
       "the CUDA driver's library; default: libcuda.so.1, wherever the loader finds it")            \
+    X(STR, nccl_library, "nccl-library", "FILE", "", 0, 0,                                         \
+      "NCCL's library, of exactly the trainer's version: best the trainer's own file; default: "   \
+      "libnccl.so.2, wherever the loader finds it")                                                \
+    X(LIST, allow_trainer, "allow-trainer", "CIDR", "", 0, 0,                                      \
+      "addresses of trainers whose NCCL groups may be joined, as 10.0.0.0/8; repeatable; none: "   \
+      "every address")                                                                             \
+    X(MS, join_timeout, "join-timeout", "MS", "120000", 100, 86400000,                             \
+      "longest time to join a trainer's NCCL group, unless the request says timeout_s")            \
     X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \
       "bound on weights in memory, served and staging together; 0: what the machine has free")     \
     X(INT, max_versions, "max-versions", "N", "3", 2, 64,                                          \

@@ -1,5 +1,6 @@
 /* The program: `baton serve`, `baton --help`, `baton --version`. */
 #include "base/log.h"
+#include "driver/nccl.h"
 #include "handlers/body.h"
 #include "server/check.h"
 #include "server/config.h"
@@ -68,8 +69,9 @@ static int run(const struct config *c, bool check)
         report(&e);
         return 2;
     }
-    body_init();         /* both before threads: jansson's allocator, and the seed that the */
-    json_object_seed(0); /* first object would race for */
+    body_init();         /* all before threads: jansson's allocator, the seed that the first */
+    json_object_seed(0); /* object would race for, and the process's environment */
+    nccl_environment();
     block_signals();
     if (log_open(STDERR_FILENO, least, &e) != 0) {
         report(&e);

@@ -3,17 +3,20 @@
  * later ones, so that what is checked for a trainer is checked at start too. */
 #include "server/serve.h"
 
+#include "base/cidr.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mtx.h"
 #include "base/workers.h"
 #include "driver/cuda_info.h"
+#include "driver/nccl_info.h"
 #include "engine/embedded/embedded.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/app.h"
 #include "handlers/metrics.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
+#include "handlers/weight_transfer.h"
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
@@ -50,6 +53,8 @@ struct house {
     struct device_list list;                   /* --device, among cuda.devices */
     struct device *devices[STORE_DEVICES_MAX]; /* app.n_devices of them, by rank */
     struct cuda_ipc_stats ipc_stats;
+    struct nccl_info nccl;
+    struct cidr_list trainers; /* --allow-trainer */
     struct model_config model;
     struct manifest *manifest; /* until the store takes it */
     struct source *first;      /* of the first weights, until they are pushed */
@@ -141,23 +146,27 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
     return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
 }
 
-/* A GPU that is too small for one version is known before anything touches it. */
+/* GPUs that are too small for one version are known before anything touches them. Several may be
+ * meant to share one (placement: sharded). */
 static int choose_devices(struct house *h, const struct config *c, struct err *e)
 {
-    uint64_t needed = h->manifest->plan->nbytes;
+    uint64_t needed = h->manifest->plan->nbytes, total = 0;
 
     if (device_list_parse(&h->list, c->device, &h->cuda, e) != 0)
         return -1;
-    for (uint32_t rank = 0; rank < h->list.n; rank++) {
-        const struct cuda_device *d = &h->cuda.devices[h->list.index[rank]];
-
-        if (needed > d->nbytes_total)
-            return err_set(e, ERR_NO_STAGING, "--device",
-                           "one version of the weights has %llu bytes, cuda:%d has %llu",
-                           (unsigned long long)needed, d->ordinal,
-                           (unsigned long long)d->nbytes_total);
-    }
-    return 0;
+    for (uint32_t rank = 0; rank < h->list.n; rank++)
+        total += h->cuda.devices[h->list.index[rank]].nbytes_total;
+    if (h->list.n == 0 || needed <= total)
+        return 0;
+    if (h->list.n > 1)
+        return err_set(e, ERR_NO_STAGING, "--device",
+                       "one version of the weights has %llu bytes, these %u GPUs together have "
+                       "%llu",
+                       (unsigned long long)needed, (unsigned)h->list.n, (unsigned long long)total);
+    return err_set(e, ERR_NO_STAGING, "--device",
+                   "one version of the weights has %llu bytes, cuda:%d has %llu",
+                   (unsigned long long)needed, h->cuda.devices[h->list.index[0]].ordinal,
+                   (unsigned long long)total);
 }
 
 static int open_devices(struct house *h, struct err *e)
@@ -197,6 +206,19 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
         return -1;
     updates_cfg.store = h->app.store;
     return updates_new(&h->app.updates, &updates_cfg, e);
+}
+
+static int build_transfer(struct house *h, const struct config *c, struct err *e)
+{
+    struct weight_transfer_cfg cfg = {
+        .nccl = &h->nccl,
+        .devices = h->app.devices,
+        .n_devices = h->app.n_devices,
+        .allow = &h->trainers,
+        .join_timeout_us = c->join_timeout * 1000,
+    };
+
+    return weight_transfer_new(&h->app.transfer, &cfg, e);
 }
 
 static int build_engine(struct house *h, const struct config *c, struct err *e)
@@ -414,6 +436,24 @@ static int resolve_roots(struct house *h, struct err *e)
     return 0;
 }
 
+static int read_trainers(struct house *h, const struct config *c, struct err *e)
+{
+    for (size_t i = 0; i < c->allow_trainer.n; i++)
+        if (cidr_list_add(&h->trainers, c->allow_trainer.items[i], "--allow-trainer", e) != 0)
+            return -1;
+    return 0;
+}
+
+/* Some 200 MB, of no use without a GPU. */
+static void look_for_nccl(struct house *h, const struct config *c)
+{
+    if (c->nccl_library != NULL || h->list.n > 0)
+        nccl_probe(&h->nccl, c->nccl_library);
+    else
+        (void)snprintf(h->nccl.reason, sizeof h->nccl.reason,
+                       "it was not looked for, since the weights lie in host memory");
+}
+
 /* Everything that is read before anything runs: what --check reads too. */
 static int read_inputs(struct house *h, const struct config *c, struct err *e)
 {
@@ -423,8 +463,13 @@ static int read_inputs(struct house *h, const struct config *c, struct err *e)
         return -1;
     if (h->first != NULL && label_check(first_label(h, c), "--weights", e) != 0)
         return -1;
+    if (read_trainers(h, c, e) != 0)
+        return -1;
     cuda_probe(&h->cuda, c->cuda_library);
-    return choose_devices(h, c, e);
+    if (choose_devices(h, c, e) != 0)
+        return -1;
+    look_for_nccl(h, c);
+    return 0;
 }
 
 static int build(struct house *h, const struct config *c, const struct config_listen *at,
@@ -434,9 +479,11 @@ static int build(struct house *h, const struct config *c, const struct config_li
         return -1;
     h->app.config = c;
     h->app.cuda = &h->cuda;
+    h->app.nccl = &h->nccl;
     h->app.life = &h->life;
     life_init(&h->life);
-    if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_engine(h, c, e) != 0 ||
+    if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
+        build_engine(h, c, e) != 0 ||
         build_pools(h, c, e) != 0 || build_front(h, c, at, e) != 0)
         return -1;
     return 0;
@@ -454,6 +501,8 @@ static void stop_all(struct house *h)
         workers_stop(a->control);
     if (a->updates != NULL)
         updates_stop(a->updates);
+    if (a->transfer != NULL)
+        weight_transfer_stop(a->transfer);
     if (a->leases != NULL)
         n_leases = leases_stop(a->leases);
     if (n_leases > 0)
@@ -468,11 +517,17 @@ static void stop_all(struct house *h)
     front_free(a->front);
 }
 
+/* Frees the house too; but what a call into NCCL that never came back may still use, the library
+ * and the GPUs, stays until the process ends. */
 static void take_down(struct house *h)
 {
     struct app *a = &h->app;
+    struct err why = {0};
+    bool stuck;
 
     stop_all(h);
+    stuck = a->transfer != NULL && !weight_transfer_live(a->transfer, &why);
+    weight_transfer_free(a->transfer);
     updates_free(a->updates);
     if (a->engine != NULL)
         a->engine->ops->free(a->engine);
@@ -486,13 +541,17 @@ static void take_down(struct house *h)
     source_close(h->first);
     file_weights_fini(&h->first_weights);
     leases_free(a->leases);
-    store_free(a->store);
-    for (uint32_t rank = a->n_devices; rank > 0; rank--)
-        device_free(h->devices[rank - 1]);
+    if (!stuck) {
+        store_free(a->store);
+        for (uint32_t rank = a->n_devices; rank > 0; rank--)
+            device_free(h->devices[rank - 1]);
+    }
     manifest_free(h->manifest);
     tokenizer_free(h->tokenizer);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
         free(h->roots[i]);
+    if (!stuck)
+        free(h);
 }
 
 /* Stop accepting, let what runs end until the deadline; a second signal ends at once. */
@@ -537,6 +596,7 @@ static void announce(const struct house *h, const struct config_listen *at)
     log_u64(&r, "cuda_devices", h->cuda.n_devices);
     log_str(&r, "device", h->config.device);
     log_str(&r, "cuda", h->cuda.available ? h->cuda.driver_version : h->cuda.reason);
+    log_str(&r, "nccl", h->nccl.available ? h->nccl.version : h->nccl.reason);
     log_end(&r);
 }
 
@@ -593,13 +653,13 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
         if (r.has_weights)
             (void)snprintf(r.label, sizeof r.label, "%s", first_label(h, config));
         r.cuda = h->cuda;
+        r.nccl = h->nccl;
         r.devices = h->list;
         r.mirror = h->list.n > 0 && has_engine(config);
         *out = r;
         rc = 0;
     }
     take_down(h);
-    free(h);
     return rc;
 }
 
@@ -625,6 +685,5 @@ int serve(const struct config *config, struct err *e)
         drain(h, config);
     }
     take_down(h);
-    free(h);
     return rc;
 }

@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "driver/cuda_info.h"
+#include "driver/nccl_info.h"
 #include "weights/device_list.h"
 #include "weights/store.h"
 
@@ -19,6 +20,7 @@ struct serve_report {
     bool has_weights;           /* false: it would start unsynced */
     char label[VERSION_LABEL_MAX + 1];
     struct cuda_info cuda;
+    struct nccl_info nccl;
     struct device_list devices; /* what --device chose; none: host memory */
     bool mirror;                /* beside GPUs, a copy in host memory for the engine */
 };

@@ -60,6 +60,13 @@ has "device: cuda:0 is rank 1"
 has "device: no copy in host memory"
 check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:1
 has "baton: --device: one version of the weights has $NBYTES bytes, cuda:1 has 1000000"
+# Two may share one, if not two too small ones.
+FAKECUDA_MEMORY=$((NBYTES / 2 + 1)) check 0 --engine none \
+  --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE" --device cuda:0,cuda:1
+has "device: cuda:1 is rank 1, $NBYTES bytes"
+FAKECUDA_MEMORY=$((NBYTES / 2 - 1)) check 2 --engine none \
+  --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE" --device cuda:0,cuda:1
+has "baton: --device: one version of the weights has $NBYTES bytes, these 2 GPUs together have"
 check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:2
 has "baton: --device: there is no cuda:2; there is cuda:0 (GPU-fa6ec0da-0000-4000-8000-000000000000, Fake GPU), cuda:1"
 check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:0,cuda:0

@@ -205,7 +205,7 @@ def refused_buckets(world, server, data, parts):
         refuse(lambda b: b.extend([b[0]] * 4096), "/buckets", "1 to 4096")
         refuse(lambda b: None, "/names", "in each of them", top={"names": []})
         refuse(lambda b: None, "/buckets", "exactly one source", top={"ipc_handles": {}})
-        refuse(lambda b: b.pop(), "/names", "are missing", code="incomplete_update", status=422)
+        refuse(lambda b: b.pop(), "/buckets", "are missing", code="incomplete_update", status=422)
         must(server.metric("baton_ipc_mappings_opened_total") == opened, "something was opened")
         must(all(t.counters()), "an export that was never read was counted down")
 
@@ -221,12 +221,18 @@ def by_plan(world, server):
         server.update({"plan_id": whole, "ipc_handles_pickled": pickled_dict({x.uuid: x}),
                        "weight_version": "plan"}, data, "plan")
         server.check("plan")
-        data, buckets = world.data(), []
-        for specs, plan_id in zip(parts, ids):
-            x, _ = bucket(t, 0, specs, data)
-            buckets.append({"plan_id": plan_id, "ipc_handles_pickled": pickled_dict({x.uuid: x})})
-        server.update({"buckets": buckets, "weight_version": "plans"}, data, "plans")
-        server.check("plans")
+        pairs = list(zip(parts, ids))
+        for what, pairs in (("plans", pairs), ("again", pairs), ("turned round", pairs[::-1]),
+                            ("and back", pairs)):
+            data, buckets = world.data(), []
+            for specs, plan_id in pairs:
+                x, _ = bucket(t, 0, specs, data)
+                buckets.append({"plan_id": plan_id,
+                                "ipc_handles_pickled": pickled_dict({x.uuid: x})})
+            server.update({"buckets": buckets, "weight_version": what}, data, what)
+            server.check(what)
+        short = [*buckets[:2], {**buckets[2], "packed": False}]
+        server.refuse({"buckets": short}, "bad_request", "/buckets/2/packed")
         server.refuse({"buckets": buckets + buckets[:1]}, "bad_request", "/buckets/3/names/0",
                       "named twice, at /buckets/0/names/0")
         spent(t, "plans")
@@ -347,15 +353,15 @@ def refused(world, server):
         server.refuse({**short, "ipc_handles": {own: {**handle, "nbytes": length + 1}}},
                       "bad_request", "/ipc_handles", "make only")
         noise = base64.b64encode(world.rng.randbytes(64)).decode()
-        server.refuse({**short, "ipc_handles": {own: {**handle, "handle": noise}}}, "cuda_error",
-                      None, status=500, what="a handle of nobody's")
+        server.refuse({**short, "ipc_handles": {own: {**handle, "handle": noise}}},
+                      "source_unreadable", None, status=422, what="a handle of nobody's")
         server.refuse({**good, "placement": "somewhere"}, "bad_request", "/placement")
         server.refuse({**good, "per_gpu": {}, "metadata_by_gpu": {}}, "bad_request",
                       "/metadata_by_gpu")
         served = server.ask("GET", "/v1/weights/handles?lease_s=60").body
         ours = {**handle, "handle": served["devices"][0]["slabs"][0]["handle"], "offset": 0}
-        server.refuse({**short, "ipc_handles": {own: ours}}, "cuda_error", None, status=500,
-                      what="a handle that the server itself exported")
+        server.refuse({**short, "ipc_handles": {own: ours}}, "source_unreadable", None,
+                      status=422, what="a handle that the server itself exported")
         server.ask("DELETE", f"/v1/weights/handles/{served['lease_id']}")
 
         update_id = start(server)
@@ -505,7 +511,7 @@ def per_gpu(world, server, t, uuids):
     server.refuse({**shard, "per_gpu": wrong}, "checksum_mismatch",
                   f"/per_gpu/{uuids[1]}/checksums/0", rest[0].name, status=422)
     server.refuse({"ipc_handles_pickled": pickled, "per_gpu": lists(right)}, "incomplete_update",
-                  None, status=422, what="replicated means complete on each")
+                  "/per_gpu", status=422, what="replicated means complete on each")
 
 
 def sharded(world, server, t, uuids):
@@ -538,7 +544,7 @@ def sharded(world, server, t, uuids):
     half = world.specs[0::2]
     x = t.export(fill(t, 0, packed(half, data)), 0, sum(s.nbytes for s in half))
     server.refuse(columns(half, placement="sharded", ipc_handles_pickled=pickled_dict({x.uuid: x})),
-                  "incomplete_update", None, "missing", status=422, what="half of the shards")
+                  "incomplete_update", "/names", "missing", status=422, what="half of the shards")
 
 
 def kjv(world, server, t, uuids, label, device=None):

@@ -29,6 +29,17 @@ post 422 /v1/update_weights '{"path": "fifo.safetensors"}'
 printf 'short' >"$WORK/allowed/short.safetensors"
 post 400 /v1/update_weights '{"path": "short.safetensors"}'
 post 400 /v1/update_weights '{"path": "step-00100.safetensors", "shm": {"name": "/x", "nbytes": 1}}'
+# A file that lacks tensors: nothing else says which they are.
+"$PYTHON" -c 'import struct, sys
+head = b"""{"model.norm.weight": {"dtype": "BF16", "shape": [128], "data_offsets": [0, 256]}}"""
+sys.stdout.buffer.write(struct.pack("<Q", len(head)) + head + bytes(256))' >"$WORK/allowed/norm.safetensors"
+post 422 /v1/update_weights '{"path": "norm.safetensors"}'
+same .error.code incomplete_update
+same .error.param /path
+expect 422 POST /v1/update_weights --header 'Content-Type: application/vnd.safetensors' \
+  --data-binary @"$WORK/allowed/norm.safetensors"
+same .error.code incomplete_update
+same '.error.param // ""' ""
 serves step-01500 step-1500
 stop_server
 

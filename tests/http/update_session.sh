@@ -67,6 +67,14 @@ post 422 /v1/update_weights/finish "$(for_id '{checksums: {"model.norm.weight": 
 same .error.code checksum_mismatch
 has model.norm.weight
 
+# A checksum that is none: the name is a member, and is spelled as pointers spell it.
+start '{"partial": true}'
+post 400 /v1/update_weights/finish "$(for_id '{checksums: {"a/b~c": "0"}}')"
+same .error.param /checksums/a~1b~0c
+post 400 /v1/update_weights/finish "$(for_id '{checksums: {("x" * 1000): "0"}}')"
+same .error.param /checksums
+post 200 /v1/update_weights/abort "$(for_id '{}')"
+
 # Abort and DELETE; repeating is harmless.
 start '{}'
 post 200 /v1/update_weights/abort "$(for_id '{reason: "test"}')"

@@ -1,0 +1,360 @@
+/* The request is walked once; each plain column is cut out, and its number left in its place. What
+ * remains is small, and is parsed as any other body. If that fails, for whatever reason, the whole
+ * is parsed as it came: what is then told, and where, is right for the text that was sent.
+ *
+ * Nobody can send what looks like a column that was cut out: either every array of a column's name
+ * is cut out, or none is. */
+#include "handlers/body_columns.h"
+
+#include "handlers/body_scan.h"
+#include "handlers/route.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DIGITS_MAX = 18,   /* of a plain integer: below 2^63 whatever they are */
+    PLACE_LEN_MAX = 24 /* "[[4294967295]]" */
+};
+
+enum kind { KIND_NONE, KIND_STRINGS, KIND_INTEGERS, KIND_SHAPES };
+
+/* Walking along text that ends at `end`. */
+struct walk {
+    const char *at, *end;
+};
+
+static enum kind kind_of(const char *name, size_t len)
+{
+    static const struct {
+        const char *name;
+        enum kind kind;
+    } columns[] = {
+        {"names", KIND_STRINGS}, {"dtypes", KIND_STRINGS}, {"dtype_names", KIND_STRINGS},
+        {"shapes", KIND_SHAPES}, {"sizes", KIND_INTEGERS}, {"tensor_sizes", KIND_INTEGERS},
+    };
+
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
+        if (strlen(columns[i].name) == len && memcmp(columns[i].name, name, len) == 0)
+            return columns[i].kind;
+    return KIND_NONE;
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+/* Takes `c`, if it is the next that is not blank. */
+static bool take(struct walk *w, char c)
+{
+    while (w->at < w->end && is_blank(*w->at))
+        w->at++;
+    if (w->at == w->end || *w->at != c)
+        return false;
+    w->at++;
+    return true;
+}
+
+/* Strings without escapes, of ASCII, no longer than a name may be. */
+static bool plain_string(struct walk *w)
+{
+    const char *first;
+
+    if (!take(w, '"'))
+        return false;
+    first = w->at;
+    while (w->at < w->end && *w->at >= 0x20 && *w->at < 0x7f && *w->at != '"' && *w->at != '\\')
+        w->at++;
+    if (w->at == w->end || *w->at != '"' || w->at - first > PLAN_NAME_LEN_MAX)
+        return false;
+    w->at++;
+    return true;
+}
+
+static bool plain_integer(struct walk *w)
+{
+    const char *first;
+
+    while (w->at < w->end && is_blank(*w->at))
+        w->at++;
+    first = w->at;
+    while (w->at < w->end && *w->at >= '0' && *w->at <= '9')
+        w->at++;
+    /* A real number goes on where neither ',' nor ']' may stand. */
+    return w->at > first && w->at - first <= DIGITS_MAX && (*first != '0' || w->at - first == 1);
+}
+
+static bool plain_shape(struct walk *w)
+{
+    uint32_t n = 0;
+
+    if (!take(w, '['))
+        return false;
+    if (take(w, ']'))
+        return true;
+    do {
+        if (n++ == PLAN_NDIM_MAX || !plain_integer(w))
+            return false;
+    } while (take(w, ','));
+    return take(w, ']');
+}
+
+/* The whole array, from its '[' on. */
+static bool plain_column(struct walk *w, enum kind kind, struct column_text *out)
+{
+    static bool (*const plain[])(struct walk *) = {[KIND_STRINGS] = plain_string,
+                                                   [KIND_INTEGERS] = plain_integer,
+                                                   [KIND_SHAPES] = plain_shape};
+
+    if (!take(w, '['))
+        return false;
+    *out = (struct column_text){.first = w->at};
+    if (take(w, ']'))
+        return true;
+    do {
+        if (!plain[kind](w))
+            return false;
+        out->n++;
+    } while (take(w, ','));
+    return take(w, ']');
+}
+
+static bool push(struct body_columns *columns, struct column_text column)
+{
+    if (columns->n == columns->cap) {
+        uint32_t cap = columns->cap == 0 ? 8 : 2 * columns->cap;
+        struct column_text *grown = realloc(columns->items, cap * sizeof *grown);
+
+        if (grown == NULL)
+            return false;
+        columns->items = grown;
+        columns->cap = cap;
+    }
+    columns->items[columns->n++] = column;
+    return true;
+}
+
+/* The text without its columns, growing. */
+struct rest {
+    char *text; /* owned; room for all that came */
+    size_t len;
+};
+
+static void rest_copy(struct rest *r, const char *from, const char *to)
+{
+    memcpy(r->text + r->len, from, (size_t)(to - from));
+    r->len += (size_t)(to - from);
+}
+
+/* As deep as what it stands for, so that depth is judged as it came. False: it would be longer. */
+static bool rest_place(struct rest *r, enum kind kind, uint32_t number, size_t len)
+{
+    char place[PLACE_LEN_MAX];
+    int n = snprintf(place, sizeof place, kind == KIND_SHAPES ? "[[%u]]" : "[%u]",
+                     (unsigned)number);
+
+    if ((size_t)n > len)
+        return false;
+    rest_copy(r, place, place + n);
+    return true;
+}
+
+/* Behind the string whose first byte is at w->at: if it names a column and that is an array, cuts
+ * it out. @from  what has not been copied begins there. False: nothing is to be cut out at all. */
+static bool cut_member(struct walk *w, const char *name, size_t len, struct body_columns *columns,
+                       struct rest *r, const char **from)
+{
+    enum kind kind;
+    struct column_text column;
+    const char *begin;
+
+    if (!take(w, ':'))
+        return true; /* no member's name */
+    if (memchr(name, '\\', len) != NULL)
+        return false; /* a column's name, spelled otherwise? */
+    kind = kind_of(name, len);
+    if (kind == KIND_NONE)
+        return true;
+    while (w->at < w->end && is_blank(*w->at))
+        w->at++;
+    begin = w->at;
+    if (w->at == w->end || *w->at != '[')
+        return true; /* absent, or refused by whoever wants an array */
+    if (!plain_column(w, kind, &column) || !push(columns, column))
+        return false;
+    rest_copy(r, *from, begin);
+    *from = w->at;
+    return rest_place(r, kind, columns->n - 1, (size_t)(w->at - begin));
+}
+
+/* False: the body has no columns, or they are not all plain, or there is no memory. */
+static bool cut(const char *text, size_t len, struct body_columns *columns, struct rest *r)
+{
+    struct walk w = {text, text + len};
+    const char *from = text;
+
+    r->text = malloc(len + 1);
+    if (r->text == NULL)
+        return false;
+    while (w.at < w.end) {
+        size_t begin, end;
+
+        if (*w.at++ != '"')
+            continue;
+        begin = (size_t)(w.at - text);
+        end = scan_string_end(text, len, begin);
+        if (end == len)
+            return false;
+        w.at = text + end + 1;
+        if (!cut_member(&w, text + begin, end - begin, columns, r, &from))
+            return false;
+    }
+    if (columns->n == 0)
+        return false;
+    rest_copy(r, from, w.end);
+    r->text[r->len] = '\0';
+    return true;
+}
+
+void body_columns_fini(struct body_columns *columns)
+{
+    free(columns->items);
+    memset(columns, 0, sizeof *columns);
+}
+
+int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
+                       const struct route *route, struct err *e)
+{
+    struct rest r = {0};
+    struct err none = {0};
+    int rc = -1;
+
+    memset(columns, 0, sizeof *columns);
+    if (cut(x->body, x->body_len, columns, &r))
+        rc = body_parse_text(out, x, r.text, r.len, route, &none);
+    free(r.text);
+    if (rc == 0)
+        return 0;
+    body_columns_fini(columns);
+    return body_parse(out, x, route, e);
+}
+
+/* reading */
+
+/* The number that stands in the place of a column. */
+static const struct column_text *column_of(const struct body_columns *columns, const json_t *place)
+{
+    while (json_is_array(place))
+        place = json_array_get(place, 0);
+    assert(json_is_integer(place) && (uint64_t)json_integer_value(place) < columns->n);
+    return &columns->items[json_integer_value(place)];
+}
+
+int column_open(struct column *out, const struct body_columns *columns, const json_t *o,
+                const char *at, const char *member, struct err *e)
+{
+    const json_t *array = NULL;
+
+    out->given = false;
+    out->n = 0;
+    if (body_array(&array, o, at, member, e) != 0)
+        return -1;
+    if (array == NULL)
+        return 0;
+    out->given = true;
+    out->i = 0;
+    out->tree = array;
+    out->n = json_array_size(array);
+    if (columns != NULL && columns->n > 0) {
+        const struct column_text *text = column_of(columns, array);
+
+        out->tree = NULL;
+        out->n = text->n;
+        out->at = text->first;
+    }
+    return 0;
+}
+
+/* Elements of plain columns have been checked: between two of them is nothing but this. */
+static const char *skip_between(const char *at)
+{
+    while (*at == ',' || is_blank(*at))
+        at++;
+    return at;
+}
+
+const char *column_next_string(struct column *c)
+{
+    const char *first, *end;
+
+    if (c->tree != NULL)
+        return json_string_value(json_array_get(c->tree, c->i++));
+    first = skip_between(c->at) + 1;
+    end = memchr(first, '"', sizeof c->string);
+    assert(end != NULL);
+    memcpy(c->string, first, (size_t)(end - first));
+    c->string[end - first] = '\0';
+    c->at = end + 1;
+    return c->string;
+}
+
+static uint64_t next_digits(const char **at)
+{
+    uint64_t value = 0;
+
+    for (*at = skip_between(*at); **at >= '0' && **at <= '9'; ++*at)
+        value = value * 10 + (uint64_t)(**at - '0');
+    return value;
+}
+
+enum column_value column_next_u64(struct column *c, uint64_t *out)
+{
+    const json_t *value;
+
+    if (c->tree == NULL) {
+        *out = next_digits(&c->at);
+        return COLUMN_INTEGER;
+    }
+    value = json_array_get(c->tree, c->i++);
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return value == NULL || json_is_null(value) ? COLUMN_NULL : COLUMN_OTHER;
+    *out = (uint64_t)json_integer_value(value);
+    return COLUMN_INTEGER;
+}
+
+static void shape_of_text(struct column *c, uint64_t *shape, uint32_t *ndim)
+{
+    c->at = skip_between(c->at) + 1;
+    for (*ndim = 0; *(c->at = skip_between(c->at)) != ']'; ++*ndim)
+        shape[*ndim] = next_digits(&c->at);
+    c->at++;
+}
+
+int column_next_shape(struct column *c, uint64_t shape[PLAN_NDIM_MAX], uint32_t *ndim,
+                      uint32_t *bad)
+{
+    const json_t *value;
+
+    *bad = PLAN_NDIM_MAX;
+    if (c->tree == NULL) {
+        shape_of_text(c, shape, ndim);
+        return 0;
+    }
+    value = json_array_get(c->tree, c->i++);
+    if (!json_is_array(value) || json_array_size(value) > PLAN_NDIM_MAX)
+        return -1;
+    *ndim = (uint32_t)json_array_size(value);
+    for (uint32_t k = 0; k < *ndim; k++) {
+        const json_t *dim = json_array_get(value, k);
+
+        if (!json_is_integer(dim) || json_integer_value(dim) < 0) {
+            *bad = k;
+            return 0;
+        }
+        shape[k] = (uint64_t)json_integer_value(dim);
+    }
+    return 0;
+}

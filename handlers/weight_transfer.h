@@ -1,0 +1,62 @@
+/* The group that this server's GPUs are in with a trainer: at most one, and what became of the
+ * last.
+ *
+ * Whoever joins, leaves or receives asks here; what happens then is transport/nccl_join.h's. */
+#ifndef BATON_HANDLERS_WEIGHT_TRANSFER_H
+#define BATON_HANDLERS_WEIGHT_TRANSFER_H
+
+#include "base/cidr.h"
+#include "base/err.h"
+#include "base/exchange.h"
+#include "driver/nccl_info.h"
+#include "transport/nccl_join.h"
+#include "weights/device.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct weight_transfer;
+
+struct weight_transfer_cfg {
+    const struct nccl_info *nccl;  /* borrowed, as all here; outlives the transfer */
+    struct device *const *devices; /* the ranks */
+    uint32_t n_devices;            /* 0: without GPUs nothing is joined */
+    const struct cidr_list *allow; /* trainers; empty: every address */
+    uint64_t join_timeout_us;      /* of an invitation that says none */
+};
+
+int weight_transfer_new(struct weight_transfer **out, const struct weight_transfer_cfg *cfg,
+                        struct err *e);
+
+/* weight_transfer_stop - leave, answer who waits, join the threads; later calls are ERR_DRAINING.
+ * Threads: the owner's, after the updates have stopped. Blocks: until aborts are over. */
+void weight_transfer_stop(struct weight_transfer *t);
+
+/* weight_transfer_free - stops first; accepts NULL. */
+void weight_transfer_free(struct weight_transfer *t);
+
+/* weight_transfer_live - false when an abort has not come back: then the process has to be started
+ * anew, and the devices must not be freed. Threads: any. Blocks: no. */
+bool weight_transfer_live(struct weight_transfer *t, struct err *why);
+
+/* weight_transfer_source - the next broadcasts of the group as a source.
+ * @chunks  moved in, also on failure
+ * @sure    as nccl_join_source_new
+ * Threads: any. Blocks: no.
+ * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), or
+ *         those of nccl_join_source_new; ERR_NO_MEMORY. */
+int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
+                           struct packed_chunks *chunks, bool sure, struct err *e);
+
+/* weight_transfer_doubt - an update by the group was refused (nccl_join_doubt). Threads: any. */
+void weight_transfer_doubt(struct weight_transfer *t);
+
+/* weight_transfer_json - the group object of /v1/weight_transfer (new, or NULL). Instant. */
+json_t *weight_transfer_json(struct weight_transfer *t);
+
+/* For metrics: "none", "joining"..., static; and what all groups so far came to. */
+const char *weight_transfer_state(struct weight_transfer *t);
+const struct nccl_join_stats *weight_transfer_stats(const struct weight_transfer *t);
+
+#endif
