@@ -211,7 +211,6 @@ static void tell_stuck(struct nccl_join *j)
         "an abort of NCCL's did not come back within %d s, and holds a GPU's memory: this "
         "process must be restarted",
         NCCL_ABORT_TIMEOUT_US / 1000000);
-    log_line(LOG_ERROR, "nccl.stuck", "%s", why.msg);
     if (j->cfg.stuck != NULL)
         j->cfg.stuck(j->cfg.stuck_arg, &why);
 }

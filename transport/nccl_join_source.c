@@ -85,11 +85,11 @@ static void count(struct join_source *s, uint32_t first, uint32_t n)
 {
     const struct tensor_spec *t = s->plan->tensors, *last = &t[first + n - 1];
     struct nccl_join_stats *stats = s->join->cfg.stats;
+    uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
 
     s->n_received = first + n;
-    atomic_fetch_add_explicit(&stats->n_broadcasts, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&stats->nbytes_received, last->offset + last->nbytes - t[first].offset,
-                              memory_order_relaxed);
+    atomic_fetch_add_explicit(&stats->n_broadcasts, nbytes > 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&stats->nbytes_received, nbytes, memory_order_relaxed);
 }
 
 static int join_source_receive(struct source *base, uint32_t first, uint32_t n, const uint64_t *dst,
@@ -220,14 +220,14 @@ int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to receive a broadcast");
         goto err_drop_user;
     }
-    *s = (struct join_source){
-        .source = {&join_source_ops}, .join = j, .n_tensors = plan->n_tensors};
+    *s = (struct join_source){.source = {&join_source_ops}, .join = j, .plan = plan_ref(plan)};
     if (nccl_source_new(&s->group, j->group, plan, chunks, e) != 0)
         goto err_free;
     *out = &s->source;
     return 0;
 
 err_free:
+    plan_unref(s->plan);
     free(s);
 err_drop_user:
     drop_user(j);

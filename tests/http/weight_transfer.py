@@ -596,8 +596,8 @@ def stuck(world):
             status = server.ask("GET", "/v1/status").body
             must(status["live"] is False and status["ready"] is False, f"{status}")
             refuse(server, by_id(server, trainer), 500, "nccl_error", "restarted")
-        server.process.kill()
-        server.process.wait()
+        server.process.terminate()
+        must(server.process.wait(60) == 0, f"a server whose GPU is stuck ended badly: {server.tail()}")
         raise Done
 
 
