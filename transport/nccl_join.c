@@ -195,7 +195,7 @@ static void log_end_of(const struct nccl_join *j)
     struct log_rec r;
 
     log_begin(&r, j->left ? LOG_INFO : LOG_WARN, "nccl.ended");
-    log_str(&r, "state", nccl_group_state_name(j->last.state));
+    log_str(&r, "stuck", j->last.state == NCCL_GROUP_STUCK ? "yes" : NULL);
     log_u64(&r, "bytes_received", j->last.nbytes_received);
     log_u64(&r, "broadcasts", j->last.n_broadcasts);
     log_err(&r, &j->end);
@@ -220,6 +220,7 @@ static void tell_stuck(struct nccl_join *j)
 static void drop_group(struct nccl_join *j, uint64_t left_us)
 {
     uint64_t late_us = left_us + NCCL_ABORT_TIMEOUT_US;
+    struct nccl_group_info last;
     bool in_time;
 
     mtx_lock(&j->lock);
@@ -227,12 +228,15 @@ static void drop_group(struct nccl_join *j, uint64_t left_us)
     while (j->n_users > 0 || j->n_pins > 0)
         (void)cnd_wait(&j->changed, &j->lock, CLOCK_NEVER);
     mtx_unlock(&j->lock);
-    nccl_group_info(j->group, &j->last);
+    nccl_group_info(j->group, &last);
     in_time = !clock_passed(late_us);
     nccl_group_free(j->group);
     if (in_time && clock_passed(late_us))
-        j->last.state = NCCL_GROUP_STUCK;
-    if (j->last.state == NCCL_GROUP_STUCK)
+        last.state = NCCL_GROUP_STUCK;
+    mtx_lock(&j->lock);
+    j->last = last;
+    mtx_unlock(&j->lock);
+    if (last.state == NCCL_GROUP_STUCK)
         tell_stuck(j);
 }
 
@@ -243,8 +247,6 @@ static void settle(struct nccl_join *j)
     bool answered;
 
     tcpstore_close(j->store);
-    if (j->last.state != NCCL_GROUP_STUCK)
-        j->last.state = NCCL_GROUP_FAILED;
     log_end_of(j);
     if (!j->left)
         atomic_fetch_add_explicit(&j->cfg.stats->n_failed, 1, memory_order_relaxed);

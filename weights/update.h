@@ -181,8 +181,8 @@ void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the sour
  *         ERR_ENDED       it has ended: how is in the message
  *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already
  *                         arrived; at /chunk_id one that is still under way, or came before with
- *                         another plan; at /placement a source that gives every rank the same, in an
- *                         update that shards the model over several
+ *                         another plan; at /placement a source that gives every rank the same, in
+ *                         an update that shards the model over several
  *         ERR_BAD_REQUEST at /names/<i>: two names of the plan bring the same tensor
  *         ERR_MISMATCH    as manifest_match
  *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing; if each

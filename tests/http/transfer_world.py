@@ -22,22 +22,23 @@ class Groups(World):
         self.nccl, self.nccl_foreign = nccl, nccl_foreign
         self.n_reports = 0
 
-    def serve(self, *options, devices="cuda:0", n_devices="1", left=("comms", "jobs", "sockets"),
-              **environment):
+    def serve(self, *options, devices="cuda:0", n_devices="1", **environment):
         """A store without an engine; at its end NCCL has nothing left either."""
         self.n_reports += 1
         report = os.path.join(self.folder, f"nccl-{self.n_reports}")
         server = self.store(devices, n_devices, "--nccl-library", self.nccl, *options,
                             FAKENCCL_REPORT=report, **environment)
-        return Ended(server, report, left)
+        return Ended(server, report)
 
     def nccl_trainer(self, **environment):
         return Trainer(self.nccl_foreign, self.foreign, **environment)
 
 
 class Ended(contextlib.AbstractContextManager):
-    def __init__(self, server, report, left):
-        self.server, self.report, self.left = server, report, left
+    """A server, whose NCCL has given everything back when it has ended."""
+
+    def __init__(self, server, report):
+        self.server, self.report = server, report
 
     def __enter__(self):
         return self.server
@@ -48,7 +49,7 @@ class Ended(contextlib.AbstractContextManager):
             return
         with open(self.report, encoding="utf-8") as f:
             counts = json.load(f)
-        for kind in self.left:
+        for kind in ("comms", "jobs", "sockets"):
             must(counts[kind] == 0, f"the server left {kind} of NCCL: {counts}")
         must(counts["races"] == 0, f"a second thread called a communicator: {counts}")
 
