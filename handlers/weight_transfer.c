@@ -162,6 +162,33 @@ static int refuse_stopped(struct err *e)
     return err_set(e, ERR_DRAINING, "", "the server is stopping");
 }
 
+/* Whose broadcast comes first nobody could tell: nothing on NCCL's wire says what it is. */
+static int check_alone_locked(struct weight_transfer *t, struct err *e)
+{
+    struct nccl_join_info info;
+
+    nccl_join_info(t->current, &info);
+    if (info.n_users == 0 || info.error.code != ERR_NONE)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/transport",
+                   "another request is receiving by the group: send the next one when that has "
+                   "been answered");
+}
+
+static int source_locked(struct weight_transfer *t, struct source **out, struct plan *plan,
+                         struct packed_chunks *chunks, bool sure, struct err *e)
+{
+    if (t->current != NULL && check_alone_locked(t, e) == 0)
+        return nccl_join_source_new(out, t->current, plan, chunks, sure, e);
+    packed_chunks_fini(chunks);
+    if (t->current != NULL)
+        return -1;
+    return t->stopped ? refuse_stopped(e)
+                      : err_set(e, ERR_CONFLICT, "/transport",
+                                "there is no group to receive from; POST "
+                                "/v1/weight_transfer/init joins one");
+}
+
 int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
                            struct packed_chunks *chunks, bool sure, struct err *e)
 {
@@ -172,15 +199,7 @@ int weight_transfer_source(struct weight_transfer *t, struct source **out, struc
         return -1;
     }
     mtx_lock(&t->lock);
-    if (t->current != NULL) {
-        rc = nccl_join_source_new(out, t->current, plan, chunks, sure, e);
-    } else {
-        packed_chunks_fini(chunks);
-        rc = t->stopped ? refuse_stopped(e)
-                        : err_set(e, ERR_CONFLICT, "/transport",
-                                  "there is no group to receive from; POST "
-                                  "/v1/weight_transfer/init joins one");
-    }
+    rc = source_locked(t, out, plan, chunks, sure, e);
     mtx_unlock(&t->lock);
     return rc;
 }

@@ -44,8 +44,8 @@ bool weight_transfer_live(struct weight_transfer *t, struct err *why);
  * @chunks  moved in, also on failure
  * @sure    as nccl_join_source_new
  * Threads: any. Blocks: no.
- * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), or
- *         those of nccl_join_source_new; ERR_NO_MEMORY. */
+ * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), a
+ *         source of it is open, or those of nccl_join_source_new; ERR_NO_MEMORY. */
 int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
                            struct packed_chunks *chunks, bool sure, struct err *e);
 

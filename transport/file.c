@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "transport/file_index.h"
 #include "transport/ranges.h"
+#include "transport/roots.h"
 #include "weights/safetensors.h"
 
 #include <errno.h>
@@ -420,63 +421,14 @@ static int source_of(struct source **out, struct file_weights *w, const char *pa
     return 0;
 }
 
-/* What is left of `path` beneath `root`, without leading slashes, "." for the root itself; NULL
- * when it is not beneath. Only text: openat2 then proves it. */
-static const char *beneath(const char *root, const char *path)
-{
-    size_t len = strlen(root);
-
-    while (len > 0 && root[len - 1] == '/')
-        len--;
-    if (strncmp(path, root, len) != 0 || (path[len] != '/' && path[len] != '\0'))
-        return NULL;
-    path += len;
-    while (*path == '/')
-        path++;
-    return *path == '\0' ? "." : path;
-}
-
-/* The longest of the roots that hold `path`, and the rest of the path. */
-static const char *root_of(const char *const *roots, size_t n_roots, const char *path,
-                           const char **rest)
-{
-    const char *found = NULL;
-
-    if (path[0] != '/') {
-        *rest = path;
-        return roots[0];
-    }
-    for (size_t i = 0; i < n_roots; i++) {
-        const char *under = beneath(roots[i], path);
-        if (under != NULL && (found == NULL || strlen(roots[i]) > strlen(found))) {
-            found = roots[i];
-            *rest = under;
-        }
-    }
-    return found;
-}
-
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
                      size_t n_roots, const char *path, struct plan *plan, struct err *e)
 {
-    const char *root, *rest = NULL;
+    const char *rest;
     int dirfd, fd, errnum;
 
-    if (path[0] == '\0')
-        return err_set(e, ERR_BAD_REQUEST, "/path", "the path is empty");
-    if (n_roots == 0)
-        return err_set(e, ERR_FORBIDDEN, "/path",
-                       "this server reads no files: it was started without --allow-path");
-    root = root_of(roots, n_roots, path, &rest);
-    if (root == NULL)
-        return err_set(e, ERR_FORBIDDEN, "/path",
-                       "path '%.*s' is not beneath an allowed path (--allow-path)",
-                       plan_text_cut(path, 200), path);
-    dirfd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (dirfd < 0)
-        return err_set_errno(e, ERR_UNREADABLE, "/path", errno,
-                             "the allowed path that holds '%.*s' cannot be opened",
-                             plan_text_cut(path, 200), path);
+    if (roots_open(&dirfd, &rest, roots, n_roots, path, "/path", e) != 0)
+        return -1;
     fd = open_at(dirfd, rest, RESOLVE_INSIDE);
     errnum = errno;
     (void)close(dirfd);

@@ -1,75 +1,18 @@
-/* The owner threads of a group's ranks, and those who wait for them.
- *
- * A request is left under the lock for every rank at once; who left it waits, and looks at its
- * deadline and stop there. Owners look only at `give_up`, never at what a caller lent them: a
- * caller may be gone when an owner comes back from a call that took too long.
- *
- * The first failure, whoever finds it, ends all ranks alike: each owner aborts its communicator,
- * waits until all have, sees its stream done, and only then says that nothing writes any more. */
-#include "transport/nccl_group.h"
-
+/* Those who leave requests with a group's owners, and wait; and what becomes of the group. */
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mtx.h"
-#include "driver/nccl_info.h"
-#include "transport/nccl_rank.h"
+#include "transport/nccl_group_priv.h"
 
 #include <assert.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 
 enum {
-    LOOK_US = 10 * 1000,   /* between two looks at a caller's stop */
-    NEXT_SPIN_US = 200,    /* an update's next broadcast comes at once */
-    TIMER_SLACK_NS = 1000, /* of owners: short sleeps are to be short */
+    LOOK_US = 10 * 1000,           /* between two looks at a caller's stop */
+    HANG_UP_AFTER_US = 300 * 1000, /* of aborting; libnccl looks for it every 500 ms by itself */
     THREAD_NAME_MAX = 16
-};
-
-enum request { REQUEST_OPEN, REQUEST_JOIN, REQUEST_WARM_UP, REQUEST_RECEIVE };
-
-/* A request as its owner takes it along. */
-struct order {
-    enum request what;
-    uint8_t id[NCCL_ID_NBYTES];
-    uint64_t dst, nbytes;
-};
-
-struct member {
-    struct nccl_group *g; /* counted while the thread runs */
-    uint32_t i;           /* immutable */
-    bool ended;           /* under the group's lock: nothing of the devices is used any more */
-    pthread_t thread;     /* of new and free */
-    struct nrank rank;    /* the owner's */
-};
-
-struct nccl_group {
-    struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
-    struct cnd changed; /* anything of what follows */
-    enum nccl_group_state state;
-    struct err error;              /* the first cause; clean while there is none */
-    uint64_t abort_deadline_us;    /* once failed */
-    enum request what;             /* the last request */
-    uint8_t id[NCCL_ID_NBYTES];    /* its id */
-    uint64_t *dst, nbytes;         /* its dst, owned [n_ranks] */
-    uint32_t n_pending;            /* ranks that are not done with it */
-    uint32_t n_threads, n_aborted; /* started; whose communicator is no more */
-    uint32_t n_quiet, n_ended;     /* ... whose stream is done; which use their device no more */
-    bool join_called;
-    uint64_t nbytes_received, n_broadcasts;
-
-    const struct nccl_api *nccl; /* borrowed; it and all below are immutable after new */
-    uint32_t n_ranks, world_size, rank_offset;
-    bool warm_up;
-    char version[NCCL_VERSION_TEXT_MAX];
-    struct member *members; /* owned; [n_ranks] */
-
-    atomic_uint_fast64_t n_requests; /* written under the lock; relaxed elsewhere: a hint to look */
-    atomic_bool give_up;             /* as above: set when failed */
-    atomic_uint n_refs;              /* of the caller and of each thread */
 };
 
 const char *nccl_group_state_name(enum nccl_group_state state)
@@ -84,51 +27,57 @@ const char *nccl_group_state_name(enum nccl_group_state state)
     return names[state];
 }
 
-static bool failed_locked(const struct nccl_group *g)
+bool group_failed_locked(const struct nccl_group *g)
 {
     mtx_assert_held(&g->lock);
     return g->state == NCCL_GROUP_FAILED || g->state == NCCL_GROUP_STUCK;
 }
 
 /* The first cause wins. */
-static void fail_locked(struct nccl_group *g, const struct err *cause)
+void group_fail_locked(struct nccl_group *g, const struct err *cause)
 {
-    if (failed_locked(g))
+    if (group_failed_locked(g))
         return;
     g->state = NCCL_GROUP_FAILED;
     g->error = *cause;
-    g->abort_deadline_us = clock_after_us(NCCL_ABORT_TIMEOUT_US);
+    g->abort_deadline_us = clock_after_us(g->abort_timeout_us);
     atomic_store_explicit(&g->give_up, true, memory_order_relaxed);
     cnd_broadcast(&g->changed);
 }
 
-/* Judges the aborts by the clock; true for the one who finds out, who must log it. */
-static bool find_stuck_locked(struct nccl_group *g)
+/* Judges by the clock. @n_done  of the threads have come as far as they must */
+static void find_stuck_locked(struct nccl_group *g, uint32_t n_done)
 {
     struct err cause = g->error;
 
-    if (g->state != NCCL_GROUP_FAILED || g->n_quiet == g->n_threads ||
+    if (g->state != NCCL_GROUP_FAILED || n_done == g->n_threads ||
         !clock_passed(g->abort_deadline_us))
-        return false;
+        return;
     g->state = NCCL_GROUP_STUCK;
     err_clear(&g->error);
     (void)err_set(&g->error, ERR_NCCL, "",
-                  "aborting the NCCL group did not end within %d s and may never: this server must "
+                  "aborting the NCCL group did not end within %g s and may never: this server must "
                   "be restarted; the cause was: %.300s",
-                  NCCL_ABORT_TIMEOUT_US / 1000000, cause.msg);
-    return true;
+                  (double)g->abort_timeout_us / 1e6, cause.msg);
 }
 
-static void log_stuck(const struct err *e)
+/* Gives the lock up for the time of the log's write. */
+static void log_stuck_locked(struct nccl_group *g)
 {
+    struct err e = g->error;
     struct log_rec r;
 
+    if (g->state != NCCL_GROUP_STUCK || g->stuck_logged)
+        return;
+    g->stuck_logged = true;
+    mtx_unlock(&g->lock);
     log_begin(&r, LOG_ERROR, "nccl.stuck");
-    log_err(&r, e);
+    log_err(&r, &e);
     log_end(&r);
+    mtx_lock(&g->lock);
 }
 
-static void group_unref(struct nccl_group *g)
+void group_unref(struct nccl_group *g)
 {
     if (atomic_fetch_sub_explicit(&g->n_refs, 1, memory_order_acq_rel) > 1)
         return;
@@ -139,151 +88,18 @@ static void group_unref(struct nccl_group *g)
     free(g);
 }
 
-/* The owner. */
-
-/* The next request, or false when the group has failed. */
-static bool next_order(struct member *m, uint64_t *n_seen, struct order *out)
-{
-    struct nccl_group *g = m->g;
-    uint64_t since_us = clock_now_us();
-    bool more;
-
-    while (atomic_load_explicit(&g->n_requests, memory_order_relaxed) == *n_seen &&
-           !atomic_load_explicit(&g->give_up, memory_order_relaxed) &&
-           clock_now_us() - since_us < NEXT_SPIN_US)
-        (void)sched_yield();
-    mtx_lock(&g->lock);
-    while (!failed_locked(g) && g->n_requests == *n_seen)
-        (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
-    more = !failed_locked(g);
-    if (more) {
-        *n_seen = g->n_requests;
-        *out = (struct order){.what = g->what, .dst = g->dst[m->i], .nbytes = g->nbytes};
-        memcpy(out->id, g->id, sizeof out->id);
-    }
-    mtx_unlock(&g->lock);
-    return more;
-}
-
-static int carry_out(struct member *m, const struct order *o, struct err *e)
-{
-    switch (o->what) {
-    case REQUEST_OPEN:
-        return nrank_open(&m->rank, m->g->warm_up, e);
-    case REQUEST_JOIN:
-        return nrank_join(&m->rank, o->id, e);
-    case REQUEST_WARM_UP:
-        return nrank_warm_up(&m->rank, e);
-    case REQUEST_RECEIVE:
-        return nrank_receive(&m->rank, o->dst, o->nbytes, e);
-    }
-    abort();
-}
-
-/* Every error of a rank says which, and which NCCL this is. */
-static void name_rank(const struct member *m, const struct err *cause, struct err *e)
-{
-    (void)err_set(e, cause->code, cause->field, "rank %d of %d (%s, NCCL %s): %s", m->rank.rank,
-                  m->rank.world_size, device_name(m->rank.device), m->g->version, cause->msg);
-}
-
-static void serve(struct member *m)
-{
-    struct nccl_group *g = m->g;
-    uint64_t n_seen = 0;
-    struct order o;
-
-    while (next_order(m, &n_seen, &o)) {
-        struct err cause = {0}, e = {0};
-        int rc = carry_out(m, &o, &cause);
-
-        if (rc < 0)
-            name_rank(m, &cause, &e);
-        mtx_lock(&g->lock);
-        if (rc < 0)
-            fail_locked(g, &e);
-        else if (rc == 0 && --g->n_pending == 0)
-            cnd_broadcast(&g->changed);
-        mtx_unlock(&g->lock);
-        if (rc != 0)
-            return;
-    }
-}
-
-static void log_abort(const struct member *m, uint64_t us)
-{
-    struct log_rec r;
-
-    log_begin(&r, LOG_INFO, "nccl.abort");
-    log_str(&r, "device", device_name(m->rank.device));
-    log_u64(&r, "rank", (uint64_t)m->rank.rank);
-    log_ms(&r, "took", us);
-    log_end(&r);
-}
-
-/* Until all ranks' communicators are no more: kernels of this one may run as long. */
-static void meet_aborted(struct nccl_group *g)
-{
-    mtx_lock(&g->lock);
-    g->n_aborted++;
-    cnd_broadcast(&g->changed);
-    while (g->n_aborted < g->n_threads)
-        (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
-    mtx_unlock(&g->lock);
-}
-
-/* The end of a rank. Nobody may be waiting for it any more. */
-static void wind_up(struct member *m)
-{
-    struct nccl_group *g = m->g;
-    uint64_t since_us = clock_now_us();
-
-    if (m->rank.comm != NULL) {
-        nrank_abort(&m->rank);
-        log_abort(m, clock_now_us() - since_us);
-    }
-    meet_aborted(g);
-    since_us = clock_now_us();
-    while (!nrank_is_quiet(&m->rank))
-        nrank_pause(since_us);
-    mtx_lock(&g->lock);
-    g->n_quiet++;
-    cnd_broadcast(&g->changed);
-    mtx_unlock(&g->lock);
-    nrank_close(&m->rank);
-    mtx_lock(&g->lock);
-    g->n_ended++;
-    m->ended = true;
-    cnd_broadcast(&g->changed);
-    mtx_unlock(&g->lock);
-}
-
-static void *owner_main(void *arg)
-{
-    struct member *m = arg;
-    struct nccl_group *g = m->g;
-
-    (void)prctl(PR_SET_TIMERSLACK, (unsigned long)TIMER_SLACK_NS, 0, 0, 0);
-    serve(m);
-    wind_up(m);
-    group_unref(g);
-    return NULL;
-}
-
-/* Those who wait. */
-
 /* A deadline has passed. What hangs says nothing: these are the usual reasons. */
 static int late(const struct nccl_group *g, struct err *e)
 {
     const char *cumem = getenv("NCCL_CUMEM_ENABLE");
 
     if (g->what == REQUEST_OPEN)
-        return err_set(e, ERR_CUDA, "", "the GPUs of the NCCL group did not answer within %d s",
-                       NCCL_ABORT_TIMEOUT_US / 1000000);
+        return err_set(e, ERR_TIMEOUT, "",
+                       "the GPUs of the NCCL group did not answer before the deadline");
     if (g->what == REQUEST_RECEIVE)
         return err_set(e, ERR_TIMEOUT, "",
                        "a broadcast of %llu bytes had not come to its end at the deadline",
-                       (unsigned long long)g->nbytes);
+                       (unsigned long long)g->nbytes[g->n_received % SOURCE_POSTED_MAX]);
     return err_set(e, ERR_TIMEOUT, "",
                    "%s of the NCCL group did not end before the deadline: did all %u ranks come, "
                    "with the same world_size, the same NCCL (here %s) and the same "
@@ -307,10 +123,16 @@ static int look(const struct nccl_group *g, const struct progress *p, struct err
     return 0;
 }
 
-/* Until every rank is done with the request, or one has failed, or the caller gives up. */
+/* Has every rank done what is waited for? */
+static bool is_done_locked(const struct nccl_group *g)
+{
+    return g->what == REQUEST_RECEIVE ? g->n_landed > g->n_received : g->n_pending == 0;
+}
+
+/* Until every rank is done, or one has failed, or the caller gives up. */
 static void watch_locked(struct nccl_group *g, const struct progress *p)
 {
-    while (g->n_pending > 0 && !failed_locked(g)) {
+    while (!is_done_locked(g) && !group_failed_locked(g)) {
         struct err e = {0};
         uint64_t until_us;
 
@@ -318,14 +140,62 @@ static void watch_locked(struct nccl_group *g, const struct progress *p)
         (void)look(g, p, &e);
         until_us = clock_after_us(LOOK_US);
         mtx_lock(&g->lock);
-        if (g->n_pending == 0 || failed_locked(g))
+        if (is_done_locked(g) || group_failed_locked(g))
             return;
         if (e.code != ERR_NONE)
-            fail_locked(g, &e);
+            group_fail_locked(g, &e);
         else
             (void)cnd_wait(&g->changed, &g->lock,
                            p->deadline_us < until_us ? p->deadline_us : until_us);
     }
+}
+
+/* Aborts that are late wait for peers. Gives the lock up meanwhile. */
+static void hang_up_locked(struct nccl_group *g)
+{
+    struct log_rec r;
+    unsigned n;
+
+    if (g->hung_up || g->n_aborted == g->n_threads)
+        return;
+    g->hung_up = true;
+    mtx_unlock(&g->lock);
+    n = nccl_sockets_hang_up(&g->others);
+    log_begin(&r, LOG_WARN, "nccl.hang_up");
+    log_u64(&r, "connections", n);
+    log_end(&r);
+    mtx_lock(&g->lock);
+}
+
+/* Until all threads of a group that has failed have come as far as `n` counts, or are too late. */
+static void await_end_locked(struct nccl_group *g, const uint32_t *n)
+{
+    uint64_t late_us = g->abort_deadline_us - g->abort_timeout_us + HANG_UP_AFTER_US;
+
+    while (*n < g->n_threads && cnd_wait(&g->changed, &g->lock, late_us))
+        ;
+    if (*n < g->n_threads)
+        hang_up_locked(g);
+    while (*n < g->n_threads && cnd_wait(&g->changed, &g->lock, g->abort_deadline_us))
+        ;
+}
+
+/* Of a group that has failed: waits until nothing writes any more, or it is stuck. */
+static int tell_end_locked(struct nccl_group *g, struct err *e)
+{
+    await_end_locked(g, &g->n_quiet);
+    find_stuck_locked(g, g->n_quiet);
+    *e = g->error;
+    log_stuck_locked(g);
+    return -1;
+}
+
+/* Something for every rank to look at. */
+static void ask_locked(struct nccl_group *g, enum request what)
+{
+    g->what = what;
+    (void)atomic_fetch_add_explicit(&g->n_requests, 1, memory_order_relaxed);
+    cnd_broadcast(&g->changed);
 }
 
 /* Leaves a request with every rank and waits. After a failure: until nothing writes any more, or
@@ -333,26 +203,11 @@ static void watch_locked(struct nccl_group *g, const struct progress *p)
 static int perform_locked(struct nccl_group *g, enum request what, const struct progress *p,
                           struct err *e)
 {
-    bool stuck;
-
     assert(g->n_pending == 0);
-    g->what = what;
     g->n_pending = g->n_ranks;
-    (void)atomic_fetch_add_explicit(&g->n_requests, 1, memory_order_relaxed);
-    cnd_broadcast(&g->changed);
+    ask_locked(g, what);
     watch_locked(g, p);
-    if (g->n_pending == 0)
-        return 0;
-    while (g->n_quiet < g->n_threads && cnd_wait(&g->changed, &g->lock, g->abort_deadline_us))
-        ;
-    stuck = find_stuck_locked(g);
-    *e = g->error;
-    if (stuck) {
-        mtx_unlock(&g->lock);
-        log_stuck(e);
-        mtx_lock(&g->lock);
-    }
-    return -1;
+    return g->n_pending == 0 ? 0 : tell_end_locked(g, e);
 }
 
 /* The members; n_ranks threads, or an error and fewer. */
@@ -394,7 +249,7 @@ static int group_alloc(struct nccl_group **out, const struct nccl_group_cfg *cfg
     if (g == NULL)
         goto no_memory;
     g->members = calloc(cfg->n_ranks, sizeof *g->members);
-    g->dst = calloc(cfg->n_ranks, sizeof *g->dst);
+    g->dst = calloc((size_t)SOURCE_POSTED_MAX * cfg->n_ranks, sizeof *g->dst);
     if (g->members == NULL || g->dst == NULL)
         goto no_memory;
     mtx_init(&g->lock, MTX_LEAF);
@@ -404,6 +259,8 @@ static int group_alloc(struct nccl_group **out, const struct nccl_group_cfg *cfg
     g->world_size = cfg->world_size;
     g->rank_offset = cfg->rank_offset;
     g->warm_up = cfg->warm_up;
+    g->abort_timeout_us = cfg->abort_timeout_us > 0 ? cfg->abort_timeout_us : NCCL_ABORT_TIMEOUT_US;
+    listen_ports_now(&g->others);
     atomic_init(&g->n_refs, 1);
     *out = g;
     return 0;
@@ -420,9 +277,8 @@ no_memory:
 
 int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, struct err *e)
 {
-    struct progress p = {.deadline_us = clock_after_us(NCCL_ABORT_TIMEOUT_US)};
     struct nccl_group *g;
-    int code = 0, rc;
+    int code = 0;
 
     assert(cfg->world_size >= 2 && cfg->world_size <= NCCL_WORLD_MAX);
     assert(cfg->n_ranks >= 1 && cfg->n_ranks < cfg->world_size);
@@ -431,42 +287,48 @@ int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, st
         group_alloc(&g, cfg, e) != 0)
         return -1;
     nccl_version_text(g->version, code);
-    if (start(g, cfg, e) != 0)
-        goto err_free;
-    mtx_lock(&g->lock);
-    rc = perform_locked(g, REQUEST_OPEN, &p, e);
-    mtx_unlock(&g->lock);
-    if (rc != 0)
-        goto err_free;
+    if (start(g, cfg, e) != 0) {
+        nccl_group_free(g);
+        return -1;
+    }
     *out = g;
     return 0;
-
-err_free:
-    nccl_group_free(g);
-    return -1;
 }
 
 /* What a call finds that comes too late. */
 static int refuse_locked(const struct nccl_group *g, struct err *e)
 {
-    if (failed_locked(g))
+    if (group_failed_locked(g))
         return err_set(e, ERR_CONFLICT, "", "the NCCL group is no more: %.400s", g->error.msg);
     return err_set(e, ERR_CONFLICT, "", "the NCCL group %s",
                    g->join_called ? "is being joined, or was joined before"
                                   : "has not been joined yet");
 }
 
+int nccl_group_open(struct nccl_group *g, const struct progress *p, struct err *e)
+{
+    int rc;
+
+    mtx_assert_none();
+    mtx_lock(&g->lock);
+    assert(g->n_requests == 0);
+    rc = group_failed_locked(g) ? refuse_locked(g, e) : perform_locked(g, REQUEST_OPEN, p, e);
+    mtx_unlock(&g->lock);
+    return rc;
+}
+
 static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
                        const struct progress *p, struct err *e)
 {
-    if (failed_locked(g) || g->join_called)
+    if (group_failed_locked(g) || g->join_called)
         return refuse_locked(g, e);
+    assert(g->n_requests > 0); /* opened */
     g->join_called = true;
     memcpy(g->id, id, sizeof g->id);
     if (perform_locked(g, REQUEST_JOIN, p, e) != 0 ||
         (g->warm_up && perform_locked(g, REQUEST_WARM_UP, p, e) != 0))
         return -1;
-    if (failed_locked(g))
+    if (group_failed_locked(g))
         return refuse_locked(g, e);
     g->state = NCCL_GROUP_JOINED;
     return 0;
@@ -484,30 +346,71 @@ int nccl_group_join(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
     return rc;
 }
 
-static int receive_locked(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes,
-                          const struct progress *p, struct err *e)
+/* After a failure: what is under way is told of once, and what comes later is refused. */
+static int post_locked(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes, struct err *e)
 {
-    if (g->state != NCCL_GROUP_JOINED)
+    uint64_t n = g->n_posted, slot = n % SOURCE_POSTED_MAX;
+
+    if (g->state != NCCL_GROUP_JOINED && (g->n_received == n || !group_failed_locked(g)))
         return refuse_locked(g, e);
-    if (nbytes == 0)
-        return 0;
-    memcpy(g->dst, dst, g->n_ranks * sizeof g->dst[0]);
-    g->nbytes = nbytes;
-    if (perform_locked(g, REQUEST_RECEIVE, p, e) != 0)
-        return -1;
-    g->nbytes_received += nbytes;
-    g->n_broadcasts++;
+    if (g->state != NCCL_GROUP_JOINED) {
+        g->n_received = n;
+        return tell_end_locked(g, e);
+    }
+    assert(n - g->n_received < SOURCE_POSTED_MAX);
+    memcpy(&g->dst[slot * g->n_ranks], dst, g->n_ranks * sizeof g->dst[0]);
+    g->nbytes[slot] = nbytes;
+    atomic_store_explicit(&g->n_posted, n + 1, memory_order_relaxed);
+    ask_locked(g, REQUEST_RECEIVE);
     return 0;
 }
 
-int nccl_group_receive(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes,
-                       const struct progress *p, struct err *e)
+int nccl_group_post(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes, struct err *e)
 {
     int rc;
 
     mtx_assert_none();
     mtx_lock(&g->lock);
-    rc = receive_locked(g, dst, nbytes, p, e);
+    rc = post_locked(g, dst, nbytes, e);
+    mtx_unlock(&g->lock);
+    return rc;
+}
+
+static int receive_locked(struct nccl_group *g, const struct progress *p, struct err *e)
+{
+    uint64_t nbytes = g->nbytes[g->n_received % SOURCE_POSTED_MAX];
+
+    assert(g->n_posted > g->n_received);
+    watch_locked(g, p);
+    if (!is_done_locked(g)) {
+        g->n_received = g->n_posted;
+        return tell_end_locked(g, e);
+    }
+    g->n_received++;
+    g->nbytes_received += nbytes;
+    g->n_broadcasts += nbytes > 0;
+    return 0;
+}
+
+/* Without the lock, for as long as a small one may take. */
+static void await_landing(const struct nccl_group *g, uint64_t n)
+{
+    uint64_t since_us = clock_now_us();
+
+    while (atomic_load_explicit(&g->n_landed, memory_order_relaxed) <= n &&
+           !atomic_load_explicit(&g->give_up, memory_order_relaxed) &&
+           clock_now_us() - since_us < GROUP_SPIN_US)
+        (void)sched_yield();
+}
+
+int nccl_group_receive(struct nccl_group *g, const struct progress *p, struct err *e)
+{
+    int rc;
+
+    mtx_assert_none();
+    await_landing(g, g->n_received); /* which this thread alone writes */
+    mtx_lock(&g->lock);
+    rc = receive_locked(g, p, e);
     mtx_unlock(&g->lock);
     return rc;
 }
@@ -518,16 +421,12 @@ void nccl_group_leave(struct nccl_group *g, const char *why)
 
     (void)err_set(&e, ERR_CONFLICT, "", "%s", why);
     mtx_lock(&g->lock);
-    fail_locked(g, &e);
+    group_fail_locked(g, &e);
     mtx_unlock(&g->lock);
 }
 
-void nccl_group_info(struct nccl_group *g, struct nccl_group_info *out)
+static void tell_locked(const struct nccl_group *g, struct nccl_group_info *out)
 {
-    bool stuck;
-
-    mtx_lock(&g->lock);
-    stuck = find_stuck_locked(g);
     *out = (struct nccl_group_info){.state = g->state,
                                     .world_size = g->world_size,
                                     .rank_offset = g->rank_offset,
@@ -535,39 +434,35 @@ void nccl_group_info(struct nccl_group *g, struct nccl_group_info *out)
                                     .nbytes_received = g->nbytes_received,
                                     .n_broadcasts = g->n_broadcasts,
                                     .error = g->error};
-    mtx_unlock(&g->lock);
-    if (stuck)
-        log_stuck(&out->error);
 }
 
-/* Until they have come to their end, or are late; how many threads there are. */
-static uint32_t end_threads(struct nccl_group *g)
+void nccl_group_info(struct nccl_group *g, struct nccl_group_info *out)
 {
-    struct err e = {0};
-    uint32_t n;
-    bool stuck;
-
     mtx_lock(&g->lock);
-    while (g->n_ended < g->n_threads && cnd_wait(&g->changed, &g->lock, g->abort_deadline_us))
-        ;
-    stuck = find_stuck_locked(g);
-    e = g->error;
-    n = g->n_threads;
+    find_stuck_locked(g, g->n_quiet);
+    tell_locked(g, out);
     mtx_unlock(&g->lock);
-    if (stuck)
-        log_stuck(&e);
-    return n;
+}
+
+void nccl_group_end(struct nccl_group *g, struct nccl_group_info *out)
+{
+    nccl_group_leave(g, "the NCCL group is no longer needed");
+    mtx_lock(&g->lock);
+    await_end_locked(g, &g->n_ended);
+    find_stuck_locked(g, g->n_ended);
+    log_stuck_locked(g);
+    tell_locked(g, out);
+    mtx_unlock(&g->lock);
 }
 
 void nccl_group_free(struct nccl_group *g)
 {
-    uint32_t n;
+    struct nccl_group_info info;
 
     if (g == NULL)
         return;
-    nccl_group_leave(g, "the NCCL group is no longer needed");
-    n = end_threads(g);
-    for (uint32_t i = 0; i < n; i++) {
+    nccl_group_end(g, &info);
+    for (uint32_t i = 0; i < g->n_threads; i++) {
         bool ended;
 
         mtx_lock(&g->lock);

@@ -33,6 +33,7 @@ struct nccl_group_cfg {
     uint32_t world_size;           /* 2..NCCL_WORLD_MAX, the trainer's ranks counted */
     uint32_t rank_offset;          /* of devices[0]; 1.. world_size - n_ranks */
     bool warm_up; /* an all-reduce of one float32 belongs to the join (vLLM's stateless group) */
+    uint64_t abort_timeout_us; /* 0: NCCL_ABORT_TIMEOUT_US */
 };
 
 enum nccl_group_state {
@@ -50,14 +51,20 @@ struct nccl_group_info {
     struct err error; /* why it failed; clean otherwise */
 };
 
-/* nccl_group_new - the threads, each with its device's context and what it needs there. Nothing is
- * joined. Threads: any, here and below, unless said. Blocks: for what the driver takes, within
- * NCCL_ABORT_TIMEOUT_US.
- * Errors: ERR_NO_MEMORY, ERR_CUDA, ERR_NCCL (no version), ERR_INTERNAL (no thread). */
+/* nccl_group_new - the ranks' threads. Nothing has been asked of a GPU. Threads: any, here and
+ * below, unless said. Blocks: no. Errors: ERR_NO_MEMORY, ERR_NCCL (no version), ERR_INTERNAL (no
+ * thread). */
 int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, struct err *e);
 
-/* nccl_group_join - every rank enters the communicator of `id`; then the warm-up.
+/* nccl_group_open - what each rank needs of its GPU, so that it is missed before a trainer waits.
  * @p  deadline, stop and gone, looked at every 10 ms at the latest
+ * Threads: any, once, before join. Blocks: for what the driver takes, or until p says to give up.
+ * Errors: ERR_CUDA, ERR_TIMEOUT, ERR_CONFLICT (stopped; left), ERR_GONE; STUCK as below. After an
+ *         error the group has failed. */
+int nccl_group_open(struct nccl_group *g, const struct progress *p, struct err *e);
+
+/* nccl_group_join - every rank enters the communicator of `id`; then the warm-up.
+ * @p  as above
  * Threads: any, once. Blocks: until all ranks of the world are in, or p says to give up; then until
  * the aborts are over.
  * Errors: ERR_NCCL (with both NCCL versions where NCCL tells them), ERR_TIMEOUT (names
@@ -66,19 +73,27 @@ int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, st
 int nccl_group_join(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
                     const struct progress *p, struct err *e);
 
-/* nccl_group_receive - take part in one broadcast from rank 0.
- * @dst  [n_ranks] addresses on the ranks' GPUs, nbytes each; 0 bytes are no broadcast, as in NCCL
+/* nccl_group_post - take part in the next broadcast from rank 0: every rank enters it as soon as it
+ * has entered those before it, whether these have come or not. At most SOURCE_POSTED_MAX may be
+ * posted and not received.
+ * @dst  [n_ranks] addresses on the ranks' GPUs, nbytes each; copied; 0 bytes are no broadcast, as
+ * in NCCL
  *
- * Threads: one at a time: the update's worker. Blocks: until the bytes are there on every rank, or
- * p says to give up, and then until the aborts are over. `p` is looked at every 10 ms at the
- * latest; nothing is added to its count.
- * Errors: ERR_CONFLICT (not joined; has failed, left or stopped), ERR_TIMEOUT, ERR_GONE,
- *         ERR_NCCL, ERR_CUDA.
- *         After an error that was found once the collective was entered the group has failed and
- *         nothing writes to dst any more; or it is STUCK (ERR_NCCL, NCCL_ABORT_TIMEOUT_US after
- *         the first cause, which the message names), and then dst must never be used again. */
-int nccl_group_receive(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes,
-                       const struct progress *p, struct err *e);
+ * Threads: one at a time, here and below: the update's worker. Blocks: no; after a failure as
+ * receive does.
+ * Errors: ERR_CONFLICT (not joined; has failed or was left before anything was posted), and those
+ * of receive. After one nothing has been posted. */
+int nccl_group_post(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes, struct err *e);
+
+/* nccl_group_receive - wait for the oldest broadcast that was posted and not received.
+ * Blocks: until its bytes are there on every rank, or p says to give up, and then until the aborts
+ * are over. `p` is looked at every 10 ms at the latest; nothing is added to its count.
+ * Errors: ERR_CONFLICT (has failed, left or stopped), ERR_TIMEOUT, ERR_GONE, ERR_NCCL, ERR_CUDA.
+ *         After one the group has failed, nothing is posted any more, and nothing writes to any dst
+ *         that was; or it is STUCK (ERR_NCCL, the abort's time-out after the first cause, which
+ *         the message names), and then every dst that was posted and not received must never be
+ *         used again. What had come before the failure is received first. */
+int nccl_group_receive(struct nccl_group *g, const struct progress *p, struct err *e);
 
 /* nccl_group_leave - by abort. At any time, also while another waits in join or receive, which then
  * fail with `why`. Blocks: no. Repeating is harmless; the first cause stays. */
@@ -87,10 +102,14 @@ void nccl_group_leave(struct nccl_group *g, const char *why);
 /* nccl_group_info - never waits; what it says of an abort that nobody waits for is by the clock. */
 void nccl_group_info(struct nccl_group *g, struct nccl_group_info *out);
 
-/* nccl_group_free - leaves, joins the threads, until NCCL_ABORT_TIMEOUT_US after the group failed;
- * then those that are late are left to themselves with their memory, and go on using the devices
- * and the library when they come back: what was STUCK keeps these until the process ends. Accepts
- * NULL. No one may be in a call. */
+/* nccl_group_end - leaves, and waits until nothing of it uses a device or the library any more;
+ * until the abort's time-out after it failed. @out  what became of it: STUCK when something is
+ * late. No one may be in a call. */
+void nccl_group_end(struct nccl_group *g, struct nccl_group_info *out);
+
+/* nccl_group_free - ends it, and joins the threads; those that are late are left to themselves with
+ * their memory, and go on using the devices and the library when they come back: what was STUCK
+ * keeps these until the process ends. Accepts NULL. No one may be in a call. */
 void nccl_group_free(struct nccl_group *g);
 
 /* nccl_source_new - a source over the group: buckets as the sender cuts them.

@@ -81,7 +81,8 @@ static void publish_id(struct nccl_join *j)
 
 static int join_group(struct nccl_join *j, struct err *e)
 {
-    if (find_id(j, e) != 0 || rendezvous_allow(j->id, j, e) != 0)
+    if (nccl_group_open(j->group, &j->progress, e) != 0 || find_id(j, e) != 0 ||
+        rendezvous_allow(j->id, j, e) != 0)
         return -1;
     publish_id(j);
     if (j->cfg.form == NCCL_FORM_TORCH)
@@ -89,29 +90,44 @@ static int join_group(struct nccl_join *j, struct err *e)
     return nccl_group_join(j->group, j->id, &j->progress, e);
 }
 
-/* NCCL says of a mismatch: "... rank 0 version 22809 rank 1 version 22803". The trainer is rank 0.
- */
-static int version_told(const char *msg)
+/* The number behind `before`; 0 where there is none. */
+static int number_behind(const char *msg, const char *before)
 {
-    static const char before[] = "rank 0 version ";
     const char *at = strstr(msg, before);
 
-    return at != NULL ? (int)strtol(at + sizeof before - 1, NULL, 10) : 0;
+    return at != NULL ? (int)strtol(at + strlen(before), NULL, 10) : 0;
 }
 
-/* Adds which versions met, where it is not said already. */
-static void tell_versions(const struct nccl_join *j, int trainer, struct err *e)
+/* Another rank's version, as NCCL tells it of a mismatch: "... rank 0 version 22809 rank 1 version
+ * 22803", and rank 0 is the trainer; or "... with remote peer ADDRESS (local: 22803, remote
+ * 22809)", which is the trainer if there is nobody else. */
+static int version_told(const struct nccl_join *j, const char *msg, bool *is_trainer)
+{
+    int version = number_behind(msg, "rank 0 version ");
+
+    *is_trainer = version > 0 || j->cfg.group.world_size - j->cfg.group.n_ranks == 1;
+    return version > 0 ? version : number_behind(msg, ", remote ");
+}
+
+/* Adds which versions met, where it is not said already. Returns the trainer's, or 0. */
+static int tell_versions(const struct nccl_join *j, struct err *e)
 {
     char ours[NCCL_VERSION_TEXT_MAX], theirs[NCCL_VERSION_TEXT_MAX];
     struct err cause = *e;
+    bool is_trainer;
+    int version = version_told(j, cause.msg, &is_trainer);
 
     nccl_version_text(ours, j->cfg.version);
-    nccl_version_text(theirs, trainer);
+    nccl_version_text(theirs, version);
     if (theirs[0] == '\0' && strstr(cause.msg, ours) != NULL)
-        return;
+        return 0;
     err_clear(e);
     (void)err_set(e, cause.code, cause.field, "%.430s (NCCL %s here%s%s)", cause.msg, ours,
-                  theirs[0] != '\0' ? ", the trainer's is " : "", theirs);
+                  theirs[0] == '\0' ? ""
+                  : is_trainer      ? ", the trainer's is "
+                                    : ", another rank's is ",
+                  theirs);
+    return theirs[0] != '\0' && is_trainer ? version : 0;
 }
 
 static void *joiner_main(void *arg)
@@ -125,8 +141,7 @@ static void *joiner_main(void *arg)
             trainer = j->cfg.version;
         atomic_fetch_add_explicit(&j->cfg.stats->n_joined, 1, memory_order_relaxed);
     } else {
-        trainer = version_told(e.msg);
-        tell_versions(j, trainer, &e);
+        trainer = tell_versions(j, &e);
     }
     mtx_lock(&j->lock);
     j->trainer_version = trainer;
@@ -141,12 +156,18 @@ static void *joiner_main(void *arg)
 
 /* The keeper. */
 
-static void answer(struct nccl_join *j, const struct err *e)
+/* What has failed or was left meanwhile is not called joined any more: the end answers. */
+static bool answer_well(struct nccl_join *j)
 {
+    static const struct err none = {0};
     struct nccl_join_info info;
 
     nccl_join_info(j, &info);
-    j->cfg.answer(j->cfg.answer_arg, &info, e);
+    if (info.error.code == ERR_NONE)
+        j->cfg.answer(j->cfg.answer_arg, &info, &none);
+    else
+        join_end(j, &info.error);
+    return info.error.code == ERR_NONE;
 }
 
 static bool answer_due_locked(const struct nccl_join *j)
@@ -169,20 +190,17 @@ static void check_store(struct nccl_join *j, const struct tcpstore *store)
 /* Until it has to end. */
 static void keep(struct nccl_join *j)
 {
-    static const struct err none = {0};
-
     mtx_lock(&j->lock);
     while (j->end.code == ERR_NONE) {
         const struct tcpstore *store = j->store;
-        bool due = answer_due_locked(j);
+        bool due = answer_due_locked(j), done;
 
-        j->answered = j->answered || due;
         mtx_unlock(&j->lock);
-        if (due)
-            answer(j, &none);
+        done = due && answer_well(j);
         if (store != NULL)
             check_store(j, store);
         mtx_lock(&j->lock);
+        j->answered = j->answered || done;
         if (j->end.code == ERR_NONE && !answer_due_locked(j))
             (void)cnd_wait(&j->changed, &j->lock,
                            j->store != NULL ? clock_after_us(WATCH_US) : CLOCK_NEVER);
@@ -202,47 +220,29 @@ static void log_end_of(const struct nccl_join *j)
     log_end(&r);
 }
 
-static void tell_stuck(struct nccl_join *j)
+/* Ends the group, once nobody looks at it any more. */
+static void drop_group(struct nccl_join *j)
 {
-    struct err why = {0};
-
-    (void)err_set(
-        &why, ERR_NCCL, "",
-        "an abort of NCCL's did not come back within %d s, and holds a GPU's memory: this "
-        "process must be restarted",
-        NCCL_ABORT_TIMEOUT_US / 1000000);
-    if (j->cfg.stuck != NULL)
-        j->cfg.stuck(j->cfg.stuck_arg, &why);
-}
-
-/* Frees the group, which was left at left_us, once nobody looks at it any more. An abort that does
- * not come back makes the group's free take until it may be called stuck. */
-static void drop_group(struct nccl_join *j, uint64_t left_us)
-{
-    uint64_t late_us = left_us + NCCL_ABORT_TIMEOUT_US;
     struct nccl_group_info last;
-    bool in_time;
 
     mtx_lock(&j->lock);
     j->closing = true;
     while (j->n_users > 0 || j->n_pins > 0)
         (void)cnd_wait(&j->changed, &j->lock, CLOCK_NEVER);
     mtx_unlock(&j->lock);
-    nccl_group_info(j->group, &last);
-    in_time = !clock_passed(late_us);
+    nccl_group_end(j->group, &last);
     nccl_group_free(j->group);
-    if (in_time && clock_passed(late_us))
-        last.state = NCCL_GROUP_STUCK;
     mtx_lock(&j->lock);
     j->last = last;
     mtx_unlock(&j->lock);
-    if (last.state == NCCL_GROUP_STUCK)
-        tell_stuck(j);
+    if (last.state == NCCL_GROUP_STUCK && j->cfg.stuck != NULL)
+        j->cfg.stuck(j->cfg.stuck_arg, &last.error);
 }
 
 /* The end of it: then whoever still waits is told. */
 static void settle(struct nccl_join *j)
 {
+    struct nccl_join_info info;
     void (*gone)(void *arg);
     bool answered;
 
@@ -258,8 +258,10 @@ static void settle(struct nccl_join *j)
     answered = j->answered;
     j->answered = true;
     mtx_unlock(&j->lock);
-    if (!answered)
-        answer(j, &j->end);
+    if (!answered) {
+        nccl_join_info(j, &info);
+        j->cfg.answer(j->cfg.answer_arg, &info, &j->end);
+    }
     if (gone != NULL)
         gone(j->gone_arg);
 }
@@ -301,7 +303,6 @@ static void have_group(struct nccl_join *j)
 {
     struct err e = {0};
     pthread_t joiner;
-    uint64_t left_us;
     bool joins;
 
     if (make_group(j, &e) != 0) {
@@ -312,18 +313,53 @@ static void have_group(struct nccl_join *j)
     if (!joins)
         join_end(j, &e);
     keep(j);
-    left_us = clock_now_us();
     nccl_group_leave(j->group, j->end.msg); /* the joiner may wait in it */
     if (joins)
         (void)pthread_join(joiner, NULL);
-    drop_group(j, left_us);
+    drop_group(j);
+}
+
+static void destroy(struct nccl_join *j)
+{
+    cnd_fini(&j->changed);
+    mtx_fini(&j->lock);
+    free(j);
+}
+
+/* Leaves it, waits until nothing is left, frees it. Returns: did an abort of it get stuck? */
+static bool take_down(struct nccl_join *j)
+{
+    struct err why = {0};
+    bool stuck;
+
+    (void)err_set(&why, ERR_CONFLICT, "", "another group takes the place of this one");
+    (void)nccl_join_leave(j, &why, NULL, NULL);
+    (void)pthread_join(j->keeper, NULL);
+    stuck = j->last.state == NCCL_GROUP_STUCK;
+    destroy(j);
+    return stuck;
+}
+
+/* A GPU that an abort is stuck on is not entered again; nor by the next, if there is one. */
+static void refuse_after_stuck(struct nccl_join *j)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_NCCL, "",
+                  "aborting the group before this one did not end and may never: this server must "
+                  "be restarted");
+    mtx_lock(&j->lock);
+    j->last.state = NCCL_GROUP_STUCK;
+    join_end_locked(j, &why);
+    mtx_unlock(&j->lock);
 }
 
 static void *keeper_main(void *arg)
 {
     struct nccl_join *j = arg;
 
-    nccl_join_free(j->cfg.previous);
+    if (j->cfg.previous != NULL && take_down(j->cfg.previous))
+        refuse_after_stuck(j);
     j->cfg.previous = NULL;
     j->progress.deadline_us = clock_after_us(j->cfg.timeout_us);
     if (!ended(j))
@@ -357,13 +393,6 @@ static void copy_cfg(struct nccl_join *j, const struct nccl_join_cfg *cfg)
                    j->host, (unsigned)cfg->port);
     if (cfg->form == NCCL_FORM_TORCH)
         (void)snprintf(j->group_name, sizeof j->group_name, "%s", cfg->group_name);
-}
-
-static void destroy(struct nccl_join *j)
-{
-    cnd_fini(&j->changed);
-    mtx_fini(&j->lock);
-    free(j);
 }
 
 int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struct err *e)
@@ -416,14 +445,8 @@ bool nccl_join_leave(struct nccl_join *j, const struct err *why, void (*gone)(vo
 
 void nccl_join_free(struct nccl_join *j)
 {
-    struct err why = {0};
-
-    if (j == NULL)
-        return;
-    (void)err_set(&why, ERR_CONFLICT, "", "another group takes the place of this one");
-    (void)nccl_join_leave(j, &why, NULL, NULL);
-    (void)pthread_join(j->keeper, NULL);
-    destroy(j);
+    if (j != NULL)
+        (void)take_down(j);
 }
 
 /* What the group says of itself, or said last. */

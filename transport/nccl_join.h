@@ -82,7 +82,8 @@ struct nccl_join_cfg {
 
     struct nccl_join_stats *stats;
 
-    /* Left, and taken down before anything of this one begins; moved in on success. May be NULL. */
+    /* Left, and taken down before anything of this one begins, which fails if that sticks; moved in
+     * on success. May be NULL. */
     struct nccl_join *previous;
 
     /* Called once, on the keeper's thread, no lock held: when it has joined (NCCL_FORM_TORCH: when
@@ -114,19 +115,19 @@ bool nccl_join_leave(struct nccl_join *j, const struct err *why, void (*gone)(vo
 
 /* nccl_join_free - leave, wait until nothing is left, free; accepts NULL.
  * Threads: any that no source of it needs. Blocks: until its sources are closed and its aborts
- * over, at most NCCL_ABORT_TIMEOUT_US after that. */
+ * over, at most the abort's time-out after that. */
 void nccl_join_free(struct nccl_join *j);
 
 void nccl_join_info(struct nccl_join *j, struct nccl_join_info *out); /* any thread; instant */
 
 /* nccl_join_doubt - an update was refused before its broadcast was entered. Its trainer may have
  * sent it all the same, and then its bytes are what the next receive would take: from now on only
- * who is `sure` gets a source. A source that closes without having received anything does it too;
- * one that closes half-way ends the join. Threads: any. */
+ * who is `sure` gets a source. A source that closes before its first post was called does it
+ * too; one that closes after that, and has not received all, ends the join. Threads: any. */
 void nccl_join_doubt(struct nccl_join *j);
 
 /* nccl_join_source_new - tensors that the group is about to broadcast. In a torch process group
- * that has not been joined yet, the first receive waits for that, until its own deadline.
+ * that has not been joined yet, the first post waits for that, until its own deadline.
  * @plan    a reference is taken
  * @chunks  moved in, also on failure: where each broadcast ends
  * @sure    the trainer broadcasts only what was accepted, so nothing older can be on its way

@@ -13,11 +13,18 @@ struct join_source {
     struct source *group;   /* owned; of the group */
     struct plan *plan;      /* owned: one reference */
     uint32_t n_received;    /* worker only: the first so many tensors */
+    bool asked;             /* worker only: its trainer may have been told to send */
 };
 
 static struct join_source *of(struct source *s)
 {
     return (struct join_source *)s;
+}
+
+static int refuse_ended(const struct err *cause, struct err *e)
+{
+    return err_set(e, cause->code, cause->field, "%.400s; the group has failed: another is needed",
+                   cause->msg);
 }
 
 /* 1: not yet. */
@@ -30,8 +37,7 @@ static int look(struct nccl_join *j, struct err *e)
     if (j->end.code == ERR_NONE && j->step != STEP_JOINED)
         (void)cnd_wait(&j->changed, &j->lock, until_us);
     if (j->end.code != ERR_NONE) {
-        *e = j->end;
-        rc = -1;
+        rc = refuse_ended(&j->end, e);
     } else if (j->step != STEP_JOINED) {
         rc = 1;
     }
@@ -77,12 +83,13 @@ static int tell(struct join_source *s, struct err *e)
     err_clear(e);
     if (group.state == NCCL_GROUP_JOINED)
         return err_set(e, cause.code, cause.field, "%.480s", cause.msg);
-    return err_set(e, cause.code, cause.field, "%.400s; the group has failed: another is needed",
-                   cause.msg);
+    return refuse_ended(&cause, e);
 }
 
-static void count(struct join_source *s, uint32_t first, uint32_t n)
+/* The oldest that was posted: they come in order. */
+static void count(struct join_source *s)
 {
+    uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
     const struct tensor_spec *t = s->plan->tensors, *last = &t[first + n - 1];
     struct nccl_join_stats *stats = s->join->cfg.stats;
     uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
@@ -92,16 +99,24 @@ static void count(struct join_source *s, uint32_t first, uint32_t n)
     atomic_fetch_add_explicit(&stats->nbytes_received, nbytes, memory_order_relaxed);
 }
 
-static int join_source_receive(struct source *base, uint32_t first, uint32_t n, const uint64_t *dst,
-                               struct progress *p, struct err *e)
+static int join_source_post(struct source *base, uint32_t first, uint32_t n, const uint64_t *dst,
+                            struct progress *p, struct err *e)
 {
     struct join_source *s = of(base);
 
+    s->asked = true;
     if (await_joined(s->join, p, e) != 0)
         return -1;
-    if (s->group->ops->receive(s->group, first, n, dst, p, e) != 0)
+    return s->group->ops->post(s->group, first, n, dst, p, e) != 0 ? tell(s, e) : 0;
+}
+
+static int join_source_receive(struct source *base, struct progress *p, struct err *e)
+{
+    struct join_source *s = of(base);
+
+    if (s->group->ops->receive(s->group, p, e) != 0)
         return tell(s, e);
-    count(s, first, n);
+    count(s);
     return 0;
 }
 
@@ -133,7 +148,7 @@ static void judge_rest(const struct join_source *s)
 
     if (s->n_received == s->plan->n_tensors)
         return;
-    if (s->n_received == 0) {
+    if (!s->asked) {
         nccl_join_doubt(s->join);
         return;
     }
@@ -168,6 +183,7 @@ static void join_source_close(struct source *base)
 static const struct source_ops join_source_ops = {
     .name = "nccl",
     .bucket = join_source_bucket,
+    .post = join_source_post,
     .receive = join_source_receive,
     .stuck = join_source_stuck,
     .finish = join_source_finish,

@@ -18,6 +18,8 @@ enum {
     IDLE_STEP_US = 10 * 1000
 };
 
+static const char broadcast_call[] = "ncclBroadcast";
+
 void nrank_pause(uint64_t since_us)
 {
     uint64_t waited = clock_now_us() - since_us, step = waited / STEP_SHARE;
@@ -66,28 +68,52 @@ static void free_one(struct nrank *r)
     r->one = 0;
 }
 
+static void events_destroy(struct nrank *r)
+{
+    for (int i = SOURCE_POSTED_MAX; i > 0; i--) {
+        if (r->landed[i - 1] != NULL)
+            released(r, cu_of(r)->event_destroy(r->landed[i - 1]), "cuEventDestroy");
+        r->landed[i - 1] = NULL;
+    }
+}
+
+static int events_create(struct nrank *r, struct err *e)
+{
+    const struct cu_api *cu = cu_of(r);
+
+    for (int i = 0; i < SOURCE_POSTED_MAX; i++) {
+        CUevent event;
+
+        if (cu_try(cu, cu->event_create(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate", e) !=
+            0) {
+            events_destroy(r);
+            return -1;
+        }
+        r->landed[i] = event;
+    }
+    return 0;
+}
+
 int nrank_open(struct nrank *r, bool warm_up, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     CUdeviceptr one = 0;
     CUstream stream;
-    CUevent landed;
 
     if (device_enter(r->device, e) != 0)
         return -1;
     if (device_stream_new(r->device, &stream, e) != 0)
         goto err_leave;
-    if (cu_try(cu, cu->event_create(&landed, CU_EVENT_DISABLE_TIMING), "cuEventCreate", e) != 0)
+    if (events_create(r, e) != 0)
         goto err_stream_free;
     if (warm_up && cu_try(cu, cu->mem_alloc(&one, sizeof(float)), "cuMemAlloc", e) != 0)
-        goto err_event_destroy;
+        goto err_events_destroy;
     r->stream = stream;
-    r->landed = landed;
     r->one = one;
     return 0;
 
-err_event_destroy:
-    released(r, cu->event_destroy(landed), "cuEventDestroy");
+err_events_destroy:
+    events_destroy(r);
 err_stream_free:
     device_stream_free(r->device, stream);
 err_leave:
@@ -101,11 +127,10 @@ void nrank_close(struct nrank *r)
         return;
     assert(r->comm == NULL);
     free_one(r);
-    released(r, cu_of(r)->event_destroy(r->landed), "cuEventDestroy");
+    events_destroy(r);
     device_stream_free(r->device, r->stream);
     device_leave(r->device);
     r->stream = NULL;
-    r->landed = NULL;
 }
 
 /* Until the communicator's last call has ended. */
@@ -125,31 +150,8 @@ static int await_call(const struct nrank *r, const char *call, struct err *e)
     }
 }
 
-/* Until the stream has come to the event. NCCL is asked each time, and after the event: a transfer
- * that failed is told of there, and the stream may wait for it for ever. */
-static int await_event(const struct nrank *r, const char *call, struct err *e)
-{
-    const struct cu_api *cu = cu_of(r);
-    uint64_t since_us = clock_now_us();
-    bool done = false;
-
-    for (;;) {
-        CUresult result = cu->event_query(r->landed);
-        if (nccl_poll(r->nccl, r->comm, call, &done, e) != 0)
-            return -1;
-        if (result != CUDA_ERROR_NOT_READY && cu_try(cu, result, "cuEventQuery", e) != 0)
-            return -1;
-        if (result == CUDA_SUCCESS && done)
-            return 0;
-        if (atomic_load_explicit(r->give_up, memory_order_relaxed))
-            return 1;
-        nrank_pause(since_us);
-    }
-}
-
-/* A collective that was called: until it is on the stream, which may take as long as the slowest
- * peer, and then until it is done. */
-static int finish(const struct nrank *r, ncclResult_t called, const char *call, struct err *e)
+/* A collective that was called: until it is on the stream, and an event behind it. */
+static int enter(struct nrank *r, ncclResult_t called, const char *call, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     int rc;
@@ -159,9 +161,35 @@ static int finish(const struct nrank *r, ncclResult_t called, const char *call, 
     rc = await_call(r, call, e);
     if (rc != 0)
         return rc;
-    if (cu_try(cu, cu->event_record(r->landed, r->stream), "cuEventRecord", e) != 0)
+    if (cu_try(cu, cu->event_record(r->landed[r->n_entered % SOURCE_POSTED_MAX], r->stream),
+               "cuEventRecord", e) != 0)
         return -1;
-    return await_event(r, call, e);
+    r->n_entered++;
+    return 0;
+}
+
+/* How far has the stream come? NCCL is asked each time, and after the events: a transfer that
+ * failed is told of there, and the stream may wait for it for ever. */
+static int look(struct nrank *r, const char *call, struct err *e)
+{
+    const struct cu_api *cu = cu_of(r);
+    uint64_t n = r->n_landed;
+    bool done = false;
+
+    while (n < r->n_entered) {
+        CUresult result = cu->event_query(r->landed[n % SOURCE_POSTED_MAX]);
+
+        if (result == CUDA_ERROR_NOT_READY)
+            break;
+        if (cu_try(cu, result, "cuEventQuery", e) != 0)
+            return -1;
+        n++;
+    }
+    if (nccl_poll(r->nccl, r->comm, call, &done, e) != 0)
+        return -1;
+    if (done)
+        r->n_landed = n;
+    return 0;
 }
 
 int nrank_join(struct nrank *r, const uint8_t id[NCCL_ID_NBYTES], struct err *e)
@@ -181,8 +209,25 @@ int nrank_join(struct nrank *r, const uint8_t id[NCCL_ID_NBYTES], struct err *e)
     return await_call(r, call, e);
 }
 
+/* Until all that was entered is over. */
+static int await_landed(struct nrank *r, const char *call, struct err *e)
+{
+    uint64_t since_us = clock_now_us();
+
+    for (;;) {
+        if (look(r, call, e) != 0)
+            return -1;
+        if (r->n_landed == r->n_entered)
+            return 0;
+        if (atomic_load_explicit(r->give_up, memory_order_relaxed))
+            return 1;
+        nrank_pause(since_us);
+    }
+}
+
 int nrank_warm_up(struct nrank *r, struct err *e)
 {
+    static const char call[] = "ncclAllReduce";
     static const float mine = 0;
     const struct cu_api *cu = cu_of(r);
     void *one = (void *)(uintptr_t)r->one;
@@ -193,20 +238,30 @@ int nrank_warm_up(struct nrank *r, struct err *e)
     if (cu_try(cu, cu->memcpy_htod_async(r->one, &mine, sizeof mine, r->stream),
                "cuMemcpyHtoDAsync", e) != 0)
         return -1;
-    rc = finish(r, r->nccl->all_reduce(one, one, 1, ncclFloat32, ncclSum, r->comm, r->stream),
-                "ncclAllReduce", e);
+    rc = enter(r, r->nccl->all_reduce(one, one, 1, ncclFloat32, ncclSum, r->comm, r->stream), call,
+               e);
+    if (rc == 0)
+        rc = await_landed(r, call, e);
     if (rc == 0)
         free_one(r); /* otherwise the sum is still waited for, and freeing would wait too */
     return rc;
 }
 
-int nrank_receive(struct nrank *r, uint64_t dst, uint64_t nbytes, struct err *e)
+int nrank_enter(struct nrank *r, uint64_t dst, uint64_t nbytes, struct err *e)
 {
+    void *to = (void *)(uintptr_t)dst;
+
+    assert(r->n_entered - r->n_landed < SOURCE_POSTED_MAX);
+    if (nbytes == 0)
+        return enter(r, ncclSuccess, broadcast_call, e);
     /* NCCL counts in bytes before it decides anything: the sender's dtype need not be known. */
-    return finish(
-        r,
-        r->nccl->broadcast(NULL, (void *)(uintptr_t)dst, nbytes, ncclUint8, 0, r->comm, r->stream),
-        "ncclBroadcast", e);
+    return enter(r, r->nccl->broadcast(NULL, to, nbytes, ncclUint8, 0, r->comm, r->stream),
+                 broadcast_call, e);
+}
+
+int nrank_look(struct nrank *r, struct err *e)
+{
+    return look(r, broadcast_call, e);
 }
 
 void nrank_abort(struct nrank *r)

@@ -40,15 +40,21 @@ static uint32_t nccl_bucket(const struct source *source, uint32_t first)
     return chunk_at(source_of(source), first)->n;
 }
 
-static int nccl_receive(struct source *source, uint32_t first, uint32_t n, const uint64_t *dst,
-                        struct progress *p, struct err *e)
+static int nccl_post(struct source *source, uint32_t first, uint32_t n, const uint64_t *dst,
+                     struct progress *p, struct err *e)
 {
     const struct nccl_source *s = source_of(source);
     const struct packed_chunk *c = chunk_at(s, first);
 
     assert(c->n == n);
     (void)n;
-    return nccl_group_receive(s->group, dst, c->nbytes, p, e);
+    (void)p;
+    return nccl_group_post(s->group, dst, c->nbytes, e);
+}
+
+static int nccl_receive(struct source *source, struct progress *p, struct err *e)
+{
+    return nccl_group_receive(source_of(source)->group, p, e);
 }
 
 static bool nccl_stuck(const struct source *source)
@@ -73,6 +79,7 @@ static void nccl_close(struct source *source)
 static const struct source_ops nccl_ops = {
     .name = "nccl",
     .bucket = nccl_bucket,
+    .post = nccl_post,
     .receive = nccl_receive,
     .stuck = nccl_stuck,
     .close = nccl_close,

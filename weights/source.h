@@ -3,8 +3,8 @@
  * Three kinds. One writes the bytes into host memory itself (fill). The second only makes them
  * readable where they lie on GPUs (map, at), and the worker queues the copies: so copies, sums and
  * their order are in one place, and the next bucket is mapped while the last one is copied. The
- * third writes whole buckets into GPU memory itself (receive), in place wherever they may lie there
- * as they come.
+ * third writes whole buckets into GPU memory itself (post, receive), in place wherever they may lie
+ * there as they come; several are under way at once, so that nothing idles between two.
  *
  * A source is used by the update worker only, one call at a time, no lock held. */
 #ifndef BATON_WEIGHTS_SOURCE_H
@@ -19,10 +19,13 @@
 
 struct source;
 
+#define PROGRESS_NO_TENSOR UINT32_MAX
+
 /* What a running fill tells and is told. Written by the worker; read by anyone. */
 struct progress {
     atomic_uint_fast64_t nbytes_done; /* relaxed: a gauge */
-    atomic_uint_fast32_t tensor;      /* relaxed: index in the plan of the tensor being filled */
+    atomic_uint_fast32_t tensor;      /* relaxed: index in the plan of the tensor being filled;
+                                         PROGRESS_NO_TENSOR before the first */
     atomic_bool stop;                 /* relaxed: asks the fill to fail soon (within 100 ms) */
     uint64_t deadline_us;             /* immutable during a fill, and so are those below */
     bool (*gone)(void *arg);          /* has whoever waits for the answer gone away? NULL: never */
@@ -33,7 +36,12 @@ struct progress {
  * Errors: ERR_TIMEOUT (deadline passed), ERR_CONFLICT (the update was aborted), ERR_GONE. */
 int progress_check(const struct progress *p, struct err *e);
 
-enum { SOURCE_PIECE_NBYTES = 8 << 20 };
+enum {
+    SOURCE_PIECE_NBYTES = 8 << 20,
+    SOURCE_POSTED_MAX =
+        16 /* buckets of the third kind that are under way; none needs memory of its
+              own, and the smallest are over in less time than waking a thread takes */
+};
 
 /* What the sources of one update keep for each other: mappings that stay open, exports that have
  * been counted down. The update owns it and closes it at its end, when all that joined are
@@ -98,20 +106,27 @@ struct source_ops {
     uint64_t (*block)(const struct source *s, uint32_t rank, uint32_t i);
     int (*release)(struct source *s, struct err *e);
 
-    /* The third kind has these three, and none of the others'. Every rank gets the same bytes.
+    /* The third kind has these four, and none of the others'. Every rank gets the same bytes.
      *
      * bucket: how many tensors from `first` on come in one piece, packed; at least one.
      *
-     * receive: brings that bucket to dst[r] on each rank r ([n_ranks]); blocks until it is there.
-     * Called for every bucket in order. Counting in p is left to the caller. Errors: ERR_TIMEOUT,
-     * ERR_CONFLICT (stopped, the group was left), ERR_GONE, ERR_NCCL, ERR_CUDA: nothing writes to
-     * dst any more, unless it is stuck.
+     * post: that bucket may come to dst[r] on each rank r ([n_ranks], copied) from now on. Called
+     * for every bucket in order, while fewer than SOURCE_POSTED_MAX are posted and not received.
+     * Does not wait for the bucket; the first may wait until there is a sender at all.
      *
-     * stuck: asked after a failed receive: may something write to its dst for ever? Then that
-     * memory must not be used again, nor given back. */
+     * receive: blocks until the oldest bucket that was posted and not received is there. Counting
+     * in p is left to the caller.
+     *
+     * Errors of both: ERR_TIMEOUT, ERR_CONFLICT (stopped, the group was left), ERR_GONE, ERR_NCCL,
+     * ERR_CUDA. After one neither is called again, and nothing writes to any bucket that was posted
+     * any more, unless it is stuck.
+     *
+     * stuck: asked after such an error: may something write for ever where a bucket was posted to
+     * and not received? Then that memory must not be used again, nor given back. */
     uint32_t (*bucket)(const struct source *s, uint32_t first);
-    int (*receive)(struct source *s, uint32_t first, uint32_t n, const uint64_t *dst,
-                   struct progress *p, struct err *e);
+    int (*post)(struct source *s, uint32_t first, uint32_t n, const uint64_t *dst,
+                struct progress *p, struct err *e);
+    int (*receive)(struct source *s, struct progress *p, struct err *e);
     bool (*stuck)(const struct source *s);
 
     /* After the last fill or receive: is there something that nobody declared? May be NULL. */

@@ -8,7 +8,7 @@
 
 /* Received buckets that do not come to lie where they stay pass through two of these in turn: one
  * is emptied while the other one is filled. */
-enum { LANES_MAX = 2 };
+enum { LANES_MAX = 2, LANE_NONE = LANES_MAX };
 struct lane {
     struct slab *slab;          /* counted; of the rank's place; NULL: none is needed */
     struct device_batch *batch; /* owned; what empties it */
@@ -31,8 +31,17 @@ struct rank_fill {
 
     /* Received chunks. */
     struct lane lanes[LANES_MAX];
-    uint32_t n_lanes, lane; /* of those that there are, the one that is or was filled last */
-    uint32_t bucket;        /* the first tensor of what it holds */
+    uint32_t n_lanes;        /* so many there are */
+    uint32_t lane_posted;    /* the one that a bucket was posted to last */
+    uint32_t n_lanes_posted; /* so many that have not come: posted in turn, and come in turn */
+    uint32_t lane, bucket;   /* of the bucket that came last: its lane, or LANE_NONE if it stays
+                                where it is; its first tensor */
+};
+
+/* A bucket that has been posted and has not come. */
+struct posted {
+    uint32_t first, n;
+    uint8_t lanes[STORE_DEVICES_MAX]; /* of each rank; LANE_NONE: it comes to where it stays */
 };
 
 enum { MIRRORS_NONE = STORE_DEVICES_MAX };
@@ -53,6 +62,8 @@ struct fill {
     struct slab *converted; /* the same as it will be, or NULL */
     struct slab **tied; /* received chunks: owned; [n_tied] for tied names yet to come, or NULL */
     uint32_t n_tied;
+    struct posted posted[SOURCE_POSTED_MAX]; /* received chunks: a ring, the oldest at i_posted */
+    uint32_t i_posted, n_posted;
     unsigned char *mirrors; /* owned; [n_tensors] of the manifest: the rank from which the host's
                                copy takes each, or MIRRORS_NONE; NULL: every rank gets the same */
     uint32_t n_ranks;

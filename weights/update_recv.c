@@ -2,12 +2,14 @@
  *
  * A bucket comes to lie where it stays, wherever its tensors are to lie there as they come; else in
  * a lane, scratch memory of that GPU, from which they are copied while the next bucket comes. Sums
- * and the host's copy are made meanwhile too.
+ * and the host's copy are made meanwhile too. Buckets are posted ahead of those that have come, as
+ * far as there is somewhere to come to: nothing waits for this thread between two of them.
  *
  * Once the first bucket was asked for, the sender and all ranks are in it together: not to ask for
  * the last one would cost them their group. So all memory is taken before, and what goes wrong here
  * afterwards is told at the end, while the rest is received and dropped. Not so in place, as long
- * as what is served is still whole: that is worth more than the group. */
+ * as what is served is still whole: that is worth more than the group, and so nothing is posted
+ * ahead there either. */
 #include "weights/update_chunk_priv.h"
 
 #include <assert.h>
@@ -143,24 +145,27 @@ static struct end came_to_lane(const struct fill *f, uint32_t rank, uint32_t i)
     const struct slab *slab = r->lanes[r->lane].slab;
     const struct tensor_spec *t = r->plan->tensors;
 
+    assert(r->lane != LANE_NONE);
     return (struct end){slab->addr + t[i].offset - t[r->bucket].offset, (uint64_t)(uintptr_t)slab};
 }
 
-/* Where a bucket comes on a rank. After an error the address holds still: it is only dropped. */
-static uint64_t landing(struct fill *f, struct span span, struct err *e)
+/* Where a bucket comes on a rank; and by which lane, or LANE_NONE. After an error the address holds
+ * still: it is only dropped. */
+static uint64_t landing(struct fill *f, struct span span, uint8_t *lane, struct err *e)
 {
     struct rank_fill *r = &f->ranks[span.rank];
     uint64_t addr = span_place(f, span);
 
+    *lane = LANE_NONE;
     if (addr != 0) {
         span_touch(f, span);
         return addr;
     }
-    r->lane = (r->lane + 1) % r->n_lanes;
-    r->bucket = span.first;
+    r->lane_posted = (r->lane_posted + 1) % r->n_lanes;
+    *lane = (uint8_t)r->lane_posted;
     if (e->code == ERR_NONE)
-        (void)device_batch_wait(r->lanes[r->lane].batch, &f->job->progress, e);
-    return r->lanes[r->lane].slab->addr;
+        (void)device_batch_wait(r->lanes[*lane].batch, &f->job->progress, e);
+    return r->lanes[*lane].slab->addr;
 }
 
 /* Sums, and the host's copy, of what came to stay before tensor `end`. */
@@ -183,7 +188,7 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
     struct rank_fill *r = &f->ranks[span.rank];
     struct device_batch *b;
 
-    if (span_place(f, span) != 0) {
+    if (r->lane == LANE_NONE) {
         uint32_t end = span.first + span.n;
 
         return nbytes_of(f, r->next, end - r->next) < QUEUE_NBYTES
@@ -232,47 +237,98 @@ static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)
 }
 
 /* What may be written to for ever goes to nobody else. */
-static void condemn(struct fill *f, struct span span)
+static void condemn(struct fill *f, const struct posted *b)
 {
-    struct rank_fill *r = &f->ranks[span.rank];
-    bool stays = span_place(f, span) != 0;
+    for (uint32_t k = 0; k < f->n_ranks; k++) {
+        struct rank_fill *r = &f->ranks[k];
 
-    if (!stays)
-        slab_condemn(r->lanes[r->lane].slab);
-    for (uint32_t i = span.first; i < span.first + span.n && stays; i++)
-        slab_condemn(spot_slab(f, spot_of_rank(f, span.rank), &r->layout->parts[i], 0));
-    f->stuck = true;
+        if (b->lanes[k] != LANE_NONE) {
+            slab_condemn(r->lanes[b->lanes[k]].slab);
+            continue;
+        }
+        for (uint32_t i = b->first; i < b->first + b->n; i++)
+            slab_condemn(spot_slab(f, spot_of_rank(f, k), &r->layout->parts[i], 0));
+    }
 }
 
-/* @e  may be set: then the bucket is received and dropped. -1: it did not come. */
-static int receive_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e)
+/* Nothing comes any more. The first cause stays. */
+static int lose(struct fill *f, const struct err *late, struct err *e)
 {
+    f->stuck = f->n_posted > 0 && f->source->ops->stuck(f->source);
+    for (uint32_t k = 0; k < f->n_posted && f->stuck; k++)
+        condemn(f, &f->posted[(f->i_posted + k) % SOURCE_POSTED_MAX]);
+    if (e->code == ERR_NONE)
+        *e = *late;
+    return -1;
+}
+
+/* @e  may be set: then the bucket will be dropped. -1: the source has failed. */
+static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e)
+{
+    struct posted *b = &f->posted[(f->i_posted + f->n_posted) % SOURCE_POSTED_MAX];
     struct progress *p = &f->job->progress;
     uint64_t dst[STORE_DEVICES_MAX];
     struct err late = {0};
 
+    *b = (struct posted){.first = first, .n = n};
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        dst[r] = landing(f, (struct span){r, first, n}, e);
-    atomic_store_explicit(&p->tensor, first, memory_order_relaxed);
-    if (f->source->ops->receive(f->source, first, n, dst, p, &late) != 0) {
-        for (uint32_t r = 0; r < f->n_ranks && f->source->ops->stuck(f->source); r++)
-            condemn(f, (struct span){r, first, n});
-        if (e->code == ERR_NONE)
-            *e = late;
-        return -1;
-    }
-    (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, first, n), memory_order_relaxed);
-    for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++)
-        (void)queue_bucket(f, (struct span){r, first, n}, e);
-    if (e->code == ERR_NONE)
-        (void)host_parts(f, first, n, e);
+        dst[r] = landing(f, (struct span){r, first, n}, &b->lanes[r], e);
+    if (f->n_posted == 0) /* it may be the sender as such that is waited for */
+        atomic_store_explicit(&p->tensor, first, memory_order_relaxed);
+    if (f->source->ops->post(f->source, first, n, dst, p, &late) != 0)
+        return lose(f, &late, e);
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        f->ranks[r].n_lanes_posted += b->lanes[r] != LANE_NONE;
+    f->n_posted++;
     return 0;
 }
 
-/* Something went wrong, and nothing that is served has been written to yet. */
-static bool saves_served(const struct fill *f, const struct err *e)
+/* The oldest that was posted. @e  may be set: then it is dropped. -1: it did not come. */
+static int receive_bucket(struct fill *f, struct err *e)
 {
-    return e->code != ERR_NONE && staging_in_place(f->staging) && !staging_dirty(f->staging);
+    const struct posted *b = &f->posted[f->i_posted];
+    struct progress *p = &f->job->progress;
+    struct err late = {0};
+
+    atomic_store_explicit(&p->tensor, b->first, memory_order_relaxed);
+    if (f->source->ops->receive(f->source, p, &late) != 0)
+        return lose(f, &late, e);
+    f->i_posted = (f->i_posted + 1) % SOURCE_POSTED_MAX;
+    f->n_posted--;
+    (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, b->first, b->n),
+                                    memory_order_relaxed);
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        f->ranks[r].n_lanes_posted -= b->lanes[r] != LANE_NONE;
+        f->ranks[r].lane = b->lanes[r];
+        f->ranks[r].bucket = b->first;
+        if (e->code == ERR_NONE)
+            (void)queue_bucket(f, (struct span){r, b->first, b->n}, e);
+    }
+    if (e->code == ERR_NONE)
+        (void)host_parts(f, b->first, b->n, e);
+    return 0;
+}
+
+/* In place, and nothing that is served has been written to yet. */
+static bool guards_served(const struct fill *f)
+{
+    return staging_in_place(f->staging) && !staging_dirty(f->staging);
+}
+
+/* Has every rank somewhere for the bucket at `first` to come to? What is dropped may come to
+ * wherever other buckets do. */
+static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
+{
+    if (first == plan_of(f)->n_tensors || f->n_posted == (guards_served(f) ? 1 : SOURCE_POSTED_MAX))
+        return false;
+    for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
+        const struct rank_fill *rank = &f->ranks[r];
+
+        if (rank->n_lanes > 0 && rank->n_lanes_posted == rank->n_lanes &&
+            span_place(f, (struct span){r, first, bucket_at(f, first)}) == 0)
+            return false;
+    }
+    return true;
 }
 
 static int rank_wait(struct fill *f, uint32_t rank, struct err *e)
@@ -304,10 +360,19 @@ static int settle(struct fill *f, struct err *e)
 
 int chunk_recv(struct fill *f, struct err *e)
 {
-    for (uint32_t first = 0, n; first < plan_of(f)->n_tensors; first += n) {
-        n = bucket_at(f, first);
-        if (saves_served(f, e) || receive_bucket(f, first, n, e) != 0)
+    uint32_t next = 0;
+
+    for (;;) {
+        while (can_post(f, next, e)) {
+            uint32_t n = bucket_at(f, next);
+
+            if ((e->code != ERR_NONE && guards_served(f)) || post_bucket(f, next, n, e) != 0)
+                return -1;
+            next += n;
+        }
+        if (f->n_posted == 0)
+            return e->code == ERR_NONE ? settle(f, e) : -1;
+        if (receive_bucket(f, e) != 0)
             return -1;
     }
-    return e->code == ERR_NONE ? settle(f, e) : -1;
 }

@@ -20,6 +20,7 @@ import threading
 from ipc_trainer import Trainer, pickled_dict
 
 PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)  # loaded here, since a child of a process with threads must not wait for locks
 WAIT_S = 60  # longest that anything may take; whoever waits longer has found a hang
 TORCH = {"F8_E4M3": "float8_e4m3fn", "U8": "uint8", "I8": "int8", "BF16": "bfloat16",
          "F16": "float16", "F32": "float32", "I64": "int64", "F64": "float64"}
@@ -75,7 +76,7 @@ def mixed_model(rng, n=40):
 
 def _ends_with_us():
     """In the server before it runs: whatever becomes of the test, the server does not stay."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Server:

@@ -17,23 +17,23 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "fakes"))
 sys.path.insert(0, sys.argv[3] if len(sys.argv) > 3 else "")
 
-from ipc_world import must  # noqa: E402
+from ipc_world import WAIT_S, must  # noqa: E402
 from transfer_world import (GIB, GROUP, INIT, UPDATE, Groups, Requests,  # noqa: E402
                             TrainerError, by_id, by_store, by_torch, cut_each, cut_vllm, cut_whole,
                             digest, group, hanging_post, join, push, refuse, wire)
 
 import baton  # noqa: E402
 
-N_KILLS = 12
+N_KILLS = 9
 GIVE_UP_S = 280
 START, FINISH = "/v1/update_weights/start", "/v1/update_weights/finish"
-UPDATE_S = 2.5  # --update-timeout of the servers that are made to wait in vain
-LATE_S = 1.0    # how much later than a deadline the answer may come
+UPDATE_S = 3  # --update-timeout of the server that is made to wait in vain
+LATE_S = 20  # how much later than a deadline the answer may come, on the busiest machine
 
 
 def until(true, what):
     """Asks again until it is so; each time is a request of its own, so nothing spins."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + WAIT_S
     while not true():
         must(time.monotonic() < end, what)
 
@@ -209,8 +209,8 @@ def bad_inits(_world, server):
             ({**store, "timeout_s": 86401}, "/timeout_s"),
             ({**store, "warm_up": 1}, "/warm_up"),
             ({**store, "worldsize": 2}, "/worldsize", "world_size"),
-            ({**store, "master_address": "no.such.host.invalid", "timeout_s": 20},
-             "/master_address")):
+            ({**store, "master_address": "no!host", "timeout_s": 20},  # none, and no DNS is asked
+             "/master_address", "no!host")):
         refuse(server, body, 400, "bad_request", *words, param=param)
     must(none["state"] == "none" and none["world_size"] is None and none["ranks"] == [] and
          none["nccl_version"] == "2.28.9" and none["error"] is None, f"{none}")
@@ -356,7 +356,7 @@ def wrong_version(world, server):
 
 def bad_stores(world, server):
     """Garbage, lengths of gigabytes, hanging up, silence: an answer, and soon."""
-    def lie(script):
+    def lie(script, timeout_s):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             def serve():
                 try:
@@ -369,14 +369,18 @@ def bad_stores(world, server):
             thread = threading.Thread(target=serve)
             thread.start()
             body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
-                    "master_port": listener.getsockname()[1], "timeout_s": 1}
-            answer = timed(lambda: server.ask("POST", INIT, body), 1, "a bad store")
+                    "master_port": listener.getsockname()[1], "timeout_s": timeout_s}
+            answer = timed(lambda: server.ask("POST", INIT, body), timeout_s, "a bad store")
             thread.join()
             return answer
 
+    def silence(peer):
+        while peer.recv(1000):
+            pass
+
     def hand_shake(peer):
-        peer.recv(5)
-        peer.sendall(peer.recv(5)[1:])
+        peer.recv(5, socket.MSG_WAITALL)
+        peer.sendall(peer.recv(5, socket.MSG_WAITALL)[1:])
 
     def gigabytes(peer):
         hand_shake(peer)
@@ -398,9 +402,9 @@ def bad_stores(world, server):
         peer.recv(1)
 
     for script, status in ((lambda p: p.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), 422),
-                           (lambda p: None, 422), (lambda p: p.recv(1000) and p.recv(1), 408),
-                           (gigabytes, 422), (no_pickle, 422)):
-        answer = lie(script)
+                           (lambda p: None, 422), (silence, 408), (gigabytes, 422),
+                           (no_pickle, 422)):
+        answer = lie(script, 1 if status == 408 else 60)
         must(answer.status == status, f"{answer}")
         must(group(server)["state"] == "failed", f"{group(server)}")
     rejoin(world, server, "after bad stores", by_store)
@@ -473,14 +477,14 @@ def never_sends(world, server):
 
 def progress(world, server):
     """What has come is told while the rest is waited for."""
-    some = sum(s.nbytes for s in world.specs) // 2
-    with world.nccl_trainer(FAKENCCL_STALL_AFTER_BYTES=str(some)) as trainer, \
+    half = sum(s.nbytes for s in world.specs[:len(world.specs) // 2])
+    with world.nccl_trainer(FAKENCCL_STALL_AFTER_BYTES=str(half + 1)) as trainer, \
             Requests(server) as requests:
         join(server, trainer)
         update_id = server.post(200, START, {})["update_id"]
         answer = requests.post(UPDATE, wire(world.specs, update_id=update_id))
         trainer.begin("send", cut_each(world.specs, world.data()))
-        until(lambda: server.ask("GET", f"{UPDATE}/{update_id}").body["nbytes_done"] > some // 2,
+        until(lambda: server.ask("GET", f"{UPDATE}/{update_id}").body["nbytes_done"] >= half,
               "no progress is told")
         found = server.ask("GET", f"{UPDATE}/{update_id}").body
         must(found["tensor"] in [s.name for s in world.specs], f"{found}")
@@ -539,7 +543,7 @@ def killed(world, server):
     """SIGKILL at any moment of a join or an update: an answer, and the next one works."""
     before = None
     for i in range(N_KILLS):
-        form = (by_id, by_store, by_torch)[i % 3]
+        form, update = (by_id, by_store, by_torch)[i % 3], None
         data = world.data()
         with world.nccl_trainer() as trainer, Requests(server) as requests:
             kill = threading.Timer(world.rng.random() * 0.06, trainer.kill)
@@ -549,20 +553,19 @@ def killed(world, server):
                 if answer.status == 200:
                     if form is by_torch:
                         trainer.begin("first_collective", "slime-pp_0", 2)
-                    answer = requests.post(UPDATE, wire(world.specs, weight_version=f"killed {i}"))
+                    update = requests.post(UPDATE, wire(world.specs, weight_version=f"killed {i}"))
                     trainer.begin("send", cut_each(world.specs, data))
-                    answer = answer.result()
-                    if answer.status == 200:
-                        server.serve(data, answer.body)
-            except (TrainerError, BrokenPipeError, EOFError, OSError):
-                pass  # it died before it could say what to ask for
+            except (TrainerError, EOFError, OSError):
+                pass  # it died before it could say what to ask for, or before it was told to send
+            if update is not None and update.result().status == 200:
+                server.serve(data, update.result().body)
             kill.join()
         server.check(f"killed {i}", world.rng.sample(sorted(data), 5) if server.served else None)
         rejoin(world, server, f"after kill {i}", (by_store, by_torch, by_id)[i % 3])
         if i == 3:
             before = server.descriptors()
     server.ask("DELETE", GROUP)
-    must(server.descriptors() <= before, f"descriptors: {server.descriptors()} of {before}")
+    until(lambda: server.descriptors() <= before, "descriptors are left behind")
 
 
 # Others
@@ -582,28 +585,6 @@ def two_gpus(world):
             refuse(server, by_id(server, trainer, 2), 400, "bad_request", param="/world_size")
 
 
-def stuck(world):
-    """An abort that does not come back: told, not live, and no other group; but an end."""
-    server = world.serve("--update-timeout", "500", FAKENCCL_ABORT_STICKS="1").server
-    try:
-        must(server.ask("GET", "/health/live").status == 200, "live")
-        with world.nccl_trainer() as trainer:
-            join(server, trainer)
-            answer = server.ask("POST", UPDATE, wire(world.specs, packed=True))
-            must(answer.status == 500, f"{answer}")
-            until(lambda: server.ask("GET", "/health/live").status == 500, "it still says live")
-            found = group(server)
-            must(found["state"] == "stuck", f"{found}")
-            status = server.ask("GET", "/v1/status").body
-            must(status["live"] is False and status["ready"] is False, f"{status}")
-            refuse(server, by_id(server, trainer), 500, "nccl_error", "restarted")
-        server.process.terminate()
-        must(server.process.wait(60) == 0, f"it ended badly: {server.tail()}")
-    finally:
-        server.process.kill()
-        server.process.wait()
-
-
 def main():
     faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)  # where it hangs, rather than that it does
     world = Groups(*sys.argv[1:8], seed=sys.argv[8] if len(sys.argv) > 8 else os.urandom(4).hex())
@@ -615,17 +596,16 @@ def main():
 
 def run(world):
     with world.serve() as server:
-        for step in (bad_inits, forms, replaced, torch_waits, in_doubt):
+        for step in (bad_inits, forms, replaced, torch_waits, in_doubt, never_joins, wrong_world,
+                     wrong_version, bad_stores, progress, deleted, clients_go):
             step(world, server)
     with world.serve("--update-timeout", str(int(UPDATE_S * 1000))) as server:
         rejoin(world, server, "first")
-        for step in (never_joins, wrong_world, wrong_version, bad_stores, faults, never_sends,
-                     progress, deleted, clients_go, killed):
+        for step in (faults, never_sends, killed):
             step(world, server)
     two_gpus(world)
     unable(world)
     allowed(world)
-    stuck(world)
     print(f"ok: {must.n} checks")
 
 

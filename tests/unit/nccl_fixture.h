@@ -11,8 +11,10 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,7 +28,7 @@
 
 #include <cmocka.h>
 
-enum { NFX_PATIENCE_S = 60, NFX_TEXT_MAX = 160, NFX_EXIT_BROKEN = 3 };
+enum { NFX_PATIENCE_S = 60, NFX_TEXT_MAX = 160, NFX_ENV_MAX = 8, NFX_EXIT_BROKEN = 3 };
 
 /* Byte i of what was made from `seed`. */
 static inline uint8_t nfx_byte(uint32_t seed, uint64_t i)
@@ -40,6 +42,7 @@ struct nfx {
     ncclResult_t (*init_rank)(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank);
     ncclResult_t (*finalize)(ncclComm_t comm);
     fakenccl_counts_fn *read_counts;
+    fakenccl_queued_fn *n_queued;
     fakenccl_fail_fn *let_fail;
     fakenccl_release_aborts_fn *release_aborts;
     fakecuda_hold_fn *hold;
@@ -67,6 +70,7 @@ static inline bool nfx_open(void)
            nfx_bind(nfx.nccl.lib, &nfx.init_rank, "ncclCommInitRank") &&
            nfx_bind(nfx.nccl.lib, &nfx.finalize, "ncclCommFinalize") &&
            nfx_bind(nfx.nccl.lib, &nfx.read_counts, "fakenccl_counts") &&
+           nfx_bind(nfx.nccl.lib, &nfx.n_queued, "fakenccl_queued") &&
            nfx_bind(nfx.nccl.lib, &nfx.let_fail, "fakenccl_fail") &&
            nfx_bind(nfx.nccl.lib, &nfx.release_aborts, "fakenccl_release_aborts") &&
            nfx_bind(nfx.cu.lib, &nfx.hold, "fakecuda_hold") && nfx.cu.init(0) == CUDA_SUCCESS &&
@@ -218,6 +222,7 @@ static inline int nfx_peer_main(void)
     struct nfx_command c;
     int rank = 0;
 
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* it may wait for ever */
     nfx_need(nfx_open());
     while (read(STDIN_FILENO, &c, sizeof c) == (ssize_t)sizeof c) {
         struct nfx_answer a = {0};
@@ -230,27 +235,46 @@ static inline int nfx_peer_main(void)
 
 /* ... and seen from here. */
 
-/* @env  "NAME=VALUE NAME=VALUE", or NULL for none */
+/* This process's environment, behind what `env` says ("NAME=VALUE NAME=VALUE", or NULL): the first
+ * of a name counts. @text  a copy of env, cut into pieces; the caller's, as the array is */
+static inline char **nfx_environment(char *text)
+{
+    char **out, *rest = NULL;
+    size_t n = 0, n_new = 0;
+
+    while (environ[n] != NULL)
+        n++;
+    out = malloc((n + NFX_ENV_MAX + 1) * sizeof(char *));
+    assert_non_null(out);
+    for (char *one = text != NULL ? strtok_r(text, " ", &rest) : NULL; one != NULL;
+         one = strtok_r(NULL, " ", &rest)) {
+        assert_true(n_new < NFX_ENV_MAX);
+        out[n_new++] = one;
+    }
+    memcpy(out + n_new, environ, (n + 1) * sizeof(char *));
+    return out;
+}
+
+/* Not by fork: its child, of a process with threads, could wait for a lock of the allocator's for
+ * ever. @env  as above */
 static inline struct nfx_peer nfx_spawn(const char *env)
 {
-    int in[2], out[2];
+    char *const args[] = {(char[]){"nccl"}, (char[]){"peer"}, NULL};
+    char *text = env != NULL ? strdup(env) : NULL;
+    char **environment = nfx_environment(text);
+    posix_spawn_file_actions_t actions;
     struct nfx_peer p;
+    int in[2], out[2];
 
     assert_int_equal(pipe2(in, O_CLOEXEC), 0);
     assert_int_equal(pipe2(out, O_CLOEXEC), 0);
-    p.pid = fork();
-    assert_true(p.pid >= 0);
-    if (p.pid == 0) {
-        char *const args[] = {(char[]){"nccl"}, (char[]){"peer"}, NULL};
-        char *one = env != NULL ? strtok(strdup(env), " ") : NULL;
-        for (; one != NULL; one = strtok(NULL, " "))
-            (void)putenv(one);
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* it may wait for ever */
-        (void)dup2(in[0], STDIN_FILENO);
-        (void)dup2(out[1], STDOUT_FILENO);
-        (void)execv("/proc/self/exe", args);
-        _exit(NFX_EXIT_BROKEN);
-    }
+    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
+    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO), 0);
+    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO), 0);
+    assert_int_equal(posix_spawn(&p.pid, "/proc/self/exe", &actions, NULL, args, environment), 0);
+    (void)posix_spawn_file_actions_destroy(&actions);
+    free(environment);
+    free(text);
     (void)close(in[0]);
     (void)close(out[1]);
     p.in = in[1];
@@ -265,8 +289,10 @@ static inline void nfx_tell(const struct nfx_peer *p, struct nfx_command c)
 
 static inline struct nfx_answer nfx_hear(const struct nfx_peer *p)
 {
+    struct pollfd answered = {.fd = p->out, .events = POLLIN};
     struct nfx_answer a;
 
+    assert_int_equal(poll(&answered, 1, NFX_PATIENCE_S * 1000), 1);
     assert_int_equal(read(p->out, &a, sizeof a), sizeof a);
     return a;
 }

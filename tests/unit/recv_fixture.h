@@ -11,9 +11,10 @@ enum { RFX_BUCKETS_MAX = 64 };
 /* What the senders of a test saw. Written by the worker; read when its sources are closed, or while
  * it waits at a gate. */
 struct rfx_group {
-    unsigned n_buckets;                           /* received, of the last source */
+    unsigned n_buckets;                           /* posted, of the last source */
+    unsigned n_ahead;                             /* at most so many were under way, of any */
     uint64_t dst[RFX_BUCKETS_MAX][MFX_RANKS_MAX]; /* of its buckets */
-    unsigned n_whole, n_torn; /* sources of which all was asked for, or only a part */
+    unsigned n_whole, n_torn; /* sources of which all was received, or only a part */
 };
 
 struct rfx_cfg {
@@ -22,6 +23,7 @@ struct rfx_cfg {
     int corrupt_rank;        /* -1: every rank */
     int corrupt_at;          /* the tensor whose last byte is wrong; -1: none */
     int fail_at;             /* the bucket of which only half comes; -1: none */
+    int fail_post_at;        /* the bucket that cannot be posted any more; -1: none */
     enum err_code fail_code; /* what is said then */
     bool stuck;              /* and its bucket may be written to for ever */
     bool more;               /* in the end there is something that nobody declared */
@@ -31,8 +33,12 @@ struct rfx_cfg {
     struct rfx_group *group; /* or NULL */
 };
 #define RFX_STEP(n)                                                                                \
-    ((struct rfx_cfg){                                                                             \
-        .step = (n), .corrupt_rank = -1, .corrupt_at = -1, .fail_at = -1, .unheld_at = -1})
+    ((struct rfx_cfg){.step = (n),                                                                 \
+                      .corrupt_rank = -1,                                                          \
+                      .corrupt_at = -1,                                                            \
+                      .fail_at = -1,                                                               \
+                      .fail_post_at = -1,                                                          \
+                      .unheld_at = -1})
 
 struct rfx_source {
     struct source source; /* first */
@@ -41,8 +47,10 @@ struct rfx_source {
     struct plan *plan; /* counted */
     fakecuda_view_fn *view;
     unsigned n_ranks;
-    uint32_t next; /* the tensor that comes next */
-    int n_buckets; /* asked for */
+    uint32_t n_posted, n_received; /* tensors */
+    int n_buckets;                 /* posted */
+    int i_bucket;                  /* ... and of those the next that comes: */
+    uint64_t dst[SOURCE_POSTED_MAX][MFX_RANKS_MAX];
     bool failed, finished;
 };
 
@@ -92,24 +100,67 @@ static inline void rfx_write_all(struct rfx_source *s, uint32_t first, uint32_t 
         rfx_write(s, r, first, n, dst[r] + t[first].offset - skipped);
 }
 
-static inline int rfx_receive(struct source *src, uint32_t first, uint32_t n, const uint64_t *dst,
-                              struct progress *p, struct err *e)
+/* What is posted may be written to from now on: whoever still needs what was there finds it gone.
+ */
+static inline void rfx_spoil(struct rfx_source *s, uint32_t first, uint32_t n, const uint64_t *dst)
+{
+    const struct tensor_spec *t = s->plan->tensors, *last = &t[first + n - 1];
+    uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
+
+    for (unsigned r = 0; r < s->n_ranks && nbytes > 0; r++) {
+        unsigned char *to = s->view(dst[r], nbytes);
+
+        mfx_must(s->watch, to != NULL, "a bucket has no memory to come to");
+        if (to != NULL)
+            memset(to, 0xee, nbytes);
+    }
+}
+
+static inline int rfx_post(struct source *src, uint32_t first, uint32_t n, const uint64_t *dst,
+                           struct progress *p, struct err *e)
 {
     struct rfx_source *s = (struct rfx_source *)src;
     const struct rfx_cfg *c = &s->cfg;
+    int bucket = s->n_buckets;
+    unsigned ahead = (unsigned)(bucket - s->i_bucket) + 1;
+
+    (void)p;
+    mtx_assert_none();
+    mfx_must(s->watch, first == s->n_posted && n == rfx_bucket(src, first),
+             "a bucket out of order");
+    mfx_must(s->watch, !s->failed && !s->finished, "a bucket behind the end");
+    mfx_must(s->watch, ahead <= SOURCE_POSTED_MAX, "too many buckets at once");
+    mfx_must(s->watch, c->unheld_at < 0 || bucket < c->unheld_at || !mfx_held(s->watch),
+             "a bucket may come to memory that is still read");
+    if (c->fail_post_at == bucket) {
+        s->failed = true;
+        return err_set(e, c->fail_code, "", "the sender died");
+    }
+    mfx_log(s->watch, 'P', bucket);
+    s->n_buckets++;
+    s->n_posted = first + n;
+    memcpy(s->dst[bucket % SOURCE_POSTED_MAX], dst, s->n_ranks * sizeof *dst);
+    rfx_spoil(s, first, n, dst);
+    if (c->group == NULL || bucket >= RFX_BUCKETS_MAX)
+        return 0;
+    c->group->n_buckets = (unsigned)bucket + 1;
+    c->group->n_ahead = ahead > c->group->n_ahead ? ahead : c->group->n_ahead;
+    memcpy(c->group->dst[bucket], dst, s->n_ranks * sizeof *dst);
+    return 0;
+}
+
+static inline int rfx_receive(struct source *src, struct progress *p, struct err *e)
+{
+    struct rfx_source *s = (struct rfx_source *)src;
+    const struct rfx_cfg *c = &s->cfg;
+    uint32_t first = s->n_received, n = rfx_bucket(src, first);
     uint64_t start = s->plan->tensors[first].offset;
-    int bucket = s->n_buckets++, rc = 0;
+    const uint64_t *dst = s->dst[s->i_bucket % SOURCE_POSTED_MAX];
+    int bucket = s->i_bucket++, rc = 0;
 
     mtx_assert_none();
-    mfx_must(s->watch, first == s->next && n == rfx_bucket(src, first), "a bucket out of order");
+    mfx_must(s->watch, bucket < s->n_buckets, "a bucket is waited for that was not posted");
     mfx_must(s->watch, !s->failed && !s->finished, "a bucket behind the end");
-    mfx_must(s->watch, c->unheld_at < 0 || bucket < c->unheld_at || !mfx_held(s->watch),
-             "a bucket came to memory that is still read");
-    s->next = first + n;
-    if (c->group != NULL && bucket < RFX_BUCKETS_MAX) {
-        c->group->n_buckets = (unsigned)bucket + 1;
-        memcpy(c->group->dst[bucket], dst, s->n_ranks * sizeof *dst);
-    }
     mfx_log(s->watch, 'V', bucket);
     rfx_write_all(s, first, n / 2, start, dst);
     if (c->gate != NULL && c->gate_at == bucket)
@@ -119,8 +170,10 @@ static inline int rfx_receive(struct source *src, uint32_t first, uint32_t n, co
     if (rc == 0 && c->fail_at == bucket)
         rc = err_set(e, c->fail_code, "", "the sender died");
     s->failed = rc != 0;
-    if (rc == 0)
+    if (rc == 0) {
         rfx_write_all(s, first + n / 2, n - n / 2, start, dst);
+        s->n_received = first + n;
+    }
     return rc;
 }
 
@@ -137,7 +190,7 @@ static inline int rfx_finish(struct source *src, struct progress *p, struct err 
     struct rfx_source *s = (struct rfx_source *)src;
 
     (void)p;
-    mfx_must(s->watch, s->next == s->plan->n_tensors && !s->finished, "finished half-way");
+    mfx_must(s->watch, s->n_received == s->plan->n_tensors && !s->finished, "finished half-way");
     s->finished = true;
     return s->cfg.more ? err_set(e, ERR_UNREADABLE, "", "more than was declared") : 0;
 }
@@ -146,8 +199,8 @@ static inline void rfx_close(struct source *src)
 {
     struct rfx_source *s = (struct rfx_source *)src;
 
-    if (s->cfg.group != NULL && s->next > 0)
-        (*(s->next == s->plan->n_tensors ? &s->cfg.group->n_whole : &s->cfg.group->n_torn))++;
+    if (s->cfg.group != NULL && s->n_posted > 0)
+        (*(s->n_received == s->plan->n_tensors ? &s->cfg.group->n_whole : &s->cfg.group->n_torn))++;
     plan_unref(s->plan);
     mfx_count(s->watch, &s->watch->n_closed);
     mfx_log(s->watch, 'C', -1);
@@ -160,6 +213,7 @@ static inline struct update_chunk *rfx_chunk(struct gpus *g, const char *id, str
 {
     static const struct source_ops ops = {.name = "received",
                                           .bucket = rfx_bucket,
+                                          .post = rfx_post,
                                           .receive = rfx_receive,
                                           .stuck = rfx_stuck,
                                           .finish = rfx_finish,

@@ -11,7 +11,7 @@ static void receive(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes)
     struct progress p = gfx_patient();
     struct err e = {0};
 
-    if (nccl_group_receive(g, dst, nbytes, &p, &e) != 0)
+    if (gfx_receive(g, dst, nbytes, &p, &e) != 0)
         fail_msg("%s", e.msg);
     assert_int_equal(atomic_load(&p.nbytes_done), 0);
 }
@@ -143,7 +143,7 @@ static void test_new_starts_named_threads_and_free_ends_them(void **state)
     assert_true(n_threads_named("nccl-1") > 0);
     assert_int_equal(gfx_info(g).state, NCCL_GROUP_JOINING);
     assert_string_equal(nccl_group_state_name(NCCL_GROUP_JOINING), "joining");
-    assert_int_equal(nccl_group_receive(g, dst, 1, &p, &e), -1);
+    assert_int_equal(gfx_receive(g, dst, 1, &p, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_string_equal(e.msg, "the NCCL group has not been joined yet");
     nccl_group_free(g);
@@ -158,19 +158,17 @@ static void join_in_vain(const struct nfx_peer *peer, int world_size, uint64_t w
     struct nccl_group *g = gfx_group(1, 1, true);
     ncclUniqueId id = nfx_mint(peer);
     struct progress p;
-    uint64_t began_us, dst = 1;
+    uint64_t dst = 1;
     struct err again = {0};
 
     if (world_size > 0)
         gfx_trainer_joins(peer, id, world_size, true);
     p = gfx_within(within_us);
-    began_us = clock_now_us();
     assert_int_equal(nccl_group_join(g, gfx_id(&id), &p, e), -1);
-    assert_true(clock_now_us() - began_us < within_us + GFX_SECOND_US);
     assert_int_equal(gfx_info(g).state, NCCL_GROUP_FAILED);
     assert_string_equal(gfx_info(g).error.msg, e->msg);
     assert_int_equal(nfx_counts().n_comms, 0); /* before free */
-    assert_int_equal(nccl_group_receive(g, &dst, 1, &p, &again), -1);
+    assert_int_equal(gfx_receive(g, &dst, 1, &p, &again), -1);
     assert_int_equal(again.code, ERR_CONFLICT);
     assert_non_null(strstr(again.msg, "the NCCL group is no more: "));
     err_clear(&again);
@@ -212,13 +210,11 @@ static void test_join_ends_where_no_warm_up_comes(void **state)
     struct nfx_peer p = nfx_spawn(NULL);
     ncclUniqueId id = nfx_mint(&p);
     struct progress wait = gfx_within(SOON_US);
-    uint64_t began_us = clock_now_us();
     struct err e = {0};
 
     (void)state;
     gfx_trainer_joins(&p, id, 3, false);
     assert_int_equal(nccl_group_join(g, gfx_id(&id), &wait, &e), -1);
-    assert_true(clock_now_us() - began_us < SOON_US + GFX_SECOND_US);
     assert_int_equal(e.code, ERR_TIMEOUT);
     assert_non_null(strstr(e.msg, "the warm-up of the NCCL group did not end"));
     nccl_group_free(g);
@@ -231,7 +227,7 @@ static void test_join_tells_both_versions(void **state)
     struct err e = {0};
 
     (void)state;
-    join_in_vain(&p, 2, 30 * GFX_SECOND_US, &e);
+    join_in_vain(&p, 2, (uint64_t)NFX_PATIENCE_S * GFX_SECOND_US, &e);
     assert_int_equal(e.code, ERR_NCCL);
     assert_non_null(strstr(e.msg, "rank 1 of 2 (cuda:0, NCCL 2.28.9): "));
     assert_non_null(strstr(e.msg, "rank 0 version 22803 rank 1 version 22809"));
@@ -249,11 +245,9 @@ static void test_join_of_nobody(void **state)
     for (int i = 0; i < 2; i++) {
         struct nccl_group *g = gfx_group(2, 1, false);
         struct progress wait = gfx_within(SOON_US);
-        uint64_t began_us = clock_now_us();
         struct err e = {0};
 
         assert_int_equal(nccl_group_join(g, gfx_id(&id), &wait, &e), -1);
-        assert_true(clock_now_us() - began_us < SOON_US + GFX_SECOND_US);
         assert_int_equal(e.code, i == 0 ? ERR_TIMEOUT : ERR_NCCL);
         nccl_group_free(g);
         memset(&id, 0xaa, sizeof id);

@@ -1,5 +1,6 @@
 /* weights/update_recv: what may go on at the same time, what may end it half-way, and the memory
- * that it takes. Logs: V0 bucket 0 was asked for, C closed; those of map_fixture.h beside. */
+ * that it takes. Logs: P0 bucket 0 was posted, V0 it was waited for, C closed; those of
+ * map_fixture.h beside. */
 #include "recv_fixture.h"
 
 #include <sched.h>
@@ -77,10 +78,11 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
             log_clear(&g);
             gpus_hold(&g, true);
             submit(&g.b, c);
-            mfx_await_log(&g.watch, "V0V1");
+            mfx_await_log(&g.watch, "P0P1V0");
             gpus_hold(&g, false);
             assert_int_equal(fx_await(&g.b.answer), ERR_NONE);
-            mfx_assert_log(&g.watch, "V0V1V2V3V4V5C");
+            mfx_assert_log(&g.watch, "P0P1V0P2V1P3V2P4V3P5V4V5C");
+            assert_int_equal(group.n_ahead, LANES_MAX);
             for (unsigned r = 0; r < g.n_devices; r++)
                 assert_int_equal(n_different(&group, r), LANES_MAX);
             mfx_assert_step(&g, step);
@@ -227,7 +229,7 @@ static void test_no_chunk_is_begun_beside_one_that_is_received(void **state)
         fx_answer_fini(&answers[i]);
     }
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-    mfx_assert_log(&g.watch, "J0M0M0R0C0V0V1V2CJ2M2M2R2C2S");
+    mfx_assert_log(&g.watch, "J0M0M0R0C0P0P1P2V0V1V2CJ2M2M2R2C2S");
     mfx_assert_step(&g, 1);
     fx_gate_fini(&gate);
     gpus_close(&g);
@@ -363,6 +365,7 @@ static void test_failure_in_place_refuses_what_is_torn(void **state)
     (void)state;
     for (unsigned turn = 0; turn < 2 * WAYS; turn++) {
         unsigned way = turn % WAYS;
+        struct rfx_group group = {0};
         struct update_info info;
         struct rfx_cfg cfg = RFX_STEP(2);
         struct gpus g;
@@ -371,12 +374,14 @@ static void test_failure_in_place_refuses_what_is_torn(void **state)
         assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
         info = start(&g.b, (struct update_start){.in_place = true});
         cfg.n_each = 2;
+        cfg.group = &group;
         cfg.fail_at = way == SECOND_MOVES;
         cfg.fail_code = ERR_NCCL;
         assert_int_equal(
             mfx_send(
                 &g, rfx_chunk(&g, info.id, way == STAYS ? rfx_plan() : fx_plan(turned, FX_N), cfg)),
             ERR_NCCL);
+        assert_int_equal(group.n_ahead > 1, way != FIRST_MOVES); /* not while all is whole */
         if (way == FIRST_MOVES) {
             assert_int_equal(g.b.answer.info.phase, UPDATE_RECEIVING);
             mfx_abort(&g, info.id);

@@ -117,6 +117,11 @@ void fakenccl_counts(struct fakenccl_counts *out)
     };
 }
 
+uint64_t fakenccl_queued(void)
+{
+    return atomic_load(&fake_nccl.n_queued);
+}
+
 void fakenccl_fail(const char *call, uint64_t nth)
 {
     (void)pthread_once(&once, configure);

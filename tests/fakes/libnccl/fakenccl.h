@@ -30,11 +30,22 @@
  *   FAKENCCL_STALL_AFTER_BYTES  moves no more, until abort
  *   FAKENCCL_SHORT     as root, sends so many bytes fewer of each broadcast, and goes on
  *   FAKENCCL_REFUSE_JOIN  1: init fails at once (ncclSystemError) and tells nobody
- *   FAKENCCL_HANG_INIT 1: this rank joins, and then no rank's init ends
- *   FAKENCCL_ABORT_STICKS 1: ncclCommAbort does not return before fakenccl_release_aborts
- *   FAKENCCL_FAIL_ASYNC   1: a call told to fail does it, where it can, by ncclCommGetAsyncError
+ *   FAKENCCL_MISMATCH  handshake: another version is told of as where two ranks first connect, by
+ *                      the address; default: where the table of ranks is compared, by the rank
+ *
+ *   FAKENCCL_HANG_INIT     1: this rank joins, and then no rank's init ends
+ *
+ *   FAKENCCL_ABORT_STICKS  1: ncclCommAbort does not return before fakenccl_release_aborts
+ *
+ *   FAKENCCL_ABORT_AWAITS_PEERS  1: nor before whoever connected to this rank has hung up, or was
+ *                      hung up on, as libnccl 2.28
+ *
+ *   FAKENCCL_FAIL_ASYNC    1: a call told to fail does it, where it can, by ncclCommGetAsyncError
+ *
  * At the first call:
+ *
  *   FAKENCCL_FAIL_NTH  the n-th call (from 1) fails; a release is done all the same
+ *
  *   FAKENCCL_FAIL_CALL count only calls of this exported name
  *   FAKENCCL_FAIL_RESULT  with this result; default 3, ncclInternalError
  *   FAKENCCL_REPORT    FILE: at the process's end, the counts as one line of JSON */
@@ -63,12 +74,15 @@ struct fakenccl_counts {
 
 /* Looked up with dlsym; the names are their types' with "_fn". Threads: any. */
 typedef void fakenccl_counts_fn(struct fakenccl_counts *out);
+/* Collectives that are on streams now and have not ended. */
+typedef uint64_t fakenccl_queued_fn(void);
 /* The nth call from now fails, of this exported name or (NULL) of any; 0: nothing fails. */
 typedef void fakenccl_fail_fn(const char *call, uint64_t nth);
 /* Lets aborts that stick go, those to come too. */
 typedef void fakenccl_release_aborts_fn(void);
 
 fakenccl_counts_fn fakenccl_counts;
+fakenccl_queued_fn fakenccl_queued;
 fakenccl_fail_fn fakenccl_fail;
 fakenccl_release_aborts_fn fakenccl_release_aborts;
 

@@ -82,7 +82,7 @@ static ncclResult_t read_config(const ncclConfig_t *config, bool *blocking)
 
 static void read_faults(struct fake_faults *f)
 {
-    const char *transport = getenv("FAKENCCL_TRANSPORT");
+    const char *transport = getenv("FAKENCCL_TRANSPORT"), *seen = getenv("FAKENCCL_MISMATCH");
 
     f->die_after = fake_number("FAKENCCL_DIE_AFTER_BYTES", FAKE_NO_FAULT);
     f->stall_after = fake_number("FAKENCCL_STALL_AFTER_BYTES", FAKE_NO_FAULT);
@@ -90,7 +90,9 @@ static void read_faults(struct fake_faults *f)
     f->refuse_join = fake_number("FAKENCCL_REFUSE_JOIN", 0) != 0;
     f->hang_init = fake_number("FAKENCCL_HANG_INIT", 0) != 0;
     f->abort_sticks = fake_number("FAKENCCL_ABORT_STICKS", 0) != 0;
+    f->abort_awaits_peers = fake_number("FAKENCCL_ABORT_AWAITS_PEERS", 0) != 0;
     f->fail_async = fake_number("FAKENCCL_FAIL_ASYNC", 0) != 0;
+    f->handshakes = seen != NULL && strcmp(seen, "handshake") == 0;
     f->sockets = transport != NULL && strcmp(transport, "socket") == 0;
 }
 
@@ -316,6 +318,16 @@ static void take_out(struct ncclComm *c)
     (void)pthread_mutex_unlock(&fake_nccl.lock);
 }
 
+/* As libnccl's proxy thread does: until whoever connected to this rank has gone. */
+static void wait_for_peers(const struct ncclComm *c)
+{
+    char bytes[4096];
+
+    for (int i = 0; i < FAKE_RINGS; i++)
+        while (c->rings[i].prev >= 0 && recv(c->rings[i].prev, bytes, sizeof bytes, 0) > 0)
+            ;
+}
+
 /* What is queued behind somebody else's work on a stream comes to nothing when its turn comes. */
 static void tear_down(struct ncclComm *c)
 {
@@ -329,6 +341,8 @@ static void tear_down(struct ncclComm *c)
     while (c->working)
         (void)pthread_cond_wait(&c->changed, &c->lock);
     (void)pthread_mutex_unlock(&c->lock);
+    if (c->faults.abort_awaits_peers)
+        wait_for_peers(c);
     fake_close(&c->listener);
     for (int i = 0; i < FAKE_RINGS; i++) {
         fake_close(&c->early[i]);

@@ -359,6 +359,11 @@ static ncclResult_t judge(ncclComm_t comm)
     bool stuck = false;
 
     for (int i = 0; i < comm->n_ranks; i++) {
+        if (all[i].version != me->version && comm->faults.handshakes) {
+            fake_warn("NCCL version mismatch with remote peer 127.0.0.1<%u> (local: %d, remote %d)",
+                      (unsigned)all[i].port, me->version, all[i].version);
+            return ncclInvalidUsage;
+        }
         if (all[i].version != me->version) {
             fake_warn("Mismatched NCCL version detected : rank %d version %d rank %d version %d", i,
                       all[i].version, comm->rank, me->version);

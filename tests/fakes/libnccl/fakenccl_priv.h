@@ -43,7 +43,7 @@ struct fake_ring {
 
 struct fake_faults {
     uint64_t die_after, stall_after, nbytes_short;
-    bool refuse_join, hang_init, abort_sticks, sockets, fail_async;
+    bool refuse_join, hang_init, abort_sticks, abort_awaits_peers, sockets, fail_async, handshakes;
 };
 
 /* One collective, from its call to the stream's worker. */
@@ -106,7 +106,7 @@ struct fake_nccl {
 
     /* relaxed: counters */
     atomic_uint_fast64_t n_comms, n_jobs, n_sockets, n_roots, n_hung, n_calls, n_comms_made,
-        n_aborts, n_broadcasts, n_all_reduces, n_gone, n_races, nbytes;
+        n_aborts, n_broadcasts, n_all_reduces, n_queued, n_gone, n_races, nbytes;
 };
 extern struct fake_nccl fake_nccl;
 

@@ -132,6 +132,7 @@ static void run(void *arg)
         (void)pthread_cond_broadcast(&c->changed);
         (void)pthread_mutex_unlock(&c->lock);
     }
+    (void)atomic_fetch_sub(&fake_nccl.n_queued, 1);
     free(w);
     fake_unref(c);
 }
@@ -146,8 +147,10 @@ ncclResult_t fake_launch(ncclComm_t comm, struct fake_work *work)
     (void)pthread_mutex_lock(&comm->lock);
     work->seq = comm->n_enqueued++;
     (void)pthread_mutex_unlock(&comm->lock);
+    (void)atomic_fetch_add(&fake_nccl.n_queued, 1);
     if (fake_nccl.enqueue(work->stream, run, work) == 0)
         return ncclSuccess;
+    (void)atomic_fetch_sub(&fake_nccl.n_queued, 1);
     (void)pthread_mutex_lock(&comm->lock);
     comm->n_enqueued--;
     (void)pthread_mutex_unlock(&comm->lock);

@@ -1,0 +1,128 @@
+/* The descriptors of the process are walked: libnccl hands none of its own out. What it accepts
+ * has the local port of a listener that came after the group was begun, and so cannot be a client
+ * of this server, nor anything that this server connects to. Connections within the process are
+ * left alone: their two ends are aborted anyway, and need them for that. */
+#include "transport/nccl_sockets.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+static bool has_port(const struct listen_ports *p, uint16_t port)
+{
+    return (p->bits[port / 8] >> (port % 8)) & 1;
+}
+
+static void add_port(struct listen_ports *p, uint16_t port)
+{
+    p->bits[port / 8] |= (uint8_t)(1U << (port % 8));
+}
+
+/* 0: no internet address. */
+static uint16_t port_of(const struct sockaddr_storage *at)
+{
+    if (at->ss_family == AF_INET)
+        return ntohs(((const struct sockaddr_in *)(const void *)at)->sin_port);
+    if (at->ss_family == AF_INET6)
+        return ntohs(((const struct sockaddr_in6 *)(const void *)at)->sin6_port);
+    return 0;
+}
+
+struct tcp {
+    uint16_t local, peer; /* ports; peer 0: not connected */
+    bool listens;
+};
+
+/* What a descriptor is; false: no TCP socket. */
+static bool tcp_of(int fd, struct tcp *out)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t len = sizeof(int);
+    int type = 0, listens = 0;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_STREAM)
+        return false;
+    len = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) != 0)
+        return false;
+    len = sizeof at;
+    if (getsockname(fd, (struct sockaddr *)&at, &len) != 0 || port_of(&at) == 0)
+        return false;
+    *out = (struct tcp){.local = port_of(&at), .listens = listens != 0};
+    memset(&at, 0, sizeof at);
+    len = sizeof at;
+    if (getpeername(fd, (struct sockaddr *)&at, &len) == 0)
+        out->peer = port_of(&at);
+    return true;
+}
+
+/* Calls fn for every TCP socket of the process. */
+static void each_tcp(void (*fn)(void *arg, int fd, const struct tcp *s), void *arg)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    struct tcp s;
+
+    if (dir == NULL)
+        return;
+    while ((entry = readdir(dir)) != NULL) {
+        char *end;
+        long fd = strtol(entry->d_name, &end, 10);
+
+        if (end != entry->d_name && *end == '\0' && tcp_of((int)fd, &s))
+            fn(arg, (int)fd, &s);
+    }
+    (void)closedir(dir);
+}
+
+static void note_listener(void *arg, int fd, const struct tcp *s)
+{
+    (void)fd;
+    if (s->listens)
+        add_port(arg, s->local);
+}
+
+void listen_ports_now(struct listen_ports *out)
+{
+    memset(out, 0, sizeof *out);
+    each_tcp(note_listener, out);
+}
+
+struct hang_up {
+    const struct listen_ports *others;
+    struct listen_ports listeners, callers; /* ports of this process: it listens, it called from */
+    unsigned n;
+};
+
+static void note_caller(void *arg, int fd, const struct tcp *s)
+{
+    struct hang_up *h = arg;
+
+    (void)fd;
+    if (s->peer != 0 && !has_port(&h->listeners, s->local))
+        add_port(&h->callers, s->local);
+}
+
+static void hang_up(void *arg, int fd, const struct tcp *s)
+{
+    struct hang_up *h = arg;
+
+    if (s->peer == 0 || !has_port(&h->listeners, s->local) || has_port(h->others, s->local) ||
+        has_port(&h->callers, s->peer))
+        return;
+    h->n += shutdown(fd, SHUT_RDWR) == 0;
+}
+
+unsigned nccl_sockets_hang_up(const struct listen_ports *others)
+{
+    struct hang_up h = {.others = others};
+
+    each_tcp(note_listener, &h.listeners);
+    each_tcp(note_caller, &h);
+    each_tcp(hang_up, &h);
+    return h.n;
+}
