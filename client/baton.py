@@ -16,6 +16,12 @@ The other way round, on that host,
 
 sees the weights that a server with --device cuda:N serves as torch tensors, without a copy. They
 are the server's own memory: read them, do not write, and not after the end of the with.
+
+A trainer on other GPUs, of this host or another, forms an NCCL group with the servers' GPUs once,
+and then broadcasts to all of them at the same time:
+
+    with baton.join(["http://10.0.0.2:8700", "http://10.0.0.3:8700"]) as group:
+        group.push(model.state_dict(), weight_version="step-100")
 """
 
 import argparse
@@ -25,26 +31,32 @@ import concurrent.futures
 import ctypes
 import hashlib
 import http.client
+import importlib.util
 import itertools
 import json
 import mmap
 import os
 import pickle
 import secrets
+import socket
 import struct
 import sys
 import threading
 import time
 import urllib.parse
 
-__all__ = ["BatonError", "Tensor", "push", "attach", "Attached", "request", "load_file", "checksum",
-           "plan_digest"]
+__all__ = ["BatonError", "Tensor", "push", "join", "Group", "attach", "Attached", "request",
+           "load_file", "checksum", "plan_digest"]
 
 PIECE_NBYTES = 8 << 20  # of a body on its way out, and of a checksum
 GPU_PIECE_NBYTES = 16 << 20  # of a checksum on a GPU; takes five times as much there
 POLL_S = 0.2  # between two looks at the progress of an update
 COUNTER_OFFSET = 64  # of slot 0 in torch's file of export counters
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOK_S_MAX = 0.001  # between two looks at what a GPU or NCCL is doing
+ASK_S_MAX = 0.02  # between two questions whether a server is receiving
+WORDS_S = 2.0  # how much later than NCCL a server may say what went wrong
+LEAVE_S = 10.0  # for NCCL's abort, and for a server to let a group or an update go
 
 DTYPES = {  # canonical (safetensors) name -> bytes an element, other spellings
     "BOOL": (1, ("bool",)), "U8": (1, ("uint8",)), "I8": (1, ("int8",)),
@@ -207,14 +219,18 @@ def _failure(status, body, headers):
         return BatonError(text or "no body", status, request_id=request_id)
 
 
-def request(url, method, path, body=None, headers=None, timeout=600.0):
-    """One request; returns the decoded JSON answer (bytes when it is not JSON)."""
+def request(url, method, path, body=None, headers=None, timeout=600.0, connected=None):
+    """One request; returns the decoded JSON answer (bytes when it is not JSON). `connected` is
+    called with the socket."""
     connection, prefix, _ = _connect(url, timeout)
     headers = dict(headers or {})
     if isinstance(body, (dict, list)):
         body = json.dumps(body).encode()
         headers["Content-Type"] = "application/json"
     try:
+        connection.connect()
+        if connected is not None:
+            connected(connection.sock)
         try:
             connection.request(method, prefix + path, body=body, headers=headers)
         except (BrokenPipeError, ConnectionResetError):
@@ -359,12 +375,12 @@ def _is_cuda(value):
     return getattr(value, "is_cuda", False) is True
 
 
-def _on_gpus(pairs):
+def _on_gpus(pairs, via="ipc"):
     if isinstance(pairs, (str, os.PathLike)):
-        raise ValueError("via 'ipc' needs torch tensors on a GPU, not the path of a file")
+        raise ValueError(f"via {via!r} needs torch tensors on a GPU, not the path of a file")
     for name, value in pairs:
         if not _is_cuda(value):
-            raise ValueError(f"tensor {name!r}: via 'ipc' needs torch tensors on a GPU")
+            raise ValueError(f"tensor {name!r}: via {via!r} needs torch tensors on a GPU")
     if not pairs:
         raise ValueError("there is nothing to push: no tensors were given")
     return [(str(name), _OnGpu(name, value)) for name, value in pairs]
@@ -419,6 +435,15 @@ def gpu_checksums(raws):
     return [f"{a & (2**64 - 1):016x}{b & (2**64 - 1):016x}" for a, b in sums.tolist()]
 
 
+def _pack(buffer, chunk):
+    """Copies the chunk's bytes into the buffer, back to back, on the current stream."""
+    at = 0
+    for _, t in chunk:
+        if t.nbytes:
+            buffer[at:at + t.nbytes].copy_(t.raw(), non_blocking=True)
+        at += t.nbytes
+
+
 class _Bucket:
     """A buffer on one GPU, exported once and refilled. Nobody may write to it between the request
     that names it and its answer."""
@@ -436,12 +461,8 @@ class _Bucket:
         """Packs the chunk and waits for it: the exported event knows nothing of later copies."""
         import torch
 
-        at = 0
         with torch.cuda.device(self.index):
-            for _, t in chunk:
-                if t.nbytes:
-                    self.bytes[at:at + t.nbytes].copy_(t.raw(), non_blocking=True)
-                at += t.nbytes
+            _pack(self.bytes, chunk)
             torch.cuda.current_stream(self.index).synchronize()
 
     def args_of(self, chunk, placement):
@@ -604,6 +625,540 @@ def _abort(url, update_id, cause):
         pass  # it has ended already, or its lease will end it
 
 
+class _Call(threading.Thread):
+    """A request on a thread of its own, which can be given up."""
+
+    def __init__(self, url, method, path, body=None, timeout=600.0):
+        super().__init__(daemon=True, name="baton-call")
+        self.url, self.answer, self.error = url, None, None
+        self._request, self._timeout = (url, method, path, body), max(timeout, 0.1)
+        self._socket, self._given_up = None, False
+        self.start()
+
+    def run(self):
+        try:
+            self.answer = request(*self._request, timeout=self._timeout, connected=self._connected)
+        except BatonError as e:
+            self.error = _naming(self.url, e)
+        except Exception as e:  # whoever waits for this thread is told
+            self.error = BatonError(f"{self.url}: {type(e).__name__}: {e}", code="connection")
+
+    def _connected(self, connection):
+        self._socket = connection
+        if self._given_up:
+            self.give_up()
+
+    def give_up(self):
+        """Hangs up, by which the server knows that nobody waits for it any more."""
+        self._given_up = True
+        try:
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended
+
+
+def _naming(url, e):
+    """The same error, with the server's address in it."""
+    if url in e.message:
+        return e
+    return BatonError(f"{url}: {e.message}", e.status, e.code, e.param, e.retryable, e.details,
+                      e.request_id)
+
+
+def _raise_failed(calls):
+    for call in calls:
+        if call.error is not None:
+            raise call.error
+
+
+def _wait(ready, calls, deadline, what, step=LOOK_S_MAX):
+    """Asks until it is so; raises what a call failed with, or that the time is over."""
+    pause = 0.0
+    while not ready():
+        _raise_failed(calls)
+        if time.monotonic() > deadline:
+            raise BatonError(f"{what}: the time is over", code="timeout", retryable=True)
+        time.sleep(pause)  # at first a mere chance for other threads
+        pause = min(pause + 20e-6, step)
+
+
+def _answers(calls, deadline):
+    """In order; all have been waited for when one of them failed, unless the time is over."""
+    for call in calls:
+        call.join(max(deadline - time.monotonic(), 0.0))
+    _raise_failed(calls)
+    late = [call.url for call in calls if call.is_alive()]
+    if late:
+        raise BatonError(f"no answer from {', '.join(late)} when the time was over", code="timeout",
+                         retryable=True)
+    return [call.answer for call in calls]
+
+
+def _find_nccl():
+    """The libnccl that torch has loaded: all ranks of a group have to run the same. Else that of
+    the package nvidia.nccl, else the system's."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as f:
+        for line in f:
+            path = line.rstrip("\n").partition("/")[2]
+            if os.path.basename(path).startswith("libnccl.so"):
+                return "/" + path
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ImportError:
+        spec = None
+    for folder in spec.submodule_search_locations or () if spec else ():
+        path = os.path.join(folder, "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            return path
+    return "libnccl.so.2"
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_byte * 128)]
+
+
+class _Config(ctypes.Structure):
+    """ncclConfig_t of 2.28; other versions read of it what they know."""
+    _fields_ = [("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint),
+                ("blocking", ctypes.c_int), ("cga", ctypes.c_int), ("cta_min", ctypes.c_int),
+                ("cta_max", ctypes.c_int), ("net", ctypes.c_void_p), ("split", ctypes.c_int),
+                ("traffic", ctypes.c_int), ("name", ctypes.c_void_p),
+                ("more", ctypes.c_int * 6)]
+
+    def __init__(self):
+        unset = -2**31
+        super().__init__(ctypes.sizeof(_Config), 0xcafebeef, 22800, 0, unset, unset, unset, None,
+                         unset, unset, None, (ctypes.c_int * 6)(*[unset] * 6))
+
+
+class _Nccl:
+    """libnccl by ctypes, and one communicator, none of whose calls blocks. They come one at a time,
+    from whichever thread: NCCL wants no more."""
+    SUCCESS, IN_PROGRESS, UINT8, FLOAT32, SUM = 0, 7, 1, 7, 0
+
+    def __init__(self, library):
+        self.path = library or _find_nccl()
+        try:
+            self.lib = ctypes.CDLL(self.path)
+            self.lib.ncclGetLastError.restype = ctypes.c_char_p
+        except (OSError, AttributeError) as e:
+            raise BatonError(f"libnccl could not be loaded: {e}", code="no_nccl") from e
+        version = ctypes.c_int()
+        self._call("ncclGetVersion", ctypes.byref(version))
+        v = version.value
+        self.version = f"{v // 10000}.{v // 100 % 100}.{v % 100}"
+        self._comm, self._lock = ctypes.c_void_p(), threading.Lock()
+
+    def _failed(self, name, result):
+        text = (self.lib.ncclGetLastError(None) or b"").decode("utf-8", "replace").strip()
+        return BatonError(f"{name} of NCCL {self.version}: {text or f'result {result}'}",
+                          code="nccl_error")
+
+    def _call(self, name, *args):
+        result = getattr(self.lib, name)(*args)
+        if result not in (self.SUCCESS, self.IN_PROGRESS):
+            raise self._failed(name, result)
+
+    def _on_comm(self, name, *args):
+        with self._lock:
+            if not self._comm:
+                raise BatonError("the group was closed", code="conflict")
+            self._call(name, *args)
+
+    def mint(self):
+        unique_id = _UniqueId()
+        self._call("ncclGetUniqueId", ctypes.byref(unique_id))
+        return bytes(unique_id)
+
+    def begin_join(self, world_size, unique_id):
+        if os.environ.get("NCCL_COMM_BLOCKING", "0") not in ("", "0"):
+            raise BatonError("NCCL_COMM_BLOCKING is set: joining could block for ever; unset it",
+                             code="nccl_error")
+        with self._lock:
+            self._call("ncclCommInitRankConfig", ctypes.byref(self._comm), world_size,
+                       _UniqueId.from_buffer_copy(unique_id), 0, ctypes.byref(_Config()))
+
+    def begin_sum(self, at, stream):
+        """An all-reduce of one float32, in place."""
+        self._on_comm("ncclAllReduce", ctypes.c_void_p(at), ctypes.c_void_p(at),
+                      ctypes.c_size_t(1), self.FLOAT32, self.SUM, self._comm,
+                      ctypes.c_void_p(stream))
+
+    def begin_broadcast(self, at, nbytes, stream):
+        self._on_comm("ncclBroadcast", ctypes.c_void_p(at), ctypes.c_void_p(at),
+                      ctypes.c_size_t(nbytes), self.UINT8, 0, self._comm, ctypes.c_void_p(stream))
+
+    def ended(self):
+        """Has the last call ended? Then what it began is on its stream."""
+        state = ctypes.c_int()
+        self._on_comm("ncclCommGetAsyncError", self._comm, ctypes.byref(state))
+        if state.value not in (self.SUCCESS, self.IN_PROGRESS):
+            raise self._failed("a call", state.value)
+        return state.value == self.SUCCESS
+
+    def abort(self):
+        """Ends whatever it is doing; False when that did not come back in time. (Finalizing waits
+        for peers that may never come.)"""
+        with self._lock:
+            comm, self._comm = self._comm, ctypes.c_void_p()
+        if not comm:
+            return True
+        thread = threading.Thread(target=self.lib.ncclCommAbort, args=(comm,), daemon=True)
+        thread.start()
+        thread.join(LEAVE_S)
+        return not thread.is_alive()
+
+
+def _cut_beyond(named, nbytes_max):
+    """As vLLM cuts packed tensors, and the server with it: a bucket ends with the tensor that makes
+    it larger than that."""
+    chunk, nbytes = [], 0
+    for name, t in named:
+        chunk.append((name, t))
+        nbytes += t.nbytes
+        if nbytes > nbytes_max:
+            yield chunk
+            chunk, nbytes = [], 0
+    if chunk:
+        yield chunk
+
+
+def _checksums(chunk):
+    """Of tensors that may lie on several GPUs, in order."""
+    sums = {}
+    for index in {t.index for _, t in chunk}:
+        mine = [(name, t) for name, t in chunk if t.index == index]
+        sums.update(zip((n for n, _ in mine), gpu_checksums([t.raw() for _, t in mine])))
+    return [sums[name] for name, _ in chunk]
+
+
+class _Lane:
+    """A buffer that is packed on one stream and broadcast on another."""
+
+    def __init__(self, index, nbytes):
+        import torch
+
+        self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{index}")
+        self.packed, self.sent = torch.cuda.Event(), torch.cuda.Event()
+
+
+class Group:
+    """Rank 0 of an NCCL group; the other ranks are the GPUs of one baton server or several, which
+    join() asked in. Every wait has an end. Whatever fails once a broadcast may have been entered
+    ends the group, and every later push says so: another join() is needed. What a server refuses
+    before that leaves the group as it is.
+
+    url          as join() was given it
+    world_size   all ranks, this one counted
+    nccl_version, library   of this process
+    """
+
+    def __init__(self, url, device=None, library=None, timeout=60.0):
+        import torch
+
+        torch.cuda.init()
+        self.url = url if isinstance(url, str) else list(url)
+        self._urls = [url] if isinstance(url, str) else self.url
+        if not self._urls or len(set(self._urls)) < len(self._urls):
+            raise ValueError("join needs the urls of servers, each once")
+        wanted = None if device is None else torch.device(device).index
+        self._index = torch.cuda.current_device() if wanted is None else wanted
+        self._busy, self._broken, self._closed = threading.Lock(), None, False
+        self._joined = {}  # url -> where the id's minter listens, as the server tells it
+        deadline = time.monotonic() + timeout
+        self._nccl = _Nccl(library)
+        self.nccl_version, self.library = self._nccl.version, self._nccl.path
+        with torch.cuda.device(self._index):
+            self._packing = torch.cuda.Stream(self._index)
+            self._sending = torch.cuda.Stream(self._index)
+            self._join(self._count_ranks(deadline), deadline)
+
+    def _ask(self, method, path, bodies, deadline):
+        """Each server with a body of its own, all at the same time. Whoever waits for them looks at
+        the deadline."""
+        return [_Call(url, method, path, body, deadline - time.monotonic() + WORDS_S)
+                for url, body in zip(self._urls, bodies)]
+
+    def _ask_all(self, method, path, bodies, deadline):
+        return _answers(self._ask(method, path, bodies, deadline), deadline)
+
+    def _count_ranks(self, deadline):
+        """How many ranks each server brings. What cannot work is refused before anyone waits."""
+        counts = []
+        answers = self._ask_all("GET", "/v1/status", [None] * len(self._urls), deadline)
+        for url, status in zip(self._urls, answers):
+            nccl, n = status["nccl"], len(status["cuda"]["ranks"])
+            if n == 0:
+                raise BatonError(f"{url} keeps its weights in host memory: it can not join a group "
+                                 f"(baton serve --device cuda:0)", code="no_gpu")
+            if not nccl["available"]:
+                raise BatonError(f"{url} has no NCCL: {nccl['reason']}", code="no_nccl")
+            if nccl["version"] != self.nccl_version:
+                raise BatonError(f"{url} runs NCCL {nccl['version']}, and this process "
+                                 f"{self.nccl_version} ({self.library}): all ranks of a group have "
+                                 f"to run the same; give one of them the other's (--nccl-library, "
+                                 f"library=)", code="nccl_error")
+            counts.append(n)
+        return counts
+
+    def _join(self, counts, deadline):
+        calls, unique_id = [], self._nccl.mint()
+        self.world_size = 1 + sum(counts)
+        said = {"transport": "nccl", "world_size": self.world_size,
+                "nccl_unique_id": base64.b64encode(unique_id).decode(),
+                "timeout_s": min(max(int(deadline - time.monotonic()), 1), 86400)}
+        late = deadline + WORDS_S  # a server that can tell why shall
+        try:
+            calls = self._ask("POST", "/v1/weight_transfer/init",
+                              [dict(said, rank_offset=1 + sum(counts[:i]))
+                               for i in range(len(counts))], late)
+            self._nccl.begin_join(self.world_size, unique_id)
+            waited = (f"not all {self.world_size} ranks have joined: different NCCL versions or "
+                      f"NCCL_CUMEM_ENABLE, or an address that cannot be reached, look like this")
+            _wait(self._nccl.ended, calls, late, waited)
+            self._warm_up(calls, late, waited)
+            _answers(calls, late)
+            self._joined = {call.url: call.answer["bootstrap"] for call in calls}
+        except BaseException:
+            for call in calls:
+                call.give_up()
+            self._joined = {call.url: call.answer["bootstrap"] for call in calls if call.answer}
+            self.close()
+            raise
+
+    def _warm_up(self, calls, deadline, what):
+        """What cannot work shall be known now, and not in the first push."""
+        import torch
+
+        done = torch.cuda.Event()
+        with torch.cuda.stream(self._sending):
+            one = torch.zeros(4, dtype=torch.uint8, device=f"cuda:{self._index}")
+            self._nccl.begin_sum(one.data_ptr(), self._sending.cuda_stream)
+            _wait(self._nccl.ended, calls, deadline, what)
+            done.record(self._sending)
+        self._wait_event(done, calls, deadline, what)
+
+    def _wait_event(self, event, calls, deadline, what):
+        def reached():
+            """NCCL tells of what failed, where the stream may wait for ever."""
+            there = event.query()
+            return self._nccl.ended() and there
+
+        _wait(reached, calls, deadline, what)
+
+    def push(self, tensors, **options):
+        """push(tensors, via="nccl", group=this, ...), to all servers of the group."""
+        return push(tensors, via="nccl", group=self, **options)
+
+    def _push(self, named, members, checksums, progress, timeout, bucket_nbytes):
+        deadline = time.monotonic() + timeout
+        chunks = list(_cut_beyond(named, bucket_nbytes))
+        with self._busy:
+            if self._broken is not None:
+                raise BatonError(f"this group can not be used any more, join() makes another: "
+                                 f"{self._broken}", code="conflict")
+            self._check_joined(deadline)
+            self._judge(named, members, deadline)
+            body = {"transport": "nccl", "plan_id": plan_digest(named), "packed": True,
+                    "bucket_nbytes": bucket_nbytes, "expected_digest": plan_digest(named)}
+            if checksums:
+                body["checksums"] = [s for chunk in chunks for s in _checksums(chunk)]
+            ids, opened = self._open(members, deadline)
+            with _Watch(self._urls[0], progress):
+                found = self._transfer(chunks, body, ids, opened, deadline)
+        return found[0] if isinstance(self.url, str) else found
+
+    def _judge(self, named, members, deadline):
+        """Every server sees the plan before any of them enters a broadcast."""
+        plan = {"names": [n for n, _ in named], "dtypes": [t.dtype for _, t in named],
+                "shapes": [list(t.shape) for _, t in named],
+                "convert": members.get("convert", False)}
+        answers = self._ask_all("POST", "/v1/weights/plans", [plan] * len(self._urls), deadline)
+        whole = not members.get("partial") and "update_id" not in members
+        for url, answer in zip(self._urls, answers):
+            if answer["plan_id"] != plan_digest(named):
+                raise BatonError(f"{url} makes another plan of these tensors", code="conflict")
+            if whole and not answer["covers_manifest"]:
+                raise BatonError(f"{url}: {answer['n_missing']} tensors of the model are missing",
+                                 422, "incomplete_update", details=answer)
+
+    def _open(self, members, deadline):
+        """The updates' ids, and whether they were opened here."""
+        if "update_id" in members:
+            ids = members["update_id"]
+            ids = [ids] if isinstance(ids, str) else list(ids)
+            if len(ids) != len(self._urls):
+                raise ValueError(f"{len(ids)} update_ids for {len(self._urls)} servers")
+            return ids, False
+        calls = self._ask("POST", "/v1/update_weights/start", [members] * len(self._urls), deadline)
+        try:
+            return [answer["update_id"] for answer in _answers(calls, deadline)], True
+        except BaseException as e:
+            self._abort_updates([c.url for c in calls if c.answer],
+                                [c.answer["update_id"] for c in calls if c.answer], e)
+            raise
+
+    def _transfer(self, chunks, body, ids, opened, deadline):
+        calls, entered, sent = [], False, False
+        try:
+            calls = self._ask("POST", "/v1/update_weights", [dict(body, update_id=i) for i in ids],
+                              deadline)
+            self._await_receiving(calls, ids, {name for chunk in chunks for name, _ in chunk},
+                                  deadline)
+            self._check_joined(deadline)  # which none can change while it is receiving
+            entered = True
+            self._broadcast([c for c in chunks if sum(t.nbytes for _, t in c)], calls, deadline)
+            sent = True
+            _answers(calls, deadline)
+            if not opened:
+                return [request(url, "GET", f"/v1/update_weights/{i}", timeout=LEAVE_S)
+                        for url, i in zip(self._urls, ids)]
+            return self._finish(ids, deadline)
+        except BaseException as e:
+            cause = self._give_up(calls, ids if opened else [], entered and not sent, e)
+            if cause is e:
+                raise
+            raise cause from e
+
+    def _await_receiving(self, calls, ids, names, deadline):
+        """Until each server is about to enter the broadcast of these very tensors."""
+        for call, update_id in zip(calls, ids):
+            def receiving():
+                if not call.is_alive():
+                    return True  # refused; or there was nothing to receive
+                try:
+                    update = request(call.url, "GET", f"/v1/update_weights/{update_id}",
+                                     timeout=max(deadline - time.monotonic(), 0.1))
+                except BatonError as e:
+                    if e.status == 0:
+                        raise
+                    return False  # there is no such update: the call is about to be told why
+                return update["phase"] == "receiving" and update["tensor"] in names
+
+            _wait(receiving, calls, deadline, f"{call.url} has not begun to receive", ASK_S_MAX)
+        _raise_failed(calls)
+
+    def _broadcast(self, chunks, calls, deadline):
+        """One bucket is packed while the one before is on its way."""
+        import torch
+
+        largest = max((sum(t.nbytes for _, t in chunk) for chunk in chunks), default=0)
+        what = f"a broadcast to {', '.join(self._urls)} has not ended"
+        with torch.cuda.device(self._index):
+            lanes = [_Lane(self._index, largest) for _ in range(min(len(chunks), 2))]
+            self._packing.wait_stream(torch.cuda.current_stream(self._index))
+            for chunk, lane in zip(chunks, itertools.cycle(lanes)):
+                self._wait_event(lane.sent, calls, deadline, what)
+                with torch.cuda.stream(self._packing):
+                    _pack(lane.bytes, chunk)
+                    lane.packed.record(self._packing)
+                self._sending.wait_event(lane.packed)
+                self._nccl.begin_broadcast(lane.bytes.data_ptr(), sum(t.nbytes for _, t in chunk),
+                                           self._sending.cuda_stream)
+                _wait(self._nccl.ended, calls, deadline, what)  # before that it is on no stream
+                lane.sent.record(self._sending)
+            for lane in lanes:
+                self._wait_event(lane.sent, calls, deadline, what)
+
+    def _finish(self, ids, deadline):
+        calls = self._ask("POST", "/v1/update_weights/finish", [{"update_id": i} for i in ids],
+                          deadline)
+        try:
+            return _answers(calls, deadline)
+        except BatonError as e:
+            done = [call.url for call in calls if call.answer]
+            if done:
+                e.args = (f"{e.args[0]}; committed, nevertheless, by {', '.join(done)}",)
+            raise
+
+    def _check_joined(self, deadline):
+        """All servers are still in this group, and not in another trainer's."""
+        answers = self._ask_all("GET", "/v1/weight_transfer", [None] * len(self._urls), deadline)
+        for url, group in zip(self._urls, answers):
+            if group["state"] != "joined" or group["bootstrap"] != self._joined[url]:
+                error = group.get("error") or {"message": f"its group is {group['state']}"}
+                raise BatonError(f"{url} has left this group, or is in another's: "
+                                 f"{error['message']}", code="conflict")
+
+    def _intact(self):
+        try:
+            self._check_joined(time.monotonic() + LEAVE_S)
+            return True
+        except BatonError:
+            return False
+
+    def _give_up(self, calls, opened, halfway, e):
+        """Ends what a push has begun; returns the error to raise. The group ends too if it is in a
+        broadcast here, or if a server was: by then that has left it."""
+        if halfway:
+            e = self._end(calls, e)
+        self._abort_updates(self._urls, opened, e)
+        end = time.monotonic() + WORDS_S
+        for call in calls:
+            call.join(max(end - time.monotonic(), 0.0))
+        if not halfway and (any(call.is_alive() for call in calls) or not self._intact()):
+            e = self._end(calls, e)
+        for call in calls:
+            call.give_up()
+        self._packing.synchronize()  # its buffers are given back now
+        return e
+
+    def _end(self, calls, e):
+        """No push will work any more. A server's own words say more than that NCCL has failed."""
+        if isinstance(e, BatonError) and e.code == "nccl_error":
+            end = time.monotonic() + WORDS_S
+            while time.monotonic() < end and not any(call.error for call in calls):
+                time.sleep(LOOK_S_MAX)
+            e = next((call.error for call in calls if call.error), e)
+        self._broken = e
+        if not self._nccl.abort():
+            e = self._broken = BatonError(f"{e}; NCCL's abort does not come back: this process has "
+                                          f"to be started anew", code="nccl_error")
+        return e
+
+    @staticmethod
+    def _abort_updates(urls, ids, cause):
+        body = {"reason": f"{type(cause).__name__}: {cause}"[:200]}
+        calls = [_Call(url, "POST", "/v1/update_weights/abort", dict(body, update_id=i), LEAVE_S)
+                 for url, i in zip(urls, ids)]
+        for call in calls:
+            call.join(LEAVE_S)  # if it fails, the update has ended, or its lease will end it
+
+    def close(self):
+        """Leave the group, and let the servers leave it. A push that is under way fails."""
+        if self._closed:
+            return
+        self._closed, self._broken = True, self._broken or "it was closed"
+        self._nccl.abort()
+        path, end = "/v1/weight_transfer", time.monotonic() + LEAVE_S
+        found = [_Call(url, "GET", path, timeout=LEAVE_S) for url in self._joined]
+        for call in found:
+            call.join(max(end - time.monotonic(), 0.0))
+        gone = [_Call(call.url, "DELETE", path, timeout=LEAVE_S) for call in found
+                if call.answer and call.answer["bootstrap"] == self._joined[call.url]]
+        for call in gone:
+            call.join(LEAVE_S)  # a server that does not answer has left, or finds out by itself
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def join(url, device=None, library=None, timeout=60.0):
+    """Form an NCCL group of this process's GPU, rank 0, and the GPUs of one or several servers;
+    returns a Group, to be used in a with. NCCL must be able to connect both ways.
+
+    url      of the server, or a list of them: ranks are counted in this order
+    device   the GPU of this process that broadcasts; None: the current one. No server may be on it
+    library  path of libnccl; None: the one that torch uses. All ranks have to run the same version
+    timeout  seconds, until all have joined
+    """
+    return Group(url, device, library, timeout)
+
+
 def _choose(tensors, url, host):
     """What "auto" means for these tensors and this server."""
     if host not in LOOPBACK:
@@ -613,29 +1168,41 @@ def _choose(tensors, url, host):
     return "ipc" if tensors and _exports_plainly(tensors[0][1]) and _has_gpus(url) else "shm"
 
 
-def push(tensors, url, via="auto", weight_version=None, checksums=True, partial=False,
+def push(tensors, url=None, via="auto", weight_version=None, checksums=True, partial=False,
          convert=False, update_id=None, progress=None, timeout=600.0, bucket_nbytes=1 << 30,
-         placement=None):
+         placement=None, group=None):
     """Push one whole update and return the server's update object.
 
     tensors         name -> torch tensor, numpy array or Tensor (or an iterable of pairs); or the
                     path of a safetensors file
-    via             "ipc" (torch tensors on GPUs of the server's host), "shm" (same host), "body",
-                    "path" (tensors is a path that the server can read), or "auto": to a loopback
-                    address ipc if all tensors are on GPUs and the server keeps weights on one, else
-                    shm; elsewhere body
+    url             the server's; not needed with a group, which knows its servers
+    via             "ipc" (torch tensors on GPUs of the server's host), "nccl" (torch tensors on
+                    other GPUs, by a group), "shm" (same host), "body", "path" (tensors is a path
+                    that the server can read), or "auto": to a loopback address ipc if all tensors
+                    are on GPUs and the server keeps weights on one, else shm; elsewhere body
     weight_version  the label that replies will carry
     checksums       send one for each tensor; the server then proves the bytes, not only the lengths
     partial         tensors that are not sent stay as they are
     convert         let the server convert dtypes that differ from the model's
     update_id       push into an open session instead (it commits at its finish)
     progress        None, True (a bar on standard error), or a function of (done, total) bytes
+    timeout         seconds: of each request; nccl: of the whole push
     bucket_nbytes   ipc: bytes of the buffer on each GPU; there are two of them when the tensors do
-                    not fit into one, so that one is filled while the other is copied
+                    not fit into one, so that one is filled while the other is copied. nccl: a
+                    broadcast ends with the tensor that exceeds this; there are two buffers, each as
+                    large as the largest broadcast
     placement       ipc, tensors on several GPUs: "sharded" or "replicated" sends each of the
                     server's GPUs what lies on that GPU here; without it every one gets everything
+    group           nccl: what join() returned. If that was given a list of servers, update_id is
+                    one too, and so is what is returned
     """
-    _, _, host = _connect(url, timeout)
+    if group is not None and via != "nccl" or group is None and via == "nccl":
+        raise ValueError("via 'nccl' and group, which join() returns, go together")
+    if group is None and url is None:
+        raise ValueError("push needs the server's url")
+    if group is not None and url not in (None, group.url):
+        raise ValueError(f"the group was joined with {group.url!r}, not with {url!r}")
+    host = None if group is not None else _connect(url, timeout)[2]
     members = {k: v for k, v in (("weight_version", weight_version), ("partial", partial),
                                  ("convert", convert), ("update_id", update_id)) if v}
     progress = _Bar() if progress is True else progress
@@ -648,6 +1215,9 @@ def push(tensors, url, via="auto", weight_version=None, checksums=True, partial=
     if via == "ipc":
         answer = _push_ipc(_on_gpus(tensors), url, members, checksums, progress, timeout,
                            bucket_nbytes, placement)
+    elif via == "nccl":
+        answer = group._push(_on_gpus(tensors, via), members, checksums, progress, timeout,
+                             bucket_nbytes)
     elif via == "path":
         if not isinstance(tensors, (str, os.PathLike)):
             raise ValueError("via 'path' needs the path of a safetensors file, not tensors")
@@ -659,9 +1229,10 @@ def push(tensors, url, via="auto", weight_version=None, checksums=True, partial=
         send = _push_shm if via == "shm" else _push_body
         answer = send(named, url, members, checksums, progress, timeout)
     else:
-        raise ValueError(f"via {via!r} is not one of auto, ipc, shm, body, path")
+        raise ValueError(f"via {via!r} is not one of auto, ipc, nccl, shm, body, path")
     if progress:
-        progress(answer["nbytes_done"], answer["nbytes_done"])
+        done = (answer[0] if isinstance(answer, list) else answer)["nbytes_done"]
+        progress(done, done)
     return answer
 
 
