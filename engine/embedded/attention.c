@@ -8,6 +8,24 @@
 
 enum { ATTENTION_WORK_MIN = 32768 }; /* multiply-adds worth a thread's attention */
 
+/* In float32 and in this order, as transformers computes it; a division of a number by a tensor is
+ * a product with the reciprocal there. */
+static float llama3_frequency(float frequency, const struct rope_scaling *s)
+{
+    float factor = (float)s->factor, low = (float)s->low_freq_factor;
+    float wavelen = 1.0F / frequency * (float)6.283185307179586;
+    float smooth, kept;
+
+    if (wavelen < (float)(s->original_positions / s->high_freq_factor))
+        return frequency;
+    if (wavelen > (float)(s->original_positions / s->low_freq_factor))
+        return frequency / factor;
+    smooth = (1.0F / wavelen * (float)s->original_positions - low) /
+             (float)(s->high_freq_factor - s->low_freq_factor);
+    kept = 1.0F - smooth;
+    return kept * frequency / factor + smooth * frequency;
+}
+
 void rope_frequencies(float *out, const struct model_config *cfg)
 {
     for (uint32_t i = 0; i < cfg->head_dim / 2; i++) {
@@ -17,6 +35,12 @@ void rope_frequencies(float *out, const struct model_config *cfg)
         switch (cfg->rope_kind) {
         case ROPE_DEFAULT:
             out[i] = 1.0F / power;
+            break;
+        case ROPE_LINEAR:
+            out[i] = 1.0F / power / (float)cfg->rope_scaling.factor;
+            break;
+        case ROPE_LLAMA3:
+            out[i] = llama3_frequency(1.0F / power, &cfg->rope_scaling);
             break;
         }
     }

@@ -8,12 +8,13 @@
 #include "base/mtx.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { COMPUTE_SPINS = 2000, COMPUTE_NAME_MAX = 16 };
 
@@ -203,7 +204,6 @@ static int start_workers(struct compute *c, struct err *e)
 int compute_new(struct compute **out, uint32_t n_threads, struct err *e)
 {
     struct compute *c;
-    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
 
     if (n_threads < 1 || n_threads > COMPUTE_THREADS_MAX)
         return err_set(e, ERR_BAD_REQUEST, "", "%u compute threads are not within 1..%d", n_threads,
@@ -217,7 +217,7 @@ int compute_new(struct compute **out, uint32_t n_threads, struct err *e)
         goto err_free;
     }
     c->n_threads = n_threads;
-    c->n_spins = n_cpus > 0 && (unsigned long)n_cpus >= n_threads ? COMPUTE_SPINS : 0;
+    c->n_spins = compute_n_processors() >= n_threads ? COMPUTE_SPINS : 0;
     mtx_init(&c->lock, MTX_COMPUTE);
     cnd_init(&c->opened);
     cnd_init(&c->left);
@@ -251,4 +251,45 @@ void compute_free(struct compute *c)
 uint32_t compute_n_threads(const struct compute *c)
 {
     return c->n_threads;
+}
+
+/* With more processors than a cpu_set_t names, the call fails: then it is no use to count them. */
+uint32_t compute_n_processors(void)
+{
+    cpu_set_t set;
+    int n;
+
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return COMPUTE_THREADS_MAX;
+    n = CPU_COUNT(&set);
+    return n < 1 ? 1 : n > COMPUTE_THREADS_MAX ? COMPUTE_THREADS_MAX : (uint32_t)n;
+}
+
+int compute_pin(struct compute *c, pthread_t caller, struct err *e)
+{
+    uint32_t next = 0;
+    cpu_set_t all;
+
+    if (sched_getaffinity(0, sizeof all, &all) != 0)
+        return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot tell which processors there are");
+    if ((uint32_t)CPU_COUNT(&all) < c->n_threads)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "%u compute threads cannot be pinned to %d processors", c->n_threads,
+                       CPU_COUNT(&all));
+    for (uint32_t cpu = 0; cpu < CPU_SETSIZE && next < c->n_threads; cpu++) {
+        pthread_t thread = next == 0 ? caller : c->workers[next - 1].thread;
+        cpu_set_t one;
+        int rc;
+
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        rc = pthread_setaffinity_np(thread, sizeof one, &one);
+        if (rc != 0)
+            return err_set_errno(e, ERR_INTERNAL, "", rc,
+                                 "cannot pin compute thread %u to processor %u", next, cpu);
+        next++;
+    }
+    return 0;
 }

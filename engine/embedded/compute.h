@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 
+#include <pthread.h>
 #include <stdint.h>
 
 enum { COMPUTE_THREADS_MAX = 256 };
@@ -19,6 +20,14 @@ struct compute;
 int compute_new(struct compute **out, uint32_t n_threads, struct err *e);
 void compute_free(struct compute *c); /* joins the workers; accepts NULL */
 uint32_t compute_n_threads(const struct compute *c);
+
+/* compute_pin - tie `caller`, which will call compute_run, and each worker to a processor of its
+ * own, in the order of those that this process may use.
+ * Errors: ERR_BAD_REQUEST (more threads than processors), ERR_INTERNAL. */
+int compute_pin(struct compute *c, pthread_t caller, struct err *e);
+
+/* compute_n_processors - how many this process may use; 1..COMPUTE_THREADS_MAX. */
+uint32_t compute_n_processors(void);
 
 /* Runs items [first, last) on thread `thread` (0 is the caller, below compute_n_threads). */
 typedef void compute_fn(void *arg, uint32_t thread, uint32_t first, uint32_t last);

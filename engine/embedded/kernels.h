@@ -14,7 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KERNELS_LANES = 16 };
+enum {
+    KERNELS_LANES = 16,
+    KERNELS_GRAIN = 12 /* outputs of a matmul that the kernels compute together */
+};
 
 /* y[i][j] = dot(x[i], w[j]): a linear layer, its weights stored [out, in]. */
 struct matmul {

@@ -1,5 +1,5 @@
-/* Kernels for AVX2, FMA and F16C: the 16 lanes of a dot are two registers. Blocks of 2 tokens x 2
- * outputs (8 accumulators), or 1 x 4 for a single token. */
+/* Kernels for AVX2, FMA and F16C: the 16 lanes of a dot are two registers, which take turns. Blocks
+ * of 4 tokens x 3 outputs: 12 of the 16 registers hold sums, and 7 loads feed 12 multiply-adds. */
 #include "engine/embedded/kernels.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -10,159 +10,133 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 4")
-#endif
 
-enum { TILE_NBYTES = 128 << 10, BLOCK_MAX = 4 };
+enum { VEC_LANES = 8, BLOCK_M = 4, BLOCK_M_KINDS = 3, COLUMNS_MAX = 4 };
 
-struct lanes {
-    __m256 lo, hi; /* lanes 0..7, 8..15 */
-};
+typedef __m256 vec;
 
-INLINE size_t element_nbytes(enum dtype dtype)
+INLINE vec vec_zero(void)
 {
-    return dtype == DTYPE_F32 ? 4 : 2;
+    return _mm256_setzero_ps();
 }
 
-INLINE __m256 widen_8(const char *p, enum dtype dtype)
+INLINE vec vec_load(const float *p)
 {
-    __m128i half;
+    return _mm256_loadu_ps(p);
+}
 
-    if (dtype == DTYPE_F32)
-        return _mm256_loadu_ps((const float *)(const void *)p);
-    half = _mm_loadu_si128((const __m128i *)(const void *)p);
+INLINE void vec_store(float *p, vec v)
+{
+    _mm256_storeu_ps(p, v);
+}
+
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+struct sixteen {
+    uint16_t bf16[16];
+} __attribute__((packed));
+
+/* The bf16 at p[0..3], p[8..11], or at p[4..7], p[12..15], behind zeros, which widens them. As two
+ * instructions in one: a zero that the compiler keeps would cost a sum its register. */
+INLINE vec interleave_lo(const char *p)
+{
+    vec v;
+
+    __asm__("vpxor %0, %0, %0\n\tvpunpcklwd %1, %0, %0"
+            : "=&x"(v)
+            : "m"(*(const struct sixteen *)(const void *)p));
+    return v;
+}
+
+INLINE vec interleave_hi(const char *p)
+{
+    vec v;
+
+    __asm__("vpxor %0, %0, %0\n\tvpunpckhwd %1, %0, %0"
+            : "=&x"(v)
+            : "m"(*(const struct sixteen *)(const void *)p));
+    return v;
+}
+
+/* Pass 0 has the lanes 0..3 and 8..11, pass 1 the others: as the instruction interleaves the halves
+ * of a bf16 with zeros, which widens it in one operation, and as the last sums want them. */
+INLINE vec vec_widen(const char *p, enum dtype dtype, size_t pass)
+{
+    const char *lo, *hi;
+
+    if (dtype == DTYPE_BF16)
+        return pass == 0 ? interleave_lo(p) : interleave_hi(p);
+    lo = p + pass * 4 * (dtype == DTYPE_F32 ? 4 : 2);
+    hi = lo + 8 * (dtype == DTYPE_F32 ? 4 : 2);
     if (dtype == DTYPE_F16)
-        return _mm256_cvtph_ps(half);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+        return _mm256_cvtph_ps(
+            _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)(const void *)lo),
+                               _mm_loadl_epi64((const __m128i *)(const void *)hi)));
+    return _mm256_insertf128_ps(
+        _mm256_castps128_ps256(_mm_loadu_ps((const float *)(const void *)lo)),
+        _mm_loadu_ps((const float *)(const void *)hi), 1);
 }
 
-INLINE struct lanes load(const char *p, enum dtype dtype)
+/* Lane i += lane i + 8, then i + 4. */
+INLINE __m128 fold(const float *sums)
 {
-    return (struct lanes){widen_8(p, dtype), widen_8(p + 8 * element_nbytes(dtype), dtype)};
+    return _mm_add_ps(_mm_add_ps(_mm_loadu_ps(sums), _mm_loadu_ps(sums + 4)),
+                      _mm_add_ps(_mm_loadu_ps(sums + 8), _mm_loadu_ps(sums + 12)));
 }
 
-/* The last n < 16 elements, zeros after them; reads nothing beyond. */
-INLINE struct lanes load_tail(const char *p, enum dtype dtype, size_t n)
+INLINE void reduce_1(float *y, float (*sums)[16])
 {
-    char padded[KERNELS_LANES * sizeof(float)] = {0};
+    __m128 four = fold(sums[0]), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
 
-    memcpy(padded, p, n * element_nbytes(dtype));
-    return load(padded, dtype);
+    *y = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-INLINE void accumulate(struct lanes *acc, const struct lanes *x, const struct lanes *w)
+/* Four dots at once: the transposed sums add the same lanes in the same order as reduce_1. */
+INLINE void reduce_4(float *y, float (*sums)[16])
 {
-    acc->lo = _mm256_fmadd_ps(x->lo, w->lo, acc->lo);
-    acc->hi = _mm256_fmadd_ps(x->hi, w->hi, acc->hi);
+    __m128 c0 = fold(sums[0]), c1 = fold(sums[1]), c2 = fold(sums[2]), c3 = fold(sums[3]);
+
+    _MM_TRANSPOSE4_PS(c0, c1, c2, c3);
+    _mm_storeu_ps(y, _mm_add_ps(_mm_add_ps(c0, c2), _mm_add_ps(c1, c3)));
 }
 
-INLINE float reduce(const struct lanes *a)
-{
-    __m256 eight = _mm256_add_ps(a->lo, a->hi);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+#include "engine/embedded/kernels_matmul.h"
 
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
+#define SWEEPS_OF(name, dtype, mt)                                                                 \
+    SWEEP(name, dtype, mt, 1, 0);                                                                  \
+    SWEEP(name, dtype, mt, 1, 1);                                                                  \
+    SWEEP(name, dtype, mt, 2, 0);                                                                  \
+    SWEEP(name, dtype, mt, 2, 1);                                                                  \
+    SWEEP(name, dtype, mt, 3, 0);                                                                  \
+    SWEEP(name, dtype, mt, 3, 1)
 
-/* mt tokens from m on, nt outputs from n on; both constant where this is inlined. */
-INLINE void block(const struct matmul *a, size_t m, size_t n, enum dtype dtype, size_t mt,
-                  size_t nt)
-{
-    const size_t nbytes = element_nbytes(dtype);
-    const char *w = (const char *)a->w + n * a->k * nbytes;
-    const float *x = a->x + m * a->ldx;
-    struct lanes acc[BLOCK_MAX][BLOCK_MAX] = {0}, wv[BLOCK_MAX], xv;
-    size_t k = 0;
+/* Its braces would be laid out as those of blocks. */
+/* clang-format off */
+#define SWEEPS_ROW(name, mt)                                                                       \
+    {{name##_##mt##x1_0, name##_##mt##x1_1},                                                       \
+     {name##_##mt##x2_0, name##_##mt##x2_1},                                                       \
+     {name##_##mt##x3_0, name##_##mt##x3_1}}
+/* clang-format on */
 
-    for (; k + KERNELS_LANES <= a->k; k += KERNELS_LANES) {
-        UNROLL
-        for (size_t j = 0; j < nt; j++)
-            wv[j] = load(w + (j * a->k + k) * nbytes, dtype);
-        UNROLL
-        for (size_t i = 0; i < mt; i++) {
-            xv = load((const char *)(x + i * a->ldx + k), DTYPE_F32);
-            UNROLL
-            for (size_t j = 0; j < nt; j++)
-                accumulate(&acc[i][j], &xv, &wv[j]);
-        }
-    }
-    if (k < a->k) {
-        UNROLL
-        for (size_t j = 0; j < nt; j++)
-            wv[j] = load_tail(w + (j * a->k + k) * nbytes, dtype, a->k - k);
-        UNROLL
-        for (size_t i = 0; i < mt; i++) {
-            xv = load_tail((const char *)(x + i * a->ldx + k), DTYPE_F32, a->k - k);
-            UNROLL
-            for (size_t j = 0; j < nt; j++)
-                accumulate(&acc[i][j], &xv, &wv[j]);
-        }
-    }
-    UNROLL
-    for (size_t i = 0; i < mt; i++) {
-        UNROLL
-        for (size_t j = 0; j < nt; j++)
-            a->y[(m + i) * a->ldy + n + j] = reduce(&acc[i][j]);
-    }
-}
+#define SWEEPS(name, dtype)                                                                        \
+    SWEEPS_OF(name, dtype, 1);                                                                     \
+    SWEEPS_OF(name, dtype, 2);                                                                     \
+    SWEEPS_OF(name, dtype, 4);                                                                     \
+    static const sweeps name##_sweeps = {SWEEPS_ROW(name, 1), SWEEPS_ROW(name, 2),                 \
+                                         SWEEPS_ROW(name, 4)};                                     \
+    MATMUL(name, dtype)
 
-INLINE void one_token(const struct matmul *a, size_t m, size_t first, size_t last, enum dtype dtype)
-{
-    size_t n = first;
-
-    for (; n + 4 <= last; n += 4)
-        block(a, m, n, dtype, 1, 4);
-    for (; n < last; n++)
-        block(a, m, n, dtype, 1, 1);
-}
-
-INLINE void tile(const struct matmul *a, size_t first, size_t last, enum dtype dtype)
-{
-    size_t m = 0, n;
-
-    for (; m + 2 <= a->m; m += 2) {
-        for (n = first; n + 2 <= last; n += 2)
-            block(a, m, n, dtype, 2, 2);
-        if (n < last)
-            block(a, m, n, dtype, 2, 1);
-    }
-    if (m < a->m)
-        one_token(a, m, first, last, dtype);
-}
-
-/* Weights go through in tiles that stay in the second-level cache while all tokens pass. */
-INLINE void matmul(const struct matmul *a, uint32_t first, uint32_t last, enum dtype dtype)
-{
-    size_t rows = TILE_NBYTES / (a->k * element_nbytes(dtype));
-
-    rows = rows < BLOCK_MAX ? BLOCK_MAX : rows - rows % BLOCK_MAX;
-    for (size_t n = first; n < last; n += rows)
-        tile(a, n, last - n < rows ? last : n + rows, dtype);
-}
-
-static void matmul_bf16(const struct matmul *a, uint32_t first, uint32_t last)
-{
-    matmul(a, first, last, DTYPE_BF16);
-}
-
-static void matmul_f16(const struct matmul *a, uint32_t first, uint32_t last)
-{
-    matmul(a, first, last, DTYPE_F16);
-}
-
-static void matmul_f32(const struct matmul *a, uint32_t first, uint32_t last)
-{
-    matmul(a, first, last, DTYPE_F32);
-}
+SWEEPS(matmul_bf16, DTYPE_BF16);
+SWEEPS(matmul_f16, DTYPE_F16);
+SWEEPS(matmul_f32, DTYPE_F32);
 
 /* Columns [i, i + 8 * nb): the sums stay in registers over all n rows. */
 INLINE void sum_columns(float *o, const float *p, const float *v, size_t n, size_t d, size_t nb)
 {
-    __m256 acc[BLOCK_MAX];
+    __m256 acc[COLUMNS_MAX];
 
     UNROLL
     for (size_t b = 0; b < nb; b++)

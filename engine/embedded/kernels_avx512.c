@@ -1,5 +1,5 @@
-/* Kernels for AVX-512 (F, BW, VL, DQ): the 16 lanes of a dot are one register. Blocks of up to 4
- * tokens x 4 outputs: 16 accumulators, 4 loads of each side for 16 multiply-adds. */
+/* Kernels for AVX-512 (F, BW, VL, DQ): the 16 lanes of a dot are one register. Blocks of 8 tokens x
+ * 3 outputs: 24 of the 32 registers hold sums, and 11 loads feed 24 multiply-adds. */
 #include "engine/embedded/kernels.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
@@ -9,165 +9,105 @@
 #include <immintrin.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 4")
-#endif
 
-enum { TILE_NBYTES = 128 << 10, BLOCK_MAX = 4 };
+enum { VEC_LANES = 16, BLOCK_M = 8, BLOCK_M_KINDS = 4, COLUMNS_MAX = 4 };
 
-INLINE size_t element_nbytes(enum dtype dtype)
+typedef __m512 vec;
+
+INLINE vec vec_zero(void)
 {
-    return dtype == DTYPE_F32 ? 4 : 2;
+    return _mm512_setzero_ps();
 }
 
-/* The lanes of `mask`, zeros in the others; reads nothing of those. */
-INLINE __m512 load(const char *p, enum dtype dtype, __mmask16 mask)
+INLINE vec vec_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+INLINE void vec_store(float *p, vec v)
+{
+    _mm512_storeu_ps(p, v);
+}
+
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+INLINE vec vec_widen(const char *p, enum dtype dtype, size_t pass)
 {
     __m256i half;
 
+    (void)pass; /* one vector holds all lanes, in order */
     if (dtype == DTYPE_F32)
-        return _mm512_maskz_loadu_ps(mask, p);
-    half = _mm256_maskz_loadu_epi16(mask, p);
+        return _mm512_loadu_ps(p);
+    half = _mm256_loadu_si256((const __m256i *)(const void *)p);
     if (dtype == DTYPE_F16)
         return _mm512_cvtph_ps(half);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-INLINE __m128 fold(__m512 a)
+INLINE void reduce_1(float *y, float (*sums)[16])
 {
+    __m512 a = _mm512_loadu_ps(sums[0]);
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
 
-    return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    *y = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-INLINE float reduce(__m512 a)
+/* Lane i += lane i + 8 of two dots: the first one's eight sums, then the other's. */
+INLINE __m512 fold_2(const float *a, const float *b)
 {
-    __m128 four = fold(a), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    __m512 x = _mm512_loadu_ps(a), y = _mm512_loadu_ps(b);
 
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
 }
 
-/* Four dots at once: the transposed sums add the same lanes in the same order as reduce. */
-INLINE __m128 reduce_4(const __m512 *a)
+/* Four dots at once add the same lanes in the same order as reduce_1: a quarter for each dot, then
+ * the first lane of each quarter. */
+INLINE void reduce_4(float *y, float (*sums)[16])
 {
-    __m128 c0 = fold(a[0]), c1 = fold(a[1]), c2 = fold(a[2]), c3 = fold(a[3]);
+    const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    __m512 ab = fold_2(sums[0], sums[1]), cd = fold_2(sums[2], sums[3]), r;
 
-    _MM_TRANSPOSE4_PS(c0, c1, c2, c3);
-    return _mm_add_ps(_mm_add_ps(c0, c2), _mm_add_ps(c1, c3));
+    r = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    r = _mm512_add_ps(r, _mm512_permute_ps(r, 0x0e));
+    r = _mm512_add_ps(r, _mm512_permute_ps(r, 0x01));
+    _mm_storeu_ps(y, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, r)));
 }
 
-INLINE void step(const struct matmul *a, const float *x, const char *w, size_t k, __mmask16 mask,
-                 enum dtype dtype, size_t mt, size_t nt, __m512 acc[BLOCK_MAX][BLOCK_MAX])
-{
-    const size_t nbytes = element_nbytes(dtype);
-    __m512 wv[BLOCK_MAX], xv;
+#include "engine/embedded/kernels_matmul.h"
 
-    UNROLL
-    for (size_t j = 0; j < nt; j++)
-        wv[j] = load(w + (j * a->k + k) * nbytes, dtype, mask);
-    UNROLL
-    for (size_t i = 0; i < mt; i++) {
-        xv = load((const char *)(x + i * a->ldx + k), DTYPE_F32, mask);
-        UNROLL
-        for (size_t j = 0; j < nt; j++)
-            acc[i][j] = _mm512_fmadd_ps(xv, wv[j], acc[i][j]);
-    }
-}
+#define SWEEPS_OF(name, dtype, mt)                                                                 \
+    SWEEP(name, dtype, mt, 1, 0);                                                                  \
+    SWEEP(name, dtype, mt, 2, 0);                                                                  \
+    SWEEP(name, dtype, mt, 3, 0)
 
-/* mt tokens from m on, nt (1 or 4) outputs from n on; both constant where this is inlined. */
-INLINE void block(const struct matmul *a, size_t m, size_t n, enum dtype dtype, size_t mt,
-                  size_t nt)
-{
-    const char *w = (const char *)a->w + n * a->k * element_nbytes(dtype);
-    const float *x = a->x + m * a->ldx;
-    __m512 acc[BLOCK_MAX][BLOCK_MAX];
-    size_t k = 0;
+/* Its braces would be laid out as those of blocks. */
+/* clang-format off */
+#define SWEEPS_ROW(name, mt) {{name##_##mt##x1_0}, {name##_##mt##x2_0}, {name##_##mt##x3_0}}
+/* clang-format on */
 
-    UNROLL
-    for (size_t i = 0; i < mt; i++) {
-        UNROLL
-        for (size_t j = 0; j < nt; j++)
-            acc[i][j] = _mm512_setzero_ps();
-    }
-    for (; k + KERNELS_LANES <= a->k; k += KERNELS_LANES)
-        step(a, x, w, k, 0xffff, dtype, mt, nt, acc);
-    if (k < a->k)
-        step(a, x, w, k, (__mmask16)((1U << (a->k - k)) - 1U), dtype, mt, nt, acc);
-    UNROLL
-    for (size_t i = 0; i < mt; i++) {
-        float *y = a->y + (m + i) * a->ldy + n;
+#define SWEEPS(name, dtype)                                                                        \
+    SWEEPS_OF(name, dtype, 1);                                                                     \
+    SWEEPS_OF(name, dtype, 2);                                                                     \
+    SWEEPS_OF(name, dtype, 4);                                                                     \
+    SWEEPS_OF(name, dtype, 8);                                                                     \
+    static const sweeps name##_sweeps = {SWEEPS_ROW(name, 1), SWEEPS_ROW(name, 2),                 \
+                                         SWEEPS_ROW(name, 4), SWEEPS_ROW(name, 8)};                \
+    MATMUL(name, dtype)
 
-        if (nt == 4)
-            _mm_storeu_ps(y, reduce_4(acc[i]));
-        else
-            *y = reduce(acc[i][0]);
-    }
-}
-
-INLINE void tokens(const struct matmul *a, size_t m, size_t first, size_t last, enum dtype dtype,
-                   size_t mt)
-{
-    size_t n = first;
-
-    for (; n + 4 <= last; n += 4)
-        block(a, m, n, dtype, mt, 4);
-    for (; n < last; n++)
-        block(a, m, n, dtype, mt, 1);
-}
-
-INLINE void tile(const struct matmul *a, size_t first, size_t last, enum dtype dtype)
-{
-    size_t m = 0;
-
-    for (; m + 4 <= a->m; m += 4)
-        tokens(a, m, first, last, dtype, 4);
-    switch (a->m - m) {
-    case 3:
-        tokens(a, m, first, last, dtype, 3);
-        break;
-    case 2:
-        tokens(a, m, first, last, dtype, 2);
-        break;
-    case 1:
-        tokens(a, m, first, last, dtype, 1);
-        break;
-    default:
-        break;
-    }
-}
-
-/* Weights go through in tiles that stay in the second-level cache while all tokens pass. */
-INLINE void matmul(const struct matmul *a, uint32_t first, uint32_t last, enum dtype dtype)
-{
-    size_t rows = TILE_NBYTES / (a->k * element_nbytes(dtype));
-
-    rows = rows < BLOCK_MAX ? BLOCK_MAX : rows - rows % BLOCK_MAX;
-    for (size_t n = first; n < last; n += rows)
-        tile(a, n, last - n < rows ? last : n + rows, dtype);
-}
-
-static void matmul_bf16(const struct matmul *a, uint32_t first, uint32_t last)
-{
-    matmul(a, first, last, DTYPE_BF16);
-}
-
-static void matmul_f16(const struct matmul *a, uint32_t first, uint32_t last)
-{
-    matmul(a, first, last, DTYPE_F16);
-}
-
-static void matmul_f32(const struct matmul *a, uint32_t first, uint32_t last)
-{
-    matmul(a, first, last, DTYPE_F32);
-}
+SWEEPS(matmul_bf16, DTYPE_BF16);
+SWEEPS(matmul_f16, DTYPE_F16);
+SWEEPS(matmul_f32, DTYPE_F32);
 
 /* nb registers of columns, the last of them masked: the sums stay there over all n rows. */
 INLINE void sum_columns(float *o, const float *p, const float *v, size_t n, size_t d, size_t nb,
                         __mmask16 mask)
 {
-    __m512 acc[BLOCK_MAX];
+    __m512 acc[COLUMNS_MAX];
 
     UNROLL
     for (size_t b = 0; b < nb; b++)
@@ -195,9 +135,18 @@ static void weighted_sum(float *o, const float *p, const float *v, uint32_t n, u
         sum_columns(o + i, p, v + i, n, d, 1, (__mmask16)((1U << (d - i)) - 1U));
 }
 
+/* One token waits for memory, and narrower loads come closer to its speed: measured, a quarter. */
+static void matmul_bf16_or_avx2(const struct matmul *a, uint32_t first, uint32_t last)
+{
+    if (a->m == 1 && kernels_avx2() != NULL)
+        kernels_avx2()->matmul_bf16(a, first, last);
+    else
+        matmul_bf16(a, first, last);
+}
+
 static const struct kernels avx512 = {
     .name = "avx512",
-    .matmul_bf16 = matmul_bf16,
+    .matmul_bf16 = matmul_bf16_or_avx2,
     .matmul_f16 = matmul_f16,
     .matmul_f32 = matmul_f32,
     .weighted_sum = weighted_sum,

@@ -8,17 +8,24 @@
 #include <stdint.h>
 #include <string.h>
 
+/* One register of doubles: wider ones are taken apart through memory. */
+#if defined(__AVX512F__)
 enum { ELEMENTWISE_LANES = 8 };
+#elif defined(__AVX2__)
+enum { ELEMENTWISE_LANES = 4 };
+#else
+enum { ELEMENTWISE_LANES = 2 };
+#endif
 
-typedef double v8d __attribute__((vector_size(64)));
-typedef int64_t v8l __attribute__((vector_size(64)));
-typedef uint64_t v8u __attribute__((vector_size(64)));
-typedef float v8f __attribute__((vector_size(32)));
+typedef double vd __attribute__((vector_size(ELEMENTWISE_LANES * 8)));
+typedef int64_t vl __attribute__((vector_size(ELEMENTWISE_LANES * 8)));
+typedef uint64_t vu __attribute__((vector_size(ELEMENTWISE_LANES * 8)));
+typedef float vf __attribute__((vector_size(ELEMENTWISE_LANES * 4)));
 
 /* x = exp(x). Beyond +-200 the result is that of +-200, which float32 cannot hold either way. NaN
  * stays NaN: it fails both comparisons. x = k ln2 + r with |r| <= ln2 / 2, then Taylor to the 13th
  * power: an error near 1e-16, far below float32's. */
-static inline __attribute__((always_inline)) void exp_v8d(v8d *x)
+static inline __attribute__((always_inline)) void exp_vd(vd *x)
 {
     static const double inverse_factorial[] = {
         1.0 / 6227020800.0,
@@ -37,47 +44,47 @@ static inline __attribute__((always_inline)) void exp_v8d(v8d *x)
         1.0,
     };
     const double magic = 0x1.8p52; /* adding it leaves the nearest integer in the low bits */
-    const v8d low = (v8d){0} - 200.0, high = (v8d){0} + 200.0;
-    v8d d = *x, shifted, k, r, p;
-    v8l below, above;
+    const vd low = (vd){0} - 200.0, high = (vd){0} + 200.0;
+    vd d = *x, shifted, k, r, p;
+    vl below, above;
 
     below = d < low;
     above = d > high;
-    d = (v8d)(((v8l)d & ~(below | above)) | ((v8l)low & below) | ((v8l)high & above));
+    d = (vd)(((vl)d & ~(below | above)) | ((vl)low & below) | ((vl)high & above));
     shifted = d * 0x1.71547652b82fep0 + magic;
     k = shifted - magic;
     r = d - k * 0x1.62e42feep-1; /* ln2's high part: short enough for an exact product */
     r = r - k * 0x1.a39ef35793c76p-33;
-    p = (v8d){0} + inverse_factorial[0];
+    p = (vd){0} + inverse_factorial[0];
     for (size_t i = 1; i < sizeof inverse_factorial / sizeof inverse_factorial[0]; i++)
         p = p * r + inverse_factorial[i];
-    *x = p * (v8d)(((v8u)shifted + 1023) << 52);
+    *x = p * (vd)(((vu)shifted + 1023) << 52);
 }
 
-static inline void exp_shifted_v8(float *x, float shift)
+static inline void exp_shifted_v(float *x, float shift)
 {
-    v8f f;
-    v8d d;
+    vf f;
+    vd d;
 
     memcpy(&f, x, sizeof f);
     f = f - shift;
-    d = __builtin_convertvector(f, v8d);
-    exp_v8d(&d);
-    f = __builtin_convertvector(d, v8f);
+    d = __builtin_convertvector(f, vd);
+    exp_vd(&d);
+    f = __builtin_convertvector(d, vf);
     memcpy(x, &f, sizeof f);
 }
 
-static inline void silu_mul_v8(float *gate, const float *up)
+static inline void silu_mul_v(float *gate, const float *up)
 {
-    v8f g, u;
-    v8d d, e;
+    vf g, u;
+    vd d, e;
 
     memcpy(&g, gate, sizeof g);
     memcpy(&u, up, sizeof u);
-    d = __builtin_convertvector(g, v8d);
+    d = __builtin_convertvector(g, vd);
     e = -d;
-    exp_v8d(&e);
-    g = __builtin_convertvector(d / (1.0 + e), v8f) * u;
+    exp_vd(&e);
+    g = __builtin_convertvector(d / (1.0 + e), vf) * u;
     memcpy(gate, &g, sizeof g);
 }
 
@@ -87,10 +94,10 @@ static void elementwise_exp_shifted(float *x, float shift, size_t n)
     size_t i = 0;
 
     for (; i + ELEMENTWISE_LANES <= n; i += ELEMENTWISE_LANES)
-        exp_shifted_v8(x + i, shift);
+        exp_shifted_v(x + i, shift);
     if (i < n) {
         memcpy(tail, x + i, (n - i) * sizeof *x);
-        exp_shifted_v8(tail, shift);
+        exp_shifted_v(tail, shift);
         memcpy(x + i, tail, (n - i) * sizeof *x);
     }
 }
@@ -101,11 +108,11 @@ static void elementwise_silu_mul(float *gate, const float *up, size_t n)
     size_t i = 0;
 
     for (; i + ELEMENTWISE_LANES <= n; i += ELEMENTWISE_LANES)
-        silu_mul_v8(gate + i, up + i);
+        silu_mul_v(gate + i, up + i);
     if (i < n) {
         memcpy(g, gate + i, (n - i) * sizeof *g);
         memcpy(u, up + i, (n - i) * sizeof *u);
-        silu_mul_v8(g, u);
+        silu_mul_v(g, u);
         memcpy(gate + i, g, (n - i) * sizeof *g);
     }
 }

@@ -20,10 +20,29 @@ enum {
     MODEL_POSITION_MAX = 1 << 24 /* positions are exact in float32 up to here */
 };
 
-enum model_arch { ARCH_QWEN3 };
+enum model_arch { ARCH_QWEN3, ARCH_QWEN2, ARCH_LLAMA, ARCH_MISTRAL };
 
 /* How angles follow from positions. */
-enum rope_kind { ROPE_DEFAULT };
+enum rope_kind {
+    ROPE_DEFAULT,
+    ROPE_LINEAR, /* every frequency divided by the factor */
+    ROPE_LLAMA3  /* long waves divided, short ones kept, those between blended */
+};
+
+/* All above 0 where the kind reads them. */
+struct rope_scaling {
+    double factor;
+    double low_freq_factor, high_freq_factor; /* llama3; low < high */
+    double original_positions;                /* llama3: the context before it was stretched */
+};
+
+/* What generation_config.json says about sampling: defaults for the routes where vLLM has them. */
+struct model_defaults {
+    bool has_temperature, has_top_p, has_min_p, has_repetition_penalty, has_top_k, has_max_tokens;
+    float temperature, top_p, min_p, repetition_penalty;
+    int32_t top_k;
+    uint32_t max_tokens;
+};
 
 struct model_config {
     enum model_arch arch;
@@ -32,6 +51,7 @@ struct model_config {
     uint32_t max_position_embeddings;
     float rms_norm_eps;
     enum rope_kind rope_kind;
+    struct rope_scaling rope_scaling;
     double rope_theta;
     bool tie_word_embeddings;
     bool qkv_bias, o_bias, mlp_bias, qk_norm; /* which tensors a layer has */
@@ -39,10 +59,12 @@ struct model_config {
                          used where no weights tell */
     uint32_t n_eos;   /* generation_config.json wins over config.json */
     uint32_t eos[MODEL_EOS_MAX];
+    struct model_defaults defaults;
 };
 
 /* model_config_parse - @json is config.json, @generation_json generation_config.json or NULL.
- * Errors: ERR_BAD_REQUEST with the key as the field ("/hidden_act"); ERR_NO_MEMORY. */
+ * Errors: ERR_BAD_REQUEST with the key as the field ("/hidden_act"; "/generation_config/top_p" of
+ *         the other file); ERR_NO_MEMORY. */
 int model_config_parse(struct model_config *out, const char *json, size_t len,
                        const char *generation_json, size_t generation_len, struct err *e);
 

@@ -100,7 +100,8 @@ struct encoding {
     struct id_list ids;
     struct matcher *matcher;
     struct bpe_scratch bpe;
-    struct buf normal;                         /* one piece, normalised */
+    struct buf normal[2];                      /* one piece, normalised */
+    struct buf marked;                         /* the same after Metaspace */
     struct buf prefixed[TOKENIZER_STAGES_MAX]; /* one word of each stage, with its space */
 };
 
@@ -108,7 +109,9 @@ static void encoding_fini(struct encoding *x)
 {
     for (size_t i = 0; i < TOKENIZER_STAGES_MAX; i++)
         buf_fini(&x->prefixed[i]);
-    buf_fini(&x->normal);
+    buf_fini(&x->normal[0]);
+    buf_fini(&x->normal[1]);
+    buf_fini(&x->marked);
     bpe_scratch_fini(&x->bpe);
     matcher_free(x->matcher);
     free(x->ids.ids);
@@ -164,24 +167,42 @@ static int encode_word(struct encoding *x, size_t i_stage, const char *word, siz
     return cut_word(x, i_stage, word, len, e);
 }
 
+/* Text between added tokens, cut at the marks if that is asked for.
+ * @first  the whole text begins with it */
+static int encode_marked(struct encoding *x, const char *text, size_t len, bool first,
+                         struct err *e)
+{
+    const struct metaspace *m = &x->t->metaspace;
+    size_t done = 0, mark = m->mark.len;
+
+    if (m->scheme == METASPACE_OFF)
+        return encode_word(x, 0, text, len, e);
+    if (metaspace_apply(m, &x->marked, text, len, first, e) != 0)
+        return -1;
+    text = x->marked.data;
+    len = x->marked.len;
+    for (size_t at = 1; m->split && at + mark <= len; at++) {
+        if (memcmp(text + at, m->mark.text, mark) != 0)
+            continue;
+        if (encode_word(x, 0, text + done, at - done, e) != 0)
+            return -1;
+        done = at;
+    }
+    return encode_word(x, 0, text + done, len - done, e);
+}
+
 /* Text between the added tokens that are found before normalisation. */
-static int encode_piece(struct encoding *x, const char *text, size_t len, struct err *e)
+static int encode_piece(struct encoding *x, const char *text, size_t len, bool first, struct err *e)
 {
     struct added_walk w = {.text = text, .len = len};
     struct added_piece piece;
-    int rc = 0;
+    int rc = normal_apply(x->t, x->normal, &w.text, &w.len, e);
 
-    if (x->t->nfc) {
-        x->normal.len = 0;
-        if (nfc_append(&x->normal, text, len, e) != 0)
-            return -1;
-        w.text = x->normal.data;
-        w.len = x->normal.len;
-    }
     while (rc == 0 && added_next(&x->t->added_normalized, &w, &piece))
         rc = piece.id != TOKENIZER_ID_NONE
                  ? id_list_push(&x->ids, piece.id, e)
-                 : encode_word(x, 0, w.text + piece.start, piece.end - piece.start, e);
+                 : encode_marked(x, w.text + piece.start, piece.end - piece.start,
+                                 first && piece.start == 0, e);
     return rc;
 }
 
@@ -206,7 +227,8 @@ static int encode_text(struct encoding *x, const char *text, size_t len, bool ad
     while (rc == 0 && added_next(&t->added_raw, &w, &piece))
         rc = piece.id != TOKENIZER_ID_NONE
                  ? id_list_push(&x->ids, piece.id, e)
-                 : encode_piece(x, text + piece.start, piece.end - piece.start, e);
+                 : encode_piece(x, text + piece.start, piece.end - piece.start, piece.start == 0,
+                                e);
     if (rc == 0 && add_special)
         rc = push_ids(x, t->suffix, t->n_suffix, e);
     return rc;

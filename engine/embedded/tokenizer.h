@@ -40,17 +40,38 @@ int tokenizer_decode(const struct tokenizer *t, const uint32_t *ids, size_t n, b
 
 /* tokenizer_token - the token's own spelling ("Ġthe"), or NULL for an unknown id. */
 const char *tokenizer_token(const struct tokenizer *t, uint32_t id);
+/* tokenizer_token_text - what the token decodes to within a text, appended to `out`: as
+ * tokenizer_decode, but a space that only the beginning of a text loses stays. Unknown ids add
+ * nothing. */
+void tokenizer_token_text(const struct tokenizer *t, uint32_t id, struct buf *out);
 bool tokenizer_is_special(const struct tokenizer *t, uint32_t id);
 
-/* Incremental decoding: never splits a character, never loses one. Caller's storage. */
+/* Incremental decoding: never splits a character, never loses one; what is pushed, joined, is what
+ * tokenizer_decode gives. Caller's storage.
+ *
+ * Byte fallback: a run of byte tokens ("<0x0A>") is text if all of it is UTF-8, and one U+FFFD for
+ * each byte if not, so it is held until it ends; only the beginning of a run that is longer than
+ * DETOK_RUN_MAX goes out before, whatever follows (Hugging Face's tokenizers would still turn it
+ * into U+FFFD). */
+enum { DETOK_RUN_MAX = 1024 };
 struct detok {
     const struct tokenizer *t; /* borrowed */
     bool skip_special;
-    unsigned char held[4]; /* bytes of a character that is not complete */
-    unsigned n_held;
+    bool broken;                       /* the run of byte tokens is no UTF-8 */
+    unsigned n_strip;                  /* spaces that the text may still lose at its beginning */
+    unsigned n_held, n_whole;          /* bytes held; of a run: how many are whole characters */
+    unsigned char held[DETOK_RUN_MAX]; /* what is not decided */
 };
 void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special);
 void detok_push(struct detok *d, uint32_t id, struct buf *out); /* unknown ids add nothing */
-void detok_end(struct detok *d, struct buf *out);               /* flush what is held as U+FFFD */
+void detok_end(struct detok *d, struct buf *out);               /* flush what is held */
+
+/* detok_follow - after detok_init: what is pushed continues the text of `ids` (a prompt), so that a
+ * space at its beginning is only stripped where the whole text begins. */
+void detok_follow(struct detok *d, const uint32_t *ids, size_t n);
+
+/* detok_peek - what is held, if it is text as it stands and detok_end would give just that. 0 when
+ * nothing is, or when it ends within a character. *text is borrowed, until the next call. */
+size_t detok_peek(const struct detok *d, const char **text);
 
 #endif

@@ -91,6 +91,13 @@ static uint32_t *pair_slot(const struct bpe *b, uint32_t left, uint32_t right)
     return &b->pair_slots[at];
 }
 
+/* What a word is compared with: the spelling, or the bytes that it stands for. */
+static const void *key_of(const struct bpe *b, const struct token *token, size_t *len)
+{
+    *len = b->spelled ? token->text_len : token->n_bytes;
+    return b->spelled ? (const void *)token->text : token->bytes;
+}
+
 /* The slot that holds the word's id + 1, or the empty one where it belongs. */
 static uint32_t *word_slot(const struct bpe *b, const struct tokenizer *t, const void *word,
                            size_t len)
@@ -99,9 +106,10 @@ static uint32_t *word_slot(const struct bpe *b, const struct tokenizer *t, const
     size_t at = hash_bytes(word, len) & mask;
 
     for (; b->word_slots[at] != 0; at = (at + 1) & mask) {
-        const struct token *token = &t->tokens[b->word_slots[at] - 1];
+        size_t key_len;
+        const void *key = key_of(b, &t->tokens[b->word_slots[at] - 1], &key_len);
 
-        if (token->n_bytes == len && memcmp(token->bytes, word, len) == 0)
+        if (key_len == len && memcmp(key, word, len) == 0)
             break;
     }
     return &b->word_slots[at];
@@ -113,13 +121,18 @@ int bpe_index(struct bpe *b, const struct tokenizer *t, struct err *e)
         return -1;
     for (size_t rank = 0; rank < b->n_merges; rank++)
         *pair_slot(b, b->merges[rank].left, b->merges[rank].right) = (uint32_t)rank + 1;
-    if (!b->ignore_merges)
+    if (!b->ignore_merges && !b->spelled)
         return 0;
     if (new_slots(&b->word_slots, &b->n_word_slots, t->n_tokens, e) != 0)
         return -1;
-    for (uint32_t id = 0; id < t->n_tokens; id++)
-        if (t->tokens[id].in_model && t->tokens[id].mapped)
-            *word_slot(b, t, t->tokens[id].bytes, t->tokens[id].n_bytes) = id + 1;
+    for (uint32_t id = 0; id < t->n_tokens; id++) {
+        const struct token *token = &t->tokens[id];
+        size_t len;
+        const void *key = key_of(b, token, &len);
+
+        if (token->in_model && (b->spelled || token->mapped))
+            *word_slot(b, t, key, len) = id + 1;
+    }
     return 0;
 }
 
@@ -141,12 +154,14 @@ void bpe_scratch_fini(struct bpe_scratch *s)
 static int reserve(struct bpe_scratch *s, size_t n, struct err *e)
 {
     size_t cap = s->cap < SCRATCH_CAP_MIN ? SCRATCH_CAP_MIN : s->cap;
+    uint64_t n_moves = s->n_moves;
 
     if (n <= s->cap)
         return 0;
     while (cap < n)
         cap *= 2;
     bpe_scratch_fini(s); /* the content is of no use: no realloc */
+    s->n_moves = n_moves;
     s->symbols = malloc(cap * sizeof *s->symbols);
     s->heap = malloc(cap * HEAP_PER_SYMBOL * sizeof *s->heap);
     if (s->symbols == NULL || s->heap == NULL)
@@ -155,37 +170,48 @@ static int reserve(struct bpe_scratch *s, size_t n, struct err *e)
     return 0;
 }
 
-/* A binary min-heap of numbers. */
-static void sift_down(uint64_t *heap, size_t n, size_t at)
-{
-    uint64_t x = heap[at];
+/* A binary min-heap of numbers, which counts its moves. */
+struct heap {
+    uint64_t *x;
+    size_t n;
+    uint64_t n_moves;
+};
 
-    for (size_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
-        if (child + 1 < n && heap[child + 1] < heap[child])
+static void sift_down(struct heap *h, size_t at)
+{
+    uint64_t x = h->x[at];
+
+    for (size_t child = 2 * at + 1; child < h->n; child = 2 * at + 1) {
+        if (child + 1 < h->n && h->x[child + 1] < h->x[child])
             child++;
-        if (heap[child] >= x)
+        if (h->x[child] >= x)
             break;
-        heap[at] = heap[child];
+        h->x[at] = h->x[child];
         at = child;
+        h->n_moves++;
     }
-    heap[at] = x;
+    h->x[at] = x;
+    h->n_moves++;
 }
 
-static void heap_push(uint64_t *heap, size_t *n, uint64_t x)
+static void heap_push(struct heap *h, uint64_t x)
 {
-    size_t at = (*n)++;
+    size_t at = h->n++;
 
-    for (; at > 0 && heap[(at - 1) / 2] > x; at = (at - 1) / 2)
-        heap[at] = heap[(at - 1) / 2];
-    heap[at] = x;
+    for (; at > 0 && h->x[(at - 1) / 2] > x; at = (at - 1) / 2) {
+        h->x[at] = h->x[(at - 1) / 2];
+        h->n_moves++;
+    }
+    h->x[at] = x;
+    h->n_moves++;
 }
 
-static uint64_t heap_pop(uint64_t *heap, size_t *n)
+static uint64_t heap_pop(struct heap *h)
 {
-    uint64_t top = heap[0];
+    uint64_t top = h->x[0];
 
-    heap[0] = heap[--*n];
-    sift_down(heap, *n, 0);
+    h->x[0] = h->x[--h->n];
+    sift_down(h, 0);
     return top;
 }
 
@@ -203,7 +229,7 @@ static bool candidate(const struct bpe *b, const struct bpe_symbol *s, uint32_t 
 }
 
 /* One symbol for each byte that has a token; bytes without one become unk, or nothing. */
-static size_t split(const struct bpe *b, struct bpe_symbol *s, const char *word, size_t len)
+static size_t split_bytes(const struct bpe *b, struct bpe_symbol *s, const char *word, size_t len)
 {
     size_t n = 0;
     bool in_unk = false;
@@ -215,32 +241,70 @@ static size_t split(const struct bpe *b, struct bpe_symbol *s, const char *word,
         if (unk && (b->unk_id == TOKENIZER_ID_NONE || (in_unk && b->fuse_unk)))
             continue;
         in_unk = unk;
-        s[n].id = unk ? b->unk_id : id;
-        s[n].prev = n == 0 ? LINK_NONE : (uint32_t)n - 1;
-        s[n].next = (uint32_t)n + 1;
-        n++;
+        s[n++].id = unk ? b->unk_id : id;
     }
-    if (n > 0)
-        s[n - 1].next = LINK_NONE;
     return n;
 }
 
-static size_t first_candidates(const struct bpe *b, const struct bpe_symbol *s, size_t n,
-                               uint64_t *heap)
+/* Whether byte fallback has a token for every byte of a character. */
+static bool has_bytes(const struct bpe *b, const char *text, size_t len)
 {
-    size_t n_heap = 0;
+    for (size_t i = 0; i < len; i++)
+        if (b->byte_ids[(unsigned char)text[i]] == TOKENIZER_ID_NONE)
+            return false;
+    return b->byte_fallback;
+}
 
+/* One symbol for each character that has a token, or for each of its bytes. An unk waits for the
+ * next symbol that is none: bytes overtake it, as they do in the Rust crate. */
+static size_t split_chars(const struct bpe *b, const struct tokenizer *t, struct bpe_symbol *s,
+                          const char *word, size_t len)
+{
+    bool unk_waits = false;
+    size_t n = 0;
+    uint32_t cp;
+
+    for (size_t at = 0; at < len;) {
+        int k = utf8_scan((const unsigned char *)word + at, len - at, &cp);
+        uint32_t slot = *word_slot(b, t, word + at, (size_t)k);
+        bool bytes = slot == 0 && has_bytes(b, word + at, (size_t)k);
+
+        assert(k > 0); /* words are UTF-8 */
+        if (unk_waits && (slot != 0 || (!bytes && !b->fuse_unk)))
+            s[n++].id = b->unk_id;
+        unk_waits = !bytes && slot == 0 ? b->unk_id != TOKENIZER_ID_NONE : unk_waits && bytes;
+        for (int i = 0; bytes && i < k; i++)
+            s[n++].id = b->byte_ids[(unsigned char)word[at + (size_t)i]];
+        if (slot != 0)
+            s[n++].id = slot - 1;
+        at += (size_t)k;
+    }
+    if (unk_waits)
+        s[n++].id = b->unk_id;
+    return n;
+}
+
+static void link_symbols(struct bpe_symbol *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        s[i].prev = i == 0 ? LINK_NONE : (uint32_t)i - 1;
+        s[i].next = i + 1 == n ? LINK_NONE : (uint32_t)i + 1;
+    }
+}
+
+static void first_candidates(const struct bpe *b, const struct bpe_symbol *s, size_t n,
+                             struct heap *h)
+{
     for (size_t i = 0; i + 1 < n; i++)
-        if (candidate(b, s, (uint32_t)i, (uint32_t)i + 1, &heap[n_heap]))
-            n_heap++;
-    for (size_t i = n_heap / 2; i-- > 0;)
-        sift_down(heap, n_heap, i);
-    return n_heap;
+        if (candidate(b, s, (uint32_t)i, (uint32_t)i + 1, &h->x[h->n]))
+            h->n++;
+    for (size_t i = h->n / 2; i-- > 0;)
+        sift_down(h, i);
 }
 
 /* Merges the symbol at `at` with its right neighbour and pushes the pairs that this makes. */
 static void merge_at(const struct bpe *b, struct bpe_symbol *s, uint32_t at, uint32_t result,
-                     uint64_t *heap, size_t *n_heap)
+                     struct heap *h)
 {
     uint32_t right = s[at].next;
     uint64_t x;
@@ -251,29 +315,29 @@ static void merge_at(const struct bpe *b, struct bpe_symbol *s, uint32_t at, uin
     if (s[at].next != LINK_NONE)
         s[s[at].next].prev = at;
     if (candidate(b, s, s[at].prev, at, &x))
-        heap_push(heap, n_heap, x);
+        heap_push(h, x);
     if (candidate(b, s, at, s[at].next, &x))
-        heap_push(heap, n_heap, x);
+        heap_push(h, x);
 }
 
-static void merge_all(const struct bpe *b, struct bpe_symbol *s, size_t n, uint64_t *heap)
+static void merge_all(const struct bpe *b, struct bpe_symbol *s, size_t n, struct heap *h)
 {
-    size_t n_heap = first_candidates(b, s, n, heap);
-
-    while (n_heap > 0) {
-        uint64_t top = heap_pop(heap, &n_heap);
+    first_candidates(b, s, n, h);
+    while (h->n > 0) {
+        uint64_t top = heap_pop(h);
         uint32_t at = (uint32_t)top, result = b->merges[top >> 32].result;
         uint64_t now;
 
         if (s[at].id != TOKENIZER_ID_NONE && candidate(b, s, at, s[at].next, &now) &&
             b->merges[now >> 32].result == result)
-            merge_at(b, s, at, result, heap, &n_heap);
+            merge_at(b, s, at, result, h);
     }
 }
 
 int bpe_word(const struct bpe *b, const struct tokenizer *t, const char *word, size_t len,
              struct bpe_scratch *scratch, struct id_list *out, struct err *e)
 {
+    struct heap heap;
     size_t n;
 
     if (b->ignore_merges) {
@@ -285,8 +349,12 @@ int bpe_word(const struct bpe *b, const struct tokenizer *t, const char *word, s
     assert(len < LINK_NONE);
     if (reserve(scratch, len, e) != 0)
         return -1;
-    n = split(b, scratch->symbols, word, len);
-    merge_all(b, scratch->symbols, n, scratch->heap);
+    n = b->spelled ? split_chars(b, t, scratch->symbols, word, len)
+                   : split_bytes(b, scratch->symbols, word, len);
+    link_symbols(scratch->symbols, n);
+    heap = (struct heap){.x = scratch->heap};
+    merge_all(b, scratch->symbols, n, &heap);
+    scratch->n_moves += heap.n_moves;
     for (uint32_t i = 0; n > 0 && i != LINK_NONE; i = scratch->symbols[i].next)
         if (id_list_push(out, scratch->symbols[i].id, e) != 0)
             return -1;

@@ -1,8 +1,8 @@
 /* tokenizer.json to a tokenizer. Everything that the file may say and that would change an id is
  * either done as Hugging Face's tokenizers does it, or refused by name: nothing is skipped.
  *
- * Supported: the byte-level BPE family (GPT-2, Qwen, Llama 3). The byte-fallback family (Llama 2)
- * is refused at /model/byte_fallback. */
+ * Supported: BPE, byte-level (GPT-2, Qwen, Llama 3) or spelled, with byte fallback or without
+ * (Llama 2, Mistral). Which of the two it is, the decoder says; the other members must agree. */
 #include "engine/embedded/tokenizer_members.h"
 #include "engine/embedded/tokenizer_priv.h"
 
@@ -63,22 +63,34 @@ static char *arena_take(struct parse *p, size_t nbytes)
     return block;
 }
 
+/* Arena bytes of one token at most: the spelling, and what it decodes to. */
+static size_t token_nbytes(size_t len)
+{
+    return len + 1 + TOKENIZER_REPLACE_GROWTH_MAX * len;
+}
+
 /* Gives an id its spelling and its bytes. */
 static void put_token(struct parse *p, uint32_t id, const char *text, size_t len)
 {
+    const struct decoder *d = &p->t->decoder;
     struct token *token = &p->t->tokens[id];
     char *copy = arena_take(p, len + 1);
-    unsigned char *bytes = (unsigned char *)arena_take(p, len);
+    unsigned char *bytes = (unsigned char *)arena_take(p, TOKENIZER_REPLACE_GROWTH_MAX * len);
     size_t n_bytes = 0;
 
     memcpy(copy, text, len + 1);
     token->text = copy;
     token->text_len = (uint32_t)len;
-    token->mapped = byte_level_unmap(text, len, bytes, &n_bytes);
+    token->byte = -1;
+    token->mapped = d->kind == DECODER_BYTE_LEVEL && byte_level_unmap(text, len, bytes, &n_bytes);
     if (!token->mapped) {
         memcpy(bytes, text, len);
         n_bytes = len;
     }
+    if (d->kind == DECODER_SPELLED)
+        n_bytes = spelled_bytes(d, text, len, bytes);
+    if (d->byte_fallback)
+        token->byte = (int16_t)byte_token((const char *)bytes, n_bytes);
     token->bytes = bytes;
     token->n_bytes = (uint32_t)n_bytes;
     token->whole = utf8_valid_prefix((const char *)bytes, n_bytes) == n_bytes;
@@ -98,7 +110,7 @@ static int reserve_tokens(struct parse *p, const json_t *added, struct err *e)
         if (member_id(&id, v, "/model/vocab", e) != 0)
             return -1;
         id_max = id > id_max ? id : id_max;
-        nbytes += 2 * strlen(text) + 1;
+        nbytes += token_nbytes(strlen(text));
     }
     json_array_foreach(added, i, v)
     {
@@ -113,7 +125,7 @@ static int reserve_tokens(struct parse *p, const json_t *added, struct err *e)
                            "%zu bytes; 1 to %d are allowed", strlen(text),
                            TOKENIZER_ADDED_NBYTES_MAX);
         id_max = id > id_max ? id : id_max;
-        nbytes += 2 * strlen(text) + 1;
+        nbytes += token_nbytes(strlen(text));
     }
     p->t->arena = malloc(nbytes);
     p->t->tokens = calloc((size_t)id_max + 1, sizeof *p->t->tokens);
@@ -122,6 +134,12 @@ static int reserve_tokens(struct parse *p, const json_t *added, struct err *e)
     p->arena_cap = nbytes;
     p->t->n_tokens = id_max + 1;
     return 0;
+}
+
+/* Encoding knows the bytes' tokens by their capital spelling only. */
+static bool is_fallback(const char *text)
+{
+    return byte_token(text, strlen(text)) >= 0 && strpbrk(text, "abcdef") == NULL;
 }
 
 static int parse_vocab(struct parse *p, struct err *e)
@@ -143,6 +161,8 @@ static int parse_vocab(struct parse *p, struct err *e)
         token->in_model = true;
         if (token->mapped && token->n_bytes == 1)
             p->t->bpe.byte_ids[token->bytes[0]] = id;
+        if (p->t->bpe.byte_fallback && is_fallback(text))
+            p->t->bpe.byte_ids[byte_token(text, strlen(text))] = id;
     }
     return 0;
 }
@@ -184,16 +204,20 @@ static int check_added_id(struct parse *p, const char *content, uint32_t id, con
 
 /* An added token that is matched in normalised text must be so itself. (Otherwise Hugging Face's
  * tokenizers finds and spells it in another form, but knows it as special in the form given.) */
-static int check_normal(const char *content, const char *base, struct err *e)
+static int check_normal(const struct tokenizer *t, const char *content, const char *base,
+                        struct err *e)
 {
-    struct buf text = {0};
-    int rc = nfc_append(&text, content, strlen(content), e);
+    struct buf scratch[2] = {{0}, {0}};
+    const char *text = content;
+    size_t len = strlen(content);
+    int rc = normal_apply(t, scratch, &text, &len, e);
 
-    if (rc == 0 && strcmp(text.data, content) != 0)
+    if (rc == 0 && (len != strlen(content) || memcmp(text, content, len) != 0))
         rc = err_set(e, ERR_BAD_REQUEST, pointer_member(base, "content").text,
                      "'%s' is matched after normalisation, but is not normalised itself",
                      member_quote(content).text);
-    buf_fini(&text);
+    buf_fini(&scratch[0]);
+    buf_fini(&scratch[1]);
     return rc;
 }
 
@@ -216,7 +240,7 @@ static int parse_added_token(struct parse *p, const json_t *v, const char *base,
     if (p->t->tokens[a.id].text == NULL)
         put_token(p, a.id, content, strlen(content));
     p->t->tokens[a.id].special = special;
-    if (normalized && p->t->nfc && check_normal(content, base, e) != 0)
+    if (normalized && check_normal(p->t, content, base, e) != 0)
         return -1;
     a.content = p->t->tokens[a.id].text;
     a.len = p->t->tokens[a.id].text_len;
@@ -355,7 +379,6 @@ static int parse_model_options(struct parse *p, const json_t *model, struct err 
 {
     const json_t *type = json_object_get(model, "type"), *unk = json_object_get(model, "unk_token");
     struct bpe *b = &p->t->bpe;
-    bool byte_fallback;
 
     if (!json_is_object(model))
         return member_wrong_type("/model", model, "an object", e);
@@ -363,13 +386,14 @@ static int parse_model_options(struct parse *p, const json_t *model, struct err 
         return member_wrong_type("/model/type", type, "a string", e);
     if (type != NULL && strcmp(json_string_value(type), "BPE") != 0)
         return member_unsupported("/model", json_string_value(type), "BPE", e);
-    if (member_bool_or(&byte_fallback, model, "/model", "byte_fallback", false, e) != 0 ||
+    if (member_bool_or(&b->byte_fallback, model, "/model", "byte_fallback", false, e) != 0 ||
         member_bool_or(&b->fuse_unk, model, "/model", "fuse_unk", false, e) != 0 ||
         member_bool_or(&b->ignore_merges, model, "/model", "ignore_merges", false, e) != 0)
         return -1;
-    if (byte_fallback)
+    b->spelled = p->t->decoder.kind == DECODER_SPELLED;
+    if (b->byte_fallback && !b->spelled)
         return err_set(e, ERR_BAD_REQUEST, "/model/byte_fallback",
-                       "true is not supported: only byte-level BPE is");
+                       "true does not go with a ByteLevel decoder: byte-level BPE has every byte");
     if (check_model_unused(model, e) != 0)
         return -1;
     p->vocab = json_object_get(model, "vocab");
@@ -420,10 +444,11 @@ static int parse_root(struct parse *p, struct err *e)
     const json_t *root = p->root, *model = json_object_get(root, "model"), *added;
     struct tokenizer *t = p->t;
 
-    if (check_root(root, &added, e) != 0 || parse_model_options(p, model, e) != 0 ||
+    if (check_root(root, &added, e) != 0 ||
+        tokenizer_parse_decoder(t, json_object_get(root, "decoder"), e) != 0 ||
+        parse_model_options(p, model, e) != 0 ||
         tokenizer_parse_normalizer(t, json_object_get(root, "normalizer"), e) != 0 ||
         tokenizer_parse_pre(t, json_object_get(root, "pre_tokenizer"), e) != 0 ||
-        tokenizer_parse_decoder(t, json_object_get(root, "decoder"), e) != 0 ||
         reserve_tokens(p, added, e) != 0 || parse_vocab(p, e) != 0 ||
         parse_added(p, added, e) != 0 || parse_unk(p, model, e) != 0 ||
         parse_merges(p, model, e) != 0 ||

@@ -114,3 +114,9 @@ int member_unsupported(const char *field, const char *type, const char *allowed,
     return err_set(e, ERR_BAD_REQUEST, pointer_member(field, "type").text,
                    "'%s' is not supported; %s may stand here", member_quote(type).text, allowed);
 }
+
+int member_too_deep(const char *field, struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, field, "Sequence inside Sequence, more than %d deep",
+                   TOKENIZER_NESTING_MAX);
+}

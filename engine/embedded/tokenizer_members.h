@@ -41,5 +41,6 @@ int member_id(uint32_t *out, const json_t *v, const char *field, struct err *e);
 /* Refusals; they return -1. */
 int member_wrong_type(const char *field, const json_t *found, const char *wanted, struct err *e);
 int member_unsupported(const char *field, const char *type, const char *allowed, struct err *e);
+int member_too_deep(const char *field, struct err *e);
 
 #endif

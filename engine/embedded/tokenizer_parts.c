@@ -1,48 +1,8 @@
-/* What stands around the model in tokenizer.json: normalizer, pre_tokenizer, post_processor,
- * decoder. */
+/* What stands around the model in tokenizer.json: pre_tokenizer and post_processor. */
 #include "engine/embedded/tokenizer_members.h"
 #include "engine/embedded/tokenizer_priv.h"
 
 #include <string.h>
-
-static int too_deep(const char *field, struct err *e)
-{
-    return err_set(e, ERR_BAD_REQUEST, field, "Sequence inside Sequence, more than %d deep",
-                   TOKENIZER_NESTING_MAX);
-}
-
-/* ---- normalizer ---- */
-
-static int parse_normalizer(struct tokenizer *t, const json_t *v, const char *field, unsigned depth,
-                            struct err *e)
-{
-    const json_t *list, *child;
-    const char *type;
-    size_t i;
-
-    if (v == NULL || json_is_null(v))
-        return 0;
-    if (member_type(&type, v, field, e) != 0)
-        return -1;
-    if (strcmp(type, "NFC") == 0) {
-        t->nfc = true;
-        return 0;
-    }
-    if (strcmp(type, "Sequence") != 0)
-        return member_unsupported(field, type, "NFC, Sequence or null", e);
-    if (depth == TOKENIZER_NESTING_MAX)
-        return too_deep(field, e);
-    if (member_array(&list, v, field, "normalizers", e) != 0)
-        return -1;
-    json_array_foreach(list, i, child)
-    {
-        struct pointer base = pointer_member(field, "normalizers");
-
-        if (parse_normalizer(t, child, pointer_index(base.text, i).text, depth + 1, e) != 0)
-            return -1;
-    }
-    return 0;
-}
 
 /* ---- pre_tokenizer ---- */
 
@@ -99,6 +59,33 @@ static int parse_byte_level(struct tokenizer *t, const json_t *v, const char *fi
     return regex_new(&stage->re, REGEX_GPT2, strlen(REGEX_GPT2), false, field, e);
 }
 
+/* Metaspace: the sole stage, because it rewrites what a stage before it would have cut. */
+static int parse_metaspace(struct tokenizer *t, const json_t *v, const char *field, struct err *e)
+{
+    static const char *const schemes[] = {"", "always", "first", "never"};
+    struct metaspace *m = &t->metaspace;
+    const json_t *prefix = json_object_get(v, "add_prefix_space");
+    const char *scheme;
+
+    if (t->n_stages > 0 || m->scheme != METASPACE_OFF)
+        return err_set(e, ERR_BAD_REQUEST, field, "Metaspace beside others is not supported");
+    if (affix_read(&m->mark, json_object_get(v, "replacement"),
+                   pointer_member(field, "replacement").text, e) != 0 ||
+        member_str(&scheme, v, field, "prepend_scheme", e) != 0 ||
+        member_bool_or(&m->split, v, field, "split", true, e) != 0)
+        return -1;
+    for (int i = METASPACE_ALWAYS; i <= METASPACE_NEVER; i++)
+        if (strcmp(scheme, schemes[i]) == 0)
+            m->scheme = (enum metaspace_scheme)i;
+    if (m->scheme == METASPACE_OFF)
+        return err_set(e, ERR_BAD_REQUEST, pointer_member(field, "prepend_scheme").text,
+                       "'%s' is not one of always, first, never", member_quote(scheme).text);
+    if (json_is_boolean(prefix) && json_is_true(prefix) == (m->scheme == METASPACE_NEVER))
+        return err_set(e, ERR_BAD_REQUEST, pointer_member(field, "add_prefix_space").text,
+                       "contradicts prepend_scheme '%s'", scheme);
+    return 0;
+}
+
 /* *byte_level: whether ByteLevel was met; nothing may follow it. */
 static int parse_pre(struct tokenizer *t, const json_t *v, const char *field, unsigned depth,
                      bool *byte_level, struct err *e)
@@ -109,19 +96,25 @@ static int parse_pre(struct tokenizer *t, const json_t *v, const char *field, un
 
     if (member_type(&type, v, field, e) != 0)
         return -1;
-    if (*byte_level)
-        return err_set(e, ERR_BAD_REQUEST, field, "'%s' after ByteLevel is not supported",
-                       member_quote(type).text);
+    if (*byte_level || t->metaspace.scheme != METASPACE_OFF)
+        return err_set(e, ERR_BAD_REQUEST, field, "'%s' after %s is not supported",
+                       member_quote(type).text, *byte_level ? "ByteLevel" : "Metaspace");
     if (strcmp(type, "Split") == 0)
         return parse_split(t, v, field, e);
-    if (strcmp(type, "ByteLevel") == 0) {
+    if (strcmp(type, "ByteLevel") == 0 && t->decoder.kind == DECODER_BYTE_LEVEL) {
         *byte_level = true;
         return parse_byte_level(t, v, field, e);
     }
+    if (strcmp(type, "Metaspace") == 0 && t->decoder.kind == DECODER_SPELLED)
+        return parse_metaspace(t, v, field, e);
     if (strcmp(type, "Sequence") != 0)
-        return member_unsupported(field, type, "Split, ByteLevel or Sequence", e);
+        return member_unsupported(field, type,
+                                  t->decoder.kind == DECODER_BYTE_LEVEL
+                                      ? "Split, ByteLevel or Sequence"
+                                      : "with this decoder Split, Metaspace or Sequence",
+                                  e);
     if (depth == TOKENIZER_NESTING_MAX)
-        return too_deep(field, e);
+        return member_too_deep(field, e);
     if (member_array(&list, v, field, "pretokenizers", e) != 0)
         return -1;
     json_array_foreach(list, i, child)
@@ -138,11 +131,13 @@ int tokenizer_parse_pre(struct tokenizer *t, const json_t *v, struct err *e)
 {
     bool byte_level = false;
 
+    if (t->decoder.kind == DECODER_SPELLED && (v == NULL || json_is_null(v)))
+        return 0; /* the whole text is one word */
     if (parse_pre(t, v, "/pre_tokenizer", 0, &byte_level, e) != 0)
         return -1;
-    if (!byte_level)
+    if (t->decoder.kind == DECODER_BYTE_LEVEL && !byte_level)
         return err_set(e, ERR_BAD_REQUEST, "/pre_tokenizer",
-                       "ends without ByteLevel; only byte-level tokenizers are supported");
+                       "ends without ByteLevel, which the decoder is");
     return 0;
 }
 
@@ -229,7 +224,7 @@ static int parse_post(struct tokenizer *t, const json_t *v, const char *field, u
         return member_unsupported(field, type, "ByteLevel, TemplateProcessing, Sequence or null",
                                   e);
     if (depth == TOKENIZER_NESTING_MAX)
-        return too_deep(field, e);
+        return member_too_deep(field, e);
     if (member_array(&list, v, field, "processors", e) != 0)
         return -1;
     json_array_foreach(list, i, child)
@@ -240,23 +235,6 @@ static int parse_post(struct tokenizer *t, const json_t *v, const char *field, u
             return -1;
     }
     return 0;
-}
-
-int tokenizer_parse_decoder(struct tokenizer *t, const json_t *v, struct err *e)
-{
-    const char *type;
-
-    if (member_type(&type, v, "/decoder", e) != 0)
-        return -1;
-    if (strcmp(type, "ByteLevel") != 0)
-        return member_unsupported("/decoder", type, "ByteLevel", e);
-    t->decoder = DECODER_BYTE_LEVEL;
-    return 0;
-}
-
-int tokenizer_parse_normalizer(struct tokenizer *t, const json_t *v, struct err *e)
-{
-    return parse_normalizer(t, v, "/normalizer", 0, e);
 }
 
 int tokenizer_parse_post(struct tokenizer *t, const json_t *v, struct err *e)

@@ -2,9 +2,14 @@
  * includes this.
  *
  * Text takes four steps: added tokens are cut out (tokenizer_added.c), the rest is normalised
- * (tokenizer_nfc.c), cut into words by a list of stages (tokenizer_regex.c), and each word is
- * merged (tokenizer_bpe.c). Words stay raw bytes: the byte level's printable alphabet is a
- * bijection, so it is undone once, in the vocabulary, instead of applied to each text. */
+ * (tokenizer_normal.c, tokenizer_nfc.c), cut into words by a list of stages (tokenizer_regex.c),
+ * and each word is merged (tokenizer_bpe.c). Words stay raw bytes: the byte level's printable
+ * alphabet is a bijection, so it is undone once, in the vocabulary, instead of applied to each
+ * text.
+ *
+ * Two families: byte-level (GPT-2, Qwen, Llama 3), whose symbols are bytes; and spelled (Llama 2,
+ * Mistral), whose symbols are characters, or, with byte fallback, tokens like "<0x0A>" for the
+ * bytes of a character that has none. */
 #ifndef BATON_ENGINE_EMBEDDED_TOKENIZER_PRIV_H
 #define BATON_ENGINE_EMBEDDED_TOKENIZER_PRIV_H
 
@@ -28,6 +33,10 @@ enum {
     TOKENIZER_TEMPLATE_IDS_MAX = 64,         /* ids that the post processor adds on each side */
     TOKENIZER_PATTERN_NBYTES_MAX = 16 << 10, /* one pattern, as written */
     TOKENIZER_TEXT_NBYTES_MAX = 16 << 20,    /* one text to encode; takes up to 32 times as much */
+    TOKENIZER_NORMAL_STEPS_MAX = 8,          /* normalizers */
+    TOKENIZER_AFFIX_NBYTES_MAX = 16,         /* a string that is prepended or replaced */
+    TOKENIZER_REPLACE_GROWTH_MAX = 4,        /* bytes that one byte of a pattern may become */
+    TOKENIZER_NORMAL_NBYTES_MAX = 4 * TOKENIZER_TEXT_NBYTES_MAX, /* a text once normalised */
 };
 
 /* No token. */
@@ -59,6 +68,47 @@ const struct unicode_range *unicode_newer(size_t *n);
 /* nfc_append - append the NFC form of `text` (valid UTF-8) to `out`. Linear time.
  * Errors: ERR_NO_MEMORY. */
 int nfc_append(struct buf *out, const char *text, size_t len, struct err *e);
+
+/* ---- tokenizer_normal.c ---- */
+
+struct affix {
+    char text[TOKENIZER_AFFIX_NBYTES_MAX]; /* not NUL-terminated */
+    size_t len;
+};
+enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE };
+struct normal_step {
+    enum normal_kind kind;
+    struct affix from, to; /* Prepend has only `to` */
+};
+
+/* Spaces become a mark, and a text that begins without one gets one. */
+enum metaspace_scheme { METASPACE_OFF, METASPACE_ALWAYS, METASPACE_FIRST, METASPACE_NEVER };
+struct metaspace {
+    enum metaspace_scheme scheme; /* FIRST: only the piece with which the whole text begins */
+    struct affix mark;
+    bool split; /* a word begins at each mark */
+};
+
+/* affix_read - a string of 1 to TOKENIZER_AFFIX_NBYTES_MAX bytes.
+ * replace_read - the `pattern` and `content` of the Replace component `v`.
+ * Errors: ERR_BAD_REQUEST at the member. */
+int affix_read(struct affix *out, const json_t *v, const char *field, struct err *e);
+int replace_read(struct affix *from, struct affix *to, const json_t *v, const char *field,
+                 struct err *e);
+/* affix_replace - append `text` with every `from`, left to right, in favour of `to`; gives up
+ * replacing once `out` is longer than TOKENIZER_NORMAL_NBYTES_MAX. */
+void affix_replace(struct buf *out, const char *text, size_t len, const struct affix *from,
+                   const struct affix *to);
+
+/* normal_apply - *text through all steps of the normalizer; afterwards it is *text as it was, or
+ * lies in one of the scratch buffers. Errors: ERR_BAD_REQUEST (grows too long), ERR_NO_MEMORY. */
+int normal_apply(const struct tokenizer *t, struct buf scratch[2], const char **text, size_t *len,
+                 struct err *e);
+
+/* metaspace_apply - `text` (not empty) as Metaspace makes it, in place of what `out` held.
+ * @first  the whole text begins with this piece.  Errors: ERR_NO_MEMORY. */
+int metaspace_apply(const struct metaspace *m, struct buf *out, const char *text, size_t len,
+                    bool first, struct err *e);
 
 /* ---- tokenizer_regex.c: patterns ---- */
 
@@ -139,15 +189,18 @@ struct bpe {
     size_t n_merges;
     uint32_t *pair_slots; /* owned; hash of (left, right) -> rank + 1; 0 empty */
     size_t n_pair_slots;  /* power of two */
-    uint32_t *word_slots; /* owned; hash of a word's bytes -> id + 1; NULL unless ignore_merges */
+    uint32_t *word_slots; /* owned; hash of a word's bytes -> id + 1; NULL unless ignore_merges
+                             or spelled */
     size_t n_word_slots;
-    uint32_t byte_ids[256]; /* TOKENIZER_ID_NONE: not in the vocabulary */
+    bool spelled;           /* symbols are characters, else bytes */
+    bool byte_fallback;     /* spelled: characters without a token become the tokens of bytes */
+    uint32_t byte_ids[256]; /* of bytes, of "<0x..>" when spelled; TOKENIZER_ID_NONE: has none */
     uint32_t unk_id;        /* TOKENIZER_ID_NONE: characters without a token are dropped */
     bool fuse_unk;
     bool ignore_merges; /* a word that is an entry of the vocabulary is not merged */
 };
-/* bpe_index - build the tables over merges (and over `t`'s tokens when ignore_merges). The last of
- * equal pairs wins. Errors: ERR_NO_MEMORY. */
+/* bpe_index - build the tables over merges (and over `t`'s tokens when ignore_merges or spelled).
+ * The last of equal pairs wins. Errors: ERR_NO_MEMORY. */
 int bpe_index(struct bpe *b, const struct tokenizer *t, struct err *e);
 void bpe_fini(struct bpe *b);
 
@@ -161,6 +214,7 @@ struct bpe_scratch {
     struct bpe_symbol *symbols; /* owned */
     uint64_t *heap;             /* owned */
     size_t cap;                 /* bytes of the longest word that they have room for */
+    uint64_t n_moves;           /* of the heap's entries, over all words: what merging costs */
 };
 void bpe_scratch_fini(struct bpe_scratch *s);
 
@@ -174,8 +228,9 @@ struct token {
     const char *text;           /* the spelling, NUL-terminated; borrowed from arena; NULL: no id */
     const unsigned char *bytes; /* what it decodes to; borrowed from arena */
     uint32_t text_len, n_bytes;
+    int16_t byte;  /* that this token stands for in a spelled decoder; -1: it is text */
     bool in_model; /* an entry of /model/vocab, not only an added token */
-    bool mapped;   /* the spelling is all of the byte alphabet */
+    bool mapped;   /* byte-level: the spelling is all of the byte alphabet */
     bool special;
     bool whole; /* bytes are valid UTF-8 by themselves */
 };
@@ -186,15 +241,23 @@ struct stage {
     struct regex *re;      /* owned; NULL: the word stays whole */
 };
 
-/* How ids become text. The byte-fallback family will be a second member. */
-enum decoder_kind { DECODER_BYTE_LEVEL };
+/* How ids become text. */
+enum decoder_kind { DECODER_BYTE_LEVEL, DECODER_SPELLED };
+struct decoder {
+    enum decoder_kind kind;
+    struct affix from, to; /* spelled: replaced in every token; from.len 0: nothing is */
+    bool byte_fallback;    /* spelled: runs of byte tokens are bytes of text */
+    unsigned n_strip;      /* spelled: spaces that the whole text loses at its beginning */
+};
 
 struct tokenizer {
     char *arena;          /* owned; every text and byte string */
     struct token *tokens; /* owned */
     uint32_t n_tokens;    /* largest id + 1 */
 
-    bool nfc;
+    struct normal_step normal[TOKENIZER_NORMAL_STEPS_MAX];
+    size_t n_normal;
+    struct metaspace metaspace;
     struct added_set added_raw;        /* normalized: false */
     struct added_set added_normalized; /* normalized: true; contents are in normal form */
     struct stage stages[TOKENIZER_STAGES_MAX];
@@ -202,22 +265,26 @@ struct tokenizer {
     struct bpe bpe;
     uint32_t prefix[TOKENIZER_TEMPLATE_IDS_MAX], suffix[TOKENIZER_TEMPLATE_IDS_MAX];
     size_t n_prefix, n_suffix;
-    enum decoder_kind decoder;
+    struct decoder decoder;
 };
 
-/* ---- tokenizer_parts.c: one member of the root each, into `t` (zeroed before). ----
- * Errors: ERR_BAD_REQUEST naming the member that is malformed or not supported; ERR_NO_MEMORY. */
+/* ---- one member of the root each, into `t` (zeroed before): tokenizer_normal.c, _decoder.c,
+ * _parts.c. Errors: ERR_BAD_REQUEST naming the member that is malformed or not supported;
+ * ERR_NO_MEMORY. ---- */
 int tokenizer_parse_normalizer(struct tokenizer *t, const json_t *v, struct err *e);
-int tokenizer_parse_pre(struct tokenizer *t, const json_t *v, struct err *e);
+int tokenizer_parse_decoder(struct tokenizer *t, const json_t *v, struct err *e);
+int tokenizer_parse_pre(struct tokenizer *t, const json_t *v, struct err *e); /* needs decoder */
 /* Needs the tokens: the template's ids are looked up. */
 int tokenizer_parse_post(struct tokenizer *t, const json_t *v, struct err *e);
-int tokenizer_parse_decoder(struct tokenizer *t, const json_t *v, struct err *e);
+
+/* byte_token - the byte that a spelling like "<0x0A>" stands for; -1 for any other. */
+int byte_token(const char *text, size_t len);
+/* spelled_bytes - what a token of a spelled decoder decodes to, if it is no byte; `bytes` has room
+ * for TOKENIZER_REPLACE_GROWTH_MAX times `len`. Returns the number written. */
+size_t spelled_bytes(const struct decoder *d, const char *text, size_t len, unsigned char *bytes);
 
 /* byte_level_unmap - the bytes that a token's spelling stands for; `bytes` has room for `len`.
  * Returns: false if some character is none of the alphabet's 256; bytes are undefined then. */
 bool byte_level_unmap(const char *text, size_t len, unsigned char *bytes, size_t *n_bytes);
-
-/* detok_bytes - decode a token's bytes onto `out`, as detok_push does. */
-void detok_bytes(struct detok *d, const unsigned char *bytes, size_t n, struct buf *out);
 
 #endif

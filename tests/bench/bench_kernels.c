@@ -22,7 +22,7 @@ static int bench_init(struct bench *b)
 {
     b->weights = malloc(N_MATRICES * MATRIX_NBYTES);
     b->copy = malloc(MATRIX_NBYTES);
-    b->x = malloc(sizeof(float) * M_MAX * K);
+    b->x = aligned_alloc(64, sizeof(float) * M_MAX * K); /* as the model has it */
     b->y = malloc(sizeof(float) * M_MAX * N);
     if (b->weights == NULL || b->copy == NULL || b->x == NULL || b->y == NULL)
         return -1;

@@ -223,11 +223,190 @@ static void test_push_holds_half_a_character(void **state)
     tokenizer_free(t);
 }
 
+/* ---- the spelled family ---- */
+
+/* The byte of a spelling like "<0x0A>"; -1 for others. */
+static int spelled_byte(const char *text)
+{
+    unsigned byte;
+    char end;
+
+    if (strlen(text) != 6 || sscanf(text, "<0x%2X%c", &byte, &end) != 2 || end != '>')
+        return -1;
+    return (int)byte;
+}
+
+/* By the definition: spaces for marks, runs of bytes whole or one replacement for each, then the
+ * space at the beginning goes. */
+static void decode_spelled_slowly(const struct tokenizer *t, const uint32_t *ids, size_t n,
+                                  bool skip, struct buf *out)
+{
+    unsigned char run[IDS_MAX];
+    size_t len = 0, bad;
+
+    for (size_t i = 0; i <= n; i++) {
+        const char *text = i < n ? tokenizer_token(t, ids[i]) : "";
+        size_t good = 0, k = 1;
+
+        if (text == NULL || (i < n && skip && ids[i] < 3))
+            continue;
+        if (spelled_byte(text) >= 0) {
+            run[len++] = (unsigned char)spelled_byte(text);
+            continue;
+        }
+        while (good < len && (k = whole_char(run + good, len - good, &bad)) > 0)
+            good += k;
+        if (good == len && len > 0)
+            buf_append(out, run, len);
+        for (size_t j = 0; good < len && j < len; j++)
+            buf_puts(out, "\xef\xbf\xbd");
+        for (len = 0; *text != '\0'; text += k) {
+            k = strncmp(text, "\xe2\x96\x81", 3) == 0 ? 3 : 1;
+            buf_append(out, k == 3 ? " " : text, 1);
+        }
+    }
+    if (out->len > 0 && out->data[0] == ' ') {
+        memmove(out->data, out->data + 1, out->len - 1);
+        out->len--;
+    }
+}
+
+static uint32_t random_spelled_id(const struct tokenizer *t)
+{
+    static const unsigned char some[] = "\xc3\xa9\xe6\x97\xa5\xf0\x9f\x98\x80\n A";
+    uint32_t vocab = tokenizer_vocab_size(t);
+
+    switch (random_below(8)) {
+    case 0:
+        return random_below(3); /* special */
+    case 1:
+        return vocab + random_below(4);
+    case 2:
+    case 3:
+        return 3 + 256 + random_below(vocab - 259);
+    case 4:
+        return 3 + random_below(256);
+    default: /* bytes that make characters, often in order */
+        return 3U + some[(seed >> 20) % (sizeof some - 1)];
+    }
+}
+
+/* What has come out so far, and what detok_peek shows, is text that the whole could begin with. */
+static void check_spelled_round(const struct tokenizer *t, bool skip)
+{
+    uint32_t ids[IDS_MAX];
+    size_t n = random_below(IDS_MAX);
+    struct buf expected = {0}, joined = {0}, now = {0};
+    struct detok d;
+
+    detok_init(&d, t, skip);
+    for (size_t i = 0; i < n; i++) {
+        const char *held = NULL;
+        size_t n_held, n_sure;
+
+        ids[i] = random_spelled_id(t);
+        detok_push(&d, ids[i], &joined);
+        n_held = detok_peek(&d, &held);
+        n_sure = joined.len;
+        if (n_held > 0)
+            buf_append(&joined, held, n_held);
+        assert_whole_chars(&joined);
+        if (n_held > 0 || d.n_held == 0) { /* nothing is cut: the text if this were the end */
+            now.len = 0;
+            decode_spelled_slowly(t, ids, i + 1, skip, &now);
+            assert_same(&joined, &now);
+        }
+        joined.len = n_sure;
+    }
+    detok_end(&d, &joined);
+    decode_spelled_slowly(t, ids, n, skip, &expected);
+    assert_same(&joined, &expected);
+    buf_fini(&expected);
+    buf_fini(&joined);
+    buf_fini(&now);
+}
+
+static struct tokenizer *spelled(void)
+{
+    struct tokenizer *t = NULL;
+    struct err e = {0};
+
+    assert_int_equal(tokenizer_load(&t, SPELLED_DIR, &e), 0);
+    return t;
+}
+
+static void test_spelled_pieces_joined_are_the_whole(void **state)
+{
+    struct tokenizer *t = spelled();
+
+    (void)state;
+    for (int i = 0; i < ROUNDS; i++)
+        check_spelled_round(t, i % 2 == 0);
+    tokenizer_free(t);
+}
+
+/* A prompt, then what continues it: the space between them stays. */
+static void test_follow_keeps_the_space_within_a_text(void **state)
+{
+    struct tokenizer *t = spelled();
+    uint32_t prompt[2] = {1, id_of(t, "\xe2\x96\x81"
+                                      "A")},
+             next = id_of(t, "\xe2\x96\x81the");
+    struct buf out = {0};
+    struct detok d;
+
+    (void)state;
+    detok_init(&d, t, true);
+    detok_push(&d, next, &out);
+    assert_string_equal(out.data, "the");
+    out.len = 0;
+    detok_init(&d, t, true);
+    detok_follow(&d, prompt, 2);
+    detok_push(&d, next, &out);
+    assert_string_equal(out.data, " the");
+    out.len = 0;
+    detok_init(&d, t, true);
+    detok_follow(&d, prompt, 1); /* <s> has no text */
+    detok_push(&d, next, &out);
+    assert_string_equal(out.data, "the");
+    out.len = 0;
+    tokenizer_token_text(t, next, &out);
+    assert_string_equal(out.data, " the");
+    buf_fini(&out);
+    tokenizer_free(t);
+}
+
+/* Nothing is lost of a run that is longer than what is held, and nothing is split. */
+static void test_a_long_run_is_told_in_time(void **state)
+{
+    static const unsigned char day[] = {0xe6, 0x97, 0xa5};
+    struct tokenizer *t = spelled();
+    struct buf out = {0};
+    struct detok d;
+
+    (void)state;
+    detok_init(&d, t, true);
+    for (size_t i = 0; i < 5000 * 3; i++) {
+        detok_push(&d, 3U + day[i % 3], &out);
+        assert_true(d.n_held <= DETOK_RUN_MAX);
+        assert_whole_chars(&out);
+        assert_true(out.len + DETOK_RUN_MAX > i);
+    }
+    detok_end(&d, &out);
+    assert_int_equal(out.len, 5000 * 3);
+    assert_whole_chars(&out);
+    buf_fini(&out);
+    tokenizer_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces_joined_are_the_whole),
         cmocka_unit_test(test_push_holds_half_a_character),
+        cmocka_unit_test(test_spelled_pieces_joined_are_the_whole),
+        cmocka_unit_test(test_follow_keeps_the_space_within_a_text),
+        cmocka_unit_test(test_a_long_run_is_told_in_time),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
 #include "engine/embedded/kernels.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +17,8 @@
 
 #include <cmocka.h>
 
-enum { M_MAX = 9, N_MAX = 11, K_MAX = 1000 };
+/* Beyond a block of tokens, a tile of outputs, a stretch of k. */
+enum { M_MAX = 15, N_MAX = 27, K_MAX = 2100 };
 
 static uint64_t rng_state = 1;
 
@@ -166,7 +168,7 @@ static void check_matmul(const struct kernels *ks, enum dtype dtype, size_t m, s
 static void test_matmul_equals_the_canonical_order(void **state)
 {
     static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
-    static const size_t lengths[] = {63, 64, 65, 127, 128, 384, K_MAX};
+    static const size_t lengths[] = {63, 64, 65, 127, 384, 1023, 1024, 1025, 2048, K_MAX};
     unsigned n_sets = 0;
 
     (void)state;
@@ -468,6 +470,78 @@ static void test_compute_uses_and_wakes_all_threads(void **state)
     compute_free(c);
 }
 
+struct places {
+    struct compute *pool;
+    pthread_mutex_t gate;                /* the caller begins when it is open */
+    cpu_set_t sets[COMPUTE_THREADS_MAX]; /* of each thread */
+    uint32_t n_threads;
+    atomic_uint n_here;
+};
+
+static void note_place(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    struct places *p = arg;
+
+    (void)first;
+    (void)last;
+    (void)sched_getaffinity(0, sizeof p->sets[thread], &p->sets[thread]);
+    (void)atomic_fetch_add(&p->n_here, 1);
+    while (atomic_load(&p->n_here) < p->n_threads) /* one item for each thread */
+        (void)sched_yield();
+}
+
+static void *call_pool(void *arg)
+{
+    struct places *p = arg;
+
+    pthread_mutex_lock(&p->gate);
+    pthread_mutex_unlock(&p->gate);
+    compute_run(p->pool, p->n_threads, 1, note_place, p);
+    return NULL;
+}
+
+/* Pins a pool of n threads, whose caller is a thread of its own, and runs something on all. */
+static int pin_and_run(struct places *p, uint32_t n, struct err *e)
+{
+    pthread_t caller;
+    int rc;
+
+    *p = (struct places){.n_threads = n, .gate = PTHREAD_MUTEX_INITIALIZER};
+    assert_int_equal(compute_new(&p->pool, n, e), 0);
+    pthread_mutex_lock(&p->gate);
+    assert_int_equal(pthread_create(&caller, NULL, call_pool, p), 0);
+    rc = compute_pin(p->pool, caller, e);
+    pthread_mutex_unlock(&p->gate);
+    assert_int_equal(pthread_join(caller, NULL), 0);
+    compute_free(p->pool);
+    return rc;
+}
+
+static void test_compute_pin_gives_each_thread_a_processor(void **state)
+{
+    static struct places p;
+    uint32_t n = compute_n_processors();
+    cpu_set_t before, after;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    assert_int_equal(pin_and_run(&p, n, &e), 0);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(CPU_COUNT(&p.sets[i]), 1);
+        for (uint32_t j = 0; j < i; j++)
+            assert_false(CPU_EQUAL(&p.sets[i], &p.sets[j]));
+    }
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after)); /* nobody else is touched */
+    if (n == COMPUTE_THREADS_MAX)
+        return; /* no pool has more threads than that */
+    assert_int_equal(pin_and_run(&p, n + 1, &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_non_null(strstr(e.msg, "cannot be pinned"));
+    assert_true(CPU_EQUAL(&p.sets[0], &before));
+}
+
 static void test_compute_new_refuses_no_threads_and_too_many(void **state)
 {
     static const uint32_t wrong[] = {0, COMPUTE_THREADS_MAX + 1};
@@ -497,6 +571,7 @@ int main(void)
         cmocka_unit_test(test_select_is_what_a_model_gets),
         cmocka_unit_test(test_compute_runs_every_item_once),
         cmocka_unit_test(test_compute_uses_and_wakes_all_threads),
+        cmocka_unit_test(test_compute_pin_gives_each_thread_a_processor),
         cmocka_unit_test(test_compute_new_refuses_no_threads_and_too_many),
     };
 

@@ -17,6 +17,8 @@
 
 #include <cmocka.h>
 
+#include "random_model.h"
+
 /* Nothing is a multiple of 16; three query heads share a KV head; every bias there is. */
 enum { V = 53, H = 20, I = 37, L = 2, NH = 6, NKV = 2, D = 10, ROWS_MAX = 400, N_SEQS = 3 };
 
@@ -42,95 +44,6 @@ static const struct model_config cfg = {
 };
 
 static const uint32_t seq_len[N_SEQS] = {150, 67, 5};
-
-struct weights {
-    struct manifest *manifest;
-    struct view *views;
-    float **values; /* [n_tensors]: what the views hold, as float32 */
-    struct version version;
-};
-
-static uint64_t rng_state;
-
-/* Uniform in [-1, 1). */
-static double rng(void)
-{
-    rng_state = rng_state * 6364136223846793005U + 1442695040888963407U;
-    return (double)(int64_t)(rng_state >> 11) * 0x1p-52 - 1.0;
-}
-
-/* Fan-in scaled, norms around 1: what makes mistakes visible (and not a flat distribution). */
-static void fill(float *x, const struct tensor_spec *t)
-{
-    bool norm = strstr(t->name, "norm") != NULL;
-    double scale = t->ndim == 2 ? sqrt(3.0 / (double)t->shape[1]) : 0.5;
-
-    if (strstr(t->name, "embed") != NULL)
-        scale = 1.5;
-    if (strstr(t->name, "lm_head") != NULL)
-        scale *= 2.0;
-    for (uint64_t i = 0; i < t->numel; i++)
-        x[i] = (float)(norm ? 1.0 + 0.5 * rng() : scale * rng());
-}
-
-/* Tensors take turns at BF16, F16 and F32. */
-static struct plan *mixed_plan(const struct plan *p)
-{
-    static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
-    struct plan_builder *b;
-    struct plan *out;
-    struct err e = {0};
-
-    assert_int_equal(plan_builder_new(&b, &e), 0);
-    for (uint32_t i = 0; i < p->n_tensors; i++)
-        assert_int_equal(plan_builder_add(b, p->tensors[i].name, dtypes[i % 3], p->tensors[i].shape,
-                                          p->tensors[i].ndim, UINT64_MAX, &e),
-                         0);
-    assert_int_equal(plan_builder_finish(b, &out, &e), 0);
-    return out;
-}
-
-static struct weights weights_new(const struct model_config *c)
-{
-    struct weights w = {0};
-    struct manifest *uniform;
-    struct plan *stored;
-    struct err e = {0};
-
-    assert_int_equal(model_manifest(&uniform, c, NULL, &e), 0);
-    stored = mixed_plan(uniform->plan);
-    assert_int_equal(model_manifest(&w.manifest, c, stored, &e), 0);
-    plan_unref(stored);
-    manifest_free(uniform);
-    w.views = calloc(w.manifest->plan->n_tensors, sizeof *w.views);
-    w.values = calloc(w.manifest->plan->n_tensors, sizeof *w.values);
-    assert_true(w.views != NULL && w.values != NULL);
-    rng_state = 7;
-    for (uint32_t i = 0; i < w.manifest->plan->n_tensors; i++) {
-        const struct tensor_spec *t = &w.manifest->plan->tensors[i];
-        void *data = malloc(t->nbytes);
-
-        w.values[i] = malloc(t->numel * sizeof(float));
-        assert_true(data != NULL && w.values[i] != NULL);
-        fill(w.values[i], t);
-        dtype_convert(data, t->dtype, w.values[i], DTYPE_F32, t->numel);
-        dtype_convert(w.values[i], DTYPE_F32, data, t->dtype, t->numel);
-        w.views[i].data = data;
-    }
-    w.version = (struct version){.serial = 1, .views = w.views};
-    return w;
-}
-
-static void weights_free(struct weights *w)
-{
-    for (uint32_t i = 0; i < w->manifest->plan->n_tensors; i++) {
-        free((void *)(uintptr_t)w->views[i].data);
-        free(w->values[i]);
-    }
-    free(w->values);
-    free(w->views);
-    manifest_free(w->manifest);
-}
 
 static uint32_t token(uint32_t seq, uint32_t pos)
 {
@@ -309,7 +222,7 @@ static void run_decode(struct run *r, const struct weights *w, all_logits out)
 {
     for (uint32_t s = 0; s < N_SEQS; s++) {
         for (uint32_t pos = 0; pos < seq_len[s]; pos++) {
-            struct model_row row = {token(s, pos), pos, &r->kv[s], true};
+            struct model_row row = {token(s, pos), pos, &r->kv[s], true, NULL};
 
             model_step(r->model, &w->version, &row, 1, out[s][pos]);
         }
@@ -331,7 +244,7 @@ static void run_mixed(struct run *r, const struct weights *w, uint32_t chunk, ui
             for (uint32_t s = 0; s < N_SEQS; s++) {
                 if (pos < seq_len[s])
                     rows[n++] = (struct model_row){token(s, pos), pos, &r->kv[s],
-                                                   (pos + s) % every == 0};
+                                                   (pos + s) % every == 0, NULL};
             }
         }
         model_step(r->model, &w->version, rows, n, r->logits);
@@ -352,7 +265,7 @@ static void run_mixed(struct run *r, const struct weights *w, uint32_t chunk, ui
 
 static void test_forward_equals_a_plain_one_in_double(void **state)
 {
-    struct weights w = weights_new(&cfg);
+    struct weights w = weights_new(&cfg, 7);
     struct run r = run_new(&cfg, &w, 2);
     struct plain *past = malloc(sizeof *past);
     all_logits *out = malloc(sizeof *out);
@@ -383,7 +296,7 @@ static void test_forward_equals_a_plain_one_in_double(void **state)
 
 static void test_result_depends_on_nothing_but_the_sequence(void **state)
 {
-    struct weights w = weights_new(&cfg);
+    struct weights w = weights_new(&cfg, 7);
     all_logits *expected = malloc(sizeof *expected);
     struct run r;
     unsigned n_sets = 0;
@@ -437,13 +350,57 @@ static void test_rope_angles_are_float_products(void **state)
     assert_true(n_rounded > 0);
 }
 
+/* By the definition, in double: waves are kept, divided or blended by how many of them the original
+ * context holds. */
+static double scaled_frequency(double f, const struct rope_scaling *r)
+{
+    double n_waves = r->original_positions * f / 6.283185307179586, s;
+
+    if (n_waves > r->high_freq_factor)
+        return f;
+    if (n_waves < r->low_freq_factor)
+        return f / r->factor;
+    s = (n_waves - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    return (1 - s) * f / r->factor + s * f;
+}
+
+static void test_rope_frequencies_are_scaled(void **state)
+{
+    enum { DIM = 128 };
+    struct model_config c = {.head_dim = DIM,
+                             .rope_theta = 500000.0,
+                             .rope_kind = ROPE_LLAMA3,
+                             .rope_scaling = {8, 1, 4, 8192}};
+    unsigned n_kept = 0, n_divided = 0, n_blended = 0;
+    float out[DIM / 2];
+
+    (void)state;
+    rope_frequencies(out, &c);
+    for (int i = 0; i < DIM / 2; i++) {
+        double f = pow(c.rope_theta, -2.0 * i / DIM), want = scaled_frequency(f, &c.rope_scaling);
+
+        assert_true(fabs((double)out[i] - want) < 2e-6 * want);
+        n_kept += want >= f;
+        n_divided += want <= f / 8;
+        n_blended += want < f && want > f / 8;
+    }
+    assert_true(n_kept > 10 && n_divided > 10 && n_blended > 2);
+    c.rope_kind = ROPE_LINEAR;
+    rope_frequencies(out, &c);
+    for (int i = 0; i < DIM / 2; i++) {
+        double want = pow(c.rope_theta, -2.0 * i / DIM) / 8;
+
+        assert_true(fabs((double)out[i] - want) < 2e-6 * want);
+    }
+}
+
 /* The same bytes must be read, not a copy made when the model was. */
 static void test_step_reads_the_version_it_is_given(void **state)
 {
-    struct weights w = weights_new(&cfg);
+    struct weights w = weights_new(&cfg, 7);
     struct run r = run_new(&cfg, &w, 1);
     float before[V], after[V], again[V];
-    struct model_row row = {token(0, 0), 0, &r.kv[0], true};
+    struct model_row row = {token(0, 0), 0, &r.kv[0], true, NULL};
     uint32_t n = w.manifest->plan->n_tensors;
     struct view *other = malloc(n * sizeof *other);
     struct version next = {.serial = 2, .views = other};
@@ -491,18 +448,18 @@ static void test_tied_head_is_the_embedding(void **state)
 
     (void)state;
     tied.tie_word_embeddings = true;
-    w = weights_new(&tied);
-    u = weights_new(&cfg);
+    w = weights_new(&tied, 7);
+    u = weights_new(&cfg, 7);
     assert_int_equal(plan_find(w.manifest->plan, "lm_head.weight"), PLAN_NO_TENSOR);
     /* An untied model whose head holds the embedding's bytes gives the same. */
     head = plan_find(u.manifest->plan, "lm_head.weight");
     embed = plan_find(u.manifest->plan, "model.embed_tokens.weight");
     r = run_new(&tied, &w, 1);
     s = run_new(&cfg, &u, 1);
-    model_step(r.model, &w.version, &(struct model_row){3, 0, &r.kv[0], true}, 1, a);
+    model_step(r.model, &w.version, &(struct model_row){3, 0, &r.kv[0], true, NULL}, 1, a);
     dtype_convert((void *)(uintptr_t)u.views[head].data, u.manifest->plan->tensors[head].dtype,
                   u.values[embed], DTYPE_F32, (uint64_t)V * H);
-    model_step(s.model, &u.version, &(struct model_row){3, 0, &s.kv[0], true}, 1, b);
+    model_step(s.model, &u.version, &(struct model_row){3, 0, &s.kv[0], true, NULL}, 1, b);
     assert_int_equal(u.manifest->plan->tensors[head].dtype, DTYPE_F32); /* holds BF16 exactly */
     assert_memory_equal(a, b, sizeof a);
     run_free(&s);
@@ -514,7 +471,7 @@ static void test_tied_head_is_the_embedding(void **state)
 static void test_model_new_names_the_tensor_that_is_missing(void **state)
 {
     struct model_config more = cfg;
-    struct weights w = weights_new(&cfg);
+    struct weights w = weights_new(&cfg, 7);
     struct model *m = NULL;
     struct err e = {0};
 
@@ -530,9 +487,9 @@ static void test_model_new_names_the_tensor_that_is_missing(void **state)
 
 static void test_no_rows_and_no_wanted_rows_write_nothing(void **state)
 {
-    struct weights w = weights_new(&cfg);
+    struct weights w = weights_new(&cfg, 7);
     struct run r = run_new(&cfg, &w, 2);
-    struct model_row row = {1, 0, &r.kv[0], false};
+    struct model_row row = {1, 0, &r.kv[0], false, NULL};
     float untouched = 42.0F;
 
     (void)state;
@@ -549,6 +506,7 @@ int main(void)
         cmocka_unit_test(test_forward_equals_a_plain_one_in_double),
         cmocka_unit_test(test_result_depends_on_nothing_but_the_sequence),
         cmocka_unit_test(test_rope_angles_are_float_products),
+        cmocka_unit_test(test_rope_frequencies_are_scaled),
         cmocka_unit_test(test_step_reads_the_version_it_is_given),
         cmocka_unit_test(test_tied_head_is_the_embedding),
         cmocka_unit_test(test_model_new_names_the_tensor_that_is_missing),

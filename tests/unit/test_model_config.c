@@ -16,6 +16,11 @@
 
 #define MODEL_DIR FIXTURES "/kjv-qwen3-1m"
 
+/* The beginning of a patch that makes the config another architecture's. */
+#define QWEN2   "{\"architectures\":[\"Qwen2ForCausalLM\"],\"model_type\":\"qwen2\""
+#define LLAMA   "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\""
+#define MISTRAL "{\"architectures\":[\"MistralForCausalLM\"],\"model_type\":\"mistral\""
+
 /* A small config; `patch` is an object whose members replace its own. */
 static char *patched(const char *patch)
 {
@@ -105,6 +110,129 @@ static void test_parse_attention_bias_is_of_all_four(void **state)
     assert_false(c.mlp_bias);
 }
 
+/* What each architecture has when its config says nothing, and what a key may change. */
+static void test_parse_architectures(void **state)
+{
+    static const struct {
+        const char *patch;
+        enum model_arch arch;
+        uint32_t head_dim;
+        bool qkv, o, mlp, norm;
+    } rows[] = {
+        {"{\"head_dim\":null}", ARCH_QWEN3, 128, false, false, false, true},
+        {QWEN2 ",\"head_dim\":null}", ARCH_QWEN2, 6, true, false, false, false},
+        {QWEN2 ",\"attention_bias\":true}", ARCH_QWEN2, 8, true, false, false, false},
+        {LLAMA ",\"head_dim\":null}", ARCH_LLAMA, 6, false, false, false, false},
+        {LLAMA ",\"attention_bias\":true}", ARCH_LLAMA, 8, true, true, false, false},
+        {LLAMA ",\"mlp_bias\":true}", ARCH_LLAMA, 8, false, false, true, false},
+        {LLAMA ",\"sliding_window\":16,\"hidden_act\":\"swish\"}", ARCH_LLAMA, 8, false, false,
+         false, false},
+        {MISTRAL ",\"head_dim\":null,\"sliding_window\":null}", ARCH_MISTRAL, 6, false, false,
+         false, false},
+        {MISTRAL ",\"sliding_window\":512}", ARCH_MISTRAL, 8, false, false, false, false},
+        {MISTRAL ",\"max_position_embeddings\":4096}", ARCH_MISTRAL, 8, false, false, false, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct model_config c = accepted(rows[i].patch, NULL);
+
+        assert_int_equal(c.arch, rows[i].arch);
+        assert_int_equal(c.head_dim, rows[i].head_dim);
+        assert_int_equal(c.qkv_bias, rows[i].qkv);
+        assert_int_equal(c.o_bias, rows[i].o);
+        assert_int_equal(c.mlp_bias, rows[i].mlp);
+        assert_int_equal(c.qk_norm, rows[i].norm);
+        assert_true(c.rms_norm_eps == 1e-6F && c.rope_theta == 10000.0);
+    }
+}
+
+static void test_load_reads_the_tiny_models(void **state)
+{
+    struct model_config c = {0};
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(model_config_load(&c, FIXTURES "/tiny-llama3", &e), 0);
+    assert_true(c.arch == ARCH_LLAMA && c.rope_kind == ROPE_LLAMA3 && c.dtype == DTYPE_F16);
+    assert_true(c.rope_theta == 500000.0 && c.rope_scaling.factor == 8.0);
+    assert_true(c.rope_scaling.low_freq_factor == 1.0 && c.rope_scaling.high_freq_factor == 4.0);
+    assert_true(c.rope_scaling.original_positions == 64.0 && !c.tie_word_embeddings);
+    assert_int_equal(model_config_load(&c, FIXTURES "/tiny-qwen2", &e), 0);
+    assert_true(c.arch == ARCH_QWEN2 && c.rope_kind == ROPE_DEFAULT && c.dtype == DTYPE_BF16);
+    assert_true(c.rope_theta == 1e6 && c.tie_word_embeddings && c.head_dim == 16);
+    assert_int_equal(model_config_load(&c, FIXTURES "/tiny-llama2-spm", &e), 0);
+    assert_true(c.arch == ARCH_LLAMA && c.dtype == DTYPE_F32 && c.eos[0] == 2);
+}
+
+static void test_parse_scaled_rope_in_both_spellings(void **state)
+{
+    static const char *const linear[] = {
+        "{\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}}",
+        "{\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.5}}",
+        "{\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"linear\",\"factor\":2.5}}",
+    };
+    struct model_config c;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++) {
+        c = accepted(linear[i], NULL);
+        assert_true(c.rope_kind == ROPE_LINEAR && c.rope_scaling.factor == 2.5);
+        assert_true(c.rope_theta == 5e5);
+    }
+    c = accepted("{\"rope_parameters\":{\"rope_theta\":1e4,\"rope_type\":\"llama3\",\"factor\":32,"
+                 "\"low_freq_factor\":1,\"high_freq_factor\":4,"
+                 "\"original_max_position_embeddings\":8192}}",
+                 NULL);
+    assert_true(c.rope_kind == ROPE_LLAMA3 && c.rope_scaling.original_positions == 8192.0);
+}
+
+static void test_parse_sampling_defaults(void **state)
+{
+    struct model_defaults d =
+        accepted("{}", "{\"temperature\":0.6,\"top_p\":0.95,\"top_k\":20,\"min_p\":0.01,"
+                       "\"repetition_penalty\":1.05,\"max_new_tokens\":512,\"do_sample\":true}")
+            .defaults;
+
+    (void)state;
+    assert_true(d.has_temperature && d.temperature == 0.6F);
+    assert_true(d.has_top_p && d.top_p == 0.95F);
+    assert_true(d.has_min_p && d.min_p == 0.01F);
+    assert_true(d.has_repetition_penalty && d.repetition_penalty == 1.05F);
+    assert_true(d.has_top_k && d.top_k == 20);
+    assert_true(d.has_max_tokens && d.max_tokens == 512);
+    d = accepted("{}", "{\"temperature\":null}").defaults;
+    assert_false(d.has_temperature || d.has_top_p || d.has_min_p || d.has_repetition_penalty ||
+                 d.has_top_k || d.has_max_tokens);
+}
+
+static void test_parse_refuses_sampling_defaults_out_of_range(void **state)
+{
+    static const struct {
+        const char *generation, *field;
+    } rows[] = {
+        {"{\"temperature\":-1}", "/generation_config/temperature"},
+        {"{\"temperature\":\"hot\"}", "/generation_config/temperature"},
+        {"{\"top_p\":0}", "/generation_config/top_p"},
+        {"{\"top_p\":1.5}", "/generation_config/top_p"},
+        {"{\"min_p\":2}", "/generation_config/min_p"},
+        {"{\"repetition_penalty\":0}", "/generation_config/repetition_penalty"},
+        {"{\"top_k\":-2}", "/generation_config/top_k"},
+        {"{\"top_k\":1.5}", "/generation_config/top_k"},
+        {"{\"max_new_tokens\":0}", "/generation_config/max_new_tokens"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct model_config c;
+        struct err e = {0};
+
+        assert_int_equal(parse_patched(&c, "{}", rows[i].generation, &e), -1);
+        assert_string_equal(e.field, rows[i].field);
+        assert_int_equal(e.code, ERR_BAD_REQUEST);
+    }
+}
+
 static void test_parse_both_spellings_of_rope(void **state)
 {
     static const char *const million[] = {
@@ -169,12 +297,44 @@ static const struct {
     {"{\"model_type\":\"llama\"}", "/model_type"},
     {"{\"model_type\":3}", "/model_type"},
     {"{\"quantization_config\":{\"bits\":4}}", "/quantization_config"},
+    {"{\"compression_config\":{\"format\":\"x\"}}", "/compression_config"},
+    {"{\"text_config\":{\"hidden_size\":24}}", "/text_config"},
+    {"{\"dual_chunk_attention_config\":{\"chunk_size\":8}}", "/dual_chunk_attention_config"},
+    {"{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\"}",
+     "/architectures"},
+    {"{\"architectures\":[\"MixtralForCausalLM\"]}", "/architectures"},
+    {"{\"architectures\":[\"LlamaForCausalLM\"]}", "/model_type"}, /* the base says qwen3 */
+    {QWEN2 ",\"attention_bias\":false}", "/attention_bias"},
+    {QWEN2 ",\"mlp_bias\":true}", "/mlp_bias"},
+    {QWEN2 ",\"use_sliding_window\":true}", "/use_sliding_window"},
+    {"{\"mlp_bias\":true}", "/mlp_bias"}, /* Qwen3 */
+    {LLAMA ",\"mlp_bias\":1}", "/mlp_bias"},
+    {MISTRAL ",\"sliding_window\":null,\"attention_bias\":true}", "/attention_bias"},
+    {MISTRAL ",\"sliding_window\":511}", "/sliding_window"},
+    {MISTRAL ",\"sliding_window\":true}", "/sliding_window"},
+    {MISTRAL ",\"max_position_embeddings\":4097}", "/sliding_window"}, /* 4096 when absent */
     {"{\"hidden_act\":\"gelu\"}", "/hidden_act"},
     {"{\"hidden_act\":1}", "/hidden_act"},
     {"{\"rope_scaling\":{\"rope_type\":\"wavy\"}}", "/rope_scaling/rope_type"},
     {"{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0}}", "/rope_scaling/type"},
     {"{\"rope_scaling\":[1]}", "/rope_scaling"},
-    {"{\"rope_parameters\":{\"rope_type\":\"llama3\"}}", "/rope_parameters/rope_type"},
+    {"{\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2.0}}", "/rope_scaling/rope_type"},
+    {"{\"rope_scaling\":{\"type\":\"su\"}}", "/rope_scaling/type"},
+    {"{\"rope_scaling\":{\"rope_type\":\"longrope\"}}", "/rope_scaling/rope_type"},
+    {"{\"rope_parameters\":{\"rope_type\":\"yarn\"}}", "/rope_parameters/rope_type"},
+    {"{\"rope_scaling\":{\"type\":\"linear\"}}", "/rope_scaling/factor"},
+    {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", "/rope_scaling/factor"},
+    {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":\"2\"}}", "/rope_scaling/factor"},
+    {"{\"rope_parameters\":{\"rope_type\":\"llama3\"}}", "/rope_parameters/factor"},
+    {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "/rope_scaling/low_freq_factor"},
+    {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1}}",
+     "/rope_scaling/high_freq_factor"},
+    {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+     "\"high_freq_factor\":4}}",
+     "/rope_scaling/original_max_position_embeddings"},
+    {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
+     "\"high_freq_factor\":4,\"original_max_position_embeddings\":64}}",
+     "/rope_scaling/high_freq_factor"},
     {"{\"rope_parameters\":{\"rope_type\":7}}", "/rope_parameters/rope_type"},
     {"{\"rope_parameters\":{\"rope_theta\":-1}}", "/rope_parameters/rope_theta"},
     {"{\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1e4}}}",
@@ -184,6 +344,11 @@ static const struct {
     {"{\"partial_rotary_factor\":0.25}", "/partial_rotary_factor"},
     {"{\"rope_theta\":0}", "/rope_theta"},
     {"{\"rope_theta\":\"1e6\"}", "/rope_theta"},
+    {"{\"rope_theta\":1e-300}", "/rope_theta"}, /* angles that no float holds */
+    {"{\"rope_parameters\":{\"rope_theta\":1e-300}}", "/rope_parameters/rope_theta"},
+    {"{\"rope_theta\":1e-300,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", "/rope_theta"},
+    {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":1e-44}}", "/rope_scaling/factor"},
+    {"{\"rope_parameters\":{\"type\":\"linear\",\"factor\":1e-300}}", "/rope_parameters/factor"},
     {"{\"use_sliding_window\":true}", "/use_sliding_window"},
     {"{\"use_sliding_window\":1}", "/use_sliding_window"},
     {"{\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", "/layer_types/1"},
@@ -211,6 +376,8 @@ static const struct {
     {"{\"max_position_embeddings\":null}", "/max_position_embeddings"},
     {"{\"rms_norm_eps\":0}", "/rms_norm_eps"},
     {"{\"rms_norm_eps\":true}", "/rms_norm_eps"},
+    {"{\"rms_norm_eps\":1e-300}", "/rms_norm_eps"}, /* 0 as a float: a row of zeros is NaN */
+    {"{\"rms_norm_eps\":1e300}", "/rms_norm_eps"},
     {"{\"attention_bias\":\"yes\"}", "/attention_bias"},
     {"{\"tie_word_embeddings\":1}", "/tie_word_embeddings"},
     {"{\"torch_dtype\":\"float64\"}", "/torch_dtype"},
@@ -502,7 +669,12 @@ int main(void)
         cmocka_unit_test(test_load_reads_the_fixture),
         cmocka_unit_test(test_parse_defaults),
         cmocka_unit_test(test_parse_attention_bias_is_of_all_four),
+        cmocka_unit_test(test_parse_architectures),
+        cmocka_unit_test(test_load_reads_the_tiny_models),
         cmocka_unit_test(test_parse_both_spellings_of_rope),
+        cmocka_unit_test(test_parse_scaled_rope_in_both_spellings),
+        cmocka_unit_test(test_parse_sampling_defaults),
+        cmocka_unit_test(test_parse_refuses_sampling_defaults_out_of_range),
         cmocka_unit_test(test_parse_dtype_of_either_key),
         cmocka_unit_test(test_parse_eos_of_generation_config_wins),
         cmocka_unit_test(test_parse_ignores_what_changes_nothing),

@@ -1,5 +1,5 @@
-/* Ids and text as Hugging Face's tokenizers gives them: the fixture's own cases, and those of other
- * families of byte-level BPE, made from the fixture by setting members. */
+/* Ids and text as Hugging Face's tokenizers gives them: the cases of a byte-level fixture and of a
+ * spelled one, and those of other tokenizers made from the two by setting members. */
 #include "tokenizer_fixture.h"
 
 #include <setjmp.h>
@@ -51,16 +51,20 @@ static void check_decode(const struct tokenizer *t, const json_t *list, const js
     free(ids);
 }
 
-static void test_encode_and_decode_match_the_fixture(void **state)
+/* Both directions of all cases of DIR/tokenizer_golden.json. */
+static void check_fixture(const char *dir)
 {
-    json_t *golden = fixture_json(FIXTURE_DIR "/tokenizer_golden.json");
-    const json_t *cases = json_object_get(golden, "encode"), *c;
+    char path[256];
+    json_t *golden;
+    const json_t *cases, *c;
     struct tokenizer *t;
     struct err e = {0};
     size_t i;
 
-    (void)state;
-    assert_int_equal(tokenizer_load(&t, FIXTURE_DIR, &e), 0);
+    (void)snprintf(path, sizeof path, "%s/tokenizer_golden.json", dir);
+    golden = fixture_json(path);
+    cases = json_object_get(golden, "encode");
+    assert_int_equal(tokenizer_load(&t, dir, &e), 0);
     assert_true(json_array_size(cases) >= 20);
     json_array_foreach(cases, i, c)
     {
@@ -81,16 +85,31 @@ static void test_encode_and_decode_match_the_fixture(void **state)
     json_decref(golden);
 }
 
-/* The fixture's tokenizer with the members of `patch` set. */
-static struct tokenizer *patched(const json_t *patch)
+static void test_byte_level_fixture(void **state)
 {
-    json_t *root = fixture_json(FIXTURE_DIR "/tokenizer.json");
+    (void)state;
+    check_fixture(FIXTURE_DIR);
+}
+
+static void test_spelled_fixture(void **state)
+{
+    (void)state;
+    check_fixture(SPELLED_DIR);
+}
+
+/* The tokenizer of `dir` with the members of `patch` set. */
+static struct tokenizer *patched(const char *dir, const json_t *patch)
+{
+    char file[256];
+    json_t *root;
     const char *keys[8];
     struct tokenizer *t = NULL;
     struct err e = {0};
     const json_t *p;
     size_t i;
 
+    (void)snprintf(file, sizeof file, "%s/tokenizer.json", dir);
+    root = fixture_json(file);
     json_array_foreach(patch, i, p)
     {
         const json_t *path = json_object_get(p, "path");
@@ -107,44 +126,67 @@ static struct tokenizer *patched(const json_t *patch)
     return t;
 }
 
-static void test_other_families_match(void **state)
+static size_t check_config(const char *dir, const json_t *config)
 {
-    json_t *extra = fixture_json(FIXTURES "/tokenizer/extra_cases.json");
-    const json_t *configs = json_object_get(extra, "configs"), *config, *c;
-    size_t i, k, n_cases = 0;
+    struct tokenizer *t = patched(dir, json_object_get(config, "patch"));
+    const json_t *c;
+    size_t k, n_cases = 0;
 
-    (void)state;
-    json_array_foreach(configs, i, config)
+    json_array_foreach(json_object_get(config, "encode"), k, c)
     {
-        struct tokenizer *t = patched(json_object_get(config, "patch"));
+        const json_t *text = json_object_get(c, "text"), *ids = json_object_get(c, "ids");
+        const json_t *special = json_object_get(c, "ids_special");
 
-        json_array_foreach(json_object_get(config, "encode"), k, c)
-        {
-            const json_t *text = json_object_get(c, "text"), *ids = json_object_get(c, "ids");
-            const json_t *special = json_object_get(c, "ids_special");
-
-            check_encode(t, text, ids, false);
-            check_encode(t, text, special != NULL ? special : ids, true);
-            n_cases++;
-        }
-        json_array_foreach(json_object_get(config, "decode"), k, c)
-        {
-            check_decode(t, json_object_get(c, "ids"), json_object_get(c, "text"), false);
-            check_decode(t, json_object_get(c, "ids"), json_object_get(c, "text_skip_special"),
-                         true);
-            n_cases++;
-        }
-        tokenizer_free(t);
+        check_encode(t, text, ids, false);
+        check_encode(t, text, special != NULL ? special : ids, true);
+        n_cases++;
     }
-    assert_true(n_cases >= 400);
+    json_array_foreach(json_object_get(config, "decode"), k, c)
+    {
+        check_decode(t, json_object_get(c, "ids"), json_object_get(c, "text"), false);
+        check_decode(t, json_object_get(c, "ids"), json_object_get(c, "text_skip_special"), true);
+        n_cases++;
+    }
+    tokenizer_free(t);
+    return n_cases;
+}
+
+static void check_configs(const char *dir, const char *cases, size_t n_min)
+{
+    json_t *extra = fixture_json(cases);
+    const json_t *config;
+    size_t i, n_cases = 0;
+
+    json_array_foreach(json_object_get(extra, "configs"), i, config)
+    {
+        size_t n = check_config(dir, config);
+
+        assert_true(n > 0);
+        n_cases += n;
+    }
+    assert_true(n_cases >= n_min);
     json_decref(extra);
+}
+
+static void test_other_byte_level_tokenizers(void **state)
+{
+    (void)state;
+    check_configs(FIXTURE_DIR, FIXTURES "/tokenizer/extra_cases.json", 400);
+}
+
+static void test_other_spelled_tokenizers(void **state)
+{
+    (void)state;
+    check_configs(SPELLED_DIR, FIXTURES "/tokenizer/spelled_cases.json", 400);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode_and_decode_match_the_fixture),
-        cmocka_unit_test(test_other_families_match),
+        cmocka_unit_test(test_byte_level_fixture),
+        cmocka_unit_test(test_spelled_fixture),
+        cmocka_unit_test(test_other_byte_level_tokenizers),
+        cmocka_unit_test(test_other_spelled_tokenizers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

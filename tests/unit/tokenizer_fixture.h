@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIXTURE_DIR FIXTURES "/kjv-qwen3-1m"
+#define FIXTURE_DIR FIXTURES "/kjv-qwen3-1m"    /* byte-level */
+#define SPELLED_DIR FIXTURES "/tiny-llama2-spm" /* byte fallback */
 
 static inline json_t *fixture_json(const char *path)
 {
