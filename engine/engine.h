@@ -7,6 +7,7 @@
 #define BATON_ENGINE_ENGINE_H
 
 #include "base/err.h"
+#include "engine/steering.h"
 #include "weights/store.h"
 
 #include <stdbool.h>
@@ -16,32 +17,40 @@
 enum {
     GEN_STOPS_MAX = 16, /* stop strings, and stop token ids: 64 */
     GEN_STOP_IDS_MAX = 64,
-    GEN_STOP_LEN_MAX = 256, /* bytes of one stop string */
-    GEN_LOGPROBS_MAX = 64   /* top-k logprobs a token */
+    GEN_STOP_LEN_MAX = 256,   /* bytes of one stop string */
+    GEN_LOGPROBS_MAX = 64,    /* top-k logprobs a token */
+    GEN_ADAPTER_LEN_MAX = 256 /* bytes of an adapter's name */
 };
 
 /* How to sample. Ranges are checked by gen_params_check. */
 struct gen_params {
-    uint32_t max_tokens;     /* >= 1; GEN_MAX_TOKENS_REST = what the context (or the whole KV
-                                cache, if that is smaller) leaves */
-    uint32_t min_tokens;     /* until then eos, stop_ids and stops do not end it; the ids are
-                                masked, eos also with ignore_eos, as in vLLM */
-    float temperature;       /* 0 = greedy */
-    float top_p;             /* (0, 1] */
-    int32_t top_k;           /* 0 or -1 = off */
-    float min_p;             /* [0, 1] */
-    uint64_t seed;           /* always set: the caller draws one when the client gave none */
+    uint32_t max_tokens;      /* >= 1; GEN_MAX_TOKENS_REST = what the context (or the whole KV
+                                 cache, if that is smaller) leaves */
+    uint32_t min_tokens;      /* until then eos, stop_ids and stops do not end it; the ids are
+                                 masked, eos also with ignore_eos; a stop string has to be
+                                 complete with a later token. All as in vLLM */
+    float temperature;        /* 0 = greedy */
+    float top_p;              /* (0, 1] */
+    int32_t top_k;            /* 0 or -1 = off */
+    float min_p;              /* [0, 1] */
+    float repetition_penalty; /* > 0; of tokens in prompt or output; 1 = off */
+    float frequency_penalty;  /* [-2, 2]; for each time in the output; 0 = off */
+    float presence_penalty;   /* [-2, 2]; of tokens in the output; 0 = off */
+    uint64_t seed;            /* always set: the caller draws one when the client gave none */
     int32_t logprobs;        /* -1 = none; k = the sampled token and the k best (0: sampled only) */
     int32_t prompt_logprobs; /* -1 = none; as logprobs */
     bool ignore_eos;
+    bool stops_see_special; /* stop strings are searched in text that shows special tokens */
     uint32_t n_stop_ids;
     uint32_t stop_ids[GEN_STOP_IDS_MAX];
     uint32_t n_stops;
     char *stops[GEN_STOPS_MAX]; /* owned by the request; UTF-8 */
+    struct steering *steering;  /* shared, counted; NULL: nothing said of single tokens */
 };
 #define GEN_MAX_TOKENS_REST UINT32_MAX
 
-/* gen_params_init - vLLM's defaults: temperature 1, top_p 1, top_k off, min_p 0, no logprobs. */
+/* gen_params_init - vLLM's defaults: temperature 1, top_p 1, top_k off, min_p 0, no penalties, no
+ * logprobs. */
 void gen_params_init(struct gen_params *p);
 
 /* gen_params_check - ranges. Errors: ERR_BAD_REQUEST at "<prefix>/<member>" with found, allowed. */
@@ -65,7 +74,8 @@ struct gen_token {
 struct gen_span {
     uint32_t start, end;
     uint64_t serial;
-    char label[VERSION_LABEL_MAX + 1];
+    struct version_label *name; /* counted by the output */
+    const char *label;          /* the text of `name` */
 };
 
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_ABORT, GEN_ERROR };
@@ -88,6 +98,8 @@ struct gen_output {
     uint64_t longest_gap_us; /* between two of its tokens */
     uint64_t first_token_us; /* from submit */
     struct err error;        /* GEN_ERROR: why */
+    char adapter[GEN_ADAPTER_LEN_MAX + 1]; /* what every token was made with; "": the base model */
+    uint64_t adapter_revision;             /* of it */
 };
 
 struct gen_sink {
@@ -97,14 +109,34 @@ struct gen_sink {
     void (*done)(void *arg, struct gen_output *out);
 };
 
+/* What happens to a sequence when a version is committed between two of its tokens. */
+#define GEN_ON_UPDATE(X)                                                                           \
+    X(GEN_ON_UPDATE_CONTINUE, "continue")   /* the next token reads the new weights; KV stays */   \
+    X(GEN_ON_UPDATE_FINISH, "finish")       /* it ends on the version it began with */             \
+    X(GEN_ON_UPDATE_RECOMPUTE, "recompute") /* KV is made again with the new weights first */
+enum gen_on_update {
+#define X(constant, name) constant,
+    GEN_ON_UPDATE(X)
+#undef X
+};
+const char *gen_on_update_name(enum gen_on_update mode);
+
+/* gen_on_update_parse - Errors: ERR_BAD_REQUEST at `field`; *out is then untouched. */
+int gen_on_update_parse(enum gen_on_update *out, const char *text, const char *field,
+                        struct err *e);
+
+struct adapter_use;
+
 struct gen_request {
-    uint32_t *prompt;         /* owned; token ids */
-    uint32_t n_prompt;        /* >= 1 */
-    struct gen_params params; /* owns its stop strings */
+    uint32_t *prompt;             /* owned; token ids */
+    uint32_t n_prompt;            /* >= 1 */
+    enum gen_on_update on_update; /* what a commit does to it */
+    struct gen_params params;     /* owns its stop strings and a reference of its steering */
+    struct adapter_use *adapter;  /* one reference, let go when all of it ended; NULL: none */
     const struct gen_sink *sink;
     void *sink_arg;
 };
-void gen_request_fini(struct gen_request *r); /* frees prompt and stops; accepts a zeroed one */
+void gen_request_fini(struct gen_request *r); /* frees what it owns; accepts a zeroed one */
 
 /* gen_output_take - inside done(): keep the output beyond it. gen_output_free when finished. */
 struct gen_output *gen_output_take(struct gen_output *out);
@@ -115,8 +147,10 @@ struct engine_stats {
                                    it turns when idle */
     uint32_t n_running, n_waiting;
     uint64_t n_prompt_tokens, n_generated_tokens, n_steps;
+    uint64_t n_recomputed_tokens;       /* whose KV was made again, for `recompute` */
     uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */
     uint64_t kv_tokens_used, kv_tokens_max;
+    bool frozen, kv_released;
     uint64_t step_us_max; /* longest step since start */
 };
 
@@ -133,7 +167,8 @@ struct engine_ops {
     /* Checks, moves the request in on success, and returns its id (never 0) for cancel.
      * Errors: ERR_BAD_REQUEST at /token_ids/<i> (not in the vocabulary), /token_ids (longer than
      *         the context), /sampling_params/... ; ERR_TOO_LARGE (its KV can never fit);
-     *         ERR_UNSYNCED, ERR_INCONSISTENT (nothing to generate with); ERR_DRAINING;
+     *         ERR_UNSYNCED, ERR_INCONSISTENT (nothing to generate with); ERR_ASLEEP (no weights
+     *         or no KV cache, and not frozen); ERR_DRAINING;
      *         ERR_NO_MEMORY. Threads: any; takes MTX_STORE, then MTX_ENGINE, not together; the
      *         sink may run before this returns, but not before *id is written. Blocks: no. */
     int (*submit)(struct engine *en, struct gen_request *r, uint64_t *id, struct err *e);
@@ -144,6 +179,19 @@ struct engine_ops {
     void (*stats)(struct engine *en,
                   struct engine_stats *out); /* any thread, never waits on a step */
     void (*info)(struct engine *en, struct engine_info *out);
+
+    /* Stop between two tokens: none is made until thaw, and what runs stays as it is; cancelling
+     * and submitting go on. Repeating is harmless. Blocks: until the step that is being made has
+     * ended. Errors: ERR_TIMEOUT (not before the deadline; it is not frozen then). */
+    int (*freeze)(struct engine *en, uint64_t deadline_us, struct err *e);
+    void (*thaw)(struct engine *en); /* repeating is harmless */
+
+    /* Give the memory of the KV cache back, or take it again. Between the two nothing is computed.
+     * Generations that run make their KV again afterwards, and go on as if it had stayed.
+     * @nbytes  written on success: resident bytes that went back; 0 when repeated
+     * Threads: one at a time. Blocks, errors: as freeze. */
+    int (*kv_release)(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
+    int (*kv_restore)(struct engine *en, uint64_t deadline_us, struct err *e);
 
     /* Refuse new work; running generations go on. */
     void (*drain)(struct engine *en);

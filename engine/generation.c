@@ -1,6 +1,8 @@
 /* Parameters and outputs of a generation: what every engine shares. */
 #include "engine/generation.h"
 
+#include "engine/embedded/adapter_use.h"
+
 #include <assert.h>
 #include <math.h>
 #include <stdarg.h>
@@ -9,7 +11,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const float TEMPERATURE_MAX = 100.0F;
+static const float TEMPERATURE_MAX = 100.0F, PENALTY_MAX = 2.0F;
+
+const char *gen_on_update_name(enum gen_on_update mode)
+{
+    static const char *const names[] = {
+#define X(constant, name) [constant] = name,
+        GEN_ON_UPDATE(X)
+#undef X
+    };
+
+    return names[mode];
+}
+
+int gen_on_update_parse(enum gen_on_update *out, const char *text, const char *field, struct err *e)
+{
+    static const enum gen_on_update modes[] = {
+#define X(constant, name) constant,
+        GEN_ON_UPDATE(X)
+#undef X
+    };
+
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        if (strcmp(text, gen_on_update_name(modes[i])) != 0)
+            continue;
+        *out = modes[i];
+        return 0;
+    }
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "'%.64s' is no way to meet an update; allowed are continue, finish, recompute",
+                   text);
+}
 
 void gen_params_init(struct gen_params *p)
 {
@@ -17,6 +49,7 @@ void gen_params_init(struct gen_params *p)
         .max_tokens = 16,
         .temperature = 1.0F,
         .top_p = 1.0F,
+        .repetition_penalty = 1.0F,
         .logprobs = -1,
         .prompt_logprobs = -1,
     };
@@ -68,6 +101,25 @@ static int check_shape(const struct gen_params *p, const char *prefix, struct er
     return 0;
 }
 
+static int check_penalty(float penalty, const char *prefix, const char *member, struct err *e)
+{
+    if (penalty >= -PENALTY_MAX && penalty <= PENALTY_MAX)
+        return 0;
+    return refuse(e, prefix, member, "%s is %.9g; allowed are %g to %g", member, (double)penalty,
+                  (double)-PENALTY_MAX, (double)PENALTY_MAX);
+}
+
+static int check_penalties(const struct gen_params *p, const char *prefix, struct err *e)
+{
+    if (!isfinite(p->repetition_penalty) || p->repetition_penalty <= 0)
+        return refuse(e, prefix, "repetition_penalty",
+                      "repetition_penalty is %.9g; it must be a finite number above 0",
+                      (double)p->repetition_penalty);
+    if (check_penalty(p->frequency_penalty, prefix, "frequency_penalty", e) != 0)
+        return -1;
+    return check_penalty(p->presence_penalty, prefix, "presence_penalty", e);
+}
+
 static int check_stops(const struct gen_params *p, const char *prefix, struct err *e)
 {
     char member[32];
@@ -93,7 +145,7 @@ static int check_stops(const struct gen_params *p, const char *prefix, struct er
 int gen_params_check(const struct gen_params *p, const char *prefix, struct err *e)
 {
     if (check_counts(p, prefix, e) != 0 || check_shape(p, prefix, e) != 0 ||
-        check_stops(p, prefix, e) != 0)
+        check_penalties(p, prefix, e) != 0 || check_stops(p, prefix, e) != 0)
         return -1;
     return 0;
 }
@@ -111,6 +163,8 @@ void gen_request_fini(struct gen_request *r)
     free(r->prompt);
     for (uint32_t i = 0; i < r->params.n_stops; i++)
         free(r->params.stops[i]);
+    steering_unref(r->params.steering);
+    adapter_use_unref(r->adapter);
     memset(r, 0, sizeof *r);
 }
 
@@ -130,10 +184,9 @@ static int record_alloc(struct gen_record *r)
     const struct gen_record_cfg *cfg = &r->cfg;
 
     r->tokens = malloc(cfg->n_tokens_max * sizeof *r->tokens);
-    r->spans = malloc(GEN_SPANS_FIRST * sizeof *r->spans);
+    r->spans = malloc(cfg->n_tokens_max * sizeof *r->spans);
     if (r->tokens == NULL || r->spans == NULL)
         return -1;
-    r->n_spans_max = GEN_SPANS_FIRST;
     if (cfg->logprobs > 0 && (r->tops = tops_new(cfg->n_tokens_max, cfg->logprobs)) == NULL)
         return -1;
     if (cfg->prompt_logprobs < 0)
@@ -176,6 +229,8 @@ void gen_record_free(struct gen_record *r)
     free(r->tops);
     free(r->prompt);
     free(r->prompt_tops);
+    for (uint32_t i = 0; i < r->out.n_spans; i++)
+        version_label_unref(r->spans[i].name);
     free(r->spans);
     free(r);
 }
@@ -191,35 +246,19 @@ struct gen_top *gen_record_prompt_top(struct gen_record *r, uint32_t i)
                                   : r->prompt_tops + (size_t)i * n_top(r->cfg.prompt_logprobs);
 }
 
-int gen_record_span_room(struct gen_record *r, struct err *e)
-{
-    struct gen_span *spans;
-    uint32_t n = r->n_spans_max * 2; /* spans <= tokens < 2^31, so this does not wrap */
-
-    if (r->out.n_spans < r->n_spans_max)
-        return 0;
-    spans = realloc(r->spans, n * sizeof *spans);
-    if (spans == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u spans of weight versions", n);
-    r->spans = spans;
-    r->out.spans = spans;
-    r->n_spans_max = n;
-    return 0;
-}
-
 void gen_record_append(struct gen_record *r, const struct gen_token *t, uint64_t serial,
-                       const char *label)
+                       struct version_label *name)
 {
     struct gen_output *out = &r->out;
     struct gen_span *span = out->n_spans > 0 ? &r->spans[out->n_spans - 1] : NULL;
 
     assert(out->n_tokens < r->cfg.n_tokens_max);
-    if (span == NULL || span->serial != serial || strcmp(span->label, label) != 0) {
-        assert(out->n_spans < r->n_spans_max);
+    if (span == NULL || span->serial != serial || strcmp(span->label, name->text) != 0) {
         span = &r->spans[out->n_spans++];
-        span->start = out->n_tokens;
-        span->serial = serial;
-        (void)snprintf(span->label, sizeof span->label, "%s", label);
+        *span = (struct gen_span){.start = out->n_tokens,
+                                  .serial = serial,
+                                  .name = version_label_ref(name),
+                                  .label = name->text};
     }
     r->tokens[out->n_tokens++] = *t;
     span->end = out->n_tokens;
@@ -235,13 +274,18 @@ struct gen_output *gen_output_take(struct gen_output *out)
     return out;
 }
 
-void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *sink_arg)
+bool gen_record_tell(struct gen_record *r, const struct gen_sink *sink, void *sink_arg)
 {
     bool taken = false;
 
     r->taken = &taken;
     sink->done(sink_arg, &r->out);
-    if (!taken)
+    return taken;
+}
+
+void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *sink_arg)
+{
+    if (!gen_record_tell(r, sink, sink_arg))
         gen_record_free(r);
 }
 

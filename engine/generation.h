@@ -2,8 +2,9 @@
  * `done`.
  *
  * Everything a generation can need is allocated when it is submitted, so that its tokens never move
- * and the step loop does not allocate. Large blocks cost address space until they are written. Only
- * the spans may grow, because nobody knows how many versions a sequence will see. */
+ * and the step loop does not allocate. Large blocks cost address space until they are written:
+ * there is room for as many spans as tokens, because nobody knows how many versions a sequence will
+ * see. */
 #ifndef BATON_ENGINE_GENERATION_H
 #define BATON_ENGINE_GENERATION_H
 
@@ -12,8 +13,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-
-enum { GEN_SPANS_FIRST = 4 }; /* spans that a record has room for at first */
 
 struct gen_record_cfg {
     uint32_t n_tokens_max; /* output tokens, >= 1 */
@@ -29,8 +28,7 @@ struct gen_record {
     struct gen_top *tops;        /* owned; [n_tokens_max, logprobs], NULL when none */
     struct gen_token *prompt;    /* owned; [n_prompt], NULL when none */
     struct gen_top *prompt_tops; /* owned; [n_prompt, prompt_logprobs], NULL when none */
-    struct gen_span *spans;      /* owned; [n_spans_max] */
-    uint32_t n_spans_max;
+    struct gen_span *spans;      /* owned; [n_tokens_max]; each counts its name */
     struct gen_record_cfg cfg;
     char stop_text[GEN_STOP_LEN_MAX + 1];
     bool *taken; /* of gen_record_done, while `done` may take it; else NULL. Not a flag in here,
@@ -41,8 +39,11 @@ struct gen_record {
 int gen_record_new(struct gen_record **out, const struct gen_record_cfg *cfg, struct err *e);
 void gen_record_free(struct gen_record *r); /* accepts NULL */
 
-/* gen_record_done - call `done`, exactly once, and free the record unless `done` took it. Whoever
+/* gen_record_tell - call `done`, exactly once. Returns true when `done` took the record. Whoever
  * took it may free it at once, on any thread: nothing of it is touched after the call. */
+bool gen_record_tell(struct gen_record *r, const struct gen_sink *sink, void *sink_arg);
+
+/* gen_record_done - tell, and free the record unless it was taken. */
 void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *sink_arg);
 
 /* gen_record_top - where the k best of output token `i`, or of prompt token `i`, are written;
@@ -50,14 +51,11 @@ void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *si
 struct gen_top *gen_record_top(struct gen_record *r, uint32_t i);
 struct gen_top *gen_record_prompt_top(struct gen_record *r, uint32_t i);
 
-/* gen_record_span_room - make sure that the next token may begin a new span.
- * Errors: ERR_NO_MEMORY; the record is as it was. */
-int gen_record_span_room(struct gen_record *r, struct err *e);
-
 /* gen_record_append - append a token made by version `serial`: the last span grows, or a new one
- * begins (there must be room for it), also when only the label is new: weights can be renamed.
+ * begins, also when only the name is new: weights can be renamed. No allocation.
+ * @name  borrowed; a new span takes a reference
  * Asserts that n_tokens_max is not passed. */
 void gen_record_append(struct gen_record *r, const struct gen_token *t, uint64_t serial,
-                       const char *label);
+                       struct version_label *name);
 
 #endif

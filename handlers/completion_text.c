@@ -7,8 +7,14 @@
 void completion_text_init(struct completion_text *c, const struct tokenizer *t, bool skip_special,
                           const struct gen_params *stops, bool include_stop, uint64_t n_chars)
 {
-    *c = (struct completion_text){.stops = stops, .include_stop = include_stop, .n_chars = n_chars};
+    *c = (struct completion_text){
+        .stops = stops, .include_stop = include_stop, .n_decoded = n_chars, .n_chars = n_chars};
     detok_init(&c->detok, t, skip_special);
+}
+
+void completion_text_follow(struct completion_text *c, const uint32_t *ids, size_t n)
+{
+    detok_follow(&c->detok, ids, n);
 }
 
 void completion_text_fini(struct completion_text *c)
@@ -32,11 +38,14 @@ uint64_t completion_text_chars(const char *text, size_t len)
 
 void completion_text_push(struct completion_text *c, uint32_t id)
 {
-    size_t before = c->pending.len;
+    size_t before = c->pending.len, n_held;
+    const char *held = NULL;
 
     detok_push(&c->detok, id, &c->pending);
     if (c->pending.len > before)
-        c->n_chars += completion_text_chars(c->pending.data + before, c->pending.len - before);
+        c->n_decoded += completion_text_chars(c->pending.data + before, c->pending.len - before);
+    n_held = detok_peek(&c->detok, &held);
+    c->n_chars = c->n_decoded + completion_text_chars(held, n_held);
 }
 
 /* Where a whole stop string begins that ends in the newest text, or the end of `pending`. */
@@ -103,12 +112,17 @@ static bool find_stop(const struct completion_text *c, const char *stop, size_t 
 
 void completion_text_end(struct completion_text *c, const char *stop_text, uint32_t cut)
 {
-    size_t len = stop_text != NULL ? strlen(stop_text) : 0, at;
+    size_t len = stop_text != NULL ? strlen(stop_text) : 0, sure = c->pending.len, n_held, at;
+    const char *held = NULL;
 
+    n_held = detok_peek(&c->detok, &held);
+    if (stop_text != NULL && n_held > 0)
+        buf_append(&c->pending, held, n_held); /* the engine looked at it too */
     if (stop_text != NULL && find_stop(c, stop_text, len, cut, &at)) {
         c->pending.len = c->include_stop ? at + len : at;
         return; /* a character cut short at the end comes after the stop string */
     }
+    c->pending.len = sure;
     detok_end(&c->detok, &c->pending);
 }
 

@@ -18,7 +18,8 @@ struct completion_text {
     struct detok detok;
     struct buf pending;             /* decoded and not taken yet */
     size_t n_old;                   /* bytes of it that came before the last completion_text_more */
-    uint64_t n_chars;               /* code points decoded so far, taken or not */
+    uint64_t n_decoded;             /* code points that came out of detok so far */
+    uint64_t n_chars;               /* the same and the text that detok holds */
     const struct gen_params *stops; /* borrowed: the stop strings */
     bool include_stop;
 };
@@ -26,6 +27,8 @@ struct completion_text {
 /* completion_text_init - @n_chars  where its first character stands (after an echoed prompt). */
 void completion_text_init(struct completion_text *c, const struct tokenizer *t, bool skip_special,
                           const struct gen_params *stops, bool include_stop, uint64_t n_chars);
+/* completion_text_follow - after init: the text continues that of these ids (the prompt). */
+void completion_text_follow(struct completion_text *c, const uint32_t *ids, size_t n);
 void completion_text_fini(struct completion_text *c); /* accepts a zeroed one */
 
 /* completion_text_more - tokens follow that came after the engine had not stopped at what is here,

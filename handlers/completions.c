@@ -1,5 +1,7 @@
 /* POST /v1/completions: the OpenAI form, text or token ids in, text out.
  *
+ * A chat (chat.c) is a completion too: its prompt is rendered first, in the same place.
+ *
  * Text prompts are tokenized on app->text before the request queues for its permit, and text is
  * made there after the permit is back, so that slow text never holds an engine slot. Both share
  * that pool's urgent lane with /tokenize and /detokenize, first come first served: each of the
@@ -7,7 +9,10 @@
 #include "handlers/data_plane.h"
 
 #include "base/clock.h"
+#include "engine/embedded/model_config.h"
 #include "handlers/body.h"
+#include "handlers/chat.h"
+#include "handlers/chat_parse.h"
 #include "handlers/completions.h"
 #include "handlers/route.h"
 #include "server/admission.h"
@@ -43,7 +48,9 @@ static const struct neutral_rule completions_rules[] = {{"suffix", NEUTRAL_EMPTY
 
 static void prompt_at(char field[ERR_FIELD_MAX], const struct completions_op *op, uint32_t i)
 {
-    if (op->is_list)
+    if (op->chat != NULL)
+        (void)snprintf(field, ERR_FIELD_MAX, "/messages");
+    else if (op->is_list)
         (void)snprintf(field, ERR_FIELD_MAX, "/prompt/%u", i);
     else
         (void)snprintf(field, ERR_FIELD_MAX, "/prompt");
@@ -75,6 +82,9 @@ static void completions_free(struct generation *g)
     for (uint32_t i = 0; i < g->n_seqs && op->texts != NULL; i++)
         completion_text_fini(&op->texts[i]);
     free(op->texts);
+    if (op->chat != NULL)
+        chat_request_fini(op->chat);
+    free(op->chat);
     free(op->request_id);
     generation_fini(g);
     free(op);
@@ -211,6 +221,31 @@ static int parse_flags(struct completions_op *op, const json_t *body, struct err
     return body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e);
 }
 
+/* What generation_config.json says stands where a request is silent, as in vLLM on this route. */
+static void take_defaults(struct gen_params *p, const struct model_defaults *d)
+{
+    p->temperature = d->has_temperature ? d->temperature : p->temperature;
+    p->top_p = d->has_top_p ? d->top_p : p->top_p;
+    p->top_k = d->has_top_k ? d->top_k : p->top_k;
+    p->min_p = d->has_min_p ? d->min_p : p->min_p;
+    p->repetition_penalty = d->has_repetition_penalty ? d->repetition_penalty
+                                                      : p->repetition_penalty;
+}
+
+int completions_sampling(struct completions_op *op, const json_t *body, struct err *e)
+{
+    struct generation *g = &op->g;
+    const struct model_defaults *d = g->app->defaults;
+
+    if (d != NULL)
+        take_defaults(&g->params.gen, d);
+    if (generate_params_parse(&g->params, body, "", g->app->vocab_size, g->app->tokenizer, e) != 0)
+        return -1;
+    if (d != NULL && d->has_max_tokens && g->params.gen.max_tokens > d->max_tokens)
+        g->params.gen.max_tokens = d->max_tokens;
+    return 0;
+}
+
 static int completions_parse(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
@@ -222,8 +257,7 @@ static int completions_parse(struct completions_op *op, const json_t *body, stru
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         parse_flags(op, body, e) != 0 || generate_neutral(body, "", completions_rules, e) != 0 ||
-        generate_params_parse(&g->params, body, "", g->app->vocab_size, e) != 0 ||
-        settle_logprobs(op, e) != 0)
+        completions_sampling(op, body, e) != 0 || settle_logprobs(op, e) != 0)
         return -1;
     return parse_prompts(op, json_object_get(body, "prompt"), e);
 }
@@ -278,15 +312,19 @@ static int make_texts(struct completions_op *op, struct err *e)
 {
     struct generation *g = &op->g;
 
-    if (generation_expand(g, "/prompt", e) != 0)
+    if (generation_expand(g, op->chat != NULL ? "/messages" : "/prompt", e) != 0)
         return -1;
     op->texts = calloc(g->n_seqs, sizeof *op->texts);
     if (op->texts == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u texts", g->n_seqs);
-    for (uint32_t i = 0; i < g->n_seqs; i++)
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        const struct generation_prompt *prompt = &g->prompts[g->seqs[i].prompt];
+
         completion_text_init(&op->texts[i], g->app->tokenizer, g->params.skip_special_tokens,
                              &g->params.gen, g->params.include_stop_str,
                              op->prompts[g->seqs[i].prompt].n_chars);
+        completion_text_follow(&op->texts[i], prompt->ids, prompt->n);
+    }
     return 0;
 }
 
@@ -297,6 +335,8 @@ static int make_prompts(struct completions_op *op, struct err *e)
         return err_set(e, ERR_GONE, "", "the client went away before its turn");
     if (life_state(op->g.app->life) == LIFE_DRAINING) /* no permit would follow */
         return err_set(e, ERR_DRAINING, "", "the server is draining: no new generate");
+    if (op->chat != NULL && chat_render(op, e) != 0)
+        return -1;
     for (uint32_t i = 0; i < op->g.n_prompts; i++) {
         if ((op->is_text && encode_prompt(op, i, e) != 0) || settle_text(op, i, e) != 0)
             return -1;
@@ -356,11 +396,26 @@ static void completions_granted(void *arg)
         completions_prepare(op);
 }
 
-static void begin(struct completions_op *op)
+struct completions_op *completions_new(struct app *app, struct exchange *x, struct err *e)
+{
+    struct completions_op *op = calloc(1, sizeof *op);
+
+    if (op == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+        return NULL;
+    }
+    generation_init(&op->g, app, x, &whole_ops, app->text);
+    op->created_s = clock_wall_s();
+    return op;
+}
+
+void completions_begin(struct completions_op *op)
 {
     struct exchange *x = op->g.x;
     struct err e = {0};
 
+    if (op->stream.on)
+        op->g.ops = &stream_ops;
     op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
     exchange_on_gone(x, completions_gone, op);
     if (admission_enter(op->g.app->prompts, &op->ticket, &e) == 0)
@@ -373,6 +428,7 @@ int handle_completions(struct app *app, struct exchange *x, struct err *e)
 {
     struct completions_op *op;
     json_t *body = NULL;
+    int rc;
 
     if (generation_check_app(app, NULL, e) != 0)
         return -1;
@@ -381,21 +437,12 @@ int handle_completions(struct app *app, struct exchange *x, struct err *e)
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     exchange_drop_body(x);
-    op = calloc(1, sizeof *op);
-    if (op == NULL) {
-        json_decref(body);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    }
-    generation_init(&op->g, app, x, &whole_ops, app->text);
-    op->created_s = clock_wall_s();
-    if (completions_parse(op, body, e) != 0) {
-        json_decref(body);
-        generation_unref(&op->g);
-        return -1;
-    }
+    op = completions_new(app, x, e);
+    rc = op != NULL ? completions_parse(op, body, e) : -1;
     json_decref(body);
-    if (op->stream.on)
-        op->g.ops = &stream_ops;
-    begin(op);
-    return 0;
+    if (rc == 0)
+        completions_begin(op);
+    else if (op != NULL)
+        generation_unref(&op->g);
+    return rc;
 }

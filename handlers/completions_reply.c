@@ -1,22 +1,11 @@
-/* Answers and events of /v1/completions. One part of a choice is made the same way for both: a
- * whole answer is a stream of one part. */
+/* Answers and events of /v1/completions, and what a chat's share with them. One part of a choice is
+ * made the same way for both: a whole answer is a stream of one part. */
 #include "handlers/completions.h"
 
+#include "handlers/chat.h"
 #include "handlers/generation_reply.h"
 #include "handlers/reply.h"
 #include "server/life.h"
-
-/* Some tokens of one sequence: those after what was told, and the end when out is there. */
-struct part {
-    struct completions_op *op;
-    struct generation_seq *seq;
-    const struct gen_token *tokens;
-    uint32_t first, end;
-    const struct gen_output *out;
-    struct buf text;
-    json_t *logprobs; /* object of four arrays, or NULL when not asked for */
-    bool failed;      /* no memory */
-};
 
 static json_t *label_json(const struct completions_op *op, uint32_t id)
 {
@@ -57,12 +46,20 @@ static json_t *top_json(const struct completions_op *op, const struct gen_token 
 }
 
 /* @known  false for a prompt's first token, which nothing predicts */
-static void add_logprob(struct part *p, const struct gen_token *t, bool known, uint64_t offset)
+static void add_logprob(struct completions_part *p, const struct gen_token *t, bool known,
+                        uint64_t offset)
 {
     json_t *o = p->logprobs;
 
     if (o == NULL)
         return;
+    if (p->op->chat != NULL) {
+        json_t *entry = chat_logprob_json(p->op, t);
+
+        if (json_array_append_new(json_object_get(o, "content"), entry) != 0)
+            p->failed = true;
+        return;
+    }
     if (json_array_append_new(json_object_get(o, "tokens"), label_json(p->op, t->id)) != 0 ||
         json_array_append_new(json_object_get(o, "token_logprobs"),
                               known ? generation_logprob_json(t->logprob) : json_null()) != 0 ||
@@ -73,24 +70,26 @@ static void add_logprob(struct part *p, const struct gen_token *t, bool known, u
         p->failed = true;
 }
 
-static void begin_logprobs(struct part *p)
+static void begin_logprobs(struct completions_part *p)
 {
     if (p->op->logprobs < 0)
         return;
-    p->logprobs = json_pack("{s:[], s:[], s:[], s:[]}", "tokens", "token_logprobs", "top_logprobs",
-                            "text_offset");
+    p->logprobs = p->op->chat != NULL
+                      ? json_pack("{s:[]}", "content")
+                      : json_pack("{s:[], s:[], s:[], s:[]}", "tokens", "token_logprobs",
+                                  "top_logprobs", "text_offset");
     p->failed = p->failed || p->logprobs == NULL;
 }
 
 /* The output that carries the prompt's logprobs: the prompt's first choice's. */
-static const struct gen_output *prompt_output(const struct part *p)
+static const struct gen_output *prompt_output(const struct completions_part *p)
 {
     const struct generation *g = &p->op->g;
 
     return p->op->stream.on ? NULL : g->seqs[p->seq->prompt * g->params.n].out;
 }
 
-static void echo_prompt(struct part *p)
+static void echo_prompt(struct completions_part *p)
 {
     const struct completions_op *op = p->op;
     const struct completions_prompt *prompt = &op->prompts[p->seq->prompt];
@@ -110,13 +109,13 @@ static void echo_prompt(struct part *p)
 }
 
 /* The stop token itself is not text, as in every server that trainers know. */
-static bool is_silent(const struct part *p, uint32_t i)
+static bool is_silent(const struct completions_part *p, uint32_t i)
 {
     return p->out != NULL && i + 1 == p->out->n_tokens && p->out->finish == GEN_STOP &&
            p->out->stop_text == NULL && !p->op->g.params.include_stop_str;
 }
 
-static void fill_part(struct part *p)
+static void fill_part(struct completions_part *p)
 {
     struct completion_text *c = &p->op->texts[p->seq->index];
 
@@ -135,7 +134,7 @@ static void fill_part(struct part *p)
     p->failed = p->failed || p->text.failed;
 }
 
-static json_t *prompt_ids_json(const struct part *p)
+static json_t *prompt_ids_json(const struct completions_part *p)
 {
     const struct generation_prompt *prompt = &p->op->g.prompts[p->seq->prompt];
 
@@ -144,13 +143,15 @@ static json_t *prompt_ids_json(const struct part *p)
     return generation_ids_json(prompt->ids, prompt->n);
 }
 
-static json_t *part_json(const struct part *p)
+static json_t *part_json(const struct completions_part *p)
 {
     const struct completions_op *op = p->op;
     json_t *choice;
 
     if (p->failed)
         return NULL;
+    if (op->chat != NULL)
+        return chat_choice_json(p);
     choice = json_pack(
         "{s:I, s:o, s:O?, s:o, s:o, s:o, s:o, s:o, s:n}", "index", (json_int_t)p->seq->index,
         "text", json_stringn(p->text.len > 0 ? p->text.data : "", p->text.len), "logprobs",
@@ -172,14 +173,17 @@ static json_t *part_json(const struct part *p)
 }
 
 /* What every answer and every event says. @choices and @usage are stolen. */
-static json_t *envelope(const struct completions_op *op, json_t *choices, json_t *usage)
+static json_t *envelope(struct completions_op *op, json_t *choices, json_t *usage)
 {
     const struct app *app = op->g.app;
 
-    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:s}", "id",
+    if (op->chat != NULL)
+        return chat_envelope(op, choices, usage);
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:o, s:s}", "id",
                      json_sprintf("cmpl-%s", op->request_id), "object", "text_completion",
-                     "created", (json_int_t)op->created_s, "model", app->model_name, "choices",
-                     choices, "usage", usage, "boot_id", app->life->boot_id);
+                     "created", (json_int_t)op->created_s, "model", generation_model(&op->g),
+                     "adapter", generation_adapter_json(&op->g), "choices", choices, "usage",
+                     usage, "boot_id", app->life->boot_id);
 }
 
 static json_t *usage_json(const struct completions_op *op)
@@ -203,7 +207,7 @@ static bool may_stop(const struct completions_op *op, uint32_t id)
 /* Makes the next part of a choice. Returns false when there is nothing to tell yet. */
 static bool next_part(struct completions_op *op, struct generation_seq *seq, json_t **choice)
 {
-    struct part p = {.op = op, .seq = seq, .first = seq->n_sent};
+    struct completions_part p = {.op = op, .seq = seq, .first = seq->n_sent};
     struct gen_output *out;
     bool tell;
 

@@ -23,6 +23,7 @@ const char *const generate_members[] = {"token_ids",
                                         "session_id",
                                         "stream",
                                         "stream_options",
+                                        "on_update",
                                         "cache_salt",
                                         "priority",
                                         "features",
@@ -122,9 +123,10 @@ static json_t *envelope(const struct generate_op *op, json_t *choices, json_t *u
 {
     const struct app *app = op->g.app;
 
-    return json_pack("{s:s, s:o, s:o, s:s, s:I, s:s}", "request_id", op->request_id, "choices",
-                     choices, "usage", usage, "model", app->model_name, "created",
-                     (json_int_t)op->created_s, "boot_id", app->life->boot_id);
+    return json_pack("{s:s, s:o, s:o, s:s, s:o, s:I, s:s}", "request_id", op->request_id, "choices",
+                     choices, "usage", usage, "model", generation_model(&op->g), "adapter",
+                     generation_adapter_json(&op->g), "created", (json_int_t)op->created_s,
+                     "boot_id", app->life->boot_id);
 }
 
 static json_t *whole_json(struct generate_op *op)
@@ -272,7 +274,8 @@ static int parse_sampling(struct generate_op *op, const json_t *body, bool stric
         return -1;
     if (strict && body_only(sampling, at, generate_sampling_members, e) != 0)
         return -1;
-    if (generate_params_parse(&g->params, sampling, at, g->app->vocab_size, e) != 0)
+    if (generate_params_parse(&g->params, sampling, at, g->app->vocab_size, g->app->tokenizer, e) !=
+        0)
         return -1;
     if (op->stream.on && g->params.gen.prompt_logprobs >= 0)
         return err_set(e, ERR_BAD_REQUEST, "/sampling_params/prompt_logprobs",
@@ -280,10 +283,20 @@ static int parse_sampling(struct generate_op *op, const json_t *body, bool stric
     return 0;
 }
 
+static int parse_on_update(struct generation *g, const json_t *body, struct err *e)
+{
+    const char *mode = NULL;
+
+    if (body_str(&mode, body, "", "on_update", e) != 0)
+        return -1;
+    return mode == NULL ? 0 : gen_on_update_parse(&g->on_update, mode, "/on_update", e);
+}
+
 static int generate_parse(struct generate_op *op, const json_t *body, bool strict, struct err *e)
 {
     if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, strict, e) != 0 || parse_mode(body, e) != 0 ||
+        parse_on_update(&op->g, body, e) != 0 ||
         generate_neutral(body, "", generate_rules, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
         parse_sampling(op, body, strict, e) != 0)
         return -1;

@@ -7,6 +7,7 @@
 
 #include "base/id.h"
 #include "handlers/body.h"
+#include "handlers/generate_steering.h"
 
 #include <assert.h>
 #include <float.h>
@@ -90,6 +91,7 @@ void generate_params_fini(struct generate_params *p)
 {
     for (uint32_t i = 0; i < p->gen.n_stops; i++)
         free(p->gen.stops[i]);
+    steering_unref(p->gen.steering);
     *p = (struct generate_params){0};
 }
 
@@ -207,6 +209,62 @@ static int read_stop_ids(struct gen_params *g, const json_t *o, const char *at, 
     return 0;
 }
 
+/* vLLM no longer has it; where it was, it meant how many to make before the best n are told. */
+static int read_best_of(uint32_t n, const json_t *o, const char *at, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    uint32_t best_of = n;
+
+    if (read_u32(&best_of, o, at, "best_of", 1, GENERATE_N_MAX, e) != 0)
+        return -1;
+    if (best_of == n)
+        return 0;
+    (void)snprintf(field, sizeof field, "%s/best_of", at);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "'best_of' is not supported by this server: found %u, only null and n, %u, are "
+                   "accepted",
+                   best_of, n);
+}
+
+/* -1 is the whole vocabulary, where that is not more than anybody gets. */
+static int read_logprobs(int32_t *out, const json_t *o, const char *at, const char *member,
+                         uint32_t vocab_size, struct err *e)
+{
+    const json_t *v = body_given(o, member);
+    char field[ERR_FIELD_MAX];
+
+    if (v == NULL || !json_is_integer(v) || json_integer_value(v) != -1)
+        return read_i32(out, o, at, member, 0, GEN_LOGPROBS_MAX, e);
+    if (vocab_size > GEN_LOGPROBS_MAX) {
+        (void)snprintf(field, sizeof field, "%s/%s", at, member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s is -1, the whole vocabulary of %u tokens; allowed are 0 to %d", member,
+                       vocab_size, GEN_LOGPROBS_MAX);
+    }
+    *out = (int32_t)vocab_size;
+    return 0;
+}
+
+static int read_shape(struct generate_params *p, const json_t *object, const char *at,
+                      struct err *e)
+{
+    struct gen_params *g = &p->gen;
+
+    if (read_u32(&p->n, object, at, "n", 1, GENERATE_N_MAX, e) != 0 ||
+        read_best_of(p->n, object, at, e) != 0 ||
+        read_u32(&g->max_tokens, object, at, "max_tokens", 1, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
+        read_u32(&g->min_tokens, object, at, "min_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
+        read_float(&g->temperature, object, at, "temperature", e) != 0 ||
+        read_float(&g->top_p, object, at, "top_p", e) != 0 ||
+        read_float(&g->min_p, object, at, "min_p", e) != 0 ||
+        read_i32(&g->top_k, object, at, "top_k", -1, INT32_MAX, e) != 0 ||
+        read_float(&g->repetition_penalty, object, at, "repetition_penalty", e) != 0 ||
+        read_float(&g->frequency_penalty, object, at, "frequency_penalty", e) != 0 ||
+        read_float(&g->presence_penalty, object, at, "presence_penalty", e) != 0)
+        return -1;
+    return read_seed(p, object, at, e);
+}
+
 /* Members whose type is checked although no value of them changes what this server answers. */
 static int read_harmless(const json_t *o, const char *at, struct err *e)
 {
@@ -223,28 +281,22 @@ static int read_harmless(const json_t *o, const char *at, struct err *e)
 }
 
 int generate_params_parse(struct generate_params *p, const json_t *object, const char *at,
-                          uint32_t vocab_size, struct err *e)
+                          uint32_t vocab_size, const struct tokenizer *t, struct err *e)
 {
     struct gen_params *g = &p->gen;
 
-    if (read_u32(&p->n, object, at, "n", 1, GENERATE_N_MAX, e) != 0 ||
-        read_u32(&g->max_tokens, object, at, "max_tokens", 1, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
-        read_u32(&g->min_tokens, object, at, "min_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
-        read_float(&g->temperature, object, at, "temperature", e) != 0 ||
-        read_float(&g->top_p, object, at, "top_p", e) != 0 ||
-        read_float(&g->min_p, object, at, "min_p", e) != 0 ||
-        read_i32(&g->top_k, object, at, "top_k", -1, INT32_MAX, e) != 0 ||
-        read_i32(&g->logprobs, object, at, "logprobs", 0, GEN_LOGPROBS_MAX, e) != 0 ||
-        read_i32(&g->prompt_logprobs, object, at, "prompt_logprobs", 0, GEN_LOGPROBS_MAX, e) != 0)
+    if (read_shape(p, object, at, e) != 0 ||
+        read_logprobs(&g->logprobs, object, at, "logprobs", vocab_size, e) != 0 ||
+        read_logprobs(&g->prompt_logprobs, object, at, "prompt_logprobs", vocab_size, e) != 0)
         return -1;
     if (body_bool(&g->ignore_eos, object, at, "ignore_eos", e) != 0 ||
         body_bool(&p->skip_special_tokens, object, at, "skip_special_tokens", e) != 0 ||
         body_bool(&p->include_stop_str, object, at, "include_stop_str_in_output", e) != 0 ||
-        read_seed(p, object, at, e) != 0 || read_stops(g, object, at, e) != 0 ||
-        read_stop_ids(g, object, at, vocab_size, e) != 0 || read_harmless(object, at, e) != 0 ||
-        generate_neutral(object, at, sampling_neutral, e) != 0)
+        read_stops(g, object, at, e) != 0 || read_stop_ids(g, object, at, vocab_size, e) != 0 ||
+        read_harmless(object, at, e) != 0 ||
+        generate_neutral(object, at, sampling_neutral, e) != 0 || gen_params_check(g, at, e) != 0)
         return -1;
-    return gen_params_check(g, at, e);
+    return generate_steering_parse(&g->steering, object, at, vocab_size, t, e);
 }
 
 int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,
@@ -260,6 +312,8 @@ int generate_params_for(struct gen_params *out, const struct generate_params *p,
     }
     if (g.max_tokens >= context)
         g.max_tokens = GEN_MAX_TOKENS_REST;
+    g.stops_see_special = !p->skip_special_tokens;
+    g.steering = steering_ref(p->gen.steering);
     g.seed = p->seeded ? p->gen.seed + choice : id_random_u64();
     *out = g;
     return 0;

@@ -7,6 +7,7 @@
 #define BATON_HANDLERS_GENERATE_PARAMS_H
 
 #include "base/err.h"
+#include "engine/embedded/tokenizer.h"
 #include "engine/engine.h"
 
 #include <jansson.h>
@@ -32,16 +33,9 @@ struct neutral_rule {
 
 /* Sampling members that are refused unless neutral: member, kind, number. */
 #define GENERATE_SAMPLING_NEUTRAL(X)                                                               \
-    X("repetition_penalty", NEUTRAL_NUMBER, 1)                                                     \
-    X("presence_penalty", NEUTRAL_NUMBER, 0)                                                       \
-    X("frequency_penalty", NEUTRAL_NUMBER, 0)                                                      \
     X("length_penalty", NEUTRAL_NUMBER, 1)                                                         \
-    X("best_of", NEUTRAL_NUMBER, 1)                                                                \
     X("use_beam_search", NEUTRAL_FALSE, 0)                                                         \
     X("early_stopping", NEUTRAL_FALSE, 0)                                                          \
-    X("logit_bias", NEUTRAL_EMPTY, 0)                                                              \
-    X("allowed_token_ids", NEUTRAL_NULL, 0)                                                        \
-    X("bad_words", NEUTRAL_EMPTY, 0)                                                               \
     X("logits_processors", NEUTRAL_EMPTY, 0)                                                       \
     X("structured_outputs", NEUTRAL_NULL, 0)                                                       \
     X("guided_decoding", NEUTRAL_NULL, 0)                                                          \
@@ -63,13 +57,16 @@ struct neutral_rule {
 /* Every sampling member, each followed by a comma: for lists of what a route accepts. */
 #define GENERATE_MEMBER(member, kind, number) member,
 #define GENERATE_SAMPLING_MEMBERS                                                                  \
-    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs", \
-        "prompt_logprobs", "ignore_eos", "stop", "stop_token_ids", "skip_special_tokens",          \
-        "include_stop_str_in_output", "spaces_between_special_tokens", "detokenize",               \
-        "output_kind", "skip_reading_prefix_cache", GENERATE_SAMPLING_NEUTRAL(GENERATE_MEMBER)
+    "n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p",          \
+        "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",               \
+        "allowed_token_ids", "bad_words", "seed", "logprobs", "prompt_logprobs", "ignore_eos",     \
+        "stop", "stop_token_ids", "skip_special_tokens", "include_stop_str_in_output",             \
+        "spaces_between_special_tokens", "detokenize", "output_kind", "skip_reading_prefix_cache", \
+        GENERATE_SAMPLING_NEUTRAL(GENERATE_MEMBER)
 
 struct generate_params {
-    struct gen_params gen; /* owns its stop strings; seed is unset unless `seeded` */
+    struct gen_params gen; /* owns its stop strings and a reference of its steering; seed is unset
+                              unless `seeded` */
     bool seeded;
     uint32_t n;
     bool skip_special_tokens, include_stop_str; /* of text only */
@@ -86,13 +83,16 @@ void generate_params_fini(struct generate_params *p); /* accepts a zeroed one */
  * @p           initialised; the caller calls generate_params_fini also after an error
  * @at          pointer of `object`: "" or "/sampling_params"
  * @vocab_size  ids must be below it
+ * @t           for bad words; may be NULL, then they are refused
  * Errors: ERR_BAD_REQUEST at "<at>/<member>": wrong type, out of range, or a value that would
  *         change the output and is not supported; ERR_NO_MEMORY. */
 int generate_params_parse(struct generate_params *p, const json_t *object, const char *at,
-                          uint32_t vocab_size, struct err *e);
+                          uint32_t vocab_size, const struct tokenizer *t, struct err *e);
 
-/* generate_params_for - what one sequence is submitted with: its own stop strings, its own seed.
- * @choice      0..n-1; a given seed is raised by it, so that choices differ and stay repeatable
+/* generate_params_for - what one sequence is submitted with: its own stop strings, its own seed, a
+ * reference of the steering.
+ * @choice      0..n-1; a given seed is raised by it, so that choices differ and stay repeatable,
+ *              each by a request of its own
  * @context     tokens that the context leaves after the prompt; a larger max_tokens means "the
  * rest" Errors: ERR_NO_MEMORY; *out is then untouched. */
 int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,

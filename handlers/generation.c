@@ -7,6 +7,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/embedded/adapter_use.h"
+#include "engine/generation.h"
+#include "handlers/gate.h"
 #include "handlers/reply.h"
 
 #include <assert.h>
@@ -29,6 +32,7 @@ void generation_init(struct generation *g, struct app *app, struct exchange *x,
     g->pool = pool;
     g->work = (struct job){.run = generation_work, .arg = g};
     generate_params_init(&g->params);
+    g->on_update = app->on_update;
 }
 
 void generation_fini(struct generation *g)
@@ -40,6 +44,8 @@ void generation_fini(struct generation *g)
         free(g->prompts[i].ids);
     free(g->prompts);
     generate_params_fini(&g->params);
+    free(g->lora);
+    assert(g->use == NULL);
     mtx_fini(&g->lock);
 }
 
@@ -59,8 +65,27 @@ void generation_unref(struct generation *g)
     mtx_lock(&g->lock);
     last = --g->n_refs == 0;
     mtx_unlock(&g->lock);
-    if (last)
-        g->ops->free(g);
+    if (!last)
+        return;
+    generations_remove(g->app->generations, g);
+    g->ops->free(g);
+}
+
+static int unknown_model(const struct app *app, const char *model, struct err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "/model",
+                   "model '%.160s' is not served here: it is neither '%.160s' nor an adapter that "
+                   "is loaded",
+                   model, app->model_name);
+}
+
+int generation_check_model(const struct app *app, const char *model, struct err *e)
+{
+    if (model == NULL || strcmp(model, app->model_name) == 0)
+        return 0;
+    if (app->adapters != NULL && adapters_has(app->adapters, model))
+        return 1;
+    return unknown_model(app, model, e);
 }
 
 int generation_check_app(const struct app *app, const char *model, struct err *e)
@@ -68,10 +93,12 @@ int generation_check_app(const struct app *app, const char *model, struct err *e
     if (app->engine == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
                        "this server holds weights only (--engine none): it cannot generate");
-    if (model != NULL && strcmp(model, app->model_name) != 0)
-        return err_set(e, ERR_NOT_FOUND, "/model", "model '%.200s' is not served here; '%.200s' is",
-                       model, app->model_name);
-    return 0;
+    return generation_check_model(app, model, e) < 0 ? -1 : 0;
+}
+
+const char *generation_model(const struct generation *g)
+{
+    return g->lora != NULL ? g->lora : g->app->model_name;
 }
 
 int generation_check_prompt(const struct app *app, uint32_t n, const char *at, struct err *e)
@@ -321,6 +348,8 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
     memcpy(ids, p->ids, p->n * sizeof *ids);
     r->prompt = ids;
     r->n_prompt = p->n;
+    r->on_update = g->on_update;
+    r->adapter = g->use != NULL ? adapter_use_ref(g->use) : NULL;
     r->sink = g->ops->news != NULL ? &sink_stream : &sink_whole;
     r->sink_arg = seq;
     return 0;
@@ -343,17 +372,33 @@ static int seq_submit(struct generation_seq *seq, struct err *e)
     mtx_lock(&g->lock);
     if (!seq->ended)
         seq->id = id;
-    if (g->stopped && !seq->ended)
+    if ((g->stopped || g->aborted) && !seq->ended)
         en->ops->cancel(en, id);
     mtx_unlock(&g->lock);
     return 0;
 }
 
-/* With the permit: submit every sequence, unless the peer leaves or one is refused meanwhile. */
-static void generation_start(void *arg)
+/* One pin for all sequences of a request, so that its reply is of one revision. It is taken only
+ * now: who waited for a permit gets what serves after the wait, and who named an adapter that is
+ * gone by then gets an error. */
+static int take_adapter(struct generation *g, struct err *e)
 {
-    struct generation *g = arg;
+    struct err why = {0};
 
+    if (g->lora == NULL)
+        return 0;
+    if (adapter_use_new(&g->use, g->app->adapters, g->lora, &why) != 0) {
+        if (why.code == ERR_NOT_FOUND)
+            return unknown_model(g->app, g->lora, e);
+        *e = why;
+        return -1;
+    }
+    g->lora_revision = adapter_use_revision(g->use);
+    return 0;
+}
+
+static void submit_all(struct generation *g)
+{
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct err e = {0};
         bool stop;
@@ -374,7 +419,90 @@ static void generation_start(void *arg)
         mtx_unlock(&g->lock);
         break;
     }
+}
+
+/* With the permit: submit every sequence, unless the peer leaves or one is refused meanwhile. */
+static void generation_start(void *arg)
+{
+    struct generation *g = arg;
+    struct err e = {0};
+
+    if (take_adapter(g, &e) == 0) {
+        submit_all(g);
+    } else {
+        mtx_lock(&g->lock);
+        fail_locked(g, &e);
+        mtx_unlock(&g->lock);
+    }
+    adapter_use_unref(g->use); /* the sequences have their own */
+    g->use = NULL;
     close_one(g);
+}
+
+/* What the engine would give for a sequence that it ended before its first token. */
+static struct gen_output *empty_output(const struct generation_seq *seq, struct err *e)
+{
+    struct gen_record_cfg cfg = {.n_tokens_max = 1,
+                                 .n_prompt = seq->g->prompts[seq->prompt].n,
+                                 .logprobs = -1,
+                                 .prompt_logprobs = -1};
+    struct gen_record *rec;
+
+    if (gen_record_new(&rec, &cfg, e) != 0)
+        return NULL;
+    rec->out.finish = GEN_ABORT;
+    return &rec->out;
+}
+
+/* Aborted in the queue: its ticket is out of the line already. */
+static void generation_end_queued(void *arg)
+{
+    struct generation *g = arg;
+    uint64_t now_us = clock_now_us();
+    struct err e = {0};
+
+    for (uint32_t i = 0; i < g->n_seqs && e.code == ERR_NONE; i++) {
+        struct gen_output *out = empty_output(&g->seqs[i], &e);
+
+        mtx_lock(&g->lock);
+        g->seqs[i].submitted_us = g->seqs[i].ended_us = now_us;
+        g->seqs[i].ended = true;
+        g->seqs[i].out = out;
+        if (out == NULL)
+            fail_locked(g, &e);
+        mtx_unlock(&g->lock);
+    }
+    wake(g, true);
+}
+
+static void post_end_queued(struct generation *g)
+{
+    struct err stopping = {0};
+
+    g->step = (struct job){.run = generation_end_queued, .arg = g};
+    if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &stopping) != 0)
+        generation_end_queued(g);
+}
+
+bool generation_abort(struct generation *g)
+{
+    struct engine *en = g->app->engine;
+    bool entered;
+
+    mtx_lock(&g->lock);
+    if (g->ended || g->aborted) {
+        mtx_unlock(&g->lock);
+        return false;
+    }
+    g->aborted = true;
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        if (g->seqs[i].id != 0)
+            en->ops->cancel(en, g->seqs[i].id);
+    entered = g->entered;
+    mtx_unlock(&g->lock);
+    if (entered && admission_cancel(g->app->generate, &g->ticket))
+        post_end_queued(g);
+    return true;
 }
 
 /* By admission_enter itself, or by the thread that left: only posts. */
@@ -391,7 +519,7 @@ static void generation_granted(void *arg)
 void generation_enter(struct generation *g)
 {
     struct err e = {0};
-    bool gone;
+    bool gone, aborted;
 
     mtx_lock(&g->lock);
     gone = g->gone;
@@ -400,8 +528,13 @@ void generation_enter(struct generation *g)
         generation_forget(g);
         return;
     }
+    if (g->app->gate != NULL && gate_allows(g->app->gate, CALL_GENERATE, &e) != 0) {
+        generation_fail(g, &e);
+        return;
+    }
     generation_ref(g); /* granted, it may end before we are back */
     g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
+    generations_add(g->app->generations, g);
     if (admission_enter(g->app->generate, &g->ticket, &e) != 0) {
         generation_fail(g, &e);
         generation_unref(g);
@@ -410,10 +543,15 @@ void generation_enter(struct generation *g)
     mtx_lock(&g->lock);
     g->entered = true;
     gone = g->gone;
+    aborted = g->aborted;
     mtx_unlock(&g->lock);
-    /* The peer that left before `entered` could not cancel; after it, its callback does. */
-    if (gone && admission_cancel(g->app->generate, &g->ticket))
-        generation_forget(g);
+    /* Who left or aborted before `entered` could not cancel; after it, they do. */
+    if ((gone || aborted) && admission_cancel(g->app->generate, &g->ticket)) {
+        if (gone)
+            generation_forget(g);
+        else
+            post_end_queued(g);
+    }
     generation_unref(g);
 }
 

@@ -21,6 +21,7 @@
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/generate_params.h"
+#include "handlers/generations.h"
 #include "server/admission.h"
 
 #include <stdbool.h>
@@ -77,6 +78,7 @@ struct generation {
     uint32_t n_open;  /* sequences submitted and not ended, plus one until all are submitted */
     bool gone;        /* the peer left */
     bool stopped;     /* cancelled or failed: submit no more */
+    bool aborted;     /* what is submitted is cancelled at once */
     bool entered;     /* the ticket has been through admission_enter */
     bool ended;       /* n_open reached 0 and the permit is back */
     bool busy, again; /* the work job is posted or runs; it has to look once more */
@@ -84,14 +86,23 @@ struct generation {
     struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
     uint32_t n_seqs;
 
+    struct generations_link link; /* of app->generations */
+
     /* Immutable once entered. */
     struct app *app;
+    const char *request_id; /* borrowed from the operation; NULL: none */
+    char *lora;             /* owned; the adapter that `model` named; NULL: the base model */
     struct exchange *x; /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
     struct workers *pool; /* where news and finish run */
     struct generate_params params;
+    enum gen_on_update on_update;
     struct generation_prompt *prompts; /* [n_prompts]; owned */
     uint32_t n_prompts;
+
+    /* Of the submitter, before the first sequence; immutable then. */
+    uint64_t lora_revision; /* that all sequences use; 0 while none is known */
+    struct adapter_use *use; /* owned by the submitter while it submits */
 
     struct ticket ticket; /* of app->generate */
     struct job step;      /* of the flow: prepare, start, forget */
@@ -100,7 +111,7 @@ struct generation {
     bool stream_open, stream_broken; /* of the pool's job */
 };
 
-/* generation_init - an empty generation with one reference, the flow's.
+/* generation_init - an empty generation with one reference, the flow's; on_update is the server's.
  * @x     the flow's reference moves in with generation_watch; until then it is the caller's */
 void generation_init(struct generation *g, struct app *app, struct exchange *x,
                      const struct generation_ops *ops, struct workers *pool);
@@ -109,9 +120,14 @@ void generation_fini(struct generation *g); /* for ops->free */
 /* generation_unref - drop a reference; the last one frees. Accepts NULL. */
 void generation_unref(struct generation *g);
 
-/* generation_check_app - ERR_NO_ENGINE without an engine; ERR_NOT_FOUND at /model when `model` is
- * given and is not what is served. */
+/* generation_check_app - ERR_NO_ENGINE without an engine; what generation_check_model says of
+ * `model`. */
 int generation_check_app(const struct app *app, const char *model, struct err *e);
+
+/* generation_check_model - @model  NULL: the base model
+ * Returns: 0 it is the base model, 1 an adapter that is loaded now; -1 with ERR_NOT_FOUND at
+ * /model: who names an adapter never gets the base model. */
+int generation_check_model(const struct app *app, const char *model, struct err *e);
 
 /* generation_check_prompt - does a prompt of n tokens fit the context, with room for one more?
  * Errors: ERR_BAD_REQUEST at `at`. */
@@ -136,6 +152,14 @@ void generation_fail(struct generation *g, const struct err *e);
 
 /* generation_cancel - end every sequence soon, and submit no more. Any thread. */
 void generation_cancel(struct generation *g);
+
+/* generation_abort - end every sequence soon, with the tokens that it has; one that queues ends
+ * without any. Returns false when it has ended or was aborted before. Any thread; the caller sees
+ * to it that it is not freed. */
+bool generation_abort(struct generation *g);
+
+/* generation_model - what the reply calls the model: the name that the request used. */
+const char *generation_model(const struct generation *g);
 
 /* generation_failed - in news or finish: why there is no whole answer (ERR_GONE when the peer
  * left, else the first failure). Returns false when all is well. */

@@ -14,7 +14,19 @@ static int check_len(const char *s, const char *field, size_t max, struct err *e
     return 0;
 }
 
-int generation_parse_names(char **request_id, const struct generation *g, const json_t *body,
+static int parse_model(struct generation *g, const char *model, struct err *e)
+{
+    int kind = generation_check_model(g->app, model, e);
+
+    if (kind <= 0)
+        return kind;
+    g->lora = strdup(model);
+    if (g->lora == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the name of the adapter");
+    return 0;
+}
+
+int generation_parse_names(char **request_id, struct generation *g, const json_t *body,
                            struct err *e)
 {
     const char *model = NULL, *id = NULL, *salt = NULL, *session = NULL;
@@ -23,13 +35,14 @@ int generation_parse_names(char **request_id, const struct generation *g, const 
         body_str(&id, body, "", "request_id", e) != 0 ||
         body_str(&salt, body, "", "cache_salt", e) != 0 ||
         body_str(&session, body, "", "session_id", e) != 0 ||
-        generation_check_app(g->app, model, e) != 0 ||
+        parse_model(g, model, e) != 0 ||
         check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
         check_len(salt, "/cache_salt", GENERATION_CACHE_SALT_MAX, e) != 0)
         return -1;
     *request_id = strdup(id != NULL ? id : g->x->request_id);
     if (*request_id == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request id");
+    g->request_id = *request_id;
     return 0;
 }
 

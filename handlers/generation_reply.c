@@ -55,6 +55,15 @@ json_t *generation_stop_reason_json(const struct gen_output *out)
     return out->stop_id >= 0 ? json_integer(out->stop_id) : json_null();
 }
 
+json_t *generation_adapter_json(const struct generation *g)
+{
+    if (g->lora == NULL)
+        return json_null();
+    return json_pack("{s:s, s:o}", "name", g->lora, "revision",
+                     g->lora_revision > 0 ? json_integer((json_int_t)g->lora_revision)
+                                          : json_null());
+}
+
 json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion)
 {
     return json_pack("{s:I, s:I, s:I}", "prompt_tokens", (json_int_t)n_prompt, "completion_tokens",
@@ -82,10 +91,10 @@ json_t *generation_token_ids_json(const struct gen_token *tokens, uint32_t first
 
 void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out)
 {
-    struct err unknown = {0};
-
-    if (tokenizer_decode(t, &id, 1, false, out, &unknown) != 0)
+    if (tokenizer_token(t, id) == NULL)
         buf_printf(out, "token_id:%u", id); /* the model's padding has no spelling */
+    else
+        tokenizer_token_text(t, id, out);
 }
 
 static json_t *decoded_json(const struct tokenizer *t, uint32_t id)

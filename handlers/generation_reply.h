@@ -15,6 +15,9 @@ json_t *generation_logprob_json(float logprob); /* floored; not finite becomes t
 json_t *generation_versions_json(const struct gen_output *out);
 json_t *generation_finish_json(const struct gen_output *out);      /* null while out is NULL */
 json_t *generation_stop_reason_json(const struct gen_output *out); /* string, id or null */
+/* {name, revision} of the adapter that all of the reply was made with; revision is null when
+ * nothing was made; null for the base model. */
+json_t *generation_adapter_json(const struct generation *g);
 json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion);
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n);
 json_t *generation_token_ids_json(const struct gen_token *tokens, uint32_t first, uint32_t end);

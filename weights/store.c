@@ -33,6 +33,12 @@ const char *store_state_name(enum store_state state)
         return "in_place";
     case STORE_INCONSISTENT:
         return "inconsistent";
+    case STORE_ASLEEP:
+        return "asleep";
+    case STORE_DROPPED:
+        return "dropped";
+    case STORE_STATE_COUNT:
+        break;
     }
     return "unknown";
 }
@@ -54,7 +60,7 @@ uint64_t store_whole_nbytes(const struct store *s)
 
 /* An update must not wait for the driver to find pages; and a GPU without room for the model is
  * better known now. Ranks of several may be meant to share it. */
-static int reserve_whole(const struct store *s, uint32_t place, struct err *e)
+int store_reserve_whole(const struct store *s, uint32_t place, struct err *e)
 {
     struct slab_pool *pool = s->places[place].slabs;
     struct slab *slab;
@@ -86,7 +92,7 @@ static int add_place(struct store *s, struct device *device, const struct slab_m
         return -1;
     s->places[place].device = device;
     s->n_places++;
-    return device != NULL ? reserve_whole(s, place, e) : 0;
+    return device != NULL ? store_reserve_whole(s, place, e) : 0;
 }
 
 static int add_places(struct store *s, const struct store_cfg *cfg, struct err *e)
@@ -136,8 +142,10 @@ void store_free(struct store *s)
     if (s == NULL)
         return;
     assert(!s->staging_open);
+    assert(s->retired == NULL);
     assert(s->current == NULL || (s->current->refs == 1 && s->n_live == 1));
     version_free(s->current);
+    bed_fini(&s->bed);
     if (s->n_places == 0 || !store_has_host(s))
         slab_pool_free(s->scratch);
     for (uint32_t p = 0; p < s->n_places; p++)
@@ -202,12 +210,15 @@ struct version_owned *version_new(const struct store *s)
         return NULL;
     v->views = calloc((size_t)n * s->n_places, sizeof *v->views);
     v->sums = calloc(n, sizeof *v->sums);
-    if (v->views == NULL || v->sums == NULL) {
+    v->version.name = version_label_new();
+    if (v->views == NULL || v->sums == NULL || v->version.name == NULL) {
+        version_label_unref(v->version.name);
         free(v->views);
         free(v->sums);
         free(v);
         return NULL;
     }
+    v->version.label = v->version.name->text;
     v->n_tensors = n;
     v->n_places = s->n_places;
     for (uint32_t p = 0; p < s->n_places; p++)
@@ -224,6 +235,7 @@ void version_free(struct version_owned *v)
         return;
     for (size_t i = 0; i < (size_t)v->n_tensors * v->n_places; i++)
         slab_unref(v->views[i].slab);
+    version_label_unref(v->version.name);
     free(v->views);
     free(v->sums);
     free(v);
@@ -296,6 +308,13 @@ static int refuse_state(enum store_state state, struct err *e)
         return err_set(e, ERR_INCONSISTENT, "",
                        "an in_place update failed half-way: the weights are inconsistent until a "
                        "whole update succeeds");
+    case STORE_ASLEEP:
+        return err_set(e, ERR_ASLEEP, "",
+                       "the weights are asleep (level 1): wake has to bring them back first");
+    case STORE_DROPPED:
+        return err_set(e, ERR_ASLEEP, "",
+                       "the weights were dropped (sleep at level 2): a whole update has to bring "
+                       "new ones first");
     default:
         return err_set(e, ERR_CONFLICT, "", "an in_place update is writing the weights");
     }
@@ -330,7 +349,8 @@ bool store_wait_pinnable(struct store *s, uint64_t deadline_us)
     bool ready;
 
     mtx_lock(&s->lock);
-    while (s->state == STORE_IN_PLACE && !clock_passed(deadline_us))
+    while ((s->state == STORE_IN_PLACE || s->state == STORE_ASLEEP || s->state == STORE_DROPPED) &&
+           !clock_passed(deadline_us))
         (void)cnd_wait(&s->changed, &s->lock, deadline_us);
     ready = s->state == STORE_READY;
     mtx_unlock(&s->lock);
@@ -342,8 +362,7 @@ static bool stopped(const atomic_bool *stop)
     return stop != NULL && atomic_load_explicit(stop, memory_order_relaxed);
 }
 
-/* Waits in short pieces, because nobody signals `changed` for a stop. */
-static bool wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop)
+bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop)
 {
     uint64_t piece = clock_after_us(STORE_STOP_POLL_US);
 
@@ -358,7 +377,7 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
     bool drained;
 
     mtx_lock(&s->lock);
-    while (s->n_live > 1 && wait_piece_locked(s, deadline_us, stop))
+    while (s->n_live > 1 && store_wait_piece_locked(s, deadline_us, stop))
         continue;
     drained = s->n_live <= 1;
     mtx_unlock(&s->lock);
@@ -374,7 +393,7 @@ static int begin_in_place_locked(struct store *s, struct staging *g, uint64_t de
 
     s->state = STORE_IN_PLACE;
     while (s->current->refs > 1 || s->n_live > 1) {
-        if (wait_piece_locked(s, deadline_us, stop))
+        if (store_wait_piece_locked(s, deadline_us, stop))
             continue;
         s->state = before;
         cnd_broadcast(&s->changed);
@@ -390,7 +409,7 @@ static int begin_staged_locked(struct store *s, uint64_t deadline_us, const atom
                                struct err *e)
 {
     while (s->n_live + 1 > s->n_versions_max) {
-        if (wait_piece_locked(s, deadline_us, stop))
+        if (store_wait_piece_locked(s, deadline_us, stop))
             continue;
         return err_set(e, ERR_CONFLICT, "",
                        "%u versions of the weights are alive, %u are allowed: older ones are still "
@@ -407,8 +426,10 @@ static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t
 
     if (s->staging_open)
         return err_set(e, ERR_CONFLICT, "", "another update is being staged");
+    if (s->state == STORE_ASLEEP)
+        return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
     if (cfg->partial && s->current == NULL)
-        return refuse_state(STORE_UNSYNCED, e);
+        return refuse_state(s->state, e);
     if (cfg->partial && s->state == STORE_INCONSISTENT)
         return refuse_state(STORE_INCONSISTENT, e);
     s->staging_open = true; /* also while waiting: one at a time */
@@ -526,11 +547,12 @@ static struct version_owned *publish_locked(struct store *s, struct version_owne
                                             const char *label)
 {
     struct version_owned *old = s->current;
+    struct version_label *name = next->version.name;
 
     if (label[0] != '\0')
-        (void)snprintf(next->version.label, sizeof next->version.label, "%s", label);
+        (void)snprintf(name->text, sizeof name->text, "%s", label);
     else
-        (void)snprintf(next->version.label, sizeof next->version.label, "serial-%llu",
+        (void)snprintf(name->text, sizeof name->text, "serial-%llu",
                        (unsigned long long)next->version.serial);
     keep_label_locked(s, next->version.serial, next->version.label);
     s->current = next;
@@ -596,7 +618,7 @@ void store_abort(struct store *s, struct staging *g)
 int store_set_label(struct store *s, const char *label, struct err *e)
 {
     struct version_owned *next = version_new(s), *old = NULL;
-    const struct version *seen;
+    const struct version *seen = NULL;
 
     if (next == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to rename the weights");

@@ -8,7 +8,10 @@
  * steps, downloads) pin the version they start on; a commit publishes the next by one pointer
  * store, and the last reader of the old one hands its slabs back. The exception is in_place: the
  * served slabs are overwritten while nobody may pin, and a failure leaves the store inconsistent
- * until a whole update succeeds. */
+ * until a whole update succeeds.
+ *
+ * A store can be put to sleep: what lies on GPUs moves to host memory (level 1), or all goes (level
+ * 2), and nothing can be pinned until it is woken, or until a whole update came. */
 #ifndef BATON_WEIGHTS_STORE_H
 #define BATON_WEIGHTS_STORE_H
 
@@ -16,13 +19,14 @@
 #include "weights/checksum.h"
 #include "weights/manifest.h"
 #include "weights/slab.h"
+#include "weights/version_label.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 struct device;
 
-enum { VERSION_LABEL_MAX = 256, STORE_DEVICES_MAX = 64, STORE_PLACES_MAX = STORE_DEVICES_MAX + 1 };
+enum { STORE_DEVICES_MAX = 64, STORE_PLACES_MAX = STORE_DEVICES_MAX + 1 };
 
 /* One tensor of a version in one place. */
 struct view {
@@ -35,15 +39,24 @@ struct view {
 };
 
 struct version {
-    uint64_t serial;                   /* 1, 2, ...: only ever grows within a boot */
-    char label[VERSION_LABEL_MAX + 1]; /* the trainer's name for it */
+    uint64_t serial;            /* 1, 2, ...: only ever grows within a boot */
+    struct version_label *name; /* counted: what made something keeps its name for longer */
+    const char *label;          /* the text of `name`: the trainer's name for it */
     uint64_t nbytes;
     const struct view *views; /* in host memory: [manifest->plan->n_tensors], same indexes; NULL
                                  when the store keeps none there */
     const struct view *places[STORE_PLACES_MAX]; /* [n_tensors] each; the host's too */
 };
 
-enum store_state { STORE_UNSYNCED, STORE_READY, STORE_IN_PLACE, STORE_INCONSISTENT };
+enum store_state {
+    STORE_UNSYNCED,
+    STORE_READY,
+    STORE_IN_PLACE,
+    STORE_INCONSISTENT,
+    STORE_ASLEEP, /* kept in host memory */
+    STORE_DROPPED,
+    STORE_STATE_COUNT
+};
 
 struct store;
 
@@ -74,12 +87,23 @@ struct slab_pool *store_slabs(struct store *s, uint32_t place);     /* borrowed 
 
 /* store_pin - the version to read now, kept alive until store_unpin.
  * Threads: any; takes MTX_STORE briefly.
- * Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_CONFLICT (an in_place update is writing). */
+ * Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_ASLEEP (also when dropped), ERR_CONFLICT (an in_place
+ * update is writing). */
 int store_pin(struct store *s, const struct version **out, struct err *e);
 void store_unpin(struct store *s, const struct version *v); /* accepts NULL */
 
+/* store_pin_again - one more store_unpin for a version that the caller has pinned. */
+void store_pin_again(struct store *s, const struct version *v);
+
+/* store_let_go - store_unpin for a thread that must not wait for memory to be freed. Returns true
+ * when the version has no reader left: then somebody has to call store_reap soon. */
+bool store_let_go(struct store *s, const struct version *v);
+
+/* store_reap - free the versions that were let go; they count as alive until then. Any thread. */
+void store_reap(struct store *s);
+
 /* store_wait_pinnable - wait until store_pin could work or the state is one that only an update
- * can leave. Blocks up to the deadline. Returns true when pinnable. */
+ * can leave, though it were asleep. Blocks up to the deadline. Returns true when pinnable. */
 bool store_wait_pinnable(struct store *s, uint64_t deadline_us);
 
 /* A staging: the views of the version to be. Owned by the update worker. */
@@ -163,6 +187,33 @@ void store_abort(struct store *s, struct staging *g);
  * keep the name they saw. Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_CONFLICT (an in_place update
  * is writing), ERR_NO_MEMORY. */
 int store_set_label(struct store *s, const char *label, struct err *e);
+
+/* Bytes that a sleep gave back, as its pools gave them to the system or the driver. */
+struct store_slept {
+    uint64_t nbytes_device, nbytes_host; /* of weights */
+    uint64_t nbytes_ready;               /* of memory that was kept ready for updates */
+    uint64_t nbytes_kept;                /* that lie in host memory now, to be woken */
+};
+
+/* store_sleep - put the weights away.
+ * @level        1: they stay in host memory (what is there already does not move); 2: they go
+ * @deadline_us  how long to wait for readers to let go
+ * Repeating is harmless, and so is level 1 after level 2. Without weights, what is kept ready for
+ * updates is given back, and the state stays.
+ * Threads: any, no lock held, one sleep, wake or update at a time (else ERR_CONFLICT). Blocks:
+ * until readers have let go and the bytes are copied.
+ * Errors: ERR_CONFLICT (an update is staged; readers did not let go), ERR_INCONSISTENT (level 1),
+ *         ERR_NO_STAGING (no host memory), ERR_CUDA, ERR_NO_MEMORY. All is as before then. */
+int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_slept *out,
+                struct err *e);
+
+/* store_wake - what sleeps at level 1 is served again, under the same serial and label; where all
+ * was dropped, GPUs take room for the update that has to come.
+ * @nbytes  bytes taken on GPUs
+ * Repeating is harmless. Threads, blocks: as store_sleep.
+ * Errors: ERR_CONFLICT (an update is staged), ERR_NO_STAGING, ERR_CUDA, ERR_NO_MEMORY: it sleeps on
+ *         then. */
+int store_wake(struct store *s, uint64_t *nbytes, struct err *e);
 
 struct store_info {
     enum store_state state;

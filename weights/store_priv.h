@@ -1,4 +1,4 @@
-/* What store.c and staging.c share, and what the update worker alone may ask for. */
+/* What store.c, store_sleep.c and staging.c share, and what the update worker alone may ask for. */
 #ifndef BATON_WEIGHTS_STORE_PRIV_H
 #define BATON_WEIGHTS_STORE_PRIV_H
 
@@ -22,7 +22,8 @@ struct version_owned {
                                has none yet */
     struct sum_slot *sums;  /* owned; [n_tensors] */
     uint32_t n_tensors, n_places;
-    uint64_t refs; /* guarded by the store's lock */
+    uint64_t refs; /* guarded by the store's lock, as the next one */
+    struct version_owned *next_retired;
 };
 
 struct label_kept {
@@ -35,13 +36,21 @@ struct place {
     struct slab_pool *slabs; /* owned */
 };
 
+/* Where the weights of a sleeping store lie in host memory, if the store has no place there. */
+struct bed {
+    struct slab *slab;  /* counted */
+    uint64_t *offsets;  /* owned; [n_tensors] */
+};
+
 struct store {
     struct mtx lock;    /* rank MTX_STORE; guards down to the blank line */
     struct cnd changed; /* state, pins or live versions changed */
     enum store_state state;
     struct version_owned *current; /* counted; NULL until the first commit */
+    struct version_owned *retired; /* owned: without readers, to be freed by store_reap */
     uint32_t n_live;               /* versions not freed yet; the staging is not one */
-    bool staging_open;
+    bool staging_open;             /* or a sleep or wake is under way */
+    struct bed bed;                /* of whoever has staging_open */
     uint64_t serial; /* of the last commit */
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
@@ -86,6 +95,16 @@ void version_free(struct version_owned *v); /* lets its slabs go; accepts NULL; 
 
 /* The view of a tensor in a place. */
 struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);
+
+/* Takes room for one version on a GPU, so that an update finds it. Errors: ERR_NO_STAGING if the
+ * store has no other rank, ERR_CUDA. */
+int store_reserve_whole(const struct store *s, uint32_t place, struct err *e);
+
+/* Waits in short pieces, because nobody signals `changed` for a stop. Returns false when it is set,
+ * or the deadline is over. */
+bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
+
+void bed_fini(struct bed *b); /* accepts a zeroed one */
 
 /* Drops one reference; the last one frees the version, outside the lock. */
 void store_version_drop(struct store *s, struct version_owned *v);

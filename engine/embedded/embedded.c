@@ -8,6 +8,8 @@
 
 #include "base/clock.h"
 #include "base/mtx.h"
+#include "engine/embedded/compute.h"
+#include "engine/embedded/janitor.h"
 #include "engine/embedded/scheduler.h"
 
 #include <assert.h>
@@ -30,15 +32,21 @@ struct embedded {
     uint32_t n_inbox;
     uint64_t last_id;
     bool draining, stopping, cancelling;
+    bool freeze;               /* asked for */
+    bool frozen;               /* so, until `freeze` is taken back: the thread computes nothing */
+    bool kv_unwanted, kv_gone; /* asked for; so */
+    uint64_t kv_nbytes_gone;   /* by the last release */
     struct engine_stats stats; /* of the last turn */
 
     struct cnd wake;                  /* with lock: something for the thread to do */
+    struct cnd settled;               /* with lock: frozen or kv_gone changed */
     struct store *store;              /* borrowed */
     struct model_config model_config; /* immutable, as all below */
     struct seq_rules rules;
     const char *model_path;      /* borrowed */
     struct model *model;         /* owned */
     struct kv_pool *kv;          /* owned */
+    struct janitor *janitor;     /* owned */
     struct scheduler *scheduler; /* owned; engine thread only */
     pthread_t thread;            /* owner only */
     bool stopped;                /* owner only: joined */
@@ -61,10 +69,19 @@ static int check_weights(struct embedded *m, struct err *e)
 {
     const struct version *v;
     struct err why = {0};
+    bool frozen, kv_gone;
 
+    mtx_lock(&m->lock);
+    frozen = m->freeze;
+    kv_gone = m->kv_unwanted;
+    mtx_unlock(&m->lock);
+    if (kv_gone && !frozen)
+        return err_set(e, ERR_ASLEEP, "",
+                       "the kv cache is released: wake has to bring it back first");
     if (store_pin(m->store, &v, &why) == 0)
         store_unpin(m->store, v);
-    else if (why.code != ERR_CONFLICT) { /* an in_place update will be over some time */
+    else if (why.code != ERR_CONFLICT && /* an in_place update will be over some time */
+             !(why.code == ERR_ASLEEP && frozen)) {
         *e = why;
         return -1;
     }
@@ -123,6 +140,8 @@ static void embedded_stats(struct engine *en, struct engine_stats *out)
     mtx_lock(&m->lock);
     *out = m->stats;
     out->n_waiting += m->n_inbox;
+    out->frozen = m->frozen;
+    out->kv_released = m->kv_gone;
     mtx_unlock(&m->lock);
     if (pulse_us > out->heartbeat_us)
         out->heartbeat_us = pulse_us;
@@ -135,6 +154,77 @@ static void embedded_info(struct engine *en, struct engine_info *out)
     *out = (struct engine_info){.model_path = m->model_path,
                                 .vocab_size = m->rules.vocab_size,
                                 .max_model_len = m->rules.max_model_len};
+}
+
+static int refuse_wait(struct err *e)
+{
+    return err_set(e, ERR_TIMEOUT, "", "the engine's step did not end in time");
+}
+
+static int embedded_freeze(struct engine *en, uint64_t deadline_us, struct err *e)
+{
+    struct embedded *m = embedded_of(en);
+    bool frozen;
+
+    mtx_lock(&m->lock);
+    m->freeze = true;
+    cnd_signal(&m->wake);
+    while (!m->frozen && !m->stopping && !clock_passed(deadline_us))
+        (void)cnd_wait(&m->settled, &m->lock, deadline_us);
+    frozen = m->frozen || m->stopping;
+    if (!frozen)
+        m->freeze = false;
+    mtx_unlock(&m->lock);
+    return frozen ? 0 : refuse_wait(e);
+}
+
+static void embedded_thaw(struct engine *en)
+{
+    struct embedded *m = embedded_of(en);
+
+    mtx_lock(&m->lock);
+    m->freeze = false;
+    m->frozen = false;
+    cnd_signal(&m->wake);
+    mtx_unlock(&m->lock);
+}
+
+/* Has the thread let go of the KV cache, or take it; it does so between two steps. */
+static int set_kv(struct embedded *m, bool unwanted, uint64_t deadline_us, uint64_t *nbytes,
+                  struct err *e)
+{
+    bool done;
+
+    mtx_lock(&m->lock);
+    m->kv_nbytes_gone = 0;
+    m->kv_unwanted = unwanted;
+    cnd_signal(&m->wake);
+    while (m->kv_gone != unwanted && !m->stopping && !clock_passed(deadline_us))
+        (void)cnd_wait(&m->settled, &m->lock, deadline_us);
+    done = m->kv_gone == unwanted || m->stopping;
+    if (!done)
+        m->kv_unwanted = !unwanted;
+    *nbytes = m->kv_nbytes_gone;
+    mtx_unlock(&m->lock);
+    return done ? 0 : refuse_wait(e);
+}
+
+static int embedded_kv_release(struct engine *en, uint64_t deadline_us, uint64_t *nbytes,
+                               struct err *e)
+{
+    uint64_t n;
+
+    if (set_kv(embedded_of(en), true, deadline_us, &n, e) != 0)
+        return -1;
+    *nbytes = n;
+    return 0;
+}
+
+static int embedded_kv_restore(struct engine *en, uint64_t deadline_us, struct err *e)
+{
+    uint64_t none;
+
+    return set_kv(embedded_of(en), false, deadline_us, &none, e);
 }
 
 static void embedded_drain(struct engine *en)
@@ -164,7 +254,59 @@ static void retire(void *arg, struct seq *q)
 struct mail {
     struct seq *first; /* owned */
     bool cancelling, stopping;
+    bool blocked; /* nothing may be computed now */
 };
+
+/* Does the thread compute nothing, whatever waits? */
+static bool blocked_locked(const struct embedded *m)
+{
+    return m->freeze || m->kv_unwanted || m->kv_gone;
+}
+
+/* Between two steps: lets go of the KV cache, or takes it again, as was asked. */
+static void settle_kv(struct embedded *m, bool unwanted)
+{
+    uint64_t nbytes = 0;
+
+    if (unwanted)
+        nbytes = scheduler_kv_release(m->scheduler);
+    else
+        scheduler_kv_restore(m->scheduler);
+    mtx_lock(&m->lock);
+    scheduler_stats(m->scheduler, &m->stats);
+    m->kv_gone = unwanted;
+    m->kv_nbytes_gone = nbytes;
+    cnd_broadcast(&m->settled);
+    mtx_unlock(&m->lock);
+}
+
+/* What was asked of the thread between two steps is so now, and whoever waits for it hears. */
+static void settle(struct embedded *m)
+{
+    bool freezing, unwanted, change;
+
+    mtx_lock(&m->lock);
+    freezing = m->freeze && !m->frozen;
+    unwanted = m->kv_unwanted;
+    change = unwanted != m->kv_gone;
+    mtx_unlock(&m->lock);
+    if (freezing) {
+        scheduler_freeze(m->scheduler);
+        mtx_lock(&m->lock);
+        scheduler_stats(m->scheduler, &m->stats); /* who waits may look at once */
+        m->frozen = m->freeze;
+        cnd_broadcast(&m->settled);
+        mtx_unlock(&m->lock);
+    }
+    if (change)
+        settle_kv(m, unwanted);
+}
+
+static bool nothing_to_do_locked(const struct embedded *m, bool idle)
+{
+    return (idle || blocked_locked(m)) && m->inbox == NULL && !m->stopping && !m->cancelling &&
+           m->frozen == m->freeze && m->kv_gone == m->kv_unwanted;
+}
 
 /* Takes what arrived; with `idle`, waits for something first. The heart beats either way. */
 static struct mail collect(struct embedded *m, bool idle)
@@ -174,11 +316,11 @@ static struct mail collect(struct embedded *m, bool idle)
     mtx_lock(&m->lock);
     scheduler_stats(m->scheduler, &m->stats);
     m->stats.heartbeat_us = clock_now_us();
-    while (idle && m->inbox == NULL && !m->stopping && !m->cancelling) {
+    while (nothing_to_do_locked(m, idle)) {
         (void)cnd_wait(&m->wake, &m->lock, clock_after_us(IDLE_TURN_US));
         m->stats.heartbeat_us = clock_now_us();
     }
-    mail = (struct mail){m->inbox, m->cancelling, m->stopping};
+    mail = (struct mail){m->inbox, m->cancelling, m->stopping, blocked_locked(m)};
     m->stats.n_waiting += m->n_inbox; /* in no other count until the turn ends */
     m->inbox = NULL;
     m->inbox_end = &m->inbox;
@@ -195,8 +337,10 @@ static void *engine_main(void *arg)
 
     (void)pthread_setname_np(pthread_self(), "engine");
     for (;;) {
-        struct mail mail = collect(m, turn == SCHEDULER_IDLE);
+        struct mail mail;
 
+        settle(m);
+        mail = collect(m, turn == SCHEDULER_IDLE);
         for (struct seq *q = mail.first, *next; q != NULL; q = next) {
             next = q->next;
             scheduler_push(m->scheduler, q);
@@ -205,6 +349,9 @@ static void *engine_main(void *arg)
             break;
         if (mail.cancelling)
             scheduler_reap(m->scheduler);
+        turn = SCHEDULER_STEPPED;
+        if (mail.blocked)
+            continue;
         turn = scheduler_turn(m->scheduler);
         if (turn == SCHEDULER_FROZEN)
             (void)store_wait_pinnable(m->store, clock_after_us(FROZEN_TURN_US));
@@ -225,10 +372,19 @@ static void embedded_stop(struct engine *en)
     m->draining = true;
     m->stopping = true;
     cnd_signal(&m->wake);
+    cnd_broadcast(&m->settled);
     mtx_unlock(&m->lock);
     rc = pthread_join(m->thread, NULL);
     assert(rc == 0);
     (void)rc;
+}
+
+static void free_parts(struct embedded *m)
+{
+    scheduler_free(m->scheduler);
+    janitor_free(m->janitor);
+    kv_pool_free(m->kv);
+    model_free(m->model);
 }
 
 static void embedded_free(struct engine *en)
@@ -238,9 +394,8 @@ static void embedded_free(struct engine *en)
     if (m == NULL)
         return;
     embedded_stop(en);
-    scheduler_free(m->scheduler);
-    kv_pool_free(m->kv);
-    model_free(m->model);
+    free_parts(m);
+    cnd_fini(&m->settled);
     cnd_fini(&m->wake);
     mtx_fini(&m->lock);
     free(m);
@@ -252,6 +407,10 @@ static const struct engine_ops embedded_ops = {
     .cancel = embedded_cancel,
     .stats = embedded_stats,
     .info = embedded_info,
+    .freeze = embedded_freeze,
+    .thaw = embedded_thaw,
+    .kv_release = embedded_kv_release,
+    .kv_restore = embedded_kv_restore,
     .drain = embedded_drain,
     .stop = embedded_stop,
     .free = embedded_free,
@@ -262,7 +421,27 @@ static uint32_t at_most(uint32_t n, uint32_t max)
     return n < max ? n : max;
 }
 
-static void set_rules(struct embedded *m, const struct embedded_cfg *cfg)
+/* Sequences make room for it, so that no step has to. */
+static int longest_token_text(size_t *out, const struct tokenizer *t, struct err *e)
+{
+    struct buf text = {0};
+    size_t max = 0;
+    bool failed;
+
+    for (uint32_t id = 0; t != NULL && id < tokenizer_vocab_size(t); id++) {
+        text.len = 0;
+        tokenizer_token_text(t, id, &text);
+        max = text.len > max ? text.len : max;
+    }
+    failed = text.failed;
+    buf_fini(&text);
+    if (failed)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a token's text");
+    *out = max;
+    return 0;
+}
+
+static int set_rules(struct embedded *m, const struct embedded_cfg *cfg, struct err *e)
 {
     const struct model_config *mc = &m->model_config;
 
@@ -274,8 +453,10 @@ static void set_rules(struct embedded *m, const struct embedded_cfg *cfg)
     if (cfg->max_model_len != 0)
         m->rules.max_model_len = at_most(cfg->max_model_len, mc->max_position_embeddings);
     memcpy(m->rules.eos, mc->eos, sizeof m->rules.eos);
+    return longest_token_text(&m->rules.token_text_max, cfg->tokenizer, e);
 }
 
+/* What it made is free_parts's, also after an error. */
 static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct err *e)
 {
     uint32_t n_rows_max = cfg->n_step_tokens_max > 0 ? cfg->n_step_tokens_max : 1;
@@ -286,23 +467,18 @@ static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct
                                .retire_arg = m};
 
     if (model_new(&m->model, &m->model_config, store_manifest(cfg->store), n_rows_max,
-                  cfg->n_threads > 0 ? cfg->n_threads : 1, e) != 0)
+                  cfg->n_threads > 0 ? cfg->n_threads : compute_n_processors(), e) != 0)
         return -1;
-    if (kv_pool_new(&m->kv, &m->model_config, cfg->kv_nbytes_max, e) != 0)
-        goto err_free_model;
-    set_rules(m, cfg);
+    if (cfg->adapter_rank_max > 0 && model_take_adapters(m->model, cfg->adapter_rank_max, e) != 0)
+        return -1;
+    if (kv_pool_new(&m->kv, &m->model_config, cfg->kv_nbytes_max, e) != 0 ||
+        janitor_new(&m->janitor, cfg->store, e) != 0 || set_rules(m, cfg, e) != 0)
+        return -1;
     sc.model = m->model;
     sc.kv = m->kv;
+    sc.janitor = m->janitor;
     sc.n_running_max = at_most(cfg->n_running_max > 0 ? cfg->n_running_max : 1, n_rows_max);
-    if (scheduler_new(&m->scheduler, &sc, e) != 0)
-        goto err_free_kv;
-    return 0;
-
-err_free_kv:
-    kv_pool_free(m->kv);
-err_free_model:
-    model_free(m->model);
-    return -1;
+    return scheduler_new(&m->scheduler, &sc, e);
 }
 
 int embedded_new(struct engine **out, const struct embedded_cfg *cfg, struct err *e)
@@ -319,8 +495,9 @@ int embedded_new(struct engine **out, const struct embedded_cfg *cfg, struct err
     m->inbox_end = &m->inbox;
     mtx_init(&m->lock, MTX_ENGINE);
     cnd_init(&m->wake);
+    cnd_init(&m->settled);
     if (make_parts(m, cfg, e) != 0)
-        goto err_free;
+        goto err_free_parts;
     scheduler_stats(m->scheduler, &m->stats);
     m->stats.heartbeat_us = clock_now_us();
     rc = pthread_create(&m->thread, NULL, engine_main, m);
@@ -328,14 +505,16 @@ int embedded_new(struct engine **out, const struct embedded_cfg *cfg, struct err
         (void)err_set_errno(e, ERR_INTERNAL, "", rc, "the engine thread could not start");
         goto err_free_parts;
     }
+    if (cfg->pin_threads && model_pin(m->model, m->thread, e) != 0) {
+        embedded_free(&m->base);
+        return -1;
+    }
     *out = &m->base;
     return 0;
 
 err_free_parts:
-    scheduler_free(m->scheduler);
-    kv_pool_free(m->kv);
-    model_free(m->model);
-err_free:
+    free_parts(m);
+    cnd_fini(&m->settled);
     cnd_fini(&m->wake);
     mtx_fini(&m->lock);
     free(m);

@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+enum { KV_PAGES_LOOKED_AT = 4096 }; /* at a time */
 
 struct kv_pool {
     float *base; /* owned; mapped */
@@ -19,6 +22,7 @@ struct kv_pool {
     uint32_t n_chunks;
     uint32_t n_free;
     uint32_t *free_chunks; /* owned; a stack of n_free */
+    bool released;
 };
 
 int kv_pool_new(struct kv_pool **out, const struct model_config *cfg, uint64_t nbytes_max,
@@ -83,26 +87,92 @@ uint64_t kv_pool_tokens_used(const struct kv_pool *p)
     return (uint64_t)(p->n_chunks - p->n_free) * KV_CHUNK;
 }
 
-bool kv_reserve(struct kv_seq *out, struct kv_pool *p, uint32_t n_tokens)
+/* Bytes of the pool that lie in memory; 0 where the system does not tell. */
+static uint64_t resident_nbytes(const struct kv_pool *p)
 {
-    struct kv_seq s = {.pool = p};
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), step = page * KV_PAGES_LOOKED_AT, n = 0;
+    unsigned char there[KV_PAGES_LOOKED_AT];
 
-    s.n_chunks = n_tokens / KV_CHUNK + (n_tokens % KV_CHUNK != 0 ? 1 : 0);
-    if (s.n_chunks > p->n_free)
-        return false;
-    s.chunks = calloc(s.n_chunks > 0 ? s.n_chunks : 1, sizeof *s.chunks);
+    for (uint64_t at = 0; at < p->nbytes; at += step) {
+        uint64_t len = p->nbytes - at < step ? p->nbytes - at : step;
+
+        if (mincore((char *)p->base + at, len, there) != 0)
+            return 0;
+        for (uint64_t i = 0; i < (len + page - 1) / page; i++)
+            n += there[i] & 1;
+    }
+    return n * page;
+}
+
+uint64_t kv_pool_release(struct kv_pool *p)
+{
+    uint64_t before = resident_nbytes(p), after;
+    int rc;
+
+    assert(p->n_free == p->n_chunks);
+    p->released = true;
+    rc = madvise(p->base, p->nbytes, MADV_DONTNEED);
+    assert(rc == 0); /* our own private pages */
+    (void)rc;
+    after = resident_nbytes(p);
+    return before > after ? before - after : 0;
+}
+
+void kv_pool_restore(struct kv_pool *p)
+{
+    p->released = false;
+}
+
+static uint32_t chunks_of(uint32_t n_tokens)
+{
+    return n_tokens / KV_CHUNK + (n_tokens % KV_CHUNK != 0 ? 1 : 0);
+}
+
+bool kv_prepare(struct kv_seq *out, uint32_t n_tokens)
+{
+    struct kv_seq s = {.n_wanted = chunks_of(n_tokens)};
+
+    s.chunks = calloc(s.n_wanted > 0 ? s.n_wanted : 1, sizeof *s.chunks);
     if (s.chunks == NULL)
         return false;
-    for (uint32_t i = 0; i < s.n_chunks; i++)
-        s.chunks[i] = p->free_chunks[--p->n_free];
+    *out = s;
+    return true;
+}
+
+bool kv_take(struct kv_seq *s, struct kv_pool *p)
+{
+    assert(s->n_chunks == 0);
+    if (s->n_wanted > p->n_free || p->released)
+        return false;
+    s->pool = p;
+    while (s->n_chunks < s->n_wanted)
+        s->chunks[s->n_chunks++] = p->free_chunks[--p->n_free];
+    return true;
+}
+
+void kv_give_back(struct kv_seq *s)
+{
+    while (s->n_chunks > 0)
+        s->pool->free_chunks[s->pool->n_free++] = s->chunks[--s->n_chunks];
+}
+
+bool kv_reserve(struct kv_seq *out, struct kv_pool *p, uint32_t n_tokens)
+{
+    struct kv_seq s;
+
+    if (!kv_prepare(&s, n_tokens))
+        return false;
+    if (!kv_take(&s, p)) {
+        free(s.chunks);
+        return false;
+    }
     *out = s;
     return true;
 }
 
 void kv_release(struct kv_seq *s)
 {
-    for (uint32_t i = s->n_chunks; i > 0; i--)
-        s->pool->free_chunks[s->pool->n_free++] = s->chunks[i - 1];
+    kv_give_back(s);
     free(s->chunks);
     *s = (struct kv_seq){0};
 }

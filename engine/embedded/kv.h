@@ -20,17 +20,32 @@ void kv_pool_free(struct kv_pool *p);
 uint64_t kv_pool_tokens_max(const struct kv_pool *p);
 uint64_t kv_pool_tokens_used(const struct kv_pool *p); /* reserved, in whole chunks */
 
+/* kv_pool_release - give the pages back to the system; every chunk has been given back. Nothing can
+ * be taken until kv_pool_restore. Returns: how many bytes were resident and are not any more. */
+uint64_t kv_pool_release(struct kv_pool *p);
+void kv_pool_restore(struct kv_pool *p);
+
 /* The KV of one sequence: all its chunks are reserved when it is admitted. */
 struct kv_seq {
     struct kv_pool *pool; /* borrowed */
-    uint32_t *chunks;     /* owned; [n_chunks] */
-    uint32_t n_chunks;
+    uint32_t *chunks;     /* owned; [n_wanted] */
+    uint32_t n_wanted;
+    uint32_t n_chunks; /* that it has: none, or all it wants */
 };
 
-/* kv_reserve - chunks for n_tokens positions. Returns false (and changes nothing) when they are
- * not free now. No allocation beyond the chunk list. */
+/* kv_prepare - the list for chunks of n_tokens positions; none is taken. Any thread. Returns false
+ * without memory. */
+bool kv_prepare(struct kv_seq *out, uint32_t n_tokens);
+
+/* kv_take - all chunks of a prepared one. Returns false (and takes none) when they are not free
+ * now. No allocation. */
+bool kv_take(struct kv_seq *s, struct kv_pool *p);
+void kv_give_back(struct kv_seq *s); /* its chunks, if it has any; it stays prepared */
+
+/* kv_reserve - prepare and take. Returns false (and changes nothing) when the chunks are not free
+ * now. */
 bool kv_reserve(struct kv_seq *out, struct kv_pool *p, uint32_t n_tokens);
-void kv_release(struct kv_seq *s); /* accepts a zeroed one */
+void kv_release(struct kv_seq *s); /* gives back and frees the list; accepts a zeroed one */
 
 /* kv_k, kv_v - [head_dim] floats of one position; K is stored after rotation. */
 float *kv_k(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos);

@@ -5,6 +5,7 @@
 #include "engine/embedded/model.h"
 
 #include "base/clock.h"
+#include "engine/embedded/adapter_apply.h"
 #include "engine/embedded/attention.h"
 #include "engine/embedded/model_tensors.h"
 
@@ -15,10 +16,11 @@
 #include <string.h>
 
 enum {
-    LINEAR_WORK_MIN = 65536, /* multiply-adds worth a thread's attention */
-    LINEAR_PARTS = 4,        /* of one region for each thread, to even out */
-    ROWS_WORK_MIN = 8192,    /* elements */
-    LINEARS_MAX = 3,         /* in one region */
+    LINEAR_WORK_MIN = 65536,   /* multiply-adds worth a thread's attention */
+    LINEAR_PART_WORK = 262144, /* of a part, when there are several for each thread */
+    LINEAR_PARTS_MAX = 16,     /* of one region for each thread, to even out */
+    ROWS_WORK_MIN = 8192,      /* elements */
+    LINEARS_MAX = 3,           /* in one region */
     BIAS_BLOCK = 64,
     ACTIVATION_ALIGN = 64
 };
@@ -42,6 +44,9 @@ struct model {
     float *rope;                     /* [rows, head_dim] */
     float *norm_w, *q_norm, *k_norm; /* a norm's weight, widened for the region that uses it */
 
+    struct adapter_apply *apply;         /* owned; NULL: rows have no adapters */
+    const struct adapter **row_adapters; /* owned; [n_rows_max]; of the step's rows */
+
     atomic_uint_fast64_t pulse_us; /* relaxed: a gauge that health reads */
 };
 
@@ -51,6 +56,7 @@ struct step {
     const struct version *v;
     const struct model_row *rows;
     uint32_t n_rows;
+    bool adapted;   /* some row has an adapter */
     bool add_delta; /* the next norm first adds delta to x */
 };
 
@@ -175,17 +181,40 @@ int model_new(struct model **out, const struct model_config *cfg, const struct m
     return 0;
 }
 
+int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e)
+{
+    const struct adapter **rows = calloc(m->n_rows_max, sizeof *rows);
+
+    assert(m->apply == NULL);
+    if (rows == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the adapters of %" PRIu32 " rows",
+                       m->n_rows_max);
+    if (adapter_apply_new(&m->apply, &m->cfg, m->n_rows_max, rank_max, e) != 0) {
+        free(rows);
+        return -1;
+    }
+    m->row_adapters = rows;
+    return 0;
+}
+
 void model_free(struct model *m)
 {
     if (m == NULL)
         return;
     compute_free(m->compute);
+    adapter_apply_free(m->apply);
+    free(m->row_adapters);
     free(m->activations);
     free(m->scores);
     free(m->wanted);
     free(m->frequencies);
     free(m->layers);
     free(m);
+}
+
+int model_pin(struct model *m, pthread_t caller, struct err *e)
+{
+    return compute_pin(m->compute, caller, e);
 }
 
 static const struct tensor_spec *spec_of(const struct model *m, uint32_t index)
@@ -336,19 +365,72 @@ static void linears_part(void *arg, uint32_t thread, uint32_t first, uint32_t la
     }
 }
 
+/* Parts of one size, as many for each thread: a part begins slowly, because nobody has asked for
+ * its weights yet, but a thread that came late has to be left behind. */
+static uint32_t linears_grain(uint32_t n_outputs, uint64_t work, uint32_t n_threads)
+{
+    uint64_t n_parts = n_outputs * work / LINEAR_WORK_MIN, grain;
+
+    if (n_parts > n_threads) {
+        n_parts = n_outputs * work / LINEAR_PART_WORK / n_threads;
+        n_parts = n_parts < 1 ? 1 : n_parts > LINEAR_PARTS_MAX ? LINEAR_PARTS_MAX : n_parts;
+        n_parts *= n_threads;
+    }
+    grain = n_parts < 1 ? n_outputs : (n_outputs + n_parts - 1) / n_parts;
+    return (uint32_t)((grain + KERNELS_GRAIN - 1) / KERNELS_GRAIN * KERNELS_GRAIN);
+}
+
 /* Outputs are split among the threads, never the sums. */
 static void linears_run(struct model *m, struct linears *ls)
 {
     uint64_t work = (uint64_t)ls->list[0].product.m * ls->list[0].product.k;
-    uint32_t total = 0, least, grain;
+    uint32_t total = 0;
 
     ls->kernels = m->kernels;
     for (uint32_t i = 0; i < ls->n; i++)
         total += ls->list[i].n;
-    least = (uint32_t)(LINEAR_WORK_MIN / work + 1);
-    grain = total / (compute_n_threads(m->compute) * LINEAR_PARTS);
-    grain = grain < least ? least : grain;
-    compute_run(m->compute, total, (grain + 3U) & ~3U, linears_part, ls);
+    compute_run(m->compute, total, linears_grain(total, work, compute_n_threads(m->compute)),
+                linears_part, ls);
+}
+
+/* What the rows' adapters add to the linears that were just run over one input. */
+static void adapt(const struct step *s, const struct adapter_linears *l)
+{
+    if (s->adapted)
+        adapter_apply(s->m->apply, s->m->compute, s->m->kernels, l);
+}
+
+static void adapt_one(const struct step *s, uint32_t layer, enum adapter_module module,
+                      const struct linears *ls)
+{
+    const struct matmul *p = &ls->list[0].product;
+    struct adapter_linears l = {.layer = layer, .x = p->x, .ldx = p->ldx, .n = 1};
+
+    l.outputs[0] = (struct adapter_output){module, p->y, p->ldy};
+    adapt(s, &l);
+}
+
+static void adapt_qkv(const struct step *s, uint32_t layer)
+{
+    const struct model *m = s->m;
+    size_t q_width = MODEL_Q_WIDTH(&m->cfg), kv_width = MODEL_KV_WIDTH(&m->cfg);
+    struct adapter_linears l = {.layer = layer, .x = m->h, .ldx = m->cfg.hidden_size, .n = 3};
+
+    l.outputs[0] = (struct adapter_output){ADAPTER_Q, m->q, q_width};
+    l.outputs[1] = (struct adapter_output){ADAPTER_K, m->k, kv_width};
+    l.outputs[2] = (struct adapter_output){ADAPTER_V, m->v, kv_width};
+    adapt(s, &l);
+}
+
+static void adapt_gate_up(const struct step *s, uint32_t layer)
+{
+    const struct model *m = s->m;
+    size_t width = m->cfg.intermediate_size;
+    struct adapter_linears l = {.layer = layer, .x = m->h, .ldx = m->cfg.hidden_size, .n = 2};
+
+    l.outputs[0] = (struct adapter_output){ADAPTER_GATE, m->gate, width};
+    l.outputs[1] = (struct adapter_output){ADAPTER_UP, m->up, width};
+    adapt(s, &l);
 }
 
 static void attention_block(struct step *s, uint32_t layer)
@@ -374,12 +456,14 @@ static void attention_block(struct step *s, uint32_t layer)
     qkv.list[1] = linear_of(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k, kv_width);
     qkv.list[2] = linear_of(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v, kv_width);
     linears_run(m, &qkv);
+    adapt_qkv(s, layer);
     a.q_norm = widened(s, m->q_norm, t[LAYER_Q_NORM]);
     a.k_norm = widened(s, m->k_norm, t[LAYER_K_NORM]);
     attention_run(&a, m->compute);
     out.list[0] = linear_of(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta,
                             m->cfg.hidden_size);
     linears_run(m, &out);
+    adapt_one(s, layer, ADAPTER_O, &out);
 }
 
 static void silu_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
@@ -403,10 +487,12 @@ static void mlp_block(struct step *s, uint32_t layer)
     in.list[0] = linear_of(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate, width);
     in.list[1] = linear_of(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up, width);
     linears_run(m, &in);
+    adapt_gate_up(s, layer);
     compute_run(m->compute, s->n_rows, rows_grain((uint32_t)width), silu_rows, s);
     out.list[0] = linear_of(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta,
                             m->cfg.hidden_size);
     linears_run(m, &out);
+    adapt_one(s, layer, ADAPTER_DOWN, &out);
 }
 
 static void logits_of_wanted(struct step *s, float *logits)
@@ -427,6 +513,22 @@ static void logits_of_wanted(struct step *s, float *logits)
     linears_run(m, &head);
 }
 
+/* Returns: has some row an adapter? */
+static bool take_adapters(struct model *m, const struct model_row *rows, uint32_t n_rows)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < n_rows && !any; r++)
+        any = rows[r].adapter != NULL;
+    if (!any)
+        return false;
+    assert(m->apply != NULL);
+    for (uint32_t r = 0; r < n_rows; r++)
+        m->row_adapters[r] = rows[r].adapter;
+    (void)adapter_apply_rows(m->apply, m->row_adapters, n_rows);
+    return true;
+}
+
 void model_step(struct model *m, const struct version *v, const struct model_row *rows,
                 uint32_t n_rows, float *logits)
 {
@@ -435,6 +537,7 @@ void model_step(struct model *m, const struct version *v, const struct model_row
     assert(n_rows <= m->n_rows_max);
     if (n_rows == 0)
         return;
+    s.adapted = take_adapters(m, rows, n_rows);
     compute_run(m->compute, n_rows, rows_grain(m->cfg.hidden_size), embed_rows, &s);
     for (uint32_t l = 0; l < m->cfg.n_layers; l++) {
         attention_block(&s, l);

@@ -5,10 +5,12 @@
 #define BATON_ENGINE_EMBEDDED_MODEL_H
 
 #include "base/err.h"
+#include "engine/embedded/adapter.h"
 #include "engine/embedded/kv.h"
 #include "engine/embedded/model_config.h"
 #include "weights/store.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,6 +23,7 @@ struct model_row {
     uint32_t pos;
     const struct kv_seq *kv; /* borrowed */
     bool want_logits;
+    const struct adapter *adapter; /* borrowed for the step; NULL: the base model alone */
 };
 
 /* model_new - bind the manifest's tensors, allocate all activations for n_rows_max rows.
@@ -31,7 +34,16 @@ int model_new(struct model **out, const struct model_config *cfg, const struct m
               uint32_t n_rows_max, uint32_t n_threads, struct err *e);
 void model_free(struct model *m);
 
-/* model_step - run the rows through version `v`.
+/* model_take_adapters - rows may have adapters from now on: allocate what steps need for them.
+ * @rank_max  of the adapters that will come
+ * Threads: before the first step, once. Errors: ERR_NO_MEMORY. */
+int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e);
+
+/* model_pin - tie the compute threads, and `caller`, which will call model_step, each to a
+ * processor of its own. Errors: those of compute_pin. */
+int model_pin(struct model *m, pthread_t caller, struct err *e);
+
+/* model_step - run the rows through version `v`, each with its adapter.
  * @logits  [number of rows that want logits, vocab_size], in the order of those rows
  * Threads: the engine's. Blocks: for the computation. Cannot fail. No allocation. */
 void model_step(struct model *m, const struct version *v, const struct model_row *rows,

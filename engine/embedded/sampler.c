@@ -1,5 +1,8 @@
 /* Sampling without sorting the vocabulary.
  *
+ * The rules on single tokens work in place, on the copy of the row that the draw needs anyway: a
+ * step costs the vocabulary once, and what the request lists.
+ *
  * top_k and top_p need the largest logits in order, but rarely many of them: a heap gives them up
  * one by one. The draw is the exponential race: token i arrives at -log(u_i) / w_i, w_i its weight,
  * and the first one wins, which is the Gumbel argmax without a second logarithm. -log(u) >= 1 - u
@@ -8,10 +11,11 @@
 #include "engine/embedded/sampler.h"
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
-static const float TEMPERATURE_GREEDY = 1e-5F, TEMPERATURE_LEAST = 0.01F;
+static const float TEMPERATURE_LEAST = 0.01F;
 
 struct cand {
     float logit;
@@ -236,16 +240,59 @@ static uint32_t race(const struct field *f, uint64_t key)
     return winner;
 }
 
+/* Every token in its place, masked ones at minus infinity, which nothing below moves. */
+static void mask(struct sampler *s, const struct sampler_row *row, const struct sampler_draw *d)
+{
+    const struct steering *steering = d->params->steering;
+    bool some = steering != NULL && steering->allowed != NULL;
+
+    for (uint32_t i = 0; i < row->n; i++)
+        s->cands[i] = (struct cand){some ? -INFINITY : row->logits[i], i};
+    for (uint32_t i = 0; some && i < steering->n_allowed; i++)
+        s->cands[steering->allowed[i]].logit = row->logits[steering->allowed[i]];
+    for (uint32_t i = 0; i < d->n_masked; i++)
+        s->cands[d->masked[i]].logit = -INFINITY;
+}
+
+static void favour(struct sampler *s, const struct steering *steering)
+{
+    for (uint32_t i = 0; i < steering->n_biases; i++)
+        s->cands[steering->biases[i].id].logit += steering->biases[i].bias;
+}
+
+/* A penalty can be huge or next to nothing: a logit that leaves the range of floats stays at its
+ * end, or it would look masked, or make every other token impossible to weigh. */
+static float penalised(float logit, const struct gen_params *p, uint32_t n_out)
+{
+    logit = logit > 0 ? logit / p->repetition_penalty : logit * p->repetition_penalty;
+    logit = fminf(fmaxf(logit, -FLT_MAX), FLT_MAX);
+    if (n_out == 0)
+        return logit;
+    logit -= p->frequency_penalty * (float)n_out;
+    return fminf(fmaxf(logit - p->presence_penalty, -FLT_MAX), FLT_MAX);
+}
+
+static void penalise(struct sampler *s, const struct gen_params *p, const struct seen *seen)
+{
+    for (uint32_t i = 0; i < seen->n; i++) {
+        struct cand *c = &s->cands[seen->tokens[i].id];
+
+        if (!isinf(c->logit))
+            c->logit = penalised(c->logit, p, seen->tokens[i].n_out);
+    }
+}
+
 /* All tokens that are not masked. */
 static void field_init(struct field *f, struct sampler *s, const struct sampler_row *row,
                        const struct sampler_draw *d)
 {
     uint32_t n = 0, best = 0;
 
-    for (uint32_t i = 0; i < row->n; i++)
-        s->cands[i] = (struct cand){row->logits[i], i};
-    for (uint32_t i = 0; i < d->n_masked; i++)
-        s->cands[d->masked[i]].logit = -INFINITY;
+    mask(s, row, d);
+    if (d->params->steering != NULL)
+        favour(s, d->params->steering);
+    if (d->seen != NULL)
+        penalise(s, d->params, d->seen);
     for (uint32_t i = 0; i < row->n; i++) {
         if (isinf(s->cands[i].logit))
             continue;
@@ -279,7 +326,7 @@ bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct
     field_init(&f, s, row, d);
     if (f.n == 0)
         return false;
-    if (p->temperature < TEMPERATURE_GREEDY) {
+    if (!(p->temperature > 0)) {
         *id = argmax(&f);
         return true;
     }

@@ -1,12 +1,16 @@
 /* From the logits of one row to a token and its logprobs.
  *
- * The order is vLLM's: raw logprobs first, then the masks, temperature, min_p, top_k, top_p, draw.
+ * The order is vLLM's: raw logprobs first; then allowed ids, masked ids (bad words, min_tokens),
+ * bias, repetition, frequency and presence penalty; greedy ends here; temperature, min_p, top_k,
+ * top_p, draw. Bias and penalties are single float operations, so that they have the same bits
+ * everywhere.
  * The draw is counter-based: its randomness for a token id is a pure function of (seed, index of
  * the output token, id), so the same seed gives the same tokens whatever else runs. */
 #ifndef BATON_ENGINE_EMBEDDED_SAMPLER_H
 #define BATON_ENGINE_EMBEDDED_SAMPLER_H
 
 #include "base/err.h"
+#include "engine/embedded/seen.h"
 #include "engine/engine.h"
 
 #include <stdbool.h>
@@ -44,14 +48,17 @@ void sampler_free(struct sampler *s);                                      /* ac
 
 /* What a draw depends on besides the logits. */
 struct sampler_draw {
-    const struct gen_params *params; /* borrowed; temperature, top_p, top_k, min_p, seed */
+    const struct gen_params *params; /* borrowed; temperature, top_p, top_k, min_p, penalties,
+                                        steering (without its bad words), seed */
+    const struct seen *seen;         /* borrowed; NULL: nothing to penalise */
     uint64_t index;                  /* of the output token: 0, 1, ... */
     const uint32_t *masked;          /* [n_masked] ids that must not come, below row->n */
     uint32_t n_masked;
 };
 
 /* sampler_pick - choose the next token.
- * Temperature below 1e-5 is greedy (lowest id of equal ones); up to 0.01 it counts as 0.01.
+ * Temperature 0 is greedy (lowest id of equal ones); what is above it and below 0.01 counts as
+ * 0.01, as in vLLM.
  * Returns: false, with *id untouched, when every token is masked. No allocation. */
 bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct sampler_draw *d,
                   uint32_t *id);

@@ -3,16 +3,18 @@
 #include "engine/embedded/scheduler.h"
 
 #include "base/clock.h"
+#include "engine/embedded/adapter_use.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Whose logits a row's are. */
+/* Whose logits a row's are, and what made them. */
 struct want {
     struct seq *q;
     uint32_t pos;
+    const struct version *version; /* pinned */
 };
 
 struct scheduler {
@@ -26,8 +28,7 @@ struct scheduler {
     struct want *wants;     /* owned; [n_rows_max] */
     float *logits;          /* owned; [n_rows_max, vocab_size]; pages come when rows want them */
     uint32_t n_rows, n_wants;
-    struct sampler *sampler;           /* owned */
-    char label[VERSION_LABEL_MAX + 1]; /* of the version of this step */
+    struct sampler *sampler; /* owned */
 
     struct engine_stats stats;
 };
@@ -94,18 +95,41 @@ static struct seq *pop_waiting(struct scheduler *s)
     return q;
 }
 
-/* The last thing that happens to a sequence; it is in no list any more. */
+static void let_go(struct scheduler *s, const struct version *v)
+{
+    if (v != NULL && store_let_go(s->cfg.store, v))
+        janitor_reap(s->cfg.janitor);
+}
+
+/* The sequence holds the version from now on, beyond what it had. */
+static void hold(struct scheduler *s, struct seq *q, const struct version *v)
+{
+    store_pin_again(s->cfg.store, v);
+    let_go(s, q->version);
+    q->version = v;
+}
+
+static void unhold(struct scheduler *s, struct seq *q)
+{
+    let_go(s, q->version);
+    q->version = NULL;
+}
+
+/* The last thing that happens to a sequence; it is in no list any more. Whoever hears of its end
+ * finds its room free. */
 static void end(struct scheduler *s, struct seq *q)
 {
     struct gen_record *rec = q->rec;
 
     assert(rec->out.finish != GEN_RUNNING);
-    kv_release(&q->kv);
+    unhold(s, q);
+    kv_give_back(&q->kv);
     s->stats.n_finished[rec->out.finish]++;
     s->cfg.retire(s->cfg.retire_arg, q);
-    q->rec = NULL; /* the sink's, or freed, when this returns */
-    gen_record_done(rec, q->req.sink, q->req.sink_arg);
-    seq_free(q);
+    q->rec = NULL; /* the sink's, unless it is left */
+    if (!gen_record_tell(rec, q->req.sink, q->req.sink_arg))
+        q->rec = rec;
+    janitor_bury(s->cfg.janitor, q);
 }
 
 /* Tells the sink of new tokens. */
@@ -193,118 +217,212 @@ void scheduler_abort(struct scheduler *s)
     end_where(s, mark_abort, NULL);
 }
 
-/* With nothing running the whole pool is free, and seq_new saw to it that the sequence fits: then
- * it is the memory for the chunk list that is missing, and waiting would be for ever. */
-static void admit(struct scheduler *s)
+void scheduler_freeze(struct scheduler *s)
 {
-    struct err e = {0};
-    struct seq *q;
-
-    while (s->n_waiting > 0 && s->n_running < s->cfg.n_running_max) {
-        q = s->waiting;
-        if (kv_reserve(&q->kv, s->cfg.kv, q->n_kv)) {
-            s->running[s->n_running++] = pop_waiting(s);
-            continue;
-        }
-        if (s->n_running > 0)
-            return;
-        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for the kv cache of %u tokens", q->n_kv);
-        seq_fail(q, &e);
-        end(s, pop_waiting(s));
-        err_clear(&e);
-    }
-}
-
-static uint32_t n_known(const struct seq *q)
-{
-    return q->req.n_prompt + q->rec->out.n_tokens;
-}
-
-static void add_rows(struct scheduler *s, struct seq *q, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t pos = q->n_fed + i;
-        bool want = seq_wants_logits(q, pos);
-
-        s->rows[s->n_rows++] = (struct model_row){
-            .token = seq_token(q, pos), .pos = pos, .kv = &q->kv, .want_logits = want};
-        if (want)
-            s->wants[s->n_wants++] = (struct want){.q = q, .pos = pos};
-    }
-    if (q->n_fed < q->req.n_prompt)
-        s->stats.n_prompt_tokens += n;
-    q->n_fed += n;
-}
-
-/* Chooses the rows of the next step. */
-static void compose(struct scheduler *s)
-{
-    s->n_rows = 0;
-    s->n_wants = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->n_fed >= s->running[i]->req.n_prompt)
-            add_rows(s, s->running[i], 1);
-    for (uint32_t i = 0; i < s->n_running && s->n_rows < s->cfg.n_rows_max; i++) {
-        struct seq *q = s->running[i];
-        uint32_t room = s->cfg.n_rows_max - s->n_rows, left = n_known(q) - q->n_fed;
-
-        if (q->n_fed < q->req.n_prompt)
-            add_rows(s, q, left < room ? left : room);
-    }
+        if (s->running[i]->req.on_update == GEN_ON_UPDATE_RECOMPUTE)
+            unhold(s, s->running[i]);
 }
 
-static void make_span_room(struct scheduler *s)
+uint64_t scheduler_kv_release(struct scheduler *s)
 {
     for (uint32_t i = 0; i < s->n_running; i++) {
-        struct err e = {0};
+        struct seq *q = s->running[i];
 
-        if (gen_record_span_room(s->running[i]->rec, &e) != 0)
-            seq_fail(s->running[i], &e);
+        if (q->n_fed > 0)
+            seq_forget_kv(q);
+        kv_give_back(&q->kv);
     }
-    end_finished(s);
+    return kv_pool_release(s->cfg.kv);
 }
 
-/* Everything but the forward pass happens without the pin: an in_place update waits for it. */
-static void step(struct scheduler *s, const struct version *v, uint64_t begin_us)
+/* All that ran had room at once before. */
+void scheduler_kv_restore(struct scheduler *s)
 {
-    struct seq_step made = {.serial = v->serial, .label = s->label};
-    uint32_t n_tokens;
-    uint64_t us;
+    bool taken = true;
 
-    compose(s);
-    (void)snprintf(s->label, sizeof s->label, "%s", v->label);
-    model_step(s->cfg.model, v, s->rows, s->n_rows, s->logits);
-    store_unpin(s->cfg.store, v);
-    made.now_us = clock_now_us();
-    for (uint32_t i = 0; i < s->n_wants; i++) {
-        struct seq *q = s->wants[i].q;
+    kv_pool_restore(s->cfg.kv);
+    for (uint32_t i = 0; i < s->n_running && taken; i++)
+        taken = kv_take(&s->running[i]->kv, s->cfg.kv);
+    assert(taken);
+}
 
-        n_tokens = q->rec->out.n_tokens;
-        seq_take_logits(q, s->wants[i].pos, s->logits + (size_t)i * s->cfg.vocab_size, s->sampler,
-                        &made);
-        s->stats.n_generated_tokens += q->rec->out.n_tokens - n_tokens;
+/* With nothing running the whole pool is free, and seq_new saw to it that the sequence fits. */
+static void admit(struct scheduler *s)
+{
+    while (s->n_waiting > 0 && s->n_running < s->cfg.n_running_max) {
+        if (!kv_take(&s->waiting->kv, s->cfg.kv)) {
+            assert(s->n_running > 0);
+            return;
+        }
+        s->running[s->n_running++] = pop_waiting(s);
     }
+}
+
+/* What it reads in this step; NULL: nothing can be had, it waits. */
+static const struct version *version_of(const struct seq *q, const struct version *served)
+{
+    return q->version != NULL ? q->version : served;
+}
+
+/* What is served may have another name now, or be something else. */
+static void meet_served(struct scheduler *s, struct seq *q, const struct version *served)
+{
+    if (served == NULL)
+        return;
+    if (q->version != NULL && q->version != served && q->version->serial == served->serial)
+        hold(s, q, served); /* renamed: the same bytes, which is no update */
+    if (q->req.on_update == GEN_ON_UPDATE_RECOMPUTE && q->version == NULL && q->n_fed > 0 &&
+        q->kv_serial != served->serial)
+        seq_forget_kv(q);
+}
+
+/* Deals out the rows of the next step: one to whoever decodes, the rest to those that have more
+ * than one token to feed, first come first served. Returns: how many. */
+static uint32_t deal_rows(struct scheduler *s, const struct version *served)
+{
+    uint32_t n_rows = 0;
+
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct seq *q = s->running[i];
+
+        meet_served(s, q, served);
+        q->n_step = version_of(q, served) != NULL && q->rec->out.n_tokens > 0 &&
+                    q->n_fed + 1 == seq_n_known(q);
+        n_rows += q->n_step;
+    }
+    for (uint32_t i = 0; i < s->n_running && n_rows < s->cfg.n_rows_max; i++) {
+        struct seq *q = s->running[i];
+        uint32_t room = s->cfg.n_rows_max - n_rows, left = seq_n_known(q) - q->n_fed;
+
+        if (q->n_step > 0 || version_of(q, served) == NULL)
+            continue;
+        q->n_step = left < room ? left : room;
+        n_rows += q->n_step;
+    }
+    return n_rows;
+}
+
+/* Those that are about to begin with what is served and may not leave it hold it. */
+static void hold_begun(struct scheduler *s, const struct version *served)
+{
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct seq *q = s->running[i];
+
+        if (q->n_step == 0)
+            continue;
+        if (q->version == NULL &&
+            (q->req.on_update == GEN_ON_UPDATE_FINISH || q->n_rebuilds >= SEQ_REBUILDS_MAX))
+            hold(s, q, served);
+        if (q->n_fed == 0)
+            q->kv_serial = version_of(q, served)->serial;
+    }
+}
+
+static void count_row(struct scheduler *s, const struct seq *q, uint32_t pos)
+{
+    if (pos < q->n_lost)
+        s->stats.n_recomputed_tokens++;
+    else if (pos < q->req.n_prompt)
+        s->stats.n_prompt_tokens++;
+}
+
+static void add_rows(struct scheduler *s, struct seq *q, const struct version *v)
+{
+    const struct adapter *adapter = q->req.adapter != NULL ? adapter_use_adapter(q->req.adapter)
+                                                           : NULL;
+
+    for (; q->n_step > 0; q->n_step--) {
+        uint32_t pos = q->n_fed++;
+        bool want = seq_wants_logits(q, pos);
+
+        s->rows[s->n_rows++] = (struct model_row){.token = seq_token(q, pos),
+                                                  .pos = pos,
+                                                  .kv = &q->kv,
+                                                  .want_logits = want,
+                                                  .adapter = adapter};
+        if (want)
+            s->wants[s->n_wants++] = (struct want){.q = q, .pos = pos, .version = v};
+        count_row(s, q, pos);
+    }
+}
+
+/* The rows of one version: those of sequence `from` and of all behind it that read the same. */
+static void compute_group(struct scheduler *s, uint32_t from, const struct version *served)
+{
+    const struct version *v = version_of(s->running[from], served);
+    uint32_t first = s->n_rows, first_want = s->n_wants;
+
+    for (uint32_t i = from; i < s->n_running; i++)
+        if (s->running[i]->n_step > 0 && version_of(s->running[i], served) == v)
+            add_rows(s, s->running[i], v);
+    model_step(s->cfg.model, v, s->rows + first, s->n_rows - first,
+               s->logits + (size_t)first_want * s->cfg.vocab_size);
+}
+
+static void take_want(struct scheduler *s, uint32_t i, uint64_t now_us)
+{
+    const struct want *w = &s->wants[i];
+    struct seq_step made = {
+        .serial = w->version->serial, .name = w->version->name, .now_us = now_us};
+    struct seq *q = w->q;
+    uint32_t n_tokens = q->rec->out.n_tokens;
+
+    seq_take_logits(q, w->pos, s->logits + (size_t)i * s->cfg.vocab_size, s->sampler, &made);
+    if (q->rec->out.n_tokens == n_tokens)
+        return;
+    s->stats.n_generated_tokens++;
+    q->n_rebuilds = 0;
+}
+
+/* Names are taken from pinned versions, so the pins last until all tokens are. */
+static void step(struct scheduler *s, const struct version *served)
+{
+    uint64_t begin_us = clock_now_us(), us;
+
+    s->n_rows = 0;
+    s->n_wants = 0;
+    hold_begun(s, served);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->n_step > 0)
+            compute_group(s, i, served);
+    us = clock_now_us();
+    for (uint32_t i = 0; i < s->n_wants; i++)
+        take_want(s, i, us);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->req.on_update != GEN_ON_UPDATE_FINISH && s->running[i]->n_rebuilds == 0)
+            unhold(s, s->running[i]);
     us = clock_now_us() - begin_us;
     s->stats.n_steps++;
     s->stats.step_us_max = us > s->stats.step_us_max ? us : s->stats.step_us_max;
 }
 
+static void fail_unheld(struct seq *q, const struct err *e)
+{
+    if (q->version == NULL)
+        seq_fail(q, e);
+}
+
 enum scheduler_turn scheduler_turn(struct scheduler *s)
 {
-    const struct version *v;
+    const struct version *served = NULL;
+    bool frozen = false;
     struct err e = {0};
 
     admit(s);
-    make_span_room(s);
     if (s->n_running == 0)
-        return s->n_waiting == 0 ? SCHEDULER_IDLE : SCHEDULER_STEPPED;
-    if (store_pin(s->cfg.store, &v, &e) != 0) {
-        if (e.code == ERR_CONFLICT)
-            return SCHEDULER_FROZEN;
-        end_where(s, seq_fail, &e);
-        return SCHEDULER_STEPPED;
+        return SCHEDULER_IDLE;
+    if (store_pin(s->cfg.store, &served, &e) != 0) {
+        frozen = e.code == ERR_CONFLICT || e.code == ERR_ASLEEP;
+        if (!frozen)
+            end_where(s, fail_unheld, &e);
     }
-    step(s, v, clock_now_us());
+    if (deal_rows(s, served) == 0) {
+        let_go(s, served);
+        return frozen ? SCHEDULER_FROZEN : SCHEDULER_STEPPED;
+    }
+    step(s, served);
+    let_go(s, served);
     for (uint32_t i = 0; i < s->n_running; i++)
         report(s->running[i]);
     end_finished(s);

@@ -4,11 +4,19 @@
  * up to n_rows_max rows. A sequence is admitted when the KV of its worst case can be reserved and
  * fewer than n_running_max run; until then it waits, in FIFO order, and nobody passes it.
  *
+ * Most sequences read the version that is served when the step begins. One that finishes on the
+ * version it began with has it pinned, and the rows of each version are computed by themselves. So
+ * an update never waits for a sequence but for room: --max-versions bounds how many are alive, and
+ * whoever holds an old one goes on to its end, also while an in_place update keeps the others out.
+ *
+ * A turn allocates and frees nothing: that is done by whoever submits, and by the janitor.
+ *
  * Everything here is of the engine thread. It calls the sinks, with no lock held, between steps. */
 #ifndef BATON_ENGINE_EMBEDDED_SCHEDULER_H
 #define BATON_ENGINE_EMBEDDED_SCHEDULER_H
 
 #include "base/err.h"
+#include "engine/embedded/janitor.h"
 #include "engine/embedded/kv.h"
 #include "engine/embedded/model.h"
 #include "engine/embedded/sequence.h"
@@ -20,9 +28,10 @@
 struct scheduler;
 
 struct scheduler_cfg {
-    struct store *store; /* borrowed */
-    struct model *model; /* borrowed; made for n_rows_max rows */
-    struct kv_pool *kv;  /* borrowed */
+    struct store *store;     /* borrowed */
+    struct model *model;     /* borrowed; made for n_rows_max rows */
+    struct kv_pool *kv;      /* borrowed */
+    struct janitor *janitor; /* borrowed */
     uint32_t vocab_size;
     uint32_t n_running_max; /* 1..n_rows_max, so that whoever prefills always gets a row */
     uint32_t n_rows_max;
@@ -44,14 +53,25 @@ void scheduler_reap(struct scheduler *s);
 /* scheduler_abort - end every sequence, with GEN_ABORT. */
 void scheduler_abort(struct scheduler *s);
 
+/* scheduler_freeze - no turn comes for a while. Recomputes that held a version, so that commits
+ * could not hold them up, let it go: else an update meanwhile would find no room for one more. */
+void scheduler_freeze(struct scheduler *s);
+
+/* scheduler_kv_release - no sequence has KV until scheduler_kv_restore, which comes before the next
+ * turn; those that run feed all their tokens again then. Returns: kv_pool_release's. */
+uint64_t scheduler_kv_release(struct scheduler *s);
+void scheduler_kv_restore(struct scheduler *s);
+
 enum scheduler_turn {
     SCHEDULER_IDLE,    /* nothing runs or waits */
     SCHEDULER_STEPPED, /* one step was computed, or sequences ended: turn again */
-    SCHEDULER_FROZEN   /* an in_place update is writing: wait until the store can be pinned */
+    SCHEDULER_FROZEN   /* an in_place update is writing, or the weights are asleep: wait until the
+                          store can be pinned */
 };
 
 /* scheduler_turn - admit, pin, compute one step, unpin, report. When no weights can be had for a
- * reason that waiting does not cure, every sequence ends with GEN_ERROR and that reason. */
+ * reason that waiting does not cure, every sequence that holds no version ends with GEN_ERROR and
+ * that reason. */
 enum scheduler_turn scheduler_turn(struct scheduler *s);
 
 /* scheduler_stats - counters and gauges; heartbeat_us is not touched. */

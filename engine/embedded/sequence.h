@@ -8,12 +8,17 @@
 #include "engine/embedded/kv.h"
 #include "engine/embedded/model_config.h"
 #include "engine/embedded/sampler.h"
+#include "engine/embedded/seen.h"
 #include "engine/embedded/tokenizer.h"
 #include "engine/generation.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+/* A recompute whose KV was thrown away so often since its last token keeps the version that it
+ * reads next until it has one: else commits in quick succession could hold it up for ever. */
+enum { SEQ_REBUILDS_MAX = 2 };
 
 /* What every sequence of an engine is checked against. Immutable. */
 struct seq_rules {
@@ -22,6 +27,7 @@ struct seq_rules {
     uint32_t n_eos;
     uint32_t eos[MODEL_EOS_MAX];
     const struct tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */
+    size_t token_text_max;             /* bytes of the longest token's text */
 };
 
 struct seq {
@@ -34,20 +40,29 @@ struct seq {
     struct gen_request req;        /* owned */
     uint32_t n_out_max;            /* output tokens at most: max_tokens and the context */
     uint32_t n_kv;                 /* positions that it can need; the last token is never fed */
-    uint32_t n_masked;             /* ids that min_tokens forbids */
-    uint32_t masked[GEN_STOP_IDS_MAX + MODEL_EOS_MAX];
-    size_t stop_len_max; /* of the longest stop string; 0 without one */
+    uint32_t n_early;              /* ids that min_tokens forbids, first in `masked` */
+    size_t stop_len_max;           /* of the longest stop string; 0 without one */
     uint64_t submit_us;
 
     /* Engine thread. */
-    struct seq *next;       /* of the inbox (guarded by the engine's lock) or the waiting list */
+    struct seq *next;       /* of the inbox (guarded by the engine's lock), the waiting list, or
+                               the janitor's */
     struct gen_record *rec; /* owned; NULL once `done` has it */
-    struct kv_seq kv;
-    uint32_t n_fed;      /* tokens whose KV is written */
-    uint32_t n_reported; /* output tokens that the sink has been told of */
+    struct kv_seq kv;       /* prepared by seq_new */
+    uint32_t n_fed;         /* tokens whose KV is written */
+    uint32_t n_step;        /* of them, by the step that is being made */
+    uint32_t n_lost;        /* tokens whose KV was written once and thrown away */
+    uint32_t n_rebuilds;    /* how often, since the last output token */
+    uint64_t kv_serial;     /* recompute: of the version that all of the KV is of */
+    const struct version *version; /* pinned; NULL: it reads what is served. Set from its first row
+                                      on with `finish`, and see SEQ_REBUILDS_MAX */
+    uint32_t n_reported;           /* output tokens that the sink has been told of */
     uint64_t last_token_us;
     struct detok detok; /* with stop strings only, as is tail */
+    uint32_t n_peeked;  /* bytes that detok holds, searched with the last token */
     struct buf tail;    /* text in which a stop string may still begin */
+    struct seen seen;   /* with penalties only, else zeroed */
+    uint32_t *masked;   /* owned; [n_early, then one for each bad word], those of this token last */
 };
 
 /* seq_new - check a request and allocate all that it can need.
@@ -58,25 +73,32 @@ int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request 
 /* seq_give_back - undo seq_new: the request is the caller's again, the sequence is freed. */
 void seq_give_back(struct seq *q, struct gen_request *r);
 
-/* seq_free - KV must be released. Accepts NULL. */
+/* seq_free - it has neither chunks of KV nor a version any more. Accepts NULL. */
 void seq_free(struct seq *q);
+
+/* seq_n_known - tokens of prompt and output together. */
+uint32_t seq_n_known(const struct seq *q);
+
+/* seq_forget_kv - all tokens have to be fed again before the next comes. */
+void seq_forget_kv(struct seq *q);
 
 /* seq_token - token `pos` of prompt and output together. */
 uint32_t seq_token(const struct seq *q, uint32_t pos);
 
-/* seq_wants_logits - is the row of `pos` needed for more than its KV? */
+/* seq_wants_logits - is the row of `pos` needed for more than its KV? The last token's is, and with
+ * prompt logprobs those of the prompt, until there is output. */
 bool seq_wants_logits(const struct seq *q, uint32_t pos);
 
 /* Which weights a step reads, and when. */
 struct seq_step {
     uint64_t serial;
-    const char *label; /* borrowed */
+    struct version_label *name; /* borrowed */
     uint64_t now_us;
 };
 
 /* seq_take_logits - use the logits of position `pos`: a prompt logprob, or the next token, or both
  * (a prompt's last row makes only a token). Sets out.finish when the sequence is at its end.
- * Needs room for a span (gen_record_span_room). */
+ * No allocation. */
 void seq_take_logits(struct seq *q, uint32_t pos, const float *logits, struct sampler *sampler,
                      const struct seq_step *step);
 

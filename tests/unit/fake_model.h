@@ -1,8 +1,9 @@
 /* A model that is cheap and exact: tests link it in place of engine/embedded/model.c.
  *
- * It keeps in the KV cache, for each position, the token and the weight that it read for it; the
- * logits of a position are a hash of all that stands there up to it, plus the weights. So a token
- * is right only if every position of the cache holds what the right version put there. */
+ * It keeps in the KV cache, for each position, the token and the weight that it read for it (and
+ * the serial of its version, for those who ask); the logits of a position are a hash of all that
+ * stands there up to it, plus the weights. So a token is right only if every position of the cache
+ * holds what the right version put there. */
 #ifndef BATON_TESTS_FAKE_MODEL_H
 #define BATON_TESTS_FAKE_MODEL_H
 
@@ -38,6 +39,10 @@ static void (*fake_on_step)(void *arg, uint32_t n_rows);
 static void *fake_on_step_arg;
 static atomic_uint fake_n_steps;
 
+/* Called on the engine's thread for rows that want logits: what stands at [0, n), and which version
+ * put it there. Set while no engine runs. */
+static void (*fake_on_logits)(const float *tokens, const float *serials, uint32_t n);
+
 int model_new(struct model **out, const struct model_config *cfg, const struct manifest *manifest,
               uint32_t n_rows_max, uint32_t n_threads, struct err *e)
 {
@@ -49,6 +54,22 @@ int model_new(struct model **out, const struct model_config *cfg, const struct m
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the fake model");
     m->n_rows_max = n_rows_max;
     *out = m;
+    return 0;
+}
+
+int model_pin(struct model *m, pthread_t caller, struct err *e)
+{
+    (void)m;
+    (void)caller;
+    (void)e;
+    return 0;
+}
+
+int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e)
+{
+    (void)m;
+    (void)rank_max;
+    (void)e;
     return 0;
 }
 
@@ -82,35 +103,38 @@ static inline void fake_logits(float *logits, const float *tokens, const float *
         logits[7] = NAN;
 }
 
-static inline void fake_run(const struct model_row *row, const float *w, float *logits)
+static inline void fake_run(const struct model_row *row, const struct version *v, float *logits)
 {
-    float tokens[1024], read[1024];
+    float tokens[1024], read[1024], serials[1024];
+    const float *w = v->views[0].data;
     uint32_t n = row->pos + 1;
 
     assert(n <= 1024 && row->token < FAKE_VOCAB);
     kv_k(row->kv, 0, 0, row->pos)[0] = (float)row->token;
+    kv_k(row->kv, 0, 0, row->pos)[1] = (float)v->serial;
     kv_v(row->kv, 0, 0, row->pos)[0] = w[row->token];
     if (!row->want_logits)
         return;
     for (uint32_t i = 0; i < n; i++) {
         tokens[i] = kv_k(row->kv, 0, 0, i)[0];
         read[i] = kv_v(row->kv, 0, 0, i)[0];
+        serials[i] = kv_k(row->kv, 0, 0, i)[1];
     }
+    if (fake_on_logits != NULL)
+        fake_on_logits(tokens, serials, n);
     fake_logits(logits, tokens, read, n, w);
 }
 
 void model_step(struct model *m, const struct version *v, const struct model_row *rows,
                 uint32_t n_rows, float *logits)
 {
-    const float *w = v->views[0].data;
-
     assert(n_rows >= 1 && n_rows <= m->n_rows_max);
     atomic_fetch_add(&fake_n_steps, 1);
     if (fake_on_step != NULL)
         fake_on_step(fake_on_step_arg, n_rows);
     for (uint32_t i = 0; i < n_rows; i++) {
         assert(i == 0 || rows[i].kv != rows[i - 1].kv || rows[i].pos == rows[i - 1].pos + 1);
-        fake_run(&rows[i], w, logits);
+        fake_run(&rows[i], v, logits);
         logits += rows[i].want_logits ? FAKE_VOCAB : 0;
     }
 }

@@ -11,7 +11,19 @@
 
 #include <cmocka.h>
 
-enum member { MAX_TOKENS, MIN_TOKENS, TEMPERATURE, TOP_P, TOP_K, MIN_P, LOGPROBS, PROMPT_LOGPROBS };
+enum member {
+    MAX_TOKENS,
+    MIN_TOKENS,
+    TEMPERATURE,
+    TOP_P,
+    TOP_K,
+    MIN_P,
+    REPETITION,
+    FREQUENCY,
+    PRESENCE,
+    LOGPROBS,
+    PROMPT_LOGPROBS
+};
 
 static void set(struct gen_params *p, enum member m, double value)
 {
@@ -33,6 +45,15 @@ static void set(struct gen_params *p, enum member m, double value)
         break;
     case MIN_P:
         p->min_p = (float)value;
+        break;
+    case REPETITION:
+        p->repetition_penalty = (float)value;
+        break;
+    case FREQUENCY:
+        p->frequency_penalty = (float)value;
+        break;
+    case PRESENCE:
+        p->presence_penalty = (float)value;
         break;
     case LOGPROBS:
         p->logprobs = (int32_t)value;
@@ -74,6 +95,20 @@ static const struct {
     {MIN_P, -0.01, "/p/min_p", "0 to 1"},
     {MIN_P, 1.01, "/p/min_p", "0 to 1"},
     {MIN_P, NAN, "/p/min_p", "0 to 1"},
+    {REPETITION, 1e-30, NULL, NULL},
+    {REPETITION, 1e30, NULL, NULL},
+    {REPETITION, 0, "/p/repetition_penalty", "above 0"},
+    {REPETITION, -1, "/p/repetition_penalty", "above 0"},
+    {REPETITION, NAN, "/p/repetition_penalty", "finite"},
+    {REPETITION, INFINITY, "/p/repetition_penalty", "finite"},
+    {FREQUENCY, -2, NULL, NULL},
+    {FREQUENCY, 2, NULL, NULL},
+    {FREQUENCY, 2.01, "/p/frequency_penalty", "-2 to 2"},
+    {FREQUENCY, NAN, "/p/frequency_penalty", "-2 to 2"},
+    {PRESENCE, -2, NULL, NULL},
+    {PRESENCE, 2, NULL, NULL},
+    {PRESENCE, -2.01, "/p/presence_penalty", "-2 to 2"},
+    {PRESENCE, NAN, "/p/presence_penalty", "-2 to 2"},
     {LOGPROBS, -1, NULL, NULL},
     {LOGPROBS, 64, NULL, NULL},
     {LOGPROBS, 65, "/p/logprobs", "0 to 64"},
@@ -173,13 +208,15 @@ static struct gen_record *record(const struct gen_record_cfg *cfg)
     return r;
 }
 
-static void test_record_grows_spans_and_keeps_tokens(void **state)
+/* Names are the record's as long as it lives, whoever made them lets go at once. */
+static void test_record_holds_a_span_for_each_token(void **state)
 {
     struct gen_record_cfg cfg = {
         .n_tokens_max = 100, .n_prompt = 3, .logprobs = 2, .prompt_logprobs = -1};
     struct gen_record *r = record(&cfg);
     const struct gen_token *tokens = r->out.tokens;
-    struct err e = {0};
+    const struct gen_span *spans = r->out.spans;
+    struct version_label *name = NULL;
     char label[16];
 
     (void)state;
@@ -189,18 +226,21 @@ static void test_record_grows_spans_and_keeps_tokens(void **state)
     for (uint32_t i = 0; i < 100; i++) {
         struct gen_token t = {.id = i};
 
-        (void)snprintf(label, sizeof label, "v%u", i / 2);
-        assert_int_equal(gen_record_span_room(r, &e), 0);
-        gen_record_append(r, &t, i / 2, label);
+        name = version_label_new();
+        assert_non_null(name);
+        (void)snprintf(name->text, sizeof name->text, "v%u", i / 3 * 3); /* the same, made again */
+        gen_record_append(r, &t, i / 3, name);
+        version_label_unref(name);
         assert_ptr_equal(gen_record_top(r, i), r->tops + (size_t)i * 2);
     }
     assert_ptr_equal(r->out.tokens, tokens);
-    assert_int_equal(r->out.n_spans, 50);
-    for (uint32_t i = 0; i < 50; i++) {
-        (void)snprintf(label, sizeof label, "v%u", i);
+    assert_ptr_equal(r->out.spans, spans);
+    assert_int_equal(r->out.n_spans, 34);
+    for (uint32_t i = 0; i < 34; i++) {
+        (void)snprintf(label, sizeof label, "v%u", i * 3);
         assert_int_equal(r->out.spans[i].serial, i);
-        assert_int_equal(r->out.spans[i].start, i * 2);
-        assert_int_equal(r->out.spans[i].end, i * 2 + 2);
+        assert_int_equal(r->out.spans[i].start, i * 3);
+        assert_int_equal(r->out.spans[i].end, i < 33 ? i * 3 + 3 : 100);
         assert_string_equal(r->out.spans[i].label, label);
     }
     gen_record_free(r);
@@ -244,7 +284,7 @@ int main(void)
         cmocka_unit_test(test_params_check_stops),
         cmocka_unit_test(test_finish_names),
         cmocka_unit_test(test_request_fini_accepts_a_zeroed_one),
-        cmocka_unit_test(test_record_grows_spans_and_keeps_tokens),
+        cmocka_unit_test(test_record_holds_a_span_for_each_token),
         cmocka_unit_test(test_output_take_keeps_it_beyond_done),
     };
 

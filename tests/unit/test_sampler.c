@@ -190,7 +190,7 @@ static void test_pick_refuses_when_all_is_masked(void **state)
 
 static void test_small_temperatures_count_as_a_hundredth(void **state)
 {
-    struct gen_params least = params_of(0.01F, 1, 0, 0), less = params_of(2e-5F, 1, 0, 0);
+    struct gen_params least = params_of(0.01F, 1, 0, 0), less = params_of(1e-7F, 1, 0, 0);
     static const float close[] = {0.0F, 0.01F, 0.005F, -0.01F};
     struct sampler_draw d = {.params = &least}, d2 = {.params = &less};
     struct sampler_row row = row_of(close, 4);

@@ -21,6 +21,8 @@ static struct seq_rules rules = {.vocab_size = VOCAB,
                                  .n_eos = 2,
                                  .eos = {EOS, 1019}};
 
+static struct version_label label_v = {.refs = 1, .text = "v"};
+
 static struct gen_params greedy(uint32_t max_tokens)
 {
     struct gen_params p;
@@ -49,7 +51,7 @@ static int make_seq(struct seq **q, const struct gen_params *p, uint32_t n_promp
 /* Feeds logits that favour script[i] for output token i, `next best` then, until it ends. */
 static struct seq *run(const struct gen_params *p, const uint32_t *script, uint32_t n)
 {
-    struct seq_step step = {.serial = 1, .label = "v", .now_us = 5};
+    struct seq_step step = {.serial = 1, .name = &label_v, .now_us = 5};
     static float logits[VOCAB];
     struct sampler *sampler = NULL;
     struct seq *q = NULL;
@@ -63,7 +65,6 @@ static struct seq *run(const struct gen_params *p, const uint32_t *script, uint3
         logits[script[i]] = 9;
         logits[7] += 4; /* what comes when script[i] is masked */
         assert_true(seq_wants_logits(q, N_PROMPT - 1 + i));
-        assert_int_equal(gen_record_span_room(q->rec, &e), 0);
         seq_take_logits(q, N_PROMPT - 1 + i, logits, sampler, &step);
     }
     sampler_free(sampler);
@@ -137,14 +138,11 @@ static void test_the_context_ends_it(void **state)
     seq_free(q);
 }
 
-static void test_everything_masked_is_an_error(void **state)
+static void test_everything_masked_is_refused(void **state)
 {
-    struct seq_step step = {.serial = 1, .label = "v"};
     struct gen_params p = greedy(4);
     struct seq_rules all = rules;
     struct gen_request r = {.n_prompt = 1};
-    float logits[2] = {0, 1};
-    struct sampler *sampler = NULL;
     struct seq *q = NULL;
     struct err e = {0};
 
@@ -156,14 +154,11 @@ static void test_everything_masked_is_an_error(void **state)
     p.stop_ids[1] = 1;
     r.params = p;
     r.prompt = calloc(1, sizeof *r.prompt);
-    assert_int_equal(seq_new(&q, &all, &r, &e), 0);
-    assert_int_equal(sampler_new(&sampler, 2, &e), 0);
-    seq_take_logits(q, 0, logits, sampler, &step);
-    assert_int_equal(q->rec->out.finish, GEN_ERROR);
-    assert_int_equal(q->rec->out.error.code, ERR_ENGINE);
-    assert_int_equal(q->rec->out.n_tokens, 0);
-    sampler_free(sampler);
-    seq_free(q);
+    assert_int_equal(seq_new(&q, &all, &r, &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field, "/sampling_params/min_tokens");
+    assert_null(q);
+    gen_request_fini(&r);
 }
 
 static void test_times(void **state)
@@ -179,7 +174,7 @@ static void test_times(void **state)
     assert_int_equal(sampler_new(&sampler, VOCAB, &e), 0);
     assert_int_equal(make_seq(&q, &p, 1, &e), 0);
     for (uint32_t i = 0; i < 4; i++) {
-        struct seq_step step = {.serial = 1, .label = "v", .now_us = q->submit_us + at_us[i]};
+        struct seq_step step = {.serial = 1, .name = &label_v, .now_us = q->submit_us + at_us[i]};
 
         seq_take_logits(q, i, logits, sampler, &step);
     }
@@ -344,6 +339,41 @@ static void test_stop_strings(void **state)
     }
 }
 
+/* As in vLLM: a token that stops may be the one after min_tokens, and so must be the one that
+ * completes a stop string; what was complete before is passed over. */
+static void test_min_tokens_passes_over_stop_strings(void **state)
+{
+    static const char text[] = "And God said, Let there be God and";
+    uint32_t *script = NULL, at = 0;
+    struct gen_params p = greedy(1);
+    size_t n = 0;
+    struct err e = {0};
+    char stop[] = "God";
+
+    (void)state;
+    rules.tokenizer = tokenizer;
+    assert_int_equal(tokenizer_encode(tokenizer, text, strlen(text), false, &script, &n, &e), 0);
+    p.max_tokens = (uint32_t)n;
+    p.n_stops = 1;
+    p.stops[0] = stop;
+    for (uint32_t min = 0; min <= at + 1; min++) {
+        struct seq *q;
+
+        p.min_tokens = min;
+        q = run(&p, script, (uint32_t)n);
+        assert_int_equal(q->rec->out.finish, GEN_STOP);
+        if (min == 0)
+            at = q->rec->out.n_tokens;
+        if (min < at)
+            assert_int_equal(q->rec->out.n_tokens, at);
+        else
+            assert_true(q->rec->out.n_tokens > at + 1);
+        seq_free(q);
+    }
+    assert_true(at > 1);
+    free(script);
+}
+
 /* A tokenizer with one token more: "d" and the first byte of a character. */
 static struct tokenizer *with_half_character(uint32_t id)
 {
@@ -398,6 +428,62 @@ static void test_a_held_byte_after_the_stop_string_is_cut(void **state)
     rules.tokenizer = tokenizer = usual;
 }
 
+/* Bytes of a run count as they stand until one breaks it; then all of them have become U+FFFD, and
+ * a stop string may lie anywhere in what was searched already under another spelling. */
+static void test_a_run_that_breaks_is_searched_again(void **state)
+{
+    enum { BYTE_0 = 3, A = 269, N_BYTES = 12 }; /* ids of the spelled tokenizer */
+    struct tokenizer *spelled = NULL, *usual = tokenizer;
+    uint32_t script[1 + N_BYTES] = {A};
+    struct gen_params p = greedy(1 + N_BYTES);
+    char stop[] = "A\xef\xbf\xbd\xef\xbf\xbd";
+    struct err e = {0};
+    struct seq *q;
+
+    (void)state;
+    assert_int_equal(tokenizer_load(&spelled, FIXTURES "/tiny-llama2-spm", &e), 0);
+    rules.tokenizer = tokenizer = spelled;
+    for (uint32_t i = 1; i < N_BYTES; i++)
+        script[i] = BYTE_0 + 'x';
+    script[N_BYTES] = BYTE_0 + 0xff;
+    p.n_stops = 1;
+    p.stops[0] = stop;
+    q = run(&p, script, 1 + N_BYTES);
+    assert_int_equal(q->rec->out.finish, GEN_STOP);
+    assert_int_equal(q->rec->out.n_tokens, 1 + N_BYTES);
+    assert_int_equal(q->rec->out.stop_text_cut, 1 + 3 * N_BYTES);
+    seq_free(q);
+    tokenizer_free(spelled);
+    rules.tokenizer = tokenizer = usual;
+}
+
+/* The text of a special token is searched only when the reply shows it. */
+static void test_a_special_token_can_be_a_stop_string(void **state)
+{
+    struct gen_params p = greedy(3);
+    uint32_t script[] = {40, 0, 41};
+    char stop[64];
+
+    (void)state;
+    rules.tokenizer = tokenizer;
+    while (!tokenizer_is_special(tokenizer, script[1]))
+        script[1]++;
+    (void)snprintf(stop, sizeof stop, "%s", tokenizer_token(tokenizer, script[1]));
+    p.ignore_eos = true;
+    p.n_stops = 1;
+    p.stops[0] = stop;
+    for (int seen = 0; seen < 2; seen++) {
+        struct seq *q;
+
+        p.stops_see_special = seen == 1;
+        q = run(&p, script, 3);
+        assert_int_equal(q->rec->out.finish, seen ? GEN_STOP : GEN_LENGTH);
+        assert_int_equal(q->rec->out.n_tokens, seen ? 2 : 3);
+        assert_int_equal(q->rec->out.stop_text_cut, seen ? strlen(stop) : 0);
+        seq_free(q);
+    }
+}
+
 /* A long output costs no more a token than a short one: the tail stays short. */
 static void test_the_tail_stays_short(void **state)
 {
@@ -428,11 +514,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stop_matrix),
         cmocka_unit_test(test_the_context_ends_it),
-        cmocka_unit_test(test_everything_masked_is_an_error),
+        cmocka_unit_test(test_everything_masked_is_refused),
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_refusals_name_the_culprit),
         cmocka_unit_test(test_stop_strings),
         cmocka_unit_test(test_a_held_byte_after_the_stop_string_is_cut),
+        cmocka_unit_test(test_min_tokens_passes_over_stop_strings),
+        cmocka_unit_test(test_a_run_that_breaks_is_searched_again),
+        cmocka_unit_test(test_a_special_token_can_be_a_stop_string),
         cmocka_unit_test(test_the_tail_stays_short),
     };
 

@@ -130,6 +130,35 @@ static enum err_code pin_refused(struct store *s)
     return e.code;
 }
 
+/* A version that was let go is freed by whoever reaps, and alive until then. */
+static void test_store_let_go_frees_nothing(void **state)
+{
+    struct store *s = store_of(2, UINT64_MAX);
+    const struct version *v;
+    struct version_label *name;
+    struct err e = {0};
+
+    (void)state;
+    commit_step(s, 1, "a");
+    assert_int_equal(store_pin(s, &v, &e), 0);
+    store_pin_again(s, v);
+    assert_false(store_let_go(s, v));
+    commit_step(s, 2, "b");
+    assert_int_equal(info_of(s).n_live, 2);
+    assert_int_equal(stage_refused(s, false, false), ERR_CONFLICT);
+    name = version_label_ref(v->name);
+    assert_true(store_let_go(s, v));
+    assert_int_equal(info_of(s).n_live, 2);
+    assert_int_equal(stage_refused(s, false, false), ERR_CONFLICT);
+    store_reap(s);
+    assert_int_equal(info_of(s).n_live, 1);
+    store_reap(s);                        /* nothing to do */
+    assert_string_equal(name->text, "a"); /* outlives the weights */
+    version_label_unref(name);
+    commit_step(s, 3, "c");
+    store_done(s);
+}
+
 static void test_store_new_is_unsynced(void **state)
 {
     struct store *s = store_of(2, UINT64_MAX);
@@ -640,6 +669,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_new_is_unsynced),
+        cmocka_unit_test(test_store_let_go_frees_nothing),
         cmocka_unit_test(test_store_commit_publishes_labels_and_serials),
         cmocka_unit_test(test_store_unpin_of_the_last_reader_frees_an_old_version),
         cmocka_unit_test(test_store_stage_bounds_live_versions),

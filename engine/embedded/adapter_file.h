@@ -1,0 +1,67 @@
+/* Reading an adapter's PEFT directory: adapter_config.json and adapter_model.safetensors.
+ *
+ * Trainers write into the same directory at every step, in place, and call at once; on a shared
+ * file system the files may come after the call. So the files are read completely during the call
+ * (never mapped), a directory that is not whole yet is waited for, and what was read is believed
+ * only if both files are, at the end, the ones that were opened, unchanged. Which of the two is
+ * newer says nothing: some trainers write the config last, some only once. */
+#ifndef BATON_ENGINE_EMBEDDED_ADAPTER_FILE_H
+#define BATON_ENGINE_EMBEDDED_ADAPTER_FILE_H
+
+#include "base/err.h"
+#include "engine/embedded/adapter.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    ADAPTER_HEAD_NBYTES_MAX = 32 << 20,
+    ADAPTER_PATH_LEN_MAX = 4095,
+    ADAPTER_SETTLE_MS = 500, /* of adapter_wait, when it does not say */
+    ADAPTER_POLL_MS = 20     /* between two looks at the directory */
+};
+
+/* Where the directory is. Opened anew at each look, for trainers that rename a new one into place.
+ * @dirfd   borrowed; `path` is relative to it (AT_FDCWD: as open)
+ * @inside  the path may not lead out of dirfd, nor through symbolic links */
+struct adapter_dir {
+    int dirfd;
+    const char *path;
+    bool inside;
+};
+
+/* How long the call may take, and who may end it. */
+struct adapter_wait {
+    uint64_t deadline_us;    /* of base/clock.h */
+    const atomic_bool *stop; /* NULL: nobody; relaxed */
+    bool (*gone)(void *arg); /* has whoever waits for the answer gone away? NULL: never */
+    void *gone_arg;
+    uint32_t settle_ms; /* files that are wrong are given up when they have not changed so long; 0:
+                           ADAPTER_SETTLE_MS */
+};
+
+/* Asked for room once the size is known, before the memory is taken; again with another size when
+ * the files changed meanwhile (then instead of the first). NULL `take`: nobody is asked. */
+struct adapter_room {
+    int (*take)(void *arg, uint64_t nbytes, struct err *e);
+    void *arg;
+};
+
+/* adapter_file_load - @spec  its `config` is not read: the directory's is used
+ * @report  the caller's; may be NULL
+ *
+ * Threads: a worker's, no lock held. Blocks: until the deadline at most; looks at stop and gone
+ * between pieces of 8 MiB and at each look at the directory.
+ * Errors: ERR_NOT_FOUND (the directory, or a file of it, until the deadline), ERR_UNREADABLE (still
+ *         being written at the deadline; cannot be read), ERR_FORBIDDEN (leads outside),
+ *         ERR_BAD_REQUEST (adapter_model.bin, a malformed file), ERR_TOO_LARGE, ERR_TIMEOUT (the
+ *         deadline, while reading), ERR_CONFLICT (stopped), ERR_GONE, and those of
+ *         adapter_config_parse, adapter_builder_new, adapter_builder_reserve and room->take.
+ *         Messages name the file; outputs are untouched. */
+int adapter_file_load(struct adapter **out, struct adapter_report *report,
+                      const struct adapter_spec *spec, const struct adapter_dir *dir,
+                      const struct adapter_room *room, const struct adapter_wait *wait,
+                      struct err *e);
+
+#endif

@@ -1,0 +1,119 @@
+/* Lists that were checked once, in the form that the sampler walks. Rejected: a bitmap of the
+ * vocabulary for the allowed ids, because the sampler has to touch each allowed one anyway. */
+#include "engine/steering.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int steering_new(struct steering **out, struct err *e)
+{
+    struct steering *s = calloc(1, sizeof *s);
+
+    if (s == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the lists of tokens of a request");
+    atomic_init(&s->n_refs, 1);
+    *out = s;
+    return 0;
+}
+
+struct steering *steering_ref(struct steering *s)
+{
+    if (s != NULL)
+        (void)atomic_fetch_add_explicit(&s->n_refs, 1, memory_order_relaxed);
+    return s;
+}
+
+void steering_unref(struct steering *s)
+{
+    if (s == NULL || atomic_fetch_sub_explicit(&s->n_refs, 1, memory_order_acq_rel) != 1)
+        return;
+    free(s->allowed);
+    free(s);
+}
+
+static int by_id(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+void steering_allow(struct steering *s, uint32_t *ids, uint32_t n)
+{
+    uint32_t n_kept = 1;
+
+    assert(s->allowed == NULL && n >= 1);
+    qsort(ids, n, sizeof *ids, by_id);
+    for (uint32_t i = 1; i < n; i++)
+        if (ids[i] != ids[n_kept - 1])
+            ids[n_kept++] = ids[i];
+    s->allowed = ids;
+    s->n_allowed = n_kept;
+}
+
+bool steering_favour(struct steering *s, uint32_t id, double bias)
+{
+    const double limit = (double)STEERING_BIAS_LIMIT;
+
+    assert(!isnan(bias));
+    if (s->n_biases == STEERING_BIASES_MAX)
+        return false;
+    bias = fmin(fmax(bias, -limit), limit);
+    s->biases[s->n_biases++] = (struct steering_bias){id, (float)bias};
+    return true;
+}
+
+bool steering_forbid(struct steering *s, const uint32_t *ids, uint32_t n)
+{
+    uint32_t used = s->n_bad_words > 0 ? s->bad_ends[s->n_bad_words - 1] : 0;
+
+    assert(n >= 1);
+    if (s->n_bad_words == STEERING_BAD_WORDS_MAX || n > STEERING_BAD_TOKENS_MAX - used)
+        return false;
+    memcpy(s->bad_ids + used, ids, n * sizeof *ids);
+    s->bad_ends[s->n_bad_words++] = used + n;
+    return true;
+}
+
+const uint32_t *steering_bad_word(const struct steering *s, uint32_t i, uint32_t *n)
+{
+    uint32_t start = i > 0 ? s->bad_ends[i - 1] : 0;
+
+    assert(i < s->n_bad_words);
+    *n = s->bad_ends[i] - start;
+    return s->bad_ids + start;
+}
+
+bool steering_allows(const struct steering *s, uint32_t id)
+{
+    return s->allowed == NULL ||
+           bsearch(&id, s->allowed, s->n_allowed, sizeof *s->allowed, by_id) != NULL;
+}
+
+static int refuse(const char *prefix, const char *member, uint32_t id, uint32_t vocab_size,
+                  struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    (void)snprintf(field, sizeof field, "%s/%s", prefix, member);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "%s: token id %u is not in the vocabulary of %u tokens", member, id, vocab_size);
+}
+
+int steering_check(const struct steering *s, uint32_t vocab_size, const char *prefix, struct err *e)
+{
+    uint32_t n_bad_ids = s->n_bad_words > 0 ? s->bad_ends[s->n_bad_words - 1] : 0;
+
+    if (s->allowed != NULL && s->allowed[s->n_allowed - 1] >= vocab_size)
+        return refuse(prefix, "allowed_token_ids", s->allowed[s->n_allowed - 1], vocab_size, e);
+    for (uint32_t i = 0; i < s->n_biases; i++)
+        if (s->biases[i].id >= vocab_size)
+            return refuse(prefix, "logit_bias", s->biases[i].id, vocab_size, e);
+    for (uint32_t i = 0; i < n_bad_ids; i++)
+        if (s->bad_ids[i] >= vocab_size)
+            return refuse(prefix, "bad_words", s->bad_ids[i], vocab_size, e);
+    return 0;
+}

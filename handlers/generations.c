@@ -1,0 +1,98 @@
+/* An intrusive list under one lock. A generation leaves it when it is freed, so that whoever walks
+ * the list may touch each. */
+#include "handlers/generations.h"
+
+#include "base/mtx.h"
+#include "handlers/generation.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct generations {
+    struct mtx lock; /* rank MTX_GENERATIONS; guards down to the end */
+    struct generation *first;
+};
+
+int generations_new(struct generations **out, struct err *e)
+{
+    struct generations *gs = calloc(1, sizeof *gs);
+
+    if (gs == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the list of generations");
+    mtx_init(&gs->lock, MTX_GENERATIONS);
+    *out = gs;
+    return 0;
+}
+
+void generations_free(struct generations *gs)
+{
+    if (gs == NULL)
+        return;
+    assert(gs->first == NULL);
+    mtx_fini(&gs->lock);
+    free(gs);
+}
+
+void generations_add(struct generations *gs, struct generation *g)
+{
+    if (gs == NULL)
+        return;
+    mtx_lock(&gs->lock);
+    g->link.next = gs->first;
+    g->link.prev_next = &gs->first;
+    if (gs->first != NULL)
+        gs->first->link.prev_next = &g->link.next;
+    gs->first = g;
+    mtx_unlock(&gs->lock);
+}
+
+void generations_remove(struct generations *gs, struct generation *g)
+{
+    if (gs == NULL)
+        return;
+    mtx_lock(&gs->lock);
+    if (g->link.prev_next != NULL) {
+        *g->link.prev_next = g->link.next;
+        if (g->link.next != NULL)
+            g->link.next->link.prev_next = g->link.prev_next;
+        g->link = (struct generations_link){0};
+    }
+    mtx_unlock(&gs->lock);
+}
+
+static bool is_one_of(const struct generation *g, const char *const *ids, size_t n_ids)
+{
+    for (size_t i = 0; i < n_ids; i++)
+        if (g->request_id != NULL && strcmp(g->request_id, ids[i]) == 0)
+            return true;
+    return ids == NULL;
+}
+
+uint32_t generations_abort(struct generations *gs, const char *const *ids, size_t n_ids)
+{
+    uint32_t n = 0;
+
+    if (gs == NULL)
+        return 0;
+    mtx_lock(&gs->lock);
+    for (struct generation *g = gs->first; g != NULL; g = g->link.next)
+        if (is_one_of(g, ids, n_ids))
+            n += generation_abort(g) ? 1 : 0;
+    mtx_unlock(&gs->lock);
+    return n;
+}
+
+uint32_t generations_abort_granted(struct generations *gs)
+{
+    uint32_t n = 0;
+
+    if (gs == NULL)
+        return 0;
+    mtx_lock(&gs->lock);
+    for (struct generation *g = gs->first; g != NULL; g = g->link.next)
+        if (admission_is_granted(g->app->generate, &g->ticket))
+            n += generation_abort(g) ? 1 : 0;
+    mtx_unlock(&gs->lock);
+    return n;
+}
