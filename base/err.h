@@ -38,6 +38,8 @@
     X(ERR_OVERLOADED, 503, "overloaded", true)                               \
     X(ERR_STARTING, 503, "starting", true)                                   \
     X(ERR_DRAINING, 503, "draining", true)                                   \
+    X(ERR_PAUSED, 503, "paused", true)                                       \
+    X(ERR_ASLEEP, 503, "asleep", true)                                       \
     X(ERR_UNSYNCED, 503, "weights_unsynced", true)                           \
     X(ERR_INCONSISTENT, 503, "weights_inconsistent", true)                   \
     X(ERR_NO_MEMORY, 503, "out_of_memory", true)                             \

@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/exchange.h"
 #include "base/workers.h"
+#include "engine/engine.h"
 #include "handlers/metrics.h"
 #include "server/front.h"
 
@@ -13,18 +14,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct adapters;
 struct admission;
+struct chat_template;
 struct config;
 struct cuda_info;
 struct cuda_ipc_stats;
 struct device;
+struct gate;
+struct generations;
 struct handle_leases;
 struct engine;
 struct life;
+struct lora_loads;
+struct model_config;
 struct store;
 struct tokenizer;
 struct updates;
 struct nccl_info;
+struct model_defaults;
 struct weight_transfer;
 
 struct app {
@@ -34,8 +42,17 @@ struct app {
     struct updates *updates;
     struct engine *engine;             /* NULL with --engine none */
     const struct tokenizer *tokenizer; /* NULL without a model */
+    struct adapters *adapters;         /* NULL without an engine, and so are the next two */
+    struct lora_loads *loads;          /* of adapters, under way */
+    const struct model_config *model;  /* what adapters are held against */
+    const struct chat_template *chat;  /* NULL: chat_why says why */
+    const struct err *chat_why;        /* ERR_NOT_FOUND: the model has no chat template */
+    const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
     const char *model_name, *model_path; /* "" without a model */
     uint32_t vocab_size, max_model_len;  /* 0 without an engine */
+    enum gen_on_update on_update;        /* of generations that do not say */
+    struct gate *gate;               /* pause, sleep, and which call works in which state */
+    struct generations *generations; /* those under way */
     struct admission *generate, *detokenize;
     struct admission *prompts; /* completions whose prompts are made ready on `text` */
     struct workers *control, *generate_pool, *text;

@@ -5,6 +5,7 @@
 #include "engine/embedded/tokenizer.h"
 #include "handlers/body.h"
 #include "handlers/generate_params.h"
+#include "handlers/generation.h"
 #include "handlers/reply.h"
 
 #include <stdlib.h>
@@ -18,11 +19,8 @@ static int check_model(const struct app *app, const json_t *body, struct err *e)
 {
     const char *model = NULL;
 
-    if (body_str(&model, body, "", "model", e) != 0)
+    if (body_str(&model, body, "", "model", e) != 0 || generation_check_model(app, model, e) < 0)
         return -1;
-    if (model != NULL && strcmp(model, app->model_name) != 0)
-        return err_set(e, ERR_NOT_FOUND, "/model", "model '%.200s' is not served here; '%.200s' is",
-                       model, app->model_name);
     return 0;
 }
 

@@ -7,12 +7,14 @@
 
 #include "base/log.h"
 #include "handlers/body.h"
+#include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
+#include "server/lifecycle.h"
 #include "weights/safetensors.h"
 
 #include <stdlib.h>
@@ -26,20 +28,20 @@ struct hop {
     struct exchange *x;
 };
 
-/* Health answers in every state; other work only while serving. */
+/* Health answers in every state; of other work the table says what the life alone allows, before a
+ * body is read. Each handler asks again for all of the state. */
 static int check_life(const struct app *app, const struct route *route, struct err *e)
 {
+    struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
+    enum lifecycle_call call = CALL_RESET_CACHE; /* one that works whenever the server serves */
+
     if (route->role == ROLE_HEALTH)
         return 0;
-    switch (life_state(app->life)) {
-    case LIFE_STARTING:
-        return err_set(e, ERR_STARTING, "", "the server is loading its first weights");
-    case LIFE_DRAINING:
-        return err_set(e, ERR_DRAINING, "", "the server is draining and takes no new work");
-    case LIFE_SERVING:
-        break;
-    }
-    return 0;
+    if (route->handle == handle_resume)
+        call = CALL_RESUME;
+    if (route->handle == handle_abort_requests)
+        call = CALL_ABORT_REQUESTS;
+    return lifecycle_check(&s, call, e);
 }
 
 static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
@@ -68,15 +70,26 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
     return 0;
 }
 
+/* Of what no handler has looked at. */
+static void refuse_unread(struct app *app, struct exchange *x)
+{
+    const struct route *route = x->route;
+
+    if (route != NULL && route->handle == handle_update)
+        update_unread(app, x);
+}
+
 static void run_handler(struct app *app, struct exchange *x)
 {
     const struct route *route = x->route;
     struct err e = {0};
 
-    if (exchange_gone(x))
+    if (exchange_gone(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
-    else if (route->handle(app, x, &e) == 0)
+        refuse_unread(app, x);
+    } else if (route->handle(app, x, &e) == 0) {
         return;
+    }
     reply_error(x, &e, NULL);
 }
 
@@ -170,6 +183,7 @@ static void app_dispatch(void *arg, struct exchange *x)
     h = calloc(1, sizeof *h);
     if (h == NULL) {
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for the request");
+        refuse_unread(app, x);
         reply_error(x, &e, NULL);
         return;
     }
@@ -177,6 +191,7 @@ static void app_dispatch(void *arg, struct exchange *x)
     h->x = x;
     if (post_hop(app, h, route->lane, &e) != 0) {
         free(h);
+        refuse_unread(app, x);
         reply_error(x, &e, NULL);
     }
 }
@@ -184,7 +199,7 @@ static void app_dispatch(void *arg, struct exchange *x)
 static void app_reject(void *arg, struct exchange *x, const struct err *e,
                        struct exchange_reply *out)
 {
-    (void)arg;
+    refuse_unread(arg, x);
     reply_error_make(x->route, e, NULL, out);
 }
 

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate.h"
 #include "handlers/reply.h"
 #include "handlers/weight_transfer.h"
 #include "server/admission.h"
@@ -45,10 +46,30 @@ static int weights_ready(const struct app *app, struct err *why)
                        "an in_place update failed half-way; a whole update is needed");
     case STORE_IN_PLACE:
         return err_set(why, ERR_CONFLICT, "", "an in_place update is writing");
+    case STORE_ASLEEP:
+        return err_set(why, ERR_ASLEEP, "", "the weights are asleep (level 1)");
+    case STORE_DROPPED:
+        return err_set(why, ERR_ASLEEP, "",
+                       "the weights were dropped (sleep at level 2); a whole update is needed");
     case STORE_READY:
+    case STORE_STATE_COUNT:
         break;
     }
     return 0;
+}
+
+/* Paused, a generate may well be taken; it is not served now. */
+static int gate_ready(const struct app *app, struct err *why)
+{
+    struct gate_info info;
+
+    if (app->gate == NULL)
+        return 0;
+    gate_info(app->gate, &info);
+    if (info.pause != PAUSE_NONE)
+        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.holder,
+                       lifecycle_pause_name(info.pause));
+    return gate_allows(app->gate, CALL_GENERATE, why);
 }
 
 static int check_ready(const struct app *app, struct err *why)
@@ -61,7 +82,7 @@ static int check_ready(const struct app *app, struct err *why)
         return err_set(why, ERR_DRAINING, "", "the server is draining");
     if (app->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
-    if (!app_live(app, why) || weights_ready(app, why) != 0)
+    if (!app_live(app, why) || weights_ready(app, why) != 0 || gate_ready(app, why) != 0)
         return -1;
     admission_stats(app->generate, &s);
     if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)

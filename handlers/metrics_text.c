@@ -4,8 +4,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/workers.h"
+#include "engine/embedded/adapters.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
+#include "handlers/gate.h"
+#include "handlers/lora.h"
 #include "handlers/prometheus.h"
 #include "handlers/weight_transfer.h"
 #include "server/admission.h"
@@ -52,6 +55,30 @@ static void put_life(struct app *app, struct buf *out)
              app_ready(app, &ignored) ? 1 : 0);
 }
 
+static void put_gate(struct gate *gate, struct buf *out)
+{
+    struct lifecycle_state s;
+    struct gate_info info;
+
+    gate_info(gate, &info);
+    gate_state(gate, &s);
+    prom_head(out, "baton_pause", "gauge", "1 for how generation is paused now, or none");
+    for (int p = PAUSE_NONE; p < PAUSE_COUNT; p++)
+        prom_u64(out, "baton_pause",
+                 LABELS({"mode", lifecycle_pause_name((enum lifecycle_pause)p)}),
+                 info.pause == (enum lifecycle_pause)p);
+    prom_one(out, "baton_pauses_total", "counter", "Pauses begun", info.n_pauses);
+    prom_one(out, "baton_pauses_expired_total", "counter", "Pauses ended by their lease",
+             info.n_expired);
+    prom_one_seconds(out, "baton_paused_seconds_total", "counter", "Time spent paused",
+                     info.paused_us);
+    if (info.lease_left_us != CLOCK_NEVER)
+        prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
+                         "Time until the pause ends by itself", info.lease_left_us);
+    prom_one(out, "baton_kv_cache_released", "gauge", "1 while the KV cache's memory is given back",
+             s.kv_released ? 1 : 0);
+}
+
 static void put_weights(struct store *store, struct buf *out)
 {
     struct store_info info = {0};
@@ -60,7 +87,7 @@ static void put_weights(struct store *store, struct buf *out)
     prom_one(out, "baton_weights_serial", "gauge", "Serial of the served version, 0 for none",
              info.serial);
     prom_head(out, "baton_weights_state", "gauge", "1 for the state of the weights");
-    for (int s = STORE_UNSYNCED; s <= STORE_INCONSISTENT; s++)
+    for (int s = STORE_UNSYNCED; s < STORE_STATE_COUNT; s++)
         prom_u64(out, "baton_weights_state",
                  LABELS({"state", store_state_name((enum store_state)s)}),
                  info.state == (enum store_state)s);
@@ -147,6 +174,38 @@ static void put_transfer(struct weight_transfer *t, struct buf *out)
 #undef LOAD
 }
 
+static void put_lora_loads(struct lora_loads *loads, struct buf *out)
+{
+    static const char name[] = "baton_lora_loads_total";
+    struct lora_stats s;
+
+    lora_stats(loads, &s);
+    prom_head(out, name, "counter", "Loads of adapters, by how they ended");
+    prom_u64(out, name, LABELS({"result", "loaded"}), s.n_ended[LORA_LOADED]);
+    prom_u64(out, name, LABELS({"result", "unchanged"}), s.n_ended[LORA_UNCHANGED]);
+    prom_u64(out, name, LABELS({"result", "failed"}), s.n_ended[LORA_FAILED]);
+    prom_one(out, "baton_lora_loads_queued", "gauge", "Loads of adapters that wait for a thread",
+             s.n_queued);
+}
+
+static void put_lora(struct adapters *set, struct buf *out)
+{
+    struct adapters_gauges g;
+
+    adapters_gauges(set, &g);
+    prom_one(out, "baton_lora_loaded", "gauge", "Adapters that requests may name", g.n_loaded);
+    prom_one(out, "baton_lora_loading", "gauge", "Loads of adapters under way", g.n_loading);
+    prom_one(out, "baton_lora_users", "gauge", "Requests that use a revision of an adapter",
+             g.n_pinned_refs);
+    prom_one(out, "baton_lora_older_revisions", "gauge",
+             "Revisions that serve no more, but are used to the end of requests", g.n_older);
+    prom_one(out, "baton_lora_bytes", "gauge", "Bytes of all revisions in memory", g.nbytes);
+    prom_one(out, "baton_lora_reserved_bytes", "gauge", "Bytes set aside for loads under way",
+             g.nbytes_reserved);
+    prom_one(out, "baton_lora_limit_bytes", "gauge", "Bytes that revisions and loads may take",
+             adapters_config_of(set)->nbytes_max);
+}
+
 enum { N_QUEUES = 3 };
 
 struct queues {
@@ -202,6 +261,8 @@ static void put_engine(struct buf *out, const struct engine_stats *s)
              s->n_prompt_tokens);
     prom_one(out, "baton_engine_generated_tokens_total", "counter", "Tokens generated",
              s->n_generated_tokens);
+    prom_one(out, "baton_engine_recomputed_tokens_total", "counter",
+             "Tokens whose KV was made again after a commit", s->n_recomputed_tokens);
     prom_one(out, "baton_engine_steps_total", "counter", "Steps of the batch", s->n_steps);
     prom_one_seconds(out, "baton_engine_step_seconds_max", "gauge", "Longest step since the start",
                      s->step_us_max);
@@ -309,6 +370,8 @@ void metrics_rooms(struct app *app, struct buf *out)
 
     if (app->life != NULL)
         put_life(app, out);
+    if (app->gate != NULL)
+        put_gate(app->gate, out);
     if (app->store != NULL)
         put_weights(app->store, out);
     if (app->updates != NULL) {
@@ -326,6 +389,10 @@ void metrics_rooms(struct app *app, struct buf *out)
         put_engine(out, &stats);
         put_engine_vllm(app, out, &stats);
     }
+    if (app->adapters != NULL)
+        put_lora(app->adapters, out);
+    if (app->loads != NULL)
+        put_lora_loads(app->loads, out);
     if (app->front != NULL)
         put_front(app->front, out);
     put_pools(app, out);

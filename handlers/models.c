@@ -1,4 +1,6 @@
-/* GET /v1/models: the OpenAI list; trainers match `id` exactly and read `max_model_len`. */
+/* GET /v1/models: the OpenAI list, adapters with their parent; trainers match `id` exactly and read
+ * `max_model_len`. */
+#include "engine/embedded/adapters.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "server/life.h"
@@ -12,6 +14,32 @@ static json_t *permission(const struct app *app)
         0, "allow_view", 1, "allow_fine_tuning", 0, "organization", "*", "group", "is_blocking", 0);
 }
 
+static json_t *lora_card(const struct app *app, const struct adapters_item *i)
+{
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:o, s:[o], s:I, s:s}", "id", i->name,
+                     "object", "model", "created", (json_int_t)i->loaded_at, "owned_by", "baton",
+                     "root", i->path[0] != '\0' ? i->path : i->name, "parent", app->model_name,
+                     "max_model_len", json_integer(app->max_model_len), "permission",
+                     permission(app), "revision", (json_int_t)i->revision, "digest", i->digest);
+}
+
+/* Returns false without memory. */
+static bool add_adapters(const struct app *app, json_t *data)
+{
+    struct adapters_list list = {0};
+    struct err e = {0};
+    bool added = true;
+
+    if (app->adapters == NULL)
+        return true;
+    if (adapters_list(app->adapters, &list, &e) != 0)
+        return false;
+    for (uint32_t i = 0; i < list.n && added; i++)
+        added = json_array_append_new(data, lora_card(app, &list.items[i])) == 0;
+    adapters_list_fini(&list);
+    return added;
+}
+
 int handle_models(struct app *app, struct exchange *x, struct err *e)
 {
     json_t *data = json_array(), *card;
@@ -23,7 +51,7 @@ int handle_models(struct app *app, struct exchange *x, struct err *e)
                          "owned_by", "baton", "root", app->model_path, "parent", "max_model_len",
                          app->max_model_len > 0 ? json_integer(app->max_model_len) : json_null(),
                          "permission", permission(app));
-        if (json_array_append_new(data, card) != 0) {
+        if (json_array_append_new(data, card) != 0 || !add_adapters(app, data)) {
             json_decref(data);
             data = NULL;
         }

@@ -4,6 +4,8 @@
 #include "driver/nccl_info.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate_json.h"
+#include "handlers/lora.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "handlers/weight_transfer.h"
@@ -58,14 +60,16 @@ static json_t *engine_json(const struct app *app)
     if (app->engine == NULL)
         return json_null();
     app->engine->ops->stats(app->engine, &s);
-    return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "name",
+    return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "name",
                      app->engine->ops->name, "heartbeat_age_ms",
                      now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
                      (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
                      (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max,
                      "n_steps", (json_int_t)s.n_steps, "n_prompt_tokens",
                      (json_int_t)s.n_prompt_tokens, "n_generated_tokens",
-                     (json_int_t)s.n_generated_tokens, "step_ms_max", (double)s.step_us_max / 1e3);
+                     (json_int_t)s.n_generated_tokens, "n_recomputed_tokens",
+                     (json_int_t)s.n_recomputed_tokens, "step_ms_max", (double)s.step_us_max / 1e3,
+                     "on_update", gen_on_update_name(app->on_update));
 }
 
 static json_t *http_json(const struct app *app)
@@ -137,6 +141,14 @@ static json_t *nccl_json(const struct app *app)
                      text_or_null(nccl->reason), "group", weight_transfer_json(app->transfer));
 }
 
+static json_t *pause_or_null(const struct app *app)
+{
+    struct gate_info info;
+
+    gate_info(app->gate, &info);
+    return info.pause == PAUSE_NONE ? json_null() : gate_pause_json(app, &info);
+}
+
 int handle_status(struct app *app, struct exchange *x, struct err *e)
 {
     struct err live_why = {0}, why = {0};
@@ -150,7 +162,7 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
     reply_json(
         x, 200,
         json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, "
-                  "s:o, s:o}",
+                  "s:o, s:o, s:o, s:o, s:o}",
                   "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
                   (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
                   life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
@@ -158,6 +170,7 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
                   "admission", "generate", admission_json(app->generate), "detokenize",
                   admission_json(app->detokenize), "engine", engine_json(app), "http",
                   http_json(app), "model", model_json(app), "cuda", cuda_json(app), "nccl",
-                  nccl_json(app)));
+                  nccl_json(app), "pause", pause_or_null(app), "sleep",
+                  gate_sleep_json(app->gate), "adapters", lora_gauges_json(app)));
     return 0;
 }

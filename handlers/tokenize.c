@@ -1,9 +1,11 @@
-/* POST /tokenize: text to ids. Runs on app->text with a detokenize permit that the dispatcher
- * holds. */
+/* POST /tokenize: text, or messages through the chat template, to ids. Runs on app->text with a
+ * detokenize permit that the dispatcher holds. */
 #include "handlers/data_plane.h"
 
 #include "engine/embedded/tokenizer.h"
 #include "handlers/body.h"
+#include "handlers/chat_parse.h"
+#include "handlers/generation.h"
 #include "handlers/generation_reply.h"
 #include "handlers/reply.h"
 
@@ -12,37 +14,55 @@
 
 enum { TOKENIZE_PROMPT_NBYTES_MAX = 8 << 20 };
 
-const char *const tokenize_members[] = {
-    "model", "prompt", "messages", "add_special_tokens", "return_token_strs", NULL};
+const char *const tokenize_members[] = {CHAT_MEMBERS "model", "prompt", "return_token_strs", NULL};
 
 struct tokenize_req {
     const char *model, *prompt; /* borrowed from the body */
     size_t len;
     bool add_special, return_strings;
+    struct buf text; /* of messages */
 };
 
-static int tokenize_parse(struct tokenize_req *req, const json_t *body, struct err *e)
+/* The prompt that /v1/chat/completions would make of the same members. */
+static int render_messages(struct tokenize_req *req, const struct app *app, const json_t *body,
+                           struct err *e)
 {
-    const json_t *messages = json_object_get(body, "messages");
+    struct chat_request chat = {0};
+    int rc = chat_check_app(app, e);
 
-    if (messages != NULL && !json_is_null(messages))
-        return err_set(e, ERR_BAD_REQUEST, "/messages",
-                       "chat templates are not supported by the embedded engine; send 'prompt'");
+    if (rc == 0)
+        rc = chat_parse(&chat, body, app->chat, e);
+    if (rc == 0)
+        rc = chat_prompt(&chat, app->chat, &req->text, e);
+    if (rc == 0) {
+        req->prompt = req->text.data;
+        req->len = req->text.len;
+        req->add_special = chat.add_special;
+    }
+    chat_request_fini(&chat);
+    return rc;
+}
+
+static int tokenize_parse(struct tokenize_req *req, const struct app *app, const json_t *body,
+                          struct err *e)
+{
     req->add_special = true;
     if (body_str(&req->model, body, "", "model", e) != 0 ||
-        body_required(body, "", "prompt", e) != 0 ||
-        body_text(&req->prompt, &req->len, body, "", "prompt", e) != 0 ||
-        body_bool(&req->add_special, body, "", "add_special_tokens", e) != 0 ||
         body_bool(&req->return_strings, body, "", "return_token_strs", e) != 0)
+        return -1;
+    if (body_given(body, "messages") != NULL)
+        return render_messages(req, app, body, e);
+    if (body_required(body, "", "prompt", e) != 0 ||
+        body_text(&req->prompt, &req->len, body, "", "prompt", e) != 0 ||
+        body_bool(&req->add_special, body, "", "add_special_tokens", e) != 0)
         return -1;
     return 0;
 }
 
 static int tokenize_validate(const struct tokenize_req *req, const struct app *app, struct err *e)
 {
-    if (req->model != NULL && strcmp(req->model, app->model_name) != 0)
-        return err_set(e, ERR_NOT_FOUND, "/model", "model '%.200s' is not served here; '%.200s' is",
-                       req->model, app->model_name);
+    if (generation_check_model(app, req->model, e) < 0)
+        return -1;
     if (req->len > TOKENIZE_PROMPT_NBYTES_MAX)
         return err_set(e, ERR_TOO_LARGE, "/prompt", "%zu bytes of text; at most %d are allowed",
                        req->len, TOKENIZE_PROMPT_NBYTES_MAX);
@@ -85,7 +105,7 @@ int handle_tokenize(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: start with --model DIR");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    if (tokenize_parse(&req, body, e) != 0 || tokenize_validate(&req, app, e) != 0)
+    if (tokenize_parse(&req, app, body, e) != 0 || tokenize_validate(&req, app, e) != 0)
         goto out;
     if (tokenizer_encode(app->tokenizer, req.prompt, req.len, req.add_special, &ids, &n, e) != 0)
         goto out;
@@ -93,6 +113,7 @@ int handle_tokenize(struct app *app, struct exchange *x, struct err *e)
     rc = 0;
 out:
     free(ids);
+    buf_fini(&req.text);
     json_decref(body);
     return rc;
 }

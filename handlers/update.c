@@ -4,6 +4,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "handlers/update_parts.h"
@@ -116,11 +117,6 @@ static json_t *missing_json(const struct update_chunk *c, const struct err *e)
                      names_json(c->missing, c->n_missing));
 }
 
-static bool client_gone(void *arg)
-{
-    return exchange_gone(arg);
-}
-
 /* What is missing stands in no member of the request: the one that lists what came is pointed at.
  * @body  NULL when the tensors are the body */
 static void blame_list(const json_t *body, struct err *e)
@@ -139,13 +135,19 @@ static void blame_list(const json_t *body, struct err *e)
 static int submit(struct app *app, struct exchange *x, struct update_chunk *c, const json_t *body,
                   struct err *e)
 {
+    struct update_asker *asker;
     json_t *details;
 
+    if (update_asker_new(&asker, app, x, e) != 0) {
+        update_chunk_free(c);
+        return -1;
+    }
     c->done = update_answered;
-    c->done_arg = x;
-    c->gone = client_gone;
+    c->done_arg = asker;
+    c->gone = update_asker_gone;
     if (updates_submit(app->updates, c, e) == 0)
         return 0;
+    update_asker_free(asker);
     details = missing_json(c, e);
     update_chunk_free(c);
     if (e->code == ERR_INCOMPLETE)
@@ -388,37 +390,43 @@ bool body_is_tensors(const struct exchange *x)
             x->content_type[len] == ' ');
 }
 
-/* Of a request that was refused: its trainer may not wait for the answer before it broadcasts.
- * @body  NULL: nobody knows what it asked for */
-static void doubt(struct app *app, const json_t *body)
+void update_unread(struct app *app, const struct exchange *x)
 {
-    if (app->transfer != NULL && (body == NULL || body_given(body, "transport") != NULL))
+    if (app->transfer != NULL && !body_is_tensors(x))
         weight_transfer_doubt(app->transfer);
 }
 
+static int refuse_query(const struct exchange *x, struct err *e)
+{
+    if (x->content_type[0] == '\0')
+        return err_set(e, ERR_MEDIA_TYPE, "",
+                       "there is no Content-Type; tensors as the body need "
+                       "application/vnd.safetensors");
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "query member '%.60s': with a JSON body, members stand in the body",
+                   x->query[0].name);
+}
+
+/* A trainer that is refused may not have waited for the answer before it broadcasts. */
 int handle_update(struct app *app, struct exchange *x, struct err *e)
 {
     struct body_columns text;
     json_t *body = NULL;
     int rc;
 
+    if (body_is_tensors(x) && gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0)
+        return -1;
     if (body_is_tensors(x))
         return update_from_stream(app, x, e);
-    if (x->n_query > 0 && x->content_type[0] == '\0')
-        return err_set(e, ERR_MEDIA_TYPE, "",
-                       "there is no Content-Type; tensors as the body need "
-                       "application/vnd.safetensors");
-    if (x->n_query > 0)
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "query member '%.60s': with a JSON body, members stand in the body",
-                       x->query[0].name);
-    if (body_parse_columns(&body, &text, x, x->route, e) != 0) {
-        doubt(app, NULL);
+    if (gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0 ||
+        (x->n_query > 0 && refuse_query(x, e) != 0) ||
+        body_parse_columns(&body, &text, x, x->route, e) != 0) {
+        update_unread(app, x);
         return -1;
     }
     rc = update_from_json(app, x, body, &text, e);
-    if (rc != 0)
-        doubt(app, body);
+    if (rc != 0 && app->transfer != NULL && body_given(body, "transport") != NULL)
+        weight_transfer_doubt(app->transfer);
     json_decref(body);
     body_columns_fini(&text);
     return rc;

@@ -2,6 +2,7 @@
 #include "handlers/body.h"
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "handlers/update_parts.h"
@@ -102,7 +103,8 @@ int handle_update_start(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = start_parse(&req, body, e);
     json_decref(body);
-    if (rc != 0 || updates_start(app->updates, &req, &info, e) != 0)
+    if (rc != 0 || gate_allows(app->gate, CALL_UPDATE_START, e) != 0 ||
+        updates_start(app->updates, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(200, started_json(app, &info), &reply))
         return take_back(app, &info, e);
@@ -157,6 +159,7 @@ static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *b
 static int finish(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct update_checksum *sums = NULL;
+    struct update_asker *asker = NULL;
     const char *id = NULL, *label = "";
     uint32_t n_sums = 0;
     int rc;
@@ -165,9 +168,14 @@ static int finish(struct app *app, struct exchange *x, const json_t *body, struc
         return -1;
     if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
         return -1;
-    if (sums_parse(&sums, &n_sums, body, e) != 0)
+    if (gate_allows(app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+        sums_parse(&sums, &n_sums, body, e) != 0)
         return -1;
-    rc = updates_finish(app->updates, id, label, sums, n_sums, update_answered, x, e);
+    rc = update_asker_new(&asker, app, x, e);
+    if (rc == 0)
+        rc = updates_finish(app->updates, id, label, sums, n_sums, update_answered, asker, e);
+    if (rc != 0)
+        update_asker_free(asker);
     free(sums);
     return rc;
 }

@@ -3,8 +3,10 @@
 
 #include "base/exchange.h"
 #include "base/utf8.h"
+#include "handlers/lora.h"
 #include "handlers/reply.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 json_t *names_json(const char *const *names, uint32_t n)
@@ -48,19 +50,28 @@ static json_t *mappings_json(const struct update_info *info)
                      (json_int_t)info->mappings.n_mapped);
 }
 
-/* Bytes of a trainer's mapped memory are summed by the GPU that copies them, if it can; all others
- * on their way through the host. NULL while none has come. */
+/* Bytes that come from or to GPU memory are summed there, by a GPU that can; all others on their
+ * way through the host. NULL while none has come. */
 static const char *checksums_on(const struct update_info *info)
 {
-    if (info->n_tensors_done == 0 && info->mappings.n_opened == 0)
+    if (info->n_tensors_done == 0 && !info->on_gpu)
         return NULL;
-    return info->host_sums || info->mappings.n_opened == 0 ? "host" : "gpu";
+    return info->host_sums || !info->on_gpu ? "host" : "gpu";
+}
+
+/* Since the first byte was asked for, waits for the trainer counted. NULL while none has come. */
+static json_t *rate_json(const struct update_info *info)
+{
+    if (info->nbytes_done == 0 || info->receive_us == 0)
+        return json_null();
+    return json_integer((json_int_t)((double)info->nbytes_done * 1e6 / (double)info->receive_us));
 }
 
 json_t *update_json(const struct update_info *info)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:f, s:I, s:o, "
+        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, s:I, "
+        "s:o, "
         "s:o, s:s?, s:o, s:o}",
         "update_id", info->id, "phase", update_phase_name(info->phase), "mode",
         info->in_place ? "in_place" : "staged", "placement",
@@ -68,9 +79,10 @@ json_t *update_json(const struct update_info *info)
         info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
         info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "staging_nbytes",
         (json_int_t)info->nbytes_staging, "nbytes_done", (json_int_t)info->nbytes_done,
-        "nbytes_total", (json_int_t)info->nbytes_total, "n_tensors_done",
-        (json_int_t)info->n_tensors_done, "n_tensors_total", (json_int_t)info->n_tensors_total,
-        "tensor", info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
+        "nbytes_total", (json_int_t)info->nbytes_total, "nbytes_per_s", rate_json(info),
+        "n_tensors_done", (json_int_t)info->n_tensors_done, "n_tensors_total",
+        (json_int_t)info->n_tensors_total, "tensor",
+        info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
         (double)info->lease_left_us / 1e6, "deadline_left_s", (double)info->deadline_left_us / 1e6,
         "n_missing", (json_int_t)info->n_missing, "missing",
         names_json(info->missing, info->n_missing), "mappings", mappings_json(info), "checksums_on",
@@ -86,14 +98,53 @@ json_t *update_details(const struct update_info *info)
                      "missing", names_json(info->missing, info->n_missing));
 }
 
+struct update_asker {
+    const struct app *app; /* borrowed */
+    struct exchange *x;
+};
+
+int update_asker_new(struct update_asker **out, const struct app *app, struct exchange *x,
+                     struct err *e)
+{
+    struct update_asker *a = malloc(sizeof *a);
+
+    if (a == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    *a = (struct update_asker){.app = app, .x = x};
+    *out = a;
+    return 0;
+}
+
+void update_asker_free(struct update_asker *a)
+{
+    free(a);
+}
+
+bool update_asker_gone(void *asker)
+{
+    return exchange_gone(((struct update_asker *)asker)->x);
+}
+
 /* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
  * nothing has changed. */
-static void answer_committed(struct exchange *x, const struct update_info *info)
+static json_t *committed_json(const struct app *app, const struct update_info *info)
+{
+    json_t *reply = update_json(info);
+
+    if (reply != NULL && json_object_set_new(reply, "adapters", lora_valid_json(app)) != 0) {
+        json_decref(reply);
+        return NULL;
+    }
+    return reply;
+}
+
+static void answer_committed(const struct app *app, struct exchange *x,
+                             const struct update_info *info)
 {
     static const char bare[] = "{\"phase\":\"committed\"}";
     struct exchange_reply r;
 
-    if (!reply_json_make(200, update_json(info), &r))
+    if (!reply_json_make(200, committed_json(app, info), &r))
         r = (struct exchange_reply){.status = 200,
                                     .content_type = "application/json",
                                     .data = bare,
@@ -103,12 +154,13 @@ static void answer_committed(struct exchange *x, const struct update_info *info)
 
 void update_answered(void *arg, const struct update_info *info, const struct err *e)
 {
-    struct exchange *x = arg;
+    struct update_asker a = *(struct update_asker *)arg;
 
+    update_asker_free(arg);
     if (e->code != ERR_NONE)
-        reply_error(x, e, update_details(info));
+        reply_error(a.x, e, update_details(info));
     else if (info->phase == UPDATE_COMMITTED)
-        answer_committed(x, info);
+        answer_committed(a.app, a.x, info);
     else
-        reply_json(x, 200, update_json(info));
+        reply_json(a.x, 200, update_json(info));
 }

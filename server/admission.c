@@ -1,8 +1,8 @@
 /* A FIFO semaphore over intrusive tickets.
  *
- * Invariant: a ticket waits only while every permit is taken; a permit that is left goes straight
- * to the first in line, so nobody overtakes. Rejected: a condition variable for each waiter, which
- * would need a thread for each. */
+ * Invariant: a ticket waits only while every permit is taken, or while it is held; a permit that is
+ * left goes straight to the first in line, so nobody overtakes. Rejected: a condition variable for
+ * each waiter, which would need a thread for each. */
 #include "server/admission.h"
 
 #include "base/clock.h"
@@ -18,10 +18,13 @@ struct admission {
     struct ticket *head, **tail;
     size_t n_running, n_waiting;
     uint64_t n_granted, n_refused, n_cancelled, wait_us_sum, wait_us_max;
-    bool closed;
+    bool closed, held;
+    struct err refusal; /* of who enters while held; clean: they queue */
 
     const char *name; /* static; immutable down to the end */
     size_t n_permits, n_queue_max;
+    void (*idle)(void *arg); /* may be NULL */
+    void *idle_arg;
 };
 
 int admission_new(struct admission **out, const char *name, size_t n_permits, size_t n_queue_max,
@@ -86,15 +89,20 @@ static void unqueue_locked(struct admission *a, struct ticket *t)
 
 int admission_enter(struct admission *a, struct ticket *t, struct err *e)
 {
-    enum { GRANTED, QUEUED, CLOSED, FULL } what;
+    enum { GRANTED, QUEUED, CLOSED, FULL, HELD } what;
     size_t n_running, n_waiting;
+    struct err refusal;
 
     mtx_lock(&a->lock);
     assert(t->state == TICKET_IDLE);
     t->queued_us = clock_now_us();
     if (a->closed) {
         what = CLOSED;
-    } else if (a->n_running < a->n_permits) {
+    } else if (a->held && a->refusal.code != ERR_NONE) {
+        a->n_refused++;
+        refusal = a->refusal;
+        what = HELD;
+    } else if (!a->held && a->head == NULL && a->n_running < a->n_permits) {
         grant_locked(a, t);
         what = GRANTED;
     } else if (a->n_waiting < a->n_queue_max) {
@@ -114,6 +122,10 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
     if (what == FULL)
         return err_set(e, ERR_OVERLOADED, "", "%s is full: %zu run and %zu wait", a->name,
                        n_running, n_waiting);
+    if (what == HELD) {
+        *e = refusal;
+        return -1;
+    }
     if (what == CLOSED)
         return err_set(e, ERR_DRAINING, "", "the server is draining: no new %s", a->name);
     return 0;
@@ -134,26 +146,91 @@ bool admission_cancel(struct admission *a, struct ticket *t)
     return queued;
 }
 
+/* The next in line, granted; NULL when none may be. */
+static struct ticket *grant_next_locked(struct admission *a)
+{
+    struct ticket *next = a->head;
+
+    mtx_assert_held(&a->lock);
+    if (next == NULL || a->held || a->n_running >= a->n_permits)
+        return NULL;
+    unqueue_locked(a, next);
+    grant_locked(a, next);
+    return next;
+}
+
 void admission_leave(struct admission *a, struct ticket *t)
 {
     struct ticket *next;
     void (*granted)(void *arg) = NULL;
     void *arg = NULL;
+    bool idle;
 
     mtx_lock(&a->lock);
     assert(t->state == TICKET_GRANTED && a->n_running > 0);
     t->state = TICKET_IDLE;
     a->n_running--;
-    next = a->head;
+    next = grant_next_locked(a);
     if (next != NULL) {
-        unqueue_locked(a, next);
-        grant_locked(a, next);
         granted = next->granted;
         arg = next->arg;
     }
+    idle = a->n_running == 0;
     mtx_unlock(&a->lock);
     if (granted != NULL)
         granted(arg);
+    if (idle && a->idle != NULL)
+        a->idle(a->idle_arg);
+}
+
+bool admission_is_granted(struct admission *a, struct ticket *t)
+{
+    bool granted;
+
+    mtx_lock(&a->lock);
+    granted = t->state == TICKET_GRANTED;
+    mtx_unlock(&a->lock);
+    return granted;
+}
+
+void admission_hold(struct admission *a, const struct err *refusal)
+{
+    mtx_lock(&a->lock);
+    a->held = true;
+    a->refusal = refusal != NULL ? *refusal : (struct err){0};
+    mtx_unlock(&a->lock);
+}
+
+/* One at a time: a ticket may be gone as soon as its owner has been told. */
+void admission_release(struct admission *a)
+{
+    bool more = true;
+
+    mtx_lock(&a->lock);
+    a->held = false;
+    mtx_unlock(&a->lock);
+    while (more) {
+        struct ticket *next;
+        void (*granted)(void *arg) = NULL;
+        void *arg = NULL;
+
+        mtx_lock(&a->lock);
+        next = grant_next_locked(a);
+        more = next != NULL;
+        if (more) {
+            granted = next->granted;
+            arg = next->arg;
+        }
+        mtx_unlock(&a->lock);
+        if (more)
+            granted(arg);
+    }
+}
+
+void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg)
+{
+    a->idle = idle;
+    a->idle_arg = arg;
 }
 
 void admission_close(struct admission *a)

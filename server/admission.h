@@ -42,6 +42,21 @@ void admission_leave(struct admission *a, struct ticket *t);
 
 void admission_close(struct admission *a); /* from now on enter is ERR_DRAINING */
 
+/* admission_is_granted - has the ticket a permit now? */
+bool admission_is_granted(struct admission *a, struct ticket *t);
+
+/* admission_hold - grant nothing until admission_release; what is granted stays so.
+ * @refusal  NULL: whoever enters queues, bounded as ever; else they get this error (copied).
+ * Repeating replaces the refusal. */
+void admission_hold(struct admission *a, const struct err *refusal);
+
+/* admission_release - grant again, first those in line. Repeating is harmless. */
+void admission_release(struct admission *a);
+
+/* admission_on_idle - call `idle(arg)` whenever the last permit comes back; on the thread that
+ * left, no lock held; must not block. Threads: before anybody enters. */
+void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg);
+
 struct admission_stats {
     const char *name;
     size_t n_permits, n_running, n_waiting, n_queue_max;

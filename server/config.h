@@ -36,7 +36,8 @@ enum { CONFIG_LIST_MAX = 16 };
     X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
       "allow --listen beyond loopback although there are no keys")                                 \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
-      "root beneath which update sources of kind \"path\" may lie; repeatable; none: refused")     \
+      "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
+      "repeatable; none: refused")                                                                 \
     X(INT, front_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front")       \
     X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \
       "threads for update, weights and status requests")                                           \
@@ -52,16 +53,28 @@ enum { CONFIG_LIST_MAX = 16 };
       "tokenize and detokenize requests worked on at once, a thread each")                         \
     X(INT, detokenize_queue, "detokenize-queue", "N", "4096", 0, 1000000,                          \
       "tokenize and detokenize requests that may wait; over it 503")                               \
-    X(INT, engine_threads, "engine-threads", "N", "0", 0, 1024,                                    \
-      "compute threads of the embedded engine; 0: one for each processor")                         \
+    X(INT, engine_threads, "engine-threads", "N", "0", 0, 256,                                     \
+      "compute threads of the embedded engine; 0: one for each processor it may use")              \
+    X(BOOL, engine_pin, "engine-pin", "", "false", 0, 0,                                           \
+      "tie each compute thread of the embedded engine to a processor of its own")                  \
     X(INT, max_num_seqs, "max-num-seqs", "N", "256", 1, 65536,                                     \
       "sequences in one batch of the embedded engine")                                             \
     X(INT, max_num_batched_tokens, "max-num-batched-tokens", "N", "512", 1, 65536,                 \
       "tokens in one step of the embedded engine")                                                 \
     X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
       "longest prompt and output together; 0: the model's own")                                    \
+    X(STR, on_update, "on-update", "MODE", "continue", 0, 0,                                       \
+      "what a commit does to sequences that run, unless the request says: continue (the next "     \
+      "token reads the new weights), finish (they end on the version they began with), or "        \
+      "recompute (their KV is made again with the new weights first)")                             \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
+    X(INT, max_loras, "max-loras", "N", "64", 1, 4096,                                             \
+      "LoRA adapters loaded at once; over it 409: nothing is evicted")                             \
+    X(INT, max_lora_rank, "max-lora-rank", "N", "64", 1, 4096, "largest rank of a LoRA adapter")   \
+    X(NBYTES, max_lora_bytes, "max-lora-bytes", "BYTES", "4GiB", 65536, UINT64_MAX / 2,            \
+      "memory for LoRA adapters, those being loaded and old revisions still in use included; "     \
+      "over it 507")                                                                               \
     X(STR, device, "device", "LIST", "cpu", 0, 0,                                                  \
       "where the weights lie: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on each")       \
     X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \

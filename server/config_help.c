@@ -20,6 +20,7 @@ static const struct {
     {"listen", "Who may reach the server, and what it may read"},
     {"front-threads", "Threads, admission and queues"},
     {"engine-threads", "Embedded engine"},
+    {"max-loras", "LoRA adapters"},
     {"device", "GPUs"},
     {"max-weight-bytes", "Memory"},
     {"update-timeout", "Time limits and connections (milliseconds)"},

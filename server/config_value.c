@@ -20,10 +20,12 @@ const struct config_option config_options[CONFIG_N_OPTIONS] = {
 /* Options whose text is one of a few words. */
 static const char *const engine_words[] = {"embedded", "none", NULL};
 static const char *const level_words[] = {"debug", "info", "warn", "error", NULL};
+static const char *const on_update_words[] = {"continue", "finish", "recompute", NULL};
 static const struct {
     const char *flag;
     const char *const *words;
-} choices[] = {{"engine", engine_words}, {"log-level", level_words}};
+} choices[] = {
+    {"engine", engine_words}, {"log-level", level_words}, {"on-update", on_update_words}};
 
 /* Strings live as long as the config: a list of blocks, freed together. */
 struct text {

@@ -10,9 +10,14 @@
 #include "base/workers.h"
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
+#include "engine/embedded/adapters.h"
+#include "engine/embedded/chat_template.h"
 #include "engine/embedded/embedded.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/app.h"
+#include "handlers/gate.h"
+#include "handlers/generations.h"
+#include "handlers/lora.h"
 #include "handlers/metrics.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
@@ -35,7 +40,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     PATH_LEN_MAX = 4096,
@@ -60,7 +64,10 @@ struct house {
     struct source *first;      /* of the first weights, until they are pushed */
     struct file_weights first_weights;
     struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL: chat_why says why */
+    struct err chat_why;
     char model_name[PATH_LEN_MAX];
+    const char *base_names[2]; /* what the base model is called, which no adapter may be */
     struct config config;         /* as given, with what is resolved once */
     char *roots[CONFIG_LIST_MAX]; /* owned: --allow-path as real, absolute directories */
 };
@@ -125,6 +132,20 @@ static bool has_engine(const struct config *c)
     return strcmp(c->engine, "none") != 0;
 }
 
+/* A chat template that is not supported takes one route away, not the server. */
+static void load_chat(struct house *h, const struct config *c)
+{
+    struct log_rec r;
+
+    if (chat_template_load(&h->chat, c->model, &h->chat_why) == 0)
+        return;
+    if (h->chat_why.code == ERR_NOT_FOUND)
+        return;
+    log_begin(&r, LOG_WARN, "chat_template.refused");
+    log_str(&r, "why", h->chat_why.msg);
+    log_end(&r);
+}
+
 static int build_manifest(struct house *h, const struct config *c, struct err *e)
 {
     if (!has_engine(c)) {
@@ -143,6 +164,7 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
     if (model_config_load(&h->model, c->model, e) != 0 ||
         tokenizer_load(&h->tokenizer, c->model, e) != 0)
         return blame(e, "--model", c->model);
+    load_chat(h, c);
     return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
 }
 
@@ -221,20 +243,34 @@ static int build_transfer(struct house *h, const struct config *c, struct err *e
     return weight_transfer_new(&h->app.transfer, &cfg, e);
 }
 
+static int build_adapters(struct house *h, const struct config *c, struct err *e)
+{
+    struct adapters_config cfg = {.n_max = (uint32_t)c->max_loras,
+                                  .rank_max = (uint32_t)c->max_lora_rank,
+                                  .nbytes_max = c->max_lora_bytes,
+                                  .base_names = h->base_names};
+
+    h->base_names[0] = h->app.model_name;
+    h->app.model = &h->model;
+    if (adapters_new(&h->app.adapters, &cfg, e) != 0)
+        return -1;
+    return lora_loads_new(&h->app.loads, e);
+}
+
 static int build_engine(struct house *h, const struct config *c, struct err *e)
 {
-    long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
     struct embedded_cfg cfg = {
         .model_path = c->model,
         .model = &h->model,
         .store = h->app.store,
         .tokenizer = h->tokenizer,
-        .n_threads = (uint32_t)(c->engine_threads > 0 ? c->engine_threads
-                                                      : (uint64_t)(n_cpus > 0 ? n_cpus : 1)),
+        .n_threads = (uint32_t)c->engine_threads,
+        .pin_threads = c->engine_pin,
         .n_running_max = (uint32_t)c->max_num_seqs,
         .n_step_tokens_max = (uint32_t)c->max_num_batched_tokens,
         .max_model_len = (uint32_t)c->max_model_len,
         .kv_nbytes_max = c->kv_cache,
+        .adapter_rank_max = (uint32_t)c->max_lora_rank,
     };
     struct engine_info info;
 
@@ -242,16 +278,21 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
     h->app.model_path = "";
     if (!has_engine(c))
         return 0;
+    if (gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
+        return -1;
     if (embedded_new(&h->app.engine, &cfg, e) != 0)
         return -1;
     h->app.engine->ops->info(h->app.engine, &info);
     h->app.tokenizer = h->tokenizer;
+    h->app.chat = h->chat;
+    h->app.chat_why = &h->chat_why;
+    h->app.defaults = &h->model.defaults;
     h->app.vocab_size = info.vocab_size;
     h->app.max_model_len = info.max_model_len;
     base_name(c->model, h->model_name, sizeof h->model_name);
     h->app.model_name = c->served_model_name != NULL ? c->served_model_name : h->model_name;
     h->app.model_path = c->model;
-    return 0;
+    return build_adapters(h, c, e);
 }
 
 static int build_pools(struct house *h, const struct config *c, struct err *e)
@@ -271,7 +312,7 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
         admission_new(&h->app.prompts, "completions", c->detokenize_concurrency,
                       c->generate_queue + c->generate_concurrency, e) != 0)
         return -1;
-    return 0;
+    return generations_new(&h->app.generations, e) == 0 ? gate_new(&h->app.gate, &h->app, e) : -1;
 }
 
 static size_t connections_max(const struct config *c)
@@ -497,8 +538,14 @@ static void stop_all(struct house *h)
     struct app *a = &h->app;
     uint32_t n_leases = 0;
 
+    if (a->gate != NULL)
+        gate_drain(a->gate);
     if (a->control != NULL)
         workers_stop(a->control);
+    if (a->loads != NULL)
+        lora_loads_stop(a->loads);
+    if (a->gate != NULL)
+        gate_stop(a->gate);
     if (a->updates != NULL)
         updates_stop(a->updates);
     if (a->transfer != NULL)
@@ -534,6 +581,10 @@ static void take_down(struct house *h)
     workers_free(a->control);
     workers_free(a->generate_pool);
     workers_free(a->text);
+    lora_loads_free(a->loads);
+    adapters_free(a->adapters);
+    gate_free(a->gate);
+    generations_free(a->generations);
     admission_free(a->generate);
     admission_free(a->detokenize);
     admission_free(a->prompts);
@@ -548,6 +599,7 @@ static void take_down(struct house *h)
     }
     manifest_free(h->manifest);
     tokenizer_free(h->tokenizer);
+    chat_template_free(h->chat);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
         free(h->roots[i]);
     if (!stuck)
@@ -568,6 +620,7 @@ static void drain(struct house *h, const struct config *c)
     admission_close(h->app.generate);
     admission_close(h->app.detokenize);
     admission_close(h->app.prompts);
+    gate_drain(h->app.gate);
     while (!idle && !clock_passed(deadline)) {
         if (wait_signal(1)) {
             log_line(LOG_WARN, "drain.cut", "second signal: ending at once");

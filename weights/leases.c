@@ -287,3 +287,17 @@ void leases_stats(struct handle_leases *l, struct leases_stats *out)
     *out = l->stats;
     mtx_unlock(&l->lock);
 }
+
+bool leases_first(struct handle_leases *l, struct lease_info *out)
+{
+    bool found = false;
+
+    mtx_lock(&l->lock);
+    for (size_t i = 0; i < LEASES_MAX && !found; i++) {
+        found = l->leases[i].state != LEASE_FREE;
+        if (found)
+            *out = l->leases[i].info;
+    }
+    mtx_unlock(&l->lock);
+    return found;
+}

@@ -11,6 +11,7 @@
 #include "base/id.h"
 #include "weights/store.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum {
@@ -60,6 +61,9 @@ int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struc
 
 /* lease_close - done with it. Errors: ERR_NOT_FOUND. */
 int lease_close(struct handle_leases *l, const char *id, struct err *e);
+
+/* leases_first - one of the open leases. Returns false when there is none. Any thread. */
+bool leases_first(struct handle_leases *l, struct lease_info *out);
 
 struct leases_stats {
     uint32_t n_open;

@@ -117,6 +117,22 @@ static void slabs_give(const struct slab_memory *memory, struct slab_owned *s)
     }
 }
 
+uint64_t slab_pool_trim(struct slab_pool *p)
+{
+    struct slab_owned *idle;
+    uint64_t nbytes;
+
+    mtx_lock(&p->lock);
+    idle = p->idle;
+    nbytes = p->nbytes_idle;
+    p->idle = NULL;
+    p->idle_tail = &p->idle;
+    p->nbytes_idle = 0;
+    mtx_unlock(&p->lock);
+    slabs_give(&p->memory, idle);
+    return nbytes;
+}
+
 void slab_pool_free(struct slab_pool *p)
 {
     if (p == NULL)

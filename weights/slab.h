@@ -55,6 +55,10 @@ void slab_unref(struct slab *s); /* accepts NULL; the last one gives it back to 
  * neither used again nor given back. Repeating is harmless. Threads: any that holds a reference. */
 void slab_condemn(struct slab *s);
 
+/* slab_pool_trim - give the idle slabs back. Returns: how many bytes. Threads: any. Blocks: as its
+ * memory does. */
+uint64_t slab_pool_trim(struct slab_pool *p);
+
 struct slab_stats {
     uint64_t nbytes_live, nbytes_idle;
     uint64_t n_live;

@@ -126,7 +126,11 @@ static int check_idle_locked(struct updates *u, struct err *e)
 /* What the state of the store has to say; the worker finds out again when it stages. */
 int update_check_base(const struct store_info *info, bool partial, struct err *e)
 {
-    if (partial && info->state == STORE_UNSYNCED)
+    if (info->state == STORE_ASLEEP)
+        return err_set(e, ERR_CONFLICT, "",
+                       "the weights are asleep; wake them first, or drop them with sleep at level "
+                       "2");
+    if (partial && (info->state == STORE_UNSYNCED || info->state == STORE_DROPPED))
         return err_set(e, ERR_UNSYNCED, "/partial",
                        "a partial update needs weights to build on, and none are committed");
     if (partial && info->state == STORE_INCONSISTENT)
@@ -164,7 +168,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
 
     assert(req->lease_s >= 1 && req->lease_s <= UPDATE_LEASE_S_MAX);
     store_info(u->cfg.store, &base);
-    in_place = req->in_place && base.state != STORE_UNSYNCED;
+    in_place = req->in_place && base.state != STORE_UNSYNCED && base.state != STORE_DROPPED;
     if (update_check_base(&base, req->partial, e) != 0)
         return -1;
     if (!in_place && !req->partial)

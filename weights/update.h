@@ -53,6 +53,7 @@ struct update_info {
     enum update_phase phase;
     bool in_place, partial, sharded, implicit;
     struct source_counts mappings;      /* of trainers' memory, by this update */
+    bool on_gpu;                        /* something came that lay on GPUs, or came there */
     bool host_sums;                     /* checksums of GPU memory were computed on the host */
     char label[VERSION_LABEL_MAX + 1];  /* wanted; after commit: what it got */
     uint64_t serial;                    /* after commit, else 0 */

@@ -97,7 +97,7 @@ struct session {
     char label[VERSION_LABEL_MAX + 1];
     bool in_place;
     struct source_counts mappings;
-    bool host_sums;
+    bool on_gpu, host_sums;
     uint64_t lease_us, lease_end_us;
     uint32_t n_jobs; /* queued or running; the lease does not run out meanwhile */
     bool finishing;  /* a finish is queued or running */

@@ -526,6 +526,8 @@ static void info_running(const struct session *s, struct update_info *out)
     out->receive_us += spent;
     out->nbytes_done += atomic_load_explicit(&job->progress.nbytes_done, memory_order_relaxed);
     i = atomic_load_explicit(&job->progress.tensor, memory_order_relaxed);
+    if (i == PROGRESS_NO_TENSOR) /* it waits for memory, and nothing has been asked for */
+        return;
     if (i >= plan->n_tensors)
         i = plan->n_tensors - 1;
     (void)snprintf(out->tensor, sizeof out->tensor, "%s", plan->tensors[i].name);
@@ -553,6 +555,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->partial = s->partial;
     out->sharded = s->sharded;
     out->mappings = s->mappings;
+    out->on_gpu = s->on_gpu;
     out->host_sums = s->host_sums;
     out->implicit = s->implicit;
     memcpy(out->label, s->label, sizeof out->label);

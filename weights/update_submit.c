@@ -282,6 +282,7 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     job->chunk = c;
     job->done = c->done;
     job->done_arg = c->done_arg;
+    atomic_init(&job->progress.tensor, PROGRESS_NO_TENSOR);
     job->progress.gone = c->gone;
     job->progress.gone_arg = c->done_arg;
     chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));

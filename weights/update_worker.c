@@ -201,6 +201,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
     mtx_lock(&u->lock);
     s->running = NULL;
     count_mappings_locked(s);
+    s->on_gpu = s->on_gpu || job->chunk->source->ops->fill == NULL;
     s->host_sums = s->host_sums || sums_on_host(u, job->chunk);
     spent = clock_now_us() - job->began_us;
     s->receive_us += spent;

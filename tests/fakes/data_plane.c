@@ -315,10 +315,10 @@ void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n,
 {
     struct plane_seq *s = seq_of(p, id);
     uint32_t first = s->rec->out.n_tokens;
-    struct err e = {0};
-    char label[32];
+    struct version_label *name = version_label_new();
 
-    (void)snprintf(label, sizeof label, "step-%llu", (unsigned long long)serial);
+    assert_non_null(name);
+    (void)snprintf(name->text, sizeof name->text, "step-%llu", (unsigned long long)serial);
     for (uint32_t i = 0; i < n; i++) {
         struct gen_token t = {.id = ids[i], .logprob = -0.5F, .rank = 1};
         struct gen_top *top = gen_record_top(s->rec, first + i);
@@ -331,9 +331,9 @@ void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n,
             t.n_top = (uint32_t)s->r.params.logprobs;
             t.top = top;
         }
-        assert_int_equal(gen_record_span_room(s->rec, &e), 0);
-        gen_record_append(s->rec, &t, serial, label);
+        gen_record_append(s->rec, &t, serial, name);
     }
+    version_label_unref(name);
     if (s->r.sink->tokens != NULL)
         s->r.sink->tokens(s->r.sink_arg, &s->rec->out, first);
 }

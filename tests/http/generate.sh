@@ -46,7 +46,7 @@ bad 400 /token_ids/0 '{"token_ids": [1.5], "sampling_params": {}}'
 bad 400 /sampling_params/temperature '{"token_ids": [1], "sampling_params": {"temperature": -1}}'
 bad 400 /sampling_params/top_p '{"token_ids": [1], "sampling_params": {"top_p": 0}}'
 bad 400 /sampling_params/max_tokens '{"token_ids": [1], "sampling_params": {"max_tokens": 0}}'
-bad 400 /sampling_params/logit_bias '{"token_ids": [1], "sampling_params": {"logit_bias": {"5": 1.0}}}'
+bad 400 /sampling_params/guided_regex '{"token_ids": [1], "sampling_params": {"guided_regex": "a*"}}'
 bad 404 /model '{"token_ids": [1], "sampling_params": {}, "model": "other"}'
 post 400 /v1/generate '{"token_ids": [1], "token_ids": [2], "sampling_params": {}}'
 has token_ids

@@ -3,17 +3,18 @@
 # shellcheck source=tests/http/lib.sh
 source "$(dirname "$0")/lib.sh"
 cd "$CHECKPOINTS"
-start_server --model .. --weights step-00000.safetensors --allow-path .
+start_server --model .. --weights step-00000.safetensors --allow-path . --allow-path "$MODEL/adapters"
 BUCKET=baton-test-$$-readme
 SHM_FILES+=("/dev/shm/$BUCKET")
 sed --quiet '/^## Use it with curl/,/^## Use it with your/p' "$(dirname "$CLIENT")/../README.md" |
-  sed --quiet '/^```sh$/,/^```$/p' | sed "/^\`\`\`/d; s#http://127.0.0.1:8700#$URL#; s#my-bucket#$BUCKET#g" >"$WORK/examples"
+  sed --quiet '/^```sh$/,/^```$/p' | sed "/^\`\`\`/d; s#http://127.0.0.1:8700#$URL#; s#my-bucket#$BUCKET#g; s#/adapters/policy#$MODEL/adapters/shout#g" >"$WORK/examples"
 grep --quiet update_weights/finish "$WORK/examples" || fail "the examples were not found"
 timeout 60 bash -euo pipefail "$WORK/examples" >"$WORK/body" 2>"$WORK/words" ||
   fail "an example failed: $(tail --bytes=600 "$WORK/body" "$WORK/words")"
 (($(grep --only-matching '"phase":"committed"' "$WORK/body" | wc --lines) == 3)) || fail "three of them commit"
 has '"token_ids":['
 has '"object":"text_completion"'
+has '"adapter":{"name":"policy","revision":1}'
 expect 200 GET /v1/weights
 same .weight_version norm-only
 done_testing

@@ -62,7 +62,8 @@ class Server:
         with open(self.log, "wb") as f:
             self.process = subprocess.Popen(
                 [sys.argv[1], "serve", "--listen", "127.0.0.1:0", "--model", model, "--weights",
-                 f"{model}/checkpoints/step-00000.safetensors", "--weight-version", "step-0"],
+                 f"{model}/checkpoints/step-00000.safetensors", "--weight-version", "step-0",
+                 "--allow-path", f"{model}/adapters"],
                 stderr=f, env=dict(os.environ, LD_PRELOAD=sys.argv[4], FAIL_MALLOC=memory.path))
 
     def said(self):
@@ -252,6 +253,61 @@ def sweep_generate(w, server, golden, counts):
           check, counts)
 
 
+def sweep_lora(w, server, counts):
+    """Loads of one name, requests that use it: what serves is whole, and is what was said."""
+    request = {"model": "x", "token_ids": [40, 77, 258],
+               "sampling_params": {"max_tokens": 8, "temperature": 0}}
+    known, goal = {}, ["rslora"]
+
+    def load():
+        goal[0] = "rslora" if goal[0] == "shout" else "shout"
+        return w.ask("POST", "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": goal[0]})
+
+    def serving():
+        """(digest, token ids) of what serves now."""
+        answer = w.ask("POST", "/v1/generate", request)
+        listed = w.ask("GET", "/v1/lora_adapters").body["adapters"]
+        if answer.status != 200 or len(listed) != 1:
+            raise Fault(f"the next one: {answer}, {listed}")
+        if answer.body["adapter"] != {"name": "x", "revision": listed[0]["revision"]}:
+            raise Fault(f"{answer.body['adapter']}, but {listed} serves")
+        return listed[0]["digest"], answer.body["choices"][0]["token_ids"]
+
+    def settled():
+        body = w.ask("GET", "/v1/lora_adapters").body
+        t = body["totals"]
+        return t["loading"] + t["users"] + t["older_revisions"] + t["nbytes_reserved"] == 0 and \
+            t["nbytes"] == sum(a["nbytes"] for a in body["adapters"])
+
+    def check(answer):
+        idle(w)
+        w.wait("nothing is left of the load", settled)
+        digest, ids = serving()
+        if known[digest] != ids:
+            raise Fault(f"{digest} generates {ids}")
+        if answer is not None and answer.status == 200 and "digest" in (answer.body or {}) and \
+                answer.body["digest"] != digest:
+            raise Fault(f"a success that serves {digest}: {answer}")
+
+    def generate():
+        answer = w.ask("POST", "/v1/generate", request)
+        if answer.status == 200 and answer.body["choices"][0]["token_ids"] not in known.values():
+            raise AssertionError(f"not true: {answer}")
+        return answer
+
+    for _ in range(2):
+        if load().status != 200:
+            raise Fault("it was not loaded")
+        known.update([serving()])
+    if len({tuple(ids) for ids in known.values()}) != 2:
+        raise Fault(f"adapters that change nothing: {known}")
+    sweep(w, server, "load of an adapter", load, check, counts)
+    sweep(w, server, "generate with an adapter", generate, check, counts)
+    sweep(w, server, "list of adapters", lambda: w.ask("GET", "/v1/lora_adapters"), check, counts)
+    if w.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "x"}).status != 200:
+        raise Fault("it was not unloaded")
+
+
 def idle(w):
     def condition():
         a = w.status()["admission"]["generate"]
@@ -317,6 +373,7 @@ def main():
         w.look()
         sweep_generate(w, server, golden, counts)
         sweep_cancel(w, server, counts)
+        sweep_lora(w, server, counts)
         sweep_updates(w, server, counts)
         w.wait("one version is alive", lambda: w.status()["weights"]["versions_alive"] == 1)
         server.stop()

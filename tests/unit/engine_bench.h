@@ -16,6 +16,9 @@
 
 #include <cmocka.h>
 
+/* Of the stores that bench_init makes. */
+static uint32_t bench_versions_max = 8;
+
 struct bench {
     struct store *store;
     struct engine *en;
@@ -29,8 +32,9 @@ static inline void commit_seed(struct bench *b, uint64_t seed)
         b->w[i] = (float)(fake_mix(seed, i) >> 40) / (float)(1 << 23);
 }
 
-/* Label "v1", "v2", ...; new weights each time. Any thread, one at a time. */
-static inline void commit(struct bench *b)
+/* Label "v1", "v2", ...; new weights each time, of the seed that is their serial. Any thread, one
+ * at a time. Returns false when there is no room for one more version. */
+static inline bool commit_until(struct bench *b, uint64_t deadline_us)
 {
     struct staging_cfg cfg = {0};
     struct store_stats stats;
@@ -40,10 +44,12 @@ static inline void commit(struct bench *b)
     char label[32];
     int rc;
 
+    if (store_stage(b->store, &cfg, deadline_us, &g, &e) != 0) {
+        assert(e.code == ERR_CONFLICT);
+        return false;
+    }
     commit_seed(b, ++b->n_commits);
     (void)snprintf(label, sizeof label, "v%u", b->n_commits);
-    rc = store_stage(b->store, &cfg, CLOCK_NEVER, &g, &e);
-    assert(rc == 0);
     rc = staging_slab(g, sizeof b->w, &slab, &e);
     assert(rc == 0);
     memcpy(slab->base, b->w, sizeof b->w);
@@ -51,7 +57,16 @@ static inline void commit(struct bench *b)
     assert(rc == 0);
     slab_unref(slab);
     rc = store_commit(b->store, g, label, &stats, &e);
-    assert(rc == 0);
+    assert(rc == 0 && stats.serial == b->n_commits);
+    return true;
+}
+
+static inline void commit(struct bench *b)
+{
+    bool done = commit_until(b, CLOCK_NEVER);
+
+    assert(done);
+    (void)done;
 }
 
 static inline struct manifest *manifest_make(void)
@@ -72,7 +87,7 @@ static inline struct manifest *manifest_make(void)
 static inline void bench_init_unsynced(struct bench *b, uint32_t n_running, uint32_t n_rows,
                                        uint32_t n_chunks)
 {
-    struct store_cfg sc = {.n_versions_max = 8, .nbytes_max = UINT64_MAX};
+    struct store_cfg sc = {.n_versions_max = bench_versions_max, .nbytes_max = UINT64_MAX};
     struct embedded_cfg cfg = {.model_path = "fake",
                                .model = &fake_config,
                                .n_threads = 1,
@@ -101,6 +116,7 @@ static inline void bench_fini(struct bench *b)
     b->en->ops->free(b->en);
     store_free(b->store);
     fake_on_step = NULL;
+    fake_on_logits = NULL;
 }
 
 static inline struct engine_stats stats_of(struct bench *b)
@@ -111,14 +127,19 @@ static inline struct engine_stats stats_of(struct bench *b)
     return s;
 }
 
+static inline void bench_prompt(uint32_t *prompt, uint32_t n_prompt)
+{
+    for (uint32_t i = 0; i < n_prompt; i++)
+        prompt[i] = (i * 7 + n_prompt) % 60;
+}
+
 static inline void submit(struct bench *b, struct job *j, uint32_t n_prompt, uint32_t max_tokens)
 {
     struct gen_params p;
     struct err e = {0};
     uint32_t prompt[512];
 
-    for (uint32_t i = 0; i < n_prompt; i++)
-        prompt[i] = (i * 7 + n_prompt) % 60;
+    bench_prompt(prompt, n_prompt);
     gen_params_init(&p);
     p.temperature = 0;
     p.max_tokens = max_tokens;

@@ -2,6 +2,7 @@
 #ifndef BATON_TESTS_ENGINE_JOBS_H
 #define BATON_TESTS_ENGINE_JOBS_H
 
+#include "engine/embedded/adapter_use.h"
 #include "engine/engine.h"
 
 #include <assert.h>
@@ -16,6 +17,8 @@ struct job {
     unsigned n_done;
     uint32_t n_seen; /* tokens that the sink was told of */
     bool dropped;    /* do not take the output */
+    enum gen_on_update on_update;
+    struct adapter_use *adapter; /* borrowed: each submit takes a reference of its own */
     enum gen_finish finish;
     /* Called on the engine's thread after new tokens. */
     void (*on_tokens)(struct job *j, const struct gen_output *out, void *arg);
@@ -55,8 +58,14 @@ static const struct gen_sink job_sink = {.tokens = job_tokens, .done = job_done}
 static inline int job_submit(struct engine *en, struct job *j, const uint32_t *prompt,
                              uint32_t n_prompt, const struct gen_params *p, struct err *e)
 {
-    struct gen_request r = {.n_prompt = n_prompt, .params = *p, .sink = &job_sink, .sink_arg = j};
+    struct gen_request r = {.n_prompt = n_prompt,
+                            .params = *p,
+                            .on_update = j->on_update,
+                            .sink = &job_sink,
+                            .sink_arg = j};
 
+    if (j->adapter != NULL)
+        r.adapter = adapter_use_ref(j->adapter);
     r.prompt = malloc((n_prompt > 0 ? n_prompt : 1) * sizeof *prompt);
     assert(r.prompt != NULL);
     memcpy(r.prompt, prompt, n_prompt * sizeof *prompt);

@@ -156,6 +156,76 @@ static void *race(void *arg)
     return NULL;
 }
 
+static void test_held_grants_nobody(void **state)
+{
+    struct owner o[7];
+    struct admission_stats s;
+    struct err e = {0}, refusal = {0};
+
+    (void)state;
+    make(o, 7);
+    assert_int_equal(admission_new(&a, "generate", 2, 3, &e), 0);
+    assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
+    admission_hold(a, NULL);
+    for (int i = 1; i < 4; i++)
+        assert_int_equal(admission_enter(a, &o[i].ticket, &e), 0); /* a permit is free */
+    assert_int_equal(admission_enter(a, &o[4].ticket, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED); /* bounded as ever */
+    err_clear(&e);
+    (void)err_set(&refusal, ERR_PAUSED, "", "paused by me");
+    admission_hold(a, &refusal);
+    assert_int_equal(admission_enter(a, &o[5].ticket, &e), -1);
+    assert_int_equal(e.code, ERR_PAUSED);
+    assert_string_equal(e.msg, "paused by me");
+    err_clear(&e);
+    admission_leave(a, &o[0].ticket);
+    assert_string_equal(order, "a");
+    assert_false(admission_is_granted(a, &o[1].ticket));
+    admission_release(a);
+    admission_release(a);
+    assert_string_equal(order, "abc"); /* as many as there are permits, in order */
+    assert_true(admission_is_granted(a, &o[1].ticket));
+    assert_false(admission_is_granted(a, &o[3].ticket));
+    admission_leave(a, &o[1].ticket);
+    admission_leave(a, &o[2].ticket);
+    admission_leave(a, &o[3].ticket);
+    assert_string_equal(order, "abcd");
+    admission_stats(a, &s);
+    assert_int_equal(s.n_running + s.n_waiting, 0);
+    assert_int_equal(s.n_refused, 2);
+    admission_free(a);
+}
+
+static void count_idle(void *arg)
+{
+    mtx_assert_none();
+    ++*(int *)arg;
+}
+
+static void test_the_last_one_out_says_so(void **state)
+{
+    struct owner o[3];
+    struct err e = {0};
+    int n_idle = 0;
+
+    (void)state;
+    make(o, 3);
+    assert_int_equal(admission_new(&a, "generate", 1, 3, &e), 0);
+    admission_on_idle(a, count_idle, &n_idle);
+    assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
+    assert_int_equal(admission_enter(a, &o[1].ticket, &e), 0);
+    admission_leave(a, &o[0].ticket); /* the next has it */
+    assert_int_equal(n_idle, 0);
+    admission_hold(a, NULL);
+    assert_int_equal(admission_enter(a, &o[2].ticket, &e), 0);
+    admission_leave(a, &o[1].ticket);
+    assert_int_equal(n_idle, 1); /* whoever queues has none */
+    admission_release(a);
+    admission_leave(a, &o[2].ticket);
+    assert_int_equal(n_idle, 2);
+    admission_free(a);
+}
+
 static void test_threads_race_for_permits(void **state)
 {
     pthread_t threads[RACERS];
@@ -182,6 +252,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fifo_bounds_and_cancel),
         cmocka_unit_test(test_cancel_at_both_ends),
+        cmocka_unit_test(test_held_grants_nobody),
+        cmocka_unit_test(test_the_last_one_out_says_so),
         cmocka_unit_test(test_threads_race_for_permits),
     };
 

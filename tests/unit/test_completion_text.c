@@ -57,7 +57,7 @@ static void find_ending(struct ending *out, const struct run *r, const uint32_t 
             const char *at = out->text.len > from ? strstr(out->text.data + from, r->stops[k])
                                                   : NULL;
 
-            if (at == NULL || i + 1 < r->min_tokens)
+            if (at == NULL || i < r->min_tokens)
                 continue;
             out->stop = r->stops[k];
             out->cut = (uint32_t)(out->text.len - (size_t)(at - out->text.data));

@@ -115,6 +115,44 @@ static void test_generate_answers_when_every_sequence_ended(void **state)
     plane_free(p);
 }
 
+/* The request's word, else the server's; for every sequence of it. */
+static void test_generate_hands_on_what_a_commit_does(void **state)
+{
+    static const struct {
+        const char *member;
+        enum gen_on_update of_server, wanted;
+    } rows[] = {
+        {"", GEN_ON_UPDATE_CONTINUE, GEN_ON_UPDATE_CONTINUE},
+        {"", GEN_ON_UPDATE_RECOMPUTE, GEN_ON_UPDATE_RECOMPUTE},
+        {", \"on_update\": null", GEN_ON_UPDATE_FINISH, GEN_ON_UPDATE_FINISH},
+        {", \"on_update\": \"continue\"", GEN_ON_UPDATE_FINISH, GEN_ON_UPDATE_CONTINUE},
+        {", \"on_update\": \"finish\"", GEN_ON_UPDATE_CONTINUE, GEN_ON_UPDATE_FINISH},
+        {", \"on_update\": \"recompute\"", GEN_ON_UPDATE_FINISH, GEN_ON_UPDATE_RECOMPUTE},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct plane *p = plane_new(1, 8, NULL);
+        char body[256];
+        struct plane_x px;
+        int status = 0;
+
+        p->app.on_update = rows[i].of_server;
+        (void)snprintf(body, sizeof body, "{\"token_ids\": [1], \"sampling_params\": {\"n\": 2}%s}",
+                       rows[i].member);
+        plane_send(p, &px, i % 2 ? &native : &lenient, body);
+        plane_wait_submitted(p, 2);
+        assert_int_equal(p->seqs[0].r.on_update, rows[i].wanted);
+        assert_int_equal(p->seqs[1].r.on_update, rows[i].wanted);
+        plane_end(p, 1, GEN_LENGTH);
+        plane_end(p, 2, GEN_LENGTH);
+        json_decref(plane_wait_reply(&px, &status));
+        assert_int_equal(status, 200);
+        plane_x_fini(&px);
+        plane_free(p);
+    }
+}
+
 static void test_generate_refuses_at_once(void **state)
 {
     static const struct {
@@ -133,6 +171,10 @@ static void test_generate_refuses_at_once(void **state)
         {&native, "{\"token_ids\": [1], \"sampling_params\": {\"tempreature\": 1}}",
          "/sampling_params/tempreature", 400},
         {&native, "{\"token_ids\": [1], \"sampling_params\": {}, \"tokens\": 1}", "/tokens", 400},
+        {&native, "{\"token_ids\": [1], \"sampling_params\": {}, \"on_update\": \"stop\"}",
+         "/on_update", 400},
+        {&lenient, "{\"token_ids\": [1], \"sampling_params\": {}, \"on_update\": 1}", "/on_update",
+         400},
         {&native, "{\"token_ids\": [1], \"sampling_params\": {}, \"priority\": 1}", "/priority",
          400},
         {&lenient, "{\"token_ids\": [1], \"sampling_params\": {}, \"features\": {}}", "/features",
@@ -624,6 +666,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_generate_answers_when_every_sequence_ended),
+        cmocka_unit_test(test_generate_hands_on_what_a_commit_does),
         cmocka_unit_test(test_generate_refuses_at_once),
         cmocka_unit_test(test_generate_long_prompt_and_no_engine),
         cmocka_unit_test(test_queue_over_its_bound_is_503),

@@ -19,7 +19,7 @@ static int parse(struct generate_params *p, const char *text, const char *prefix
 
     assert_non_null(o);
     generate_params_init(p);
-    rc = generate_params_parse(p, o, prefix, VOCAB, e);
+    rc = generate_params_parse(p, o, prefix, VOCAB, NULL, e);
     json_decref(o);
     return rc;
 }
@@ -47,7 +47,10 @@ static const struct {
     {"{\"min_p\": -0.5}", "/sampling_params/min_p"},
     {"{\"min_p\": 2}", "/sampling_params/min_p"},
     {"{\"seed\": 1.5}", "/sampling_params/seed"},
-    {"{\"logprobs\": -1}", "/sampling_params/logprobs"},
+    {"{\"logprobs\": -1}", "/sampling_params/logprobs"}, /* 100 tokens are more than 64 */
+    {"{\"prompt_logprobs\": -1}", "/sampling_params/prompt_logprobs"},
+    {"{\"prompt_logprobs\": -2}", "/sampling_params/prompt_logprobs"},
+    {"{\"prompt_logprobs\": 1.0}", "/sampling_params/prompt_logprobs"},
     {"{\"logprobs\": 65}", "/sampling_params/logprobs"},
     {"{\"logprobs\": true}", "/sampling_params/logprobs"},
     {"{\"prompt_logprobs\": 65}", "/sampling_params/prompt_logprobs"},
@@ -66,13 +69,23 @@ static const struct {
     {"{\"stop_token_ids\": [3, 100]}", "/sampling_params/stop_token_ids/1"},
     {"{\"stop_token_ids\": [-1]}", "/sampling_params/stop_token_ids/0"},
     {"{\"stop_token_ids\": [true]}", "/sampling_params/stop_token_ids/0"},
-    {"{\"repetition_penalty\": 1.1}", "/sampling_params/repetition_penalty"},
+    {"{\"repetition_penalty\": 0}", "/sampling_params/repetition_penalty"},
+    {"{\"repetition_penalty\": 1e-60}", "/sampling_params/repetition_penalty"},
+    {"{\"repetition_penalty\": -1}", "/sampling_params/repetition_penalty"},
+    {"{\"repetition_penalty\": 1e39}", "/sampling_params/repetition_penalty"},
     {"{\"repetition_penalty\": \"1\"}", "/sampling_params/repetition_penalty"},
-    {"{\"presence_penalty\": 0.5}", "/sampling_params/presence_penalty"},
-    {"{\"frequency_penalty\": -0.5}", "/sampling_params/frequency_penalty"},
+    {"{\"presence_penalty\": 2.01}", "/sampling_params/presence_penalty"},
+    {"{\"presence_penalty\": -2.01}", "/sampling_params/presence_penalty"},
+    {"{\"presence_penalty\": true}", "/sampling_params/presence_penalty"},
+    {"{\"frequency_penalty\": 2.01}", "/sampling_params/frequency_penalty"},
+    {"{\"frequency_penalty\": -1e300}", "/sampling_params/frequency_penalty"},
+    {"{\"frequency_penalty\": []}", "/sampling_params/frequency_penalty"},
     {"{\"best_of\": 2}", "/sampling_params/best_of"},
+    {"{\"n\": 3, \"best_of\": 1}", "/sampling_params/best_of"},
+    {"{\"best_of\": 0}", "/sampling_params/best_of"},
+    {"{\"best_of\": \"1\"}", "/sampling_params/best_of"},
     {"{\"use_beam_search\": true}", "/sampling_params/use_beam_search"},
-    {"{\"logit_bias\": {\"5\": 1}}", "/sampling_params/logit_bias"},
+    {"{\"logit_bias\": {\"100\": 1}}", "/sampling_params/logit_bias"},
     {"{\"allowed_token_ids\": []}", "/sampling_params/allowed_token_ids"},
     {"{\"bad_words\": [\"x\"]}", "/sampling_params/bad_words"},
     {"{\"structured_outputs\": {\"json\": {}}}", "/sampling_params/structured_outputs"},
@@ -107,7 +120,7 @@ static void test_parse_accepts_neutral_and_unknown(void **state)
     static const char *const bodies[] = {
         "{\"repetition_penalty\": 1, \"presence_penalty\": 0.0, \"frequency_penalty\": 0}",
         "{\"repetition_penalty\": null, \"best_of\": 1, \"length_penalty\": 1.0}",
-        "{\"logit_bias\": {}, \"bad_words\": [], \"allowed_token_ids\": null}",
+        "{\"logit_bias\": null, \"bad_words\": null, \"allowed_token_ids\": null}",
         "{\"structured_outputs\": null, \"guided_decoding\": null, \"guided_json\": null}",
         "{\"use_beam_search\": false, \"early_stopping\": false, \"flat_logprobs\": false}",
         "{\"response_format\": {\"type\": \"text\"}, \"extra_args\": {}, \"vllm_xargs\": null}",
@@ -163,6 +176,9 @@ static void test_parse_takes_every_honoured_member(void **state)
               "\"top_p\": 0.25, \"top_k\": 7, \"min_p\": 0.125, \"seed\": -5, \"logprobs\": 0, "
               "\"prompt_logprobs\": 4, \"ignore_eos\": true, \"stop\": [\"ab\", \"c\"], "
               "\"stop_token_ids\": [0, 99], \"skip_special_tokens\": false, "
+              "\"repetition_penalty\": 1.5, \"frequency_penalty\": -2, "
+              "\"presence_penalty\": 2, \"best_of\": 3, \"logit_bias\": {\"7\": -3}, "
+              "\"allowed_token_ids\": [7, 8], "
               "\"include_stop_str_in_output\": true}",
               at, &e),
         0);
@@ -174,6 +190,10 @@ static void test_parse_takes_every_honoured_member(void **state)
     assert_true(p.seeded && p.gen.seed == (uint64_t)-5);
     assert_int_equal(p.gen.logprobs, 0);
     assert_int_equal(p.gen.prompt_logprobs, 4);
+    assert_true(p.gen.repetition_penalty == 1.5F && p.gen.frequency_penalty == -2.0F &&
+                p.gen.presence_penalty == 2.0F);
+    assert_int_equal(p.gen.steering->n_biases, 1);
+    assert_int_equal(p.gen.steering->n_allowed, 2);
     assert_true(p.gen.ignore_eos);
     assert_int_equal(p.gen.n_stops, 2);
     assert_string_equal(p.gen.stops[0], "ab");
@@ -220,6 +240,43 @@ static void test_for_copies_stops_and_draws_seeds(void **state)
     assert_int_equal(generate_params_for(&b, &p, 0, 11, &e), 0);
     assert_true(a.seed != b.seed);
     generate_params_fini(&p);
+}
+
+/* One list for all choices, given up by each; the text that stops search is the text that is told.
+ */
+static void test_for_shares_the_steering(void **state)
+{
+    struct generate_params p;
+    struct gen_request a = {0}, b = {0};
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(parse(&p, "{\"logit_bias\": {\"7\": 1}}", at, &e), 0);
+    assert_int_equal(generate_params_for(&a.params, &p, 0, 11, &e), 0);
+    p.skip_special_tokens = false;
+    assert_int_equal(generate_params_for(&b.params, &p, 1, 11, &e), 0);
+    assert_ptr_equal(a.params.steering, p.gen.steering);
+    assert_ptr_equal(b.params.steering, p.gen.steering);
+    assert_true(!a.params.stops_see_special && b.params.stops_see_special);
+    generate_params_fini(&p);
+    gen_request_fini(&a);
+    assert_true(b.params.steering->biases[0].id == 7);
+    gen_request_fini(&b);
+}
+
+static void test_all_logprobs_of_a_small_vocabulary(void **state)
+{
+    json_t *o = json_pack("{s:i, s:i}", "logprobs", -1, "prompt_logprobs", -1);
+    struct generate_params p;
+    struct err e = {0};
+
+    (void)state;
+    generate_params_init(&p);
+    assert_int_equal(generate_params_parse(&p, o, "", GEN_LOGPROBS_MAX, NULL, &e), 0);
+    assert_int_equal(p.gen.logprobs, GEN_LOGPROBS_MAX);
+    assert_int_equal(p.gen.prompt_logprobs, GEN_LOGPROBS_MAX);
+    generate_params_fini(&p);
+    json_decref(o);
 }
 
 static void test_members_list_every_rule(void **state)
@@ -293,6 +350,8 @@ int main(void)
         cmocka_unit_test(test_parse_takes_every_honoured_member),
         cmocka_unit_test(test_parse_uses_the_prefix),
         cmocka_unit_test(test_for_copies_stops_and_draws_seeds),
+        cmocka_unit_test(test_for_shares_the_steering),
+        cmocka_unit_test(test_all_logprobs_of_a_small_vocabulary),
         cmocka_unit_test(test_members_list_every_rule),
         cmocka_unit_test(test_ids_refuses),
         cmocka_unit_test(test_ids_takes_what_fits),

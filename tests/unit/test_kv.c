@@ -72,6 +72,56 @@ static void test_reserve_is_all_or_nothing(void **state)
     kv_pool_free(p);
 }
 
+/* Between a release and the restore there is nothing to take, whoever asks. */
+static void test_a_released_pool_gives_nothing(void **state)
+{
+    struct kv_pool *p = pool_of(3 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq prepared, whole = {0};
+
+    (void)state;
+    assert_true(kv_prepare(&prepared, KV_CHUNK));
+    (void)kv_pool_release(p);
+    assert_false(kv_take(&prepared, p));
+    assert_false(kv_reserve(&whole, p, KV_CHUNK));
+    assert_null(whole.chunks);
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    kv_pool_restore(p);
+    assert_true(kv_take(&prepared, p) && kv_reserve(&whole, p, KV_CHUNK));
+    kv_release(&prepared);
+    kv_release(&whole);
+    kv_pool_free(p);
+}
+
+/* Whoever prepares is another thread than whoever takes. */
+static void test_take_needs_no_memory(void **state)
+{
+    struct kv_pool *p = pool_of(3 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq a, b;
+    uint32_t *list;
+
+    (void)state;
+    assert_true(kv_prepare(&a, 2 * KV_CHUNK) && kv_prepare(&b, KV_CHUNK + 1));
+    list = a.chunks;
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_true(kv_take(&a, p));
+        assert_int_equal(a.n_chunks, 2);
+        assert_ptr_equal(a.chunks, list);
+        assert_false(kv_take(&b, p));
+        assert_int_equal(b.n_chunks, 0);
+        assert_int_equal(kv_pool_tokens_used(p), 2 * KV_CHUNK);
+        kv_give_back(&a);
+        kv_give_back(&a); /* harmless */
+        assert_int_equal(kv_pool_tokens_used(p), 0);
+    }
+    assert_true(kv_take(&b, p));
+    kv_release(&b);
+    kv_release(&a);
+    assert_null(a.chunks);
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    kv_pool_free(p);
+}
+
 static float mark(uint32_t seq, uint32_t layer, uint32_t which, uint32_t head, uint32_t pos,
                   uint32_t i)
 {
@@ -154,6 +204,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool_holds_what_fits_and_at_least_a_chunk),
         cmocka_unit_test(test_reserve_is_all_or_nothing),
+        cmocka_unit_test(test_a_released_pool_gives_nothing),
+        cmocka_unit_test(test_take_needs_no_memory),
         cmocka_unit_test(test_every_position_has_memory_of_its_own),
         cmocka_unit_test(test_positions_of_a_head_lie_back_to_back),
         cmocka_unit_test(test_pool_of_more_than_there_is_room_for_is_refused),

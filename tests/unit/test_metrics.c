@@ -7,6 +7,7 @@
 #include "base/workers.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
+#include "handlers/gate.h"
 #include "handlers/prometheus.h"
 #include "handlers/route.h"
 #include "server/admission.h"
@@ -60,9 +61,26 @@ void store_info(struct store *s, struct store_info *out)
 
 const char *store_state_name(enum store_state state)
 {
-    static const char *const names[] = {"unsynced", "ready", "in_place", "inconsistent"};
+    static const char *const names[] = {"unsynced",     "ready",  "in_place",
+                                        "inconsistent", "asleep", "dropped"};
 
     return names[state];
+}
+
+void gate_info(struct gate *g, struct gate_info *out)
+{
+    (void)g;
+    *out = (struct gate_info){.pause = PAUSE_KEEP,
+                              .lease_left_us = 1500000,
+                              .n_pauses = 7,
+                              .n_expired = 1,
+                              .paused_us = 2500000};
+}
+
+void gate_state(struct gate *g, struct lifecycle_state *out)
+{
+    (void)g;
+    *out = (struct lifecycle_state){.kv_released = true};
 }
 
 void updates_current(struct updates *u, struct update_info *out)
@@ -133,6 +151,7 @@ static struct life life;
 static struct app whole_app(void)
 {
     return (struct app){.life = &life,
+                        .gate = (struct gate *)(uintptr_t)16,
                         .store = (struct store *)(uintptr_t)16,
                         .updates = (struct updates *)(uintptr_t)16,
                         .engine = &engine,
@@ -395,6 +414,13 @@ static void test_metrics_text_tells_every_room(void **state)
     static const char *const lines[] = {
         "baton_life_state{state=\"serving\"} 1",
         "baton_life_state{state=\"draining\"} 0",
+        "baton_pause{mode=\"none\"} 0",
+        "baton_pause{mode=\"keep\"} 1",
+        "baton_pauses_total 7",
+        "baton_pauses_expired_total 1",
+        "baton_paused_seconds_total 2.5",
+        "baton_pause_lease_left_seconds 1.5",
+        "baton_kv_cache_released 1",
         "baton_live 1",
         "baton_ready 0",
         "baton_weights_serial 7",
