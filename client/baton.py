@@ -1088,9 +1088,30 @@ class Group:
         except BatonError:
             return False
 
+    def _all_sent(self, calls):
+        """Have all servers answered, and are they in the group still? Then they have received
+        everything, although its end had not been seen here yet; and it is waited for."""
+        import torch
+
+        end = time.monotonic() + WORDS_S
+        for call in calls:
+            call.join(max(end - time.monotonic(), 0.0))
+        if any(call.is_alive() for call in calls) or not self._intact():
+            return False
+        try:
+            _wait(self._nccl.ended, [], end, "a broadcast has not ended")
+            with torch.cuda.device(self._index):
+                sent = torch.cuda.Event()
+                sent.record(self._sending)
+                _wait(sent.query, [], end, "a broadcast has not ended")
+        except BatonError:
+            return False
+        return True
+
     def _give_up(self, calls, opened, halfway, e):
         """Ends what a push has begun; returns the error to raise. The group ends too if it is in a
         broadcast here, or if a server was: by then that has left it."""
+        halfway = halfway and not self._all_sent(calls)
         if halfway:
             e = self._end(calls, e)
         self._abort_updates(self._urls, opened, e)

@@ -5,6 +5,7 @@ stream comes to it and not before, so that a client that forgets to wait sends o
 import contextlib
 import ctypes
 import threading
+import time
 
 import client_torch
 import fakegpu
@@ -56,6 +57,7 @@ class World(client_torch.World):
         self.lib = ctypes.CDLL(library)
         self.lib.fakecuda_view.restype = ctypes.c_void_p
         self.blocks, self.lock = [], threading.Lock()
+        self.blind_until = 0.0  # by the monotonic clock: until then no event is seen done
         self.local = threading.local()
         client_torch.Tensor.data_ptr = lambda tensor: self.address(tensor)
         client_torch.Tensor.copy_ = lambda tensor, other, non_blocking=False: \
@@ -74,7 +76,7 @@ class World(client_torch.World):
         result = getattr(self.lib, call)(handle)
         if result not in (0, NOT_READY):
             raise fakegpu.CudaError(call, result)
-        return result == 0
+        return result == 0 and time.monotonic() > self.blind_until
 
     def made(self, array, dtype, shape, device):
         """A tensor in memory of the GPU."""
