@@ -101,7 +101,7 @@ struct generation {
     uint32_t n_prompts;
 
     /* Of the submitter, before the first sequence; immutable then. */
-    uint64_t lora_revision; /* that all sequences use; 0 while none is known */
+    uint64_t lora_revision;  /* that all sequences use; 0 while none is known */
     struct adapter_use *use; /* owned by the submitter while it submits */
 
     struct ticket ticket; /* of app->generate */

@@ -34,8 +34,7 @@ int generation_parse_names(char **request_id, struct generation *g, const json_t
     if (body_str(&model, body, "", "model", e) != 0 ||
         body_str(&id, body, "", "request_id", e) != 0 ||
         body_str(&salt, body, "", "cache_salt", e) != 0 ||
-        body_str(&session, body, "", "session_id", e) != 0 ||
-        parse_model(g, model, e) != 0 ||
+        body_str(&session, body, "", "session_id", e) != 0 || parse_model(g, model, e) != 0 ||
         check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
         check_len(salt, "/cache_salt", GENERATION_CACHE_SALT_MAX, e) != 0)
         return -1;

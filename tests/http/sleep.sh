@@ -19,7 +19,7 @@ post 400 /v1/sleep '{"level": 3}'
 post 400 /v1/sleep '{"tags": ["scheduler"]}'
 same .error.param /tags/0
 post 400 /v1/wake '{"level": 1}'
-post 200 /v1/generate '{"token_ids": [40], "sampling_params": {"max_tokens": 900, "ignore_eos": true, "n": 64}}'
+post 200 /v1/generate '{"token_ids": [40], "sampling_params": {"max_tokens": 200, "ignore_eos": true, "n": 64}}'
 BEFORE=$(gauge process_resident_memory_bytes)
 post 200 /v1/sleep '{"tags": ["kv_cache"]}'
 same '.kv_cache + " " + .weights' 'released ready'

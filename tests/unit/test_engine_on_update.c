@@ -1,6 +1,6 @@
 /* The modes with the real model: the same bits as runs that saw no update. And the engine's thread,
  * which allocates nothing and frees nothing, whatever is asked of it and committed meanwhile. */
-#include "tests/unit/served_model.h"
+#include "tests/unit/lora_fixture.h"
 
 #include <stdatomic.h>
 
@@ -105,22 +105,36 @@ static void ask(struct served *s, struct job *j, uint32_t i)
         fail_msg("%s", e.msg);
 }
 
+/* Every other one uses the adapter, each a revision of its own, which nobody else keeps alive. */
+static void ask_adapted(struct served *s, struct adapters *set, struct job *j, uint32_t i)
+{
+    if (i % 2 == 0) {
+        (void)load(set, &s->cfg, "x", i % 4 == 0 ? "rslora" : "shout");
+        j->adapter = use_of(set, "x");
+    }
+    ask(s, j, i);
+    adapter_use_unref(j->adapter);
+    j->adapter = NULL;
+}
+
 static void test_the_engines_thread_allocates_nothing(void **state)
 {
     static const char *const steps[] = {"step-00000", "step-00100", "step-01500"};
     struct job first = {.on_tokens = begin_counting}, jobs[N_ASKED] = {{0}};
     uint32_t n_spans[3] = {0}, n_tokens = 0, unheard = 0;
+    struct adapters *set = registry(1 << 30);
     struct engine_stats stats;
     struct served s;
 
     (void)state;
-    serve(&s, 6, 24);
+    serve_adapters(&s, 6, 24, RANK_MAX);
     (void)push(&s, "", steps[0]);
+    (void)load(set, &s.cfg, "x", "shout");
     ask(&s, &first, 1);
     job_wait(&first);
     for (uint32_t i = 0; i < N_ASKED; i++) {
         jobs[i].dropped = i % 9 == 8; /* its output is the engine's to free */
-        ask(&s, &jobs[i], i);
+        ask_adapted(&s, set, &jobs[i], i);
     }
     s.en->ops->cancel(s.en, jobs[N_ASKED - 1].id);
     for (uint32_t i = 0; i < N_ASKED; i++) {
@@ -137,6 +151,7 @@ static void test_the_engines_thread_allocates_nothing(void **state)
     s.en->ops->stats(s.en, &stats);
     job_fini(&first);
     close_served(&s);
+    close_registry(set);
     print_message("%u tokens, spans %u %u %u, %llu made again\n", n_tokens, n_spans[0], n_spans[1],
                   n_spans[2], (unsigned long long)stats.n_recomputed_tokens);
     assert_true(n_tokens > 1000 && unheard == 4);

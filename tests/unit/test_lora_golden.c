@@ -1,73 +1,15 @@
 /* The embedded engine with adapters, over the fixture model: what peft computed in float32, the
  * same bits in every company, and what becomes of revisions that requests still use. */
-#include "tests/unit/served_model.h"
+#include "tests/unit/lora_fixture.h"
 
-#include "engine/embedded/adapter_file.h"
-
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 
-enum { CASES_MAX = 8, RANK_MAX = 64 };
+enum { CASES_MAX = 8 };
 static const double TOLERANCE = 1e-4;
 
 static const char *const kinds[] = {"shout", "rslora"};
 enum { N_KINDS = 2 };
-
-/* ---- loading ---- */
-
-static struct adapters *registry(uint64_t nbytes_max)
-{
-    static const char *const base[] = {"base", NULL};
-    struct adapters_config cfg = {
-        .n_max = 4, .rank_max = RANK_MAX, .nbytes_max = nbytes_max, .base_names = base};
-    struct adapters *set;
-    struct err e = {0};
-
-    assert_int_equal(adapters_new(&set, &cfg, &e), 0);
-    return set;
-}
-
-static struct adapters_outcome load(struct adapters *set, const struct model_config *model,
-                                    const char *name, const char *kind)
-{
-    struct adapter_spec spec = {.model = model, .rank_max = RANK_MAX, .nbytes_max = 1 << 30};
-    struct adapter_wait wait = {.deadline_us = clock_after_us(60000000)};
-    struct adapters_options options = {0};
-    struct adapters_outcome out;
-    struct adapters_load *l;
-    struct adapter *a;
-    char path[512];
-    struct adapter_dir dir = {.dirfd = AT_FDCWD, .path = path};
-    struct err e = {0};
-
-    (void)snprintf(path, sizeof path, MODEL_DIR "/adapters/%s", kind);
-    assert_int_equal(adapters_begin(set, name, &options, &l, &e), 0);
-    if (adapter_file_load(&a, NULL, &spec, &dir, NULL, &wait, &e) != 0)
-        fail_msg("%s", e.msg);
-    assert_int_equal(adapters_put(l, a, &out, &e), 0);
-    return out;
-}
-
-static struct adapter_use *use_of(struct adapters *set, const char *name)
-{
-    struct adapter_use *use;
-    struct err e = {0};
-
-    assert_int_equal(adapter_use_new(&use, set, name, &e), 0);
-    return use;
-}
-
-/* Those of a registry that nobody uses: the engine that used them has been freed. */
-static void close_registry(struct adapters *set)
-{
-    struct adapters_gauges g;
-
-    adapters_gauges(set, &g);
-    assert_int_equal(g.n_pinned_refs, 0);
-    assert_int_equal(g.n_older, 0);
-    adapters_free(set);
-}
 
 /* ---- golden ---- */
 
