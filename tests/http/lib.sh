@@ -11,6 +11,8 @@ WORK=$(mktemp --directory)
 SERVER_PID=
 SHM_FILES=()
 N_CHECKS=0
+TSAN_OPTIONS="suppressions=$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../tsan.supp ${TSAN_OPTIONS:-}"
+export TSAN_OPTIONS
 
 # shellcheck disable=SC2317  # called by the trap
 cleanup() {
