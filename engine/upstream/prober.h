@@ -1,0 +1,42 @@
+/* Asks every upstream, at an interval, who it is and what it serves, and while it is idle for one
+ * token; what it says, or does not, goes to the fleet. One that accepts and never answers is found
+ * so, and one that was restarted. */
+#ifndef BATON_ENGINE_UPSTREAM_PROBER_H
+#define BATON_ENGINE_UPSTREAM_PROBER_H
+
+#include "base/err.h"
+#include "base/loop.h"
+#include "engine/upstream/fleet.h"
+#include "engine/upstream/http.h"
+#include "engine/upstream/wire.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct prober;
+
+struct prober_cfg {
+    struct fleet *fleet; /* borrowed, and so are the next two; of one loop */
+    struct loop *loop;
+    struct http_client *client;
+    size_t n;
+    const struct http_target *const *targets; /* [n], borrowed */
+    const enum wire_dialect *dialects;        /* [n], borrowed */
+    uint64_t interval_us;                     /* between two questions to one upstream */
+    uint64_t timeout_us;                      /* of an answer */
+    unsigned token_every; /* which question is for a token, of an idle one; 0: none ever is */
+};
+
+/* prober_new - begins at once. Threads: the loop's, or any before loop_start.
+ * Errors: ERR_NO_MEMORY. */
+int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e);
+
+/* prober_tokens - may tokens be asked for? Not while the fleet is paused or asleep: none would
+ * come. Threads: any. */
+void prober_tokens(struct prober *p, bool on);
+
+/* prober_free - Accepts NULL. Threads: the loop's, or any when it has stopped. */
+void prober_free(struct prober *p);
+
+#endif

@@ -1,0 +1,503 @@
+/* One table for each dialect, a row for each operation. What the rows of a dialect cannot say is
+ * refused by the member that asks for it, never left out. */
+#include "engine/upstream/wire.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const dialect_names[WIRE_DIALECTS] = {"baton", "vllm", "sglang"};
+
+int wire_dialect_parse(enum wire_dialect *out, const char *name, const char *field, struct err *e)
+{
+    for (int d = 0; d < WIRE_DIALECTS; d++) {
+        if (strcmp(name, dialect_names[d]) != 0)
+            continue;
+        *out = (enum wire_dialect)d;
+        return 0;
+    }
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is none of baton, vllm, sglang", name);
+}
+
+const char *wire_dialect_name(enum wire_dialect d)
+{
+    return dialect_names[d];
+}
+
+bool wire_is_two_phase(enum wire_dialect d)
+{
+    return d == WIRE_BATON;
+}
+
+void wire_request_fini(struct wire_request *r)
+{
+    free(r->body);
+    memset(r, 0, sizeof *r);
+}
+
+/* pieces */
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
+}
+
+static int set_path(struct wire_request *out, const char *method, const char *path)
+{
+    out->method = method;
+    (void)snprintf(out->path, sizeof out->path, "%s", path);
+    return 0;
+}
+
+/* Steals body; NULL: building it ran out of memory. */
+static int set_body(struct wire_request *out, const char *path, json_t *body, struct err *e)
+{
+    if (body != NULL)
+        out->body = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(body);
+    if (out->body == NULL)
+        return no_memory(e);
+    out->body_len = strlen(out->body);
+    return set_path(out, "POST", path);
+}
+
+/* A new object with those members of `from`; pairs {ours, theirs} up to a NULL. */
+struct pair {
+    const char *ours, *theirs;
+};
+
+static json_t *pick(const json_t *from, const struct pair *pairs)
+{
+    json_t *to = json_object();
+
+    for (; to != NULL && pairs->ours != NULL; pairs++) {
+        json_t *value = json_object_get(from, pairs->ours);
+
+        if (value == NULL || json_is_null(value))
+            continue;
+        if (json_object_set(to, pairs->theirs, value) != 0) {
+            json_decref(to);
+            return NULL;
+        }
+    }
+    return to;
+}
+
+static bool given(const json_t *native, const char *member)
+{
+    const json_t *value = json_object_get(native, member);
+
+    return value != NULL && !json_is_null(value);
+}
+
+static const char *text_of(const json_t *native, const char *member, const char *otherwise)
+{
+    const json_t *value = json_object_get(native, member);
+
+    return json_is_string(value) ? json_string_value(value) : otherwise;
+}
+
+/* Members that this dialect has no words for; up to a NULL. */
+static int refuse_given(const json_t *native, const char *const *members, const char *dialect,
+                        struct err *e)
+{
+    char field[64];
+
+    for (; *members != NULL; members++) {
+        if (!given(native, *members))
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", *members);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s upstreams know nothing of %s", dialect,
+                       *members);
+    }
+    return 0;
+}
+
+/* baton: our own words, with its own update's id and rank */
+
+static const struct {
+    const char *method, *path;
+    bool has_body;
+} baton_rows[WIRE_OPS] = {
+    [WIRE_INIT] = {"POST", "/v1/weight_transfer/init", true},
+    [WIRE_LEAVE] = {"DELETE", "/v1/weight_transfer", false},
+    [WIRE_START] = {"POST", "/v1/update_weights/start", true},
+    [WIRE_UPDATE] = {"POST", "/v1/update_weights", true},
+    [WIRE_VERIFY] = {"POST", "/v1/update_weights/verify", true},
+    [WIRE_FINISH] = {"POST", "/v1/update_weights/finish", true},
+    [WIRE_ABORT] = {"POST", "/v1/update_weights/abort", true},
+    [WIRE_PAUSE] = {"POST", "/v1/pause", true},
+    [WIRE_RESUME] = {"POST", "/v1/resume", false},
+    [WIRE_SLEEP] = {"POST", "/v1/sleep", true},
+    [WIRE_WAKE] = {"POST", "/v1/wake", true},
+    [WIRE_RESET_CACHE] = {"POST", "/v1/reset_cache", false},
+    [WIRE_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
+    [WIRE_LORA_LOAD] = {"POST", "/v1/load_lora_adapter", true},
+    [WIRE_LORA_UNLOAD] = {"POST", "/v1/unload_lora_adapter", true},
+};
+
+static int set_text(json_t *body, const char *member, const char *text)
+{
+    return json_object_set_new(body, member, json_string(text));
+}
+
+static int make_baton(struct wire_request *out, enum wire_op op, const json_t *native,
+                      const struct wire_about *about, struct err *e)
+{
+    json_t *body;
+
+    if (!baton_rows[op].has_body)
+        return set_path(out, baton_rows[op].method, baton_rows[op].path);
+    body = json_copy((json_t *)(uintptr_t)native);
+    if (body == NULL)
+        return no_memory(e);
+    if ((about->update_id != NULL && set_text(body, "update_id", about->update_id) != 0) ||
+        (about->has_rank_offset &&
+         json_object_set_new(body, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
+             0)) {
+        json_decref(body);
+        return no_memory(e);
+    }
+    return set_body(out, baton_rows[op].path, body, e);
+}
+
+/* What goes into a path is a word of ours, or nothing. */
+static int check_word(const char *word, const char *const *words, const char *field, struct err *e)
+{
+    for (size_t i = 0; words[i] != NULL; i++)
+        if (strcmp(words[i], word) == 0)
+            return 0;
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not known here", word);
+}
+
+static const char *const pause_modes[] = {"keep", "wait", "abort", NULL};
+
+/* vllm */
+
+static int vllm_init(struct wire_request *out, const json_t *native, const struct wire_about *about,
+                     struct err *e)
+{
+    static const struct pair pairs[] = {{"master_address", "master_address"},
+                                        {"master_port", "master_port"},
+                                        {"world_size", "world_size"},
+                                        {"rank_offset", "rank_offset"},
+                                        {0}};
+    static const char *const unknown[] = {"nccl_unique_id", "group_name", NULL};
+    json_t *info;
+
+    if (refuse_given(native, unknown, "vllm", e) != 0)
+        return -1;
+    info = pick(native, pairs);
+    if (info == NULL || (about->has_rank_offset &&
+                         json_object_set_new(info, "rank_offset",
+                                             json_integer((json_int_t)about->rank_offset)) != 0)) {
+        json_decref(info);
+        return no_memory(e);
+    }
+    return set_body(out, "/init_weight_transfer_engine", json_pack("{s:o}", "init_info", info), e);
+}
+
+static int vllm_start(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const char *const unknown[] = {"partial", "convert", NULL};
+
+    if (refuse_given(native, unknown, "vllm", e) != 0)
+        return -1;
+    return set_body(out, "/start_weight_update", json_pack("{s:b}", "is_checkpoint_format", 1), e);
+}
+
+static int vllm_update(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const struct pair pairs[] = {{"names", "names"},
+                                        {"dtypes", "dtype_names"},
+                                        {"dtype_names", "dtype_names"},
+                                        {"shapes", "shapes"},
+                                        {"packed", "packed"},
+                                        {"tensor_sizes", "tensor_sizes"},
+                                        {"bucket_nbytes", "packed_buffer_size_bytes"},
+                                        {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+                                        {"ipc_handles_pickled", "ipc_handles_pickled"},
+                                        {0}};
+    static const char *const unknown[] = {"shm",     "path",    "ipc_handles", "buckets",
+                                          "plan_id", "per_gpu", "checksums",   NULL};
+    json_t *info;
+
+    if (refuse_given(native, unknown, "vllm", e) != 0)
+        return -1;
+    info = pick(native, pairs);
+    return set_body(out, "/update_weights",
+                    info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
+}
+
+static int vllm_finish(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const struct pair pairs[] = {{"weight_version", "weight_version"}, {0}};
+    static const char *const unknown[] = {"checksums", NULL};
+
+    if (refuse_given(native, unknown, "vllm", e) != 0)
+        return -1;
+    return set_body(out, "/finish_weight_update", pick(native, pairs), e);
+}
+
+static int vllm_pause(struct wire_request *out, const json_t *native, struct err *e)
+{
+    const char *mode = text_of(native, "mode", "keep");
+
+    if (check_word(mode, pause_modes, "/mode", e) != 0)
+        return -1;
+    (void)set_path(out, "POST", "");
+    (void)snprintf(out->path, sizeof out->path, "/pause?mode=%s&clear_cache=false", mode);
+    return 0;
+}
+
+static int vllm_sleep(struct wire_request *out, const json_t *native)
+{
+    const json_t *level = json_object_get(native, "level");
+
+    (void)set_path(out, "POST", "");
+    (void)snprintf(out->path, sizeof out->path, "/sleep?level=%" JSON_INTEGER_FORMAT,
+                   json_is_integer(level) ? json_integer_value(level) : 1);
+    return 0;
+}
+
+static int vllm_wake(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const char *const known[] = {"weights", "kv_cache", NULL};
+    const json_t *tags = json_object_get(native, "tags"), *tag;
+    size_t i, len = (size_t)snprintf(out->path, sizeof out->path, "/wake_up");
+
+    out->method = "POST";
+    if (json_array_size(tags) > 2)
+        return err_set(e, ERR_BAD_REQUEST, "/tags", "there are two tags: weights, kv_cache");
+    json_array_foreach(tags, i, tag)
+    {
+        const char *word = json_is_string(tag) ? json_string_value(tag) : "";
+
+        if (check_word(word, known, "/tags", e) != 0)
+            return -1;
+        len += (size_t)snprintf(out->path + len, sizeof out->path - len, "%ctags=%s",
+                                i == 0 ? '?' : '&', word);
+    }
+    return 0;
+}
+
+static int lora_load(struct wire_request *out, const char *path, const char *dialect,
+                     const json_t *native, bool in_place, struct err *e)
+{
+    static const struct pair pairs[] = {
+        {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {0}};
+    json_t *body;
+
+    if (!given(native, "lora_path"))
+        return err_set(e, ERR_BAD_REQUEST, "/lora_path",
+                       "%s upstreams take adapters from a directory only: send lora_path", dialect);
+    body = pick(native, pairs);
+    if (body != NULL && in_place && json_object_set_new(body, "load_inplace", json_true()) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
+    return set_body(out, path, body, e);
+}
+
+static int lora_unload(struct wire_request *out, const char *path, const json_t *native,
+                       struct err *e)
+{
+    static const struct pair pairs[] = {{"lora_name", "lora_name"}, {0}};
+
+    return set_body(out, path, pick(native, pairs), e);
+}
+
+static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *native,
+                     const struct wire_about *about, struct err *e)
+{
+    static const struct pair ids[] = {{"request_ids", "request_ids"}, {0}};
+
+    switch (op) {
+    case WIRE_INIT:
+        return vllm_init(out, native, about, e);
+    case WIRE_START:
+        return vllm_start(out, native, e);
+    case WIRE_UPDATE:
+        return vllm_update(out, native, e);
+    case WIRE_FINISH:
+        return vllm_finish(out, native, e);
+    case WIRE_PAUSE:
+        return vllm_pause(out, native, e);
+    case WIRE_RESUME:
+        return set_path(out, "POST", "/resume");
+    case WIRE_SLEEP:
+        return vllm_sleep(out, native);
+    case WIRE_WAKE:
+        return vllm_wake(out, native, e);
+    case WIRE_RESET_CACHE:
+        return set_path(out, "POST", "/reset_prefix_cache");
+    case WIRE_ABORT_REQUESTS:
+        return set_body(out, "/abort_requests", pick(native, ids), e);
+    case WIRE_LORA_LOAD:
+        return lora_load(out, "/v1/load_lora_adapter", "vllm", native, true, e);
+    case WIRE_LORA_UNLOAD:
+        return lora_unload(out, "/v1/unload_lora_adapter", native, e);
+    default: /* it has no group to leave, proves nothing, and aborts nothing */
+        return 0;
+    }
+}
+
+/* sglang */
+
+static int sglang_init(struct wire_request *out, const json_t *native,
+                       const struct wire_about *about, struct err *e)
+{
+    static const struct pair pairs[] = {
+        {"master_address", "master_address"}, {"master_port", "master_port"},
+        {"world_size", "world_size"},         {"rank_offset", "rank_offset"},
+        {"group_name", "group_name"},         {0}};
+    static const char *const unknown[] = {"nccl_unique_id", NULL};
+    json_t *body;
+
+    if (refuse_given(native, unknown, "sglang", e) != 0)
+        return -1;
+    body = pick(native, pairs);
+    if (body == NULL || set_text(body, "backend", "nccl") != 0 ||
+        (about->has_rank_offset &&
+         json_object_set_new(body, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
+             0)) {
+        json_decref(body);
+        return no_memory(e);
+    }
+    return set_body(out, "/init_weights_update_group", body, e);
+}
+
+static int sglang_from_disk(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const struct pair pairs[] = {
+        {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
+
+    return set_body(out, "/update_weights_from_disk", pick(native, pairs), e);
+}
+
+static int sglang_update(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const struct pair pairs[] = {{"names", "names"},
+                                        {"dtypes", "dtypes"},
+                                        {"dtype_names", "dtypes"},
+                                        {"shapes", "shapes"},
+                                        {"group_name", "group_name"},
+                                        {"weight_version", "weight_version"},
+                                        {0}};
+    static const char *const unknown[] = {
+        "shm",       "ipc_handles",   "ipc_handles_pickled",      "buckets", "plan_id", "per_gpu",
+        "checksums", "bucket_nbytes", "packed_buffer_size_bytes", NULL};
+    json_t *body;
+
+    if (refuse_given(native, unknown, "sglang", e) != 0)
+        return -1;
+    if (given(native, "path"))
+        return sglang_from_disk(out, native, e);
+    if (json_is_true(json_object_get(native, "packed")))
+        return err_set(e, ERR_BAD_REQUEST, "/packed",
+                       "sglang upstreams receive one broadcast for each tensor, not packed ones");
+    body = pick(native, pairs);
+    if (body != NULL && json_object_set_new(body, "flush_cache", json_false()) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
+    return set_body(out, "/update_weights_from_distributed", body, e);
+}
+
+/* Its updates have no end of their own; what is left is the name. */
+static int sglang_finish(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const char *const unknown[] = {"checksums", NULL};
+
+    if (refuse_given(native, unknown, "sglang", e) != 0)
+        return -1;
+    if (!given(native, "weight_version"))
+        return 0;
+    return set_body(out, "/update_weight_version",
+                    json_pack("{s:s, s:b}", "new_version", text_of(native, "weight_version", ""),
+                              "abort_all_requests", 0),
+                    e);
+}
+
+/* It cannot wait for what runs; what is frozen goes on. */
+static int sglang_pause(struct wire_request *out, const json_t *native, struct err *e)
+{
+    const char *mode = text_of(native, "mode", "keep");
+
+    if (check_word(mode, pause_modes, "/mode", e) != 0)
+        return -1;
+    if (strcmp(mode, "wait") == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/mode",
+                       "sglang upstreams cannot wait for what runs: pause with keep or abort");
+    return set_body(out, "/pause_generation",
+                    json_pack("{s:s}", "mode", strcmp(mode, "keep") == 0 ? "in_place" : "abort"),
+                    e);
+}
+
+static int sglang_memory(struct wire_request *out, const char *path, const json_t *native,
+                         struct err *e)
+{
+    static const struct pair pairs[] = {{"tags", "tags"}, {0}};
+
+    return set_body(out, path, pick(native, pairs), e);
+}
+
+static int sglang_abort_requests(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const char *const unknown[] = {"request_ids", NULL};
+
+    if (refuse_given(native, unknown, "sglang", e) != 0)
+        return -1;
+    return set_body(out, "/abort_request", json_pack("{s:b}", "abort_all", 1), e);
+}
+
+static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *native,
+                       const struct wire_about *about, struct err *e)
+{
+    switch (op) {
+    case WIRE_INIT:
+        return sglang_init(out, native, about, e);
+    case WIRE_LEAVE:
+        return set_body(out, "/destroy_weights_update_group", json_object(), e);
+    case WIRE_UPDATE:
+        return sglang_update(out, native, e);
+    case WIRE_FINISH:
+        return sglang_finish(out, native, e);
+    case WIRE_PAUSE:
+        return sglang_pause(out, native, e);
+    case WIRE_RESUME:
+        return set_body(out, "/continue_generation", json_object(), e);
+    case WIRE_SLEEP:
+        return sglang_memory(out, "/release_memory_occupation", native, e);
+    case WIRE_WAKE:
+        return sglang_memory(out, "/resume_memory_occupation", native, e);
+    case WIRE_RESET_CACHE:
+        return set_body(out, "/flush_cache", json_object(), e);
+    case WIRE_ABORT_REQUESTS:
+        return sglang_abort_requests(out, native, e);
+    case WIRE_LORA_LOAD:
+        return lora_load(out, "/load_lora_adapter", "sglang", native, false, e);
+    case WIRE_LORA_UNLOAD:
+        return lora_unload(out, "/unload_lora_adapter", native, e);
+    default: /* it has no start, proves nothing, and aborts nothing */
+        return 0;
+    }
+}
+
+int wire_make(struct wire_request *out, enum wire_dialect d, enum wire_op op, const json_t *native,
+              const struct wire_about *about, struct err *e)
+{
+    static int (*const make[WIRE_DIALECTS])(struct wire_request *, enum wire_op, const json_t *,
+                                            const struct wire_about *,
+                                            struct err *) = {make_baton, make_vllm, make_sglang};
+    struct wire_request made = {0};
+
+    if (make[d](&made, op, native, about, e) != 0) {
+        wire_request_fini(&made);
+        memset(out, 0, sizeof *out);
+        return -1;
+    }
+    *out = made;
+    return 0;
+}

@@ -1,0 +1,95 @@
+/* Our operations in the words of an upstream: which request asks it for what, and how its answers
+ * read. Tables and JSON only; nothing is sent here. */
+#ifndef BATON_ENGINE_UPSTREAM_WIRE_H
+#define BATON_ENGINE_UPSTREAM_WIRE_H
+
+#include "base/err.h"
+#include "engine/upstream/fleet.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum wire_dialect { WIRE_BATON, WIRE_VLLM, WIRE_SGLANG, WIRE_DIALECTS };
+
+/* wire_dialect_parse - "baton", "vllm", "sglang". Errors: ERR_BAD_REQUEST at `field`. */
+int wire_dialect_parse(enum wire_dialect *out, const char *name, const char *field, struct err *e);
+const char *wire_dialect_name(enum wire_dialect d);
+
+enum wire_op {
+    WIRE_INIT,
+    WIRE_LEAVE, /* the group with the trainer */
+    WIRE_START,
+    WIRE_UPDATE,
+    WIRE_VERIFY,
+    WIRE_FINISH,
+    WIRE_ABORT,
+    WIRE_PAUSE,
+    WIRE_RESUME,
+    WIRE_SLEEP,
+    WIRE_WAKE,
+    WIRE_RESET_CACHE,
+    WIRE_ABORT_REQUESTS,
+    WIRE_LORA_LOAD,
+    WIRE_LORA_UNLOAD,
+    WIRE_OPS
+};
+
+/* What differs from upstream to upstream in one operation. */
+struct wire_about {
+    const char *update_id; /* the upstream's own, of its start; NULL: none */
+    bool has_rank_offset;
+    uint64_t rank_offset; /* of its first rank in the trainer's group */
+};
+
+enum { WIRE_PATH_MAX = 256 };
+
+struct wire_request {
+    const char *method; /* static; NULL: this dialect needs nothing sent for it */
+    char path[WIRE_PATH_MAX];
+    char *body; /* owned, NUL behind it; NULL: none */
+    size_t body_len;
+};
+void wire_request_fini(struct wire_request *r); /* accepts a zeroed one */
+
+/* wire_make - the request for one upstream.
+ * @native  borrowed; the body that our own route takes for it
+ * Errors: ERR_BAD_REQUEST at the member that this dialect has no words for; ERR_NO_MEMORY.
+ *         *out is empty then. */
+int wire_make(struct wire_request *out, enum wire_dialect d, enum wire_op op, const json_t *native,
+              const struct wire_about *about, struct err *e);
+
+/* wire_is_two_phase - can it prove an update without serving it? Where not, every byte that comes
+ * changes what it serves. */
+bool wire_is_two_phase(enum wire_dialect d);
+
+/* What is asked of it about itself. */
+enum wire_question {
+    WIRE_WHO,   /* the process, and the version that it serves */
+    WIRE_RANKS, /* how many ranks it is in a trainer's group */
+    WIRE_TOKEN, /* one token: does it still generate? */
+    WIRE_QUESTIONS
+};
+
+/* wire_ask - the request of a question. Errors: ERR_NO_MEMORY. */
+int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e);
+
+/* wire_read_who - what an answer of status 200 to WIRE_WHO says.
+ * @text  not NUL-terminated. An answer that says nothing leaves *out empty. */
+void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *text, size_t len);
+
+/* wire_read_ranks - of WIRE_RANKS. Errors: ERR_UNREADABLE: it does not say. */
+int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t len,
+                    struct err *e);
+
+/* wire_read_update_id - of an answer to WIRE_START of a baton. Errors: ERR_UNREADABLE. */
+enum { WIRE_UPDATE_ID_MAX = 40 };
+int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,
+                        struct err *e);
+
+/* wire_read_error - the message of an answer that is no success: as each of the three says it, or
+ * the beginning of its text. @out  of at least 2 bytes; "" when it is empty */
+void wire_read_error(char *out, size_t cap, const char *text, size_t len);
+
+#endif

@@ -1,0 +1,151 @@
+/* Questions about itself that an upstream is asked, and how its answers read. */
+#include "engine/upstream/wire.h"
+
+#include "base/utf8.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
+    [WIRE_BATON] = {"/v1/status", "/v1/status", "/v1/completions"},
+    [WIRE_VLLM] = {"/metrics", "/get_world_size", "/v1/completions"},
+    [WIRE_SGLANG] = {"/get_weight_version", "/get_server_info", "/v1/completions"},
+};
+
+int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e)
+{
+    static const char one_token[] =
+        "{\"prompt\":[0],\"max_tokens\":1,\"temperature\":0}"; /* every vocabulary has it */
+    struct wire_request made = {.method = q == WIRE_TOKEN ? "POST" : "GET"};
+
+    (void)snprintf(made.path, sizeof made.path, "%s", paths[d][q]);
+    if (q == WIRE_TOKEN) {
+        made.body = strdup(one_token);
+        if (made.body == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
+        made.body_len = sizeof one_token - 1;
+    }
+    *out = made;
+    return 0;
+}
+
+static void copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value)
+{
+    if (json_is_string(value))
+        (void)snprintf(out, FLEET_LABEL_MAX + 1, "%s", json_string_value(value));
+}
+
+static void who_baton(struct upstream_saw *out, const json_t *status)
+{
+    copy_text(out->process, json_object_get(status, "boot_id"));
+    copy_text(out->label, json_object_get(json_object_get(status, "weights"), "weight_version"));
+}
+
+/* What Python's client of Prometheus says of every process: when it began. */
+static void who_vllm(struct upstream_saw *out, const char *text, size_t len)
+{
+    static const char name[] = "\nprocess_start_time_seconds ";
+    const char *at = memmem(text, len, name, sizeof name - 1), *end;
+
+    if (at == NULL)
+        return;
+    at += sizeof name - 1;
+    end = memchr(at, '\n', len - (size_t)(at - text));
+    if (end != NULL && end - at <= FLEET_LABEL_MAX)
+        (void)snprintf(out->process, sizeof out->process, "%.*s", (int)(end - at), at);
+}
+
+void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *text, size_t len)
+{
+    json_t *answer;
+
+    memset(out, 0, sizeof *out);
+    if (d == WIRE_VLLM) {
+        who_vllm(out, text, len);
+        return;
+    }
+    answer = json_loadb(text, len, 0, NULL);
+    if (d == WIRE_BATON)
+        who_baton(out, answer);
+    else
+        copy_text(out->label, json_object_get(answer, "weight_version"));
+    json_decref(answer);
+}
+
+static uint64_t positive(const json_t *value)
+{
+    json_int_t n = json_is_integer(value) ? json_integer_value(value) : 0;
+
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+static uint64_t ranks_of(enum wire_dialect d, const json_t *answer)
+{
+    const json_t *cuda = json_object_get(answer, "cuda");
+    uint64_t tp, pp, dp;
+
+    if (d == WIRE_BATON)
+        return json_array_size(json_object_get(cuda, "ranks"));
+    if (d == WIRE_VLLM)
+        return positive(json_object_get(answer, "world_size"));
+    tp = positive(json_object_get(answer, "tp_size"));
+    pp = positive(json_object_get(answer, "pp_size"));
+    dp = positive(json_object_get(answer, "dp_size"));
+    return tp * (pp > 0 ? pp : 1) * (dp > 0 ? dp : 1);
+}
+
+int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t len, struct err *e)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+    uint64_t n = ranks_of(d, answer);
+
+    json_decref(answer);
+    if (n == 0)
+        return err_set(e, ERR_UNREADABLE, "", "its answer to %s does not say how many ranks it is",
+                       paths[d][WIRE_RANKS]);
+    *out = n;
+    return 0;
+}
+
+int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,
+                        struct err *e)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+    const char *id = json_string_value(json_object_get(answer, "update_id"));
+    bool good = id != NULL && id[0] != '\0' && strlen(id) <= WIRE_UPDATE_ID_MAX;
+
+    if (good)
+        (void)snprintf(out, WIRE_UPDATE_ID_MAX + 1, "%s", id);
+    json_decref(answer);
+    return good ? 0 : err_set(e, ERR_UNREADABLE, "", "its answer to start has no update_id");
+}
+
+/* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}. */
+static const char *message_of(const json_t *answer)
+{
+    static const char *const members[] = {"message", "detail", "error_message"};
+    const json_t *error = json_object_get(answer, "error");
+    const char *text = json_is_object(error) ? json_string_value(json_object_get(error, "message"))
+                                             : json_string_value(error);
+
+    for (size_t i = 0; text == NULL && i < sizeof members / sizeof members[0]; i++)
+        text = json_string_value(json_object_get(answer, members[i]));
+    return text;
+}
+
+void wire_read_error(char *out, size_t cap, const char *text, size_t len)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+    const char *said = message_of(answer);
+
+    if (said != NULL)
+        (void)snprintf(out, cap, "%s", said);
+    else
+        (void)snprintf(out, cap, "%.*s", (int)(len < cap ? len : cap - 1), text);
+    json_decref(answer);
+    for (char *c = out; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20)
+            *c = ' ';
+    (void)utf8_clean(out);
+}

@@ -1,0 +1,469 @@
+/* Which upstream gets the next request, and which gets none. */
+#include "engine/upstream/fleet.h"
+
+#include "base/mtx.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 4, PERMITS = 3, QUEUE = 5, NOBODY = 999 };
+
+static size_t left[N]; /* how often each was said to have left rotation */
+
+static void on_left(void *arg, size_t upstream)
+{
+    (void)arg;
+    mtx_assert_none();
+    left[upstream]++;
+}
+
+static struct fleet *fleet_of(size_t n)
+{
+    struct fleet_cfg cfg = {.n_upstreams = n,
+                            .n_permits = {PERMITS, 1},
+                            .n_queue_max = {QUEUE, QUEUE},
+                            .min_ready = 2,
+                            .left = on_left};
+    struct fleet *f = NULL;
+    struct err e = {0};
+
+    memset(left, 0, sizeof left);
+    assert_int_equal(fleet_new(&f, &cfg, &e), 0);
+    return f;
+}
+
+static void hear(struct fleet *f, size_t i, const char *process, const char *label)
+{
+    struct upstream_saw saw = {{0}, {0}};
+
+    (void)snprintf(saw.process, sizeof saw.process, "%s", process);
+    (void)snprintf(saw.label, sizeof saw.label, "%s", label);
+    fleet_heard(f, i, &saw);
+}
+
+static struct fleet *fleet_alive(size_t n)
+{
+    struct fleet *f = fleet_of(n);
+
+    for (size_t i = 0; i < n; i++)
+        hear(f, i, "p", "");
+    return f;
+}
+
+static void miss(struct fleet *f, size_t i, bool refused)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_INTERNAL, "", "nobody is there");
+    fleet_missed(f, i, refused, &why);
+}
+
+struct asker {
+    struct fleet_ticket ticket;
+    size_t got;
+    int n_granted;
+};
+
+static void on_granted(void *arg, size_t upstream)
+{
+    struct asker *a = arg;
+
+    mtx_assert_none();
+    a->got = upstream;
+    a->n_granted++;
+}
+
+static void make_asker(struct asker *a, const char *session)
+{
+    *a = (struct asker){.got = NOBODY};
+    a->ticket = (struct fleet_ticket){.lane = FLEET_GENERATE,
+                                      .affinity = fleet_affinity(session),
+                                      .granted = on_granted,
+                                      .arg = a};
+}
+
+static size_t enter(struct fleet *f, struct asker *a, const char *session)
+{
+    struct err e = {0};
+
+    make_asker(a, session);
+    assert_int_equal(fleet_enter(f, &a->ticket, &e), 0);
+    return a->got;
+}
+
+static const char *state(struct fleet *f, size_t i)
+{
+    struct upstream_info info;
+
+    fleet_info(f, i, &info);
+    return info.state;
+}
+
+static void test_nobody_serves_until_one_answers(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    struct fleet_stats s;
+    struct asker a;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    make_asker(&a, "");
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UNSYNCED);
+    assert_string_equal(state(f, 0), "unknown");
+    hear(f, 1, "p", "");
+    assert_int_equal(enter(f, &a, ""), 1);
+    fleet_stats(f, &s);
+    assert_false(s.ready);
+    hear(f, 0, "p", "");
+    fleet_stats(f, &s);
+    assert_true(s.ready);
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+static void test_the_least_loaded_is_next_and_equals_take_turns(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct asker a[N * PERMITS];
+    size_t n_each[N] = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < N * PERMITS; i++) {
+        n_each[enter(f, &a[i], "")]++;
+        for (size_t k = 0; k < N; k++)
+            assert_in_range(n_each[k], (i + 1) / N, (i + 1) / N + 1);
+    }
+    for (size_t i = 0; i < N * PERMITS; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+static void test_a_full_fleet_queues_in_order_and_then_refuses(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a[PERMITS + QUEUE], more;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < PERMITS + QUEUE; i++)
+        assert_int_equal(enter(f, &a[i], ""), i < PERMITS ? 0 : NOBODY);
+    make_asker(&more, "");
+    assert_int_equal(fleet_enter(f, &more.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    assert_true(fleet_cancel(f, &a[PERMITS].ticket));
+    assert_false(fleet_cancel(f, &a[0].ticket));
+    for (size_t i = 0; i < PERMITS + QUEUE; i++) {
+        if (i == PERMITS)
+            continue;
+        assert_int_equal(a[i].n_granted, 1);
+        fleet_leave(f, &a[i].ticket);
+    }
+    fleet_free(f);
+}
+
+static void test_lanes_have_permits_of_their_own(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a[PERMITS], text;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < PERMITS; i++)
+        (void)enter(f, &a[i], "");
+    make_asker(&text, "");
+    text.ticket.lane = FLEET_TEXT;
+    assert_int_equal(fleet_enter(f, &text.ticket, &e), 0);
+    assert_int_equal(text.got, 0);
+    fleet_leave(f, &text.ticket);
+    for (size_t i = 0; i < PERMITS; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct asker a, busy[2];
+    char session[16];
+    size_t moved = 0, n_each[N] = {0};
+
+    (void)cmocka_state;
+    for (int i = 0; i < 200; i++) {
+        size_t first;
+
+        (void)snprintf(session, sizeof session, "s-%d", i);
+        first = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        n_each[first]++;
+        assert_int_equal(enter(f, &a, session), first);
+        fleet_leave(f, &a.ticket);
+    }
+    for (size_t k = 0; k < N; k++)
+        assert_in_range(n_each[k], 25, 85);
+    /* Without one of them, only its own sessions move. */
+    for (int i = 0; i < 200; i++) {
+        size_t first, then;
+
+        (void)snprintf(session, sizeof session, "s-%d", i);
+        first = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        miss(f, 2, true);
+        then = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        assert_true(first == 2 || then == first);
+        moved += first != then;
+        hear(f, 2, "p", "");
+    }
+    assert_int_equal(moved, n_each[2]);
+    /* Two at once of one session: the second would be more than a share. */
+    assert_int_not_equal(enter(f, &busy[0], "s-1"), enter(f, &busy[1], "s-1"));
+    fleet_leave(f, &busy[0].ticket);
+    fleet_leave(f, &busy[1].ticket);
+    fleet_free(f);
+}
+
+static void test_what_failed_is_avoided_if_there_is_another(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct asker a;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < 4; i++) {
+        make_asker(&a, "");
+        a.ticket.avoid_one = true;
+        a.ticket.avoid = 1;
+        assert_int_equal(fleet_enter(f, &a.ticket, &e), 0);
+        assert_int_equal(a.got, 0);
+        fleet_leave(f, &a.ticket);
+    }
+    miss(f, 0, true);
+    make_asker(&a, "");
+    a.ticket.avoid_one = true;
+    a.ticket.avoid = 1;
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), 0);
+    assert_int_equal(a.got, 1);
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+static void test_misses_take_it_out_and_an_answer_brings_it_back(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a[PERMITS + 1];
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < PERMITS + 1; i++)
+        (void)enter(f, &a[i], "");
+    for (int i = 0; i < FLEET_MISSES_DOWN; i++) {
+        assert_string_equal(state(f, 0), "serving");
+        miss(f, 0, false);
+    }
+    assert_string_equal(state(f, 0), "down");
+    assert_int_equal(left[0], 1);
+    fleet_leave(f, &a[0].ticket); /* room, but nobody to give it to */
+    assert_int_equal(a[PERMITS].n_granted, 0);
+    hear(f, 0, "p", "");
+    assert_string_equal(state(f, 0), "serving");
+    assert_int_equal(a[PERMITS].n_granted, 1);
+    for (size_t i = 1; i < PERMITS + 1; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmocka_state)
+{
+    const bool all[2] = {true, true};
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    hear(f, 0, "p2", "");
+    assert_string_equal(state(f, 0), "serving"); /* what it began with is what all began with */
+    assert_int_equal(fleet_committed(f, "step-1", all), 1);
+    hear(f, 0, "p2", "step-1");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "p3", "step-1");
+    assert_string_equal(state(f, 0), "unsynced");
+    assert_int_equal(left[0], 1);
+    hear(f, 1, "p", "other");
+    assert_string_equal(state(f, 1), "unsynced");
+    assert_int_equal(fleet_committed(f, "step-2", all), 2);
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "serving");
+    /* Who does not name its process is not trusted once it was away. */
+    hear(f, 1, "", "");
+    assert_string_equal(state(f, 1), "serving");
+    miss(f, 1, true);
+    hear(f, 1, "", "");
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_free(f);
+}
+
+static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_state)
+{
+    const bool first[2] = {true, false}, both[2] = {true, true};
+    struct fleet *f = fleet_alive(2);
+    struct err why = {0}, e = {0};
+
+    (void)cmocka_state;
+    (void)err_set(&why, ERR_ENGINE, "", "it answered 500 in mid-update");
+    fleet_fence(f, 1, &why);
+    assert_string_equal(state(f, 1), "fenced");
+    assert_int_equal(fleet_resync(f, 1, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "fenced");
+    (void)fleet_committed(f, "a", first);
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "fenced");
+    (void)fleet_committed(f, "b", both);
+    assert_string_equal(state(f, 1), "serving");
+    (void)fleet_committed(f, "c", first);
+    assert_string_equal(state(f, 1), "unsynced");
+    err_clear(&e);
+    assert_int_equal(fleet_resync(f, 1, &e), 0);
+    assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
+static void test_a_closed_fleet_takes_nothing_new(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    fleet_close(f);
+    make_asker(&a, "");
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_DRAINING);
+    fleet_free(f);
+}
+
+/* One step of a long walk, after which what must always hold is looked at. */
+struct walk {
+    struct fleet *f;
+    struct asker a[32];
+    bool in[32]; /* entered and not left */
+    uint32_t seed;
+};
+
+static uint32_t draw(struct walk *w, uint32_t n)
+{
+    w->seed = w->seed * 1664525 + 1013904223;
+    return (w->seed >> 16) % n;
+}
+
+static void move_ticket(struct walk *w)
+{
+    static const char *const sessions[] = {"", "x", "y", "z"};
+    uint32_t k = draw(w, 32);
+    struct err e = {0};
+
+    if (!w->in[k]) {
+        make_asker(&w->a[k], sessions[draw(w, 4)]);
+        w->in[k] = fleet_enter(w->f, &w->a[k].ticket, &e) == 0;
+    } else if (w->a[k].n_granted > 0) {
+        fleet_leave(w->f, &w->a[k].ticket);
+        w->in[k] = false;
+    } else {
+        assert_true(fleet_cancel(w->f, &w->a[k].ticket));
+        w->in[k] = false;
+    }
+}
+
+static void move_upstream(struct walk *w)
+{
+    static const char *const processes[] = {"p", "p", "p", "q", ""};
+    bool done[N];
+    uint32_t i = draw(w, N), what = draw(w, 8);
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_ENGINE, "", "so it goes");
+    for (size_t k = 0; k < N; k++)
+        done[k] = draw(w, 4) != 0;
+    if (what < 4)
+        hear(w->f, i, processes[draw(w, 5)], "");
+    else if (what < 6)
+        miss(w->f, i, draw(w, 2) == 0);
+    else if (what == 6)
+        fleet_fence(w->f, i, &why);
+    else
+        (void)fleet_committed(w->f, "v", done);
+}
+
+static void check(struct walk *w)
+{
+    size_t n_held[N] = {0}, n_waiting = 0, n_serving = 0, n_free = 0;
+    struct fleet_stats s;
+
+    for (size_t k = 0; k < 32; k++) {
+        if (!w->in[k])
+            continue;
+        assert_in_range(w->a[k].n_granted, 0, 1);
+        if (w->a[k].n_granted > 0)
+            n_held[w->a[k].got]++;
+        else
+            n_waiting++;
+    }
+    for (size_t i = 0; i < N; i++) {
+        struct upstream_info info;
+        bool serves;
+
+        fleet_info(w->f, i, &info);
+        serves = strcmp(info.state, "serving") == 0;
+        assert_int_equal(info.n_outstanding[FLEET_GENERATE], n_held[i]);
+        assert_true(n_held[i] <= PERMITS);
+        assert_true(serves == (info.alive && info.synced && !info.fenced));
+        n_serving += serves;
+        n_free += serves ? PERMITS - n_held[i] : 0;
+    }
+    fleet_stats(w->f, &s);
+    assert_int_equal(s.n_waiting[FLEET_GENERATE], n_waiting);
+    assert_int_equal(s.n_serving, n_serving);
+    assert_true(n_waiting == 0 || n_free == 0); /* nobody waits beside a free permit */
+}
+
+static void test_a_long_walk(void **cmocka_state)
+{
+    struct walk w = {.f = fleet_alive(N), .seed = 20261121};
+
+    (void)cmocka_state;
+    for (int step = 0; step < 20000; step++) {
+        if (draw(&w, 3) != 0)
+            move_ticket(&w);
+        else
+            move_upstream(&w);
+        check(&w);
+    }
+    for (size_t k = 0; k < 32; k++)
+        if (w.in[k] && !fleet_cancel(w.f, &w.a[k].ticket))
+            fleet_leave(w.f, &w.a[k].ticket);
+    fleet_free(w.f);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nobody_serves_until_one_answers),
+        cmocka_unit_test(test_the_least_loaded_is_next_and_equals_take_turns),
+        cmocka_unit_test(test_a_full_fleet_queues_in_order_and_then_refuses),
+        cmocka_unit_test(test_lanes_have_permits_of_their_own),
+        cmocka_unit_test(test_a_session_stays_where_it_was_within_its_share),
+        cmocka_unit_test(test_what_failed_is_avoided_if_there_is_another),
+        cmocka_unit_test(test_misses_take_it_out_and_an_answer_brings_it_back),
+        cmocka_unit_test(test_who_restarts_is_out_of_step_after_the_first_update),
+        cmocka_unit_test(test_a_fence_holds_until_an_update_that_ends_well),
+        cmocka_unit_test(test_a_closed_fleet_takes_nothing_new),
+        cmocka_unit_test(test_a_long_walk),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

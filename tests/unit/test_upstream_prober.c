@@ -1,0 +1,185 @@
+/* What upstreams say of themselves, or do not, comes to the fleet. */
+#include "engine/upstream/prober.h"
+
+#include "tests/unit/upstream_peer.h"
+
+#include <poll.h>
+#include <stdlib.h>
+
+enum { N = 3, MS = 1000, LONG_MS = 30000 };
+
+struct world {
+    struct loop *loop;
+    struct http_client *client;
+    struct fleet *fleet;
+    struct prober *prober;
+    struct http_target targets[N];
+    const struct http_target *list[N];
+    enum wire_dialect dialects[N];
+};
+
+static void world_open(struct world *w, const char *const urls[N], unsigned token_every)
+{
+    struct fleet_cfg fleet = {
+        .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
+    struct prober_cfg cfg = {.n = N,
+                             .targets = w->list,
+                             .dialects = w->dialects,
+                             .interval_us = 5 * MS,
+                             .timeout_us = 100 * MS,
+                             .token_every = token_every};
+    struct err e = {0};
+
+    for (size_t i = 0; i < N; i++) {
+        w->targets[i] = (struct http_target){.url = urls[i]};
+        w->list[i] = &w->targets[i];
+        w->dialects[i] = WIRE_BATON;
+    }
+    assert_int_equal(loop_new(&w->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
+    assert_int_equal(http_client_new(&w->client, w->loop, &e), 0);
+    assert_int_equal(fleet_new(&w->fleet, &fleet, &e), 0);
+    cfg.fleet = w->fleet;
+    cfg.loop = w->loop;
+    cfg.client = w->client;
+    assert_int_equal(prober_new(&w->prober, &cfg, &e), 0);
+    assert_int_equal(loop_start(w->loop, &e), 0);
+}
+
+static void world_close(struct world *w)
+{
+    loop_stop(w->loop);
+    prober_free(w->prober);
+    http_client_free(w->client);
+    fleet_free(w->fleet);
+    loop_free(w->loop);
+}
+
+/* Waits until it is said to be so. */
+static void await_state(struct world *w, size_t i, const char *state)
+{
+    struct upstream_info info;
+
+    for (int ms = 0; ms < LONG_MS; ms++) {
+        fleet_info(w->fleet, i, &info);
+        if (strcmp(info.state, state) == 0)
+            return;
+        (void)poll(NULL, 0, 1);
+    }
+    fail_msg("upstream %zu is %s, not %s", i, info.state, state);
+}
+
+static void await_misses(struct world *w, size_t i, uint64_t n)
+{
+    struct upstream_info info;
+
+    for (int ms = 0; ms < LONG_MS; ms++) {
+        fleet_info(w->fleet, i, &info);
+        if (info.n_missed >= n)
+            return;
+        (void)poll(NULL, 0, 1);
+    }
+    fail_msg("upstream %zu has missed %d times only", i, (int)info.n_missed);
+}
+
+static const char status_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
+                                "{\"boot_id\":\"b1\",\"weights\":{\"weight_version\":\"v1\"}}";
+static const char refusal[] = "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+static void test_each_is_known_by_its_answers(void **state)
+{
+    struct peer good, hung, busy;
+    struct upstream_info info;
+    struct world w;
+
+    (void)state;
+    peer_start(&good, status_ok);
+    peer_start(&hung, NULL);
+    peer_start(&busy, refusal);
+    world_open(&w, (const char *const[N]){good.url, hung.url, busy.url}, 0);
+    await_state(&w, 0, "serving");
+    fleet_info(w.fleet, 0, &info);
+    assert_string_equal(info.saw.process, "b1");
+    assert_string_equal(info.saw.label, "v1");
+    await_misses(&w, 1, 1);
+    await_misses(&w, 2, 1);
+    fleet_info(w.fleet, 1, &info);
+    assert_int_equal(info.error.code, ERR_TIMEOUT);
+    fleet_info(w.fleet, 2, &info);
+    assert_non_null(strstr(info.error.msg, "503"));
+    world_close(&w);
+    peer_stop(&good);
+    peer_stop(&hung);
+    peer_stop(&busy);
+}
+
+static void test_one_that_goes_away_is_down(void **state)
+{
+    struct peer good, other;
+    struct world w;
+
+    (void)state;
+    peer_start(&good, status_ok);
+    peer_start(&other, status_ok);
+    world_open(&w, (const char *const[N]){good.url, other.url, "unix:/nowhere"}, 0);
+    await_state(&w, 0, "serving");
+    await_state(&w, 1, "serving");
+    await_misses(&w, 2, FLEET_MISSES_DOWN);
+    peer_stop(&other);
+    await_state(&w, 1, "down");
+    await_state(&w, 0, "serving");
+    world_close(&w);
+    peer_stop(&good);
+}
+
+/* It says that it is well, answering GET, and gives no token: POST is never answered. */
+static void *talker_main(void *arg)
+{
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+
+        if (n > 3 && memcmp(text, "GET", 3) == 0)
+            (void)send(fd, status_ok, sizeof status_ok - 1, MSG_NOSIGNAL);
+        else
+            while (n > 0)
+                n = recv(fd, text, sizeof text, 0);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+static void test_a_token_shows_who_only_talks(void **state)
+{
+    struct peer talker;
+    struct upstream_info info;
+    struct world w;
+
+    (void)state;
+    peer_listen(&talker);
+    assert_int_equal(pthread_create(&talker.thread, NULL, talker_main, &talker), 0);
+    world_open(&w, (const char *const[N]){talker.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    await_misses(&w, 0, 1);
+    fleet_info(w.fleet, 0, &info);
+    assert_non_null(strstr(info.error.msg, "/v1/completions"));
+    prober_tokens(w.prober, false);
+    await_state(&w, 0, "serving");
+    world_close(&w);
+    peer_stop(&talker);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_is_known_by_its_answers),
+        cmocka_unit_test(test_one_that_goes_away_is_down),
+        cmocka_unit_test(test_a_token_shows_who_only_talks),
+    };
+    struct err e = {0};
+
+    if (http_init(&e) != 0)
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,301 @@
+/* Our operations in the words of each upstream, and how its answers read. */
+#include "engine/upstream/wire.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* `body` NULL: none. `path` NULL: nothing is sent. */
+struct row {
+    enum wire_dialect dialect;
+    enum wire_op op;
+    const char *native, *path, *body;
+};
+
+static const struct row rows[] = {
+    {WIRE_BATON, WIRE_START, "{\"weight_version\":\"a\"}", "POST /v1/update_weights/start",
+     "{\"weight_version\":\"a\"}"},
+    {WIRE_BATON, WIRE_LEAVE, "{}", "DELETE /v1/weight_transfer", NULL},
+    {WIRE_BATON, WIRE_RESUME, "{}", "POST /v1/resume", NULL},
+    {WIRE_BATON, WIRE_VERIFY, "{}", "POST /v1/update_weights/verify", "{}"},
+    {WIRE_VLLM, WIRE_INIT,
+     "{\"transport\":\"nccl\",\"master_address\":\"10.0.0.1\",\"master_port\":29500,"
+     "\"world_size\":9,\"rank_offset\":1}",
+     "POST /init_weight_transfer_engine",
+     "{\"init_info\":{\"master_address\":\"10.0.0.1\",\"master_port\":29500,\"world_size\":9,"
+     "\"rank_offset\":1}}"},
+    {WIRE_VLLM, WIRE_LEAVE, "{}", NULL, NULL},
+    {WIRE_VLLM, WIRE_VERIFY, "{}", NULL, NULL},
+    {WIRE_VLLM, WIRE_START, "{\"weight_version\":\"a\"}", "POST /start_weight_update",
+     "{\"is_checkpoint_format\":true}"},
+    {WIRE_VLLM, WIRE_UPDATE,
+     "{\"transport\":\"nccl\",\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]],"
+     "\"packed\":true,\"bucket_nbytes\":1024}",
+     "POST /update_weights",
+     "{\"update_info\":{\"names\":[\"a\"],\"dtype_names\":[\"bfloat16\"],\"shapes\":[[2,3]],"
+     "\"packed\":true,\"packed_buffer_size_bytes\":1024}}"},
+    {WIRE_VLLM, WIRE_FINISH, "{\"update_id\":\"u\",\"weight_version\":\"a\"}",
+     "POST /finish_weight_update", "{\"weight_version\":\"a\"}"},
+    {WIRE_VLLM, WIRE_PAUSE, "{\"mode\":\"keep\"}", "POST /pause?mode=keep&clear_cache=false", NULL},
+    {WIRE_VLLM, WIRE_SLEEP, "{\"level\":2}", "POST /sleep?level=2", NULL},
+    {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"weights\",\"kv_cache\"]}",
+     "POST /wake_up?tags=weights&tags=kv_cache", NULL},
+    {WIRE_VLLM, WIRE_WAKE, "{}", "POST /wake_up", NULL},
+    {WIRE_VLLM, WIRE_ABORT_REQUESTS, "{\"all\":true}", "POST /abort_requests", "{}"},
+    {WIRE_VLLM, WIRE_LORA_LOAD, "{\"lora_name\":\"l\",\"lora_path\":\"/p\",\"pinned\":true}",
+     "POST /v1/load_lora_adapter",
+     "{\"lora_name\":\"l\",\"lora_path\":\"/p\",\"load_inplace\":true}"},
+    {WIRE_SGLANG, WIRE_INIT,
+     "{\"master_address\":\"h\",\"master_port\":1,\"world_size\":3,\"rank_offset\":1,"
+     "\"group_name\":\"g\"}",
+     "POST /init_weights_update_group",
+     "{\"master_address\":\"h\",\"master_port\":1,\"world_size\":3,\"rank_offset\":1,"
+     "\"group_name\":\"g\",\"backend\":\"nccl\"}"},
+    {WIRE_SGLANG, WIRE_START, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_UPDATE,
+     "{\"transport\":\"nccl\",\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]]}",
+     "POST /update_weights_from_distributed",
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"flush_cache\":false}"},
+    {WIRE_SGLANG, WIRE_UPDATE, "{\"path\":\"/w\",\"weight_version\":\"a\"}",
+     "POST /update_weights_from_disk", "{\"model_path\":\"/w\",\"weight_version\":\"a\"}"},
+    {WIRE_SGLANG, WIRE_FINISH, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
+     "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
+    {WIRE_SGLANG, WIRE_FINISH, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_PAUSE, "{\"mode\":\"keep\"}", "POST /pause_generation",
+     "{\"mode\":\"in_place\"}"},
+    {WIRE_SGLANG, WIRE_SLEEP, "{\"level\":1,\"tags\":[\"kv_cache\"]}",
+     "POST /release_memory_occupation", "{\"tags\":[\"kv_cache\"]}"},
+    {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"all\":true}", "POST /abort_request",
+     "{\"abort_all\":true}"},
+};
+
+static json_t *parse(const char *text)
+{
+    json_t *native = json_loads(text, 0, NULL);
+
+    assert_non_null(native);
+    return native;
+}
+
+static void test_wire_make_says_it_in_their_words(void **state)
+{
+    static const struct wire_about none = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        json_t *native = parse(rows[i].native);
+        struct wire_request r;
+        struct err e = {0};
+        char line[WIRE_PATH_MAX + 16];
+
+        assert_int_equal(wire_make(&r, rows[i].dialect, rows[i].op, native, &none, &e), 0);
+        json_decref(native);
+        if (rows[i].path == NULL) {
+            assert_null(r.method);
+            continue;
+        }
+        (void)snprintf(line, sizeof line, "%s %s", r.method, r.path);
+        assert_string_equal(line, rows[i].path);
+        if (rows[i].body == NULL)
+            assert_null(r.body);
+        else
+            assert_string_equal(r.body, rows[i].body);
+        assert_int_equal(r.body_len, rows[i].body != NULL ? strlen(rows[i].body) : 0);
+        wire_request_fini(&r);
+    }
+}
+
+static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
+{
+    static const struct wire_about about = {
+        .update_id = "upd-7", .has_rank_offset = true, .rank_offset = 5};
+    json_t *native = parse("{\"update_id\":\"upd-1\",\"master_address\":\"h\",\"rank_offset\":1}");
+    struct wire_request r;
+    struct err e = {0};
+
+    (void)state;
+    for (int d = 0; d < WIRE_DIALECTS; d++) {
+        assert_int_equal(wire_make(&r, (enum wire_dialect)d, WIRE_INIT, native, &about, &e), 0);
+        assert_non_null(strstr(r.body, "\"rank_offset\":5"));
+        wire_request_fini(&r);
+    }
+    assert_int_equal(wire_make(&r, WIRE_BATON, WIRE_FINISH, native, &about, &e), 0);
+    assert_non_null(strstr(r.body, "\"update_id\":\"upd-7\""));
+    wire_request_fini(&r);
+    assert_string_equal(json_string_value(json_object_get(native, "update_id")), "upd-1");
+    json_decref(native);
+}
+
+static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
+{
+    static const struct {
+        enum wire_dialect dialect;
+        enum wire_op op;
+        const char *native, *field;
+    } bad[] = {
+        {WIRE_VLLM, WIRE_INIT, "{\"nccl_unique_id\":\"x\"}", "/nccl_unique_id"},
+        {WIRE_VLLM, WIRE_UPDATE, "{\"shm\":{}}", "/shm"},
+        {WIRE_VLLM, WIRE_UPDATE, "{\"path\":\"/w\"}", "/path"},
+        {WIRE_VLLM, WIRE_UPDATE, "{\"checksums\":[]}", "/checksums"},
+        {WIRE_VLLM, WIRE_START, "{\"partial\":true}", "/partial"},
+        {WIRE_VLLM, WIRE_PAUSE, "{\"mode\":\"keep&level=2\"}", "/mode"},
+        {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"a b\"]}", "/tags"},
+        {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"weights\",\"weights\",\"weights\"]}", "/tags"},
+        {WIRE_VLLM, WIRE_FINISH, "{\"checksums\":{}}", "/checksums"},
+        {WIRE_VLLM, WIRE_LORA_LOAD, "{\"lora_name\":\"l\",\"shm\":{}}", "/lora_path"},
+        {WIRE_SGLANG, WIRE_UPDATE, "{\"packed\":true}", "/packed"},
+        {WIRE_SGLANG, WIRE_UPDATE, "{\"ipc_handles_pickled\":\"x\"}", "/ipc_handles_pickled"},
+        {WIRE_SGLANG, WIRE_PAUSE, "{\"mode\":\"wait\"}", "/mode"},
+        {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"request_ids\":[\"a\"]}", "/request_ids"},
+    };
+    static const struct wire_about none = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        json_t *native = parse(bad[i].native);
+        struct wire_request r;
+        struct err e = {0};
+
+        assert_int_equal(wire_make(&r, bad[i].dialect, bad[i].op, native, &none, &e), -1);
+        assert_int_equal(e.code, ERR_BAD_REQUEST);
+        assert_string_equal(e.field, bad[i].field);
+        assert_null(r.body);
+        json_decref(native);
+    }
+}
+
+static void test_wire_read_who(void **state)
+{
+    static const struct {
+        enum wire_dialect dialect;
+        const char *text, *process, *label;
+    } who[] = {
+        {WIRE_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":\"v\"}}", "b", "v"},
+        {WIRE_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":null}}", "b", ""},
+        {WIRE_BATON, "<html>", "", ""},
+        {WIRE_VLLM, "# HELP x\nprocess_start_time_seconds 1.7e+09\nvllm:x 1\n", "1.7e+09", ""},
+        {WIRE_VLLM, "process_start", "", ""},
+        {WIRE_SGLANG, "{\"weight_version\":\"v\"}", "", "v"},
+        {WIRE_SGLANG, "", "", ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof who / sizeof who[0]; i++) {
+        struct upstream_saw saw;
+
+        wire_read_who(&saw, who[i].dialect, who[i].text, strlen(who[i].text));
+        assert_string_equal(saw.process, who[i].process);
+        assert_string_equal(saw.label, who[i].label);
+    }
+}
+
+static void test_wire_read_ranks(void **state)
+{
+    static const struct {
+        enum wire_dialect dialect;
+        const char *text;
+        uint64_t n; /* 0: refused */
+    } ranks[] = {
+        {WIRE_BATON, "{\"cuda\":{\"ranks\":[{},{}]}}", 2},
+        {WIRE_BATON, "{\"cuda\":{\"ranks\":[]}}", 0},
+        {WIRE_VLLM, "{\"world_size\":8}", 8},
+        {WIRE_VLLM, "{\"world_size\":\"8\"}", 0},
+        {WIRE_VLLM, "{\"world_size\":-1}", 0},
+        {WIRE_SGLANG, "{\"tp_size\":4,\"pp_size\":2,\"dp_size\":1}", 8},
+        {WIRE_SGLANG, "{\"tp_size\":4}", 4},
+        {WIRE_SGLANG, "{}", 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        const char *text = ranks[i].text;
+        uint64_t n = 0;
+        struct err e = {0};
+        int rc = wire_read_ranks(&n, ranks[i].dialect, text, strlen(text), &e);
+
+        assert_int_equal(rc, ranks[i].n > 0 ? 0 : -1);
+        assert_int_equal(n, ranks[i].n);
+    }
+}
+
+static void test_wire_read_error(void **state)
+{
+    static const struct {
+        const char *text, *said;
+    } errors[] = {
+        {"{\"error\":{\"message\":\"no\"}}", "no"},
+        {"{\"error\":\"no\"}", "no"},
+        {"{\"success\":false,\"message\":\"no\"}", "no"},
+        {"{\"detail\":\"no\"}", "no"},
+        {"Internal\nServer Error", "Internal Server Error"},
+        {"caf\xc3", "caf?"},
+        {"", ""},
+    };
+    char out[32];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        wire_read_error(out, sizeof out, errors[i].text, strlen(errors[i].text));
+        assert_string_equal(out, errors[i].said);
+    }
+    wire_read_error(out, 4, "long text", 9);
+    assert_string_equal(out, "lon");
+}
+
+static void test_wire_read_update_id(void **state)
+{
+    char id[WIRE_UPDATE_ID_MAX + 1] = "old";
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(wire_read_update_id(id, "{\"update_id\":\"upd-1\"}", 21, &e), 0);
+    assert_string_equal(id, "upd-1");
+    assert_int_equal(wire_read_update_id(id, "{}", 2, &e), -1);
+    assert_int_equal(e.code, ERR_UNREADABLE);
+    assert_string_equal(id, "upd-1");
+}
+
+static void test_wire_ask_and_names(void **state)
+{
+    (void)state;
+    for (int d = 0; d < WIRE_DIALECTS; d++) {
+        enum wire_dialect found;
+        struct err e = {0};
+
+        assert_int_equal(
+            wire_dialect_parse(&found, wire_dialect_name((enum wire_dialect)d), "--upstream", &e),
+            0);
+        assert_int_equal(found, d);
+        for (int q = 0; q < WIRE_QUESTIONS; q++) {
+            struct wire_request r;
+
+            assert_int_equal(wire_ask(&r, found, (enum wire_question)q, &e), 0);
+            assert_int_equal(r.path[0], '/');
+            assert_true((r.body != NULL) == (q == WIRE_TOKEN));
+            wire_request_fini(&r);
+        }
+        if (d == 0)
+            assert_int_equal(wire_dialect_parse(&found, "vLLM", "--upstream", &e), -1);
+    }
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wire_make_says_it_in_their_words),
+        cmocka_unit_test(test_wire_make_puts_in_what_is_each_ones_own),
+        cmocka_unit_test(test_wire_make_refuses_what_they_have_no_words_for),
+        cmocka_unit_test(test_wire_read_who),
+        cmocka_unit_test(test_wire_read_ranks),
+        cmocka_unit_test(test_wire_read_error),
+        cmocka_unit_test(test_wire_read_update_id),
+        cmocka_unit_test(test_wire_ask_and_names),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
