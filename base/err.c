@@ -2,6 +2,7 @@
 #include "base/err.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,6 +39,11 @@ void err_fill(struct err *e, enum err_code code, const char *field, const char *
     va_end(ap);
 }
 
+static bool is_our_lack(int errnum)
+{
+    return errnum == EMFILE || errnum == ENFILE || errnum == ENOMEM || errnum == ENOBUFS;
+}
+
 void err_fill_errno(struct err *e, enum err_code code, const char *field, int errnum,
                     const char *fmt, ...)
 {
@@ -46,7 +52,7 @@ void err_fill_errno(struct err *e, enum err_code code, const char *field, int er
     size_t len;
 
     va_start(ap, fmt);
-    fill(e, code, field, fmt, ap);
+    fill(e, is_our_lack(errnum) ? ERR_NO_MEMORY : code, field, fmt, ap);
     va_end(ap);
     len = strlen(e->msg);
     (void)snprintf(e->msg + len, sizeof e->msg - len, ": %s (errno %d)",

@@ -69,7 +69,8 @@ struct err {
  * Asserts that `e` is clean (a second report is our bug). Threads: any; `e` is the caller's. */
 #define err_set(e, code, field, ...) (err_fill((e), (code), (field), __VA_ARGS__), -1)
 
-/* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. */
+/* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. Descriptors or memory that
+ * this process lacks are nobody else's fault: then the code is ERR_NO_MEMORY whatever was given. */
 #define err_set_errno(e, code, field, errnum, ...)                                                \
     (err_fill_errno((e), (code), (field), (errnum), __VA_ARGS__), -1)
 

@@ -256,6 +256,17 @@ static bool unsent_reserve_locked(struct exchange_private *p, size_t len)
     return true;
 }
 
+size_t exchange_stream_unsent(struct exchange *x)
+{
+    struct exchange_private *p = x->priv;
+    size_t n;
+
+    mtx_lock(&p->lock);
+    n = p->unsent_end - p->unsent_head;
+    mtx_unlock(&p->lock);
+    return n;
+}
+
 int exchange_stream_write(struct exchange *x, const void *data, size_t len)
 {
     struct exchange_private *p = x->priv;

@@ -44,13 +44,16 @@ struct exchange {
     struct exchange_param *query;   /* [n_query], in order */
     size_t n_query;
     char *content_type;             /* "" when absent */
-    char *authorization;            /* "" when absent */
+    char *authorization;            /* "" when absent; wiped when the application has routed */
     char *session_id;               /* X-Session-ID, "" when absent */
     uint64_t content_length;        /* UINT64_MAX when chunked */
     char *body;                     /* whole body, NUL after it; of a streamed body: its head */
     size_t body_len;
     uint64_t began_us;              /* first header byte handled */
-    const void *route;              /* set by the application's route call */
+    bool peer_trusted;              /* the front was told that this address needs no key */
+    _Atomic(const void *) route;    /* set by the application's route call; the handler's thread may
+                                       choose another of the same path */
+    void *app;                      /* borrowed; set by the application's route call, or NULL */
     char *path_arg;                 /* what stood for "{name}" in the route's pattern, or "" */
 
     struct exchange_private *priv;  /* of base/exchange.c and the front */
@@ -101,6 +104,9 @@ void exchange_stream_open(struct exchange *x, int status, const char *content_ty
  * EXCHANGE_STREAM_NBYTES_MAX behind, or memory ran out: nothing more will be sent then, and the
  * caller still has to close. Threads: any one at a time. Blocks: no. */
 int exchange_stream_write(struct exchange *x, const void *data, size_t len);
+
+/* exchange_stream_unsent - bytes that the reader has not taken yet. Threads: any. Blocks: no. */
+size_t exchange_stream_unsent(struct exchange *x);
 
 /* exchange_stream_close - end the answer and give up the reference.
  * @complete  false: cut the connection without the final chunk, so that the client can tell */

@@ -20,7 +20,7 @@
 
 enum {
     LOOP_EVENTS_MAX = 256, /* events fetched in one turn */
-    LOOP_ITEMS_MAX = 4096, /* items run in one turn, so that a flood cannot starve the rest */
+    LOOP_ITEMS_MAX = 32,   /* items run in one turn: those of a flood take turns with sockets */
     LOOP_WAIT_MS_MAX = 60 * 1000,
     LOOP_NAME_MAX = 16
 };

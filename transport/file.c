@@ -92,11 +92,15 @@ static int file_finish(struct source *s, struct progress *p, struct err *e)
     (void)p;
     for (uint32_t i = 0; i < f->ranges.files.n; i++) {
         const struct stamp *was = &f->stamps[i];
-        if (!stamp_of(f->ranges.fds[i], &now) || now.nbytes != was->nbytes ||
-            now.changed.tv_sec != was->changed.tv_sec ||
+        const char *name = f->ranges.files.items[i];
+
+        if (!stamp_of(f->ranges.fds[i], &now))
+            return err_set_errno(e, ERR_UNREADABLE, "/path", errno, "file '%.*s' cannot be read",
+                                 plan_text_cut(name, 160), name);
+        if (now.nbytes != was->nbytes || now.changed.tv_sec != was->changed.tv_sec ||
             now.changed.tv_nsec != was->changed.tv_nsec)
             return err_set(e, ERR_UNREADABLE, "/path", "file '%.*s' was changed while it was read",
-                           plan_text_cut(f->ranges.files.items[i], 160), f->ranges.files.items[i]);
+                           plan_text_cut(name, 160), name);
     }
     return 0;
 }

@@ -85,7 +85,14 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
         return err_set_errno(e, ranges_open_code(errno), field, errno,
                              "shared memory object '%.*s' cannot be opened", plan_name_cut(name),
                              name);
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    if (fstat(fd, &st) != 0) {
+        (void)err_set_errno(e, ERR_UNREADABLE, field, errno,
+                            "shared memory object '%.*s' cannot be looked at", plan_name_cut(name),
+                            name);
+        (void)close(fd);
+        return -1;
+    }
+    if (!S_ISREG(st.st_mode)) {
         (void)close(fd);
         return err_set(e, ERR_UNREADABLE, field, "'%.*s' is not a shared memory object",
                        plan_name_cut(name), name);

@@ -54,6 +54,8 @@ struct walk {
     uint32_t i_tensor; /* of the list; for messages */
     bool packed;
     const char *uuid; /* of the entry; for messages */
+    const char *what; /* instead of it, where a tensor comes without one; NULL: with one */
+    char *sender;     /* with `what`: [IPC_UUID_LEN + 1], the GPU that the device names */
     bool expandable;  /* refused for that */
     struct err *e;
 };
@@ -68,6 +70,8 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct walk *w, const ch
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    if (w->what != NULL)
+        return err_set(w->e, ERR_BAD_REQUEST, w->field, "%s: %s", w->what, text);
     if (!w->packed)
         (void)snprintf(where, sizeof where, "handle %u, ", w->i_tensor);
     return err_set(w->e, ERR_BAD_REQUEST, w->field, "%sGPU %s: %s", where, w->uuid, text);
@@ -321,18 +325,34 @@ static int read_nothing(struct walk *w, args_t args, const struct ipc_handle *h)
     return 0;
 }
 
+/* An index means nothing to another process; SGLang's trainers send the GPU's UUID in its place. */
+static int read_device(struct walk *w, args_t args, struct ipc_handle *h)
+{
+    const struct pickle_value *v = args[ARG_DEVICE];
+    uint64_t device;
+
+    if (w->sender != NULL && v->kind == PICKLE_STR) {
+        if (ipc_uuid_parse(w->sender, (const char *)v->u.data, v->n))
+            return 0;
+        return refuse(w, "device '%.*s' is not the UUID of a GPU", (int)(v->n < 64 ? v->n : 64),
+                      (const char *)v->u.data);
+    }
+    if (want_int(w, args, ARG_DEVICE, INT32_MAX, &device) != 0)
+        return -1;
+    h->device = (int32_t)device;
+    return 0;
+}
+
 static int read_args(struct walk *w, const struct pickle_value *tuple, struct ipc_handle *h)
 {
-    uint64_t device;
     args_t args;
 
     if (tuple->n != N_ARGS)
         return refuse(w, "an export has %d arguments, this has %u", N_ARGS, tuple->n);
     items_of(w, tuple, args, N_ARGS);
     if (read_classes(w, args, h) != 0 || read_geometry(w, args, h) != 0 ||
-        want_int(w, args, ARG_DEVICE, INT32_MAX, &device) != 0)
+        read_device(w, args, h) != 0)
         return -1;
-    h->device = (int32_t)device;
     if (args[ARG_HANDLE]->kind == PICKLE_NONE)
         return read_nothing(w, args, h);
     if (read_memory(w, args, h) != 0 || read_counter(w, args, h) != 0)
@@ -541,4 +561,19 @@ int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, co
     bool expandable;
 
     return torch_handles_judge(out, text, len, field, &expandable, e);
+}
+
+int torch_export_read(struct ipc_handle *out, char uuid[IPC_UUID_LEN + 1], const struct pickle *p,
+                      const struct pickle_value *args, const char *what, const char *field,
+                      struct err *e)
+{
+    char sender[IPC_UUID_LEN + 1] = "";
+    struct walk w = {.p = *p, .field = field, .what = what, .sender = sender, .e = e};
+    struct ipc_handle h = {0};
+
+    if (read_args(&w, args, &h) != 0)
+        return -1;
+    memcpy(uuid, sender, sizeof sender);
+    *out = h;
+    return 0;
 }

@@ -32,4 +32,17 @@ int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, co
 int torch_handles_judge(struct ipc_handles *out, const char *text, size_t len, const char *field,
                         bool *expandable, struct err *e);
 
+struct pickle;
+struct pickle_value;
+
+/* torch_export_read - one tensor's arguments, of a pickle that has been read.
+ * @out, @uuid  written on success only. uuid: what the device names, "" where that is an index,
+ *              which means nothing outside of the sender
+ * @args        a tuple of them, or a PICKLE_EXPORT
+ * @what        names the tensor in a message
+ * Errors: ERR_BAD_REQUEST at `field`, as above. */
+int torch_export_read(struct ipc_handle *out, char uuid[IPC_UUID_LEN + 1], const struct pickle *p,
+                      const struct pickle_value *args, const char *what, const char *field,
+                      struct err *e);
+
 #endif

@@ -32,6 +32,7 @@ enum op {
     OP_BINUNICODE = 0x58,
     OP_EMPTY_LIST = 0x5d,
     OP_APPEND = 0x61,
+    OP_BUILD = 0x62,
     OP_APPENDS = 0x65,
     OP_BINGET = 0x68,
     OP_LONG_BINGET = 0x6a,
@@ -40,6 +41,7 @@ enum op {
     OP_SETITEMS = 0x75,
     OP_EMPTY_DICT = 0x7d,
     OP_PROTO = 0x80,
+    OP_NEWOBJ = 0x81,
     OP_TUPLE1 = 0x85,
     OP_TUPLE2 = 0x86,
     OP_TUPLE3 = 0x87,
@@ -96,7 +98,10 @@ static const struct {
     {0x98, "READONLY_BUFFER"},
 };
 
-/* Module, name and number; dtypes are torch's names of those that can be served. */
+/* Module, name and number; dtypes are torch's names of those that can be served. Without a module
+ * are those that SGLang's trainers send: they moved from release to release, and trainers carry
+ * copies of them. The name says how the arguments are laid out, which is all that is done with it:
+ * no module is ever looked into. Only pickles with tensors have them. */
 static const struct global_row {
     const char *module, *name;
     uint8_t global, dtype;
@@ -106,6 +111,9 @@ static const struct global_row {
                {"torch", "Size", PICKLE_SIZE_CLASS, 0},
                {"torch.storage", "TypedStorage", PICKLE_TYPED_STORAGE, 0},
                {"torch.storage", "UntypedStorage", PICKLE_UNTYPED_STORAGE, 0},
+               {NULL, "_rebuild_cuda_tensor_modified", PICKLE_REBUILD, 0},
+               {NULL, "FlattenedTensorMetadata", PICKLE_FLAT_METADATA, 0},
+               {NULL, "LocalSerializedTensor", PICKLE_LOCAL_TENSOR, 0},
 #define X(constant, name, bits, torch) {"torch", torch, PICKLE_DTYPE, constant},
                DTYPES(X)
 #undef X
@@ -120,6 +128,7 @@ struct reader {
     size_t nbytes, at;
     size_t end; /* of the frame, or of the input outside of frames */
     bool in_frame, stopped;
+    bool tensors; /* may stand in it as values */
     size_t op_at; /* of the opcode that is being read */
     const char *field;
     struct err *e;
@@ -316,21 +325,21 @@ static int extend(struct reader *r, enum pickle_kind kind, uint32_t n)
 
 static int read_text(struct reader *r, size_t n_len)
 {
+    const char *what = r->tensors ? "the names of tensors" : "UUIDs and torch's names";
+    uint64_t len, max = r->tensors ? PICKLE_NAME_MAX : PICKLE_TEXT_MAX;
     struct pickle_value v = {.kind = PICKLE_STR};
-    uint64_t len;
 
     if (take_int(r, n_len, &len) != 0)
         return -1;
     v.u.data = take(r, len);
     if (v.u.data == NULL)
         return -1;
-    if (len > PICKLE_TEXT_MAX)
-        return refuse(r, "a str has %llu bytes; UUIDs and torch's names have at most %d",
-                      (unsigned long long)len, PICKLE_TEXT_MAX);
+    if (len > max)
+        return refuse(r, "a str has %llu bytes; %s have at most %llu", (unsigned long long)len,
+                      what, (unsigned long long)max);
     for (uint64_t i = 0; i < len; i++)
         if (v.u.data[i] < 0x20 || v.u.data[i] > 0x7e)
-            return refuse(r, "a str holds byte 0x%02x; UUIDs and torch's names are printable ASCII",
-                          v.u.data[i]);
+            return refuse(r, "a str holds byte 0x%02x; %s are printable ASCII", v.u.data[i], what);
     v.n = (uint32_t)len;
     return push(r, v);
 }
@@ -396,7 +405,7 @@ static int fetch(struct reader *r, size_t n_index)
         return refuse(r, "memo %llu is fetched, %u are set", (unsigned long long)index, r->n_memo);
     v = &r->p.values[r->memo[index]];
     if (v->kind != PICKLE_STR && v->kind != PICKLE_BYTES && v->kind != PICKLE_GLOBAL &&
-        v->kind != PICKLE_TUPLE && v->kind != PICKLE_SIZE)
+        v->kind != PICKLE_TUPLE && v->kind != PICKLE_SIZE && v->kind != PICKLE_EXPORT)
         return refuse(r, "memo %llu is %s, which may not be used twice", (unsigned long long)index,
                       pickle_kind_name(v));
     return push_index(r, r->memo[index]);
@@ -415,10 +424,19 @@ static int refuse_global(struct reader *r, const struct pickle_value *module,
 
     if (is_text(module, globals[0].module) && is_text(name, "rebuild_tensor"))
         return refuse(r, "a tensor is on the CPU (rebuild_tensor); only CUDA tensors have handles");
+    if (is_text(module, "torch._utils"))
+        return refuse(r,
+                      "a tensor is pickled with its bytes (torch._utils.%.*s), which is read by "
+                      "running what it says; send CUDA tensors through ForkingPickler, or the "
+                      "bytes as application/vnd.safetensors",
+                      n_name, (const char *)name->u.data);
     return refuse(r,
-                  "global '%.*s.%.*s' is none of rebuild_cuda_tensor, Tensor, Parameter, Size, "
+                  "global '%.*s.%.*s' is none of rebuild_cuda_tensor, %sTensor, Parameter, Size, "
                   "TypedStorage, UntypedStorage and the dtypes that can be served",
-                  n_module, (const char *)module->u.data, n_name, (const char *)name->u.data);
+                  n_module, (const char *)module->u.data, n_name, (const char *)name->u.data,
+                  r->tensors ? "_rebuild_cuda_tensor_modified, FlattenedTensorMetadata, "
+                               "LocalSerializedTensor, "
+                             : "");
 }
 
 static int read_global(struct reader *r)
@@ -435,7 +453,8 @@ static int read_global(struct reader *r)
     for (size_t i = 0; i < sizeof globals / sizeof globals[0]; i++) {
         const struct global_row *g = &globals[i];
 
-        if (!is_text(module, g->module) || !is_text(name, g->name))
+        if (!is_text(name, g->name) ||
+            !(g->module == NULL ? r->tensors : is_text(module, g->module)))
             continue;
         r->n_stack -= 2;
         return push(r, (struct pickle_value){
@@ -452,20 +471,12 @@ static const char *global_name(const struct pickle_value *v)
     return "a global";
 }
 
-/* The one construction there is: torch.Size((d0, d1, ...)). */
-static int reduce(struct reader *r)
+/* torch.Size((d0, d1, ...)) */
+static int reduce_size(struct reader *r, const struct pickle_value *args)
 {
-    const struct pickle_value *callable, *args, *dims;
+    const struct pickle_value *dims;
     struct pickle_value size;
 
-    if (need(r, 2) != 0)
-        return -1;
-    callable = top(r, 1);
-    args = top(r, 0);
-    if (callable->kind != PICKLE_GLOBAL || callable->global != PICKLE_SIZE_CLASS)
-        return refuse(r, "REDUCE would call %s; it may only build torch.Size",
-                      callable->kind == PICKLE_GLOBAL ? global_name(callable)
-                                                      : pickle_kind_name(callable));
     if (args->kind != PICKLE_TUPLE || args->n != 1)
         return refuse(r, "torch.Size is built from a tuple of one tuple");
     dims = &r->p.values[r->p.cells[args->u.items.first].value];
@@ -481,6 +492,76 @@ static int reduce(struct reader *r)
     size.kind = PICKLE_SIZE;
     r->n_stack -= 2;
     return push(r, size);
+}
+
+/* rebuild_cuda_tensor(...): the arguments, by another name. */
+static int reduce_tensor(struct reader *r, const struct pickle_value *args)
+{
+    struct pickle_value tensor = *args;
+
+    if (args->kind != PICKLE_TUPLE)
+        return refuse(r, "the arguments of rebuild_cuda_tensor are %s, not a tuple",
+                      pickle_kind_name(args));
+    tensor.kind = PICKLE_EXPORT;
+    r->n_stack -= 2;
+    return push(r, tensor);
+}
+
+static int reduce(struct reader *r)
+{
+    const struct pickle_value *callable;
+
+    if (need(r, 2) != 0)
+        return -1;
+    callable = top(r, 1);
+    if (callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_SIZE_CLASS)
+        return reduce_size(r, top(r, 0));
+    if (r->tensors && callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_REBUILD)
+        return reduce_tensor(r, top(r, 0));
+    return refuse(r, "REDUCE would call %s; it may only build torch.Size%s",
+                  callable->kind == PICKLE_GLOBAL ? global_name(callable)
+                                                  : pickle_kind_name(callable),
+                  r->tensors ? " and CUDA tensors" : "");
+}
+
+/* An object without arguments, of a class that is nothing but its dict. */
+static int make_object(struct reader *r)
+{
+    const struct pickle_value *class, *args;
+    uint8_t global;
+
+    if (need(r, 2) != 0)
+        return -1;
+    class = top(r, 1);
+    args = top(r, 0);
+    if (class->kind != PICKLE_GLOBAL ||
+        (class->global != PICKLE_FLAT_METADATA && class->global != PICKLE_LOCAL_TENSOR))
+        return refuse(r,
+                      "NEWOBJ would make %s; it may only make FlattenedTensorMetadata and "
+                      "LocalSerializedTensor",
+                      class->kind == PICKLE_GLOBAL ? global_name(class) : pickle_kind_name(class));
+    global = class->global;
+    if (args->kind != PICKLE_TUPLE || args->n != 0)
+        return refuse(r, "NEWOBJ of %s has arguments; it has none", global_name(class));
+    r->n_stack -= 2;
+    return push(r, (struct pickle_value){.kind = PICKLE_OBJECT, .depth = 1, .global = global});
+}
+
+/* The object gets its dict, once: nobody else can have either. */
+static int build(struct reader *r)
+{
+    const struct pickle_value *object, *state;
+
+    if (need(r, 2) != 0)
+        return -1;
+    object = top(r, 1);
+    state = top(r, 0);
+    if (object->kind != PICKLE_OBJECT || object->n != 0)
+        return refuse(r, "BUILD changes %s%s; it may only fill a new object",
+                      object->kind == PICKLE_OBJECT ? "again " : "", pickle_kind_name(object));
+    if (state->kind != PICKLE_DICT)
+        return refuse(r, "BUILD fills an object with %s; it is a dict", pickle_kind_name(state));
+    return move_items(r, r->stack[r->n_stack - 2], 1);
 }
 
 static int begin_frame(struct reader *r)
@@ -586,6 +667,10 @@ static int step(struct reader *r, uint8_t op)
         return read_global(r);
     case OP_REDUCE:
         return reduce(r);
+    case OP_NEWOBJ:
+        return r->tensors ? make_object(r) : refuse_op(r, op);
+    case OP_BUILD:
+        return r->tensors ? build(r) : refuse_op(r, op);
     case OP_TUPLE1:
     case OP_TUPLE2:
     case OP_TUPLE3:
@@ -636,10 +721,11 @@ static int run(struct reader *r)
     return 0;
 }
 
-int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
-                struct err *e)
+static int read_as(struct pickle *out, const uint8_t *data, size_t nbytes, bool tensors,
+                   const char *field, struct err *e)
 {
-    struct reader r = {.data = data, .nbytes = nbytes, .end = nbytes, .field = field, .e = e};
+    struct reader r = {
+        .data = data, .nbytes = nbytes, .end = nbytes, .tensors = tensors, .field = field, .e = e};
     int rc;
 
     if (nbytes > PICKLE_NBYTES_MAX)
@@ -654,6 +740,18 @@ int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const ch
     return rc;
 }
 
+int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
+                struct err *e)
+{
+    return read_as(out, data, nbytes, false, field, e);
+}
+
+int pickle_read_tensors(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
+                        struct err *e)
+{
+    return read_as(out, data, nbytes, true, field, e);
+}
+
 void pickle_fini(struct pickle *p)
 {
     free(p->values);
@@ -664,10 +762,10 @@ void pickle_fini(struct pickle *p)
 const char *pickle_kind_name(const struct pickle_value *v)
 {
     static const char *const names[] = {
-        [PICKLE_NONE] = "None",         [PICKLE_BOOL] = "a bool",   [PICKLE_INT] = "an int",
-        [PICKLE_STR] = "a str",         [PICKLE_BYTES] = "bytes",   [PICKLE_GLOBAL] = "a global",
-        [PICKLE_SIZE] = "a torch.Size", [PICKLE_TUPLE] = "a tuple", [PICKLE_LIST] = "a list",
-        [PICKLE_DICT] = "a dict",
+        [PICKLE_NONE] = "None",         [PICKLE_BOOL] = "a bool",     [PICKLE_INT] = "an int",
+        [PICKLE_STR] = "a str",         [PICKLE_BYTES] = "bytes",     [PICKLE_GLOBAL] = "a global",
+        [PICKLE_SIZE] = "a torch.Size", [PICKLE_TUPLE] = "a tuple",   [PICKLE_LIST] = "a list",
+        [PICKLE_DICT] = "a dict",       [PICKLE_EXPORT] = "a tensor", [PICKLE_OBJECT] = "an object",
     };
 
     return names[v->kind];

@@ -3,7 +3,11 @@
  * A pickle is a program; this reads the programs that only build data. Opcodes and globals are on a
  * list, a global is only a number here, and the one thing that is constructed is torch.Size, from a
  * tuple of integers. Rejected: a general reader with a filter on top, since what a filter forgets
- * is executed. */
+ * is executed.
+ *
+ * Pickles with the tensors themselves in them (torch_tensors.h) use a little more, which
+ * pickle_read refuses: REDUCE of the rebuild function, NEWOBJ and BUILD of two classes. Those are
+ * values here too: the arguments under another kind, and a dict in an object. */
 #ifndef BATON_TRANSPORT_TORCH_PICKLE_H
 #define BATON_TRANSPORT_TORCH_PICKLE_H
 
@@ -18,9 +22,10 @@ enum {
     PICKLE_ITEMS_MAX = 16 << 20,  /* values, and places of values in containers */
     PICKLE_STACK_MAX = 4096,      /* values under construction; Python's batches put 2,000 there */
     PICKLE_MARKS_MAX = 16,
-    PICKLE_DEPTH_MAX = 8, /* of containers within containers; real ones reach 5 */
-    PICKLE_DIMS_MAX = 16, /* of a torch.Size */
-    PICKLE_TEXT_MAX = 255 /* bytes of a string */
+    PICKLE_DEPTH_MAX = 8,  /* of containers within containers; real ones reach 5 */
+    PICKLE_DIMS_MAX = 16,  /* of a torch.Size */
+    PICKLE_TEXT_MAX = 255, /* bytes of a string */
+    PICKLE_NAME_MAX = 1024 /* the same where tensors are named */
 };
 
 enum pickle_kind {
@@ -33,7 +38,9 @@ enum pickle_kind {
     PICKLE_SIZE, /* a torch.Size: 0..PICKLE_DIMS_MAX integers from 0 on */
     PICKLE_TUPLE,
     PICKLE_LIST,
-    PICKLE_DICT
+    PICKLE_DICT,
+    PICKLE_EXPORT, /* a tensor: the items of its arguments */
+    PICKLE_OBJECT  /* of the class `global`; one item once it is built: its dict */
 };
 
 enum pickle_global {
@@ -43,7 +50,9 @@ enum pickle_global {
     PICKLE_SIZE_CLASS,
     PICKLE_TYPED_STORAGE,
     PICKLE_UNTYPED_STORAGE,
-    PICKLE_DTYPE
+    PICKLE_DTYPE,
+    PICKLE_FLAT_METADATA, /* FlattenedTensorMetadata, of whatever module */
+    PICKLE_LOCAL_TENSOR   /* LocalSerializedTensor, of whatever module */
 };
 
 struct pickle_value {
@@ -83,6 +92,11 @@ struct pickle {
  *         the end; ERR_TOO_LARGE (PICKLE_NBYTES_MAX, PICKLE_ITEMS_MAX); ERR_NO_MEMORY. */
 int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                 struct err *e);
+
+/* pickle_read_tensors - the same, in which tensors, their metadata and LocalSerializedTensor may
+ * stand as values, and strings may be as long as tensors' names. */
+int pickle_read_tensors(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
+                        struct err *e);
 
 void pickle_fini(struct pickle *p); /* accepts a zeroed one */
 

@@ -398,8 +398,10 @@ static int begin_in_place_locked(struct store *s, struct staging *g, uint64_t de
         s->state = before;
         cnd_broadcast(&s->changed);
         return err_set(e, ERR_CONFLICT, "",
-                       stopped(stop) ? "the update was stopped while it waited for readers"
-                                     : "readers of the served weights did not let go in time");
+                       stopped(stop)
+                           ? "the update was stopped while it waited for readers"
+                           : "readers of the weights did not let go in time: generations that "
+                             "finish on theirs (frozen ones after resume), or a lease");
     }
     g->was_inconsistent = before == STORE_INCONSISTENT;
     return 0;
@@ -413,7 +415,8 @@ static int begin_staged_locked(struct store *s, uint64_t deadline_us, const atom
             continue;
         return err_set(e, ERR_CONFLICT, "",
                        "%u versions of the weights are alive, %u are allowed: older ones are still "
-                       "being read",
+                       "being read, by generations that finish on theirs (frozen ones after "
+                       "resume) or under a lease",
                        s->n_live, s->n_versions_max - 1);
     }
     return 0;
@@ -613,16 +616,38 @@ void store_abort(struct store *s, struct staging *g)
     store_version_drop(s, base);
 }
 
+/* The same bytes under the same serial, in a table of their own. */
+static void share_all(struct version_owned *next, struct version_owned *from)
+{
+    for (uint32_t i = 0; i < next->n_tensors; i++) {
+        for (uint32_t p = 0; p < next->n_places; p++)
+            slab_unref(version_view(next, p, i)->slab);
+        version_share(next, from, i);
+    }
+    next->version.serial = from->version.serial;
+    next->version.nbytes = from->version.nbytes;
+}
+
+static int check_serial(const struct version *v, uint64_t if_serial, struct err *e)
+{
+    if (if_serial == 0 || v->serial == if_serial)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/if_serial",
+                   "serial %llu is served ('%.100s'), not %llu: nothing is renamed",
+                   (unsigned long long)v->serial, v->label, (unsigned long long)if_serial);
+}
+
 /* A label is read without a lock by whoever pinned the version, so a renamed version is a new
  * table over the same slabs. */
-int store_set_label(struct store *s, const char *label, struct err *e)
+int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
+                    struct err *e)
 {
     struct version_owned *next = version_new(s), *old = NULL;
     const struct version *seen = NULL;
 
     if (next == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to rename the weights");
-    for (;;) {
+    while (old == NULL) {
         struct version_owned *from;
 
         if (store_pin(s, &seen, e) != 0) {
@@ -630,20 +655,18 @@ int store_set_label(struct store *s, const char *label, struct err *e)
             return -1;
         }
         from = (struct version_owned *)(uintptr_t)seen;
-        for (uint32_t i = 0; i < next->n_tensors; i++) {
-            for (uint32_t p = 0; p < next->n_places; p++)
-                slab_unref(version_view(next, p, i)->slab);
-            version_share(next, from, i);
+        if (check_serial(seen, if_serial, e) != 0) {
+            version_free(next);
+            store_version_drop(s, from);
+            return -1;
         }
-        next->version.serial = from->version.serial;
-        next->version.nbytes = from->version.nbytes;
+        share_all(next, from);
+        *serial = next->version.serial;
         mtx_lock(&s->lock);
         if (s->current == from && s->state == STORE_READY)
             old = publish_locked(s, next, label);
         mtx_unlock(&s->lock);
         store_version_drop(s, from);
-        if (old != NULL)
-            break;
     }
     store_version_drop(s, old);
     return 0;

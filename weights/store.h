@@ -184,9 +184,13 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
 void store_abort(struct store *s, struct staging *g);
 
 /* store_set_label - rename what is served (same bytes, same serial); readers that pinned it before
- * keep the name they saw. Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_CONFLICT (an in_place update
- * is writing), ERR_NO_MEMORY. */
-int store_set_label(struct store *s, const char *label, struct err *e);
+ * keep the name they saw.
+ * @if_serial  only if that is what is served; 0: whatever is
+ * @serial     what was renamed; written on success only
+ * Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_ASLEEP, ERR_CONFLICT (an in_place update is writing;
+ * at /if_serial: another serial is served), ERR_NO_MEMORY. */
+int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
+                    struct err *e);
 
 /* Bytes that a sleep gave back, as its pools gave them to the system or the driver. */
 struct store_slept {

@@ -150,6 +150,7 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->sharded = req->sharded;
     s->convert = req->convert;
     s->implicit = req->implicit;
+    s->unnamed = req->unnamed || req->implicit;
     s->wants_in_place = s->in_place = in_place;
     memcpy(s->label, req->label, sizeof s->label);
     s->lease_us = (uint64_t)req->lease_s * 1000000;
@@ -384,11 +385,11 @@ static struct update_job *finish_job(update_done_fn *done, void *done_arg, struc
     return job;
 }
 
-int updates_finish(struct updates *u, const char *id, const char *label,
-                   const struct update_checksum *checksums, uint32_t n_checksums,
-                   update_done_fn *done, void *done_arg, struct err *e)
+/* @job  NULL: there was no memory for it; else it is this function's */
+static int queue_finish(struct updates *u, const char *id, const char *label,
+                        const struct update_checksum *checksums, uint32_t n_checksums,
+                        struct update_job *job, struct err *e)
 {
-    struct update_job *job = finish_job(done, done_arg, e);
     struct session *s;
     int rc;
 
@@ -410,6 +411,25 @@ int updates_finish(struct updates *u, const char *id, const char *label,
     }
     updates_changed(u);
     return 0;
+}
+
+int updates_finish(struct updates *u, const char *id, const char *label,
+                   const struct update_checksum *checksums, uint32_t n_checksums,
+                   update_done_fn *done, void *done_arg, struct err *e)
+{
+    struct update_job *job = finish_job(done, done_arg, e);
+
+    return queue_finish(u, id, label, checksums, n_checksums, job, e);
+}
+
+int updates_verify(struct updates *u, const char *id, const struct update_checksum *checksums,
+                   uint32_t n_checksums, update_done_fn *done, void *done_arg, struct err *e)
+{
+    struct update_job *job = finish_job(done, done_arg, e);
+
+    if (job != NULL)
+        job->prove_only = true;
+    return queue_finish(u, id, "", checksums, n_checksums, job, e);
 }
 
 int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e)

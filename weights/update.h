@@ -11,7 +11,8 @@
  * is then inconsistent until a whole update succeeds.
  *
  * A tied name is compared with its target, at the latest by finish; where its target does not come
- * at all, it brings the target's bytes. */
+ * at all, it brings the target's bytes. One that comes when an implicit session has been committed
+ * without it is compared with what that committed; the session that it opened ends as that one. */
 #ifndef BATON_WEIGHTS_UPDATE_H
 #define BATON_WEIGHTS_UPDATE_H
 
@@ -42,7 +43,8 @@ enum update_phase {
     UPDATE_NONE,      /* no such update */
     UPDATE_OPEN,      /* started, nothing received */
     UPDATE_RECEIVING, /* bytes are or were moving */
-    UPDATE_VERIFYING, /* finish is checking */
+    UPDATE_VERIFYING, /* finish or verify is checking */
+    UPDATE_VERIFIED,  /* proven, and not yet served; takes no more chunks */
     UPDATE_COMMITTED,
     UPDATE_ABORTED
 };
@@ -51,7 +53,7 @@ const char *update_phase_name(enum update_phase phase);
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
-    bool in_place, partial, sharded, implicit;
+    bool in_place, partial, sharded, implicit, unnamed;
     struct source_counts mappings;      /* of trainers' memory, by this update */
     bool on_gpu;                        /* something came that lay on GPUs, or came there */
     bool host_sums;                     /* checksums of GPU memory were computed on the host */
@@ -95,7 +97,8 @@ void updates_free(struct updates *u); /* stops first; accepts NULL */
 struct update_start {
     bool in_place, partial, convert;
     bool sharded;  /* the ranks together must be complete, not each by itself */
-    bool implicit; /* opened by a dialect: commits by itself when covered */
+    bool unnamed;  /* opened by a dialect, whose requests do not name it */
+    bool implicit; /* opened by a dialect's first bucket: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s; /* 1..UPDATE_LEASE_S_MAX */
 };
@@ -169,6 +172,9 @@ struct update_chunk {
 };
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
+/* chunk_refield - "/names/7" of a rank's plan becomes where that stood in the request. */
+void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
+
 /* updates_submit - check a chunk against the manifest and queue it; moved in on success only. The
  * source of a chunk that differs from rank to rank is one that maps (weights/source.h).
  * A chunk_id that arrived before in this session, with the same plan and checksums, is answered
@@ -211,6 +217,13 @@ struct update_checksum {
 int updates_finish(struct updates *u, const char *id, const char *label,
                    const struct update_checksum *checksums, uint32_t n_checksums,
                    update_done_fn *done, void *done_arg, struct err *e);
+
+/* updates_verify - all of finish but the commit: the update is then UPDATE_VERIFIED, as long as its
+ * lease holds, and finish has only to publish it. So that several servers can commit together, or
+ * none of them. Arguments, errors and what `done` may bring: as updates_finish; what cannot be
+ * proven aborts the update. Verifying again is harmless. */
+int updates_verify(struct updates *u, const char *id, const struct update_checksum *checksums,
+                   uint32_t n_checksums, update_done_fn *done, void *done_arg, struct err *e);
 
 /* updates_abort - end a session; a running fill is asked to stop, and the worker gives the memory
  * back; chunks under way are answered with ERR_CONFLICT. Repeating is harmless. Blocks: no.

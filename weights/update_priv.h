@@ -66,6 +66,7 @@ struct update_job {
     struct chunk_key key;    /* CHUNK */
     struct finish_sum *sums; /* owned; FINISH */
     uint32_t n_sums;
+    bool prove_only;      /* FINISH: no commit */
     update_done_fn *done; /* NULL for DISPOSE */
     void *done_arg;
 
@@ -78,7 +79,13 @@ struct update_job {
 };
 
 /* What claims say of each tensor of the manifest. */
-enum { CLAIM_QUEUED = 1, CLAIM_ARRIVED = 2, CLAIM_TIED = 4, CLAIM_MINE = 8 };
+enum {
+    CLAIM_QUEUED = 1,
+    CLAIM_ARRIVED = 2,
+    CLAIM_TIED = 4, /* a tied name of it came before itself */
+    CLAIM_MINE = 8,
+    CLAIM_NAMED = 16 /* a tied name of it came */
+};
 
 /* Bytes that came under a tied name before their target. */
 struct tie {
@@ -123,10 +130,11 @@ struct session {
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
     bool single; /* a whole update by itself */
-    bool implicit, partial, sharded, convert, wants_in_place;
+    bool implicit, unnamed, partial, sharded, convert, wants_in_place;
     uint32_t n_ranks;
 
     /* Worker only. */
+    bool proven; /* since its last chunk */
     struct staging *staging;    /* owned; NULL until the first chunk runs */
     struct source_scope *scope; /* owned; NULL until a source makes it */
     struct tie *ties;           /* owned */
@@ -161,6 +169,8 @@ struct updates {
     uint64_t plans_clock;
 
     struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
+    uint64_t late_serial;            /* worker only: what an implicit session committed when all was
+                                        there but some tied name; 0: nothing, or not the last */
     struct updates_cfg cfg;          /* immutable */
     const struct manifest *manifest; /* borrowed from the store; immutable */
     pthread_t worker, watchdog;      /* owner only */
@@ -273,9 +283,6 @@ const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank);
 const struct layout *job_layout(const struct update_job *job, uint32_t rank);
 uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks); /* as sent, each plan once */
 
-/* Turns "/names/7" of a rank's plan into where that stood in the request. */
-void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
-
 /* update_plans.c */
 
 /* How a plan lands; from the kept ones if it is one of them, and kept with it. One reference.
@@ -326,12 +333,20 @@ void ties_drop_compared(struct session *s);
 int tie_push(struct session *s, const struct tie *tie, struct err *e);
 void session_drop_ties(struct session *s, uint32_t n_kept);
 
+/* Does the session hold nothing but names that are tied, or ignored? */
+bool session_only_ties(const struct session *s);
+/* Are the bytes of all ties those that are served? Errors: ERR_MISMATCH, ERR_CUDA. */
+int ties_compare_served(const struct session *s, const struct version *served, struct err *e);
+
 /* Errors: ERR_MISMATCH (ranks got different bytes for one tensor). */
 int replicas_prove(const struct session *s, struct err *e);
 
 /* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
 int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
                   struct err *e);
+
+/* A GPU that was lost since the bytes came has none of them any more. Worker only, no lock. */
+int session_prove_devices(const struct session *s, struct err *e);
 int stop_check(const struct progress *p, struct err *e);
 
 #endif

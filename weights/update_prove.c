@@ -129,6 +129,30 @@ void ties_drop_compared(struct session *s)
     s->n_ties = n;
 }
 
+bool session_only_ties(const struct session *s)
+{
+    return s->staging != NULL && s->staging->n_arrived == 0;
+}
+
+int ties_compare_served(const struct session *s, const struct version *served, struct err *e)
+{
+    const struct version_owned *v = (const struct version_owned *)(const void *)served;
+    const struct store *store = s->staging->store;
+
+    for (uint32_t i = 0; i < s->n_ties; i++) {
+        const struct tie *tie = &s->ties[i];
+
+        for (uint32_t p = 0; p < store_n_places(store); p++) {
+            uint64_t addr = version_view(v, p, tie->alias->targets[0])->addr;
+
+            if (addr != 0 && (tie->everywhere || p == tie->place) &&
+                tie_compare(store, tie, p, addr, e) != 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
 /* The bytes of a tie as those of its target in one place. */
 static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t place, struct err *e)
 {
@@ -288,9 +312,10 @@ static int prove_complete(const struct session *s, const struct manifest *m, str
                    m->plan->tensors[first].name);
 }
 
-/* A GPU that was lost since the bytes came has none of them any more. */
-static int prove_devices(const struct store *s, struct err *e)
+int session_prove_devices(const struct session *session, struct err *e)
 {
+    const struct store *s = session->staging->store;
+
     for (uint32_t p = 0; p < store_n_places(s); p++)
         if (store_device(s, p) != NULL && device_check(store_device(s, p), e) != 0)
             return -1;
@@ -307,5 +332,5 @@ int session_prove(struct session *s, const struct update_job *job, const struct 
     for (uint32_t i = 0; i < job->n_sums; i++)
         if (stop_check(&job->progress, e) != 0 || prove_sum(s, &job->sums[i], e) != 0)
             return -1;
-    return prove_devices(s->staging->store, e);
+    return session_prove_devices(s, e);
 }

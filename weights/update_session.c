@@ -22,6 +22,8 @@ const char *update_phase_name(enum update_phase phase)
         return "receiving";
     case UPDATE_VERIFYING:
         return "verifying";
+    case UPDATE_VERIFIED:
+        return "verified";
     case UPDATE_COMMITTED:
         return "committed";
     case UPDATE_ABORTED:
@@ -305,7 +307,7 @@ static int claim_arrive(struct updates *u, struct session *s, const struct updat
     bool before = claimed(u, s, c->index, CLAIM_ARRIVED), was_here = is_here(u, s, c->index);
 
     (void)job, (void)e;
-    *c->at = CLAIM_ARRIVED;
+    *c->at = (unsigned char)(CLAIM_ARRIVED | (*c->at & CLAIM_NAMED));
     if (!was_here && is_here(u, s, c->index))
         s->n_here++;
     if (!before && claimed(u, s, c->index, CLAIM_ARRIVED))
@@ -345,7 +347,7 @@ static void claim_tie(struct updates *u, struct session *s, uint32_t rank, uint3
 {
     bool was_here = is_here(u, s, index);
 
-    *claim_at(u, s, rank, index) |= CLAIM_TIED;
+    *claim_at(u, s, rank, index) |= CLAIM_TIED | CLAIM_NAMED;
     if (!was_here && is_here(u, s, index))
         s->n_here++;
 }
@@ -558,6 +560,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->on_gpu = s->on_gpu;
     out->host_sums = s->host_sums;
     out->implicit = s->implicit;
+    out->unnamed = s->unnamed;
     memcpy(out->label, s->label, sizeof out->label);
     out->serial = s->serial;
     if (!s->in_place)

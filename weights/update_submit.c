@@ -98,6 +98,9 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
     if (job->kind == JOB_CHUNK) {
         if (session_ended(s))
             return session_refuse_ended(s, e);
+        if (s->phase == UPDATE_VERIFIED)
+            return err_set(e, ERR_CONFLICT, "/update_id",
+                           "update %s is verified and takes no more: finish or abort it", s->id);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
         if (check_placement(s, job, e) != 0 || claims_take_locked(u, s, job, e) != 0)

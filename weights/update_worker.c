@@ -8,6 +8,7 @@
 #include "weights/update_priv.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -255,6 +256,18 @@ static int pass_point_of_no_return(struct updates *u, struct update_job *job, ch
     return rc;
 }
 
+/* Has no tied name come of some tensor that has one? */
+static bool lacks_name_locked(struct updates *u, const struct session *s)
+{
+    const struct manifest *m = u->manifest;
+
+    for (uint32_t i = 0; i < m->n_aliases; i++)
+        if (m->aliases[i].kind == ALIAS_TIED &&
+            claims_lack_locked(u, s, m->aliases[i].targets[0], CLAIM_NAMED))
+            return true;
+    return false;
+}
+
 static int commit(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session, *to_free = NULL;
@@ -277,6 +290,7 @@ static int commit(struct updates *u, struct update_job *job, struct err *e)
     s->running = NULL;
     if (rc == 0) {
         s->staging = NULL;
+        u->late_serial = s->implicit && lacks_name_locked(u, s) ? stats.serial : 0;
         settle_commit_locked(s, &stats);
         to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
         session_info_locked(u, s, &info);
@@ -288,7 +302,39 @@ static int commit(struct updates *u, struct update_job *job, struct err *e)
     return rc;
 }
 
-/* Proves and commits; whatever fails aborts the update, and the old version serves on. */
+/* What was proven stays so until the lease ends; a GPU may be lost all the same. */
+static int prove(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session;
+
+    if (s->proven && job->n_sums == 0)
+        return session_prove_devices(s, e);
+    if (session_prove(s, job, u->manifest, e) != 0)
+        return -1;
+    s->proven = true;
+    return 0;
+}
+
+static int settle_verified(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session;
+    uint64_t spent = clock_now_us() - job->began_us;
+    int rc = 0;
+
+    mtx_lock(&u->lock);
+    s->running = NULL;
+    s->verify_us += spent;
+    u->stats.verify_us += spent;
+    if (session_ended(s))
+        rc = session_answer_ended(s, e);
+    else
+        s->phase = UPDATE_VERIFIED;
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+/* Proves, and commits unless asked not to; whatever fails aborts the update, and the old version
+ * serves on. */
 static void finish(struct updates *u, struct update_job *job, struct err *e)
 {
     struct device *device = store_device(u->cfg.store, 0);
@@ -300,7 +346,8 @@ static void finish(struct updates *u, struct update_job *job, struct err *e)
         job->session->host_sums = true;
         mtx_unlock(&u->lock);
     }
-    if (session_prove(job->session, job, u->manifest, e) != 0 || commit(u, job, e) != 0)
+    if (prove(u, job, e) != 0 ||
+        (job->prove_only ? settle_verified(u, job, e) : commit(u, job, e)) != 0)
         end_failed(u, job->session, e);
 }
 
@@ -315,6 +362,54 @@ static bool covered(struct updates *u, struct session *s)
           s->n_arrived == u->manifest->plan->n_tensors;
     mtx_unlock(&u->lock);
     return yes;
+}
+
+/* Ends a session that brought nothing new, as what is served. */
+static void end_as_served(struct updates *u, struct session *s, const struct version *served,
+                          struct err *e)
+{
+    struct session *to_free = NULL;
+    struct update_info info;
+    int rc = 0;
+
+    drop_begun(u, s);
+    close_scope(u, s);
+    session_drop_ties(s, 0);
+    store_abort(u->cfg.store, s->staging);
+    s->staging = NULL;
+    mtx_lock(&u->lock);
+    if (session_ended(s)) {
+        rc = session_answer_ended(s, e);
+    } else {
+        s->serial = served->serial;
+        (void)snprintf(s->label, sizeof s->label, "%s", served->label);
+        to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
+        session_info_locked(u, s, &info);
+    }
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (rc == 0)
+        updates_log(&info);
+}
+
+/* State dicts of tied models often have the tied name last. Then all that is served was there
+ * before it, an implicit session has been committed, and the name opened another: if its bytes are
+ * those that are served, it belonged to that commit. Left open, it would wait for a whole model. */
+static void settle_late(struct updates *u, struct session *s, struct err *e)
+{
+    const struct version *served;
+    struct err none = {0};
+
+    if (!s->implicit || u->late_serial == 0 || !session_only_ties(s) ||
+        store_pin(u->cfg.store, &served, &none) != 0)
+        return;
+    if (served->serial != u->late_serial)
+        u->late_serial = 0;
+    else if (ties_compare_served(s, served, e) != 0)
+        end_failed(u, s, e);
+    else
+        end_as_served(u, s, served, e);
+    store_unpin(u->cfg.store, served);
 }
 
 /* Begins to move a chunk's bytes. 1: with SOURCE_TRY, not all could be begun. */
@@ -398,6 +493,8 @@ static void run_chunk(struct updates *u, struct update_job *job)
         settle_chunk(u, job, &e);
         if (e.code == ERR_NONE && (s->single || covered(u, s)))
             finish(u, job, &e);
+        else if (e.code == ERR_NONE)
+            settle_late(u, s, &e);
     }
     chunk_drop(job);
     job_answer(u, job, &e);

@@ -163,13 +163,14 @@ static void test_store_new_is_unsynced(void **state)
 {
     struct store *s = store_of(2, UINT64_MAX);
     struct err e = {0};
+    uint64_t serial = 0;
 
     (void)state;
     assert_int_equal(info_of(s).state, STORE_UNSYNCED);
     assert_int_equal(info_of(s).serial, 0);
     assert_int_equal(pin_refused(s), ERR_UNSYNCED);
     assert_false(store_wait_pinnable(s, CLOCK_NEVER)); /* only an update can help: no wait */
-    assert_int_equal(store_set_label(s, "x", &e), -1);
+    assert_int_equal(store_set_label(s, "x", 0, &serial, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
     assert_int_equal(stage_refused(s, false, true), ERR_UNSYNCED);
     store_unpin(s, NULL);
@@ -384,6 +385,7 @@ static void test_store_in_place_writes_the_served_slabs(void **state)
     const void *data;
     struct staging *g;
     struct err e = {0};
+    uint64_t serial = 0;
 
     (void)state;
     commit_step(s, 1, "a");
@@ -396,7 +398,7 @@ static void test_store_in_place_writes_the_served_slabs(void **state)
     assert_true(staging_in_place(g));
     assert_int_equal(info_of(s).state, STORE_IN_PLACE);
     assert_int_equal(pin_refused(s), ERR_CONFLICT);
-    assert_int_equal(store_set_label(s, "x", &e), -1);
+    assert_int_equal(store_set_label(s, "x", 0, &serial, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     err_clear(&e);
     bring_in_place(g, FX_ALL, 2);
@@ -463,13 +465,14 @@ static void test_store_inconsistent_heals_by_whole_updates_only(void **state)
     struct store *s = store_of(2, UINT64_MAX);
     struct staging *g;
     struct err e = {0};
+    uint64_t serial = 0;
 
     (void)state;
     commit_step(s, 1, "a");
     make_inconsistent(s);
     assert_int_equal(stage_refused(s, false, true), ERR_INCONSISTENT);
     assert_int_equal(stage_refused(s, true, true), ERR_INCONSISTENT);
-    assert_int_equal(store_set_label(s, "x", &e), -1);
+    assert_int_equal(store_set_label(s, "x", 0, &serial, &e), -1);
     assert_int_equal(e.code, ERR_INCONSISTENT);
     store_abort(s, stage(s, true, false)); /* an untouched one does not heal */
     assert_int_equal(info_of(s).state, STORE_INCONSISTENT);
@@ -492,11 +495,12 @@ static void test_store_set_label_keeps_bytes_and_serial(void **state)
     const struct version *v = NULL, *renamed = NULL;
     char label[VERSION_LABEL_MAX + 1];
     struct err e = {0};
+    uint64_t serial = 0;
 
     (void)state;
     commit_step(s, 1, "a");
     assert_int_equal(store_pin(s, &v, &e), 0);
-    assert_int_equal(store_set_label(s, "b", &e), 0);
+    assert_int_equal(store_set_label(s, "b", 0, &serial, &e), 0);
     assert_int_equal(store_pin(s, &renamed, &e), 0);
     assert_string_equal(v->label, "a");
     assert_string_equal(renamed->label, "b");
@@ -508,6 +512,28 @@ static void test_store_set_label_keeps_bytes_and_serial(void **state)
     store_unpin(s, renamed);
     assert_int_equal(info_of(s).n_live, 1);
     assert_int_equal(info_of(s).n_commits, 1);
+    store_done(s);
+}
+
+static void test_store_set_label_only_of_that_serial(void **state)
+{
+    struct store *s = store_of(2, UINT64_MAX);
+    struct err e = {0};
+    uint64_t serial = 0;
+
+    (void)state;
+    commit_step(s, 1, "a");
+    commit_step(s, 2, "b");
+    assert_int_equal(store_set_label(s, "c", 1, &serial, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_string_equal(e.field, "/if_serial");
+    assert_int_equal(serial, 0);
+    assert_string_equal(info_of(s).label, "b");
+    err_clear(&e);
+    assert_int_equal(store_set_label(s, "c", 2, &serial, &e), 0);
+    assert_int_equal(serial, 2);
+    assert_string_equal(info_of(s).label, "c");
+    assert_int_equal(info_of(s).n_live, 1);
     store_done(s);
 }
 
@@ -684,6 +710,7 @@ int main(void)
         cmocka_unit_test(test_store_in_place_without_a_version_is_staged),
         cmocka_unit_test(test_store_inconsistent_heals_by_whole_updates_only),
         cmocka_unit_test(test_store_set_label_keeps_bytes_and_serial),
+        cmocka_unit_test(test_store_set_label_only_of_that_serial),
         cmocka_unit_test(test_store_checksum_is_remembered),
         cmocka_unit_test(test_store_commits_are_atomic_to_readers),
         cmocka_unit_test(test_store_in_place_never_shows_a_mix),

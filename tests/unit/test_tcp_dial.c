@@ -223,7 +223,7 @@ static void test_the_resolver_s_failures(void **state)
         {EAI_NODATA, 0, ERR_BAD_REQUEST, "host 'trainer' has no address"},
         {EAI_AGAIN, 0, ERR_UNREADABLE, "cannot be looked up: Temporary failure"},
         {EAI_FAIL, 0, ERR_UNREADABLE, "cannot be looked up"},
-        {EAI_SYSTEM, EMFILE, ERR_UNREADABLE, "(errno 24)"},
+        {EAI_SYSTEM, EMFILE, ERR_NO_MEMORY, "(errno 24)"},
         {EAI_MEMORY, 0, ERR_NO_MEMORY, "no memory"},
         {0, 0, ERR_BAD_REQUEST, "host 'trainer' has no IP address"},
     };
@@ -709,9 +709,9 @@ static void test_no_descriptor_left(void **state)
     cfg.host = "trainer";
     (void)dial(&cfg, &p, &named);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    assert_int_equal(numeric.code, ERR_INTERNAL);
+    assert_int_equal(numeric.code, ERR_NO_MEMORY);
     assert_says(&numeric, "(errno 24)");
-    assert_int_equal(named.code, ERR_INTERNAL);
+    assert_int_equal(named.code, ERR_NO_MEMORY);
 }
 
 int main(void)

@@ -338,8 +338,7 @@ static void test_session_receives_in_any_order_and_commits(void **state)
     err_clear(&e);
     assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), -1);
     assert_int_equal(e.code, ERR_ENDED);
-    assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_plan_of(1), FX_STEP(2))).code,
-                     ERR_ENDED);
+    assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_plan_of(1), FX_STEP(2))).code, ERR_ENDED);
     bench_close(&b);
 }
 
@@ -533,6 +532,77 @@ static void test_session_refuses_finish_while_chunks_are_under_way(void **state)
     fx_gate_fini(&gate);
 }
 
+static enum err_code verify(struct bench *b, const char *id)
+{
+    struct err e = {0};
+
+    assert_int_equal(updates_verify(b->updates, id, NULL, 0, fx_done, &b->answer, &e), 0);
+    return fx_await(&b->answer);
+}
+
+static void test_session_verified_is_not_served_until_it_is_finished(void **state)
+{
+    struct update_chunk *late;
+    struct bench b;
+    struct update_info info;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(send_mask(&b, "", FX_ALL, 1), ERR_NONE);
+    info = start(&b, (struct update_start){.label = "two"});
+    assert_int_equal(send_mask(&b, info.id, FX_ALL, 2), ERR_NONE);
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(verify(&b, info.id), ERR_NONE);
+        assert_int_equal(b.answer.info.phase, UPDATE_VERIFIED);
+        assert_true(b.answer.info.lease_left_us > 0);
+        assert_served(&b, 1, "serial-1", 1);
+    }
+    late = chunk_of(&b, info.id, fx_plan_of(FX_ALL), (struct fx_source_cfg)FX_STEP(3));
+    assert_int_equal(updates_submit(b.updates, late, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_non_null(strstr(e.msg, "verified"));
+    update_chunk_free(late);
+    assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
+    assert_served(&b, 2, "two", 2);
+    bench_close(&b);
+}
+
+static void test_session_that_cannot_be_verified_is_aborted(void **state)
+{
+    struct bench b;
+    struct update_info info;
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(send_mask(&b, "", FX_ALL, 1), ERR_NONE);
+    info = start(&b, (struct update_start){0});
+    assert_int_equal(send_mask(&b, info.id, 1, 2), ERR_NONE);
+    assert_int_equal(verify(&b, info.id), ERR_INCOMPLETE);
+    assert_int_equal(b.answer.info.phase, UPDATE_ABORTED);
+    assert_served(&b, 1, "serial-1", 1);
+    bench_close(&b);
+}
+
+static void test_session_verified_can_be_aborted(void **state)
+{
+    struct bench b;
+    struct update_info info;
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    assert_int_equal(send_mask(&b, "", FX_ALL, 1), ERR_NONE);
+    info = start(&b, (struct update_start){0});
+    assert_int_equal(send_mask(&b, info.id, FX_ALL, 2), ERR_NONE);
+    assert_int_equal(verify(&b, info.id), ERR_NONE);
+    assert_int_equal(updates_abort(b.updates, info.id, "another could not", &info, &e), 0);
+    assert_int_equal(updates_finish(b.updates, info.id, "", NULL, 0, fx_done, &b.answer, &e), -1);
+    assert_int_equal(e.code, ERR_ENDED);
+    assert_served(&b, 1, "serial-1", 1);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -553,6 +623,9 @@ int main(void)
         cmocka_unit_test(test_session_answers_a_repeated_chunk),
         cmocka_unit_test(test_session_finish_checks_checksums),
         cmocka_unit_test(test_session_refuses_finish_while_chunks_are_under_way),
+        cmocka_unit_test(test_session_verified_is_not_served_until_it_is_finished),
+        cmocka_unit_test(test_session_that_cannot_be_verified_is_aborted),
+        cmocka_unit_test(test_session_verified_can_be_aborted),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,6 +65,62 @@ static void test_tied_name_in_another_chunk_must_agree(void **state)
     bench_close(&b);
 }
 
+/* An implicit session is committed when all is there; the name that comes last belongs to it. */
+static void test_tied_name_after_an_implicit_commit_must_agree(void **state)
+{
+    static const struct fx_tensor *const head[] = {&fx_lm_head};
+    struct update_start implicit = {.implicit = true};
+    struct update_info info, committed;
+    struct slab_stats st;
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    for (unsigned step = 1; step <= 2; step++) {
+        for (unsigned head_step = step + 1; head_step >= step; head_step--) {
+            info = start(&b, implicit);
+            assert_int_equal(send_mask(&b, info.id, FX_ALL, step), ERR_NONE);
+            committed = b.answer.info;
+            assert_int_equal(committed.phase, UPDATE_COMMITTED);
+            info = start(&b, implicit);
+            submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(head_step)));
+            assert_int_equal(fx_await(&b.answer), head_step == step ? ERR_NONE : ERR_MISMATCH);
+            assert_int_equal(b.answer.info.phase,
+                             head_step == step ? UPDATE_COMMITTED : UPDATE_ABORTED);
+            if (head_step == step)
+                assert_int_equal(b.answer.info.serial, committed.serial);
+            updates_current(b.updates, &info);
+            assert_int_equal(info.phase, UPDATE_NONE);
+            fx_assert_step(b.store, step);
+        }
+    }
+    slab_pool_stats(store_slabs(b.store, 0), &st);
+    assert_int_equal(st.n_live, 1);
+    bench_close(&b);
+}
+
+/* Where it comes first it waits for its target, also if it is what is served already. */
+static void test_tied_name_before_an_implicit_commit_waits(void **state)
+{
+    static const struct fx_tensor *const head[] = {&fx_lm_head};
+    struct update_info info;
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    for (unsigned step = 1; step <= 3; step++) {
+        unsigned head_step = step == 3 ? 2 : step; /* 3: the tied name is of the step before */
+
+        info = start(&b, (struct update_start){.implicit = true});
+        submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(head_step)));
+        assert_int_equal(fx_await(&b.answer), ERR_NONE);
+        assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
+        assert_int_equal(send_mask(&b, info.id, FX_ALL, step), step == 3 ? ERR_MISMATCH : ERR_NONE);
+        fx_assert_step(b.store, step == 3 ? 2 : step);
+    }
+    bench_close(&b);
+}
+
 static void test_tied_name_that_failed_leaves_nothing_behind(void **state)
 {
     static const struct fx_tensor *const head[] = {&fx_lm_head};
@@ -354,6 +410,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tied_name_must_agree),
         cmocka_unit_test(test_tied_name_in_another_chunk_must_agree),
+        cmocka_unit_test(test_tied_name_after_an_implicit_commit_must_agree),
+        cmocka_unit_test(test_tied_name_before_an_implicit_commit_waits),
         cmocka_unit_test(test_tied_name_that_failed_leaves_nothing_behind),
         cmocka_unit_test(test_tied_name_alone_brings_its_target),
         cmocka_unit_test(test_fused_and_ignored_names_are_taken_apart),
