@@ -22,6 +22,9 @@ and then broadcasts to all of them at the same time:
 
     with baton.join(["http://10.0.0.2:8700", "http://10.0.0.3:8700"]) as group:
         group.push(model.state_dict(), weight_version="step-100")
+
+A server with keys (--api-key-file) is sent the one in the environment's BATON_API_KEY: a control
+key. One with TLS is an https:// URL; SSL_CERT_FILE names a certificate that the system does not know.
 """
 
 import argparse
@@ -221,12 +224,15 @@ def _failure(status, body, headers):
 
 def request(url, method, path, body=None, headers=None, timeout=600.0, connected=None):
     """One request; returns the decoded JSON answer (bytes when it is not JSON). `connected` is
-    called with the socket."""
+    called with the socket. BATON_API_KEY is the server's key, if it asks for one."""
     connection, prefix, _ = _connect(url, timeout)
     headers = dict(headers or {})
     if isinstance(body, (dict, list)):
         body = json.dumps(body).encode()
         headers["Content-Type"] = "application/json"
+    key = os.environ.get("BATON_API_KEY")
+    if key:
+        headers.setdefault("Authorization", "Bearer " + key)
     try:
         connection.connect()
         if connected is not None:

@@ -2,9 +2,9 @@
 # Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test]   (default: build)
 set -euo pipefail
 
-build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libjansson-dev libpcre2-dev
-  libutf8proc-dev nettle-dev curl jq python3)
-test=(libcmocka-dev python3-yaml python3-numpy shellcheck procps)
+build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev
+  libpcre2-dev libutf8proc-dev nettle-dev libcurl4-gnutls-dev curl jq python3)
+test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp openssl shellcheck procps)
 
 packages=("${build[@]}")
 if [[ ${1:-build} == test ]]; then

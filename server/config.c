@@ -172,8 +172,10 @@ static bool env_known(const char *name)
 {
     char known[CONFIG_NAME_MAX];
 
-    if (strcmp(name, "BATON_URL") == 0 || strcmp(name, "BATON_CONFIG") == 0)
-        return true; /* the first is the client's */
+    if (strcmp(name, "BATON_URL") == 0 || strcmp(name, "BATON_API_KEY") == 0)
+        return true; /* the client's */
+    if (strcmp(name, "BATON_CONFIG") == 0)
+        return true;
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
         config_env_name(known, &config_options[i]);
         if (strcmp(known, name) == 0)

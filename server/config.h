@@ -31,10 +31,32 @@ enum { CONFIG_LIST_MAX = 16 };
       "embedded, or none: a store without generation (with --manifest)")                           \
     X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
       "with --engine none: what an update must cover, a .safetensors file or JSON columns")        \
-    X(STR, listen, "listen", "ADDRESS:PORT", "127.0.0.1:8700", 0, 0,                               \
-      "where to listen; port 0 takes a free one; beyond loopback needs --insecure")                \
+    X(STR, listen, "listen", "ADDRESS", "127.0.0.1:8700", 0, 0,                                    \
+      "where to listen: ADDRESS:PORT, or unix:PATH; port 0 takes a free one; beyond loopback it "  \
+      "needs --api-key-file, --trust, or --insecure")                                              \
+    X(STR, control_listen, "control-listen", "ADDRESS", "", 0, 0,                                  \
+      "where control routes are answered, and then only there, by a thread of their own; as "      \
+      "--listen; default: on --listen too")                                                        \
+    X(STR, health_listen, "health-listen", "ADDRESS", "", 0, 0,                                    \
+      "where health is answered besides --listen, by a thread that waits for no other; plain "     \
+      "HTTP, no key; as --listen; default: nowhere else")                                          \
+    X(STR, api_key_file, "api-key-file", "FILE", "", 0, 0,                                         \
+      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; a watch "  \
+      "key may read status and metrics, a generate key generate too, a control key everything; "   \
+      "SIGHUP reads it again; default: no keys")                                                   \
+    X(LIST, trust, "trust", "CIDR", "", 0, 0,                                                      \
+      "addresses whose requests need no key, as 10.0.0.0/8, or unix for those over a unix "        \
+      "socket; repeatable; others need one of --api-key-file")                                     \
+    X(STR, tls_cert, "tls-cert", "FILE", "", 0, 0,                                                 \
+      "certificate of --listen and --control-listen, PEM, with its chain behind it; with "         \
+      "--tls-key; default: plain HTTP")                                                            \
+    X(STR, tls_key, "tls-key", "FILE", "", 0, 0,                                                   \
+      "private key of --tls-cert, PEM, without a password; default: plain HTTP")                   \
     X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
-      "allow --listen beyond loopback although there are no keys")                                 \
+      "allow to listen beyond loopback although neither a key nor --trust says who may come")      \
+    X(STR, dialects, "dialects", "LIST", "all", 0, 0,                                              \
+      "other servers' APIs that are answered too: all, none, or some of vllm, skyrl, sglang, "     \
+      "prime-rl, with commas between them")                                                        \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
       "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
       "repeatable; none: refused")                                                                 \
@@ -145,12 +167,18 @@ void config_fini(struct config *c); /* accepts a zeroed one */
 /* config_help - every option with its default, environment name and meaning, within 100 columns. */
 void config_help(FILE *to);
 
+enum { CONFIG_UNIX_PATH_MAX = 107 }; /* what a socket's address can hold */
+
 struct config_listen {
-    char address[64]; /* without brackets */
+    char address[64];                    /* without brackets; "" for a unix socket */
+    char path[CONFIG_UNIX_PATH_MAX + 1]; /* of a unix socket; "" for an address */
     uint16_t port;
-    bool loopback;
+    bool loopback; /* unix sockets are */
 };
-/* config_listen_parse - "127.0.0.1:8700", "[::1]:8700". Numeric addresses and "localhost" only. */
-int config_listen_parse(struct config_listen *out, const char *text, struct err *e);
+/* config_listen_parse - "127.0.0.1:8700", "[::1]:8700", "unix:/run/baton.sock". Numeric addresses
+ * and "localhost" only.
+ * @option  "--listen": who is named by an error */
+int config_listen_parse(struct config_listen *out, const char *text, const char *option,
+                        struct err *e);
 
 #endif

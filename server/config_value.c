@@ -268,11 +268,12 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
     return rc;
 }
 
-static int refuse_listen(const char *text, const char *why, struct err *e)
+static int refuse_listen(const char *text, const char *option, const char *why, struct err *e)
 {
-    return err_set(e, ERR_BAD_REQUEST, "--listen",
-                   "'%.80s': %s; wanted is ADDRESS:PORT, as 127.0.0.1:8700 or [::1]:8700", text,
-                   why);
+    return err_set(e, ERR_BAD_REQUEST, option,
+                   "'%.120s': %s; wanted is ADDRESS:PORT, as 127.0.0.1:8700 or [::1]:8700, or "
+                   "unix:PATH",
+                   text, why);
 }
 
 /* Numeric address -> whether it is loopback; -1 when it is not numeric. */
@@ -293,7 +294,26 @@ static int loopback(const char *address, bool v6)
     return (ntohl(a4.s_addr) >> 24) == 127;
 }
 
-int config_listen_parse(struct config_listen *out, const char *text, struct err *e)
+static int parse_unix(struct config_listen *out, const char *text, const char *option,
+                      struct err *e)
+{
+    struct config_listen l = {.loopback = true};
+    const char *path = text + strlen("unix:");
+    size_t len = strlen(path);
+
+    if (len == 0)
+        return refuse_listen(text, option, "it has no path", e);
+    if (len > CONFIG_UNIX_PATH_MAX)
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "the path of a unix socket has at most %d bytes, this one %zu",
+                       CONFIG_UNIX_PATH_MAX, len);
+    memcpy(l.path, path, len + 1);
+    *out = l;
+    return 0;
+}
+
+int config_listen_parse(struct config_listen *out, const char *text, const char *option,
+                        struct err *e)
 {
     struct config_listen l = {0};
     const char *colon = strrchr(text, ':'), *rest;
@@ -302,20 +322,22 @@ int config_listen_parse(struct config_listen *out, const char *text, struct err 
     uint64_t port = 0;
     int is_loopback;
 
+    if (strncmp(text, "unix:", 5) == 0)
+        return parse_unix(out, text, option, e);
     if (colon == NULL || (v6 && (colon == text || colon[-1] != ']')))
-        return refuse_listen(text, "it has no port", e);
+        return refuse_listen(text, option, "it has no port", e);
     rest = digits(colon + 1, &port);
     if (rest == NULL || *rest != '\0' || port > UINT16_MAX)
-        return refuse_listen(text, "the port is not a number from 0 to 65535", e);
+        return refuse_listen(text, option, "the port is not a number from 0 to 65535", e);
     len = (size_t)(colon - text) - (v6 ? 2 : 0);
     if (len == 0 || len >= sizeof l.address)
-        return refuse_listen(text, "the address is empty or too long", e);
+        return refuse_listen(text, option, "the address is empty or too long", e);
     memcpy(l.address, text + (v6 ? 1 : 0), len);
     if (!v6 && strcmp(l.address, "localhost") == 0)
         (void)snprintf(l.address, sizeof l.address, "127.0.0.1");
     is_loopback = loopback(l.address, v6);
     if (is_loopback < 0)
-        return refuse_listen(text, "the address is neither numeric nor localhost", e);
+        return refuse_listen(text, option, "the address is neither numeric nor localhost", e);
     l.port = (uint16_t)port;
     l.loopback = is_loopback == 1;
     *out = l;

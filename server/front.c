@@ -11,6 +11,7 @@
 #include "server/front_priv.h"
 
 #include <assert.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,8 @@ static void daemon_ready(void *arg, uint32_t events)
     (void)events;
 }
 
+static void shard_close(struct shard *s);
+
 static uint64_t shard_turn(void *arg)
 {
     struct shard *s = arg;
@@ -67,6 +70,10 @@ static uint64_t shard_turn(void *arg)
         return CLOCK_NEVER;
     s->moved = false;
     (void)MHD_run(s->daemon);
+    if (s->finish_by_us > 0 && (!conn_any_unsent(s) || clock_passed(s->finish_by_us))) {
+        shard_close(s);
+        return CLOCK_NEVER;
+    }
     if (MHD_get_timeout(s->daemon, &ms) != MHD_YES) {
         s->n_zero_turns = 0;
         return CLOCK_NEVER;
@@ -85,6 +92,30 @@ static uint64_t shard_turn(void *arg)
     return FRONT_GUARD_WAIT_US;
 }
 
+/* Loop thread: it turns. */
+static void shard_beat(void *arg)
+{
+    struct shard *s = arg;
+
+    atomic_store_explicit(&s->beat_us, clock_now_us(), memory_order_relaxed);
+}
+
+/* Connections that the kernel has made for us, and the requests on them, are ours: closing the
+ * listening socket now would reset them. */
+static void accept_rest(struct shard *s)
+{
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_LISTEN_FD);
+    struct pollfd p = {.fd = info->listen_fd, .events = POLLIN};
+    uint64_t before, n = atomic_load_explicit(&s->n_accepted, memory_order_relaxed);
+    uint64_t most = n + FRONT_BACKLOG;
+
+    do {
+        before = n;
+        (void)MHD_run(s->daemon);
+        n = atomic_load_explicit(&s->n_accepted, memory_order_relaxed);
+    } while (n > before && n < most && poll(&p, 1, 0) > 0);
+}
+
 /* Loop thread: stop accepting. */
 static void shard_quiesce(void *arg)
 {
@@ -95,6 +126,8 @@ static void shard_quiesce(void *arg)
     if (s->quiesced)
         return;
     s->quiesced = true;
+    if (loop_is_current(s->loop))
+        accept_rest(s);
     fd = MHD_quiesce_daemon(s->daemon);
     if (fd != MHD_INVALID_SOCKET)
         (void)close(fd);
@@ -104,11 +137,21 @@ static void shard_quiesce(void *arg)
     mtx_unlock(&f->lock);
 }
 
-/* Loop thread, or any while none runs: close everything. Suspended connections are resumed first;
- * stopping libmicrohttpd with one would be a panic. */
+/* Loop thread: answers that are there still go out, for a while; everything else is over. */
 static void shard_finish(void *arg)
 {
     struct shard *s = arg;
+
+    shard_quiesce(s);
+    conn_finish_all(s);
+    s->finish_by_us = clock_after_us(FRONT_GRACE_US);
+}
+
+/* Loop thread, or any while none runs: close everything. Suspended connections are resumed first;
+ * stopping libmicrohttpd with one would be a panic. */
+static void shard_close(struct shard *s)
+{
+    struct front *f = s->front;
 
     shard_quiesce(s);
     conn_close_all(s);
@@ -119,17 +162,43 @@ static void shard_finish(void *arg)
     MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
     assert(s->conns == NULL);
+    mtx_lock(&f->lock);
+    f->n_closed++;
+    cnd_broadcast(&f->moved);
+    mtx_unlock(&f->lock);
+}
+
+/* libmicrohttpd reads texts that its array of options calls writable. */
+static void *pem(const char *text)
+{
+    union {
+        const char *in;
+        void *out;
+    } both = {text};
+
+    return both.out;
 }
 
 static int start_daemon(struct shard *s, struct err *e)
 {
+    const struct front_cfg *cfg = &s->front->cfg;
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, pem(cfg->tls_cert)},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, pem(cfg->tls_key)},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, pem(front_tls_priorities)},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
+    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+
     s->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, request_handle,
-        s, MHD_OPTION_EXTERNAL_LOGGER, library_log, s, MHD_OPTION_LISTEN_SOCKET, s->listen_fd,
-        MHD_OPTION_URI_LOG_CALLBACK, request_begin, s, MHD_OPTION_NOTIFY_COMPLETED,
-        request_completed, s, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)FRONT_POOL_NBYTES, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)s->n_conns_limit, MHD_OPTION_CONNECTION_TIMEOUT, 0U, MHD_OPTION_END);
+        s->front->tls ? flags | MHD_USE_TLS : flags, 0, NULL, NULL, request_handle, s,
+        MHD_OPTION_EXTERNAL_LOGGER, library_log, s, MHD_OPTION_ARRAY, s->front->tls ? tls : none,
+        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_URI_LOG_CALLBACK, request_begin, s,
+        MHD_OPTION_NOTIFY_COMPLETED, request_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
+        conn_notify, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)FRONT_POOL_NBYTES,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->n_conns_limit, MHD_OPTION_CONNECTION_TIMEOUT, 0U,
+        MHD_OPTION_END);
     /* From here on the socket is the daemon's, whose failing start may have closed it already. */
     s->listen_fd = -1;
     if (s->daemon == NULL)
@@ -141,12 +210,15 @@ static int shard_start(struct shard *s, size_t i, struct err *e)
 {
     struct loop_cfg cfg = {.turn = shard_turn, .arg = s};
     const union MHD_DaemonInfo *info;
+    const char *front = s->front->cfg.name;
     char name[16];
 
-    (void)snprintf(name, sizeof name, "front/%zu", i % 1000);
+    (void)snprintf(name, sizeof name, "%.10s/%zu", front != NULL ? front : "front", i % 1000);
     cfg.name = name;
     s->quiesce = (struct loop_item){.run = shard_quiesce, .arg = s};
     s->finish = (struct loop_item){.run = shard_finish, .arg = s};
+    s->beat = (struct loop_item){.run = shard_beat, .arg = s};
+    shard_beat(s);
     s->sweep = (struct loop_timer){.fire = conn_sweep, .arg = s};
     if (loop_new(&s->loop, &cfg, e) != 0 || start_daemon(s, e) != 0)
         return -1;
@@ -193,6 +265,7 @@ int front_new(struct front **out, const struct front_cfg *cfg, struct err *e)
     mtx_init(&f->lock, MTX_LEAF);
     cnd_init(&f->moved);
     f->cfg = *cfg;
+    f->tls = cfg->tls_cert != NULL;
     f->n_shards = cfg->n_shards;
     for (size_t i = 0; i < f->n_shards; i++) {
         f->shards[i].front = f;
@@ -200,11 +273,13 @@ int front_new(struct front **out, const struct front_cfg *cfg, struct err *e)
     }
     front_fit_nofile(f);
     size_shards(f);
-    if (front_prebuild(f, e) != 0 || front_listen(f, e) != 0)
+    if ((f->tls && front_tls_check(cfg->tls_cert, cfg->tls_key, e) != 0) ||
+        front_prebuild(f, e) != 0 || front_listen(f, e) != 0)
         goto err_free;
     for (size_t i = 0; i < f->n_shards; i++)
         if (shard_start(&f->shards[i], i, e) != 0)
             goto err_free;
+    f->cfg.tls_cert = f->cfg.tls_key = NULL; /* the caller's, who wipes them */
     *out = f;
     return 0;
 
@@ -216,6 +291,20 @@ err_free:
 uint16_t front_port(const struct front *f)
 {
     return f->port;
+}
+
+uint64_t front_beat_us(struct front *f)
+{
+    uint64_t least = CLOCK_NEVER;
+
+    for (size_t i = 0; i < f->n_shards; i++) {
+        struct shard *s = &f->shards[i];
+        uint64_t beat_us = atomic_load_explicit(&s->beat_us, memory_order_relaxed);
+
+        least = beat_us < least ? beat_us : least;
+        loop_post(s->loop, &s->beat);
+    }
+    return least;
 }
 
 void front_stats(struct front *f, struct front_stats *out)
@@ -260,14 +349,30 @@ bool front_wait_idle(struct front *f, uint64_t deadline_us)
     return idle;
 }
 
-static void shard_stop(struct shard *s)
+/* All shards have the same grace, at the same time. */
+static void finish_shards(struct front *f)
 {
-    if (s->daemon != NULL && loop_started(s->loop)) {
-        loop_post(s->loop, &s->finish);
-        loop_stop(s->loop);
-    } else if (s->daemon != NULL) {
-        shard_finish(s);
+    size_t n = 0;
+
+    for (size_t i = 0; i < f->n_shards; i++) {
+        struct shard *s = &f->shards[i];
+
+        if (s->daemon == NULL)
+            continue;
+        n++;
+        if (loop_started(s->loop))
+            loop_post(s->loop, &s->finish);
+        else
+            shard_close(s);
     }
+    mtx_lock(&f->lock);
+    while (f->n_closed < n)
+        (void)cnd_wait(&f->moved, &f->lock, CLOCK_NEVER);
+    mtx_unlock(&f->lock);
+}
+
+static void shard_fini(struct shard *s)
+{
     loop_free(s->loop);
     if (s->listen_fd >= 0)
         (void)close(s->listen_fd);
@@ -277,8 +382,10 @@ void front_free(struct front *f)
 {
     if (f == NULL)
         return;
+    finish_shards(f);
     for (size_t i = 0; i < f->n_shards; i++)
-        shard_stop(&f->shards[i]);
+        shard_fini(&f->shards[i]);
+    front_unlink(f);
     if (f->no_memory != NULL)
         MHD_destroy_response(f->no_memory);
     if (f->internal != NULL)

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 struct front;
 
@@ -26,6 +27,7 @@ enum front_body {
 struct front_plan {
     enum front_body body;
     uint64_t body_max; /* bytes; over it ERR_TOO_LARGE, early when Content-Length tells */
+    bool of_get;       /* a GET's body is read too, not dropped */
     /* FRONT_BODY_STREAM: as safetensors_head_nbytes: 0 and *out = length of the head once known,
      * 0 and *out = 0 while more bytes are needed, -1 when the head is refused. */
     int (*head_nbytes)(const void *data, size_t have, uint64_t *out, struct err *e);
@@ -42,7 +44,8 @@ struct front_outcome {
 
 /* All are called on a loop thread and must not block. */
 struct front_app {
-    /* Headers are there. On -1 `reject` is called at once with the same e. */
+    /* Headers are there. On -1 `reject` is called at once with the same e. Afterwards
+     * x->authorization is wiped. */
     int (*route)(void *app, struct exchange *x, struct front_plan *out, struct err *e);
     /* The body (or its head) is there: the callee now owns one reference and must answer. */
     void (*dispatch)(void *app, struct exchange *x);
@@ -55,20 +58,38 @@ struct front_app {
 };
 
 struct front_cfg {
-    const char *address; /* numeric IPv4 or [IPv6] */
-    uint16_t port;       /* 0: any free one */
-    size_t n_shards;     /* loop threads, SO_REUSEPORT when > 1 */
+    const char *name;      /* of its threads; NULL: "front" */
+    const char *address;   /* numeric IPv4 or [IPv6] */
+    uint16_t port;         /* 0: any free one */
+    const char *unix_path; /* a unix socket instead, for the owner, and for the group if the umask
+                              lets it write; NULL: address and port */
+    size_t n_shards;       /* loop threads; each has a listening socket of its own, by SO_REUSEPORT,
+                              but all have one unix socket */
     size_t n_connections_max;
     uint64_t header_timeout_us, body_timeout_us, idle_timeout_us, drop_timeout_us;
     const char *boot_id; /* borrowed; X-Baton-Boot-Id of every answer that has none; may be NULL */
+    /* PEM texts, both or neither: TLS 1.2 and 1.3. Read by front_new only. */
+    const char *tls_cert, *tls_key;
+    /* Asked once for each accepted socket; the answer is exchange.peer_trusted. May be NULL. */
+    bool (*trusts)(const void *arg, const struct sockaddr *peer);
+    const void *trusts_arg;
     const struct front_app *app;
     void *app_arg;
 };
 
-/* front_new - bind, listen, start the loops.
+/* front_new - bind, listen, start the loops. A unix socket that nobody listens on any more is
+ * replaced; front_free removes it.
  * Errors: ERR_INTERNAL naming the address and the reason (in use, not permitted). */
 int front_new(struct front **out, const struct front_cfg *cfg, struct err *e);
-uint16_t front_port(const struct front *f); /* the bound one */
+uint16_t front_port(const struct front *f); /* the bound one; 0 of a unix socket */
+
+/* front_tls_check - would front_new take this certificate and this key?
+ * Errors: ERR_BAD_REQUEST: what GnuTLS says of them; no field. */
+int front_tls_check(const char *cert, const char *key, struct err *e);
+
+/* front_beat_us - asks every loop to show that it turns. Returns when the slowest one last did.
+ * Threads: any. Blocks: no. */
+uint64_t front_beat_us(struct front *f);
 
 struct front_stats {
     uint64_t n_connections, n_accepted, n_requests, n_rejected, n_gone, n_timeouts;

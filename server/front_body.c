@@ -65,10 +65,12 @@ static int append(struct request *r, const char *data, size_t n, struct err *e)
     return 0;
 }
 
-/* GET and HEAD have no body that means anything; it counts against the route's limit all the same.
- */
+/* GET and HEAD have no body that means anything, unless the route says so; it counts against its
+ * limit all the same. */
 static bool ignored(const struct request *r)
 {
+    if (r->plan.of_get)
+        return false;
     return r->x->method == METHOD_GET || r->x->method == METHOD_HEAD;
 }
 

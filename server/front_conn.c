@@ -12,15 +12,27 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h> /* glibc's struct tcp_info ends before tcpi_bytes_acked */
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum { SWEEP_US_MIN = 5 * 1000, SWEEP_US_MAX = 250 * 1000 };
+
+/* Of a unix socket: what grows by a byte for each that its peer reads, as long as nothing is
+ * written, and by much when it had room again, which it has when half a buffer was read. */
+static uint64_t drained(const struct conn *c)
+{
+    int n_unread = 0;
+
+    (void)ioctl(c->fd, SIOCOUTQ, &n_unread);
+    return ((c->n_writable + 1) << 32) - (uint64_t)n_unread;
+}
 
 /* Bytes of ours that the peer has acknowledged. */
 static uint64_t acked(const struct conn *c)
@@ -28,6 +40,8 @@ static uint64_t acked(const struct conn *c)
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
 
+    if (!c->tcp)
+        return drained(c);
     if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
         return 0;
     return info.tcpi_bytes_acked;
@@ -55,8 +69,11 @@ void conn_kill(struct conn *c)
 
 static void hung_up(void *arg, uint32_t events)
 {
+    struct conn *c = arg;
+
+    c->n_writable += (events & EPOLLOUT) != 0;
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
-        conn_kill(arg);
+        conn_kill(c);
 }
 
 static void set_options(int fd)
@@ -69,8 +86,9 @@ static void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
 }
 
-static struct conn *conn_new(struct shard *s, int fd)
+static struct conn *conn_new(struct shard *s, int fd, const struct sockaddr *peer)
 {
+    const struct front_cfg *cfg = &s->front->cfg;
     struct conn *c = calloc(1, sizeof *c);
     struct err e = {0};
 
@@ -79,13 +97,15 @@ static struct conn *conn_new(struct shard *s, int fd)
     c->shard = s;
     c->fd = fd;
     c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
-    if (loop_watch(s->loop, &c->hangup, EPOLLRDHUP | EPOLLET, &e) != 0) {
+    c->tcp = cfg->unix_path == NULL;
+    c->trusted = cfg->trusts != NULL && cfg->trusts(cfg->trusts_arg, peer);
+    if (loop_watch(s->loop, &c->hangup, EPOLLRDHUP | EPOLLET | (c->tcp ? 0 : EPOLLOUT), &e) != 0) {
         log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
         free(c);
         return NULL;
     }
     set_options(fd);
-    conn_deadline(c, s->front->cfg.header_timeout_us);
+    conn_deadline(c, cfg->header_timeout_us);
     c->next = s->conns;
     c->prev_next = &s->conns;
     if (c->next != NULL)
@@ -112,39 +132,59 @@ void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe)
 {
     struct shard *s = cls;
-    const union MHD_ConnectionInfo *info;
+    const struct sockaddr *peer;
+    int fd;
 
     if (toe == MHD_CONNECTION_NOTIFY_CLOSED) {
         s->n_conns--;
-        if (*socket_context != NULL)
-            conn_free(*socket_context);
+        if (*socket_context != NULL) {
+            struct conn *c = *socket_context;
+
+            /* When its epoll is out of memory, libmicrohttpd completes no request. */
+            if (c->req != NULL)
+                request_end(c->req, false);
+            conn_free(c);
+        }
         *socket_context = NULL;
     } else {
         s->n_conns++;
         front_count(&s->n_accepted);
-        info = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *socket_context = conn_new(s, info->connect_fd);
+        fd = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        peer = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
+        *socket_context = conn_new(s, fd, peer);
         if (*socket_context == NULL) /* unwatched, it could outlive its client: do not serve it */
-            (void)shutdown(info->connect_fd, SHUT_RDWR);
+            (void)shutdown(fd, SHUT_RDWR);
     }
     atomic_store_explicit(&s->n_connections, s->n_conns, memory_order_relaxed);
 }
 
-/* The body did not come in time: say so, if nothing else has been decided. The socket lives for a
- * moment more, in which the next piece ends it without a reset. */
-static void body_late(struct conn *c)
+static bool in_body(const struct request *r)
 {
-    struct request *r = c->req;
-    struct err e = {0};
+    return r != NULL && !r->raw_sent &&
+           (r->stage == STAGE_WHOLE || r->stage == STAGE_STREAM_HEAD || r->stage == STAGE_DROP);
+}
 
+/* The rest of the body is not waited for: the answer goes out now, e unless another has been
+ * decided. */
+static void cut_body(struct request *r, const struct err *e)
+{
     if (r->stage != STAGE_DROP) {
-        (void)err_set(&e, ERR_TIMEOUT, "", "the body did not come within %llu ms",
-                      (unsigned long long)(c->shard->front->cfg.body_timeout_us / 1000));
-        request_refuse(r, &e);
+        request_refuse(r, e);
         r->stage = STAGE_DROP;
     }
     request_send_raw(r);
-    if (r->raw_sent)
+}
+
+/* The body did not come in time. The socket lives for a moment more, in which the next piece ends
+ * it without a reset. */
+static void body_late(struct conn *c)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_TIMEOUT, "", "the body did not come within %llu ms",
+                  (unsigned long long)(c->shard->front->cfg.body_timeout_us / 1000));
+    cut_body(c->req, &e);
+    if (c->req->raw_sent)
         conn_deadline(c, FRONT_GRACE_US);
     else
         conn_kill(c);
@@ -175,8 +215,7 @@ static void conn_late(struct conn *c)
     }
     if (r != NULL || c->n_requests == 0)
         front_count(&c->shard->n_timeouts);
-    if (r != NULL &&
-        (r->stage == STAGE_WHOLE || r->stage == STAGE_STREAM_HEAD || r->stage == STAGE_DROP))
+    if (in_body(r))
         body_late(c);
     else
         conn_kill(c);
@@ -215,6 +254,38 @@ void conn_sweep(void *arg)
     loop_timer_set(s->loop, &s->sweep, now_us + sweep_us(&s->front->cfg));
 }
 
+static bool unsent(const struct conn *c)
+{
+    const struct request *r = c->req;
+
+    if (c->dead || r == NULL || r->raw_sent)
+        return false;
+    return r->stage == STAGE_SEND ||
+           (r->stage == STAGE_WAIT && exchange_answered(r->x) != ANSWER_NONE);
+}
+
+void conn_finish_all(struct shard *s)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_DRAINING, "", "the server ends; the body was not waited for");
+    for (struct conn *c = s->conns; c != NULL; c = c->next) {
+        if (unsent(c))
+            continue;
+        if (!c->dead && in_body(c->req))
+            cut_body(c->req, &e);
+        conn_kill(c);
+    }
+}
+
+bool conn_any_unsent(const struct shard *s)
+{
+    for (const struct conn *c = s->conns; c != NULL; c = c->next)
+        if (unsent(c))
+            return true;
+    return false;
+}
+
 void conn_close_all(struct shard *s)
 {
     for (struct conn *c = s->conns; c != NULL; c = c->next)
@@ -250,6 +321,8 @@ static void lingering_open(struct shard *s, int fd)
         goto err_free;
     if (loop_watch(s->loop, &l->watch, EPOLLIN | EPOLLRDHUP, &e) != 0)
         goto err_close;
+    /* libmicrohttpd ends plain TCP so, but of TLS it only sends the end within. */
+    (void)shutdown(l->watch.fd, SHUT_WR);
     l->deadline_us = clock_after_us(s->front->cfg.drop_timeout_us);
     l->next = s->lingers;
     l->prev_next = &s->lingers;

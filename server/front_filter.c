@@ -104,7 +104,7 @@ static int parse_length(const char *text, uint64_t *out, struct err *e)
         if (*p < '0' || *p > '9')
             return err_set(e, ERR_BAD_REQUEST, "", "Content-Length '%.32s' is not a number", text);
         if (n > ((uint64_t)INT64_MAX - digit) / 10)
-            return err_set(e, ERR_BAD_REQUEST, "", "Content-Length '%.32s' is over 2^63 - 1", text);
+            return err_set(e, ERR_TOO_LARGE, "", "Content-Length '%.32s' is over 2^63 - 1", text);
         n = n * 10 + digit;
     }
     *out = n;
@@ -310,18 +310,34 @@ static enum exchange_method method_of(const char *name)
     return METHOD_OTHER;
 }
 
+/* libmicrohttpd keeps a request's header until the next one comes, maybe minutes later: long enough
+ * for a key to end up in a core file. It is done with it, and reads it as an empty value. */
+static void wipe(const char *value)
+{
+    union {
+        const char *in;
+        char *out;
+    } both = {value};
+
+    if (value != NULL)
+        explicit_bzero(both.out, strlen(value));
+}
+
 /* A request that fails here is closed after its answer, unless only its Expect is unknown: then its
  * framing is sound. */
 int filter_request(struct request *r, const char *method, const char *version, struct err *e)
 {
     struct header_scan h = {.e = e};
+    int rc;
 
     r->http11 = strcmp(version, "HTTP/1.0") != 0;
     r->x->method = method_of(method);
     (void)MHD_get_connection_values_n(r->mc, MHD_HEADER_KIND, scan_header, &h);
     take_request_id(r->x, h.request_id);
     r->must_close = true;
-    if (h.failed || check_framing(r, &h, e) != 0 || fill_exchange(r, &h, e) != 0)
+    rc = h.failed || check_framing(r, &h, e) != 0 || fill_exchange(r, &h, e) != 0 ? -1 : 0;
+    wipe(h.authorization);
+    if (rc != 0)
         return -1;
     r->must_close = false;
     if (h.expect == NULL)

@@ -1,14 +1,20 @@
-/* Listening sockets, one for each shard, and the room that they need in the descriptor table. */
+/* Listening sockets, one for each shard, and the room that they need in the descriptor table.
+ *
+ * A unix socket is a file that outlives its server: one that nobody accepts on any more is replaced
+ * at start, and ours is removed at the end, unless somebody has replaced it. */
 #include "base/log.h"
 #include "server/front_priv.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { NOFILE_RESERVE = 256 /* descriptors for everything but connections */ };
@@ -87,8 +93,99 @@ static int bound_port(int fd, uint16_t *out, struct err *e)
     return 0;
 }
 
+/* Is there a socket at the path that nobody listens on? */
+static bool is_stale(const struct sockaddr_un *addr)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct stat st;
+    bool stale;
+
+    if (fd < 0)
+        return false;
+    stale = lstat(addr->sun_path, &st) == 0 && S_ISSOCK(st.st_mode) &&
+            connect(fd, (const struct sockaddr *)addr, sizeof *addr) != 0 && errno == ECONNREFUSED;
+    (void)close(fd);
+    return stale;
+}
+
+static int bind_unix(int fd, const struct sockaddr_un *addr)
+{
+    /* The mode is that of the descriptor, cut by the umask; others are never let in, and there is
+     * no moment at which they are. */
+    if (fchmod(fd, S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP) != 0)
+        return -1;
+    if (bind(fd, (const struct sockaddr *)addr, sizeof *addr) == 0)
+        return 0;
+    if (errno != EADDRINUSE)
+        return -1;
+    if (!is_stale(addr) || unlink(addr->sun_path) != 0) {
+        errno = EADDRINUSE;
+        return -1;
+    }
+    return bind(fd, (const struct sockaddr *)addr, sizeof *addr);
+}
+
+static int listen_unix(struct front *f, int *out, struct err *e)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    const char *path = f->cfg.unix_path;
+    struct stat st;
+    int fd;
+
+    if (strlen(path) >= sizeof addr.sun_path)
+        return err_set(e, ERR_INTERNAL, "", "the path of a unix socket has at most %zu bytes",
+                       sizeof addr.sun_path - 1);
+    memcpy(addr.sun_path, path, strlen(path));
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot make a socket");
+    if (bind_unix(fd, &addr) != 0)
+        goto refuse;
+    if (stat(path, &st) == 0) {
+        f->has_path = true;
+        f->path_dev = st.st_dev;
+        f->path_ino = st.st_ino;
+    }
+    if (listen(fd, FRONT_BACKLOG) != 0)
+        goto refuse;
+    *out = fd;
+    return 0;
+
+refuse:
+    (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot listen on unix:%s", path);
+    (void)close(fd);
+    return -1;
+}
+
+void front_unlink(struct front *f)
+{
+    const char *path = f->cfg.unix_path;
+    struct stat st;
+
+    if (f->has_path && stat(path, &st) == 0 && st.st_dev == f->path_dev &&
+        st.st_ino == f->path_ino && unlink(path) != 0)
+        log_line(LOG_WARN, "http.unlink", "unix:%s could not be removed: %s", path,
+                 strerror(errno));
+    f->has_path = false;
+}
+
+/* One socket for all shards. */
+static int listen_path(struct front *f, struct err *e)
+{
+    if (listen_unix(f, &f->shards[0].listen_fd, e) != 0)
+        return -1;
+    for (size_t i = 1; i < f->n_shards; i++) {
+        f->shards[i].listen_fd = fcntl(f->shards[0].listen_fd, F_DUPFD_CLOEXEC, 0);
+        if (f->shards[i].listen_fd < 0)
+            return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot copy a socket");
+    }
+    return 0;
+}
+
 int front_listen(struct front *f, struct err *e)
 {
+    if (f->cfg.unix_path != NULL)
+        return listen_path(f, e);
     f->port = f->cfg.port;
     for (size_t i = 0; i < f->n_shards; i++) {
         if (listen_one(f, f->port, &f->shards[i].listen_fd, e) != 0)

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 enum {
     FRONT_POOL_NBYTES = 16 << 10,     /* memory of one connection; headers over it are a 431 */
@@ -21,7 +22,7 @@ enum {
     FRONT_ZERO_TURNS_MAX = 64,        /* idle turns without a wait before the spin guard */
     FRONT_GUARD_WAIT_US = 1000,       /* what the spin guard then waits */
     FRONT_DROP_NBYTES_MAX = 1 << 20,  /* a known rest up to this is read before an early error */
-    FRONT_GRACE_US = 1000 * 1000,     /* from an answer mid-upload to the cut */
+    FRONT_GRACE_US = 1000 * 1000,     /* from an answer mid-upload, or the end, to the cut */
     FRONT_SEND_NBYTES_MIN = 16 << 10, /* a reader must take this much each body_timeout_us */
     FRONT_LINGER_MAX = 64,            /* half-closed sockets kept for their last bytes */
     FRONT_LINGER_NBYTES = 1 << 20,    /* thrown away for each event of such a socket */
@@ -45,6 +46,9 @@ struct conn {
     uint64_t acked;      /* bytes that the peer had taken when a slow answer was last let live */
     bool dead;           /* FIN seen or given up on: nothing extends its life */
     bool linger;         /* take the socket over when libmicrohttpd closes it */
+    bool tcp;            /* else a unix socket */
+    bool trusted;        /* front_cfg.trusts said so */
+    uint64_t n_writable; /* how often its buffer has had room again */
     struct request *req; /* of this connection, being served; NULL between two */
 };
 
@@ -103,23 +107,29 @@ struct shard {
     size_t n_conns_limit;  /* libmicrohttpd stops accepting */
     struct loop_watch mhd; /* the daemon's own epoll */
     struct loop_timer sweep;
-    struct loop_item quiesce, finish;
+    struct loop_item quiesce, finish, beat;
     struct conn *conns;
     struct lingering *lingers;
     size_t n_conns, n_lingers;
     unsigned n_zero_turns; /* without a wait, and without anything having moved */
     bool moved;            /* libmicrohttpd called us in this turn */
     bool quiesced;
-    uint64_t log_second; /* rate limit of the library's messages */
+    uint64_t finish_by_us; /* everything is closed then; 0: not finishing */
+    uint64_t log_second;   /* rate limit of the library's messages */
     unsigned n_logged;
 
     atomic_uint_fast64_t n_connections, n_accepted, n_requests, n_rejected, n_gone,
-        n_timeouts; /* relaxed: gauges */
+        n_timeouts;               /* relaxed: gauges */
+    atomic_uint_fast64_t beat_us; /* relaxed: when `beat` last ran */
 };
 
 struct front {
     struct front_cfg cfg; /* immutable */
     uint16_t port;        /* immutable */
+    bool tls;             /* immutable */
+    bool has_path;        /* the unix socket is there, and ours; main's */
+    dev_t path_dev;       /* and this is it */
+    ino_t path_ino;
     size_t n_shards;
     struct shard *shards;           /* owned */
     struct MHD_Response *no_memory; /* prebuilt; shared by all connections */
@@ -129,6 +139,7 @@ struct front {
     struct cnd moved;
     size_t n_open;     /* exchanges that were routed and are not done */
     size_t n_quiesced; /* shards that stopped accepting */
+    size_t n_closed;   /* shards without a connection, for good */
 };
 
 static inline void front_count(atomic_uint_fast64_t *n)
@@ -139,14 +150,22 @@ static inline void front_count(atomic_uint_fast64_t *n)
 /* front_listen.c: a bound, listening socket for each shard; sets f->port. */
 int front_listen(struct front *f, struct err *e);
 void front_fit_nofile(struct front *f); /* raises RLIMIT_NOFILE; lowers n_connections_max to fit */
+void front_unlink(struct front *f);     /* removes the unix socket, if it still is the one bound */
+
+/* front_tls.c: what libmicrohttpd leaves to us of TLS. */
+extern const char front_tls_priorities[]; /* GnuTLS's: which versions */
+/* Bytes past libmicrohttpd, encrypted. Returns how many went out, -1 if none did. */
+ssize_t front_tls_send(struct MHD_Connection *mc, const void *data, size_t len);
 
 /* front_conn.c: sockets, deadlines, hang-ups. */
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe);
 void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
-void conn_kill(struct conn *c);       /* the exchange is gone, the socket is shut down */
-void conn_sweep(void *arg);           /* timer of the shard */
-void conn_close_all(struct shard *s); /* wake everything before libmicrohttpd stops */
+void conn_kill(struct conn *c);              /* the exchange is gone, the socket is shut down */
+void conn_sweep(void *arg);                  /* timer of the shard */
+void conn_finish_all(struct shard *s);       /* kills what has no answer to wait for */
+bool conn_any_unsent(const struct shard *s); /* is an answer there that has not gone out whole? */
+void conn_close_all(struct shard *s);        /* wake everything before libmicrohttpd stops */
 void lingering_close(struct lingering *l);
 
 /* front_request.c: what libmicrohttpd calls for a request. */
@@ -156,6 +175,7 @@ enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char 
                                size_t *size, void **con_cls);
 void request_completed(void *cls, struct MHD_Connection *mc, void **con_cls,
                        enum MHD_RequestTerminationCode toe);
+void request_end(struct request *r, bool sent); /* frees it */
 void request_suspend(struct request *r);
 void request_resume(struct request *r);
 void request_dispatch(struct request *r); /* to the application, with its own reference */

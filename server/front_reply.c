@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 enum {
     STREAM_BLOCK_NBYTES = 1024 /* of libmicrohttpd; the chunks are as long as its pool allows */
@@ -229,11 +228,8 @@ static void raw_head(struct buf *b, const struct request *r, const struct exchan
 void request_send_raw(struct request *r)
 {
     struct exchange_reply reply;
-    struct buf head = {0};
-    union {
-        const void *in;
-        void *out;
-    } data;
+    struct buf b = {0};
+    size_t head_len;
 
     assert(!r->queued && !r->raw_sent);
     if (exchange_answered(r->x) != ANSWER_REPLY)
@@ -242,17 +238,19 @@ void request_send_raw(struct request *r)
     r->raw_sent = true;
     r->status = reply.status;
     r->log_code = reply.log_code;
-    raw_head(&head, r, &reply);
-    data.in = reply.data;
-    if (!head.failed) {
-        struct iovec iov[2] = {{head.data, head.len}, {data.out, reply.len}};
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = reply.len > 0 ? 2 : 1};
-        ssize_t n = sendmsg(r->conn->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    raw_head(&b, r, &reply);
+    head_len = b.len;
+    if (reply.len > 0)
+        buf_append(&b, reply.data, reply.len);
+    if (!b.failed) {
+        ssize_t n = r->conn->shard->front->tls
+                        ? front_tls_send(r->mc, b.data, b.len)
+                        : send(r->conn->fd, b.data, b.len, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         /* The socket's buffer is empty: an error answer fits, or the peer is gone. */
-        r->nbytes_out = n > (ssize_t)head.len ? (uint64_t)n - head.len : 0;
+        r->nbytes_out = n > (ssize_t)head_len ? (uint64_t)n - head_len : 0;
     }
-    buf_fini(&head);
+    buf_fini(&b);
     if (reply.release != NULL)
         reply.release(reply.release_arg);
     r->conn->linger = true;

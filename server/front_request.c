@@ -99,10 +99,14 @@ static int route(struct request *r, struct err *e)
 {
     struct front *f = r->conn->shard->front;
     struct exchange *x = r->x;
+    int rc;
 
     r->routed = true;
     open_count(f, 1);
-    if (f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e) != 0)
+    x->peer_trusted = r->conn->trusted;
+    rc = f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e);
+    explicit_bzero(x->authorization, strlen(x->authorization)); /* no key outlives its judgement */
+    if (rc != 0)
         return -1;
     if (x->content_length != UINT64_MAX && x->content_length > r->plan.body_max)
         return err_set(e, ERR_TOO_LARGE, "", "the body has %llu bytes, over the limit of %llu",
@@ -235,14 +239,19 @@ void request_completed(void *cls, struct MHD_Connection *mc, void **con_cls,
                        enum MHD_RequestTerminationCode toe)
 {
     struct request *r = *con_cls;
-    struct shard *s = cls;
 
     (void)mc;
-    s->moved = true;
-    if (r == NULL)
-        return;
+    ((struct shard *)cls)->moved = true;
     *con_cls = NULL;
-    r->sent = r->queued && toe == MHD_REQUEST_TERMINATED_COMPLETED_OK;
+    if (r != NULL)
+        request_end(r, toe == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+}
+
+void request_end(struct request *r, bool sent)
+{
+    struct shard *s = r->conn->shard;
+
+    r->sent = r->queued && sent;
     exchange_detach(r->x, r->sent);
     loop_unpost(s->loop, &r->wake);
     r->conn->req = NULL;

@@ -15,6 +15,7 @@
 #include "engine/embedded/embedded.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/app.h"
+#include "handlers/dialect.h"
 #include "handlers/gate.h"
 #include "handlers/generations.h"
 #include "handlers/lora.h"
@@ -25,6 +26,7 @@
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
+#include "server/serve_listen.h"
 #include "transport/cuda_ipc.h"
 #include "transport/file.h"
 #include "weights/coverage.h"
@@ -38,12 +40,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum {
     PATH_LEN_MAX = 4096,
-    SERVE_FDS_RESERVED = 512, /* descriptors that connections may not take */
     SLAB_VERSIONS = 2         /* served and staging: what fits by default */
 };
 
@@ -59,6 +59,7 @@ struct house {
     struct cuda_ipc_stats ipc_stats;
     struct nccl_info nccl;
     struct cidr_list trainers; /* --allow-trainer */
+    struct listeners listeners;
     struct model_config model;
     struct manifest *manifest; /* until the store takes it */
     struct source *first;      /* of the first weights, until they are pushed */
@@ -276,6 +277,8 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
 
     h->app.model_name = "";
     h->app.model_path = "";
+    if (dialects_parse(&h->app.dialects, c->dialects, "--dialects", e) != 0)
+        return -1;
     if (!has_engine(c))
         return 0;
     if (gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
@@ -315,53 +318,33 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
     return generations_new(&h->app.generations, e) == 0 ? gate_new(&h->app.gate, &h->app, e) : -1;
 }
 
-static size_t connections_max(const struct config *c)
-{
-    struct rlimit lim;
-
-    if (c->max_connections > 0)
-        return c->max_connections;
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_max < 2 * SERVE_FDS_RESERVED)
-        return SERVE_FDS_RESERVED;
-    return (size_t)lim.rlim_max - SERVE_FDS_RESERVED;
-}
-
-static int build_front(struct house *h, const struct config *c, const struct config_listen *at,
-                       struct err *e)
-{
-    struct front_cfg cfg = {
-        .address = at->address,
-        .port = at->port,
-        .n_shards = c->front_threads,
-        .n_connections_max = connections_max(c),
-        .header_timeout_us = c->header_timeout * 1000,
-        .body_timeout_us = c->body_timeout * 1000,
-        .idle_timeout_us = c->idle_timeout * 1000,
-        .drop_timeout_us = c->body_stall_timeout * 1000,
-        .boot_id = h->life.boot_id,
-        .app = &app_front,
-        .app_arg = &h->app,
-    };
-
-    return front_new(&h->app.front, &cfg, e);
-}
-
-/* Waits for SIGTERM or SIGINT, at most `seconds` (0: for ever). Returns true when one came. */
-static bool wait_signal(uint64_t timeout_us)
+/* Did SIGTERM or SIGINT come within this time? */
+static bool ended_within(uint64_t timeout_us)
 {
     struct timespec ts = {(time_t)(timeout_us / 1000000), (long)(timeout_us % 1000000) * 1000L};
     sigset_t set;
-    int sig;
 
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGTERM);
     (void)sigaddset(&set, SIGINT);
-    if (timeout_us == 0) {
-        while (sigwait(&set, &sig) != 0)
-            continue;
-        return true;
-    }
     return sigtimedwait(&set, NULL, &ts) > 0;
+}
+
+/* Until SIGTERM or SIGINT; SIGHUP, which is blocked where there is a key file, has it read again.
+ */
+static void wait_for_end(struct house *h)
+{
+    sigset_t set;
+    int sig = 0;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    if (h->config.api_key_file != NULL)
+        (void)sigaddset(&set, SIGHUP);
+    while (sigwait(&set, &sig) != 0 || sig == SIGHUP)
+        if (sig == SIGHUP)
+            listeners_reload(&h->listeners);
 }
 
 /* The first weights on their way in: main waits for the worker. */
@@ -425,7 +408,7 @@ static void await_first(struct house *h, struct first_push *p)
         if (cnd_wait(&p->done, &p->lock, clock_after_us(POLL_US)))
             continue;
         mtx_unlock(&p->lock);
-        if (wait_signal(1))
+        if (ended_within(1))
             updates_stop(h->app.updates);
         mtx_lock(&p->lock);
     }
@@ -513,8 +496,7 @@ static int read_inputs(struct house *h, const struct config *c, struct err *e)
     return 0;
 }
 
-static int build(struct house *h, const struct config *c, const struct config_listen *at,
-                 struct err *e)
+static int build(struct house *h, const struct config *c, struct err *e)
 {
     if (read_inputs(h, c, e) != 0)
         return -1;
@@ -523,9 +505,11 @@ static int build(struct house *h, const struct config *c, const struct config_li
     h->app.nccl = &h->nccl;
     h->app.life = &h->life;
     life_init(&h->life);
+    if (listeners_open_health(&h->listeners, h->life.boot_id, e) != 0)
+        return -1;
     if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
-        build_engine(h, c, e) != 0 ||
-        build_pools(h, c, e) != 0 || build_front(h, c, at, e) != 0)
+        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
+        listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
     return 0;
 }
@@ -538,6 +522,7 @@ static void stop_all(struct house *h)
     struct app *a = &h->app;
     uint32_t n_leases = 0;
 
+    listeners_stop_health(&h->listeners);
     if (a->gate != NULL)
         gate_drain(a->gate);
     if (a->control != NULL)
@@ -561,7 +546,7 @@ static void stop_all(struct house *h)
         workers_stop(a->generate_pool);
     if (a->text != NULL)
         workers_stop(a->text);
-    front_free(a->front);
+    listeners_close(&h->listeners);
 }
 
 /* Frees the house too; but what a call into NCCL that never came back may still use, the library
@@ -597,6 +582,7 @@ static void take_down(struct house *h)
         for (uint32_t rank = a->n_devices; rank > 0; rank--)
             device_free(h->devices[rank - 1]);
     }
+    listeners_fini(&h->listeners);
     manifest_free(h->manifest);
     tokenizer_free(h->tokenizer);
     chat_template_free(h->chat);
@@ -616,31 +602,30 @@ static void drain(struct house *h, const struct config *c)
     log_line(LOG_INFO, "drain", "stopping: running work has %llu ms",
              (unsigned long long)c->drain_timeout);
     life_set(&h->life, LIFE_DRAINING);
-    front_quiesce(h->app.front);
+    listeners_quiesce(&h->listeners);
     admission_close(h->app.generate);
     admission_close(h->app.detokenize);
     admission_close(h->app.prompts);
     gate_drain(h->app.gate);
     while (!idle && !clock_passed(deadline)) {
-        if (wait_signal(1)) {
+        if (ended_within(1)) {
             log_line(LOG_WARN, "drain.cut", "second signal: ending at once");
             return;
         }
-        idle = front_wait_idle(h->app.front, clock_after_us(POLL_US));
+        idle = listeners_wait_idle(&h->listeners, clock_after_us(POLL_US));
     }
     log_line(idle ? LOG_INFO : LOG_WARN, "drain.end",
              idle ? "all work has ended" : "the deadline passed; what runs is aborted");
 }
 
-static void announce(const struct house *h, const struct config_listen *at)
+static void announce(const struct house *h)
 {
     struct store_info info;
     struct log_rec r;
 
     store_info(h->app.store, &info);
     log_begin(&r, LOG_INFO, "serving");
-    log_str(&r, "address", at->address);
-    log_u64(&r, "port", front_port(h->app.front));
+    listeners_log(&h->listeners, &r);
     log_str(&r, "boot_id", h->life.boot_id);
     log_str(&r, "version", BATON_VERSION);
     log_str(&r, "model", h->app.model_name);
@@ -651,19 +636,6 @@ static void announce(const struct house *h, const struct config_listen *at)
     log_str(&r, "cuda", h->cuda.available ? h->cuda.driver_version : h->cuda.reason);
     log_str(&r, "nccl", h->nccl.available ? h->nccl.version : h->nccl.reason);
     log_end(&r);
-}
-
-static int listen_at(struct config_listen *at, const struct config *c, struct err *e)
-{
-    if (config_listen_parse(at, c->listen, e) != 0)
-        return -1;
-    if (!at->loopback && !c->insecure)
-        return err_set(
-            e, ERR_FORBIDDEN, "--listen",
-            "'%.64s' is beyond loopback and there is no key; say --insecure if the network "
-            "is trusted",
-            c->listen);
-    return 0;
 }
 
 /* Would the first update, pushed as start does it, cover the manifest? */
@@ -690,14 +662,13 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
 {
     struct house *h = calloc(1, sizeof *h);
     struct serve_report r = {0};
-    struct config_listen at;
     int rc = -1;
 
     if (h == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
     h->config = *config; /* its storage stays the caller's */
     config = &h->config;
-    if (listen_at(&at, config, e) == 0 && read_inputs(h, config, e) == 0 &&
+    if (listeners_read(&h->listeners, config, e) == 0 && read_inputs(h, config, e) == 0 &&
         covers(h, config, e) == 0) {
         r.n_tensors = h->manifest->plan->n_tensors;
         r.nbytes = h->manifest->plan->nbytes;
@@ -719,22 +690,21 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
 int serve(const struct config *config, struct err *e)
 {
     struct house *h = calloc(1, sizeof *h);
-    struct config_listen at;
     int rc;
 
     if (h == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to start");
     h->config = *config; /* its storage stays the caller's */
     config = &h->config;
-    rc = listen_at(&at, config, e);
+    rc = listeners_read(&h->listeners, config, e);
     if (rc == 0)
-        rc = build(h, config, &at, e);
+        rc = build(h, config, e);
     if (rc == 0)
         rc = push_first(h, config, e);
     if (rc == 0) {
         life_set(&h->life, LIFE_SERVING);
-        announce(h, &at);
-        (void)wait_signal(0);
+        announce(h);
+        wait_for_end(h);
         drain(h, config);
     }
     take_down(h);

@@ -2,7 +2,7 @@
 # Malformed framing on raw sockets: what is refused, and that no second request hides in a body.
 # shellcheck source=tests/http/lib.sh
 source "$(dirname "$0")/lib.sh"
-serve_model --header-timeout 600 --body-timeout 600
+serve_model --header-timeout 600 --body-timeout 600 --idle-timeout 2500
 
 port=${URL##*:}
 "$PYTHON" "$(dirname "$0")/raw_http.py" 127.0.0.1 "$port" || fail "see above"

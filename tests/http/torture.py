@@ -1,12 +1,14 @@
-"""Every allocation of a request, and of a start, fails in turn on a running server.
+"""Every allocation, or every system call, of a request, a start and a drain fails in turn.
 
-Whatever fails: no crash, no hang, no 4xx for a lack of memory that is ours, nothing half served,
-and the next request works. An update may lose its answer to the failure after its commit; then the
-new weights are whole.
+Whatever fails: no crash, no hang, no 4xx for a lack that is ours, nothing half served, and the next
+request works. An update may lose its answer to the failure after its commit; then the new weights
+are whole.
 
-Usage: torture.py BATON MODEL_DIR CLIENT_DIR FAIL_MALLOC_SO WORK_DIR N_STARTS
+Usage: torture.py BATON MODEL_DIR CLIENT_DIR FAIL_SO WORK_DIR N_STARTS allocation|call
+       THOROUGH=1: each one, however many there are
 """
 
+import http.client
 import json
 import mmap
 import os
@@ -22,12 +24,16 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import baton
 from fault_world import WAIT_S, Fault, World, body_of, members_of, TENSORS
 
-EXHAUSTIVE = 150  # the first allocations one by one, then ever wider apart
+WHAT = sys.argv[7]
+THOROUGH = os.environ.get("THOROUGH") == "1"
 FOREVER = 1 << 40
+EXHAUSTIVE = FOREVER if THOROUGH else 150  # the first ones one by one, then ever wider apart
+# Memory runs out for a while; a system call fails, or some after each other do.
+HOW_MANY = {"allocation": (1, FOREVER), "call": (1, 3)}[WHAT]
 
 
 class Memory:
-    """The control page of fail_malloc.c."""
+    """The control page of fail_malloc.c and fail_calls.c."""
 
     def __init__(self, path):
         with open(path, "wb") as f:
@@ -52,6 +58,11 @@ class Memory:
     def n_failed(self):
         return self.words[3]
 
+    @property
+    def last(self):
+        """Name of the call that failed last."""
+        return bytes(self.words[4:8]).split(b"\0")[0].decode() or WHAT
+
 
 class Server:
     """A `baton serve` under the preloaded library."""
@@ -64,14 +75,15 @@ class Server:
                 [sys.argv[1], "serve", "--listen", "127.0.0.1:0", "--model", model, "--weights",
                  f"{model}/checkpoints/step-00000.safetensors", "--weight-version", "step-0",
                  "--allow-path", f"{model}/adapters"],
-                stderr=f, env=dict(os.environ, LD_PRELOAD=sys.argv[4], FAIL_MALLOC=memory.path))
+                stderr=f, env=dict(os.environ, LD_PRELOAD=sys.argv[4], FAIL_MALLOC=memory.path,
+                                   FAIL_CALLS=memory.path))
 
     def said(self):
         with open(self.log, encoding="utf-8", errors="replace") as f:
             return f.read()
 
-    def wait_started(self):
-        """The URL, or None when it ended instead."""
+    def wait_started(self, lost_line=lambda: False):
+        """The URL; None when it ended instead; "" when the line that has it may have been lost."""
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
             ended = self.process.poll() is not None
@@ -80,16 +92,33 @@ class Server:
                     return f"http://127.0.0.1:{json.loads(line)['port']}"
             if ended:
                 return None
+            if lost_line() and self.is_listening():
+                return ""
             time.sleep(0.005)
+        self.process.kill()
         raise Fault("neither served nor ended")
+
+    def is_listening(self):
+        """Its loops are the last that it starts."""
+        tasks = f"/proc/{self.process.pid}/task"
+        return any(open(f"{tasks}/{t}/comm", encoding="ascii").read().startswith("front/")
+                   for t in os.listdir(tasks))
 
     def alive(self):
         if self.process.poll() is not None:
             raise Fault(f"the server ended with {self.process.returncode}: {self.said()[-2000:]}")
 
-    def stop(self):
+    def end(self):
+        """Its exit status."""
         self.process.terminate()
-        rc = self.process.wait(WAIT_S)
+        try:
+            return self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired as e:
+            self.process.kill()
+            raise Fault(f"it does not end: {self.said()[-2000:]}") from e
+
+    def stop(self):
+        rc = self.end()
         if rc != 0:
             raise Fault(f"the server ended with {rc}: {self.said()[-2000:]}")
 
@@ -102,17 +131,20 @@ def numbers(total):
         n += 1 if n < EXHAUSTIVE else max(1, n // 40)
 
 
-def judge(what, n, answer, allowed=()):
-    """An answer under failed memory: success, or our own fault and nobody else's."""
-    if answer is None or answer.status in (200, 503, 507, 500) + tuple(allowed):
+def judge(what, answer):
+    """An answer under a failure of ours: success, or our own fault and nobody else's. A file that
+    cannot be read (EIO) is its owner's."""
+    if answer is not None and answer.status == 422 and b"source_unreadable" in answer.raw and \
+            b"(errno 5)" in answer.raw:
         return
-    raise Fault(f"{what}, allocation {n}: {answer}")
+    if answer is not None and answer.status not in (200, 503, 507, 500):
+        raise Fault(f"{what}: {answer}")
 
 
 def sweep(w, server, what, once, check, counts):
-    """Runs `once` with each allocation failing alone, then with each and all after it failing."""
+    """Runs `once` with each one failing alone, then with each and more after it failing."""
     memory = server.memory
-    for n_to_fail in (1, FOREVER):
+    for n_to_fail in HOW_MANY:
         memory.arm(FOREVER, 1)
         once()
         total = memory.n_asked
@@ -120,16 +152,18 @@ def sweep(w, server, what, once, check, counts):
         check(None)
         for n in numbers(total + 20):
             memory.arm(n, n_to_fail)
-            answer = attempt(w, once)
-            memory.disarm()
-            server.alive()
-            judge(what, n, answer)
-            key = (what, "lost" if answer is None else answer.status)
-            counts[key] = counts.get(key, 0) + 1
+            failing = f"{what}, {WHAT} {n} of {total}, {n_to_fail} fail"
             try:
+                answer = attempt(w, once)
+                memory.disarm()
+                w.hang_up()
+                server.alive()
+                judge(what, answer)
                 check(answer)
             except Fault as e:
-                raise Fault(f"{what}, allocation {n} of {total}, {n_to_fail} fail: {e}") from e
+                raise Fault(f"{failing}, the last was {memory.last}: {e}") from e
+            key = (what, "lost" if answer is None else answer.status)
+            counts[key] = counts.get(key, 0) + 1
 
 
 def attempt(w, once):
@@ -237,7 +271,11 @@ def sweep_generate(w, server, golden, counts):
             events = [e[6:] for e in answer.raw.decode().split("\n\n") if e.startswith("data: ")]
             parts = [json.loads(e) for e in events if e != "[DONE]"]
             said = "".join(p["choices"][0]["text"] for p in parts if p.get("choices"))
+            if parts and "meta_info" in parts[-1]:
+                said = parts[-1]["text"]
             ok = any("error" in p for p in parts) or events[-1:] != ["[DONE]"] or said == whole_text
+        elif "meta_info" in answer.body:
+            ok = answer.body["text"] == whole_text and answer.body["meta_info"]["completion_tokens"] == 4
         elif "choices" in answer.body:
             ok = answer.body["choices"][0]["token_ids"] == case["greedy_token_ids"][:8]
         else:
@@ -249,6 +287,11 @@ def sweep_generate(w, server, golden, counts):
     whole_text = whole.body["choices"][0]["text"]
     sweep(w, server, "generate", lambda: w.ask("POST", "/v1/generate", request), check, counts)
     sweep(w, server, "stream", lambda: w.ask("POST", "/v1/completions", text), check, counts)
+    sglang = {"text": "In the beginning", "return_logprob": True, "logprob_start_len": 0,
+              "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    for name, stream in ("sglang", False), ("sglang stream", True):
+        sweep(w, server, name, lambda s=stream: w.ask("POST", "/generate", dict(sglang, stream=s)),
+              check, counts)
     sweep(w, server, "tokenize", lambda: w.ask("POST", "/tokenize", {"prompt": "In the beginning"}),
           check, counts)
 
@@ -320,7 +363,7 @@ def sweep_cancel(w, server, counts):
     """The client goes away from a long generation; memory fails from then on."""
     body = json.dumps({"token_ids": [1], "sampling_params": {"max_tokens": 900, "ignore_eos": True}})
     head = f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-    for n_to_fail in (1, FOREVER):
+    for n_to_fail in HOW_MANY:
         for n in range(1, 40):
             s = w.raw(head)
             w.wait("it runs", lambda: w.status()["admission"]["generate"]["running"] == 1)
@@ -345,21 +388,71 @@ def sweep_start(memory, n_starts, counts):
     server.stop()
     rng = random.Random(total)
     few = sorted(set(range(1, n_starts // 3)) | {rng.randint(1, total) for _ in range(n_starts)})
-    for n in few:
-        memory.arm(n, FOREVER if n % 2 else 1)
+    for n in range(1, total + 1) if THOROUGH else few:
+        memory.arm(n, HOW_MANY[n % 2])
         server = Server(memory)
-        url = server.wait_started()
+        try:
+            url = server.wait_started(lambda: memory.last == "write" and memory.n_failed > 0)
+        except Fault as e:
+            raise Fault(f"start, {WHAT} {n} of {total}, {memory.last}: {e}: {server.said()[-1500:]}") from e
         memory.disarm()
-        if url is not None:
+        if url == "" and server.end() == 0:
+            counts["start", "unheard"] = counts.get(("start", "unheard"), 0) + 1
+            continue
+        if url:
             if baton.request(url, "GET", "/v1/weights", timeout=WAIT_S)["weight_version"] != "step-0":
                 raise Fault("it started without its weights")
             server.stop()
             counts["start", "serves"] = counts.get(("start", "serves"), 0) + 1
             continue
         if server.process.returncode not in (1, 2) or "\nbaton: " not in "\n" + server.said():
-            raise Fault(f"start, allocation {n} of {total}: {server.process.returncode}: "
+            raise Fault(f"start, {WHAT} {n} of {total}, {memory.last}: {server.process.returncode}: "
                         f"{server.said()[-1500:]}")
         counts["start", "refused"] = counts.get(("start", "refused"), 0) + 1
+
+
+def drained(memory, n, n_to_fail, golden):
+    """A server that is told to end while it generates, and what it then asked for. It ends well;
+    whoever is answered has the truth."""
+    case = golden["step-00000"]["cases"][0]
+    server = Server(memory)
+    url = urllib.parse.urlsplit(server.wait_started())
+    body = json.dumps({"token_ids": case["prompt_token_ids"],
+                       "sampling_params": {"max_tokens": 16, "temperature": 0}})
+    s = socket.create_connection((url.hostname, url.port), timeout=WAIT_S)
+    s.sendall(f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    idle = socket.create_connection((url.hostname, url.port), timeout=WAIT_S)
+    memory.arm(n, n_to_fail)
+    server.stop()
+    total = memory.n_asked
+    memory.disarm()
+    try:
+        answer = World.answer_on(s)
+        judge("drain", answer)
+        if answer.status == 200 and \
+                answer.body["choices"][0]["token_ids"] != case["greedy_token_ids"][:16] and \
+                answer.body["choices"][0]["finish_reason"] != "abort":
+            raise Fault(f"not true: {answer}")
+    except (OSError, http.client.HTTPException):
+        answer = None
+    s.close()
+    idle.close()
+    return total, answer
+
+
+def sweep_drain(memory, golden, n_drains, counts):
+    total, answer = drained(memory, FOREVER, 1, golden)
+    if answer is None:
+        raise Fault("a drain without any failure lost an answer")
+    step = 1 if THOROUGH else max(1, total // n_drains)
+    for n_to_fail in HOW_MANY:
+        for n in range(1, total + 10, step):
+            try:
+                _, answer = drained(memory, n, n_to_fail, golden)
+            except Fault as e:
+                raise Fault(f"drain, {WHAT} {n} of {total}, {memory.last}: {e}") from e
+            key = ("drain", "lost" if answer is None else answer.status)
+            counts[key] = counts.get(key, 0) + 1
 
 
 def main():
@@ -378,6 +471,7 @@ def main():
         w.wait("one version is alive", lambda: w.status()["weights"]["versions_alive"] == 1)
         server.stop()
         sweep_start(memory, int(sys.argv[6]), counts)
+        sweep_drain(memory, golden, int(sys.argv[6]) // 2, counts)
     finally:
         memory.disarm()
         server.process.kill()

@@ -9,7 +9,7 @@ import yaml
 
 
 def described(document):
-    """(path, METHOD) -> (operationId, members, query, strict)"""
+    """(path, METHOD) -> (operationId, members, query, strict, body, role)"""
     rows = {}
     for path, item in document["paths"].items():
         for method, op in item.items():
@@ -19,9 +19,21 @@ def described(document):
             schema = body.get("schema", {})
             query = [p["name"] for p in op.get("parameters", []) if p.get("in") == "query"]
             strict = schema.get("additionalProperties") is False
+            security = op.get("security", document["security"])
+            role = security[0]["key"][0] if security else "health"
             rows[path, method.upper()] = (op["operationId"], set(schema.get("properties", {})),
-                                          set(query), strict, body)
+                                          set(query), strict, body, role)
     return rows
+
+
+def merged(routes):
+    """Rows of one path and method, which the body tells apart, are one operation in the document."""
+    by_key = {}
+    for route in routes:
+        first = by_key.setdefault((route["path"], tuple(route["methods"])), route)
+        for kind in "members", "query":
+            first[kind] += [name for name in route[kind] if name not in first[kind]]
+    return list(by_key.values())
 
 
 def main():
@@ -30,7 +42,7 @@ def main():
         document = yaml.safe_load(f)
     rows = described(document)
     wrong, seen, operations = [], set(), set()
-    for route in program["routes"]:
+    for route in merged(program["routes"]):
         methods = [m for m in route["methods"] if m != "HEAD"]
         for i, method in enumerate(methods):
             key = route["path"], method
@@ -38,11 +50,12 @@ def main():
             if key not in rows:
                 wrong.append(f"{key}: in the program, not in the document")
                 continue
-            operation, members, query, strict, body = rows[key]
+            operation, members, query, strict, body, role = rows[key]
             want = route["operation"] + ("" if i == 0 else method.capitalize())
             for what, found, wanted in (("operationId", operation, want),
                                         ("members", members, set(route["members"])),
-                                        ("query", query, set(route["query"]))):
+                                        ("query", query, set(route["query"])),
+                                        ("security", role, route["role"])):
                 if found != wanted:
                     wrong.append(f"{key}: {what} {found} in the document, {wanted} in the program")
             if members and strict != route["strict"]:

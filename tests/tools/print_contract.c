@@ -26,17 +26,29 @@ static json_t *methods(unsigned set)
     return out;
 }
 
+static const char *role_name(enum route_role role)
+{
+    static const char *const names[] = {
+        [ROLE_HEALTH] = "health",
+        [ROLE_WATCH] = "watch",
+        [ROLE_GENERATE] = "generate",
+        [ROLE_CONTROL] = "control",
+    };
+
+    return names[role];
+}
+
 int main(void)
 {
     json_t *rows = json_array(), *codes = json_array(), *all;
 
     for (size_t i = 0; i < n_routes; i++)
         (void)json_array_append_new(
-            rows, json_pack("{s:o, s:s, s:s, s:o, s:o, s:i, s:b}", "methods",
+            rows, json_pack("{s:o, s:s, s:s, s:o, s:o, s:i, s:b, s:s}", "methods",
                             methods(routes[i].methods), "path", routes[i].pattern, "operation",
                             routes[i].operation, "members", names(routes[i].members), "query",
                             names(routes[i].query), "form", (int)routes[i].form, "strict",
-                            (int)routes[i].strict));
+                            (int)routes[i].strict, "role", role_name(routes[i].role)));
     for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
         (void)json_array_append_new(codes, json_string(err_wire_name((enum err_code)code)));
     all = json_pack("{s:o, s:o}", "routes", rows, "codes", codes);

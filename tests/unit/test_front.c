@@ -118,7 +118,7 @@ static const struct {
     {"CL repeated",
      "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 400, true},
     {"CL over 2^63", "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 9223372036854775808\r\n\r\n",
-     400, true},
+     413, true},
     {"no Host", "GET /echo HTTP/1.1\r\n\r\n", 400, true},
     {"two Hosts", "GET /echo HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, true},
     {"blank before the colon", "GET /echo HTTP/1.1\r\n" HOST "X-A : b\r\n\r\n", 400, true},

@@ -1,0 +1,30 @@
+/* Keys and certificates: small text files, read whole, bounded, and wiped when they go. */
+#ifndef BATON_SERVER_SECRET_FILE_H
+#define BATON_SERVER_SECRET_FILE_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+
+enum { SECRET_FILE_NBYTES_MAX = 1 << 20 };
+
+/* secret_file_read - the whole file as text, a NUL behind it.
+ * @option  "--api-key-file": the field of errors, and who is named when others may read the file
+ * @out     owned by the caller, for secret_file_free; untouched on failure
+ *
+ * A file that users outside its group may read or write is used all the same, and logged as a
+ * warning: refusing would break mounted secrets, whose modes their owner cannot choose.
+ *
+ * Threads: main's. Blocks: on the disk.
+ * Errors:  ERR_BAD_REQUEST  cannot be opened or read, is empty, longer than SECRET_FILE_NBYTES_MAX,
+ *                           or has a NUL byte; names the path, never a byte of what is in it
+ *          ERR_NO_MEMORY */
+int secret_file_read(char **out, size_t *len, const char *path, const char *option, struct err *e);
+
+/* public_file_read - the same of a file that anybody may read. */
+int public_file_read(char **out, size_t *len, const char *path, const char *option, struct err *e);
+
+/* secret_file_free - overwrite and free. Accepts NULL. */
+void secret_file_free(char *text, size_t len);
+
+#endif

@@ -1,0 +1,302 @@
+/* Control routes, where they have a listener of their own, are answered by a front of their own: a
+ * flood of generates on the other one cannot keep a trainer from being heard. */
+#include "server/serve_listen.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "handlers/health_watch.h"
+#include "handlers/route.h"
+#include "server/auth.h"
+#include "server/front.h"
+#include "server/secret_file.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+enum {
+    FDS_RESERVED = 512, /* descriptors that connections may not take */
+    SMALL_SHARE = 16,   /* of control and of health: at most this part of all descriptors, */
+    CONTROL_CONNECTIONS_MAX = 1024,
+    HEALTH_CONNECTIONS_MAX = 256 /* and at most so many connections */
+};
+
+#define ROLE_BIT(role) (1U << (role))
+#define ROLES_ANYWHERE (ROLE_BIT(ROLE_HEALTH) | ROLE_BIT(ROLE_WATCH))
+
+static int read_address(struct config_listen *out, const char *text, const char *option, bool asks,
+                        bool insecure, struct err *e)
+{
+    struct config_listen l;
+
+    if (config_listen_parse(&l, text, option, e) != 0)
+        return -1;
+    if (!l.loopback && !asks && !insecure)
+        return err_set(e, ERR_FORBIDDEN, option,
+                       "'%.64s' is beyond loopback: say who may come in by --api-key-file or "
+                       "--trust, or --insecure if the network itself is trusted",
+                       text);
+    *out = l;
+    return 0;
+}
+
+static int read_addresses(struct listeners *l, const struct config *c, struct err *e)
+{
+    bool asks = auth_asks(l->auth);
+
+    if (read_address(&l->at, c->listen, "--listen", asks, c->insecure, e) != 0)
+        return -1;
+    if (c->control_listen != NULL && read_address(&l->control_at, c->control_listen,
+                                                  "--control-listen", asks, c->insecure, e) != 0)
+        return -1;
+    /* Health tells nobody more than that it is there. */
+    if (c->health_listen != NULL)
+        return config_listen_parse(&l->health_at, c->health_listen, "--health-listen", e);
+    return 0;
+}
+
+static int read_tls(struct listeners *l, const struct config *c, struct err *e)
+{
+    struct err why = {0};
+
+    if ((c->tls_cert != NULL) != (c->tls_key != NULL))
+        return err_set(e, ERR_BAD_REQUEST, c->tls_cert != NULL ? "--tls-key" : "--tls-cert",
+                       "--tls-cert and --tls-key are given together or not at all");
+    if (c->tls_cert == NULL)
+        return 0;
+    if (secret_file_read(&l->key, &l->key_len, c->tls_key, "--tls-key", e) != 0)
+        return -1;
+    /* Public, and so of any mode; bounded and read as the other one is. */
+    if (public_file_read(&l->cert, &l->cert_len, c->tls_cert, "--tls-cert", e) != 0)
+        return -1;
+    if (front_tls_check(l->cert, l->key, &why) == 0)
+        return 0;
+    return err_set(e, why.code, "--tls-cert", "%s", why.msg);
+}
+
+int listeners_read(struct listeners *l, const struct config *c, struct err *e)
+{
+    struct auth_cfg cfg = {c->api_key_file, c->trust.items, c->trust.n};
+
+    l->config = c;
+    if (auth_new(&l->auth, &cfg, e) != 0 || read_addresses(l, c, e) != 0)
+        return -1;
+    return read_tls(l, c, e);
+}
+
+/* What of all descriptors each front may take. */
+struct shares {
+    size_t data, control, health;
+};
+
+static size_t at_most(size_t n, size_t max)
+{
+    return n < max ? n : max;
+}
+
+static struct shares share_descriptors(const struct config *c)
+{
+    struct rlimit lim;
+    size_t all = 2 * FDS_RESERVED;
+    struct shares s;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) == 0)
+        all = lim.rlim_max == RLIM_INFINITY ? SIZE_MAX : (size_t)lim.rlim_max;
+    s.control = at_most(all / SMALL_SHARE, CONTROL_CONNECTIONS_MAX);
+    s.health = at_most(all / SMALL_SHARE, HEALTH_CONNECTIONS_MAX);
+    s.data = all < 2 * FDS_RESERVED ? FDS_RESERVED : all - FDS_RESERVED;
+    if (c->control_listen != NULL)
+        s.data -= at_most(s.control, s.data / 2);
+    if (c->health_listen != NULL)
+        s.data -= at_most(s.health, s.data / 2);
+    if (c->max_connections > 0)
+        s.data = c->max_connections;
+    return s;
+}
+
+static struct front_cfg front_at(const struct config *c, const struct config_listen *at,
+                                 const char *boot_id)
+{
+    return (struct front_cfg){
+        .address = at->address,
+        .port = at->port,
+        .unix_path = at->path[0] != '\0' ? at->path : NULL,
+        .n_shards = 1,
+        .header_timeout_us = c->header_timeout * 1000,
+        .body_timeout_us = c->body_timeout * 1000,
+        .idle_timeout_us = c->idle_timeout * 1000,
+        .drop_timeout_us = c->body_stall_timeout * 1000,
+        .boot_id = boot_id,
+    };
+}
+
+int listeners_open_health(struct listeners *l, const char *boot_id, struct err *e)
+{
+    struct front_cfg cfg = front_at(l->config, &l->health_at, boot_id);
+
+    if (l->config->health_listen == NULL)
+        return 0;
+    cfg.n_connections_max = share_descriptors(l->config).health;
+    return health_watch_new(&l->health, &cfg, e);
+}
+
+static void give_keys(const struct listeners *l, struct front_cfg *cfg, struct door *door)
+{
+    cfg->app = &app_front;
+    cfg->app_arg = door;
+    cfg->trusts = auth_trusts;
+    cfg->trusts_arg = l->auth;
+    cfg->tls_cert = l->cert;
+    cfg->tls_key = l->key;
+}
+
+static int open_front(struct listeners *l, const char *boot_id, struct err *e)
+{
+    const struct config *c = l->config;
+    struct front_cfg cfg = front_at(c, &l->at, boot_id);
+    struct front *made;
+
+    l->door = (struct door){l->app, l->auth, ROLES_ANYWHERE | ROLE_BIT(ROLE_GENERATE)};
+    if (c->control_listen == NULL)
+        l->door.roles |= ROLE_BIT(ROLE_CONTROL);
+    cfg.n_shards = c->front_threads;
+    cfg.n_connections_max = share_descriptors(c).data;
+    give_keys(l, &cfg, &l->door);
+    if (front_new(&made, &cfg, e) != 0)
+        return -1;
+    l->app->front = made;
+    return 0;
+}
+
+static int open_control(struct listeners *l, const char *boot_id, struct err *e)
+{
+    const struct config *c = l->config;
+    struct front_cfg cfg = front_at(c, &l->control_at, boot_id);
+    struct front *made;
+
+    if (c->control_listen == NULL)
+        return 0;
+    l->control_door = (struct door){l->app, l->auth, ROLES_ANYWHERE | ROLE_BIT(ROLE_CONTROL)};
+    cfg.name = "control";
+    cfg.n_connections_max = share_descriptors(c).control;
+    give_keys(l, &cfg, &l->control_door);
+    if (front_new(&made, &cfg, e) != 0)
+        return -1;
+    l->app->control_front = made;
+    return 0;
+}
+
+static void wipe_tls(struct listeners *l)
+{
+    secret_file_free(l->key, l->key_len);
+    secret_file_free(l->cert, l->cert_len);
+    l->key = l->cert = NULL;
+}
+
+/* What is allowed, and yet worth a second thought. */
+static void warn(const struct listeners *l)
+{
+    bool keys = l->config->api_key_file != NULL;
+    bool beyond = !l->at.loopback || (l->config->control_listen != NULL && !l->control_at.loopback);
+
+    if (keys && beyond && l->cert == NULL)
+        log_line(LOG_WARN, "listen.plain",
+                 "keys cross the network in clear text: --tls-cert would hide them");
+    if (keys && l->config->trust.n == 0 && auth_n_keys(l->auth, AUTH_CONTROL) == 0)
+        log_line(LOG_WARN, "keys.no_control", "no key is a control key: nothing can be updated");
+}
+
+/* The control front first: whoever finds it need not find the other one. */
+int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e)
+{
+    l->app = app;
+    if (open_control(l, boot_id, e) != 0 || open_front(l, boot_id, e) != 0)
+        return -1;
+    warn(l);
+    wipe_tls(l);
+    return l->health != NULL ? health_watch_start(l->health, app, e) : 0;
+}
+
+void listeners_reload(struct listeners *l)
+{
+    struct err e = {0};
+
+    if (auth_reload(l->auth, &e) == 0)
+        log_line(LOG_INFO, "keys.read", "%zu watch, %zu generate, %zu control",
+                 auth_n_keys(l->auth, AUTH_WATCH), auth_n_keys(l->auth, AUTH_GENERATE),
+                 auth_n_keys(l->auth, AUTH_CONTROL));
+    else
+        log_line(LOG_ERROR, "keys.kept", "the keys stay as they were: %s", e.msg);
+}
+
+void listeners_quiesce(struct listeners *l)
+{
+    front_quiesce(l->app->front);
+    if (l->app->control_front != NULL)
+        front_quiesce(l->app->control_front);
+}
+
+bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us)
+{
+    return front_wait_idle(l->app->front, deadline_us) &&
+           (l->app->control_front == NULL || front_wait_idle(l->app->control_front, deadline_us));
+}
+
+/* "127.0.0.1:8701", "[::1]:8701", "unix:/run/baton.sock". */
+static void log_address(struct log_rec *r, const char *name, const struct config_listen *at,
+                        uint16_t port)
+{
+    char text[sizeof at->path + 16];
+
+    if (at->path[0] != '\0')
+        (void)snprintf(text, sizeof text, "unix:%s", at->path);
+    else
+        (void)snprintf(text, sizeof text, strchr(at->address, ':') != NULL ? "[%s]:%u" : "%s:%u",
+                       at->address, (unsigned)port);
+    log_str(r, name, text);
+}
+
+void listeners_log(const struct listeners *l, struct log_rec *r)
+{
+    const struct app *app = l->app;
+
+    if (l->at.path[0] != '\0') {
+        log_address(r, "address", &l->at, 0);
+    } else {
+        log_str(r, "address", l->at.address);
+        log_u64(r, "port", front_port(app->front));
+    }
+    if (app->control_front != NULL)
+        log_address(r, "control", &l->control_at, front_port(app->control_front));
+    if (l->health != NULL)
+        log_address(r, "health", &l->health_at, health_watch_port(l->health));
+    log_str(r, "scheme", l->config->tls_cert != NULL ? "https" : "http");
+    log_str(r, "auth",
+            l->config->api_key_file != NULL ? "keys"
+            : auth_asks(l->auth)            ? "trust"
+                                            : "none");
+}
+
+void listeners_stop_health(struct listeners *l)
+{
+    health_watch_stop(l->health);
+}
+
+void listeners_close(struct listeners *l)
+{
+    if (l->app != NULL) {
+        front_free(l->app->front);
+        front_free(l->app->control_front);
+        l->app->front = NULL;
+        l->app->control_front = NULL;
+    }
+    health_watch_free(l->health);
+    l->health = NULL;
+}
+
+void listeners_fini(struct listeners *l)
+{
+    wipe_tls(l);
+    auth_free(l->auth);
+    l->auth = NULL;
+}
