@@ -39,6 +39,7 @@ struct gen_params {
     uint64_t seed;            /* always set: the caller draws one when the client gave none */
     int32_t logprobs;        /* -1 = none; k = the sampled token and the k best (0: sampled only) */
     int32_t prompt_logprobs; /* -1 = none; as logprobs */
+    bool logprobs_tempered;  /* of the output's: log softmax of logits / temperature, as SGLang */
     bool ignore_eos;
     bool stops_see_special; /* stop strings are searched in text that shows special tokens */
     uint32_t n_stop_ids;
@@ -64,7 +65,8 @@ struct gen_top {
 
 struct gen_token {
     uint32_t id;
-    float logprob; /* raw: log softmax of the model's logits, before any sampling rule */
+    float logprob; /* raw: log softmax of the model's logits, before any sampling rule; but for
+                      logprobs_tempered */
     uint32_t rank;
     uint32_t n_top;
     const struct gen_top *top; /* [n_top], best first; of the output */

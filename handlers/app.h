@@ -16,6 +16,7 @@
 
 struct adapters;
 struct admission;
+struct auth;
 struct chat_template;
 struct config;
 struct cuda_info;
@@ -51,6 +52,7 @@ struct app {
     const char *model_name, *model_path; /* "" without a model */
     uint32_t vocab_size, max_model_len;  /* 0 without an engine */
     enum gen_on_update on_update;        /* of generations that do not say */
+    unsigned dialects;                   /* that are answered: bits of route_find */
     struct gate *gate;               /* pause, sleep, and which call works in which state */
     struct generations *generations; /* those under way */
     struct admission *generate, *detokenize;
@@ -64,11 +66,22 @@ struct app {
     const struct nccl_info *nccl;      /* what was found at start */
     struct weight_transfer *transfer;  /* the group with a trainer */
     struct handle_leases *leases;      /* versions that other processes have mapped */
-    struct front *front;               /* set once, before the front starts to serve */
+    _Atomic(struct front *) front;         /* NULL until it listens, and a moment more */
+    _Atomic(struct front *) control_front; /* so too; stays NULL without --control-listen */
 };
 
-/* app_front - what the front calls (server/front.h); its app_arg is the struct app. */
+/* One listener, as requests find it. */
+struct door {
+    struct app *app;
+    struct auth *auth; /* who may come in */
+    unsigned roles;    /* what is answered here: bits 1 << enum route_role */
+};
+
+/* app_front - what a front calls (server/front.h); its app_arg is a struct door. */
 extern const struct front_app app_front;
+
+/* app_front_stats - of all listeners of routes together. Threads: any. */
+void app_front_stats(const struct app *app, struct front_stats *out);
 
 /* Why a generate sent now would not be served; ERR_NONE and true when it would. */
 bool app_ready(const struct app *app, struct err *why);

@@ -24,9 +24,10 @@ struct route;
  * Threads: main's, before any other uses jansson. */
 void body_init(void);
 
-/* body_parse - the exchange's body as a JSON object (new), checked against its route: strict or
- * not, optional or not; duplicate members, trailing bytes, depth over BODY_DEPTH_MAX are refused,
- * and on strict routes unknown members, naming the one that was probably meant.
+/* body_parse - the exchange's body as a JSON object (new), checked against its route, and through
+ * its way in where that speaks a dialect: strict or not, optional or not; duplicate members,
+ * trailing bytes, depth over BODY_DEPTH_MAX are refused, and on strict routes unknown members,
+ * naming the one that was probably meant.
  * Errors: ERR_BAD_REQUEST (position, or member), ERR_MEDIA_TYPE (a content type that is not JSON;
  *         absent is taken as JSON), ERR_NO_MEMORY. */
 int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e);

@@ -233,7 +233,7 @@ int body_parse_columns(json_t **out, struct body_columns *columns, const struct 
     int rc = -1;
 
     memset(columns, 0, sizeof *columns);
-    if (cut(x->body, x->body_len, columns, &r))
+    if (!route->whole && cut(x->body, x->body_len, columns, &r))
         rc = body_parse_text(out, x, r.text, r.len, route, &none);
     free(r.text);
     if (rc == 0)

@@ -145,3 +145,75 @@ void scan_pointer(const char *text, size_t at, char *out, size_t cap)
             return; /* no room, or a name has yet to come */
     }
 }
+
+static size_t skip_blank(const char *text, size_t len, size_t at)
+{
+    while (at < len && strchr(" \t\n\r", text[at]) != NULL && text[at] != '\0')
+        at++;
+    return at;
+}
+
+/* Behind a value that is no string: at the ',' or the bracket that ends its object, or `len`. */
+static size_t skip_value(const char *text, size_t len, size_t at)
+{
+    size_t depth = 0;
+
+    for (; at < len; at++) {
+        char c = text[at];
+
+        if (c == '"') {
+            at = scan_string_end(text, len, at + 1);
+        } else if (c == '{' || c == '[') {
+            depth++;
+        } else if (c == '}' || c == ']' || c == ',') {
+            if (depth == 0)
+                return at;
+            depth -= c != ',';
+        }
+    }
+    return len;
+}
+
+/* A string from its quote at `at` on. Returns: behind its end, or 0 when it has none. */
+static size_t take_quoted(const char *text, size_t len, size_t at, const char **out,
+                          size_t *out_len)
+{
+    size_t end;
+
+    if (at >= len || text[at] != '"')
+        return 0;
+    end = scan_string_end(text, len, at + 1);
+    if (end >= len)
+        return 0;
+    *out = text + at + 1;
+    *out_len = end - at - 1;
+    return end + 1;
+}
+
+bool scan_next_member(const char *text, size_t len, struct scan_member *m)
+{
+    size_t at = skip_blank(text, len, m->next), end;
+
+    if (at >= len || text[at] != (m->next == 0 ? '{' : ','))
+        return false;
+    at = take_quoted(text, len, skip_blank(text, len, at + 1), &m->name, &m->name_len);
+    if (at == 0)
+        return false;
+    at = skip_blank(text, len, at);
+    if (at >= len || text[at] != ':')
+        return false;
+    at = skip_blank(text, len, at + 1);
+    end = take_quoted(text, len, at, &m->value, &m->value_len);
+    if (end == 0) {
+        end = skip_value(text, len, at);
+        m->value = text + at;
+        m->value_len = end - at;
+    }
+    m->next = end;
+    return true;
+}
+
+bool scan_is(const char *text, size_t len, const char *word)
+{
+    return strlen(word) == len && memcmp(text, word, len) == 0;
+}

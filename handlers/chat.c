@@ -29,16 +29,18 @@ const char *const chat_members[] = {CHAT_MEMBERS "model",
                                     "cache_salt",
                                     "priority",
                                     "kv_transfer_params",
-                                    GENERATE_SAMPLING_MEMBERS NULL};
+                                    COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
+                                        GENERATE_SAMPLING_MEMBERS NULL};
 
-static const struct neutral_rule chat_rules[] = {{"echo", NEUTRAL_FALSE, 0},
-                                                 {"reasoning_effort", NEUTRAL_NULL, 0},
-                                                 {"functions", NEUTRAL_EMPTY, 0},
-                                                 {"function_call", NEUTRAL_NULL, 0},
-                                                 {"mm_processor_kwargs", NEUTRAL_EMPTY, 0},
-                                                 {"priority", NEUTRAL_NUMBER, 0},
-                                                 {"kv_transfer_params", NEUTRAL_NULL, 0},
-                                                 {NULL, NEUTRAL_NULL, 0}};
+static const struct neutral_rule chat_rules[] = {
+    {"echo", NEUTRAL_FALSE, 0},
+    {"reasoning_effort", NEUTRAL_NULL, 0},
+    {"functions", NEUTRAL_EMPTY, 0},
+    {"function_call", NEUTRAL_NULL, 0},
+    {"mm_processor_kwargs", NEUTRAL_EMPTY, 0},
+    {"priority", NEUTRAL_NUMBER, 0},
+    {"kv_transfer_params", NEUTRAL_NULL, 0},
+    COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
 /* The sampling members as a completion says them: logprobs as a number, max_tokens. New. */
 static int sampling_of(json_t **out, const json_t *body, struct err *e)
@@ -87,7 +89,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
     return 0;
 }
 
-static int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
+int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
 
@@ -98,6 +100,7 @@ static int chat_op_parse(struct completions_op *op, const json_t *body, struct e
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     g->n_prompts = 1;
     op->is_text = true;
+    op->prompts_at = "/messages";
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||

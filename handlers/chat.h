@@ -5,6 +5,11 @@
 
 #include "handlers/completions.h"
 
+/* chat_op_parse - a chat request, of messages.
+ * @op  of completions_new
+ * Errors: at its members; see generation_parse_names, completions_sampling, chat_parse. */
+int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e);
+
 /* chat_render - the text of the one prompt, on app->text, before it is encoded. */
 int chat_render(struct completions_op *op, struct err *e);
 

@@ -38,43 +38,44 @@ const char *const completions_members[] = {"model",
                                            "priority",
                                            "prompt_embeds",
                                            "kv_transfer_params",
-                                           GENERATE_SAMPLING_MEMBERS NULL};
+                                           COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
+                                               GENERATE_SAMPLING_MEMBERS NULL};
 
-static const struct neutral_rule completions_rules[] = {{"suffix", NEUTRAL_EMPTY, 0},
-                                                        {"priority", NEUTRAL_NUMBER, 0},
-                                                        {"prompt_embeds", NEUTRAL_NULL, 0},
-                                                        {"kv_transfer_params", NEUTRAL_NULL, 0},
-                                                        {NULL, NEUTRAL_NULL, 0}};
+static const struct neutral_rule completions_rules[] = {
+    {"suffix", NEUTRAL_EMPTY, 0},
+    {"priority", NEUTRAL_NUMBER, 0},
+    {"prompt_embeds", NEUTRAL_NULL, 0},
+    {"kv_transfer_params", NEUTRAL_NULL, 0},
+    COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
 static void prompt_at(char field[ERR_FIELD_MAX], const struct completions_op *op, uint32_t i)
 {
-    if (op->chat != NULL)
-        (void)snprintf(field, ERR_FIELD_MAX, "/messages");
-    else if (op->is_list)
-        (void)snprintf(field, ERR_FIELD_MAX, "/prompt/%u", i);
+    if (op->is_list)
+        (void)snprintf(field, ERR_FIELD_MAX, "%s/%u", op->prompts_at, i);
     else
-        (void)snprintf(field, ERR_FIELD_MAX, "/prompt");
+        (void)snprintf(field, ERR_FIELD_MAX, "%s", op->prompts_at);
 }
 
-/* The engine speaks of /token_ids/<i> and /sampling_params/<member>; this route has neither. */
-static void completions_blame(const struct generation_seq *seq, struct err *e)
+/* The engine speaks of /token_ids/<i> and /sampling_params/<member>; here they are elsewhere. */
+void completions_blame(const struct generation_seq *seq, struct err *e)
 {
     static const char ids[] = "/token_ids", sampling[] = "/sampling_params";
+    const struct completions_op *op = completions_of(seq->g);
     char field[ERR_FIELD_MAX], rest[ERR_FIELD_MAX];
 
     if (strncmp(e->field, ids, sizeof ids - 1) == 0) {
-        prompt_at(field, completions_of(seq->g), seq->prompt);
+        prompt_at(field, op, seq->prompt);
         (void)snprintf(rest, sizeof rest, "%s", e->field + sizeof ids - 1);
         (void)snprintf(e->field, sizeof e->field, "%.32s%.100s", field, rest);
     } else if (strncmp(e->field, sampling, sizeof sampling - 1) == 0) {
         (void)snprintf(rest, sizeof rest, "%s", e->field + sizeof sampling - 1);
-        (void)snprintf(e->field, sizeof e->field, "%s", rest);
+        (void)snprintf(e->field, sizeof e->field, "%.32s%.100s", op->sampling_at, rest);
     }
 }
 
-static void completions_free(struct generation *g)
+void completions_fini(struct completions_op *op)
 {
-    struct completions_op *op = completions_of(g);
+    struct generation *g = &op->g;
 
     for (uint32_t i = 0; i < g->n_prompts && op->prompts != NULL; i++)
         free(op->prompts[i].text);
@@ -87,7 +88,12 @@ static void completions_free(struct generation *g)
     free(op->chat);
     free(op->request_id);
     generation_fini(g);
-    free(op);
+}
+
+static void completions_free(struct generation *g)
+{
+    completions_fini(completions_of(g));
+    free(g);
 }
 
 static const struct generation_ops whole_ops = {
@@ -146,30 +152,32 @@ static int check_prompts(const struct completions_op *op, const json_t *prompt, 
         nbytes += op->is_text ? json_string_length(v) : 0;
     }
     if (nbytes > COMPLETIONS_PROMPT_NBYTES_MAX)
-        return err_set(e, ERR_TOO_LARGE, "/prompt",
+        return err_set(e, ERR_TOO_LARGE, op->prompts_at,
                        "the prompts have %llu bytes of text; at most %d are allowed",
                        (unsigned long long)nbytes, COMPLETIONS_PROMPT_NBYTES_MAX);
     return 0;
 }
 
-static int parse_prompts(struct completions_op *op, const json_t *prompt, struct err *e)
+int completions_prompts(struct completions_op *op, const json_t *prompt, struct err *e)
 {
     const json_t *first = json_is_array(prompt) ? json_array_get(prompt, 0) : prompt;
+    const char *at = op->prompts_at;
     size_t n;
 
+    if (first == NULL && json_is_array(prompt))
+        return err_set(e, ERR_BAD_REQUEST, at, "an empty array; at least one prompt is needed");
     if (first == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/prompt",
-                       json_is_array(prompt) ? "an empty array; at least one prompt is needed"
-                                             : "'prompt' is required");
+        return err_set(e, ERR_BAD_REQUEST, at, "'%s' is required", at + 1);
     op->is_text = json_is_string(first);
     op->is_list = first != prompt && !json_is_integer(first);
     if (!op->is_text && !json_is_array(op->is_list ? first : prompt))
-        return err_set(e, ERR_BAD_REQUEST, "/prompt",
-                       "'prompt' must be a string, an array of strings, an array of token ids, or "
-                       "an array of such arrays");
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "'%s' must be a string, an array of strings, an array of token ids, or an "
+                       "array of such arrays",
+                       at + 1);
     n = op->is_list ? json_array_size(prompt) : 1;
     if (n > COMPLETIONS_PROMPTS_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/prompt", "%zu prompts; at most %d are allowed", n,
+        return err_set(e, ERR_BAD_REQUEST, at, "%zu prompts; at most %d are allowed", n,
                        COMPLETIONS_PROMPTS_MAX);
     if (check_prompts(op, prompt, (uint32_t)n, e) != 0)
         return -1;
@@ -259,7 +267,7 @@ static int completions_parse(struct completions_op *op, const json_t *body, stru
         parse_flags(op, body, e) != 0 || generate_neutral(body, "", completions_rules, e) != 0 ||
         completions_sampling(op, body, e) != 0 || settle_logprobs(op, e) != 0)
         return -1;
-    return parse_prompts(op, json_object_get(body, "prompt"), e);
+    return completions_prompts(op, json_object_get(body, "prompt"), e);
 }
 
 static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
@@ -312,7 +320,7 @@ static int make_texts(struct completions_op *op, struct err *e)
 {
     struct generation *g = &op->g;
 
-    if (generation_expand(g, op->chat != NULL ? "/messages" : "/prompt", e) != 0)
+    if (generation_expand(g, op->prompts_at, e) != 0)
         return -1;
     op->texts = calloc(g->n_seqs, sizeof *op->texts);
     if (op->texts == NULL)
@@ -396,6 +404,15 @@ static void completions_granted(void *arg)
         completions_prepare(op);
 }
 
+void completions_init(struct completions_op *op, struct app *app, struct exchange *x)
+{
+    generation_init(&op->g, app, x, &whole_ops, app->text);
+    op->created_s = clock_wall_s();
+    op->stream_ops = &stream_ops;
+    op->prompts_at = "/prompt";
+    op->sampling_at = "";
+}
+
 struct completions_op *completions_new(struct app *app, struct exchange *x, struct err *e)
 {
     struct completions_op *op = calloc(1, sizeof *op);
@@ -404,8 +421,7 @@ struct completions_op *completions_new(struct app *app, struct exchange *x, stru
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
         return NULL;
     }
-    generation_init(&op->g, app, x, &whole_ops, app->text);
-    op->created_s = clock_wall_s();
+    completions_init(op, app, x);
     return op;
 }
 
@@ -415,7 +431,7 @@ void completions_begin(struct completions_op *op)
     struct err e = {0};
 
     if (op->stream.on)
-        op->g.ops = &stream_ops;
+        op->g.ops = op->stream_ops;
     op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
     exchange_on_gone(x, completions_gone, op);
     if (admission_enter(op->g.app->prompts, &op->ticket, &e) == 0)

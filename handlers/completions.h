@@ -1,6 +1,6 @@
 /* One running completion: a generation with text on both sides. Shared by completions.c, which
- * reads the request, completions_reply.c, which writes the answer, and chat.c, whose prompt is made
- * of messages. */
+ * reads the request, completions_reply.c, which writes the answer, chat.c, whose prompt is made of
+ * messages, and sglang_generate.c, whose requests and answers are another server's. */
 #ifndef BATON_HANDLERS_COMPLETIONS_H
 #define BATON_HANDLERS_COMPLETIONS_H
 
@@ -19,6 +19,19 @@ enum {
     COMPLETIONS_MAX_TOKENS_DEFAULT = 16
 };
 
+/* What SGLang's servers take on these routes beside what vLLM's do; refused unless neutral. */
+#define COMPLETIONS_SGLANG_NEUTRAL(X)                                                              \
+    X("lora_path", NEUTRAL_EMPTY, 0)                                                               \
+    X("json_schema", NEUTRAL_EMPTY, 0)                                                             \
+    X("regex", NEUTRAL_EMPTY, 0)                                                                   \
+    X("ebnf", NEUTRAL_EMPTY, 0)                                                                    \
+    X("structural_tag", NEUTRAL_EMPTY, 0)                                                          \
+    X("stop_regex", NEUTRAL_EMPTY, 0)                                                              \
+    X("no_stop_trim", NEUTRAL_FALSE, 0)                                                            \
+    X("custom_logit_processor", NEUTRAL_EMPTY, 0)                                                  \
+    X("return_hidden_states", NEUTRAL_FALSE, 0)
+#define COMPLETIONS_RULE(member, kind, number) {member, kind, number},
+
 struct completions_prompt {
     char *text; /* owned; NULL for token ids that are not echoed */
     size_t len;
@@ -33,10 +46,12 @@ struct completions_op {
     struct ticket ticket; /* of app->prompts */
     int64_t created_s;
     struct generation_stream stream;
-    struct chat_request *chat; /* owned; NULL: /v1/completions */
-    bool prompt_told;          /* a chat's prompt ids were sent */
-    bool is_text; /* prompts came as text */
-    bool is_list; /* more than one could be given: pointers say which */
+    const struct generation_ops *stream_ops; /* those of one that streams */
+    const char *prompts_at, *sampling_at;    /* pointers of those members in the request */
+    struct chat_request *chat;               /* owned; NULL: no chat */
+    bool prompt_told;                        /* a chat's prompt ids were sent */
+    bool is_text;                            /* prompts came as text */
+    bool is_list;                            /* more than one could be given: pointers say which */
     bool echo, add_special, return_ids, as_ids;
     int32_t logprobs, prompt_logprobs;  /* asked for; -1 = none */
     struct completions_prompt *prompts; /* [g.n_prompts]; owned */
@@ -64,13 +79,35 @@ struct completions_part {
  * the caller drops it with generation_unref, and the exchange stays the caller's. */
 struct completions_op *completions_new(struct app *app, struct exchange *x, struct err *e);
 
+/* completions_init, completions_fini - the same for one that is a part of something larger, whose
+ * operations are its own.
+ * @op  zeroed */
+void completions_init(struct completions_op *op, struct app *app, struct exchange *x);
+void completions_fini(struct completions_op *op);
+
+/* completions_prompts - text, token ids, or an array of either; sets is_text and is_list.
+ * @prompt  NULL: missing
+ * Errors: ERR_BAD_REQUEST at or below prompts_at, ERR_TOO_LARGE, ERR_NO_MEMORY. */
+int completions_prompts(struct completions_op *op, const json_t *prompt, struct err *e);
+
 /* completions_sampling - the sampling members of `body`, over the model's defaults. */
 int completions_sampling(struct completions_op *op, const json_t *body, struct err *e);
+
+/* completions_blame - of generation_ops; in terms of prompts_at and sampling_at. */
+void completions_blame(const struct generation_seq *seq, struct err *e);
 
 /* completions_begin - make the prompts ready, queue, generate, answer; the op is the flow's. */
 void completions_begin(struct completions_op *op);
 
-/* Of completions_reply.c; as generation_ops says, on app->text. */
+/* Of completions_reply.c, on app->text. */
+
+/* completions_next - what there is to tell of a sequence since the last time. Returns false when
+ * nothing is; else the caller tells *p, then calls completions_told. An error is told elsewhere. */
+bool completions_next(struct completions_part *p, struct completions_op *op,
+                      struct generation_seq *seq);
+void completions_told(struct completions_part *p);
+
+/* As generation_ops says. */
 void completions_news(struct generation *g);
 void completions_finish(struct generation *g);
 

@@ -204,32 +204,51 @@ static bool may_stop(const struct completions_op *op, uint32_t id)
     return tokenizer_is_special(op->g.app->tokenizer, id);
 }
 
-/* Makes the next part of a choice. Returns false when there is nothing to tell yet. */
-static bool next_part(struct completions_op *op, struct generation_seq *seq, json_t **choice)
+static void drop_part(struct completions_part *p)
 {
-    struct completions_part p = {.op = op, .seq = seq, .first = seq->n_sent};
-    struct gen_output *out;
-    bool tell;
+    p->seq->n_sent = p->end;
+    p->seq->told = p->out != NULL;
+    json_decref(p->logprobs);
+    buf_fini(&p->text);
+}
 
-    generation_look(seq, &p.tokens, &p.end, &out);
-    p.out = out;
+bool completions_next(struct completions_part *p, struct completions_op *op,
+                      struct generation_seq *seq)
+{
+    struct gen_output *out;
+
+    *p = (struct completions_part){.op = op, .seq = seq, .first = seq->n_sent};
+    generation_look(seq, &p->tokens, &p->end, &out);
+    p->out = out;
     if (seq->told || (out != NULL && out->finish == GEN_ERROR))
         return false;
-    if (out == NULL && p.end > p.first && may_stop(op, p.tokens[p.end - 1].id))
-        p.end--;
-    if (out == NULL && p.end == p.first)
+    if (out == NULL && p->end > p->first && may_stop(op, p->tokens[p->end - 1].id))
+        p->end--;
+    if (out == NULL && p->end == p->first)
         return false;
-    fill_part(&p);
-    tell = p.failed || out != NULL || p.text.len > 0 || p.logprobs != NULL || op->return_ids;
-    if (tell) {
-        *choice = part_json(&p);
-        seq->begun = true;
-    }
-    seq->n_sent = p.end;
-    seq->told = out != NULL;
-    json_decref(p.logprobs);
-    buf_fini(&p.text);
-    return tell;
+    fill_part(p);
+    if (p->failed || out != NULL || p->text.len > 0 || p->logprobs != NULL || op->return_ids)
+        return true;
+    drop_part(p); /* what its tokens spell is not decided */
+    return false;
+}
+
+void completions_told(struct completions_part *p)
+{
+    p->seq->begun = true;
+    drop_part(p);
+}
+
+/* The next part of a choice as JSON. Returns false when there is nothing to tell yet. */
+static bool next_part(struct completions_op *op, struct generation_seq *seq, json_t **choice)
+{
+    struct completions_part p;
+
+    if (!completions_next(&p, op, seq))
+        return false;
+    *choice = part_json(&p);
+    completions_told(&p);
+    return true;
 }
 
 void completions_news(struct generation *g)

@@ -16,6 +16,7 @@ int handle_lora_unload(struct app *app, struct exchange *x, struct err *e);
 int handle_lora_list(struct app *app, struct exchange *x, struct err *e);
 int handle_update(struct app *app, struct exchange *x, struct err *e);
 int handle_update_start(struct app *app, struct exchange *x, struct err *e);
+int handle_update_verify(struct app *app, struct exchange *x, struct err *e);
 int handle_update_finish(struct app *app, struct exchange *x, struct err *e);
 int handle_update_abort(struct app *app, struct exchange *x, struct err *e);
 int handle_update_renew(struct app *app, struct exchange *x, struct err *e);
@@ -27,6 +28,8 @@ int handle_weights_get(struct app *app, struct exchange *x, struct err *e);
 int handle_handles_get(struct app *app, struct exchange *x, struct err *e);
 int handle_handles_renew(struct app *app, struct exchange *x, struct err *e);
 int handle_handles_delete(struct app *app, struct exchange *x, struct err *e);
+int handle_weights_label(struct app *app, struct exchange *x, struct err *e);
+int handle_weights_check(struct app *app, struct exchange *x, struct err *e);
 int handle_preflight(struct app *app, struct exchange *x, struct err *e);
 int handle_pause(struct app *app, struct exchange *x, struct err *e);
 int handle_resume(struct app *app, struct exchange *x, struct err *e);
@@ -34,24 +37,31 @@ int handle_sleep(struct app *app, struct exchange *x, struct err *e);
 int handle_wake(struct app *app, struct exchange *x, struct err *e);
 int handle_reset_cache(struct app *app, struct exchange *x, struct err *e);
 int handle_abort_requests(struct app *app, struct exchange *x, struct err *e);
+int handle_flush_cache(struct app *app, struct exchange *x, struct err *e);
+int handle_weight_values(struct app *app, struct exchange *x, struct err *e);
+int handle_unsupported(struct app *app, struct exchange *x, struct err *e);
+int handle_session_finish(struct app *app, struct exchange *x, struct err *e);
 int handle_transfer_init(struct app *app, struct exchange *x, struct err *e);
 int handle_transfer_get(struct app *app, struct exchange *x, struct err *e);
 int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e);
 
-/* update_unread - an update was refused before its body was understood: it may have been one by the
- * trainer's group (weight_transfer_doubt). Threads: any. Blocks: no. */
+/* update_unread - an update, or the load of an adapter, was refused before its body was understood:
+ * it may have been one by the trainer's group (weight_transfer_doubt). Threads: any. Blocks: no. */
 void update_unread(struct app *app, const struct exchange *x);
 
 extern const char *const update_members[], *const update_query[];
+extern const char *const update_verify_members[];
 extern const char *const update_start_members[], *const update_finish_members[];
 extern const char *const update_abort_members[], *const update_renew_members[];
 extern const char *const plan_members[];
 extern const char *const weights_list_query[];
+extern const char *const weights_label_members[], *const weights_check_members[];
 extern const char *const handles_query[], *const handles_renew_members[];
 extern const char *const preflight_members[];
 extern const char *const lora_load_members[], *const lora_load_query[];
 extern const char *const lora_unload_members[];
-extern const char *const transfer_init_members[];
+extern const char *const transfer_init_members[], *const transfer_delete_members[];
+extern const char *const weight_values_members[];
 extern const char *const pause_members[], *const abort_requests_members[];
 extern const char *const sleep_members[], *const wake_members[];
 

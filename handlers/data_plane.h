@@ -5,11 +5,12 @@
 #include "handlers/app.h"
 
 /* Every one is a route's `handle` (handlers/route.h). generate, completions and chat run on
- * app->generate_pool and take a permit of app->generate themselves; tokenize and detokenize run on
- * app->text, admitted already. */
+ * app->generate_pool and take a permit of app->generate themselves; chat_render, tokenize and
+ * detokenize run on app->text, admitted already. */
 int handle_generate(struct app *app, struct exchange *x, struct err *e);
 int handle_completions(struct app *app, struct exchange *x, struct err *e);
 int handle_chat(struct app *app, struct exchange *x, struct err *e);
+int handle_chat_render(struct app *app, struct exchange *x, struct err *e);
 int handle_tokenize(struct app *app, struct exchange *x, struct err *e);
 int handle_detokenize(struct app *app, struct exchange *x, struct err *e);
 

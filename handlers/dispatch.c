@@ -7,16 +7,19 @@
 
 #include "base/log.h"
 #include "handlers/body.h"
+#include "handlers/commit_resume.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
 #include "server/admission.h"
+#include "server/auth.h"
 #include "server/config.h"
 #include "server/life.h"
 #include "server/lifecycle.h"
 #include "weights/safetensors.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,33 +38,54 @@ static int check_life(const struct app *app, const struct route *route, struct e
     struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
     enum lifecycle_call call = CALL_RESET_CACHE; /* one that works whenever the server serves */
 
-    if (route->role == ROLE_HEALTH)
+    if (route->role <= ROLE_WATCH)
         return 0;
-    if (route->handle == handle_resume)
+    if (route->handle == handle_resume || route->handle == handle_commit_resume)
         call = CALL_RESUME;
     if (route->handle == handle_abort_requests)
         call = CALL_ABORT_REQUESTS;
     return lifecycle_check(&s, call, e);
 }
 
+/* May this request pass? All rows of a path have one role, so the body need not be known. */
+static int check_door(const struct door *door, const struct exchange *x, const struct route *route,
+                      struct err *e)
+{
+    static const enum auth_role needs[] = {
+        [ROLE_HEALTH] = AUTH_ANYONE,
+        [ROLE_WATCH] = AUTH_WATCH,
+        [ROLE_GENERATE] = AUTH_GENERATE,
+        [ROLE_CONTROL] = AUTH_CONTROL,
+    };
+
+    if ((door->roles & 1U << route->role) == 0)
+        return err_set(e, ERR_NOT_FOUND, "", "%.200s is not answered on this listener: %s", x->path,
+                       route->role == ROLE_CONTROL ? "control routes have one of their own"
+                                                   : "it answers control routes");
+    return auth_check(door->auth, x->authorization, x->peer_trusted, needs[route->role], e);
+}
+
 static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
 {
-    const struct app *app = arg;
+    const struct door *door = arg;
+    struct app *app = door->app;
     const struct route *route;
     size_t at = 0;
 
-    route = route_find(x->path, x->method, &at, e);
+    route = route_find(x->path, x->method, app->dialects, &at, e);
     if (route == NULL)
         return -1;
+    x->app = app;
     x->route = route;
     x->path_arg = x->path + at;
-    if (check_life(app, route, e) != 0)
+    if (check_door(door, x, route, e) != 0 || check_life(app, route, e) != 0)
         return -1;
     if (route->strict && body_query_only(x, route, e) != 0)
         return -1;
     out->body = FRONT_BODY_WHOLE;
     out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->config->json_body_max
                                                          : route->body_max;
+    out->of_get = route->body == BODY_JSON;
     if (route->body == BODY_TENSORS && body_is_tensors(x)) {
         out->body = FRONT_BODY_STREAM;
         out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
@@ -75,15 +99,19 @@ static void refuse_unread(struct app *app, struct exchange *x)
 {
     const struct route *route = x->route;
 
-    if (route != NULL && route->handle == handle_update)
+    if (route != NULL && (route->handle == handle_update || route->handle == handle_lora_load))
         update_unread(app, x);
 }
 
 static void run_handler(struct app *app, struct exchange *x)
 {
-    const struct route *route = x->route;
+    const struct route *route = route_claimed(x->route, x->method, app->dialects, x->body,
+                                              x->body_len);
     struct err e = {0};
 
+    assert(route->role ==
+           ((const struct route *)x->route)->role); /* it was asked for at the door */
+    x->route = route;
     if (exchange_gone(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
         refuse_unread(app, x);
@@ -171,7 +199,7 @@ static int post_hop(struct app *app, struct hop *h, enum route_lane lane, struct
 
 static void app_dispatch(void *arg, struct exchange *x)
 {
-    struct app *app = arg;
+    struct app *app = ((const struct door *)arg)->app;
     const struct route *route = x->route;
     struct err e = {0};
     struct hop *h;
@@ -196,22 +224,30 @@ static void app_dispatch(void *arg, struct exchange *x)
     }
 }
 
+/* Was it refused at the door? Then it says nothing of what any trainer does: whoever has no key may
+ * not shake the trust in a trainer's group. */
+static bool stopped_at_door(const struct err *e)
+{
+    return e->code == ERR_UNAUTHORIZED || e->code == ERR_FORBIDDEN || e->code == ERR_NOT_FOUND;
+}
+
 static void app_reject(void *arg, struct exchange *x, const struct err *e,
                        struct exchange_reply *out)
 {
-    refuse_unread(arg, x);
+    if (!stopped_at_door(e))
+        refuse_unread(((const struct door *)arg)->app, x);
     reply_error_make(x->route, e, NULL, out);
 }
 
 static void app_done(void *arg, const struct exchange *x, const struct front_outcome *o)
 {
-    const struct app *app = arg;
+    const struct app *app = ((const struct door *)arg)->app;
     const struct route *route = x->route;
     enum log_level level = LOG_INFO;
     struct log_rec r;
 
     metrics_request(app->metrics, route, o->status, o->duration_us, o->nbytes_in, o->nbytes_out);
-    if (route != NULL && route->role == ROLE_HEALTH && o->status == 200)
+    if (route != NULL && route->role <= ROLE_WATCH && o->status == 200)
         level = LOG_DEBUG; /* probes come every second */
     else if (o->status >= 500)
         level = LOG_WARN;

@@ -62,15 +62,20 @@ static void admission_idle(void *arg)
     gate_ring(g);
 }
 
+/* Whoever is idle behind shut doors stays so. */
+static bool is_still_locked(const struct gate *g)
+{
+    if (g->now.pause == PAUSE_NONE || !g->shut)
+        return false;
+    return g->now.pause == PAUSE_KEEP ? g->frozen : gate_idle(g);
+}
+
 static void fill_info_locked(const struct gate *g, struct gate_info *out)
 {
     uint64_t now = clock_now_us();
 
     *out = g->now;
-    out->acknowledged = g->now.pause != PAUSE_NONE;
-    for (const struct gate_wait *w = g->waits; w != NULL; w = w->next)
-        if (w->epoch == g->now.epoch)
-            out->acknowledged = false;
+    out->acknowledged = is_still_locked(g);
     out->lease_left_us = CLOCK_NEVER;
     if (g->until_us != CLOCK_NEVER)
         out->lease_left_us = g->until_us > now ? g->until_us - now : 0;
@@ -174,15 +179,19 @@ void gate_doors(struct gate *g)
 {
     struct err refusal = {0};
     struct gate_info now;
+    bool shut;
 
     gate_info(g, &now);
-    if (now.pause == PAUSE_NONE) {
-        admission_release(g->app->generate);
-        return;
-    }
-    if (now.reject)
+    shut = now.pause != PAUSE_NONE;
+    if (shut && now.reject)
         refusal_of(&now, &refusal);
-    admission_hold(g->app->generate, now.reject ? &refusal : NULL);
+    if (shut)
+        admission_hold(g->app->generate, now.reject ? &refusal : NULL);
+    else
+        admission_release(g->app->generate);
+    mtx_lock(&g->lock);
+    g->shut = shut;
+    mtx_unlock(&g->lock);
 }
 
 static void log_change(const char *event, const struct gate_info *info)
@@ -196,8 +205,11 @@ static void log_change(const char *event, const struct gate_info *info)
     log_end(&r);
 }
 
-static void thaw(const struct gate *g)
+static void thaw(struct gate *g)
 {
+    mtx_lock(&g->lock);
+    g->frozen = false;
+    mtx_unlock(&g->lock);
     if (g->app->engine != NULL)
         g->app->engine->ops->thaw(g->app->engine);
 }
@@ -243,6 +255,7 @@ static bool lift(struct gate *g, const char *why)
         g->now.lease_s = 0;
         g->now.epoch++;
         g->until_us = CLOCK_NEVER;
+        g->stands = false;
     }
     waits = take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
@@ -265,18 +278,19 @@ bool gate_resume(struct gate *g, struct gate_info *out)
     return was;
 }
 
-/* The pause stands from now on, as far as the doors go. Returns what was before. */
-static struct gate_info set_pause(struct gate *g, const struct gate_pause *req,
-                                  struct gate_wait **displaced)
-{
-    struct gate_info was;
-    struct err e = {0};
+struct before {
+    struct gate_info now;
+    uint64_t until_us;
+};
 
-    (void)err_set(&e, ERR_CONFLICT, "", "another pause, with mode keep, took its place");
-    *displaced = NULL;
+/* The pause stands from now on, as far as the doors go. Returns what was before. */
+static struct before set_pause(struct gate *g, const struct gate_pause *req)
+{
+    struct before was;
+
     mtx_lock(&g->lock);
-    was = g->now;
-    if (was.pause == PAUSE_NONE) {
+    was = (struct before){g->now, g->until_us};
+    if (was.now.pause == PAUSE_NONE) {
         g->now.since_us = clock_now_us();
         g->now.since_wall_s = clock_wall_s();
         g->now.n_pauses++;
@@ -288,23 +302,33 @@ static struct gate_info set_pause(struct gate *g, const struct gate_pause *req,
     g->now.epoch++;
     memcpy(g->now.holder, req->holder, sizeof g->now.holder);
     g->until_us = CLOCK_NEVER;
-    if (req->mode == PAUSE_KEEP)
-        *displaced = take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
     gate_doors(g);
     return was;
 }
 
-/* Keep could not freeze: as if it had not been asked for, but for the lease of the one before. */
-static void unset_pause(struct gate *g, const struct gate_info *was)
+/* Keep could not freeze: as if it had not been asked for. */
+static void unset_pause(struct gate *g, const struct before *was)
 {
     mtx_lock(&g->lock);
-    g->now = *was;
+    g->now = was->now;
     g->now.epoch += 2;
-    if (was->lease_s > 0)
-        g->until_us = clock_after_us((uint64_t)was->lease_s * 1000000);
+    g->until_us = was->until_us;
     mtx_unlock(&g->lock);
     gate_doors(g);
+}
+
+/* Keep has frozen what others wait for. */
+static struct gate_wait *displace(struct gate *g)
+{
+    struct gate_wait *displaced;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_CONFLICT, "", "another pause, with mode keep, took its place");
+    mtx_lock(&g->lock);
+    displaced = take_waits_locked(g, &e);
+    mtx_unlock(&g->lock);
+    return displaced;
 }
 
 static void start_lease_locked(struct gate *g)
@@ -313,16 +337,32 @@ static void start_lease_locked(struct gate *g)
         g->until_us = clock_after_us((uint64_t)g->now.lease_s * 1000000);
 }
 
+/* From now on somebody counts on the pause. */
+static void acknowledge_locked(struct gate *g)
+{
+    if (g->until_us == CLOCK_NEVER)
+        start_lease_locked(g);
+    g->stands = true;
+    g->stood_lease_s = g->now.lease_s;
+    g->stood_until_us = g->until_us;
+}
+
 static int freeze(struct gate *g, uint32_t timeout_s, struct err *e)
 {
+    uint64_t deadline_us = clock_after_us((uint64_t)timeout_s * 1000000);
     struct engine *en = g->app->engine;
 
-    return en == NULL ? 0 : en->ops->freeze(en, clock_after_us((uint64_t)timeout_s * 1000000), e);
+    if (en != NULL && en->ops->freeze(en, deadline_us, e) != 0)
+        return -1;
+    mtx_lock(&g->lock);
+    g->frozen = true;
+    mtx_unlock(&g->lock);
+    return 0;
 }
 
 /* Within an operation; the doors are shut. Returns as gate_pause. */
 static int stop_running(struct gate *g, const struct gate_pause *req, struct gate_wait *w,
-                        bool was_paused, struct err *e)
+                        struct err *e)
 {
     bool later;
 
@@ -341,12 +381,10 @@ static int stop_running(struct gate *g, const struct gate_pause *req, struct gat
     mtx_lock(&g->lock);
     if (later) {
         w->deadline_us = clock_after_us((uint64_t)req->timeout_s * 1000000);
-        w->epoch = g->now.epoch;
-        w->was_paused = was_paused;
         w->next = g->waits;
         g->waits = w;
     } else {
-        start_lease_locked(g);
+        acknowledge_locked(g);
     }
     mtx_unlock(&g->lock);
     return later ? 1 : 0;
@@ -362,8 +400,9 @@ static enum lifecycle_call call_of(enum lifecycle_pause mode)
 int gate_pause(struct gate *g, const struct gate_pause *req, struct gate_wait *w,
                struct gate_info *out, struct err *e)
 {
-    struct gate_wait *displaced;
-    struct gate_info was, is;
+    struct gate_wait *displaced = NULL;
+    struct gate_info is;
+    struct before was;
     int rc;
 
     assert(req->mode != PAUSE_NONE);
@@ -372,14 +411,16 @@ int gate_pause(struct gate *g, const struct gate_pause *req, struct gate_wait *w
         gate_end(g);
         return -1;
     }
-    was = set_pause(g, req, &displaced);
-    rc = stop_running(g, req, w, was.pause != PAUSE_NONE, e);
-    if (rc < 0)
+    was = set_pause(g, req);
+    rc = stop_running(g, req, w, e);
+    if (rc < 0) {
         unset_pause(g, &was);
-    else
+    } else {
+        if (req->mode == PAUSE_KEEP)
+            displaced = displace(g);
         gate_info(g, &is);
-    if (rc >= 0)
         log_change("pause", &is);
+    }
     if (rc == 0)
         *out = is;
     answer(g, displaced);
@@ -387,23 +428,34 @@ int gate_pause(struct gate *g, const struct gate_pause *req, struct gate_wait *w
     return rc;
 }
 
-/* What has become of a wait; false while it goes on. */
-static bool settle_locked(struct gate *g, struct gate_wait *w, bool idle)
+static bool is_gone(const struct gate_wait *w)
 {
-    if (idle) {
-        if (w->epoch == g->now.epoch)
-            start_lease_locked(g);
-        return true;
-    }
-    if (atomic_load_explicit(&w->gone, memory_order_relaxed))
-        (void)err_set(&w->error, ERR_GONE, "", "the client went away before all had ended");
-    else if (clock_passed(w->deadline_us))
-        (void)err_set(&w->error, ERR_TIMEOUT, "", "what ran did not end in time%s",
-                      w->was_paused ? "" : "; generation is not paused");
-    return w->error.code != ERR_NONE;
+    return atomic_load_explicit(&w->gone, memory_order_relaxed);
 }
 
-/* Takes out what is settled. *undo: the pause that stands was never acknowledged to anybody. */
+/* Why somebody gave up. @undo  and nobody else wanted the pause */
+static void blame(struct gate_wait *w, bool undo)
+{
+    if (is_gone(w))
+        (void)err_set(&w->error, ERR_GONE, "", "the client went away before all had ended");
+    else
+        (void)err_set(&w->error, ERR_TIMEOUT, "", "what ran did not end in time; generation %s",
+                      undo ? "is not paused" : "stays paused, as somebody else asked for");
+}
+
+/* The last that waited gave up, and left the pause behind to whoever counts on the one before it:
+ * it does not stand for ever if that did not. */
+static void keep_lease_locked(struct gate *g)
+{
+    if (g->now.lease_s == 0) {
+        g->now.lease_s = g->stood_lease_s;
+        g->until_us = g->stood_until_us;
+    }
+    if (g->until_us == CLOCK_NEVER)
+        start_lease_locked(g);
+}
+
+/* Takes out what is settled. *undo: nobody was told of the pause, or waits to be, any more. */
 static struct gate_wait *take_settled_locked(struct gate *g, bool idle, bool *undo)
 {
     struct gate_wait *settled = NULL, **at = &g->waits;
@@ -411,16 +463,23 @@ static struct gate_wait *take_settled_locked(struct gate *g, bool idle, bool *un
     while (*at != NULL) {
         struct gate_wait *w = *at;
 
-        if (!settle_locked(g, w, idle)) {
+        if (!idle && !is_gone(w) && !clock_passed(w->deadline_us)) {
             at = &w->next;
             continue;
         }
         *at = w->next;
         w->next = settled;
         settled = w;
-        if (w->error.code != ERR_NONE && w->epoch == g->now.epoch && !w->was_paused)
-            *undo = true;
     }
+    if (settled == NULL)
+        return NULL;
+    if (idle)
+        acknowledge_locked(g); /* with the lease of the last that was asked for */
+    else if (g->waits == NULL && g->stands)
+        keep_lease_locked(g);
+    *undo = !idle && g->waits == NULL && !g->stands;
+    for (struct gate_wait *w = settled; w != NULL && !idle; w = w->next)
+        blame(w, *undo);
     return settled;
 }
 

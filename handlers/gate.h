@@ -7,7 +7,9 @@
  * A pause closes admission before anything else. `keep` freezes what runs between two tokens;
  * `wait` and `abort` are acknowledged when nothing runs any more. One that is never acknowledged,
  * because its deadline passed or whoever asked has gone, undoes itself unless another pause was
- * there before. A pause with a lease ends by itself.
+ * there before, or is waited for: then generation stays paused, and if the new one has no lease the
+ * other's holds. What stays only because it is waited for ends with the last that gives up. A pause
+ * with a lease ends by itself.
  *
  * Sleep does not pause. Generations that are frozen by a pause with `keep` stay, and make their KV
  * again if it was released; all others are aborted first. While anything sleeps, new generations
@@ -54,7 +56,7 @@ int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e);
 struct gate_info {
     enum lifecycle_pause pause;
     bool reject;
-    bool acknowledged;
+    bool acknowledged; /* what the mode promises is so: all is frozen, or nothing runs */
     char holder[GATE_HOLDER_MAX + 1];
     uint64_t since_us; /* monotonic */
     int64_t since_wall_s;
@@ -78,15 +80,14 @@ struct gate_pause {
 struct gate_wait {
     struct gate *gate;
     atomic_bool gone; /* relaxed, with gate_ring: whoever asked does not wait any more */
-    /* Called once, on the gate's thread, no lock held. `e` is clean on success, else ERR_TIMEOUT,
-     * ERR_GONE, ERR_DRAINING, or ERR_CONFLICT (resumed, or another pause took its place). May free
-     * the wait. */
+    /* Called once, on the gate's thread or that of whoever ends the wait, no lock held. `e` is
+     * clean on success, else ERR_TIMEOUT, ERR_GONE, ERR_DRAINING, or ERR_CONFLICT (resumed, or
+     * another pause took its place). May free the wait. */
     void (*done)(struct gate_wait *w, const struct gate_info *info, const struct err *e);
 
     /* Of the gate. */
     struct gate_wait *next;
-    uint64_t deadline_us, epoch;
-    bool was_paused;
+    uint64_t deadline_us;
     struct err error;
 };
 

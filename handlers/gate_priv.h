@@ -14,6 +14,11 @@ struct gate {
     struct gate_info now; /* lease_left_us and acknowledged are put in when asked for */
     uint64_t until_us;    /* of the lease; CLOCK_NEVER: none */
     struct gate_wait *waits;
+    bool shut;   /* admission's doors, by a pause */
+    bool frozen; /* the engine, by a pause with keep */
+    bool stands; /* a pause was acknowledged and not lifted since; under which lease: */
+    uint32_t stood_lease_s;
+    uint64_t stood_until_us;
 
     struct mtx bell_lock; /* rank MTX_LEAF; guards the next two */
     struct cnd bell;

@@ -112,26 +112,36 @@ int generation_check_prompt(const struct app *app, uint32_t n, const char *at, s
     return 0;
 }
 
-int generation_expand(struct generation *g, const char *at, struct err *e)
+int generation_count_seqs(const struct generation *g, const char *at, uint32_t *out, struct err *e)
 {
-    uint64_t n_seqs = (uint64_t)g->n_prompts * g->params.n, n_tokens = 0;
-    struct generation_seq *seqs;
+    uint64_t n_seqs = (uint64_t)g->n_prompts * g->params.n;
 
     if (n_seqs > GENERATION_SEQS_MAX)
         return err_set(e, ERR_BAD_REQUEST, at,
                        "%u prompts with n = %u are %llu sequences; at most %d are allowed",
                        g->n_prompts, g->params.n, (unsigned long long)n_seqs, GENERATION_SEQS_MAX);
+    *out = (uint32_t)n_seqs;
+    return 0;
+}
+
+int generation_expand(struct generation *g, const char *at, struct err *e)
+{
+    struct generation_seq *seqs;
+    uint64_t n_tokens = 0;
+    uint32_t n_seqs = 0;
+
+    if (generation_count_seqs(g, at, &n_seqs, e) != 0)
+        return -1;
     for (uint32_t i = 0; i < g->n_prompts; i++)
         n_tokens += (uint64_t)g->prompts[i].n * g->params.n;
     if (n_tokens > GENERATION_PROMPT_TOKENS_MAX)
         return err_set(e, ERR_TOO_LARGE, at,
                        "the prompts of all sequences have %llu tokens; at most %d are allowed",
                        (unsigned long long)n_tokens, GENERATION_PROMPT_TOKENS_MAX);
-    seqs = calloc((size_t)n_seqs, sizeof *seqs);
+    seqs = calloc(n_seqs, sizeof *seqs);
     if (seqs == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %llu sequences",
-                       (unsigned long long)n_seqs);
-    for (uint32_t i = 0; i < (uint32_t)n_seqs; i++) {
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u sequences", n_seqs);
+    for (uint32_t i = 0; i < n_seqs; i++) {
         seqs[i].g = g;
         seqs[i].index = i;
         seqs[i].prompt = i / g->params.n;
@@ -139,7 +149,7 @@ int generation_expand(struct generation *g, const char *at, struct err *e)
     }
     mtx_lock(&g->lock); /* the peer's callback may be looking */
     g->seqs = seqs;
-    g->n_seqs = (uint32_t)n_seqs;
+    g->n_seqs = n_seqs;
     mtx_unlock(&g->lock);
     return 0;
 }
@@ -372,7 +382,7 @@ static int seq_submit(struct generation_seq *seq, struct err *e)
     mtx_lock(&g->lock);
     if (!seq->ended)
         seq->id = id;
-    if ((g->stopped || g->aborted) && !seq->ended)
+    if ((g->stopped || g->aborted || seq->aborted) && !seq->ended)
         en->ops->cancel(en, id);
     mtx_unlock(&g->lock);
     return 0;
@@ -503,6 +513,23 @@ bool generation_abort(struct generation *g)
     if (entered && admission_cancel(g->app->generate, &g->ticket))
         post_end_queued(g);
     return true;
+}
+
+bool generation_abort_seq(struct generation *g, uint32_t i)
+{
+    struct generation_seq *seq = &g->seqs[i];
+    struct engine *en = g->app->engine;
+    bool aborts;
+
+    if (g->n_seqs == 1)
+        return generation_abort(g);
+    mtx_lock(&g->lock);
+    aborts = !g->ended && !g->aborted && !seq->ended && !seq->aborted;
+    seq->aborted = true;
+    if (aborts && seq->id != 0)
+        en->ops->cancel(en, seq->id);
+    mtx_unlock(&g->lock);
+    return aborts;
 }
 
 /* By admission_enter itself, or by the thread that left: only posts. */

@@ -62,6 +62,7 @@ struct generation_seq {
     uint32_t n_tokens;
     struct gen_output *out; /* owned; set by done */
     bool ended;
+    bool aborted; /* alone: what is submitted is cancelled at once */
 
     /* Immutable. */
     struct generation *g;
@@ -91,6 +92,7 @@ struct generation {
     /* Immutable once entered. */
     struct app *app;
     const char *request_id; /* borrowed from the operation; NULL: none */
+    char *const *seq_ids;   /* [n_seqs], borrowed from it; NULL: sequences have no names */
     char *lora;             /* owned; the adapter that `model` named; NULL: the base model */
     struct exchange *x; /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
@@ -133,10 +135,15 @@ int generation_check_model(const struct app *app, const char *model, struct err 
  * Errors: ERR_BAD_REQUEST at `at`. */
 int generation_check_prompt(const struct app *app, uint32_t n, const char *at, struct err *e);
 
-/* generation_expand - make the sequences, n for each prompt.
+/* generation_count_seqs - prompts times n.
  * @at  pointer of the prompts, for errors
- * Errors: ERR_BAD_REQUEST (more than GENERATION_SEQS_MAX sequences), ERR_TOO_LARGE (their prompts
- *         pass GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
+ * Errors: ERR_BAD_REQUEST (more than GENERATION_SEQS_MAX). */
+int generation_count_seqs(const struct generation *g, const char *at, uint32_t *out, struct err *e);
+
+/* generation_expand - make the sequences, n for each prompt.
+ * @at  as above
+ * Errors: as above; ERR_TOO_LARGE (the prompts of all sequences pass GENERATION_PROMPT_TOKENS_MAX),
+ *         ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
 /* generation_watch - from now on the peer's leaving ends it, and the exchange is the flow's. */
@@ -157,6 +164,9 @@ void generation_cancel(struct generation *g);
  * without any. Returns false when it has ended or was aborted before. Any thread; the caller sees
  * to it that it is not freed. */
 bool generation_abort(struct generation *g);
+
+/* generation_abort_seq - the same for one sequence; while its request queues, it queues on. */
+bool generation_abort_seq(struct generation *g, uint32_t i);
 
 /* generation_model - what the reply calls the model: the name that the request used. */
 const char *generation_model(const struct generation *g);

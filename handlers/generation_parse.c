@@ -2,6 +2,7 @@
 #include "handlers/generation_parse.h"
 
 #include "handlers/body.h"
+#include "handlers/completion_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,17 @@ static int check_len(const char *s, const char *field, size_t max, struct err *e
         return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; allowed are 1 to %zu",
                        strlen(s), max);
     return 0;
+}
+
+static int check_salt(const char *s, struct err *e)
+{
+    uint64_t n = s != NULL ? completion_text_chars(s, strlen(s)) : 1;
+
+    if (n >= 1 && n <= GENERATION_CACHE_SALT_MAX)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/cache_salt",
+                   "a string of %llu characters; allowed are 1 to %d", (unsigned long long)n,
+                   GENERATION_CACHE_SALT_MAX);
 }
 
 static int parse_model(struct generation *g, const char *model, struct err *e)
@@ -35,8 +47,7 @@ int generation_parse_names(char **request_id, struct generation *g, const json_t
         body_str(&id, body, "", "request_id", e) != 0 ||
         body_str(&salt, body, "", "cache_salt", e) != 0 ||
         body_str(&session, body, "", "session_id", e) != 0 || parse_model(g, model, e) != 0 ||
-        check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
-        check_len(salt, "/cache_salt", GENERATION_CACHE_SALT_MAX, e) != 0)
+        check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 || check_salt(salt, e) != 0)
         return -1;
     *request_id = strdup(id != NULL ? id : g->x->request_id);
     if (*request_id == NULL)

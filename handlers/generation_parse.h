@@ -7,7 +7,10 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-enum { GENERATION_REQUEST_ID_MAX = 256, GENERATION_CACHE_SALT_MAX = 1024 }; /* bytes */
+enum {
+    GENERATION_REQUEST_ID_MAX = 256, /* bytes */
+    GENERATION_CACHE_SALT_MAX = 1024 /* characters, as in vLLM */
+};
 
 struct generation_stream {
     bool on;

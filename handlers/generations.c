@@ -61,24 +61,45 @@ void generations_remove(struct generations *gs, struct generation *g)
     mtx_unlock(&gs->lock);
 }
 
-static bool is_one_of(const struct generation *g, const char *const *ids, size_t n_ids)
+static int by_text(const void *x, const void *y)
 {
-    for (size_t i = 0; i < n_ids; i++)
-        if (g->request_id != NULL && strcmp(g->request_id, ids[i]) == 0)
-            return true;
-    return ids == NULL;
+    return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
 
-uint32_t generations_abort(struct generations *gs, const char *const *ids, size_t n_ids)
+/* @ids  sorted: with many ids and many sequences, comparing each with each would hold the lock for
+ * seconds */
+static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
+{
+    if (ids == NULL || id == NULL)
+        return ids == NULL;
+    return bsearch(&id, ids, n_ids, sizeof *ids, by_text) != NULL;
+}
+
+/* Of the sequences that have names of their own. */
+static uint32_t abort_seqs(struct generation *g, const char *const *ids, size_t n_ids)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; g->seq_ids != NULL && i < g->n_seqs; i++)
+        if (is_one_of(g->seq_ids[i], ids, n_ids))
+            n += generation_abort_seq(g, i) ? 1 : 0;
+    return n;
+}
+
+uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids)
 {
     uint32_t n = 0;
 
     if (gs == NULL)
         return 0;
+    if (ids != NULL)
+        qsort(ids, n_ids, sizeof *ids, by_text);
     mtx_lock(&gs->lock);
     for (struct generation *g = gs->first; g != NULL; g = g->link.next)
-        if (is_one_of(g, ids, n_ids))
+        if (is_one_of(g->request_id, ids, n_ids))
             n += generation_abort(g) ? 1 : 0;
+        else
+            n += abort_seqs(g, ids, n_ids);
     mtx_unlock(&gs->lock);
     return n;
 }

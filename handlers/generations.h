@@ -25,10 +25,10 @@ void generations_remove(struct generations *gs, struct generation *g);
 
 /* generations_abort - end them soon, with the tokens that they have. Those that queue for a permit
  * end without any.
- * @ids  request ids, [n_ids]; NULL: all
- * Returns: how many. Threads: any. Takes MTX_GENERATIONS, then MTX_GENERATION and what that takes.
- * Blocks: no. */
-uint32_t generations_abort(struct generations *gs, const char *const *ids, size_t n_ids);
+ * @ids  request ids, [n_ids], or those of single sequences; sorted in place; NULL: all
+ * Returns: how many requests, and sequences of others. Threads: any. Takes MTX_GENERATIONS, then
+ * MTX_GENERATION and what that takes. Blocks: no. */
+uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids);
 
 /* generations_abort_granted - the same for those that have a permit; the queue stays. */
 uint32_t generations_abort_granted(struct generations *gs);

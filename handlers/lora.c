@@ -5,6 +5,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate.h"
 #include "handlers/reply.h"
 
 const char *const lora_unload_members[] = {"lora_name", "lora_int_id", NULL};
@@ -77,6 +78,28 @@ json_t *lora_valid_json(const struct app *app)
     return list_json(app, valid_json);
 }
 
+json_t *lora_loaded_json(const struct app *app)
+{
+    struct adapters_list list = {0};
+    json_t *loaded = json_object();
+    struct err e = {0};
+    bool told = true;
+
+    if (app->adapters != NULL && adapters_list(app->adapters, &list, &e) != 0)
+        told = false;
+    for (uint32_t i = 0; i < list.n && told; i++) {
+        const struct adapters_item *it = &list.items[i];
+
+        told = json_object_set_new(loaded, it->name,
+                                   it->path[0] != '\0' ? json_string(it->path) : json_null()) == 0;
+    }
+    adapters_list_fini(&list);
+    if (told)
+        return loaded;
+    json_decref(loaded);
+    return NULL;
+}
+
 int handle_lora_list(struct app *app, struct exchange *x, struct err *e)
 {
     if (need_engine(app, e) != 0)
@@ -109,13 +132,15 @@ int handle_lora_unload(struct app *app, struct exchange *x, struct err *e)
     json_t *body;
     int rc;
 
-    if (need_engine(app, e) != 0 || body_parse(&body, x, x->route, e) != 0)
+    if (gate_allows(app->gate, CALL_LORA_UNLOAD, e) != 0 || need_engine(app, e) != 0 ||
+        body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = unload(app, body, &name, &done, e);
     if (rc == 0)
         reply_json(x, 200,
-                   json_pack("{s:s, s:s, s:I, s:I}", "status", "ok", "lora_name", name, "revision",
-                             (json_int_t)done.revision, "n_users", (json_int_t)done.n_users));
+                   json_pack("{s:s, s:s, s:I, s:I, s:o}", "status", "ok", "lora_name", name,
+                             "revision", (json_int_t)done.revision, "n_users",
+                             (json_int_t)done.n_users, "loaded_adapters", lora_loaded_json(app)));
     json_decref(body);
     return rc;
 }

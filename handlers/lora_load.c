@@ -1,30 +1,29 @@
-/* POST /v1/load_lora_adapter: from a PEFT directory, from shared memory, or as the body.
+/* POST /v1/load_lora_adapter, whatever its tensors come by.
  *
  * The name's place is taken and everything that can be refused at once is, on the handler's thread;
  * the bytes are read on a thread for loads. What served before serves until the last check of the
  * new one has passed. */
+#include "handlers/lora_load.h"
+
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/workers.h"
-#include "engine/embedded/adapter_file.h"
-#include "engine/embedded/adapters.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate.h"
 #include "handlers/lora.h"
 #include "handlers/reply.h"
+#include "handlers/route.h"
 #include "handlers/update_parts.h"
-#include "server/config.h"
-#include "transport/body.h"
-#include "transport/roots.h"
-#include "weights/safetensors.h"
+#include "handlers/weight_transfer.h"
+#include "weights/host_copy.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 const char *const lora_load_members[] = {"lora_name",
@@ -42,45 +41,33 @@ const char *const lora_load_members[] = {"lora_name",
                                          "packed",
                                          "checksums",
                                          "shm",
+                                         "ipc_handles",
+                                         "ipc_handles_pickled",
+                                         "tensor_sizes",
+                                         "per_gpu",
+                                         "metadata_by_gpu",
+                                         "buckets",
+                                         "transport",
+                                         "expected_digest",
+                                         "bucket_nbytes",
+                                         "packed_buffer_size_bytes",
+                                         "group_name",
                                          "adapter_config",
                                          "is_3d_lora_weight",
+                                         "lora_int_id",     /* these two are of vLLM's clients */
+                                         "base_model_name", /* and of no use here */
                                          NULL};
 const char *const lora_load_query[] = {
     "lora_name",     "load_inplace", "pinned",         "if_revision",
     "allow_partial", "timeout_s",    "adapter_config", NULL};
 
-/* One load, from the request to its answer. */
-struct load {
-    struct job job;
-    struct app *app;
-    struct exchange *x; /* its reference; given up by the answer */
-    char *name;         /* owned */
-    struct adapters_options options;
-    struct adapters_load *place; /* owned until put or cancelled */
-    bool allow_partial;
-    uint64_t timeout_us;
-
-    char *path;       /* owned; a directory; NULL: tensors come by `source` */
-    int root;         /* owned; -1 without a path */
-    const char *rest; /* of path, beneath root */
-
-    struct plan *plan;             /* one reference */
-    struct source *source;         /* owned */
-    struct adapter_config *config; /* owned */
-    struct checksum *sums;         /* owned; [plan->n_tensors], or NULL */
-    bool *has_sum;
-};
-
-static void load_free(struct load *l)
+static void load_free(struct lora_load *l)
 {
     if (l == NULL)
         return;
     adapters_cancel(l->place);
-    source_close(l->source);
-    plan_unref(l->plan);
+    update_chunk_free(l->chunk);
     adapter_config_free(l->config);
-    free(l->sums);
-    free(l->has_sum);
     if (l->root >= 0)
         (void)close(l->root);
     free(l->path);
@@ -112,14 +99,14 @@ struct loaded {
     uint64_t nbytes;
 };
 
-static json_t *loaded_json(const struct load *l, const struct loaded *d)
+static json_t *loaded_json(const struct lora_load *l, const struct loaded *d)
 {
     const struct adapter_report *r = &d->report;
     const struct adapters_outcome *o = &d->outcome;
 
     return json_pack(
         "{s:s, s:s, s:I, s:s, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:o, s:I, "
-        "s:o, s:I, s:b}",
+        "s:o, s:I, s:b, s:o}",
         "status", "ok", "lora_name", l->name, "revision", (json_int_t)o->revision, "digest",
         d->digest, "unchanged", (int)o->unchanged, "replaced", (int)o->replaced, "pinned",
         (int)l->options.pinned, "rank", (json_int_t)d->rank, "nbytes", (json_int_t)d->nbytes,
@@ -128,16 +115,16 @@ static json_t *loaded_json(const struct load *l, const struct loaded *d)
         told_json(&r->unmatched), "n_ignored", (json_int_t)r->ignored.n, "ignored",
         told_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
         told_json(&r->missing), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
-        "base_changed", (int)r->base_changed);
+        "base_changed", (int)r->base_changed, "loaded_adapters", lora_loaded_json(l->app));
 }
 
 /* What was put serves, whatever memory is left to tell of it. */
-static void answer_loaded(struct load *l, const struct loaded *d)
+static void answer_loaded(struct lora_load *l, const struct loaded *d)
 {
     static const char bare[] = "{\"status\":\"ok\"}";
     struct exchange_reply r;
 
-    if (!reply_json_make(200, loaded_json(l, d), &r))
+    if (!reply_json_make(l->x, 200, loaded_json(l, d), &r))
         r = (struct exchange_reply){.status = 200,
                                     .content_type = "application/json",
                                     .data = bare,
@@ -145,7 +132,7 @@ static void answer_loaded(struct load *l, const struct loaded *d)
     exchange_reply(l->x, &r);
 }
 
-static void log_loaded(const struct load *l, const struct loaded *d)
+static void log_loaded(const struct lora_load *l, const struct loaded *d)
 {
     struct log_rec r;
 
@@ -166,19 +153,19 @@ static void log_loaded(const struct load *l, const struct loaded *d)
 
 static bool load_gone(void *arg)
 {
-    return exchange_gone(((struct load *)arg)->x);
+    return exchange_gone(((struct lora_load *)arg)->x);
 }
 
 /* A source looks at `gone` only; a server that stops ends it the same way. */
 static bool load_over(void *arg)
 {
-    const struct load *l = arg;
+    const struct lora_load *l = arg;
 
     return atomic_load_explicit(lora_loads_stopping(l->app->loads), memory_order_relaxed) ||
            exchange_gone(l->x);
 }
 
-static struct adapter_spec spec_of(const struct load *l)
+static struct adapter_spec spec_of(const struct lora_load *l)
 {
     const struct adapters_config *cfg = adapters_config_of(l->app->adapters);
 
@@ -195,103 +182,158 @@ static int take_room(void *arg, uint64_t nbytes, struct err *e)
     return adapters_reserve(arg, nbytes, e);
 }
 
-static int read_directory(struct load *l, struct adapter **out, struct adapter_report *report,
+/* As adapter_file_look. */
+static int read_directory(struct lora_load *l, struct adapter **out, struct adapter_report *report,
                           struct err *e)
 {
     struct adapter_spec spec = spec_of(l);
     struct adapter_dir dir = {.dirfd = l->root, .path = l->rest, .inside = true};
     struct adapter_room room = {.take = take_room, .arg = l->place};
-    struct adapter_wait wait = {.deadline_us = clock_after_us(l->timeout_us),
+    struct adapter_wait wait = {.deadline_us = l->deadline_us,
                                 .stop = lora_loads_stopping(l->app->loads),
                                 .gone = load_gone,
                                 .gone_arg = l};
 
-    return adapter_file_load(out, report, &spec, &dir, &room, &wait, e);
+    return adapter_file_look(&l->sight, out, report, &spec, &dir, &room, &wait, e);
 }
 
-static int check_sum(const struct load *l, uint32_t i, const void *bytes, struct err *e)
+/* The tensors on their way into the adapter. */
+struct taking {
+    const struct lora_load *l;
+    const struct adapter_builder *builder;
+    void *aside; /* owned; room for any that is not wanted: a source has them in its way */
+};
+
+static const struct plan *plan_of(const struct lora_load *l)
 {
-    const struct tensor_spec *t = &l->plan->tensors[i];
-    char found[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1];
+    return l->chunk->ranks != NULL ? l->chunk->ranks[0].plan : l->chunk->plan;
+}
+
+static void *taking_place(void *arg, uint32_t i)
+{
+    const struct taking *t = arg;
+    void *place = adapter_builder_place(t->builder, i);
+
+    return place != NULL ? place : t->aside;
+}
+
+static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)
+{
+    const struct lora_load *l = ((const struct taking *)arg)->l;
+    const struct update_chunk *c = l->chunk;
+    const struct checksum *sums = c->ranks != NULL ? c->ranks[0].checksums : c->checksums;
+    const bool *has_sum = c->ranks != NULL ? c->ranks[0].has_checksum : c->has_checksum;
+    const struct tensor_spec *t = &plan_of(l)->tensors[i];
+    char found[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[32];
     struct checksum sum;
 
-    if (l->sums == NULL || !l->has_sum[i])
+    if (sums == NULL || !has_sum[i])
         return 0;
     sum = checksum_of(bytes, t->nbytes);
-    if (checksum_equal(sum, l->sums[i]))
+    if (checksum_equal(sum, sums[i]))
         return 0;
     checksum_text(&sum, found);
-    checksum_text(&l->sums[i], wanted);
-    return err_set(e, ERR_CHECKSUM, "", "tensor '%.*s' has checksum %s, not %s",
+    checksum_text(&sums[i], wanted);
+    (void)snprintf(field, sizeof field, "/checksums/%u", i);
+    return err_set(e, ERR_CHECKSUM, field, "tensor '%.*s' has checksum %s, not %s",
                    plan_name_cut(t->name), t->name, found, wanted);
 }
 
-/* Tensors that are not wanted are read too, into `aside`: a body has them in its way. */
-static int fill(struct load *l, struct adapter_builder *b, void *aside, struct err *e)
-{
-    const struct source_ops *ops = l->source->ops;
-    struct progress p = {
-        .deadline_us = clock_after_us(l->timeout_us), .gone = load_over, .gone_arg = l};
-
-    atomic_init(&p.tensor, PROGRESS_NO_TENSOR);
-    for (uint32_t i = 0; i < l->plan->n_tensors; i++) {
-        void *at = adapter_builder_place(b, i);
-
-        at = at != NULL ? at : aside;
-        if (ops->fill(l->source, l->plan, i, 1, at, &p, e) != 0 || check_sum(l, i, at, e) != 0)
-            return -1;
-    }
-    return ops->finish != NULL ? ops->finish(l->source, &p, e) : 0;
-}
-
-static int fill_all(struct load *l, struct adapter_builder *b, struct err *e)
+static void *aside_new(const struct plan *plan, const struct adapter_builder *b, struct err *e)
 {
     uint64_t nbytes = 1;
     void *aside;
+
+    for (uint32_t i = 0; i < plan->n_tensors; i++)
+        if (adapter_builder_place(b, i) == NULL && plan->tensors[i].nbytes > nbytes)
+            nbytes = plan->tensors[i].nbytes;
+    aside = malloc(nbytes);
+    if (aside == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a tensor of %" PRIu64 " bytes", nbytes);
+    return aside;
+}
+
+/* Whoever went away may have used the memory again that was read. */
+static int check_client(const struct lora_load *l, struct err *e)
+{
+    if (!exchange_gone(l->x))
+        return 0;
+    return err_set(e, ERR_GONE, "",
+                   "the client went away while its tensors were read; they may have changed under "
+                   "the reading and were not taken");
+}
+
+static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
+{
+    struct progress p = {.deadline_us = l->deadline_us, .gone = load_over, .gone_arg = l};
+    struct taking t = {.l = l, .builder = b};
+    struct host_copy copy = {.source = l->chunk->source,
+                             .plan = plan_of(l),
+                             .devices = l->app->devices,
+                             .n_devices = l->app->n_devices,
+                             .progress = &p,
+                             .place = taking_place,
+                             .came = taking_came,
+                             .arg = &t};
     int rc;
 
+    atomic_init(&p.tensor, PROGRESS_NO_TENSOR);
     if (adapters_reserve(l->place, adapter_builder_nbytes(b), e) != 0 ||
         adapter_builder_reserve(b, e) != 0)
         return -1;
-    for (uint32_t i = 0; i < l->plan->n_tensors; i++)
-        if (adapter_builder_place(b, i) == NULL && l->plan->tensors[i].nbytes > nbytes)
-            nbytes = l->plan->tensors[i].nbytes;
-    aside = malloc(nbytes);
-    if (aside == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a tensor of %" PRIu64 " bytes", nbytes);
-    rc = fill(l, b, aside, e);
-    free(aside);
-    return rc;
+    t.aside = aside_new(plan_of(l), b, e);
+    if (t.aside == NULL)
+        return -1;
+    rc = host_copy_run(&copy, e);
+    free(t.aside);
+    return rc == 0 ? check_client(l, e) : -1;
 }
 
-static int read_tensors(struct load *l, struct adapter **out, struct adapter_report *report,
+/* What a source calls a client that went away may have been this server's end. */
+static void tell_stop(const struct lora_load *l, struct err *e)
+{
+    if (e->code != ERR_GONE || exchange_gone(l->x) ||
+        !atomic_load_explicit(lora_loads_stopping(l->app->loads), memory_order_relaxed))
+        return;
+    err_clear(e);
+    (void)err_set(e, ERR_CONFLICT, "", "the load was stopped while its tensors were read");
+}
+
+static int read_tensors(struct lora_load *l, struct adapter **out, struct adapter_report *report,
                         struct err *e)
 {
     struct adapter_spec spec = spec_of(l);
+    const struct plan *plan = plan_of(l);
     struct adapter_builder *b;
 
-    if (l->plan->nbytes > spec.nbytes_max)
+    if (plan->nbytes > spec.nbytes_max)
         return err_set(e, ERR_TOO_LARGE, "",
                        "the tensors have %" PRIu64 " bytes; at most %" PRIu64 " are allowed",
-                       l->plan->nbytes, spec.nbytes_max);
-    if (adapter_builder_new(&b, &spec, l->plan, e) != 0)
+                       plan->nbytes, spec.nbytes_max);
+    if (adapter_builder_new(&b, &spec, plan, e) != 0) {
+        chunk_refield(l->chunk, 0, e);
         return -1;
-    if (fill_all(l, b, e) != 0) {
+    }
+    if (take(l, b, e) != 0) {
         adapter_builder_free(b);
+        chunk_refield(l->chunk, 0, e);
+        tell_stop(l, e);
         return -1;
     }
     *out = adapter_builder_finish(b, report);
     return 0;
 }
 
-static int load(struct load *l, struct loaded *d, struct err *e)
+/* Returns: 0; 1 not yet; -1. */
+static int load(struct lora_load *l, struct loaded *d, struct err *e)
 {
     struct adapters_load *place;
     struct adapter *a;
+    int rc = l->path != NULL ? read_directory(l, &a, &d->report, e)
+                             : read_tensors(l, &a, &d->report, e);
 
-    if ((l->path != NULL ? read_directory(l, &a, &d->report, e)
-                         : read_tensors(l, &a, &d->report, e)) != 0)
-        return -1;
+    if (rc != 0)
+        return rc;
     (void)snprintf(d->digest, sizeof d->digest, "%s", adapter_digest(a));
     d->rank = adapter_rank(a);
     d->nbytes = adapter_nbytes(a);
@@ -300,21 +342,36 @@ static int load(struct load *l, struct loaded *d, struct err *e)
     return adapters_put(place, a, &d->outcome, e);
 }
 
-/* The source is closed, and the place given back, before the answer. */
+/* A trainer still writes: others get their turn first. Not sooner than after a pause, or those that
+ * wait would look without end. */
+static int look_again_later(struct lora_load *l, struct err *e)
+{
+    static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
+
+    (void)nanosleep(&poll, NULL);
+    return lora_loads_again(l->app->loads, &l->job, lora_lane_of(l), e);
+}
+
+/* The source is closed, and the place given back, before the answer: a trainer that was told may
+ * send the next thing at once. */
 static void load_run(void *arg)
 {
-    struct load *l = arg;
+    struct lora_load *l = arg;
+    enum lora_lane lane = lora_lane_of(l);
     struct loaded d = {0};
     struct err e = {0};
     int rc = load(l, &d, &e);
 
+    if (rc == 1 && look_again_later(l, &e) == 0)
+        return;
     adapters_cancel(l->place);
     l->place = NULL;
-    source_close(l->source);
-    l->source = NULL;
-    lora_loads_count(l->app->loads, rc != 0               ? LORA_FAILED
-                                    : d.outcome.unchanged ? LORA_UNCHANGED
-                                                          : LORA_LOADED);
+    update_chunk_free(l->chunk);
+    l->chunk = NULL;
+    lora_loads_end(l->app->loads, lane,
+                   rc != 0               ? LORA_FAILED
+                   : d.outcome.unchanged ? LORA_UNCHANGED
+                                         : LORA_LOADED);
     if (rc == 0) {
         log_loaded(l, &d);
         answer_loaded(l, &d);
@@ -374,10 +431,10 @@ static int words_from_query(struct words *w, const struct exchange *x, struct er
     return 0;
 }
 
-static int load_new(struct load **out, struct app *app, struct exchange *x, const struct words *w,
-                    struct err *e)
+static int load_new(struct lora_load **out, struct app *app, struct exchange *x,
+                    const struct words *w, struct err *e)
 {
-    struct load *l = calloc(1, sizeof *l);
+    struct lora_load *l = calloc(1, sizeof *l);
 
     if (l == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to load an adapter");
@@ -385,7 +442,7 @@ static int load_new(struct load **out, struct app *app, struct exchange *x, cons
     l->app = app;
     l->x = x;
     l->allow_partial = w->allow_partial;
-    l->timeout_us = w->timeout_s * 1000000;
+    l->deadline_us = clock_after_us(w->timeout_s * 1000000);
     l->options = (struct adapters_options){.only_new = !w->in_place,
                                            .has_if_revision = w->has_if_revision,
                                            .if_revision = w->if_revision,
@@ -401,101 +458,23 @@ static int load_new(struct load **out, struct app *app, struct exchange *x, cons
     return 0;
 }
 
-static int open_directory(struct load *l, const json_t *body, struct err *e)
-{
-    static const char *const others[] = {"names",     "dtypes", "dtype_names",
-                                         "shapes",    "sizes",  "packed",
-                                         "checksums", "shm",    "adapter_config"};
-    const struct config_list *roots = &l->app->config->allow_path;
-    char field[32];
-
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        if (body_given(body, others[i]) == NULL)
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", others[i]);
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s goes with shm; what a directory holds stands in its files", others[i]);
-    }
-    return roots_open(&l->root, &l->rest, roots->items, roots->n, l->path, "/lora_path", e);
-}
-
-/* A file may only be unreadable yet; a request is wrong. */
-static int read_config(struct load *l, const char *text, size_t len, struct err *e)
-{
-    if (adapter_config_parse(&l->config, text, len, e) == 0)
-        return 0;
-    if (e->code == ERR_UNREADABLE)
-        e->code = ERR_BAD_REQUEST;
-    return -1;
-}
-
-static int config_from_body(struct load *l, const json_t *body, struct err *e)
-{
-    const json_t *object = NULL;
-    struct buf text = {0};
-    int rc;
-
-    if (body_required(body, "", "adapter_config", e) != 0 ||
-        body_object(&object, body, "", "adapter_config", e) != 0)
-        return -1;
-    reply_dump(&text, object);
-    rc = text.failed ? err_set(e, ERR_NO_MEMORY, "", "no memory for the adapter's config")
-                     : read_config(l, text.data, text.len, e);
-    buf_fini(&text);
-    return rc;
-}
-
-static int open_shm(struct load *l, const json_t *body, struct err *e)
-{
-    if (body_given(body, "shm") == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "exactly one source is needed: lora_path, or shm with adapter_config and "
-                       "names, dtypes, shapes, or a body of type application/vnd.safetensors");
-    if (config_from_body(l, body, e) != 0 || plan_from_body(&l->plan, body, NULL, e) != 0 ||
-        checksums_add(&l->sums, &l->has_sum, body, "", l->plan, 0, l->plan->n_tensors, e) != 0)
-        return -1;
-    return shm_from_body(&l->source, body, l->plan, e);
-}
-
-/* The config is small beside the tensors, and stands in the query. */
-static int open_body(struct load *l, struct err *e)
-{
-    const char *config = exchange_query(l->x, "adapter_config");
-    struct safetensors head = {0};
-
-    if (config == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/adapter_config",
-                       "'adapter_config' is required, in the query when the body is tensors");
-    if (read_config(l, config, strlen(config), e) != 0 ||
-        safetensors_parse(&head, l->x->body, l->x->body_len, l->x->content_length, e) != 0)
-        return -1;
-    l->plan = plan_ref(head.plan);
-    l->sums = head.checksums;
-    l->has_sum = head.has_checksum;
-    head.checksums = NULL;
-    head.has_checksum = NULL;
-    safetensors_fini(&head);
-    return body_source_new(&l->source, l->x, l->app->config->body_stall_timeout * 1000, e);
-}
-
 /* From here on the load's thread answers. */
-static int post(struct load *l, struct err *e)
+static int post(struct lora_load *l, struct err *e)
 {
     if (adapters_begin(l->app->adapters, l->name, &l->options, &l->place, e) != 0)
         return -1;
     l->job = (struct job){.run = load_run, .arg = l};
-    return lora_loads_post(l->app->loads, &l->job, e);
+    return lora_loads_post(l->app->loads, &l->job, lora_lane_of(l), e);
 }
 
 static int load_from_json(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct words w = words_default;
-    struct load *l;
+    struct lora_load *l;
 
     if (words_from_body(&w, body, e) != 0 || load_new(&l, app, x, &w, e) != 0)
         return -1;
-    if ((l->path != NULL ? open_directory(l, body, e) : open_shm(l, body, e)) == 0 &&
-        post(l, e) == 0)
+    if (lora_open(l, body, e) == 0 && post(l, e) == 0)
         return 0;
     load_free(l);
     return -1;
@@ -504,33 +483,52 @@ static int load_from_json(struct app *app, struct exchange *x, const json_t *bod
 static int load_from_stream(struct app *app, struct exchange *x, struct err *e)
 {
     struct words w = words_default;
-    struct load *l;
+    struct lora_load *l;
 
     if (words_from_query(&w, x, e) != 0 || load_new(&l, app, x, &w, e) != 0)
         return -1;
-    if (open_body(l, e) == 0 && post(l, e) == 0)
+    if (lora_open_stream(l, e) == 0 && post(l, e) == 0)
         return 0;
     load_free(l);
     return -1;
 }
 
-int handle_lora_load(struct app *app, struct exchange *x, struct err *e)
+static int check_app(struct app *app, struct err *e)
 {
-    json_t *body = NULL;
-    int rc;
-
+    if (gate_allows(app->gate, CALL_LORA_LOAD, e) != 0)
+        return -1;
     if (app->adapters == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
                        "this server holds weights only (--engine none): it has no adapters");
-    if (body_is_tensors(x))
-        return load_from_stream(app, x, e);
-    if (x->n_query > 0)
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "query member '%.60s': with a JSON body, members stand in the body",
-                       x->query[0].name);
-    if (body_parse(&body, x, x->route, e) != 0)
+    return 0;
+}
+
+static int refuse_query(const struct exchange *x, struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "query member '%.60s': with a JSON body, members stand in the body",
+                   x->query[0].name);
+}
+
+/* A trainer that is refused may not have waited for the answer before it broadcasts. */
+int handle_lora_load(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    bool stream = body_is_tensors(x);
+    json_t *body = NULL;
+    int rc;
+
+    if (check_app(app, e) != 0 ||
+        (!stream && ((route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
+                     body_parse(&body, x, route, e) != 0))) {
+        update_unread(app, x);
         return -1;
+    }
+    if (stream)
+        return load_from_stream(app, x, e);
     rc = load_from_json(app, x, body, e);
+    if (rc != 0 && body_given(body, "transport") != NULL)
+        weight_transfer_doubt(app->transfer, json_string_value(body_given(body, "group_name")));
     json_decref(body);
     return rc;
 }

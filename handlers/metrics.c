@@ -245,6 +245,6 @@ void metrics_text(struct metrics *m, struct app *app, struct buf *out)
     metrics_rooms(app, out);
     put_requests(m, out);
     put_generations(m, out);
-    if (app->engine != NULL)
+    if (app->engine != NULL && (app->dialects & 1U << DIALECT_VLLM) != 0)
         put_vllm(m, app->model_name, out);
 }

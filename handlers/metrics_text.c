@@ -7,6 +7,7 @@
 #include "engine/embedded/adapters.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
+#include "handlers/dialect.h"
 #include "handlers/gate.h"
 #include "handlers/lora.h"
 #include "handlers/prometheus.h"
@@ -53,6 +54,16 @@ static void put_life(struct app *app, struct buf *out)
     err_clear(&ignored);
     prom_one(out, "baton_ready", "gauge", "1 when a generate sent now would be served",
              app_ready(app, &ignored) ? 1 : 0);
+}
+
+static void put_dialects(struct buf *out)
+{
+    prom_head(out, "baton_dialect_unknown_members_total", "counter",
+              "Members of requests in another server's form that were ignored");
+    for (int d = DIALECT_NATIVE + 1; d < DIALECT_COUNT; d++)
+        prom_u64(out, "baton_dialect_unknown_members_total",
+                 LABELS({"dialect", dialect_name((enum route_dialect)d)}),
+                 dialect_unknown((enum route_dialect)d));
 }
 
 static void put_gate(struct gate *gate, struct buf *out)
@@ -106,7 +117,7 @@ static void put_update(struct updates *updates, struct buf *out)
 
     updates_current(updates, &info);
     prom_head(out, "baton_update_phase", "gauge", "1 for the phase of the open update");
-    for (int p = UPDATE_NONE; p <= UPDATE_VERIFYING; p++)
+    for (int p = UPDATE_NONE; p <= UPDATE_VERIFIED; p++)
         prom_u64(out, "baton_update_phase",
                  LABELS({"phase", update_phase_name((enum update_phase)p)}),
                  info.phase == (enum update_phase)p);
@@ -293,11 +304,11 @@ static void put_engine_vllm(struct app *app, struct buf *out, const struct engin
     prom_u64(out, "vllm:generation_tokens_total", labels, s->n_generated_tokens);
 }
 
-static void put_front(struct front *front, struct buf *out)
+static void put_front(const struct app *app, struct buf *out)
 {
     struct front_stats s = {0};
 
-    front_stats(front, &s);
+    app_front_stats(app, &s);
     prom_one(out, "baton_front_connections", "gauge", "Open connections", s.n_connections);
     prom_one(out, "baton_front_accepted_total", "counter", "Connections accepted", s.n_accepted);
     prom_one(out, "baton_front_requests_total", "counter", "Requests whose headers came",
@@ -370,6 +381,7 @@ void metrics_rooms(struct app *app, struct buf *out)
 
     if (app->life != NULL)
         put_life(app, out);
+    put_dialects(out);
     if (app->gate != NULL)
         put_gate(app->gate, out);
     if (app->store != NULL)
@@ -387,14 +399,15 @@ void metrics_rooms(struct app *app, struct buf *out)
     if (app->engine != NULL) {
         app->engine->ops->stats(app->engine, &stats);
         put_engine(out, &stats);
-        put_engine_vllm(app, out, &stats);
+        if ((app->dialects & 1U << DIALECT_VLLM) != 0)
+            put_engine_vllm(app, out, &stats);
     }
     if (app->adapters != NULL)
         put_lora(app->adapters, out);
     if (app->loads != NULL)
         put_lora_loads(app->loads, out);
     if (app->front != NULL)
-        put_front(app->front, out);
+        put_front(app, out);
     put_pools(app, out);
     put_process(out);
 }

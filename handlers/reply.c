@@ -28,11 +28,21 @@ static void make_last_resort(enum route_form form, struct exchange_reply *out)
         "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"InternalServerError\","
         "\"param\":null,\"code\":503}}";
 
+    static const char sglang[] = "{\"success\":false,\"message\":\"no memory for the answer\","
+                                 "\"error\":{\"message\":\"no memory for the answer\"}}";
+    static const struct {
+        const char *text;
+        size_t len;
+    } forms[] = {[FORM_NATIVE] = {native, sizeof native - 1},
+                 [FORM_OPENAI] = {openai, sizeof openai - 1},
+                 [FORM_SGLANG] = {sglang, sizeof sglang - 1},
+                 [FORM_SGLANG_LORA] = {sglang, sizeof sglang - 1}};
+
     *out = (struct exchange_reply){
         .status = err_http_status(ERR_NO_MEMORY),
         .content_type = media_type,
-        .data = form == FORM_OPENAI ? openai : native,
-        .len = (form == FORM_OPENAI ? sizeof openai : sizeof native) - 1,
+        .data = forms[form].text,
+        .len = forms[form].len,
         .log_code = err_wire_name(ERR_NO_MEMORY),
     };
     add_retry_after(out);
@@ -53,12 +63,36 @@ void reply_dump(struct buf *out, const json_t *body)
         out->failed = true;
 }
 
-bool reply_json_make(int status, json_t *body, struct exchange_reply *out)
+/* As the dialect's clients want it; NULL inside is an empty body. */
+static int translate(const struct exchange *x, json_t **body)
+{
+    const struct route *route = x != NULL ? x->route : NULL;
+
+    if (route == NULL || route->out == NULL || *body == NULL)
+        return 0;
+    return route->out(body, x);
+}
+
+static bool make_empty(int status, struct exchange_reply *out)
+{
+    *out = (struct exchange_reply){.status = status, .data = ""};
+    add_retry_after(out);
+    return true;
+}
+
+bool reply_json_make(const struct exchange *x, int status, json_t *body, struct exchange_reply *out)
 {
     struct buf dump = {0};
+    bool some = body != NULL;
     size_t len;
     char *text;
 
+    if (translate(x, &body) != 0) {
+        json_decref(body);
+        return false;
+    }
+    if (some && body == NULL)
+        return make_empty(status, out);
     reply_dump(&dump, body);
     json_decref(body);
     text = buf_take(&dump, &len);
@@ -85,16 +119,16 @@ void reply_json(struct exchange *x, int status, json_t *body)
 {
     struct exchange_reply r;
 
-    if (!reply_json_make(status, body, &r))
+    if (!reply_json_make(x, status, body, &r))
         make_last_resort(form_of(x->route), &r);
     exchange_reply(x, &r);
 }
 
 void reply_empty(struct exchange *x, int status)
 {
-    struct exchange_reply r = {.status = status, .data = ""};
+    struct exchange_reply r;
 
-    add_retry_after(&r);
+    (void)make_empty(status, &r);
     exchange_reply(x, &r);
 }
 
@@ -153,12 +187,52 @@ static json_t *native_json(const struct err *e, const char *msg, const char *fie
                      "retryable", err_retryable(e->code) ? 1 : 0, "details", details);
 }
 
-static json_t *openai_json(const struct err *e, const char *msg, const char *field)
+/* SGLang's clients know one status of what was wrong with a request; who may not make it at all is
+ * told as everywhere. vLLM takes a media type that it does not read for a request that is none. */
+static int reply_status(enum route_form form, const struct err *e)
 {
     int status = err_http_status(e->code);
 
+    if (e->code == ERR_UNAUTHORIZED || e->code == ERR_FORBIDDEN)
+        return status;
+    if (form == FORM_OPENAI)
+        return e->code == ERR_MEDIA_TYPE ? 400 : status;
+    return form == FORM_SGLANG && status < 500 ? 400 : status;
+}
+
+/* In place, from a JSON pointer to the way vLLM names places: "/tokens/1" is tokens.1. */
+static void make_dotted(char *field)
+{
+    char *to = field;
+
+    for (const char *from = field + (*field == '/'); *from != '\0'; from++) {
+        bool escaped = from[0] == '~' && (from[1] == '0' || from[1] == '1');
+
+        *to++ = *from == '/' ? '.' : *from;
+        if (escaped)
+            to[-1] = *++from == '0' ? '~' : '/';
+    }
+    *to = '\0';
+}
+
+static json_t *openai_json(const struct err *e, const char *msg, const char *field)
+{
+    int status = reply_status(FORM_OPENAI, e);
+
     return json_pack("{s:{s:s, s:s, s:s?, s:i}}", "error", "message", msg, "type",
                      openai_type(status), "param", field, "code", status);
+}
+
+/* All of SGLang's: of its control routes, of generate, and of adapters. It has no member for the
+ * place of a mistake, so the message begins with it. */
+static json_t *sglang_json(enum route_form form, const char *text, const char *field)
+{
+    char msg[ERR_FIELD_MAX + sizeof ": " + ERR_MSG_MAX];
+
+    (void)snprintf(msg, sizeof msg, "%s%s%s", field != NULL ? field : "", field != NULL ? ": " : "",
+                   text);
+    return json_pack("{s:b, s:s, s:s*, s:{s:s}}", "success", 0, "message", msg, "error_message",
+                     form == FORM_SGLANG_LORA ? msg : NULL, "error", "message", msg);
 }
 
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details)
@@ -175,6 +249,9 @@ json_t *reply_error_json(enum route_form form, const struct err *e, json_t *deta
     if (form == FORM_NATIVE)
         return native_json(e, msg, param, details);
     json_decref(details);
+    if (form != FORM_OPENAI)
+        return sglang_json(form, msg, param);
+    make_dotted(field);
     return openai_json(e, msg, param);
 }
 
@@ -183,10 +260,12 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
 {
     enum route_form form = form_of(route);
 
-    if (reply_json_make(err_http_status(e->code), reply_error_json(form, e, details), out))
+    if (reply_json_make(NULL, reply_status(form, e), reply_error_json(form, e, details), out))
         out->log_code = err_wire_name(e->code);
     else
         make_last_resort(form, out);
+    if (out->status == err_http_status(ERR_UNAUTHORIZED))
+        exchange_reply_header(out, "WWW-Authenticate", "Bearer realm=\"baton\"");
 }
 
 void reply_error(struct exchange *x, const struct err *e, json_t *details)

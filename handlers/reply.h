@@ -13,7 +13,8 @@
 #define REPLY_JSON_FLAGS (JSON_COMPACT | JSON_REAL_PRECISION(9))
 
 /* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
- * 503 is sent instead). Gives up the caller's reference. Always answers. */
+ * 503 is sent instead), in the form of x's route. Gives up the caller's reference. Always answers.
+ */
 void reply_json(struct exchange *x, int status, json_t *body);
 
 /* reply_dump - append the text of `body` (borrowed) to out; NULL, or no memory, makes out->failed.
@@ -23,8 +24,10 @@ void reply_dump(struct buf *out, const json_t *body);
 
 /* reply_json_make - the reply that reply_json would send, for a handler that must undo what it did
  * when there is no memory to tell of it. Steals body. Returns false without memory: *out is
- * untouched. */
-bool reply_json_make(int status, json_t *body, struct exchange_reply *out);
+ * untouched.
+ * @x  whose route's way out is gone; NULL: as it is */
+bool reply_json_make(const struct exchange *x, int status, json_t *body,
+                     struct exchange_reply *out);
 
 /* reply_empty - answer with no body. */
 void reply_empty(struct exchange *x, int status);

@@ -5,19 +5,50 @@
 #include "base/err.h"
 #include "base/exchange.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct app;
 
-enum route_form { FORM_NATIVE, FORM_OPENAI }; /* of error bodies */
+enum route_form {
+    FORM_NATIVE,
+    FORM_OPENAI, /* as vLLM, and trainers that speak to it */
+    FORM_SGLANG,
+    FORM_SGLANG_LORA /* with our statuses: its other clients retry by them */
+}; /* of error bodies */
+
+/* Whose form of our operations a row speaks. */
+enum route_dialect {
+    DIALECT_NATIVE,
+    DIALECT_VLLM,
+    DIALECT_SKYRL,
+    DIALECT_SGLANG,
+    DIALECT_PRIME_RL,
+    DIALECT_COUNT
+};
+
+/* Which update session a request is part of. */
+enum route_session {
+    SESSION_NAMED,   /* the one that its update_id names; without one it is its own */
+    SESSION_OPEN,    /* the one that a dialect's start opened; none is a conflict */
+    SESSION_IMPLICIT /* the one that is open; the first request opens it. Of an init: a new trainer,
+                        who will send everything anew, gives up what is open */
+};
+
+/* A row is taken only if the body has this member, and if this is its value. */
+struct route_claim {
+    const char *member, *value; /* value NULL: whatever it is; member NULL: no condition */
+};
 
 /* Where the handler runs. A loop handler must be instant; a text handler is admitted by the
  * detokenize semaphore first. */
 enum route_lane { LANE_LOOP, LANE_CONTROL, LANE_GENERATE, LANE_TEXT };
 
-enum route_role { ROLE_HEALTH, ROLE_GENERATE, ROLE_CONTROL };
+/* Whose key a route takes; a role may do what the ones before it may. HEALTH is open to anyone and
+ * tells only that much; it and WATCH answer in every state. */
+enum route_role { ROLE_HEALTH, ROLE_WATCH, ROLE_GENERATE, ROLE_CONTROL };
 
 enum route_body {
     BODY_NONE,   /* whatever comes is read and dropped */
@@ -40,6 +71,15 @@ struct route {
     const char *const *members; /* JSON members, NULL-terminated; NULL: none */
     const char *const *query;   /* query members, NULL-terminated; NULL: none */
 
+    /* All zero on native rows; handlers/dialect.h. */
+    enum route_dialect dialect;
+    enum route_session session;
+    struct route_claim claim;
+    bool whole; /* the body's columns are never left in its text: `in` makes or reads some */
+    const char *const *into; /* members that `in` may make: those of the native row; NULL: none */
+    int (*in)(json_t **body, const struct exchange *x, struct err *e);
+    int (*out)(json_t **reply, const struct exchange *x);
+
     /* Owns one reference of x when called. 0: it answered, or somebody will. -1: nobody was
      * answered; dispatch answers with e. */
     int (*handle)(struct app *app, struct exchange *x, struct err *e);
@@ -50,10 +90,18 @@ struct route {
 extern const struct route routes[];
 extern const size_t n_routes;
 
-/* route_find - the row for a path and method.
- * @arg  offset in `path` where the variable begins, or of the NUL
+/* route_find - the first row for a path and method.
+ * @dialects  which there are: bits 1 << enum route_dialect
+ * @arg       offset in `path` where the variable begins, or of the NUL
  * Errors: ERR_NOT_FOUND; ERR_BAD_METHOD (the message lists what is allowed). */
-const struct route *route_find(const char *path, enum exchange_method method, size_t *arg,
-                               struct err *e);
+const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
+                               size_t *arg, struct err *e);
+
+/* route_claimed - of the rows for the path and method of `first`, the one whose claim the body
+ * fulfils; else the one that claims nothing; else `first`.
+ * @first  found by route_find; it and all of its path run on the same lane
+ * @body   its text; need not be JSON */
+const struct route *route_claimed(const struct route *first, enum exchange_method method,
+                                  unsigned dialects, const char *body, size_t len);
 
 #endif

@@ -44,11 +44,13 @@ json_t *gate_sleep_json(struct gate *g)
                      s.kv_released ? "released" : "present");
 }
 
-/* None: all. */
+/* None: all. What was captured for graphs is a tag of other servers; there is nothing of it here,
+ * so that alone it is *out = 0. */
 static int tags_parse(unsigned *out, const json_t *body, struct err *e)
 {
     const json_t *list = NULL;
     unsigned tags = 0;
+    bool graphs = false;
 
     if (body_array(&list, body, "", "tags", e) != 0)
         return -1;
@@ -60,13 +62,16 @@ static int tags_parse(unsigned *out, const json_t *body, struct err *e)
             tags |= GATE_WEIGHTS;
         } else if (tag != NULL && strcmp(tag, "kv_cache") == 0) {
             tags |= GATE_KV;
+        } else if (tag != NULL && strcmp(tag, "cuda_graph") == 0) {
+            graphs = true;
         } else {
             (void)snprintf(field, sizeof field, "/tags/%zu", i);
-            return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of weights, kv_cache",
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "'%.32s' is not one of weights, kv_cache, cuda_graph",
                            tag != NULL ? tag : "");
         }
     }
-    *out = tags != 0 ? tags : GATE_WEIGHTS | GATE_KV;
+    *out = tags != 0 || graphs ? tags : GATE_WEIGHTS | GATE_KV;
     return 0;
 }
 
@@ -101,11 +106,13 @@ static void reply_sleep(struct app *app, struct exchange *x, json_t *more)
 
 int handle_sleep(struct app *app, struct exchange *x, struct err *e)
 {
-    struct gate_slept slept;
+    struct gate_slept slept = {0};
     unsigned tags = 0;
     int level = 1;
 
-    if (sleep_parse(&level, &tags, x, e) != 0 || gate_sleep(app->gate, level, tags, &slept, e) != 0)
+    if (sleep_parse(&level, &tags, x, e) != 0)
+        return -1;
+    if (tags != 0 && gate_sleep(app->gate, level, tags, &slept, e) != 0)
         return -1;
     reply_sleep(app, x,
                 json_pack("{s:i, s:{s:I, s:I, s:I, s:I}, s:I, s:I}", "level", level, "freed",
@@ -129,7 +136,7 @@ int handle_wake(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = tags_parse(&tags, body, e);
     json_decref(body);
-    if (rc != 0 || gate_wake(app->gate, tags, &nbytes, e) != 0)
+    if (rc != 0 || (tags != 0 && gate_wake(app->gate, tags, &nbytes, e) != 0))
         return -1;
     reply_sleep(app, x, json_pack("{s:I}", "restored", (json_int_t)nbytes));
     return 0;

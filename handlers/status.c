@@ -76,7 +76,7 @@ static json_t *http_json(const struct app *app)
 {
     struct front_stats s = {0};
 
-    front_stats(app->front, &s);
+    app_front_stats(app, &s);
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "connections",
                      (json_int_t)s.n_connections, "accepted", (json_int_t)s.n_accepted, "requests",
                      (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",

@@ -5,6 +5,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/gate.h"
+#include "handlers/generations.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "handlers/update_parts.h"
@@ -41,11 +42,14 @@ const char *const update_members[] = {
     "per_gpu",
     "metadata_by_gpu",
     "buckets",
+    "serialized_named_tensors",
     "placement",
     "transport",
     "expected_digest",
     "bucket_nbytes",
     "packed_buffer_size_bytes",
+    "group_name",
+    "abort_requests",
     NULL,
 };
 const char *const update_query[] = {
@@ -55,7 +59,7 @@ const char *const update_query[] = {
 /* What a request says beside its tensors; the same members in JSON and in the query. */
 struct update_words {
     const char *update_id, *chunk_id, *label;
-    bool partial, convert, sharded;
+    bool partial, convert, sharded, abort_requests;
     bool partial_given, convert_given, placement_given;
 };
 
@@ -121,8 +125,10 @@ static json_t *missing_json(const struct update_chunk *c, const struct err *e)
  * @body  NULL when the tensors are the body */
 static void blame_list(const json_t *body, struct err *e)
 {
-    static const char *const lists[] = {"/buckets", "/per_gpu", "/metadata_by_gpu",
-                                        "/plan_id", "/names",   "/path"};
+    static const char *const lists[] = {"/buckets", "/serialized_named_tensors",
+                                        "/per_gpu", "/metadata_by_gpu",
+                                        "/plan_id", "/names",
+                                        "/path"};
     const char *found = "";
 
     for (size_t i = 0; body != NULL && i < sizeof lists / sizeof lists[0] && *found == '\0'; i++)
@@ -135,6 +141,7 @@ static void blame_list(const json_t *body, struct err *e)
 static int submit(struct app *app, struct exchange *x, struct update_chunk *c, const json_t *body,
                   struct err *e)
 {
+    const struct route *route = x->route;
     struct update_asker *asker;
     json_t *details;
 
@@ -148,6 +155,8 @@ static int submit(struct app *app, struct exchange *x, struct update_chunk *c, c
     if (updates_submit(app->updates, c, e) == 0)
         return 0;
     update_asker_free(asker);
+    if (route->session == SESSION_IMPLICIT) /* nobody would end one that has nothing */
+        session_give_up(app, false, "its first bucket was refused");
     details = missing_json(c, e);
     update_chunk_free(c);
     if (e->code == ERR_INCOMPLETE)
@@ -205,8 +214,10 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
 /* The one source that the body names; none and several are refused. */
 static int source_of(const char **out, const json_t *body, struct err *e)
 {
-    static const char *const sources[] = {
-        "shm", "path", "ipc_handles", "ipc_handles_pickled", "buckets", "transport"};
+    static const char *const sources[] = {"shm",         "path",
+                                          "ipc_handles", "ipc_handles_pickled",
+                                          "buckets",     "serialized_named_tensors",
+                                          "transport"};
     const char *found = NULL;
     char field[32] = "";
 
@@ -220,7 +231,8 @@ static int source_of(const char **out, const json_t *body, struct err *e)
     if (found == NULL || field[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field,
                        "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
-                       "buckets, transport: nccl, or a body of type application/vnd.safetensors");
+                       "buckets, serialized_named_tensors, transport: nccl, or a body of type "
+                       "application/vnd.safetensors");
     *out = found;
     return 0;
 }
@@ -252,6 +264,8 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
 
     if (c->update_id[0] != '\0' && updates_get(app->updates, c->update_id, &info, e) != 0)
         return -1;
+    if (body_given(body, "serialized_named_tensors") != NULL)
+        return tensors_from_body(c, app, body, info.sharded, e);
     return ipc_from_body(c, app, body, text, info.sharded, e);
 }
 
@@ -259,7 +273,7 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
 static int check_not_nccl(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"expected_digest", "bucket_nbytes",
-                                          "packed_buffer_size_bytes"};
+                                          "packed_buffer_size_bytes", "group_name"};
     char field[32];
 
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
@@ -304,6 +318,7 @@ static int words_from_body(struct update_words *w, const json_t *body, struct er
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->partial, body, "", "partial", e) != 0 ||
         body_bool(&w->convert, body, "", "convert", e) != 0 ||
+        body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
         placement_from_body(&w->sharded, body, e) != 0)
         return -1;
     w->partial_given = body_given(body, "partial") != NULL;
@@ -312,22 +327,50 @@ static int words_from_body(struct update_words *w, const json_t *body, struct er
     return words_check(w, e);
 }
 
+/* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
+static int answer_nothing(struct app *app, struct exchange *x, struct update_chunk *c,
+                          struct err *e)
+{
+    struct update_info info;
+    int rc = 0;
+
+    if (c->update_id[0] != '\0')
+        rc = updates_get(app->updates, c->update_id, &info, e);
+    else
+        updates_current(app->updates, &info);
+    update_chunk_free(c);
+    if (rc == 0)
+        reply_json(x, 200, update_json(&info));
+    return rc;
+}
+
 static int update_from_json(struct app *app, struct exchange *x, const json_t *body,
                             const struct body_columns *text, struct err *e)
 {
+    const struct route *route = x->route;
+    char id[UPDATE_ID_MAX + 1] = "";
     struct update_words w = {0};
     struct update_chunk *c;
 
-    if (words_from_body(&w, body, e) != 0)
+    if (words_from_body(&w, body, e) != 0 || session_find(id, app, route, e) != 0)
         return -1;
+    if (id[0] != '\0')
+        w.update_id = id;
     c = chunk_new(e);
     if (c == NULL)
         return -1;
     words_apply(c, &w, x);
-    if (open_source(app, c, body, text, e) != 0) {
+    if (open_source(app, c, body, text, e) != 0 ||
+        (c->source != NULL && route->session == SESSION_IMPLICIT && c->update_id[0] == '\0' &&
+         session_begin(c->update_id, app, route, e) != 0)) {
         update_chunk_free(c);
         return -1;
     }
+    /* Before the worker has it: what is sent after the answer must not end. */
+    if (w.abort_requests)
+        (void)generations_abort(app->generations, NULL, 0);
+    if (c->source == NULL)
+        return answer_nothing(app, x, c, e);
     return submit(app, x, c, body, e);
 }
 
@@ -383,17 +426,28 @@ static int update_from_stream(struct app *app, struct exchange *x, struct err *e
 bool body_is_tensors(const struct exchange *x)
 {
     static const char name[] = "application/vnd.safetensors";
+    const struct route *route = x->route;
     size_t len = sizeof name - 1;
 
-    return strncasecmp(x->content_type, name, len) == 0 &&
+    return route->body == BODY_TENSORS && strncasecmp(x->content_type, name, len) == 0 &&
            (x->content_type[len] == '\0' || x->content_type[len] == ';' ||
             x->content_type[len] == ' ');
 }
 
+/* A dialect's row whose way in never says which transport is not by the group. */
+static bool may_broadcast(const struct route *route)
+{
+    bool may = route->into == NULL;
+
+    for (size_t i = 0; !may && route->into[i] != NULL; i++)
+        may = strcmp(route->into[i], "transport") == 0;
+    return may;
+}
+
 void update_unread(struct app *app, const struct exchange *x)
 {
-    if (app->transfer != NULL && !body_is_tensors(x))
-        weight_transfer_doubt(app->transfer);
+    if (app->transfer != NULL && !body_is_tensors(x) && may_broadcast(x->route))
+        weight_transfer_doubt(app->transfer, NULL);
 }
 
 static int refuse_query(const struct exchange *x, struct err *e)
@@ -410,23 +464,25 @@ static int refuse_query(const struct exchange *x, struct err *e)
 /* A trainer that is refused may not have waited for the answer before it broadcasts. */
 int handle_update(struct app *app, struct exchange *x, struct err *e)
 {
+    const struct route *route = x->route;
     struct body_columns text;
+    bool streams = route->body == BODY_TENSORS && body_is_tensors(x);
     json_t *body = NULL;
     int rc;
 
-    if (body_is_tensors(x) && gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0)
+    if (streams && gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0)
         return -1;
-    if (body_is_tensors(x))
+    if (streams)
         return update_from_stream(app, x, e);
     if (gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0 ||
-        (x->n_query > 0 && refuse_query(x, e) != 0) ||
-        body_parse_columns(&body, &text, x, x->route, e) != 0) {
+        (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
+        body_parse_columns(&body, &text, x, route, e) != 0) {
         update_unread(app, x);
         return -1;
     }
     rc = update_from_json(app, x, body, &text, e);
     if (rc != 0 && app->transfer != NULL && body_given(body, "transport") != NULL)
-        weight_transfer_doubt(app->transfer);
+        weight_transfer_doubt(app->transfer, json_string_value(body_given(body, "group_name")));
     json_decref(body);
     body_columns_fini(&text);
     return rc;

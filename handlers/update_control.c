@@ -17,6 +17,7 @@ enum { REASON_MAX = 200 };
 
 const char *const update_start_members[] = {"mode",    "weight_version", "partial", "convert",
                                             "lease_s", "placement",      NULL};
+const char *const update_verify_members[] = {"update_id", "checksums", NULL};
 const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
 const char *const update_abort_members[] = {"update_id", "reason", NULL};
 const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
@@ -93,23 +94,74 @@ static int take_back(struct app *app, const struct update_info *info, struct err
 
 int handle_update_start(struct app *app, struct exchange *x, struct err *e)
 {
+    const struct route *route = x->route;
     struct update_start req = {0};
     struct exchange_reply reply;
     struct update_info info;
     json_t *body;
     int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse(&body, x, route, e) != 0)
         return -1;
     rc = start_parse(&req, body, e);
     json_decref(body);
+    req.unnamed = route->session != SESSION_NAMED;
     if (rc != 0 || gate_allows(app->gate, CALL_UPDATE_START, e) != 0 ||
         updates_start(app->updates, &req, &info, e) != 0)
         return -1;
-    if (!reply_json_make(200, started_json(app, &info), &reply))
+    if (!reply_json_make(x, 200, started_json(app, &info), &reply))
         return take_back(app, &info, e);
     exchange_reply(x, &reply);
     return 0;
+}
+
+int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                 struct err *e)
+{
+    struct update_info info;
+
+    if (route->session == SESSION_NAMED)
+        return 0;
+    updates_current(app->updates, &info);
+    if (info.phase == UPDATE_NONE && route->session == SESSION_IMPLICIT)
+        return 0;
+    if (info.phase == UPDATE_NONE)
+        return err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
+    if (!info.unnamed)
+        return err_set(e, ERR_CONFLICT, "",
+                       "update %s is open, and whoever started it names it in each request; this "
+                       "one names none",
+                       info.id);
+    memcpy(id, info.id, sizeof info.id);
+    return 0;
+}
+
+int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                  struct err *e)
+{
+    struct update_start req = {.implicit = true, .lease_s = UPDATE_UNNAMED_LEASE_S};
+    struct update_info info;
+
+    if (gate_allows(app->gate, CALL_UPDATE_START, e) != 0)
+        return -1;
+    if (updates_start(app->updates, &req, &info, e) == 0) {
+        memcpy(id, info.id, sizeof info.id);
+        return 0;
+    }
+    if (e->code != ERR_CONFLICT || session_find(id, app, route, e) != 0)
+        return -1;
+    return id[0] != '\0' ? 0
+                         : err_set(e, ERR_CONFLICT, "", "the update ended just now: send it again");
+}
+
+void session_give_up(struct app *app, bool begun, const char *why)
+{
+    struct err ignored = {0}; /* it may have ended, or be ending */
+    struct update_info info;
+
+    updates_current(app->updates, &info);
+    if (info.implicit && (info.phase == UPDATE_OPEN || (begun && info.phase != UPDATE_NONE)))
+        (void)updates_abort(app->updates, info.id, why, &info, &ignored);
 }
 
 /* The update_id member of a body: required, 1..UPDATE_ID_MAX bytes. */
@@ -156,15 +208,24 @@ static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *b
     return 0;
 }
 
-static int finish(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+/* @commit  false: only proves */
+static int finish(struct app *app, struct exchange *x, const json_t *body, bool commit,
+                  struct err *e)
 {
     struct update_checksum *sums = NULL;
     struct update_asker *asker = NULL;
+    const struct route *route = x->route;
     const char *id = NULL, *label = "";
+    char open[UPDATE_ID_MAX + 1] = "";
     uint32_t n_sums = 0;
     int rc;
 
-    if (id_parse(&id, body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0)
+    if (session_find(open, app, route, e) != 0)
+        return -1;
+    if (open[0] != '\0')
+        id = open;
+    if ((id == NULL && id_parse(&id, body, e) != 0) ||
+        body_str(&label, body, "", "weight_version", e) != 0)
         return -1;
     if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
         return -1;
@@ -173,23 +234,35 @@ static int finish(struct app *app, struct exchange *x, const json_t *body, struc
         return -1;
     rc = update_asker_new(&asker, app, x, e);
     if (rc == 0)
-        rc = updates_finish(app->updates, id, label, sums, n_sums, update_answered, asker, e);
+        rc = commit
+                 ? updates_finish(app->updates, id, label, sums, n_sums, update_answered, asker, e)
+                 : updates_verify(app->updates, id, sums, n_sums, update_answered, asker, e);
     if (rc != 0)
         update_asker_free(asker);
     free(sums);
     return rc;
 }
 
-int handle_update_finish(struct app *app, struct exchange *x, struct err *e)
+static int parse_and_finish(struct app *app, struct exchange *x, bool commit, struct err *e)
 {
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = finish(app, x, body, e);
+    rc = finish(app, x, body, commit, e);
     json_decref(body);
     return rc;
+}
+
+int handle_update_finish(struct app *app, struct exchange *x, struct err *e)
+{
+    return parse_and_finish(app, x, true, e);
+}
+
+int handle_update_verify(struct app *app, struct exchange *x, struct err *e)
+{
+    return parse_and_finish(app, x, false, e);
 }
 
 static int abort_update(struct app *app, const json_t *body, struct update_info *info,

@@ -144,7 +144,7 @@ static void answer_committed(const struct app *app, struct exchange *x,
     static const char bare[] = "{\"phase\":\"committed\"}";
     struct exchange_reply r;
 
-    if (!reply_json_make(200, committed_json(app, info), &r))
+    if (!reply_json_make(x, 200, committed_json(app, info), &r))
         r = (struct exchange_reply){.status = 200,
                                     .content_type = "application/json",
                                     .data = bare,

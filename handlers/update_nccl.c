@@ -14,7 +14,8 @@ struct nccl_req {
     bool packed, sized;
     uint64_t bucket_nbytes;   /* 0: not given */
     const char *bucket_field; /* "/bucket_nbytes" or its other name */
-    const char *digest;       /* borrowed; NULL: not given */
+    const char *digest;       /* borrowed, as the next; NULL: not given */
+    const char *group_name;
 };
 
 static int parse_bucket(struct nccl_req *req, const json_t *body, struct err *e)
@@ -48,6 +49,8 @@ static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
                        transport);
     req->sized = body_given(body, "sizes") != NULL;
     if (body_bool(&req->packed, body, "", "packed", e) != 0 || parse_bucket(req, body, e) != 0)
+        return -1;
+    if (body_str(&req->group_name, body, "", "group_name", e) != 0)
         return -1;
     return body_str(&req->digest, body, "", "expected_digest", e);
 }
@@ -108,6 +111,6 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
                       e) != 0 ||
         check_digest(&req, c->plan, e) != 0 || cut(&chunks, &req, c->plan, e) != 0)
         return -1;
-    return weight_transfer_source(app->transfer, &c->source, c->plan, &chunks, req.digest != NULL,
-                                  e);
+    return weight_transfer_source(app->transfer, &c->source, c->plan, &chunks, req.group_name,
+                                  req.digest != NULL, e);
 }

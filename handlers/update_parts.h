@@ -5,7 +5,9 @@
 #include "base/err.h"
 #include "base/exchange.h"
 #include "handlers/body_columns.h"
+#include "handlers/route.h"
 #include "weights/checksum.h"
+#include "weights/manifest.h"
 #include "weights/plan.h"
 #include "weights/source.h"
 #include "weights/update.h"
@@ -68,6 +70,17 @@ int shm_from_body(struct source **out, const json_t *body, const struct plan *pl
 int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
                   const struct body_columns *text, bool sharded, struct err *e);
 
+/* tensors_from_body - the plans and source of a chunk whose names, dtypes, shapes and handles stand
+ * in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing is opened here.
+ * @c        gets plan or ranks, origins and source; none of them where the trainer has nothing to
+ *           send to this server's GPUs
+ * @sharded  the ranks together must be complete, not each by itself
+ * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them, or at a member
+ * that stands beside; those of torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights
+ * of this server are not on a GPU. On an error c is still to be freed. */
+int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                      bool sharded, struct err *e);
+
 /* nccl_from_body - the plan, checksums and source of a chunk that the trainer's group broadcasts
  * (transport: "nccl"). Nothing is received here.
  * @c  gets plan, checksums, source; on an error, what was read of them
@@ -79,10 +92,32 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
 /* placement_from_body - `placement`: "replicated" or "sharded". @sharded unchanged when absent. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 
+enum { UPDATE_UNNAMED_LEASE_S = 600 }; /* of sessions whose trainers do not know of leases */
+
+/* session_find - the open session, if the route's requests do not name theirs.
+ * @id  "" when there is none yet and the first request opens it (session_begin)
+ * Errors: ERR_CONFLICT: none is open and this route opens none; or it was started by somebody who
+ *         names it. */
+int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                 struct err *e);
+
+/* session_begin - open an implicit one, or find the one that another request just opened. */
+int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                  struct err *e);
+
+/* weights_find - a tensor of the manifest, by its own name or one that ties to it.
+ * Errors: ERR_NOT_FOUND. */
+int weights_find(const struct manifest *m, const char *name, uint32_t *index, struct err *e);
+
+/* session_give_up - end the implicit update that is open, if any.
+ * @begun  also if something of it has been received */
+void session_give_up(struct app *app, bool begun, const char *why);
+
 /* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters. */
 int label_check(const char *label, const char *field, struct err *e);
 
-/* body_is_tensors - is the body a safetensors stream, by its content type? */
+/* body_is_tensors - is the body a safetensors stream, by its content type, and its route takes
+ * such? */
 bool body_is_tensors(const struct exchange *x);
 
 #endif

@@ -259,7 +259,7 @@ static int make_reply(const struct app *app, const struct version *v,
 
     if (object == NULL)
         return -1;
-    return reply_json_make(200, object, reply) ? 0 : refuse_memory(e);
+    return reply_json_make(NULL, 200, object, reply) ? 0 : refuse_memory(e);
 }
 
 /* The answer's head and length, without a lease. */

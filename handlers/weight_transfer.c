@@ -11,6 +11,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
+#include "handlers/update_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@ const char *const transfer_init_members[] = {
     "transport",   "world_size", "rank_offset", "nccl_unique_id", "master_address",
     "master_port", "group_name", "timeout_s",   "warm_up",        NULL,
 };
+const char *const transfer_delete_members[] = {"group_name", NULL}; /* of dialects */
 
 struct weight_transfer {
     struct mtx lock;           /* rank MTX_TRANSFER; guards down to the blank line */
@@ -134,14 +136,6 @@ const struct nccl_join_stats *weight_transfer_stats(const struct weight_transfer
     return &t->stats;
 }
 
-void weight_transfer_doubt(struct weight_transfer *t)
-{
-    mtx_lock(&t->lock);
-    if (t->current != NULL)
-        nccl_join_doubt(t->current);
-    mtx_unlock(&t->lock);
-}
-
 /* What neither a GPU nor a library can be had for is refused the same way everywhere. */
 static int check_able(const struct weight_transfer *t, struct err *e)
 {
@@ -175,10 +169,36 @@ static int check_alone_locked(struct weight_transfer *t, struct err *e)
                    "been answered");
 }
 
-static int source_locked(struct weight_transfer *t, struct source **out, struct plan *plan,
-                         struct packed_chunks *chunks, bool sure, struct err *e)
+/* Of two groups, bytes of the one under names of the other would do worse than fail. */
+static int check_name_locked(struct weight_transfer *t, const char *name, struct err *e)
 {
-    if (t->current != NULL && check_alone_locked(t, e) == 0)
+    struct nccl_join_info info;
+
+    if (name == NULL)
+        return 0;
+    nccl_join_info(t->current, &info);
+    if (strcmp(info.group_name, name) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/group_name",
+                   "the group that was joined is '%.64s', and this is for '%.64s': there is one "
+                   "at a time, and the last that was asked for replaces it",
+                   info.group_name, name);
+}
+
+void weight_transfer_doubt(struct weight_transfer *t, const char *group_name)
+{
+    struct err other = {0};
+
+    mtx_lock(&t->lock);
+    if (t->current != NULL && check_name_locked(t, group_name, &other) == 0)
+        nccl_join_doubt(t->current);
+    mtx_unlock(&t->lock);
+}
+
+static int source_locked(struct weight_transfer *t, struct source **out, struct plan *plan,
+                         struct packed_chunks *chunks, const char *name, bool sure, struct err *e)
+{
+    if (t->current != NULL && check_name_locked(t, name, e) == 0 && check_alone_locked(t, e) == 0)
         return nccl_join_source_new(out, t->current, plan, chunks, sure, e);
     packed_chunks_fini(chunks);
     if (t->current != NULL)
@@ -190,7 +210,8 @@ static int source_locked(struct weight_transfer *t, struct source **out, struct 
 }
 
 int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
-                           struct packed_chunks *chunks, bool sure, struct err *e)
+                           struct packed_chunks *chunks, const char *group_name, bool sure,
+                           struct err *e)
 {
     int rc = check_able(t, e);
 
@@ -199,7 +220,7 @@ int weight_transfer_source(struct weight_transfer *t, struct source **out, struc
         return -1;
     }
     mtx_lock(&t->lock);
-    rc = source_locked(t, out, plan, chunks, sure, e);
+    rc = source_locked(t, out, plan, chunks, group_name, sure, e);
     mtx_unlock(&t->lock);
     return rc;
 }
@@ -331,7 +352,31 @@ static int parse_transport(const json_t *body, struct err *e)
         return -1;
     if (strcmp(transport, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/transport",
-                       "transport '%.32s' is not nccl; the others need no group", transport);
+                       "transport '%.32s' is not nccl or ipc; the others need no group", transport);
+    return 0;
+}
+
+/* Trainers that send handles announce themselves too: there is nothing to join, nor to leave. */
+static bool needs_no_group(const json_t *body)
+{
+    const char *transport = json_string_value(json_object_get(body, "transport"));
+
+    return transport != NULL && strcmp(transport, "ipc") == 0;
+}
+
+static int check_no_group(const json_t *body, struct err *e)
+{
+    char field[32];
+
+    for (size_t i = 0; transfer_init_members[i] != NULL; i++) {
+        const char *member = transfer_init_members[i];
+
+        if (strcmp(member, "transport") == 0 || body_given(body, member) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s speaks of a group, and transport ipc has none", member);
+    }
     return 0;
 }
 
@@ -479,22 +524,32 @@ static int begin(struct weight_transfer *t, const struct init_req *req, struct e
     return rc;
 }
 
-int handle_transfer_init(struct app *app, struct exchange *x, struct err *e)
+static int join_group(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct init_req req = {0};
+
+    if (init_parse(&req, app->transfer, body, e) != 0 ||
+        init_validate(&req, app->transfer, e) != 0 || check_able(app->transfer, e) != 0)
+        return -1;
+    return begin(app->transfer, &req, x, e);
+}
+
+int handle_transfer_init(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    bool no_group;
     json_t *body;
     int rc;
 
-    if (body_parse(&body, x, x->route, e) != 0)
+    if (body_parse(&body, x, route, e) != 0)
         return -1;
-    rc = init_parse(&req, app->transfer, body, e);
-    if (rc == 0)
-        rc = init_validate(&req, app->transfer, e);
-    if (rc == 0)
-        rc = check_able(app->transfer, e);
-    if (rc == 0)
-        rc = begin(app->transfer, &req, x, e);
+    if (route->session == SESSION_IMPLICIT)
+        session_give_up(app, true, "its trainer asks for a new group");
+    no_group = needs_no_group(body);
+    rc = no_group ? check_no_group(body, e) : join_group(app, x, body, e);
     json_decref(body);
+    if (rc == 0 && no_group)
+        reply_json(x, 200, weight_transfer_json(app->transfer));
     return rc;
 }
 
@@ -514,24 +569,55 @@ static void left(void *arg)
     free(w);
 }
 
-int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e)
+/* @name  NULL: whichever there is. *waits: w is answered later. */
+static int leave_locked(struct weight_transfer *t, struct waiter *w, const char *name, bool *waits,
+                        struct err *e)
 {
-    struct weight_transfer *t = app->transfer;
-    struct waiter *w = waiter_new(t, x, e);
     struct err why = {0};
+
+    if (t->current == NULL)
+        return 0;
+    if (check_name_locked(t, name, e) != 0)
+        return -1;
+    (void)err_set(&why, ERR_CONFLICT, "", "the group was left, as was asked");
+    t->leaving = t->current;
+    t->current = NULL;
+    *waits = nccl_join_leave(t->leaving, &why, left, w);
+    return 0;
+}
+
+static int leave(struct weight_transfer *t, struct exchange *x, const char *name, struct err *e)
+{
+    struct waiter *w = waiter_new(t, x, e);
     bool waits = false;
+    int rc;
 
     if (w == NULL)
         return -1;
-    (void)err_set(&why, ERR_CONFLICT, "", "the group was left: DELETE /v1/weight_transfer");
     mtx_lock(&t->lock);
-    if (t->current != NULL) {
-        t->leaving = t->current;
-        t->current = NULL;
-        waits = nccl_join_leave(t->leaving, &why, left, w);
-    }
+    rc = leave_locked(t, w, name, &waits, e);
     mtx_unlock(&t->lock);
-    if (!waits)
+    if (rc != 0)
+        free(w);
+    else if (!waits)
         left(w);
-    return 0;
+    return rc;
+}
+
+/* A dialect's request may name the group in its body. */
+int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    const char *name = NULL;
+    json_t *body = NULL;
+    int rc = 0;
+
+    if (route->body == BODY_JSON && body_parse(&body, x, route, e) != 0)
+        return -1;
+    if (body != NULL)
+        rc = body_str(&name, body, "", "group_name", e);
+    if (rc == 0)
+        rc = leave(app->transfer, x, name, e);
+    json_decref(body);
+    return rc;
 }

@@ -41,16 +41,21 @@ void weight_transfer_free(struct weight_transfer *t);
 bool weight_transfer_live(struct weight_transfer *t, struct err *why);
 
 /* weight_transfer_source - the next broadcasts of the group as a source.
- * @chunks  moved in, also on failure
- * @sure    as nccl_join_source_new
+ * @chunks      moved in, also on failure
+ * @group_name  the group must have been joined under it; NULL: whichever there is
+ * @sure        as nccl_join_source_new
  * Threads: any. Blocks: no.
- * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), a
- *         source of it is open, or those of nccl_join_source_new; ERR_NO_MEMORY. */
+ * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), at
+ *         /group_name another one, a source of it is open, or those of nccl_join_source_new;
+ *         ERR_NO_MEMORY. */
 int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
-                           struct packed_chunks *chunks, bool sure, struct err *e);
+                           struct packed_chunks *chunks, const char *group_name, bool sure,
+                           struct err *e);
 
-/* weight_transfer_doubt - an update by the group was refused (nccl_join_doubt). Threads: any. */
-void weight_transfer_doubt(struct weight_transfer *t);
+/* weight_transfer_doubt - an update by the group was refused (nccl_join_doubt).
+ * @group_name  of the update; another group is in no doubt. NULL: not said
+ * Threads: any. */
+void weight_transfer_doubt(struct weight_transfer *t, const char *group_name);
 
 /* weight_transfer_json - the group object of /v1/weight_transfer (new, or NULL). Instant. */
 json_t *weight_transfer_json(struct weight_transfer *t);

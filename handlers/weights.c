@@ -5,6 +5,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/shape_json.h"
+#include "handlers/update_parts.h"
 #include "server/life.h"
 #include "weights/memory.h"
 #include "weights/source.h"
@@ -130,8 +131,7 @@ static void download_release(void *arg)
         download_end(d); /* the pool has stopped: so does everything */
 }
 
-/* A tensor's own name, or one that ties to it. */
-static int find_tensor(const struct manifest *m, const char *name, uint32_t *index, struct err *e)
+int weights_find(const struct manifest *m, const char *name, uint32_t *index, struct err *e)
 {
     *index = plan_find(m->plan, name);
     for (uint32_t i = 0; i < m->n_aliases && *index == PLAN_NO_TENSOR; i++) {
@@ -219,7 +219,7 @@ int handle_weights_get(struct app *app, struct exchange *x, struct err *e)
     struct checksum sum;
     uint32_t index;
 
-    if (find_tensor(store_manifest(app->store), x->path_arg, &index, e) != 0)
+    if (weights_find(store_manifest(app->store), x->path_arg, &index, e) != 0)
         return -1;
     d = calloc(1, sizeof *d);
     if (d == NULL)

@@ -28,28 +28,14 @@
 #define PICKLE_NAME    "adapter_model.bin"
 #define RESOLVE_INSIDE (RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
 
-enum {
-    RACY_MS = 20,
-    PIECE_NBYTES = 8 << 20,
-    OPEN_TRIES_MAX = 16,
-    PATH_CUT = 160,
-    N_FILES = 2 /* the config, the weights */
-};
+enum { RACY_MS = 20, PIECE_NBYTES = 8 << 20, OPEN_TRIES_MAX = 16, PATH_CUT = 160 };
 
 enum verdict { FINAL, ABSENT, UNSETTLED };
-
-/* What a file looked like. */
-struct stamp {
-    dev_t dev;
-    ino_t ino;
-    off_t nbytes;
-    struct timespec modified, changed;
-};
 
 struct file {
     const char *name;
     int fd; /* owned; -1: none */
-    struct stamp stamp;
+    struct adapter_stamp stamp;
 };
 
 /* One look. */
@@ -60,7 +46,7 @@ struct look {
     const struct adapter_wait *wait;
     enum verdict verdict; /* what a failure would mean just now */
     int dirfd;            /* owned; -1: none */
-    struct file files[N_FILES];
+    struct file files[ADAPTER_FILES];
     bool racy;
 };
 
@@ -115,13 +101,13 @@ static int cannot_open(struct look *l, const char *name, int errnum, struct err 
                          dir_cut(l), l->dir->path, slash, name);
 }
 
-static struct stamp stamp_of(const struct stat *st)
+static struct adapter_stamp stamp_of(const struct stat *st)
 {
-    return (struct stamp){.dev = st->st_dev,
-                          .ino = st->st_ino,
-                          .nbytes = st->st_size,
-                          .modified = st->st_mtim,
-                          .changed = st->st_ctim};
+    return (struct adapter_stamp){.dev = st->st_dev,
+                                  .ino = st->st_ino,
+                                  .nbytes = st->st_size,
+                                  .modified = st->st_mtim,
+                                  .changed = st->st_ctim};
 }
 
 static bool same_time(struct timespec x, struct timespec y)
@@ -129,14 +115,14 @@ static bool same_time(struct timespec x, struct timespec y)
     return x.tv_sec == y.tv_sec && x.tv_nsec == y.tv_nsec;
 }
 
-static bool same_stamp(const struct stamp *x, const struct stamp *y)
+static bool same_stamp(const struct adapter_stamp *x, const struct adapter_stamp *y)
 {
     return x->dev == y->dev && x->ino == y->ino && x->nbytes == y->nbytes &&
            same_time(x->modified, y->modified) && same_time(x->changed, y->changed);
 }
 
 /* Milliseconds since the file was last touched; negative for a clock ahead of ours. */
-static int64_t stamp_age_ms(const struct stamp *s)
+static int64_t stamp_age_ms(const struct adapter_stamp *s)
 {
     struct timespec now, last = s->changed;
 
@@ -346,10 +332,10 @@ static int read_tensors(struct look *l, struct adapter_builder *b, const struct 
 /* Are the names still those files, as they were when they were opened? */
 static bool unchanged(const struct look *l)
 {
-    for (size_t i = 0; i < N_FILES; i++) {
+    for (size_t i = 0; i < ADAPTER_FILES; i++) {
         const struct file *f = &l->files[i];
         struct stat there, ours;
-        struct stamp x, y;
+        struct adapter_stamp x, y;
 
         if (f->fd < 0 || fstat(f->fd, &ours) != 0 || fstatat(l->dirfd, f->name, &there, 0) != 0)
             return false;
@@ -418,7 +404,7 @@ static int look_once(struct look *l, struct adapter **out, struct adapter_report
 
 static void look_fini(struct look *l)
 {
-    for (size_t i = 0; i < N_FILES; i++)
+    for (size_t i = 0; i < ADAPTER_FILES; i++)
         if (l->files[i].fd >= 0)
             (void)close(l->files[i].fd);
     if (l->dirfd >= 0)
@@ -427,7 +413,7 @@ static void look_fini(struct look *l)
 
 /* Have the files been left alone for so long that nobody is at work on them? By their own times, or
  * where the clock that sets those runs ahead, by what we have seen of them. */
-static bool settled(const struct look *l, const struct look *last, uint64_t *since_us)
+static bool settled(const struct look *l, struct adapter_sight *sight)
 {
     uint32_t settle_ms = l->wait->settle_ms > 0 ? l->wait->settle_ms : ADAPTER_SETTLE_MS;
     bool same = true;
@@ -435,71 +421,55 @@ static bool settled(const struct look *l, const struct look *last, uint64_t *sin
 
     if (!unchanged(l))
         return false;
-    for (size_t i = 0; i < N_FILES; i++) {
+    for (size_t i = 0; i < ADAPTER_FILES; i++) {
         int64_t age = stamp_age_ms(&l->files[i].stamp);
 
-        same = same && same_stamp(&l->files[i].stamp, &last->files[i].stamp);
+        same = same && same_stamp(&l->files[i].stamp, &sight->stamps[i]);
         youngest = age < youngest ? age : youngest;
     }
     if (!same)
-        *since_us = clock_now_us();
+        sight->since_us = clock_now_us();
     return youngest >= settle_ms ||
-           (youngest < 0 && clock_now_us() - *since_us >= settle_ms * 1000ULL);
-}
-
-static int pause_between(const struct look *l, struct err *e)
-{
-    static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
-
-    if (check_ended(l, e) != 0)
-        return -1;
-    (void)nanosleep(&poll, NULL);
-    return check_ended(l, e);
+           (youngest < 0 && clock_now_us() - sight->since_us >= settle_ms * 1000ULL);
 }
 
 /* 1 when another look is worth it. */
-static int look_again(const struct look *l, const struct look *last, uint64_t *since_us,
-                      const struct err *why, struct err *e)
+static int look_again(const struct look *l, struct adapter_sight *sight, const struct err *why,
+                      struct err *e)
 {
-    if (l->verdict == FINAL || (l->verdict == UNSETTLED && settled(l, last, since_us)) ||
+    if (l->verdict == FINAL || (l->verdict == UNSETTLED && settled(l, sight)) ||
         clock_passed(l->wait->deadline_us)) {
         *e = *why;
         return -1;
     }
-    return pause_between(l, e) == 0 ? 1 : -1;
+    for (size_t i = 0; i < ADAPTER_FILES; i++)
+        sight->stamps[i] = l->files[i].stamp;
+    return check_ended(l, e) == 0 ? 1 : -1;
 }
 
-int adapter_file_load(struct adapter **out, struct adapter_report *report,
-                      const struct adapter_spec *spec, const struct adapter_dir *dir,
-                      const struct adapter_room *room, const struct adapter_wait *wait,
-                      struct err *e)
+int adapter_file_look(struct adapter_sight *sight, struct adapter **out,
+                      struct adapter_report *report, const struct adapter_spec *spec,
+                      const struct adapter_dir *dir, const struct adapter_room *room,
+                      const struct adapter_wait *wait, struct err *e)
 {
-    const struct look fresh = {
-        .spec = spec,
-        .dir = dir,
-        .room = room,
-        .wait = wait,
-        .dirfd = -1,
-        .files = {{.name = CONFIG_NAME, .fd = -1}, {.name = WEIGHTS_NAME, .fd = -1}}};
-    struct look last = fresh;
-    uint64_t since_us = clock_now_us();
-    int rc = 1;
+    struct look l = {.spec = spec,
+                     .dir = dir,
+                     .room = room,
+                     .wait = wait,
+                     .dirfd = -1,
+                     .files = {{.name = CONFIG_NAME, .fd = -1}, {.name = WEIGHTS_NAME, .fd = -1}}};
+    struct err why = {0};
+    int rc;
 
     mtx_assert_none();
     if (dir->path[0] == '\0' || strlen(dir->path) > ADAPTER_PATH_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/lora_path", "a path of %zu bytes; 1 to %d are allowed",
                        strlen(dir->path), ADAPTER_PATH_LEN_MAX);
-    if (check_ended(&fresh, e) != 0)
+    if (check_ended(&l, e) != 0)
         return -1;
-    while (rc == 1) {
-        struct look l = fresh;
-        struct err why = {0};
-
-        rc = look_once(&l, out, report, &why);
-        if (rc != 0)
-            rc = look_again(&l, &last, &since_us, &why, e);
-        look_fini(&l);
-        last = l;
-    }
+    rc = look_once(&l, out, report, &why);
+    if (rc != 0)
+        rc = look_again(&l, sight, &why, e);
+    look_fini(&l);
     return rc;
 }

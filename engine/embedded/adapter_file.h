@@ -14,12 +14,15 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
+#include <time.h>
 
 enum {
     ADAPTER_HEAD_NBYTES_MAX = 32 << 20,
     ADAPTER_PATH_LEN_MAX = 4095,
     ADAPTER_SETTLE_MS = 500, /* of adapter_wait, when it does not say */
-    ADAPTER_POLL_MS = 20     /* between two looks at the directory */
+    ADAPTER_POLL_MS = 20,    /* between two looks at the directory */
+    ADAPTER_FILES = 2        /* the config, the weights */
 };
 
 /* Where the directory is. Opened anew at each look, for trainers that rename a new one into place.
@@ -41,6 +44,20 @@ struct adapter_wait {
                            ADAPTER_SETTLE_MS */
 };
 
+/* What a file looked like. */
+struct adapter_stamp {
+    dev_t dev;
+    ino_t ino;
+    off_t nbytes;
+    struct timespec modified, changed;
+};
+
+/* What the looks of one load have seen so far; zeroed: nothing. */
+struct adapter_sight {
+    struct adapter_stamp stamps[ADAPTER_FILES]; /* of the last look */
+    uint64_t since_us;                          /* when they were first so */
+};
+
 /* Asked for room once the size is known, before the memory is taken; again with another size when
  * the files changed meanwhile (then instead of the first). NULL `take`: nobody is asked. */
 struct adapter_room {
@@ -48,20 +65,23 @@ struct adapter_room {
     void *arg;
 };
 
-/* adapter_file_load - @spec  its `config` is not read: the directory's is used
+/* adapter_file_look - read the directory, if it is whole.
+ * @sight   of this load; the same at each look
+ * @spec    its `config` is not read: the directory's is used
  * @report  the caller's; may be NULL
+ * Returns: 0; 1 not whole yet, and the deadline is not over: look again, ADAPTER_POLL_MS later; -1.
  *
- * Threads: a worker's, no lock held. Blocks: until the deadline at most; looks at stop and gone
- * between pieces of 8 MiB and at each look at the directory.
+ * Threads: a worker's, no lock held. Blocks: to read; looks at stop and gone between pieces of
+ * 8 MiB, and before and after all else.
  * Errors: ERR_NOT_FOUND (the directory, or a file of it, until the deadline), ERR_UNREADABLE (still
  *         being written at the deadline; cannot be read), ERR_FORBIDDEN (leads outside),
  *         ERR_BAD_REQUEST (adapter_model.bin, a malformed file), ERR_TOO_LARGE, ERR_TIMEOUT (the
  *         deadline, while reading), ERR_CONFLICT (stopped), ERR_GONE, and those of
  *         adapter_config_parse, adapter_builder_new, adapter_builder_reserve and room->take.
  *         Messages name the file; outputs are untouched. */
-int adapter_file_load(struct adapter **out, struct adapter_report *report,
-                      const struct adapter_spec *spec, const struct adapter_dir *dir,
-                      const struct adapter_room *room, const struct adapter_wait *wait,
-                      struct err *e);
+int adapter_file_look(struct adapter_sight *sight, struct adapter **out,
+                      struct adapter_report *report, const struct adapter_spec *spec,
+                      const struct adapter_dir *dir, const struct adapter_room *room,
+                      const struct adapter_wait *wait, struct err *e);
 
 #endif

@@ -36,25 +36,40 @@ struct field {
     double temperature;
 };
 
+static double log_sum(const struct sampler_row *row)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; i < row->n; i++)
+        sum += exp(((double)row->logits[i] - row->max) * row->scale);
+    return log(sum);
+}
+
 bool sampler_row_init(struct sampler_row *out, const float *logits, uint32_t n)
 {
     float max = -INFINITY;
-    double sum = 0;
 
     for (uint32_t i = 0; i < n; i++) {
         if (!isfinite(logits[i]))
             return false;
         max = logits[i] > max ? logits[i] : max;
     }
-    for (uint32_t i = 0; i < n; i++)
-        sum += exp((double)logits[i] - (double)max);
-    *out = (struct sampler_row){.logits = logits, .n = n, .max = (double)max, .log_sum = log(sum)};
+    *out = (struct sampler_row){.logits = logits, .n = n, .max = (double)max, .scale = 1};
+    out->log_sum = log_sum(out);
     return true;
+}
+
+void sampler_row_temper(struct sampler_row *row, float temperature)
+{
+    if (!(temperature > 0))
+        temperature = 1;
+    row->scale = 1 / (double)fmaxf(temperature, TEMPERATURE_LEAST);
+    row->log_sum = log_sum(row);
 }
 
 float sampler_logprob(const struct sampler_row *row, uint32_t id)
 {
-    double lp = (double)row->logits[id] - row->max - row->log_sum;
+    double lp = ((double)row->logits[id] - row->max) * row->scale - row->log_sum;
 
     return lp < (double)SAMPLER_LOGPROB_MIN ? SAMPLER_LOGPROB_MIN : (float)lp;
 }

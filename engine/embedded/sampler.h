@@ -23,14 +23,20 @@ struct sampler_row {
     const float *logits; /* [n], borrowed */
     uint32_t n;
     double max;
-    double log_sum; /* log of the sum of exp(logit - max): apart, or a large max would swallow it */
+    double scale;   /* 1, or after sampler_row_temper 1 / temperature */
+    double log_sum; /* log of the sum of exp((logit - max) * scale): apart, or a large max would
+                       swallow it */
 };
 
 /* sampler_row_init - measure a row; the sum runs in double.
  * Returns: false, with *out untouched, when a logit is not finite: nothing may be sampled then. */
 bool sampler_row_init(struct sampler_row *out, const float *logits, uint32_t n);
 
-/* sampler_logprob - log softmax of the raw logits at `id`, at least SAMPLER_LOGPROB_MIN. */
+/* sampler_row_temper - logprobs are those of logits / temperature from now on. 0 is greedy and
+ * counts as 1; small ones count as sampler_pick says. */
+void sampler_row_temper(struct sampler_row *row, float temperature);
+
+/* sampler_logprob - log softmax of the row's logits at `id`, at least SAMPLER_LOGPROB_MIN. */
 float sampler_logprob(const struct sampler_row *row, uint32_t id);
 
 /* sampler_rank - how many tokens have a logprob >= that of `id`; >= 1, and ties raise it. */

@@ -399,7 +399,7 @@ static void take_time(struct seq *q, uint64_t now_us)
     q->last_token_us = now_us;
 }
 
-static void sample(struct seq *q, const struct sampler_row *row, struct sampler *sampler,
+static void sample(struct seq *q, struct sampler_row *row, struct sampler *sampler,
                    const struct seq_step *step)
 {
     const struct gen_params *p = &q->req.params;
@@ -422,6 +422,8 @@ static void sample(struct seq *q, const struct sampler_row *row, struct sampler 
         seq_fail(q, &e);
         return;
     }
+    if (p->logprobs_tempered)
+        sampler_row_temper(row, p->temperature);
     t = token_of(row, id, p->logprobs, gen_record_top(q->rec, out->n_tokens));
     take_time(q, step->now_us);
     gen_record_append(q->rec, &t, step->serial, step->name);

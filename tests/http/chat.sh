@@ -10,7 +10,7 @@ cp --recursive "$FIXTURE"/. "$MODEL"
 serve_model
 CHAT='"messages": [{"role": "user", "content": "In the beginning"}]'
 post 400 /v1/chat/completions "{$CHAT}"
-same .error.param /messages
+same .error.param messages
 same '.error.message | startswith("the model has no chat template")' true
 stop_server
 
@@ -29,6 +29,7 @@ same '.choices[0].message.content' "$text"
 same '.prompt_token_ids | tojson' '[40,77,258,803,264,77,290]'
 same '.choices[0].token_ids | length' 8
 same '.choices[0].logprobs.content | length' 8
+same '[.choices[0].weight_versions[] | .version, .start, .end] | tojson' '["step-0",0,8]'
 same '.choices[0].logprobs.content[0].top_logprobs | length' 2
 same .usage.total_tokens 15
 post 200 /v1/chat/completions "{$CHAT, \"max_completion_tokens\": 8, \"temperature\": 0, \"n\": 2, \"stream\": true, \"stream_options\": {\"include_usage\": true}}"
@@ -39,10 +40,21 @@ jq --slurp --raw-output '[.[].choices[]? | select(.index == 1) | .delta.content]
 [[ $(tail --lines=2 "$WORK/body" | head --lines=1) == 'data: [DONE]' ]] || fail "no [DONE]"
 post 200 /tokenize "{$CHAT}"
 same '.tokens | tojson' '[40,77,258,803,264,77,290]'
+# What a chat renders to, sent as it is, makes the same tokens.
+CHAT_MORE="\"temperature\": 0.7, \"seed\": 4, \"max_tokens\": 12, \"logprobs\": true, \"return_token_ids\": true"
+post 200 /v1/chat/completions "{$CHAT, $CHAT_MORE}"
+ids=$(jq --compact-output '.choices[0].token_ids' "$WORK/body")
+post 200 /v1/chat/completions/render "{$CHAT, $CHAT_MORE, \"request_id\": \"r1\", \"cache_salt\": \"s\"}"
+same '.token_ids | tojson' '[40,77,258,803,264,77,290]'
+same '[.request_id, .model, .features, .stream, .cache_salt] | tojson' '["r1","model",null,false,"s"]'
+same '.sampling_params | [.max_tokens, .logprobs, .seed] | tojson' '[12,0,4]'
+post 200 /inference/v1/generate "$(cat "$WORK/body")"
+same '.choices[0].token_ids | tojson' "$ids"
+same .request_id r1
 post 400 /v1/chat/completions '{"messages": [{"role": "system", "content": "x"}]}'
 same .error.message 'Only user and assistant, not system'
 post 400 /v1/chat/completions '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}'
-same .error.param /messages/0/content/0/type
+same .error.param messages.0.content.0.type
 stop_server
 
 printf '{{ messages | shuffle }}\n' >"$MODEL/chat_template.jinja"

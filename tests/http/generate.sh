@@ -27,6 +27,28 @@ first=$(jq --compact-output '[.choices[].token_ids]' "$WORK/body")
 post 200 /v1/generate "$body"
 same '[.choices[].token_ids] | tojson' "$first"
 
+# As vLLM's: logprobs 0 and 1 both tell the sampled token's, in all the forms of an entry; what clients and routers say in
+# headers; no length is the rest of the context; a salt has 1 to 1024 characters.
+for k in 0 1; do
+  expect 200 POST /inference/v1/generate --header 'Content-Type: application/json' --header 'X-Session-ID: s-1' --header 'X-data-parallel-rank: 3' \
+    --data-binary "{\"token_ids\": [40, 77, 258], \"sampling_params\": {\"temperature\": 0, \"max_tokens\": 4, \"logprobs\": $k, \"prompt_logprobs\": $k}}"
+  same '[.choices[0].logprobs.content[] | .token == "token_id:\(.token_id)" and .logprob < 0 and .rank == 1 and .bytes == null] | tojson' '[true,true,true,true]'
+  same ".choices[0].logprobs.content[0].top_logprobs | length" "$k"
+  same '[.choices[0].logprobs.content[].token_id] == .choices[0].token_ids' true
+  same '.prompt_logprobs | .[0] == null and has(2) and (.[1] | has("77")) and (.[2]["258"] | has("logprob") and has("rank") and has("decoded_token"))' true
+done
+post 200 /inference/v1/generate "$(jq --null-input '{token_ids: [range(1000)], sampling_params: {temperature: 0, ignore_eos: true}}')"
+same '.choices[0].token_ids | length' 24
+same '[.choices[0].finish_reason, .kv_transfer_params, .usage.total_tokens] | tojson' '["length",null,1024]'
+post 200 /inference/v1/generate "$(jq --null-input '{token_ids: [1], sampling_params: {max_tokens: 1}, cache_salt: ("é" * 1024)}')"
+post 400 /inference/v1/generate "$(jq --null-input '{token_ids: [1], sampling_params: {max_tokens: 1}, cache_salt: ("é" * 1025)}')"
+same .error.param cache_salt
+post 400 /inference/v1/generate '{"token_ids": [1], "sampling_params": {}, "cache_salt": ""}'
+post 404 /inference/v1/generate '{"token_ids": [1], "sampling_params": {}, "model": "nobody"}'
+same '[.error.type, .error.param, .error.code] | tojson' '["NotFoundError","model",404]'
+expect 400 POST /inference/v1/generate --header 'Content-Type: text/plain' --data-binary '{}'
+same .error.code 400
+
 # Strict on the native route, lenient on the dialect's.
 post 400 /v1/generate '{"token_idz": [1], "sampling_params": {}}'
 same .error.param /token_idz

@@ -1,12 +1,14 @@
-"""Adapters over HTTP, one command each: golden, words, reload, failed, partial, written, unload,
-sources, update, limits, soak.
+"""Adapters over HTTP, one command each: golden, chat, words, reload, failed, partial, written, unload,
+races, sources, update, states, drain, limits, soak.
 
-Usage: lora.py URL MODEL WORK COMMAND [RELOADS] (the last line says how many checks were made)
+Usage: lora.py URL MODEL WORK COMMAND [RELOADS | PID LOG] (the last line says how many checks were made)
 """
 import http.client
 import json
 import os
 import shutil
+import signal
+import socket
 import struct
 import sys
 import threading
@@ -211,6 +213,123 @@ def run_golden():
     wait_for("nobody uses them", lambda: gauge("baton_lora_users") == 0)
 
 
+def run_chat():
+    """Chat through a template that makes the message itself: what an adapter does with that prompt."""
+    load("shout", "shout")
+    load("rslora", "rslora")
+
+    def one(kind, case):
+        body = {"model": kind, "messages": [{"role": "user", "content": case["prompt"]}],
+                "max_tokens": len(case["greedy_token_ids"]), "temperature": 0, "ignore_eos": True,
+                "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+        answer = post("/v1/chat/completions", body)
+        choice = answer["choices"][0]
+        check(answer["prompt_token_ids"] == case["prompt_token_ids"], answer["prompt_token_ids"])
+        check(choice["token_ids"] == case["greedy_token_ids"], kind, choice["token_ids"])
+        check(choice["message"]["content"] == case["greedy_text"], choice["message"])
+        check(answer["model"] == kind and answer["adapter"] == {"name": kind, "revision": 1}, answer)
+        for token, wanted in zip(choice["logprobs"]["content"], case["greedy_logprobs"]):
+            near(token["logprob"], wanted)
+
+    in_threads([lambda k=k, c=c: one(k, c) for k in ("shout", "rslora") for c in golden(k)])
+    case = golden("shout")[0]
+    said = {"messages": [{"role": "user", "content": case["prompt"]}], "max_tokens": 24,
+            "temperature": 0, "ignore_eos": True}
+    error = post("/v1/chat/completions", {"model": "nope", **said}, 404)["error"]
+    check(error["param"].lstrip("/") == "model" and "nope" in error["message"], error)
+    base = golden_base("step-01500")[0]
+    check(base["prompt"] == case["prompt"], base["prompt"])
+    text = post("/v1/chat/completions", {"model": os.path.basename(MODEL), **said})
+    check(base["greedy_text"].startswith(text["choices"][0]["message"]["content"]), text)
+    check(text["adapter"] is None, text)
+    c = http.client.HTTPConnection(HOST, PORT, timeout=PATIENCE_S)
+    c.request("POST", "/v1/chat/completions", json.dumps({"model": "shout", "stream": True, **said}),
+              {"Content-Type": "application/json"})
+    events = [json.loads(e[len("data: "):]) for e in c.getresponse().read().decode().split("\n\n")
+              if e[6:7] == "{"]
+    check(all(e["model"] == "shout" and e["adapter"] == {"name": "shout", "revision": 1}
+              for e in events), events[0])
+    whole = "".join(choice["delta"].get("content") or "" for e in events for choice in e["choices"])
+    check(whole and case["greedy_text"].startswith(whole), whole)
+    cards = {m["id"]: m for m in call("GET", "/v1/models")["data"]}
+    check({k: v["parent"] for k, v in cards.items()} ==
+          {os.path.basename(MODEL): None, "shout": os.path.basename(MODEL),
+           "rslora": os.path.basename(MODEL)}, cards)
+
+
+def run_races():
+    """Loads, reloads and unloads of one name at once, with generations: a revision is one content for
+    ever, each output is of the one that it reports, and nothing is left."""
+    kinds = {"shout": golden("shout")[0], "rslora": golden("rslora")[0]}
+    over, lock, content, counts = threading.Event(), threading.Lock(), {}, {}
+
+    def count(what):
+        with lock:
+            counts[what] = counts.get(what, 0) + 1
+
+    def means(revision, kind):
+        with lock:
+            assert content.setdefault(revision, kind) == kind, (revision, kind)
+
+    def loader(k):
+        for i in range(60):
+            kind = ("shout", "rslora")[(i + k) % 2]
+            body = {"lora_name": "x", "lora_path": f"{ADAPTERS}/{kind}"}
+            if i % 3 == 1:
+                body["load_inplace"] = False
+            elif i % 3 == 2:
+                body["if_revision"] = max(content, default=0)
+            status, answer = ask("POST", "/v1/load_lora_adapter", body)
+            assert status in ((200,), (200, 400), (200, 409))[i % 3], (body, status, answer)
+            count(status)
+            if status == 200:
+                means(answer["revision"], kind)
+
+    def unloader():
+        while not over.is_set():
+            status, answer = ask("POST", "/v1/unload_lora_adapter", {"lora_name": "x"})
+            assert status in (200, 404), answer
+            count(f"unload {status}")
+
+    def client():
+        while not over.is_set():
+            case = kinds["shout"]
+            status, answer = ask("POST", "/v1/generate", dict(body_of(case, "x"), stream=False))
+            count(f"generate {status}")
+            if status == 404:
+                continue
+            assert status == 200, answer
+            check(case["prompt_token_ids"] == kinds["rslora"]["prompt_token_ids"])
+            kind = next((k for k, c in kinds.items() if is_golden(answer, c)), None)
+            assert kind is not None, answer
+            means(answer["adapter"]["revision"], kind)
+
+    def loaders():
+        try:
+            in_threads([lambda k=k: loader(k) for k in range(4)])
+        finally:
+            over.set()
+
+    in_threads([loaders, unloader] + [client] * 3)
+    check(counts[200] > 50 and counts["unload 200"] > 5 and counts["generate 200"] > 0, counts)
+    ask("POST", "/v1/unload_lora_adapter", {"lora_name": "x"})
+    wait_for("all is given back", lambda: gauge("baton_lora_bytes") == 0, 10)
+    check(totals()["loading"] == totals()["nbytes_reserved"] == totals()["users"] == 0, totals())
+
+    # Of those that ask for one and the same next revision, one gets it.
+    first = load("y", "shout")["revision"]
+    for i in range(20):
+        kind = ("rslora", "shout")[i % 2]
+        answers = []
+        body = {"lora_name": "y", "lora_path": f"{ADAPTERS}/{kind}", "if_revision": first + i}
+        in_threads([lambda: answers.append(ask("POST", "/v1/load_lora_adapter", body))] * 6)
+        won = [a for status, a in answers if status == 200]
+        check(len(won) == 1 and won[0]["revision"] == first + i + 1, answers)
+        check({status for status, _ in answers} <= {200, 409}, answers)
+        check(listed()["y"]["digest"] == won[0]["digest"])
+    unload("y")
+
+
 def run_words():
     """Selection on every route, unknown names, what lists say, what load refuses."""
     name = "größe-1 / x"
@@ -240,7 +359,7 @@ def run_words():
                        ("/v1/completions", dict(text, model="nope")),
                        ("/tokenize", {"model": "nope", "prompt": "x"})):
         error = post(path, body, 404)["error"]
-        check(error["param"] == "/model" and "nope" in error["message"], error)
+        check(error["param"].lstrip("/") == "model" and "nope" in error["message"], error)
     post("/tokenize", {"model": name, "prompt": "x"})
 
     cards = {m["id"]: m for m in call("GET", "/v1/models")["data"]}
@@ -368,7 +487,7 @@ def run_written():
                                      "timeout_s": 60})
         assert status == 200, answers[name]
 
-    names = ["a", "b", "c", "d"]
+    names = [f"w{i}" for i in range(12)]  # more than there are threads for
     threads = [threading.Thread(target=begin, args=(n,), daemon=True) for n in names]
     for t in threads:
         t.start()
@@ -376,6 +495,10 @@ def run_written():
     post("/v1/pause", {})
     post("/v1/resume")
     check(call("GET", "/v1/weights") is not None)
+    check(load("there", "shout", timeout_s=20)["revision"] == 1)
+    check(totals()["loading"] == len(names))
+    error = load("short", f"{WORK}/late-never", 404, timeout_s=1)["error"]
+    check("late-never" in error["message"] and totals()["loading"] == len(names), error)
     case = golden_base("step-01500")[0]
     check(is_golden(post("/v1/generate", body_of(case)), case))
     for n in names:
@@ -516,6 +639,76 @@ def run_update():
     check(reply["phase"] == "committed" and reply["adapters"] == valid, reply)
     serves("v", "shout", 1)
     serves("w", "rslora", 1)
+
+
+def run_states():
+    """Adapters come and go in every state of a server that serves; what they do not change stays."""
+    checkpoint = f"{MODEL}/checkpoints/step-01500.safetensors"
+    name = iter(range(1000))
+
+    def everything():
+        at = f"n{next(name)}"
+        check(load(at, "shout")["revision"] >= 1)
+        check(load(at, "rslora")["replaced"])
+        check(listed()[at]["revision"] >= 2)
+        unload(at)
+        unload(at, 404)
+
+    everything()
+    for mode in ("keep", "wait", "abort"):
+        for word in ("queue", "reject"):
+            post("/v1/pause", {"mode": mode, "new_requests": word})
+            everything()
+    post("/v1/resume")
+    for body in ({"tags": ["kv_cache"]}, {"level": 1, "tags": ["weights"]}, {"level": 1},
+                 {"level": 2, "tags": ["weights"]}, {"level": 2}):
+        post("/v1/sleep", body)
+        everything()
+        post("/v1/wake")
+        everything()  # dropped weights stay away until an update
+        if body.get("level") == 2:
+            post("/v1/update_weights", {"path": checkpoint})
+    for mode in ("staged", "in_place"):
+        started = post("/v1/update_weights/start", {"mode": mode})["update_id"]
+        everything()
+        post("/v1/update_weights", {"update_id": started, "path": checkpoint})
+        everything()
+        post("/v1/update_weights/finish", {"update_id": started})
+    load("last", "shout")
+    serves("last", "shout", 1 + max(a["revision"] for a in listed().values()) - 1)
+
+
+def run_drain():
+    """A request that was begun before the end is refused when it is over: no adapter comes or goes
+    while a server drains."""
+    pid, log = int(sys.argv[5]), sys.argv[6]
+    load("d", "shout")
+    held = []
+    for path, body in (("load", {"lora_name": "late", "lora_path": f"{ADAPTERS}/shout"}),
+                       ("unload", {"lora_name": "d"})):
+        text = json.dumps(body).encode()
+        c = socket.create_connection((HOST, PORT), timeout=PATIENCE_S)
+        c.sendall(b"POST /v1/%s_lora_adapter HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                  b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                  % (path.encode(), len(text)))
+        check(c.recv(100).startswith(b"HTTP/1.1 100"), "its head was taken")
+        c.sendall(text[:5])
+        held.append((c, text[5:]))
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        with open(log, encoding="utf-8") as f:
+            if '"event":"drain"' in f.read():
+                break
+        assert time.monotonic() < end, "it does not drain"
+        time.sleep(0.005)
+    for c, rest in held:
+        c.sendall(rest)
+        answer = http.client.HTTPResponse(c)
+        answer.begin()
+        error = json.loads(answer.read())["error"]
+        check(answer.status == 503 and error["code"] == "draining", answer.status, error)
+        c.close()
 
 
 def run_limits():

@@ -22,7 +22,7 @@ serve_adapters() {
 }
 
 # Each in a server of its own: they count what is loaded.
-commands=(golden words reload failed partial written unload sources update)
+commands=(golden words reload failed partial written unload races sources update states)
 [[ -z $ALONE ]] || commands=()
 for command in "${commands[@]}"; do
   serve_adapters
@@ -43,6 +43,26 @@ nbytes=$("$PYTHON" -c 'import os, sys; print(2 * os.path.getsize(sys.argv[1]) * 
 serve_adapters --max-loras 2 --max-lora-rank 16 --max-lora-bytes "$nbytes"
 check limits
 stop_server
+
+# A model whose chat template makes the message itself.
+PLAIN=$MODEL
+MODEL=$WORK/kjv-qwen3-1m
+cp --recursive "$PLAIN" "$MODEL"
+printf '%s\n' "{% for m in messages %}{{ m['content'] }}{% endfor %}" >"$MODEL/chat_template.jinja"
+serve_adapters
+check chat
+stop_server
+MODEL=$PLAIN
+
+# What was begun before the end is refused after it.
+serve_adapters --drain-timeout 20000
+said=$(timeout 250 "$PYTHON" "$(dirname "$0")/lora.py" "$URL" "$MODEL" "$DIRS" drain "$SERVER_PID" "$WORK/log") ||
+  fail "drain: $said"
+N_CHECKS=$((N_CHECKS + ${said##*$'\n'}))
+rc=0
+wait "$SERVER_PID" || rc=$?
+SERVER_PID=
+((rc == 0)) || fail "the server ended with $rc"
 
 # SIGTERM ends a load that waits, with an answer.
 serve_adapters --drain-timeout 100

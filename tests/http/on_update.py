@@ -1,4 +1,4 @@
-"""What commits do to streams that run, one command each: modes, room, default.
+"""What commits do to streams that run, one command each: modes, room, frozen, default.
 
 Usage: on_update.py URL MODEL CLIENT COMMAND (the last line says how many checks were made)
 """
@@ -204,6 +204,39 @@ def room():
     check([s["version"] for s in spans] == [STEPS[2]], spans)
 
 
+def frozen():
+    """With --max-versions 2 --pin-timeout 100: what a pause freezes holds its version. An update that
+    lacks the room is told in time, leaves no session behind, and works when room was made."""
+    push(STEPS[0])
+    stream = Stream(body_of(1000, "finish", n=4))
+    stream.read_until(1)
+    baton.request(URL, "POST", "/v1/pause", {"mode": "keep"})
+    push(STEPS[1])  # commits beside what is frozen
+    path = f"{MODEL}/checkpoints/{STEPS[2]}.safetensors"
+    for _ in range(2):
+        for mode in ("staged", "in_place"):
+            update = baton.request(URL, "POST", "/v1/update_weights/start", {"mode": mode})["update_id"]
+            began = time.monotonic()
+            try:
+                baton.request(URL, "POST", "/v1/update_weights", {"update_id": update, "path": path})
+                sys.exit(f"{mode}: what is frozen let go")
+            except baton.BatonError as e:
+                check(e.status == 409 and "frozen" in str(e), mode, e.status, str(e))
+            check(time.monotonic() - began < 30, "the deadline is --pin-timeout")
+            baton.request(URL, "POST", "/v1/update_weights/abort", {"update_id": update})
+    with urllib.request.urlopen(URL + "/v1/status", timeout=PATIENCE_S) as f:
+        status = json.load(f)
+    check(status["weights"]["weight_version"] == STEPS[1] and status["update"] is None, status)
+    check(status["engine"]["running"] == 4, "the frozen ones ended")
+    check(baton.request(URL, "POST", "/v1/abort_requests", {"all": True})["aborted"] == 1)
+    stream.rest()
+    check(all(s[-1]["version"] == STEPS[0] for s in stream.spans), stream.spans)
+    push(STEPS[2])  # still paused
+    baton.request(URL, "POST", "/v1/resume", {})
+    [(_, spans)] = generate(4, "finish")
+    check([s["version"] for s in spans] == [STEPS[2]], spans)
+
+
 def default():
     """With --on-update finish: of whoever does not say."""
     check(engine()["on_update"] == "finish", engine())
@@ -238,5 +271,5 @@ def default():
         check(len(generate(2, mode)[0][0]) == 2, mode)
 
 
-{"modes": modes, "room": room, "default": default}[COMMAND]()
+{"modes": modes, "room": room, "frozen": frozen, "default": default}[COMMAND]()
 print(n_checks)

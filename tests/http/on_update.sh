@@ -23,6 +23,7 @@ stop_server
 
 serve_model --allow-path "$CHECKPOINTS" --max-versions 2 --pin-timeout 100
 check room
+check frozen
 stop_server
 
 serve_model --allow-path "$CHECKPOINTS" --on-update finish

@@ -94,6 +94,11 @@ def generations(c):
     ids = c.ask("POST", "/tokenize", {"prompt": "In the", "return_token_strs": True})["tokens"]
     c.ask("POST", "/detokenize", {"tokens": ids})
     c.ask("POST", "/detokenize", {"tokens": [-1]})
+    sglang = {"text": "In the", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    for method in "POST", "PUT":
+        c.ask(method, "/generate", {"sampling_params": {"max_new_tokens": 2}, **sglang})
+    c.ask("POST", "/generate", {"text": []})
+    c.ask("POST", "/load_lora_adapter", {"lora_name": "x"})
 
 
 def main():

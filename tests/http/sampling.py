@@ -21,6 +21,11 @@ class Route:
         self.path, self.at = path, "" if flat else "/sampling_params"
         self.flat = flat
 
+    def place(self, member):
+        """How an error names it: a JSON pointer, or vLLM's way."""
+        pointer = f"{self.at}/{member}"
+        return pointer if self.path == "/v1/generate" else pointer[1:].replace("/", ".")
+
     def body(self, members):
         """JSON text; `members` is JSON text too, so that it may be no JSON."""
         if self.flat:
@@ -112,7 +117,7 @@ def refusals():
                 more = "" if member == "max_tokens" else ', "max_tokens": 16'
                 status, reply = route.send(f'{{"{member}": {value}{more}}}')
                 error = reply.get("error", {})
-                check(status == 400 and error.get("param") == f"{route.at}/{member}{below}",
+                check(status == 400 and error.get("param") == route.place(member + below),
                       route.path, member, value[:80], status, reply)
                 check(error["message"], member)
             for value in NO_JSON:
@@ -124,7 +129,7 @@ def refusals():
     for route in ROUTES:
         status, reply = route.send('{"allowed_token_ids": [5, 6], "min_tokens": 1, '
                                    '"max_tokens": 2, "stop_token_ids": [6, 5]}')
-        check(status == 400 and reply["error"]["param"] == route.at + "/allowed_token_ids", reply)
+        check(status == 400 and reply["error"]["param"] == route.place("allowed_token_ids"), reply)
         status, reply = route.send('{"temperature": 1, "temperature": 0}')
         check(status == 400, "twice", reply)
 

@@ -11,7 +11,7 @@ same .max_model_len 1024
 post 200 /detokenize '{"tokens": [40, 77, 258, 803, 264, 77, 290]}'
 same .prompt 'In the beginning'
 post 400 /detokenize '{"tokens": [40, 5000]}'
-same .error.param /tokens/1
+same .error.param tokens.1
 post 400 /tokenize '{"messages": [{"role": "user", "content": "x"}]}'
 jq --compact-output '.encode[:16][]' "$MODEL/tokenizer_golden.json" >"$WORK/cases"
 while read -r row; do
@@ -46,5 +46,21 @@ sed --quiet 's/^data: {/{/p' "$WORK/body" | jq --slurp --compact-output '.[-1].u
 post 400 /v1/completions '{"prompt": ""}'
 post 400 /v1/completions '{"max_tokens": 4}'
 post 404 /v1/completions '{"prompt": "x", "model": "nobody"}'
+same '[.error.type, .error.param, .error.code] | tojson' '["NotFoundError","model",404]'
+for path in /tokenize /detokenize; do
+  post 404 "$path" '{"prompt": "x", "tokens": [1], "model": "nobody"}'
+  same .error.param model
+done
+
+# As AReaL asks: the sampled token's logprob by its id, with logprobs 0.
+post 200 /v1/completions '{"prompt": [40, 77, 258], "max_tokens": 5, "temperature": 0, "logprobs": 0, "return_tokens_as_token_ids": true, "return_token_ids": true}'
+same '[.choices[0].logprobs.tokens[] | sub("token_id:"; "") | tonumber] == .choices[0].token_ids' true
+same '.choices[0].logprobs.token_logprobs | map(. < 0 and . >= -9999) | all' true
+same '.choices[0] | has("stop_reason") and has("prompt_logprobs") and has("routed_experts")' true
+# The default length, and the rest of the context for null.
+post 200 /v1/completions '{"prompt": "In", "temperature": 0, "ignore_eos": true}'
+same .usage.completion_tokens 16
+post 200 /v1/completions "$(jq --null-input '{prompt: [range(1000)], temperature: 0, ignore_eos: true, max_tokens: null}')"
+same .usage.completion_tokens 24
 post 400 /v1/completions '{"prompt": "x", "suffix": "y"}'
 done_testing

@@ -138,4 +138,15 @@ same .error.code weights_inconsistent
 expect 200 GET /health
 post 200 /v1/update_weights "$(bucket 0 46 '{"weight_version": "healed"}')"
 serves step-00000 healed
+# Verified, and served only when it is finished.
+start '{"weight_version": "proven"}'
+post 200 /v1/update_weights "$(bucket 0 46 "$(for_id '{}')")"
+post 200 /v1/update_weights/verify "$(for_id '{}')"
+same .phase verified
+post 409 /v1/update_weights "$(bucket 0 1 "$(for_id '{}')")"
+has verified
+post 200 /v1/update_weights/finish "$(for_id '{}')"
+same .phase committed
+serves step-00000 proven
+
 done_testing

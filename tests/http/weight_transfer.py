@@ -185,7 +185,8 @@ def bad_inits(_world, server):
     at = {"transport": "nccl", "world_size": 2}
     store = {**at, "master_address": "127.0.0.1", "master_port": 1}
     for body, param, *words in (
-            ({}, "/transport"), ({"transport": "ipc", "world_size": 2}, "/transport", "'ipc'"),
+            ({}, "/transport"), ({"transport": "shm", "world_size": 2}, "/transport", "'shm'"),
+            ({"transport": "ipc", "world_size": 2}, "/world_size"),
             ({"transport": "nccl"}, "/world_size"), ({**at}, None, "nccl_unique_id"),
             ({**at, "world_size": 1, "nccl_unique_id": good}, "/world_size"),
             ({**at, "world_size": 129, "nccl_unique_id": good}, "/world_size"),

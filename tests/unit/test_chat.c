@@ -1,5 +1,6 @@
 /* /v1/chat/completions with a real tokenizer, a template and a fake engine. */
 #include "engine/embedded/chat_template.h"
+#include "engine/embedded/model_config.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/chat_parse.h"
 #include "handlers/data_plane.h"
@@ -231,33 +232,34 @@ static void test_chat_makes_the_prompt_of_what_it_is_given(void **state)
 static const struct {
     const char *body, *field, *msg;
 } refusals[] = {
-    {"{}", "/messages", "messages is missing"},
-    {"{\"messages\": []}", "/messages", "0 messages"},
-    {"{\"messages\": [1]}", "/messages/0", "string 'role'"},
-    {"{\"messages\": [{\"content\": \"a\"}]}", "/messages/0/role", "string 'role'"},
-    {"{\"messages\": [{\"role\": \"user\", \"content\": 1}]}", "/messages/0/content", "integer"},
+    {"{}", "messages", "messages is missing"},
+    {"{\"messages\": []}", "messages", "0 messages"},
+    {"{\"messages\": [1]}", "messages.0", "string 'role'"},
+    {"{\"messages\": [{\"content\": \"a\"}]}", "messages.0.role", "string 'role'"},
+    {"{\"messages\": [{\"role\": \"user\", \"content\": 1}]}", "messages.0.content", "integer"},
     {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}",
-     "/messages/0/content/0/type", "'image_url'"},
+     "messages.0.content.0.type", "'image_url'"},
     {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]}",
-     "/messages/0/content/0/text", "a string"},
+     "messages.0.content.0.text", "a string"},
     {"{\"messages\": [{\"role\": \"a\", \"tool_calls\": [{\"function\": {\"arguments\": "
      "\"{\"}}]}]}",
-     "/messages/0/tool_calls/0/function/arguments", "not JSON"},
+     "messages.0.tool_calls.0.function.arguments", "not JSON"},
     {"{\"messages\": [{\"role\": \"a\", \"tool_calls\": [{}]}]}",
-     "/messages/0/tool_calls/0/function", "object"},
-    {"{\"messages\": [{\"role\": \"bad\", \"content\": \"\"}]}", "/messages", "No role bad"},
-    {USER "\"tools\": [1]}", "/tools/0", "object"},
-    {USER "\"tool_choice\": \"required\"}", "/tool_choice", "'auto'"},
-    {USER "\"chat_template\": \"x\"}", "/chat_template", "not supported"},
-    {USER "\"chat_template_kwargs\": {\"messages\": []}}", "/chat_template_kwargs/messages",
+     "messages.0.tool_calls.0.function", "object"},
+    {"{\"messages\": [{\"role\": \"bad\", \"content\": \"\"}]}", "messages", "No role bad"},
+    {USER "\"tools\": [1]}", "tools.0", "object"},
+    {USER "\"tool_choice\": \"required\"}", "tool_choice", "'auto'"},
+    {USER "\"chat_template\": \"x\"}", "chat_template", "not supported"},
+    {USER "\"chat_template_kwargs\": {\"messages\": []}}", "chat_template_kwargs.messages",
      "member of the request"},
     {USER "\"continue_final_message\": true, \"add_generation_prompt\": true}",
-     "/continue_final_message", "not both"},
-    {USER "\"top_logprobs\": 2}", "/top_logprobs", "'logprobs' is not true"},
-    {USER "\"logprobs\": 2}", "/logprobs", "boolean"},
-    {USER "\"prompt_logprobs\": 1}", "/prompt_logprobs", "/v1/completions"},
-    {USER "\"temperature\": -1}", "/temperature", "temperature"},
-    {USER "\"functions\": [{}]}", "/functions", ""},
+     "continue_final_message", "not both"},
+    {USER "\"top_logprobs\": 2}", "top_logprobs", "'logprobs' is not true"},
+    {USER "\"logprobs\": 2}", "logprobs", "boolean"},
+    {USER "\"prompt_logprobs\": 1}", "prompt_logprobs", "/v1/completions"},
+    {USER "\"temperature\": -1}", "temperature", "temperature"},
+    {USER "\"functions\": [{}]}", "functions", ""},
+    {USER "\"ebnf\": \"x\"}", "ebnf", "not supported"},
 };
 
 static void test_chat_refuses_by_member(void **state)
@@ -319,6 +321,112 @@ static void test_tokenize_takes_messages(void **state)
     plane_free(p);
 }
 
+static const struct route render = {.methods = METHOD_POST,
+                                    .pattern = "/v1/chat/completions/render",
+                                    .operation = "chatRender",
+                                    .lane = LANE_TEXT,
+                                    .body = BODY_JSON,
+                                    .form = FORM_OPENAI,
+                                    .members = chat_members,
+                                    .handle = handle_chat_render};
+static const struct route inference = {.methods = METHOD_POST,
+                                       .pattern = "/inference/v1/generate",
+                                       .operation = "inferenceGenerate",
+                                       .lane = LANE_GENERATE,
+                                       .body = BODY_JSON,
+                                       .form = FORM_OPENAI,
+                                       .members = generate_members,
+                                       .handle = handle_generate};
+
+/* What the engine is asked for by a chat, and by what a chat renders to. */
+static void assert_renders(struct plane *p, const char *body)
+{
+    const struct gen_request *x = &p->seqs[0].r, *y = &p->seqs[1].r;
+    struct plane_x direct, rendered, sent;
+    int status = 0;
+    json_t *reply;
+    char *body_sent;
+
+    plane_send(p, &direct, &chat, body);
+    plane_wait_submitted(p, 1);
+    plane_send(p, &rendered, &render, body);
+    reply = plane_wait_reply(&rendered, &status);
+    if (status != 200)
+        fail_msg("%s: %s", body, str(json_object_get(reply, "error"), "message"));
+    assert_true(json_is_null(json_object_get(reply, "features")));
+    body_sent = json_dumps(reply, JSON_REAL_PRECISION(9));
+    plane_send(p, &sent, &inference, body_sent);
+    free(body_sent);
+    json_decref(reply);
+    plane_wait_submitted(p, 2);
+    assert_int_equal(x->n_prompt, y->n_prompt);
+    assert_memory_equal(x->prompt, y->prompt, x->n_prompt * sizeof *x->prompt);
+    assert_int_equal(x->params.max_tokens, y->params.max_tokens);
+    assert_int_equal(x->params.logprobs, y->params.logprobs);
+    assert_int_equal(x->params.top_k, y->params.top_k);
+    assert_int_equal(x->params.n_stops, y->params.n_stops);
+    assert_true(x->params.ignore_eos == y->params.ignore_eos);
+    assert_memory_equal(&x->params.temperature, &y->params.temperature, sizeof(float));
+    assert_memory_equal(&x->params.top_p, &y->params.top_p, sizeof(float));
+    assert_memory_equal(&x->params.min_p, &y->params.min_p, sizeof(float));
+    assert_memory_equal(&x->params.repetition_penalty, &y->params.repetition_penalty,
+                        sizeof(float));
+    for (uint64_t id = 1; id <= 2; id++)
+        plane_end(p, id, GEN_LENGTH);
+    json_decref(plane_wait_reply(&direct, &status));
+    json_decref(plane_wait_reply(&sent, &status));
+    plane_x_fini(&direct);
+    plane_x_fini(&rendered);
+    plane_x_fini(&sent);
+}
+
+static void test_render_makes_the_same_request(void **state)
+{
+    static const struct model_defaults defaults = {.has_temperature = true,
+                                                   .temperature = 0.7F,
+                                                   .has_top_k = true,
+                                                   .top_k = 20,
+                                                   .has_max_tokens = true,
+                                                   .max_tokens = 9};
+    static const char *const bodies[] = {
+        USER "\"temperature\": 0.3, \"logprobs\": true, \"top_logprobs\": 2}",
+        USER "\"max_completion_tokens\": 5, \"stop\": [\"x\", \"y\"], \"top_p\": 0.9}",
+        USER "\"max_tokens\": 4000, \"ignore_eos\": true, \"logprobs\": false}",
+        USER "\"cache_salt\": \"s\", \"repetition_penalty\": 1.1, \"min_p\": 0.05}",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof bodies / sizeof bodies[0]; i++) {
+        struct plane *p = plane_new(4, 8, tok);
+
+        p->app.chat = template;
+        p->app.defaults = i % 2 == 0 ? &defaults : NULL;
+        assert_renders(p, bodies[i / 2]);
+        plane_free(p);
+    }
+}
+
+static void test_render_refuses_as_a_chat(void **state)
+{
+    struct plane *p = chat_plane();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        struct plane_x px;
+        json_t *reply;
+        int status = 0;
+
+        plane_send(p, &px, &render, refusals[i].body);
+        reply = plane_wait_reply(&px, &status);
+        if (status != 400 ||
+            strcmp(str(json_object_get(reply, "error"), "param"), refusals[i].field) != 0)
+            fail_msg("%s: %d", refusals[i].body, status);
+        json_decref(reply);
+        plane_x_fini(&px);
+    }
+    plane_free(p);
+}
+
 static void test_chat_says_why_there_is_no_template(void **state)
 {
     struct err none = {0}, refused = {0};
@@ -353,6 +461,8 @@ int main(void)
         cmocka_unit_test(test_chat_makes_the_prompt_of_what_it_is_given),
         cmocka_unit_test(test_chat_refuses_by_member),
         cmocka_unit_test(test_tokenize_takes_messages),
+        cmocka_unit_test(test_render_makes_the_same_request),
+        cmocka_unit_test(test_render_refuses_as_a_chat),
         cmocka_unit_test(test_chat_says_why_there_is_no_template),
     };
 

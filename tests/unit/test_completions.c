@@ -340,27 +340,30 @@ static void test_completion_refuses(void **state)
         const char *body, *param;
         int status;
     } rows[] = {
-        {"{}", "/prompt", 400},
-        {"{\"prompt\": []}", "/prompt", 400},
-        {"{\"prompt\": 5}", "/prompt", 400},
-        {"{\"prompt\": {}}", "/prompt", 400},
-        {"{\"prompt\": [\"a\", 5]}", "/prompt/1", 400},
-        {"{\"prompt\": [[1], \"a\"]}", "/prompt/1", 400},
-        {"{\"prompt\": [1, \"a\"]}", "/prompt/1", 400},
-        {"{\"prompt\": [1, 1024]}", "/prompt/1", 400},
-        {"{\"prompt\": [[1], [2, 1024]]}", "/prompt/1/1", 400},
-        {"{\"prompt\": [[1], []]}", "/prompt/1", 400},
-        {"{\"prompt\": \"\"}", "/prompt", 400},
-        {"{\"prompt\": \"a\", \"model\": \"other\"}", "/model", 404},
-        {"{\"prompt\": \"a\", \"suffix\": \"b\"}", "/suffix", 400},
-        {"{\"prompt\": \"a\", \"presence_penalty\": 3}", "/presence_penalty", 400},
-        {"{\"prompt\": \"a\", \"guided_json\": {}}", "/guided_json", 400},
-        {"{\"prompt\": \"a\", \"bad_words\": [\"x\", \"\"]}", "/bad_words/1", 400},
-        {"{\"prompt\": \"a\", \"max_tokens\": 0}", "/max_tokens", 400},
-        {"{\"prompt\": \"a\", \"stream\": true, \"prompt_logprobs\": 1}", "/prompt_logprobs", 400},
-        {"{\"prompt\": \"a\", \"stream\": true, \"echo\": true, \"logprobs\": 1}", "/echo", 400},
+        {"{}", "prompt", 400},
+        {"{\"prompt\": []}", "prompt", 400},
+        {"{\"prompt\": 5}", "prompt", 400},
+        {"{\"prompt\": {}}", "prompt", 400},
+        {"{\"prompt\": [\"a\", 5]}", "prompt.1", 400},
+        {"{\"prompt\": [[1], \"a\"]}", "prompt.1", 400},
+        {"{\"prompt\": [1, \"a\"]}", "prompt.1", 400},
+        {"{\"prompt\": [1, 1024]}", "prompt.1", 400},
+        {"{\"prompt\": [[1], [2, 1024]]}", "prompt.1.1", 400},
+        {"{\"prompt\": [[1], []]}", "prompt.1", 400},
+        {"{\"prompt\": \"\"}", "prompt", 400},
+        {"{\"prompt\": \"a\", \"model\": \"other\"}", "model", 404},
+        {"{\"prompt\": \"a\", \"suffix\": \"b\"}", "suffix", 400},
+        {"{\"prompt\": \"a\", \"presence_penalty\": 3}", "presence_penalty", 400},
+        {"{\"prompt\": \"a\", \"guided_json\": {}}", "guided_json", 400},
+        {"{\"prompt\": \"a\", \"bad_words\": [\"x\", \"\"]}", "bad_words.1", 400},
+        {"{\"prompt\": \"a\", \"max_tokens\": 0}", "max_tokens", 400},
+        {"{\"prompt\": \"a\", \"lora_path\": \"b\"}", "lora_path", 400},
+        {"{\"prompt\": \"a\", \"regex\": \"b*\"}", "regex", 400},
+        {"{\"prompt\": \"a\", \"no_stop_trim\": true}", "no_stop_trim", 400},
+        {"{\"prompt\": \"a\", \"stream\": true, \"prompt_logprobs\": 1}", "prompt_logprobs", 400},
+        {"{\"prompt\": \"a\", \"stream\": true, \"echo\": true, \"logprobs\": 1}", "echo", 400},
         {"{\"prompt\": [\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\",\"i\"], \"n\": 128}",
-         "/prompt", 400},
+         "prompt", 400},
     };
     struct plane *p = plane_new(1, 8, tok);
 
@@ -397,7 +400,7 @@ static void test_completion_blames_its_own_member(void **state)
     plane_end(p, 1, GEN_ABORT);
     reply = plane_wait_reply(&px, &status);
     assert_int_equal(status, 400);
-    assert_string_equal(str(json_object_get(reply, "error"), "param"), "/prompt/1/1");
+    assert_string_equal(str(json_object_get(reply, "error"), "param"), "prompt.1.1");
     json_decref(reply);
     plane_x_fini(&px);
     plane_free(p);
@@ -564,16 +567,16 @@ static void test_tokenize_refuses(void **state)
         const char *body, *param;
         int status;
     } rows[] = {
-        {&tokenize, "{}", "/prompt", 400},
-        {&tokenize, "{\"prompt\": [1]}", "/prompt", 400},
-        {&tokenize, "{\"messages\": []}", "/messages", 400},
-        {&tokenize, "{\"prompt\": \"a\", \"model\": \"b\"}", "/model", 404},
-        {&tokenize, "{\"prompt\": \"a\", \"add_special_tokens\": 1}", "/add_special_tokens", 400},
-        {&detokenize, "{}", "/tokens", 400},
-        {&detokenize, "{\"tokens\": \"a\"}", "/tokens", 400},
-        {&detokenize, "{\"tokens\": [1, 99999]}", "/tokens/1", 400},
-        {&detokenize, "{\"tokens\": [1, -1]}", "/tokens/1", 400},
-        {&detokenize, "{\"tokens\": [], \"model\": \"b\"}", "/model", 404},
+        {&tokenize, "{}", "prompt", 400},
+        {&tokenize, "{\"prompt\": [1]}", "prompt", 400},
+        {&tokenize, "{\"messages\": []}", "messages", 400},
+        {&tokenize, "{\"prompt\": \"a\", \"model\": \"b\"}", "model", 404},
+        {&tokenize, "{\"prompt\": \"a\", \"add_special_tokens\": 1}", "add_special_tokens", 400},
+        {&detokenize, "{}", "tokens", 400},
+        {&detokenize, "{\"tokens\": \"a\"}", "tokens", 400},
+        {&detokenize, "{\"tokens\": [1, 99999]}", "tokens.1", 400},
+        {&detokenize, "{\"tokens\": [1, -1]}", "tokens.1", 400},
+        {&detokenize, "{\"tokens\": [], \"model\": \"b\"}", "model", 404},
     };
     struct plane *p = plane_new(1, 8, tok);
 

@@ -226,7 +226,7 @@ static const struct refusal {
     {"empty config", "--config=", NULL, NULL, NULL, "--config", "empty"},
     {"no such file", "--config=/nowhere/x.json", NULL, NULL, NULL, "--config", "No such file"},
     {"a directory", "--config=/tmp", NULL, NULL, NULL, "--config", "cannot be read"},
-    {"empty listen", "--listen=", NULL, NULL, NULL, "--listen", "ADDRESS:PORT"},
+    {"empty listen", "--listen=", NULL, NULL, NULL, "--listen", "ADDRESS is wanted"},
     {"variable", NULL, NULL, "BATON_MAX_NUM_SEQS=0", NULL, "BATON_MAX_NUM_SEQS", "1 to 65536"},
     {"variable list", NULL, NULL, "BATON_ALLOW_PATH=/a::/b", NULL, "BATON_ALLOW_PATH", "empty"},
     {"file syntax", NULL, NULL, NULL, "{\"model\": }", "--config", "line 1"},
@@ -419,11 +419,31 @@ static void test_config_listen_parse_accepts(void **state)
         struct config_listen l = {0};
         struct err e = {0};
 
-        assert_int_equal(config_listen_parse(&l, rows[i].text, &e), 0);
+        assert_int_equal(config_listen_parse(&l, rows[i].text, "--listen", &e), 0);
         assert_string_equal(l.address, rows[i].address);
         assert_int_equal(l.port, rows[i].port);
         assert_int_equal(l.loopback, rows[i].loopback);
     }
+}
+
+static void test_config_listen_parse_unix(void **state)
+{
+    struct config_listen l = {0};
+    struct err e = {0};
+    char text[5 + CONFIG_UNIX_PATH_MAX + 2] = "unix:";
+
+    (void)state;
+    memset(text + 5, 'x', CONFIG_UNIX_PATH_MAX);
+    assert_int_equal(config_listen_parse(&l, text, "--listen", &e), 0);
+    assert_string_equal(l.path, text + 5);
+    assert_string_equal(l.address, "");
+    assert_true(l.loopback);
+    memset(&l, 0, sizeof l);
+    text[5 + CONFIG_UNIX_PATH_MAX] = 'x';
+    assert_int_equal(config_listen_parse(&l, text, "--listen", &e), -1);
+    assert_string_equal(e.field, "--listen");
+    assert_non_null(strstr(e.msg, "107 bytes"));
+    assert_string_equal(l.path, "");
 }
 
 static void test_config_listen_parse_refuses(void **state)
@@ -447,6 +467,8 @@ static void test_config_listen_parse_refuses(void **state)
         "127.0.0.1:99999999999999999999",
         "[127.0.0.1]:1",
         "127.0.0.1 :1",
+        "unix:",
+        "unix",
         "[0000:0000:0000:0000:0000:0000:0000:0000:0000:0000:0000:0000:0000:0000:0000]:1",
     };
 
@@ -455,10 +477,10 @@ static void test_config_listen_parse_refuses(void **state)
         struct config_listen l = {.port = 7};
         struct err e = {0};
 
-        if (config_listen_parse(&l, rows[i], &e) == 0)
+        if (config_listen_parse(&l, rows[i], "--control-listen", &e) == 0)
             fail_msg("'%s' was accepted", rows[i]);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
-        assert_string_equal(e.field, "--listen");
+        assert_string_equal(e.field, "--control-listen");
         assert_non_null(strstr(e.msg, "ADDRESS:PORT"));
         assert_int_equal(l.port, 7);
     }
@@ -476,6 +498,7 @@ int main(void)
         cmocka_unit_test(test_config_load_warns_of_unknown_variables),
         cmocka_unit_test(test_config_help_names_every_option),
         cmocka_unit_test(test_config_listen_parse_accepts),
+        cmocka_unit_test(test_config_listen_parse_unix),
         cmocka_unit_test(test_config_listen_parse_refuses),
     };
 

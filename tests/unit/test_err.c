@@ -52,6 +52,21 @@ static void test_set_fills_and_cuts(void **state)
     (void)err_set_errno(&e, ERR_INTERNAL, "", ENOENT, "cannot open %s", "it");
     assert_non_null(strstr(e.msg, "cannot open it: No such file or directory"));
     assert_non_null(strstr(e.msg, "2"));
+    assert_int_equal(e.code, ERR_INTERNAL);
+}
+
+static void test_what_we_lack_is_no_mistake_of_the_client(void **state)
+{
+    static const int ours[] = {EMFILE, ENFILE, ENOMEM, ENOBUFS};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
+        struct err e = {0};
+
+        (void)err_set_errno(&e, ERR_UNREADABLE, "/path", ours[i], "cannot open it");
+        assert_int_equal(e.code, ERR_NO_MEMORY);
+        assert_string_equal(e.field, "/path");
+    }
 }
 
 static void test_second_report_is_a_bug(void **state)
@@ -79,6 +94,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_whole),
         cmocka_unit_test(test_set_fills_and_cuts),
+        cmocka_unit_test(test_what_we_lack_is_no_mistake_of_the_client),
         cmocka_unit_test(test_second_report_is_a_bug),
     };
 

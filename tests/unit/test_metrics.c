@@ -10,6 +10,7 @@
 #include "handlers/gate.h"
 #include "handlers/prometheus.h"
 #include "handlers/route.h"
+#include "handlers/update_parts.h"
 #include "server/admission.h"
 #include "server/life.h"
 #include "weights/store.h"
@@ -77,10 +78,27 @@ void gate_info(struct gate *g, struct gate_info *out)
                               .paused_us = 2500000};
 }
 
+int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e)
+{
+    (void)g;
+    (void)call;
+    (void)e;
+    fail_msg("nothing is changed here");
+    return -1;
+}
+
 void gate_state(struct gate *g, struct lifecycle_state *out)
 {
     (void)g;
     *out = (struct lifecycle_state){.kv_released = true};
+}
+
+/* Of what the group's handlers do, which come along with its numbers. */
+void session_give_up(struct app *app, bool begun, const char *why)
+{
+    (void)app;
+    (void)begun;
+    fail_msg("nothing ends an update here: %s", why);
 }
 
 void updates_current(struct updates *u, struct update_info *out)
@@ -106,8 +124,8 @@ void updates_stats(struct updates *u, struct updates_stats *out)
 
 const char *update_phase_name(enum update_phase phase)
 {
-    static const char *const names[] = {"none",      "open",      "receiving",
-                                        "verifying", "committed", "aborted"};
+    static const char *const names[] = {"none",     "open",      "receiving", "verifying",
+                                        "verified", "committed", "aborted"};
 
     return names[phase];
 }
@@ -158,6 +176,7 @@ static struct app whole_app(void)
                         .generate = (struct admission *)(uintptr_t)16,
                         .detokenize = (struct admission *)(uintptr_t)32,
                         .front = (struct front *)(uintptr_t)16,
+                        .dialects = 1U << DIALECT_VLLM,
                         .model_name = "a \"model\"\\of\nmine \xff\xc3\xa9"};
 }
 
@@ -484,6 +503,10 @@ static void test_metrics_text_speaks_vllm(void **state)
     assert_line(text, "vllm:kv_cache_usage_perc" VLLM_LABELS " 0.25");
     assert_line(text, "vllm:prompt_tokens_total" VLLM_LABELS " 1000");
     assert_line(text, "vllm:generation_tokens_total" VLLM_LABELS " 2000");
+    free(text);
+    app.dialects = 1U << DIALECT_NATIVE;
+    text = text_of(m, &app);
+    assert_null(strstr(text, "vllm:"));
     free(text);
     metrics_free(m);
 }

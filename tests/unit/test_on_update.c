@@ -199,10 +199,11 @@ static void rename_at_two(struct job *j, const struct gen_output *out, void *arg
 {
     struct bench *b = arg;
     struct err e = {0};
+    uint64_t serial;
 
     (void)j;
     if (out->n_tokens == 2)
-        (void)store_set_label(b->store, "renamed", &e);
+        (void)store_set_label(b->store, "renamed", 0, &serial, &e);
 }
 
 /* A rename is no update: it holds no room, and is told as everywhere. */

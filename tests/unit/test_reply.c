@@ -142,6 +142,38 @@ static void test_reply_error_openai_form(void **state)
     exchange_unref(x);
 }
 
+static void test_reply_error_names_places_as_vllm(void **state)
+{
+    static const struct {
+        const char *field, *native, *openai, *sglang;
+    } rows[] = {
+        {"/model", "/model", "model", "/model: no"},
+        {"/tokens/1", "/tokens/1", "tokens.1", "/tokens/1: no"},
+        {"/sampling_params/stop/0", "/sampling_params/stop/0", "sampling_params.stop.0",
+         "/sampling_params/stop/0: no"},
+        {"/checksums/a~1b~0c", "/checksums/a~1b~0c", "checksums.a/b~c", "/checksums/a~1b~0c: no"},
+        {"mode", "mode", "mode", "mode: no"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err e = {0};
+
+        (void)err_set(&e, ERR_BAD_REQUEST, rows[i].field, "no");
+        for (int form = 0; form < 3; form++) {
+            static const enum route_form forms[] = {FORM_NATIVE, FORM_OPENAI, FORM_SGLANG};
+            const char *wants[] = {rows[i].native, rows[i].openai, rows[i].sglang};
+            json_t *body = reply_error_json(forms[form], &e, NULL);
+            const json_t *error = json_object_get(body, "error");
+
+            assert_string_equal(
+                json_string_value(json_object_get(error, form < 2 ? "param" : "message")),
+                wants[form]);
+            json_decref(body);
+        }
+    }
+}
+
 /* Every code of the table, in both forms: type, status, Retry-After. */
 static void test_reply_error_make_every_code(void **state)
 {
@@ -157,7 +189,7 @@ static void test_reply_error_make_every_code(void **state)
         {408, "invalid_request_error", "Request Timeout"},
         {409, "conflict_error", "Conflict"},
         {413, "invalid_request_error", "Request Entity Too Large"},
-        {415, "invalid_request_error", "Unsupported Media Type"},
+        {415, "invalid_request_error", "BadRequestError"}, /* and a 400 there, as in vLLM */
         {417, "invalid_request_error", "Expectation Failed"},
         {422, "unprocessable_error", "UnprocessableEntityError"},
         {499, "invalid_request_error", "Client Closed Request"},
@@ -183,6 +215,8 @@ static void test_reply_error_make_every_code(void **state)
             reply_error_make(form == 0 ? &native : &openai, &e, NULL, &r);
             body = json_loadb(r.data, r.len, 0, NULL);
             error = json_object_get(body, "error");
+            if (form == 1 && status == 415)
+                status = 400;
             assert_int_equal(r.status, status);
             assert_string_equal(json_string_value(json_object_get(error, "type")),
                                 form == 0 ? rows[row].native : rows[row].openai);
@@ -344,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_reply_empty),
         cmocka_unit_test(test_reply_error_native_form),
         cmocka_unit_test(test_reply_error_openai_form),
+        cmocka_unit_test(test_reply_error_names_places_as_vllm),
         cmocka_unit_test(test_reply_error_make_every_code),
         cmocka_unit_test(test_reply_error_make_without_a_route_is_native),
         cmocka_unit_test(test_reply_error_json_cleans_bytes),

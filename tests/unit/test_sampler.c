@@ -81,6 +81,30 @@ static void test_logprob_is_log_softmax(void **state)
                            1e-7F);
 }
 
+static void test_temper_divides_the_logits(void **state)
+{
+    static const struct {
+        float asked, counts; /* as */
+    } rows[] = {{0.5F, 0.5F}, {2.0F, 2.0F}, {0.0F, 1.0F}, {0.001F, 0.01F}, {1.0F, 1.0F}};
+    struct sampler_row raw = row_of(logits16, VOCAB);
+
+    (void)state;
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        struct sampler_row row = row_of(logits16, VOCAB);
+        long double sum = 0;
+
+        sampler_row_temper(&row, rows[r].asked);
+        for (uint32_t i = 0; i < VOCAB; i++)
+            sum += expl((long double)logits16[i] / (long double)rows[r].counts);
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            assert_float_equal(
+                sampler_logprob(&row, i),
+                (float)((long double)logits16[i] / (long double)rows[r].counts - logl(sum)), 1e-4F);
+            assert_int_equal(sampler_rank(&row, i), sampler_rank(&raw, i));
+        }
+    }
+}
+
 static void test_logprob_has_a_floor_and_no_infinity(void **state)
 {
     static const float logits[] = {3e38F, -3e38F, 0.0F, 3e38F};
@@ -386,6 +410,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_row_refuses_what_is_not_finite),
         cmocka_unit_test(test_logprob_is_log_softmax),
+        cmocka_unit_test(test_temper_divides_the_logits),
         cmocka_unit_test(test_logprob_has_a_floor_and_no_infinity),
         cmocka_unit_test(test_rank_counts_ties),
         cmocka_unit_test(test_top_equals_a_sort),

@@ -622,6 +622,37 @@ static void test_logprobs_stay_raw(void **state)
     }
 }
 
+static void test_logprobs_are_tempered_where_that_was_asked_for(void **state)
+{
+    struct gen_token tokens[N_OUT_MAX];
+    struct request r;
+    uint64_t random = 6;
+
+    (void)state;
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        double temperature;
+
+        do {
+            random_request(&r, &random);
+            r.p.min_tokens = N_OUT_MAX;
+            r.n_allowed = r.n_words = r.p.n_stop_ids = 0;
+        } while (!(r.p.temperature > 0.1F) || (r.p.temperature > 0.9F && r.p.temperature < 1.1F));
+        r.p.logprobs_tempered = true;
+        temperature = (double)r.p.temperature;
+        run_bits(&r, seed, tokens);
+        for (uint32_t i = 0; i < N_OUT_MAX; i++) {
+            float logits[VOCAB];
+            double sum = 0;
+
+            logits_of(logits, seed, i);
+            for (uint32_t k = 0; k < VOCAB; k++)
+                sum += exp((double)logits[k] / temperature);
+            assert_float_equal(tokens[i].logprob,
+                               (double)logits[tokens[i].id] / temperature - log(sum), 1e-4);
+        }
+    }
+}
+
 /* ---- bad words of several tokens ---- */
 
 static void test_a_bad_word_goes_by_the_output_only(void **state)
@@ -750,6 +781,7 @@ int main(void)
         cmocka_unit_test(test_a_penalty_masks_nothing),
         cmocka_unit_test(test_neutral_values_change_no_bit),
         cmocka_unit_test(test_logprobs_stay_raw),
+        cmocka_unit_test(test_logprobs_are_tempered_where_that_was_asked_for),
         cmocka_unit_test(test_a_bad_word_goes_by_the_output_only),
         cmocka_unit_test(test_no_choice_is_refused_at_submit),
         cmocka_unit_test(test_ids_beyond_the_vocabulary_are_refused),

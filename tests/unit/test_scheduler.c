@@ -327,10 +327,11 @@ static void rename_after_two(struct job *j, const struct gen_output *out, void *
 {
     struct bench *b = arg;
     struct err e = {0};
+    uint64_t serial;
 
     (void)j;
     if (out->n_tokens == 2)
-        (void)store_set_label(b->store, "renamed", &e);
+        (void)store_set_label(b->store, "renamed", 0, &serial, &e);
 }
 
 static void test_a_new_label_begins_a_span(void **state)
