@@ -177,6 +177,7 @@ int health_watch_new(struct health_watch **out, const struct front_cfg *cfg, str
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the health listener");
     own.name = "health";
     own.n_shards = 1;
+    own.oldest_gives_way = true; /* anybody may come here, and a probe has to */
     own.app = &ops;
     own.app_arg = w;
     if (front_new(&w->front, &own, e) != 0) {
@@ -210,10 +211,17 @@ uint16_t health_watch_port(const struct health_watch *w)
 
 void health_watch_stop(struct health_watch *w)
 {
-    if (w == NULL)
+    uint64_t now_us = clock_now_us();
+    struct health h;
+
+    if (w == NULL || w->loop == NULL)
         return;
     loop_free(w->loop);
     w->loop = NULL;
+    h = health_of(atomic_load_explicit(&w->word, memory_order_relaxed), now_us);
+    h.ready = false;
+    h.ready_why = ERR_DRAINING;
+    atomic_store_explicit(&w->word, health_word(&h, now_us), memory_order_relaxed);
 }
 
 void health_watch_free(struct health_watch *w)

@@ -43,8 +43,9 @@ int health_watch_start(struct health_watch *w, const struct app *app, struct err
 
 uint16_t health_watch_port(const struct health_watch *w);
 
-/* health_watch_stop - look no more, so that `app` may be taken down; what was seen last is answered
- * until it is too old. Threads: main's. health_watch_free - stop, and close. Both accept NULL. */
+/* health_watch_stop - look no more, so that `app` may be taken down: not ready from now on, and
+ * live as it was seen last until that is too old. Threads: main's. health_watch_free - stop, and
+ * close. Both accept NULL. */
 void health_watch_stop(struct health_watch *w);
 void health_watch_free(struct health_watch *w);
 

@@ -55,8 +55,8 @@ enum { CONFIG_LIST_MAX = 16 };
     X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
       "allow to listen beyond loopback although neither a key nor --trust says who may come")      \
     X(STR, dialects, "dialects", "LIST", "all", 0, 0,                                              \
-      "other servers' APIs that are answered too: all, none, or some of vllm, skyrl, sglang, "     \
-      "prime-rl, with commas between them")                                                        \
+      "other servers' APIs that are answered too: all, none, or some of vllm, skyrl (with vllm), " \
+      "sglang, prime-rl, with commas between them")                                                \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
       "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
       "repeatable; none: refused")                                                                 \

@@ -70,7 +70,8 @@ static uint64_t shard_turn(void *arg)
         return CLOCK_NEVER;
     s->moved = false;
     (void)MHD_run(s->daemon);
-    if (s->finish_by_us > 0 && (!conn_any_unsent(s) || clock_passed(s->finish_by_us))) {
+    if (s->finish_by_us > 0 &&
+        ((!conn_any_unsent(s) && s->n_lingers == 0) || clock_passed(s->finish_by_us))) {
         shard_close(s);
         return CLOCK_NEVER;
     }
@@ -329,6 +330,7 @@ void front_stats(struct front *f, struct front_stats *out)
 
 void front_quiesce(struct front *f)
 {
+    front_unlink(f);
     for (size_t i = 0; i < f->n_shards; i++)
         loop_post(f->shards[i].loop, &f->shards[i].quiesce);
     mtx_lock(&f->lock);
@@ -382,10 +384,10 @@ void front_free(struct front *f)
 {
     if (f == NULL)
         return;
+    front_unlink(f);
     finish_shards(f);
     for (size_t i = 0; i < f->n_shards; i++)
         shard_fini(&f->shards[i]);
-    front_unlink(f);
     if (f->no_memory != NULL)
         MHD_destroy_response(f->no_memory);
     if (f->internal != NULL)

@@ -66,6 +66,9 @@ struct front_cfg {
     size_t n_shards;       /* loop threads; each has a listening socket of its own, by SO_REUSEPORT,
                               but all have one unix socket */
     size_t n_connections_max;
+    /* The oldest connections are cut for new ones, before there are so many that requests are
+     * refused: nobody can occupy this front. For an app that answers within `dispatch`. */
+    bool oldest_gives_way;
     uint64_t header_timeout_us, body_timeout_us, idle_timeout_us, drop_timeout_us;
     const char *boot_id; /* borrowed; X-Baton-Boot-Id of every answer that has none; may be NULL */
     /* PEM texts, both or neither: TLS 1.2 and 1.3. Read by front_new only. */
@@ -78,7 +81,7 @@ struct front_cfg {
 };
 
 /* front_new - bind, listen, start the loops. A unix socket that nobody listens on any more is
- * replaced; front_free removes it.
+ * replaced; front_quiesce or front_free removes it.
  * Errors: ERR_INTERNAL naming the address and the reason (in use, not permitted). */
 int front_new(struct front **out, const struct front_cfg *cfg, struct err *e);
 uint16_t front_port(const struct front *f); /* the bound one; 0 of a unix socket */
@@ -98,7 +101,7 @@ struct front_stats {
 void front_stats(struct front *f, struct front_stats *out);
 
 /* front_quiesce - stop accepting; kept-alive connections get Connection: close on their next
- * answer. Threads: any but a loop's. */
+ * answer; a unix socket's path is free for a successor. Threads: main's. */
 void front_quiesce(struct front *f);
 
 /* front_wait_idle - wait until no exchange is open, or the deadline. Returns true when idle. */

@@ -128,6 +128,21 @@ static void conn_free(struct conn *c)
     free(c);
 }
 
+/* Cut ones count until libmicrohttpd has closed them, a turn or two and some accepts later: so from
+ * half of the limit on. */
+static void make_room(struct shard *s)
+{
+    struct conn *oldest = NULL;
+
+    if (!s->front->cfg.oldest_gives_way || s->n_conns <= s->n_conns_max / 2)
+        return;
+    for (struct conn *c = s->conns; c != NULL; c = c->next)
+        if (!c->dead)
+            oldest = c;
+    if (oldest != NULL)
+        conn_kill(oldest);
+}
+
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe)
 {
@@ -148,6 +163,7 @@ void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
         *socket_context = NULL;
     } else {
         s->n_conns++;
+        make_room(s);
         front_count(&s->n_accepted);
         fd = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
         peer = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
@@ -293,11 +309,15 @@ void conn_close_all(struct shard *s)
 }
 
 /* Throws away what comes, until the peer closes: closing with unread bytes would send a reset, and
- * the reset could destroy the answer before the client has read it. */
+ * the reset could destroy the answer before the client has read it. TCP throws bytes away itself, a
+ * unix socket has to be read. */
 static void lingering_read(void *arg, uint32_t events)
 {
     struct lingering *l = arg;
-    ssize_t n = recv(l->watch.fd, NULL, FRONT_LINGER_NBYTES, MSG_TRUNC | MSG_DONTWAIT);
+    bool tcp = l->shard->front->cfg.unix_path == NULL;
+    char unread[FRONT_LINGER_UNIX_NBYTES];
+    ssize_t n = tcp ? recv(l->watch.fd, NULL, FRONT_LINGER_NBYTES, MSG_TRUNC | MSG_DONTWAIT)
+                    : recv(l->watch.fd, unread, sizeof unread, MSG_DONTWAIT);
 
     (void)events;
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
@@ -309,7 +329,7 @@ static void lingering_open(struct shard *s, int fd)
     struct lingering *l;
     struct err e = {0};
 
-    if (s->n_lingers >= FRONT_LINGER_MAX || s->quiesced)
+    if (s->n_lingers >= FRONT_LINGER_MAX || s->finish_by_us > 0)
         return;
     l = calloc(1, sizeof *l);
     if (l == NULL)

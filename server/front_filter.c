@@ -14,7 +14,7 @@ struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
     const char *content_type, *authorization, *session_id, *request_id;
-    size_t n_content_length, n_transfer_encoding, n_host;
+    size_t n_content_length, n_transfer_encoding, n_host, n_authorization;
     bool failed;
 };
 
@@ -82,7 +82,8 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
     } else if (strcasecmp(key, "Content-Type") == 0) {
         keep_first(&h->content_type, value);
     } else if (strcasecmp(key, "Authorization") == 0) {
-        keep_first(&h->authorization, value);
+        h->n_authorization++;
+        h->authorization = value;
     } else if (strcasecmp(key, "X-Session-ID") == 0) {
         keep_first(&h->session_id, value);
     } else if (strcasecmp(key, "X-Request-Id") == 0) {
@@ -111,12 +112,15 @@ static int parse_length(const char *text, uint64_t *out, struct err *e)
     return 0;
 }
 
-/* One way to tell where the body ends, and only one. */
+/* One way to tell where the body ends, and who asks; and only one. */
 static int check_framing(struct request *r, const struct header_scan *h, struct err *e)
 {
     if (r->http11 && h->n_host != 1)
         return err_set(e, ERR_BAD_REQUEST, "", "a request has exactly one Host header, not %zu",
                        h->n_host);
+    if (h->n_authorization > 1) /* a proxy may have judged by another one than we would */
+        return err_set(e, ERR_BAD_REQUEST, "", "Authorization is given %zu times",
+                       h->n_authorization);
     if (h->n_content_length > 1)
         return err_set(e, ERR_BAD_REQUEST, "", "Content-Length is given %zu times",
                        h->n_content_length);
@@ -312,15 +316,25 @@ static enum exchange_method method_of(const char *name)
 
 /* libmicrohttpd keeps a request's header until the next one comes, maybe minutes later: long enough
  * for a key to end up in a core file. It is done with it, and reads it as an empty value. */
-static void wipe(const char *value)
+static enum MHD_Result wipe_key(void *cls, enum MHD_ValueKind kind, const char *name,
+                                size_t name_len, const char *value, size_t value_len)
 {
     union {
         const char *in;
         char *out;
     } both = {value};
 
-    if (value != NULL)
-        explicit_bzero(both.out, strlen(value));
+    (void)cls;
+    (void)kind;
+    (void)name_len;
+    if (value != NULL && strcasecmp(name, "Authorization") == 0)
+        explicit_bzero(both.out, value_len);
+    return MHD_YES;
+}
+
+void filter_wipe_key(struct MHD_Connection *mc)
+{
+    (void)MHD_get_connection_values_n(mc, MHD_HEADER_KIND, wipe_key, NULL);
 }
 
 /* A request that fails here is closed after its answer, unless only its Expect is unknown: then its
@@ -336,7 +350,7 @@ int filter_request(struct request *r, const char *method, const char *version, s
     take_request_id(r->x, h.request_id);
     r->must_close = true;
     rc = h.failed || check_framing(r, &h, e) != 0 || fill_exchange(r, &h, e) != 0 ? -1 : 0;
-    wipe(h.authorization);
+    filter_wipe_key(r->mc);
     if (rc != 0)
         return -1;
     r->must_close = false;

@@ -1,7 +1,8 @@
 /* Listening sockets, one for each shard, and the room that they need in the descriptor table.
  *
  * A unix socket is a file that outlives its server: one that nobody accepts on any more is replaced
- * at start, and ours is removed at the end, unless somebody has replaced it. */
+ * at start, and ours is removed when we accept no more, unless somebody has replaced it. */
+#include "base/clock.h"
 #include "base/log.h"
 #include "server/front_priv.h"
 
@@ -9,8 +10,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -56,7 +59,20 @@ static int parse_address(const char *text, uint16_t port, union address *out, so
                    "listen address '%.64s' is not a numeric IPv4 or [IPv6] one", text);
 }
 
-static int listen_one(const struct front *f, uint16_t port, int *out, struct err *e)
+/* The sockets of one port share it by SO_REUSEPORT, which would let another server's in too, for
+ * half of the connections. So the first one listens as if it were alone, which fails if anybody
+ * does, and only then lets the others in. */
+static int listen_shared(int fd, const union address *addr, socklen_t len, bool first)
+{
+    static const int on = 1;
+
+    if ((!first && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ||
+        bind(fd, &addr->any, len) != 0 || listen(fd, FRONT_BACKLOG) != 0)
+        return -1;
+    return first ? setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) : 0;
+}
+
+static int listen_one(const struct front *f, uint16_t port, bool first, int *out, struct err *e)
 {
     static const int on = 1;
     union address addr;
@@ -69,10 +85,9 @@ static int listen_one(const struct front *f, uint16_t port, int *out, struct err
     if (fd < 0)
         return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot make a socket");
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-        (f->n_shards > 1 && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ||
         (addr.any.sa_family == AF_INET6 &&
          setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) != 0) ||
-        bind(fd, &addr.any, len) != 0 || listen(fd, FRONT_BACKLOG) != 0) {
+        listen_shared(fd, &addr, len, first) != 0) {
         (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot listen on %s:%u", f->cfg.address,
                             (unsigned)port);
         (void)close(fd);
@@ -125,6 +140,33 @@ static int bind_unix(int fd, const struct sockaddr_un *addr)
     return bind(fd, (const struct sockaddr *)addr, sizeof *addr);
 }
 
+/* Of two that start at once, each could take the other's socket, bound and not listening yet, for a
+ * dead one. So one at a time looks, binds and listens. The lock is on the directory, so that no
+ * file of it stays behind; who does not get it in time, because the directory cannot be read or is
+ * locked for something else, goes on without. Returns the descriptor that holds it, or -1. */
+static int lock_directory(const char *path)
+{
+    enum { WAIT_US = 1000 * 1000, AGAIN_MS = 5 };
+    uint64_t until_us = clock_after_us(WAIT_US);
+    char dir[sizeof((struct sockaddr_un *)NULL)->sun_path + 1] = ".";
+    const char *slash = strrchr(path, '/');
+    int fd;
+
+    if (slash != NULL)
+        (void)snprintf(dir, sizeof dir, "%.*s/", (int)(slash - path), path);
+    fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if ((errno != EWOULDBLOCK && errno != EINTR) || clock_passed(until_us)) {
+            (void)close(fd);
+            return -1;
+        }
+        (void)poll(NULL, 0, AGAIN_MS);
+    }
+    return fd;
+}
+
 static int listen_unix(struct front *f, int *out, struct err *e)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -172,7 +214,12 @@ void front_unlink(struct front *f)
 /* One socket for all shards. */
 static int listen_path(struct front *f, struct err *e)
 {
-    if (listen_unix(f, &f->shards[0].listen_fd, e) != 0)
+    int lock_fd = lock_directory(f->cfg.unix_path);
+    int rc = listen_unix(f, &f->shards[0].listen_fd, e);
+
+    if (lock_fd >= 0)
+        (void)close(lock_fd);
+    if (rc != 0)
         return -1;
     for (size_t i = 1; i < f->n_shards; i++) {
         f->shards[i].listen_fd = fcntl(f->shards[0].listen_fd, F_DUPFD_CLOEXEC, 0);
@@ -188,7 +235,7 @@ int front_listen(struct front *f, struct err *e)
         return listen_path(f, e);
     f->port = f->cfg.port;
     for (size_t i = 0; i < f->n_shards; i++) {
-        if (listen_one(f, f->port, &f->shards[i].listen_fd, e) != 0)
+        if (listen_one(f, f->port, i == 0, &f->shards[i].listen_fd, e) != 0)
             return -1;
         if (i == 0 && bound_port(f->shards[i].listen_fd, &f->port, e) != 0)
             return -1;

@@ -17,17 +17,18 @@
 #include <sys/types.h>
 
 enum {
-    FRONT_POOL_NBYTES = 16 << 10,     /* memory of one connection; headers over it are a 431 */
-    FRONT_BACKLOG = 4096,             /* of listen(2) */
-    FRONT_ZERO_TURNS_MAX = 64,        /* idle turns without a wait before the spin guard */
-    FRONT_GUARD_WAIT_US = 1000,       /* what the spin guard then waits */
-    FRONT_DROP_NBYTES_MAX = 1 << 20,  /* a known rest up to this is read before an early error */
-    FRONT_GRACE_US = 1000 * 1000,     /* from an answer mid-upload, or the end, to the cut */
-    FRONT_SEND_NBYTES_MIN = 16 << 10, /* a reader must take this much each body_timeout_us */
-    FRONT_LINGER_MAX = 64,            /* half-closed sockets kept for their last bytes */
-    FRONT_LINGER_NBYTES = 1 << 20,    /* thrown away for each event of such a socket */
-    FRONT_QUERY_MAX = 64,             /* query members */
-    FRONT_BODY_CAP_FIRST = 1 << 20,   /* first allocation for a declared body, at most */
+    FRONT_POOL_NBYTES = 16 << 10,        /* memory of one connection; headers over it are a 431 */
+    FRONT_BACKLOG = 4096,                /* of listen(2) */
+    FRONT_ZERO_TURNS_MAX = 64,           /* idle turns without a wait before the spin guard */
+    FRONT_GUARD_WAIT_US = 1000,          /* what the spin guard then waits */
+    FRONT_DROP_NBYTES_MAX = 1 << 20,     /* a known rest up to this is read before an early error */
+    FRONT_GRACE_US = 1000 * 1000,        /* from an answer mid-upload, or the end, to the cut */
+    FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
+    FRONT_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
+    FRONT_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */
+    FRONT_LINGER_UNIX_NBYTES = 64 << 10, /* if it is a unix socket */
+    FRONT_QUERY_MAX = 64,                /* query members */
+    FRONT_BODY_CAP_FIRST = 1 << 20,      /* first allocation for a declared body, at most */
     FRONT_TCP_USER_TIMEOUT_MS = 60 * 1000,
     FRONT_RAW_HEAD_MAX = 4096 /* header of an answer written past libmicrohttpd */
 };
@@ -150,7 +151,9 @@ static inline void front_count(atomic_uint_fast64_t *n)
 /* front_listen.c: a bound, listening socket for each shard; sets f->port. */
 int front_listen(struct front *f, struct err *e);
 void front_fit_nofile(struct front *f); /* raises RLIMIT_NOFILE; lowers n_connections_max to fit */
-void front_unlink(struct front *f);     /* removes the unix socket, if it still is the one bound */
+/* Removes the unix socket, if it still is the one bound: to be called while that is open, since the
+ * number of a file whose socket is closed and that a successor replaced may be the successor's. */
+void front_unlink(struct front *f);
 
 /* front_tls.c: what libmicrohttpd leaves to us of TLS. */
 extern const char front_tls_priorities[]; /* GnuTLS's: which versions */
@@ -194,5 +197,6 @@ enum MHD_Result body_over(struct request *r);
 
 /* front_filter.c: framing rules, and the request half of an exchange. No state. */
 int filter_request(struct request *r, const char *method, const char *version, struct err *e);
+void filter_wipe_key(struct MHD_Connection *mc); /* from libmicrohttpd's copy of the headers */
 
 #endif

@@ -124,10 +124,12 @@ static struct MHD_Response *reply_response(const struct request *r,
     return resp;
 }
 
-/* More of a stream, for libmicrohttpd. */
+/* More of a stream, for libmicrohttpd, which asks when the socket has taken what it had: a deadline
+ * runs while the reader is behind, and none while its producer is. */
 static ssize_t stream_more(void *cls, uint64_t pos, char *out, size_t cap)
 {
     struct request *r = cls;
+    uint64_t limit_us = r->conn->shard->front->cfg.body_timeout_us;
     size_t n = 0;
 
     (void)pos;
@@ -136,13 +138,16 @@ static ssize_t stream_more(void *cls, uint64_t pos, char *out, size_t cap)
         return 0;
     switch (exchange_stream_take(r->x, out, cap, &n)) {
     case STREAM_BYTES:
+        conn_deadline(r->conn, limit_us);
         r->nbytes_out += n;
         return (ssize_t)n;
     case STREAM_EMPTY:
         /* A write after the take has posted a wake-up already; it runs after this returns. */
+        conn_deadline(r->conn, CLOCK_NEVER);
         request_suspend(r);
         return 0;
     case STREAM_END:
+        conn_deadline(r->conn, limit_us);
         return MHD_CONTENT_READER_END_OF_STREAM;
     case STREAM_CUT:
         break;
@@ -197,8 +202,7 @@ enum MHD_Result request_queue(struct request *r)
         r->nbytes_out = r->x->method == METHOD_HEAD ? 0 : reply.len;
         resp = reply_response(r, &reply);
     }
-    /* A stream waits for its producer; its reader is bounded by what may be unsent and by TCP. */
-    conn_deadline(r->conn, stream ? CLOCK_NEVER : f->cfg.body_timeout_us);
+    conn_deadline(r->conn, f->cfg.body_timeout_us); /* a stream sets its own as it goes */
     if (resp != NULL)
         return queue(r, resp, false);
     r->must_close = true;

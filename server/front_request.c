@@ -99,14 +99,11 @@ static int route(struct request *r, struct err *e)
 {
     struct front *f = r->conn->shard->front;
     struct exchange *x = r->x;
-    int rc;
 
     r->routed = true;
     open_count(f, 1);
     x->peer_trusted = r->conn->trusted;
-    rc = f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e);
-    explicit_bzero(x->authorization, strlen(x->authorization)); /* no key outlives its judgement */
-    if (rc != 0)
+    if (f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e) != 0)
         return -1;
     if (x->content_length != UINT64_MAX && x->content_length > r->plan.body_max)
         return err_set(e, ERR_TOO_LARGE, "", "the body has %llu bytes, over the limit of %llu",
@@ -151,9 +148,13 @@ static enum MHD_Result refuse_early(struct request *r, const struct err *e)
 static enum MHD_Result first_call(struct request *r, const char *method, const char *version)
 {
     struct err e = {0};
+    int rc;
 
     front_count(&r->conn->shard->n_requests);
-    if (admit(r, method, version, &e) != 0)
+    rc = admit(r, method, version, &e);
+    /* No key outlives its judgement, nor a refusal that came before it. */
+    explicit_bzero(r->x->authorization, strlen(r->x->authorization));
+    if (rc != 0)
         return refuse_early(r, &e);
     body_begin(r);
     return MHD_YES;
@@ -240,9 +241,10 @@ void request_completed(void *cls, struct MHD_Connection *mc, void **con_cls,
 {
     struct request *r = *con_cls;
 
-    (void)mc;
     ((struct shard *)cls)->moved = true;
     *con_cls = NULL;
+    if (r == NULL || r->stage == STAGE_HEADERS) /* refused by libmicrohttpd, or by us unread */
+        filter_wipe_key(mc);
     if (r != NULL)
         request_end(r, toe == MHD_REQUEST_TERMINATED_COMPLETED_OK);
 }

@@ -41,6 +41,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum {
     PATH_LEN_MAX = 4096,
@@ -408,8 +409,10 @@ static void await_first(struct house *h, struct first_push *p)
         if (cnd_wait(&p->done, &p->lock, clock_after_us(POLL_US)))
             continue;
         mtx_unlock(&p->lock);
-        if (ended_within(1))
+        if (ended_within(1)) {
             updates_stop(h->app.updates);
+            (void)kill(getpid(), SIGTERM); /* for wait_for_end, if they were in before it came */
+        }
         mtx_lock(&p->lock);
     }
     mtx_unlock(&p->lock);

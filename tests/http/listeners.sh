@@ -71,6 +71,12 @@ stop_server
 refused 'No such file or directory' --listen "unix:$SOCKETS/nothing/main.sock"
 refused 'at most 107 bytes' --listen "unix:$SOCKETS/$(printf 'x%.0s' {1..107})"
 
+# The loops of one server share its port; a second server gets no part of it.
+serve_model --front-threads 2
+refused 'Address already in use' --listen "${URL#http://}" --front-threads 2
+refused 'Address already in use' --listen "${URL#http://}"
+stop_server
+
 # Control apart: updates there, text here, status on both.
 serve_model --control-listen 127.0.0.1:0 --health-listen "unix:$SOCKETS/health.sock"
 data=$URL

@@ -594,6 +594,28 @@ static void test_new_names_what_is_wrong(void **state)
     assert_null(f);
 }
 
+/* Shards share a port with each other and with nobody else: a second server there would get half of
+ * the first one's requests. */
+static void test_no_second_server_on_a_port(void **state)
+{
+    static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
+    struct front_cfg cfg = {.address = "127.0.0.1",
+                            .n_shards = 2,
+                            .n_connections_max = 16,
+                            .app = &ops,
+                            .app_arg = &app};
+    struct front *f = NULL;
+    struct err e = {0};
+
+    (void)state;
+    app_start(&app, two_shards);
+    cfg.port = app.port;
+    assert_int_equal(front_new(&f, &cfg, &e), -1);
+    assert_non_null(strstr(e.msg, "Address already in use"));
+    assert_null(f);
+    app_stop(&app);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -619,6 +641,7 @@ int main(void)
         T(test_multiples_of_128_do_not_stall),
         cmocka_unit_test(test_two_shards_and_racing_hang_ups),
         T(test_new_names_what_is_wrong),
+        cmocka_unit_test(test_no_second_server_on_a_port),
     };
 
     return cmocka_run_group_tests_name("front", tests, NULL, NULL);

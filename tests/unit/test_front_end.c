@@ -156,6 +156,28 @@ static void test_who_came_before_the_end_is_served(void **state)
     stand_fini(&s);
 }
 
+/* A refusal while the front drains reaches a client that sends all of a long body first. */
+static void test_a_refusal_while_draining_is_read(void **state)
+{
+    enum { NBYTES = 64 << 20 };
+    char *body = calloc(1, NBYTES);
+    struct client c;
+    struct response r;
+
+    (void)state;
+    assert_non_null(body);
+    client_open(&c, app.port);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    front_quiesce(app.front);
+    client_send(&c, "POST /deny HTTP/1.1\r\n" HOST "Content-Length: 67108864\r\n\r\n");
+    assert_true(client_try_send(&c, body, NBYTES));
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 403);
+    response_free(&r);
+    client_close(&c);
+    free(body);
+}
+
 /* Nobody takes the answer: the end waits for a moment, then ends. */
 static void test_an_unread_answer_does_not_hold_up_the_end(void **state)
 {
@@ -191,6 +213,7 @@ int main(void)
         cmocka_unit_test(test_last_stream_ends_as_a_stream_does),
         cmocka_unit_test(test_half_a_body_is_told),
         T(test_who_came_before_the_end_is_served),
+        T(test_a_refusal_while_draining_is_read),
         cmocka_unit_test(test_an_unread_answer_does_not_hold_up_the_end),
     };
 

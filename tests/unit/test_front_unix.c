@@ -3,6 +3,7 @@
 #include "tests/unit/front_app.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -22,8 +23,8 @@ static void connect_path(struct client *c)
     assert_non_null(c->buf);
 }
 
-/* As app_start, which wants a port. */
-static struct front *front(size_t n_shards)
+/* As app_start, which wants a port. NULL: *e says why. */
+static struct front *front_or(size_t n_shards, struct err *e)
 {
     static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
     struct front_cfg cfg = {.n_shards = n_shards,
@@ -37,10 +38,15 @@ static struct front *front(size_t n_shards)
                             .app_arg = &app};
     struct front *f = NULL;
 
-    err_clear(&why);
-    if (front_new(&f, &cfg, &why) != 0)
+    if (front_new(&f, &cfg, e) != 0)
         assert_null(f);
     return f;
+}
+
+static struct front *front(size_t n_shards)
+{
+    err_clear(&why);
+    return front_or(n_shards, &why);
 }
 
 static void test_front_unix_serves(void **state)
@@ -112,10 +118,21 @@ static void test_front_unix_slow_reader(void **state)
     front_free(f);
 }
 
+/* As a server that was killed leaves it. */
+static void leave_stale(void)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    (void)snprintf(addr.sun_path, sizeof addr.sun_path, "%s", path);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&addr, sizeof addr), 0);
+    (void)close(fd);
+}
+
 /* Somebody listens: refused. Nobody does any more: replaced. No socket: left alone. */
 static void test_front_unix_path(void **state)
 {
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
     struct front *f = front(1);
     struct stat st;
     int fd;
@@ -129,10 +146,7 @@ static void test_front_unix_path(void **state)
     assert_int_equal(st.st_mode & (S_IROTH | S_IWOTH | S_IXOTH), 0);
     front_free(f);
 
-    (void)snprintf(addr.sun_path, sizeof addr.sun_path, "%s", path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (const struct sockaddr *)&addr, sizeof addr), 0);
-    (void)close(fd);
+    leave_stale();
     f = front(1);
     assert_non_null(f);
     front_free(f);
@@ -144,6 +158,123 @@ static void test_front_unix_path(void **state)
     assert_non_null(strstr(why.msg, "in use"));
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(unlink(path), 0);
+}
+
+enum { RACERS = 4, RACES = 400 };
+
+struct racer {
+    pthread_t thread;
+    pthread_barrier_t *start;
+    struct front *front;
+};
+
+static void *race(void *arg)
+{
+    struct racer *r = arg;
+    struct err e = {0};
+
+    (void)pthread_barrier_wait(r->start);
+    r->front = front_or(1, &e);
+    return NULL;
+}
+
+/* Several find the socket of one that was killed, at the same time: one gets the path, and nobody
+ * takes another's for a dead one. */
+static void test_front_unix_race(void **state)
+{
+    pthread_barrier_t start;
+    struct racer racers[RACERS];
+
+    (void)state;
+    assert_int_equal(pthread_barrier_init(&start, NULL, RACERS), 0);
+    for (int k = 0; k < RACES; k++) {
+        int n_won = 0;
+
+        if (k % 2 == 0)
+            leave_stale();
+        for (int i = 0; i < RACERS; i++) {
+            racers[i] = (struct racer){.start = &start};
+            assert_int_equal(pthread_create(&racers[i].thread, NULL, race, &racers[i]), 0);
+        }
+        for (int i = 0; i < RACERS; i++) {
+            assert_int_equal(pthread_join(racers[i].thread, NULL), 0);
+            n_won += racers[i].front != NULL;
+        }
+        for (int i = 0; i < RACERS; i++)
+            front_free(racers[i].front);
+        assert_int_equal(n_won, 1);
+    }
+    (void)pthread_barrier_destroy(&start);
+}
+
+/* One that ends gives the path up before it closes its socket: a successor takes it while what was
+ * accepted before is still served, and keeps it when the first one is gone. */
+static void test_front_unix_successor(void **state)
+{
+    struct front *old = front(2), *next;
+    struct client c;
+
+    (void)state;
+    assert_non_null(old);
+    front_quiesce(old);
+    assert_int_equal(access(path, F_OK), -1);
+    next = front(2);
+    assert_non_null(next);
+    front_free(old);
+    connect_path(&c);
+    expect(&c, "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nhi", 200, "hi");
+    client_close(&c);
+    front_free(next);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+/* A refusal reaches a client that sends all of a long body first. */
+static void test_front_unix_early_refusal(void **state)
+{
+    enum { NBYTES = 64 << 20 };
+    struct front *f = front(1);
+    char *body = calloc(1, NBYTES);
+    struct client c;
+
+    (void)state;
+    assert_non_null(f);
+    assert_non_null(body);
+    connect_path(&c);
+    client_send(&c, "POST /deny HTTP/1.1\r\n" HOST "Content-Length: 67108864\r\n\r\n");
+    assert_true(client_try_send(&c, body, NBYTES));
+    expect(&c, "", 403, "denied");
+    client_close(&c);
+    free(body);
+    front_free(f);
+}
+
+/* Its producer has gone, and its reader does not read: nothing else would ever end it. */
+static void test_front_unix_stream_unread(void **state)
+{
+    enum { NBYTES = 3 << 20 };
+    struct front *f = front(1);
+    char *data = calloc(1, NBYTES);
+    struct client c;
+    struct response r;
+    size_t n_done;
+
+    (void)state;
+    assert_non_null(f);
+    assert_non_null(data);
+    n_done = app.n_done;
+    app.n_held = 0;
+    connect_path(&c);
+    client_send(&c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+    assert_true(client_head(&c, &r));
+    response_free(&r);
+    app_wait(&app, &app.n_held, 1);
+    assert_int_equal(exchange_stream_write(app.held, data, NBYTES), 0);
+    exchange_stream_close(app.held, true);
+    app_wait(&app, &app.n_done, n_done + 1);
+    assert_true(app.last.gone);
+    client_close(&c);
+    free(data);
+    front_free(f);
 }
 
 /* Every loop shows that it turns, soon after it was asked. */
@@ -185,6 +316,10 @@ int main(void)
         cmocka_unit_test(test_front_unix_serves),
         cmocka_unit_test(test_front_unix_slow_reader),
         cmocka_unit_test(test_front_unix_path),
+        cmocka_unit_test(test_front_unix_race),
+        cmocka_unit_test(test_front_unix_successor),
+        cmocka_unit_test(test_front_unix_early_refusal),
+        cmocka_unit_test(test_front_unix_stream_unread),
         cmocka_unit_test(test_front_beat),
     };
 

@@ -167,6 +167,9 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     assert_int_equal(health_watch_start(w, &app, &e), 0);
     expect(&c, "/readyz", 503, "\"reason\":\"no_engine\"");
     health_watch_stop(w);
+    /* Who looks no more does not say that it is ready, whatever was seen last. */
+    expect(&c, "/readyz", 503, "\"reason\":\"draining\"");
+    expect(&c, "/livez", 200, "{\"live\":true}");
 
     life_set(&life, LIFE_DRAINING); /* of its weights nobody asks then, and there are none here */
     app.engine = &engine;
@@ -185,6 +188,44 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     mtx_fini(&fake.lock);
 }
 
+/* Anybody may connect here; who takes all there is does not keep a probe out. */
+static void test_health_watch_cannot_be_occupied(void **state)
+{
+    enum { CONNECTIONS_MAX = 64, SQUATTERS = 8 * CONNECTIONS_MAX };
+    struct front_cfg cfg = {.address = "127.0.0.1",
+                            .n_connections_max = CONNECTIONS_MAX,
+                            .header_timeout_us = LIMIT_US * 100L,
+                            .body_timeout_us = LIMIT_US * 100L,
+                            .idle_timeout_us = LIMIT_US * 100L,
+                            .drop_timeout_us = LIMIT_US};
+    static const char *const begun[] = {"", "GET /hea",
+                                        "POST /ping HTTP/1.1\r\nHost: t\r\n"
+                                        "Content-Length: 9\r\n\r\n"};
+    struct health_watch *w = NULL;
+    int squatters[SQUATTERS];
+    struct err e = {0};
+    struct client c;
+
+    (void)state;
+    assert_int_equal(health_watch_new(&w, &cfg, &e), 0);
+    for (size_t i = 0; i < SQUATTERS; i++) {
+        const char *text = begun[i % (sizeof begun / sizeof begun[0])];
+
+        squatters[i] = client_try_connect(health_watch_port(w));
+        assert_true(squatters[i] >= 0);
+        (void)send(squatters[i], text, strlen(text), MSG_NOSIGNAL); /* it may be cut already */
+    }
+    for (int i = 0; i < 3; i++) {
+        client_open(&c, health_watch_port(w));
+        expect(&c, "/livez", 200, "{\"live\":true}");
+        expect(&c, "/livez", 200, "{\"live\":true}");
+        client_close(&c);
+    }
+    for (size_t i = 0; i < SQUATTERS; i++)
+        (void)close(squatters[i]);
+    health_watch_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +233,7 @@ int main(void)
         cmocka_unit_test(test_health_of_grows_old),
         cmocka_unit_test(test_health_of_nothing_is_starting),
         cmocka_unit_test(test_health_watch_answers_while_the_server_is_stuck),
+        cmocka_unit_test(test_health_watch_cannot_be_occupied),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
