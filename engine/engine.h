@@ -195,6 +195,10 @@ struct engine_ops {
     int (*kv_release)(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
     int (*kv_restore)(struct engine *en, uint64_t deadline_us, struct err *e);
 
+    /* What runs makes its KV again before its next token, with the weights that this one reads; a
+     * step that is being made ends first. Threads: any, one leaf lock. Blocks: no. */
+    void (*kv_forget)(struct engine *en);
+
     /* Refuse new work; running generations go on. */
     void (*drain)(struct engine *en);
 

@@ -63,19 +63,23 @@ static void admission_idle(void *arg)
 }
 
 /* Whoever is idle behind shut doors stays so. */
-static bool is_still_locked(const struct gate *g)
+static bool is_still_locked(const struct gate *g, size_t n_running)
 {
     if (g->now.pause == PAUSE_NONE || !g->shut)
         return false;
-    return g->now.pause == PAUSE_KEEP ? g->frozen : gate_idle(g);
+    return g->now.pause == PAUSE_KEEP ? g->frozen : n_running == 0;
 }
 
 static void fill_info_locked(const struct gate *g, struct gate_info *out)
 {
     uint64_t now = clock_now_us();
+    struct admission_stats s;
 
+    admission_stats(g->app->generate, &s);
     *out = g->now;
-    out->acknowledged = is_still_locked(g);
+    out->n_running = s.n_running;
+    out->n_waiting = s.n_waiting;
+    out->acknowledged = is_still_locked(g, s.n_running);
     out->lease_left_us = CLOCK_NEVER;
     if (g->until_us != CLOCK_NEVER)
         out->lease_left_us = g->until_us > now ? g->until_us - now : 0;

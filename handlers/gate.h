@@ -56,7 +56,8 @@ int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e);
 struct gate_info {
     enum lifecycle_pause pause;
     bool reject;
-    bool acknowledged; /* what the mode promises is so: all is frozen, or nothing runs */
+    size_t n_running, n_waiting; /* generations, at that moment */
+    bool acknowledged;           /* what the mode promises is so: all is frozen, or nothing runs */
     char holder[GATE_HOLDER_MAX + 1];
     uint64_t since_us; /* monotonic */
     int64_t since_wall_s;

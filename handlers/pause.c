@@ -1,4 +1,4 @@
-/* pause, resume, abort_requests, reset_cache. */
+/* pause, resume, abort_requests. */
 #include "base/clock.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -70,7 +70,6 @@ static int pause_parse(struct gate_pause *req, const struct exchange *x, const j
 /* A pause on its way to be acknowledged. */
 struct pausing {
     struct gate_wait wait; /* first */
-    struct app *app;
     struct exchange *x;
 };
 
@@ -81,7 +80,7 @@ static void pausing_done(struct gate_wait *w, const struct gate_info *info, cons
     if (e->code != ERR_NONE)
         reply_error(p->x, e, NULL);
     else
-        reply_json(p->x, 200, gate_pause_json(p->app, info));
+        reply_json(p->x, 200, gate_pause_json(info));
     free(p);
 }
 
@@ -107,7 +106,6 @@ static int do_pause(struct app *app, struct exchange *x, const struct gate_pause
         return err_set(e, ERR_NO_MEMORY, "", "no memory to wait for the pause");
     p->wait.gate = app->gate;
     p->wait.done = pausing_done;
-    p->app = app;
     p->x = x;
     exchange_on_gone(x, pausing_gone, p);
     rc = gate_pause(app->gate, req, &p->wait, &info, e);
@@ -116,7 +114,7 @@ static int do_pause(struct app *app, struct exchange *x, const struct gate_pause
     exchange_on_gone(x, NULL, NULL);
     free(p);
     if (rc == 0)
-        reply_json(x, 200, gate_pause_json(app, &info));
+        reply_json(x, 200, gate_pause_json(&info));
     return rc;
 }
 
@@ -205,14 +203,4 @@ int handle_abort_requests(struct app *app, struct exchange *x, struct err *e)
     if (rc == 0)
         reply_json(x, 200, json_pack("{s:I}", "aborted", (json_int_t)n));
     return rc;
-}
-
-int handle_reset_cache(struct app *app, struct exchange *x, struct err *e)
-{
-    if (gate_allows(app->gate, CALL_RESET_CACHE, e) != 0)
-        return -1;
-    reply_json(x, 200,
-               json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
-                         "message", "there is no prefix cache: nothing is kept between requests"));
-    return 0;
 }

@@ -6,7 +6,6 @@
 #include "handlers/gate.h"
 #include "handlers/gate_json.h"
 #include "handlers/reply.h"
-#include "server/admission.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,23 +13,21 @@
 const char *const sleep_members[] = {"level", "tags", NULL};
 const char *const wake_members[] = {"tags", NULL};
 
-json_t *gate_pause_json(const struct app *app, const struct gate_info *info)
+json_t *gate_pause_json(const struct gate_info *info)
 {
-    struct admission_stats s;
     json_t *until = json_null();
 
-    admission_stats(app->generate, &s);
     if (info->lease_left_us != CLOCK_NEVER)
         until = json_integer(clock_wall_s() + (json_int_t)(info->lease_left_us / 1000000));
-    return json_pack("{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
-                     info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause),
-                     "new_requests", info->reject ? "reject" : "queue", "acknowledged",
-                     (int)info->acknowledged, "holder", info->holder, "since",
-                     (json_int_t)info->since_wall_s, "held_s",
-                     (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
-                     info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until,
-                     "epoch", (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted,
-                     "running", (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting);
+    return json_pack(
+        "{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
+        info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause), "new_requests",
+        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "holder",
+        info->holder, "since", (json_int_t)info->since_wall_s, "held_s",
+        (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
+        info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until, "epoch",
+        (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted, "running",
+        (json_int_t)info->n_running, "waiting", (json_int_t)info->n_waiting);
 }
 
 json_t *gate_sleep_json(struct gate *g)

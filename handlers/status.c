@@ -146,7 +146,7 @@ static json_t *pause_or_null(const struct app *app)
     struct gate_info info;
 
     gate_info(app->gate, &info);
-    return info.pause == PAUSE_NONE ? json_null() : gate_pause_json(app, &info);
+    return info.pause == PAUSE_NONE ? json_null() : gate_pause_json(&info);
 }
 
 int handle_status(struct app *app, struct exchange *x, struct err *e)

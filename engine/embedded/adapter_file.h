@@ -4,7 +4,9 @@
  * file system the files may come after the call. So the files are read completely during the call
  * (never mapped), a directory that is not whole yet is waited for, and what was read is believed
  * only if both files are, at the end, the ones that were opened, unchanged. Which of the two is
- * newer says nothing: some trainers write the config last, some only once. */
+ * newer says nothing: some trainers write the config last, some only once. A writer that overwrites
+ * in place, keeps the size, and rests in the middle for longer than files have to be old to be read
+ * (20 ms) cannot be told from one that has finished: whoever writes so calls when it has. */
 #ifndef BATON_ENGINE_EMBEDDED_ADAPTER_FILE_H
 #define BATON_ENGINE_EMBEDDED_ADAPTER_FILE_H
 

@@ -35,6 +35,7 @@ struct embedded {
     bool freeze;               /* asked for */
     bool frozen;               /* so, until `freeze` is taken back: the thread computes nothing */
     bool kv_unwanted, kv_gone; /* asked for; so */
+    bool kv_forget;            /* asked for, and not yet so */
     uint64_t kv_nbytes_gone;   /* by the last release */
     struct engine_stats stats; /* of the last turn */
 
@@ -227,6 +228,16 @@ static int embedded_kv_restore(struct engine *en, uint64_t deadline_us, struct e
     return set_kv(embedded_of(en), false, deadline_us, &none, e);
 }
 
+/* Whoever computes next has read this: a thread that is not to compute need not be woken. */
+static void embedded_kv_forget(struct engine *en)
+{
+    struct embedded *m = embedded_of(en);
+
+    mtx_lock(&m->lock);
+    m->kv_forget = true;
+    mtx_unlock(&m->lock);
+}
+
 static void embedded_drain(struct engine *en)
 {
     struct embedded *m = embedded_of(en);
@@ -253,7 +264,7 @@ static void retire(void *arg, struct seq *q)
 /* What a turn of the thread begins with. */
 struct mail {
     struct seq *first; /* owned */
-    bool cancelling, stopping;
+    bool cancelling, stopping, forget;
     bool blocked; /* nothing may be computed now */
 };
 
@@ -320,12 +331,13 @@ static struct mail collect(struct embedded *m, bool idle)
         (void)cnd_wait(&m->wake, &m->lock, clock_after_us(IDLE_TURN_US));
         m->stats.heartbeat_us = clock_now_us();
     }
-    mail = (struct mail){m->inbox, m->cancelling, m->stopping, blocked_locked(m)};
+    mail = (struct mail){m->inbox, m->cancelling, m->stopping, m->kv_forget, blocked_locked(m)};
     m->stats.n_waiting += m->n_inbox; /* in no other count until the turn ends */
     m->inbox = NULL;
     m->inbox_end = &m->inbox;
     m->n_inbox = 0;
     m->cancelling = false;
+    m->kv_forget = false;
     mtx_unlock(&m->lock);
     return mail;
 }
@@ -349,6 +361,8 @@ static void *engine_main(void *arg)
             break;
         if (mail.cancelling)
             scheduler_reap(m->scheduler);
+        if (mail.forget)
+            scheduler_kv_forget(m->scheduler);
         turn = SCHEDULER_STEPPED;
         if (mail.blocked)
             continue;
@@ -411,6 +425,7 @@ static const struct engine_ops embedded_ops = {
     .thaw = embedded_thaw,
     .kv_release = embedded_kv_release,
     .kv_restore = embedded_kv_restore,
+    .kv_forget = embedded_kv_forget,
     .drain = embedded_drain,
     .stop = embedded_stop,
     .free = embedded_free,

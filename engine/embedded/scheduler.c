@@ -224,15 +224,18 @@ void scheduler_freeze(struct scheduler *s)
             unhold(s, s->running[i]);
 }
 
+void scheduler_kv_forget(struct scheduler *s)
+{
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->n_fed > 0)
+            seq_forget_kv(s->running[i]);
+}
+
 uint64_t scheduler_kv_release(struct scheduler *s)
 {
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        struct seq *q = s->running[i];
-
-        if (q->n_fed > 0)
-            seq_forget_kv(q);
-        kv_give_back(&q->kv);
-    }
+    scheduler_kv_forget(s);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        kv_give_back(&s->running[i]->kv);
     return kv_pool_release(s->cfg.kv);
 }
 

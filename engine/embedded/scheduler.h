@@ -62,6 +62,9 @@ void scheduler_freeze(struct scheduler *s);
 uint64_t scheduler_kv_release(struct scheduler *s);
 void scheduler_kv_restore(struct scheduler *s);
 
+/* scheduler_kv_forget - those that run feed all their tokens again; their room stays theirs. */
+void scheduler_kv_forget(struct scheduler *s);
+
 enum scheduler_turn {
     SCHEDULER_IDLE,    /* nothing runs or waits */
     SCHEDULER_STEPPED, /* one step was computed, or sequences ended: turn again */

@@ -110,8 +110,10 @@ def whole(choice):
 def words():
     """What is asked wrongly is refused by name; repeating is harmless; status and health are true."""
     for body, field in (({"mode": "now"}, "/mode"), ({"new_requests": "drop"}, "/new_requests"),
-                        ({"lease_s": 0}, "/lease_s"), ({"timeout_s": 3601}, "/timeout_s"),
-                        ({"holder": ""}, "/holder"), ({"modus": "keep"}, "/modus")):
+                        ({"lease_s": 0}, "/lease_s"), ({"lease_s": 3601}, "/lease_s"),
+                        ({"timeout_s": 0}, "/timeout_s"), ({"timeout_s": 3601}, "/timeout_s"),
+                        ({"holder": ""}, "/holder"), ({"holder": "h" * 65}, "/holder"),
+                        ({"modus": "keep"}, "/modus")):
         assert post("/v1/pause", body, 400)["error"]["param"] == field
     assert post("/v1/resume")["was_paused"] is False
     first = post("/v1/pause", {"holder": "trainer-0", "lease_s": 100})
@@ -242,6 +244,8 @@ def requests():
     """abort_requests: some by id, queued ones too, or all; an unknown id is harmless."""
     for body in ({}, {"all": False}, {"all": True, "request_ids": []}, {"request_ids": [1]}):
         post("/v1/abort_requests", body, 400)
+    for ids, field in ((["x", "y" * 257], "/request_ids/1"), (["x"] * 65537, "/request_ids")):
+        assert post("/v1/abort_requests", {"request_ids": ids}, 400)["error"]["param"] == field
     assert post("/v1/abort_requests", {"request_ids": ["nobody"]}) == {"aborted": 0}
     long = [Client(generate(LONG, n=2, request_id=f"r{i}")) for i in range(3)]
     running(3)
@@ -270,6 +274,8 @@ def lease():
     """A pause with a lease ends by itself; a later pause renews it."""
     before = status()
     post("/v1/pause", {"lease_s": 3600})
+    p, now = status()["pause"], time.time()
+    assert now - PATIENCE_S < p["since"] <= now and 3599 - PATIENCE_S < p["until"] - now <= 3600, p
     post("/v1/pause", {"lease_s": 1})
     p = status()["pause"]
     assert p["lease_s"] == 1 and p["until"] >= p["since"], p

@@ -7,6 +7,7 @@
 #include "engine/embedded/adapter_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 
 enum { RANK_MAX = 64 };
 
@@ -33,11 +34,15 @@ static inline struct adapters_outcome load(struct adapters *set, const struct mo
     struct adapter *a;
     char path[512];
     struct adapter_dir dir = {.dirfd = AT_FDCWD, .path = path};
+    struct adapter_sight sight = {0};
     struct err e = {0};
+    int rc;
 
     (void)snprintf(path, sizeof path, MODEL_DIR "/adapters/%s", kind);
     assert_int_equal(adapters_begin(set, name, &options, &l, &e), 0);
-    if (adapter_file_load(&a, NULL, &spec, &dir, NULL, &wait, &e) != 0)
+    while ((rc = adapter_file_look(&sight, &a, NULL, &spec, &dir, NULL, &wait, &e)) == 1)
+        (void)poll(NULL, 0, ADAPTER_POLL_MS);
+    if (rc != 0)
         fail_msg("%s", e.msg);
     assert_int_equal(adapters_put(l, a, &out, &e), 0);
     return out;

@@ -123,17 +123,18 @@ struct loading {
     int rc;
 };
 
-/* Look after look. */
+/* Look after look, as often as its header says: what happens at the k-th is to find it reading. */
 static int load_whole(struct adapter **out, struct adapter_report *report,
                       const struct adapter_spec *spec, const struct adapter_dir *d,
                       const struct adapter_room *room, const struct adapter_wait *w, struct err *e)
 {
+    static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
     struct adapter_sight sight = {0};
     int rc;
 
     while ((rc = adapter_file_look(&sight, out, report, spec, d, room, w, e)) == 1) {
         assert_int_equal(e->code, ERR_NONE);
-        (void)sched_yield();
+        (void)nanosleep(&poll, NULL);
     }
     return rc;
 }
@@ -406,12 +407,15 @@ struct writer {
     atomic_bool done;
 };
 
+/* Piece by piece where the size tells that more is to come; a writer that rests longer than files
+ * have to be old, in the middle of one that keeps its size, is not to be seen. */
 static void write_slowly(const char *name, const char *data, size_t len, int flags)
 {
     int fd = open(in_dir(name), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0600);
+    size_t piece = (flags & O_TRUNC) != 0 ? 700 : len;
 
-    for (size_t at = 0; at < len; at += 700) {
-        size_t n = len - at < 700 ? len - at : 700;
+    for (size_t at = 0; at < len; at += piece) {
+        size_t n = len - at < piece ? len - at : piece;
 
         if (pwrite(fd, data + at, n, (off_t)at) != (ssize_t)n)
             abort();

@@ -1,6 +1,8 @@
 /* What a commit does to sequences that run: `finish` and `recompute`, beside `continue`. */
 #include "tests/unit/engine_bench.h"
 
+#include "engine/embedded/sequence.h"
+
 /* Commits `n` times when the job has `at` tokens. */
 struct commits {
     struct bench *b;
@@ -427,6 +429,60 @@ static void test_recompute_is_not_starved_by_commits(void **state)
     bench_fini(&b);
 }
 
+/* Commits until the sequence holds a version that is served no more. */
+struct overtaken {
+    struct bench *b;
+    unsigned n_steps; /* of the engine's thread, and of the test while that is frozen */
+};
+
+static void overtake(void *arg, uint32_t n_rows)
+{
+    struct overtaken *o = arg;
+
+    (void)n_rows;
+    if (o->n_steps++ <= SEQ_REBUILDS_MAX)
+        commit(o->b);
+    else
+        (void)sched_yield();
+}
+
+/* Frozen, nothing is gained by what it holds, and an update would lack the room. */
+static void test_frozen_recompute_holds_nothing(void **state)
+{
+    struct bench b;
+    bool caught = false;
+
+    (void)state;
+    bench_versions_max = 2;
+    bench_init(&b, 1, 1, 20);
+    bench_versions_max = 8;
+    while (!caught) {
+        struct job j = {.on_update = GEN_ON_UPDATE_RECOMPUTE};
+        struct overtaken o = {.b = &b};
+        unsigned n_before = atomic_load(&fake_n_steps);
+        struct store_info info;
+        struct err e = {0};
+
+        fake_on_step_arg = &o;
+        fake_on_step = overtake;
+        submit(&b, &j, 480, 10);
+        while (atomic_load(&fake_n_steps) < n_before + SEQ_REBUILDS_MAX + 2)
+            (void)sched_yield();
+        assert_int_equal(b.en->ops->freeze(b.en, CLOCK_NEVER, &e), 0);
+        caught = o.n_steps > SEQ_REBUILDS_MAX + 1 && j.n_seen == 0;
+        if (caught)
+            assert_true(commit_until(&b, clock_after_us(10000000)));
+        store_info(b.store, &info);
+        assert_true(info.n_live <= 2);
+        fake_on_step = NULL;
+        b.en->ops->thaw(b.en);
+        job_wait(&j);
+        assert_int_equal(j.out->n_tokens, 10);
+        job_fini(&j);
+    }
+    bench_fini(&b);
+}
+
 /* While KV of several hundred tokens is made again, the others get a token from each step. */
 static void every_step_has_a_token(struct job *j, const struct gen_output *out, void *arg)
 {
@@ -483,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_recompute_is_a_fresh_request),
         cmocka_unit_test(test_recompute_begins_again_within_a_prompt),
         cmocka_unit_test(test_recompute_is_not_starved_by_commits),
+        cmocka_unit_test(test_frozen_recompute_holds_nothing),
         cmocka_unit_test(test_recompute_does_not_stop_decoding),
     };
 

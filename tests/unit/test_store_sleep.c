@@ -190,6 +190,43 @@ static void test_worlds(void **state)
     }
 }
 
+/* What was summed before it slept says nothing about what came back. */
+static void test_sums_are_of_what_came_back(void **state)
+{
+    unsigned n = 0;
+
+    (void)state;
+    for (size_t i = 0; i < MFX_WORLDS; i++) {
+        unsigned char want[FX_NBYTES_MAX];
+        uint64_t nbytes = fx_bytes(fx_model[0].name, 1, want);
+        struct checksum before, after, of_want;
+        const struct version *v;
+        struct err e = {0};
+        struct gpus g;
+
+        if (mfx_worlds[i].mirror)
+            continue; /* its sums are of the host's copy, which stays */
+        gpus_open(&g, &lib, mfx_worlds[i]);
+        commit_step(g.b.store, 1, false);
+        assert_int_equal(store_pin(g.b.store, &v, &e), 0);
+        assert_int_equal(store_checksum(g.b.store, v, 0, &before, &e), 0);
+        store_unpin(g.b.store, v);
+        sleep_now(g.b.store, 1);
+        *((unsigned char *)g.b.store->bed.slab->base + g.b.store->bed.offsets[0]) ^= 1;
+        want[0] ^= 1;
+        of_want = checksum_of(want, nbytes);
+        (void)wake_now(g.b.store);
+        assert_int_equal(store_pin(g.b.store, &v, &e), 0);
+        assert_int_equal(store_checksum(g.b.store, v, 0, &after, &e), 0);
+        store_unpin(g.b.store, v);
+        assert_false(checksum_equal(before, after));
+        assert_true(checksum_equal(after, of_want));
+        gpus_close(&g);
+        n++;
+    }
+    assert_true(n > 0);
+}
+
 static struct store *host_store(void)
 {
     struct store_cfg cfg = {
@@ -331,6 +368,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_worlds),
+        cmocka_unit_test(test_sums_are_of_what_came_back),
         cmocka_unit_test(test_host_memory_keeps_its_weights),
         cmocka_unit_test(test_readers_and_updates_are_in_the_way),
         cmocka_unit_test(test_a_driver_that_fails),
