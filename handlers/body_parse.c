@@ -143,7 +143,7 @@ int body_parse(json_t **out, const struct exchange *x, const struct route *route
 {
     json_t *root;
 
-    if (x->body_len == 0 && route->json_optional) {
+    if (route->body == BODY_NONE || (x->body_len == 0 && route->json_optional)) {
         root = json_object();
         if (root == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");

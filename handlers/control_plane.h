@@ -64,5 +64,6 @@ extern const char *const transfer_init_members[], *const transfer_delete_members
 extern const char *const weight_values_members[];
 extern const char *const pause_members[], *const abort_requests_members[];
 extern const char *const sleep_members[], *const wake_members[];
+extern const char *const reset_cache_members[];
 
 #endif

@@ -5,7 +5,9 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *const names[DIALECT_COUNT] = {[DIALECT_NATIVE] = "native",
                                                  [DIALECT_VLLM] = "vllm",
@@ -25,12 +27,14 @@ uint64_t dialect_unknown(enum route_dialect d)
     return atomic_load_explicit(&n_unknown[d], memory_order_relaxed);
 }
 
-/* Its bit, or 0. */
-static unsigned bit_of(const char *word, size_t len)
+/* Its bit, and that of whose routes it shares; or 0. SkyRL's servers are vLLM's and some more. */
+static unsigned bits_of(const char *word, size_t len)
 {
+    static const unsigned shared[DIALECT_COUNT] = {[DIALECT_SKYRL] = 1U << DIALECT_VLLM};
+
     for (unsigned d = DIALECT_NATIVE + 1; d < DIALECT_COUNT; d++)
         if (strlen(names[d]) == len && memcmp(names[d], word, len) == 0)
-            return 1U << d;
+            return 1U << d | shared[d];
     return 0;
 }
 
@@ -44,14 +48,14 @@ int dialects_parse(unsigned *out, const char *text, const char *field, struct er
     }
     for (const char *at = text; strcmp(text, "none") != 0; at++) {
         size_t len = strcspn(at, ",");
-        unsigned bit = bit_of(at, len);
+        unsigned more = bits_of(at, len);
 
-        if (bit == 0)
+        if (more == 0)
             return err_set(e, ERR_BAD_REQUEST, field,
                            "'%.*s' is not a dialect: all, none, or some of vllm, skyrl, sglang, "
                            "prime-rl, with commas between them",
                            (int)(len < 32 ? len : 32), at);
-        bits |= bit;
+        bits |= more;
         at += len;
         if (*at == '\0')
             break;
@@ -131,6 +135,28 @@ int dialect_keep(json_t **body, const json_t *from, const struct dialect_member 
     json_decref(*body);
     *body = made;
     return 0;
+}
+
+int dialect_flag(bool *out, const struct exchange *x, const char *member, struct err *e)
+{
+    static const char *const words[][2] = {{"false", "true"}, {"0", "1"}, {"no", "yes"},
+                                           {"off", "on"},     {"n", "y"}, {"f", "t"}};
+    const char *text = exchange_query(x, member);
+    char field[ERR_FIELD_MAX];
+
+    if (text == NULL)
+        return 0;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        for (int yes = 0; yes <= 1; yes++) {
+            if (strcasecmp(text, words[i][yes]) != 0)
+                continue;
+            *out = yes != 0;
+            return 0;
+        }
+    }
+    (void)snprintf(field, sizeof field, "/%s", member);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', allowed are true and false", member,
+                   text);
 }
 
 int dialect_put(json_t **reply, json_t *value)

@@ -19,7 +19,8 @@
 #include <jansson.h>
 #include <stdint.h>
 
-/* dialects_parse - "vllm,skyrl", "none", "all" -> bits of route_find; the native one is always in.
+/* dialects_parse - "vllm,skyrl", "none", "all" -> bits of route_find; the native one is always in,
+ * and vLLM's with SkyRL's, whose clients use both.
  * Errors: ERR_BAD_REQUEST at `field`. */
 int dialects_parse(unsigned *out, const char *text, const char *field, struct err *e);
 
@@ -49,6 +50,11 @@ struct dialect_member {
 };
 int dialect_keep(json_t **body, const json_t *from, const struct dialect_member *members,
                  struct err *e);
+
+/* dialect_flag - a query member as Python's clients and servers spell it: true, True, 1, yes, on
+ * @out  unchanged when absent
+ * Errors: ERR_BAD_REQUEST at /<member>. */
+int dialect_flag(bool *out, const struct exchange *x, const char *member, struct err *e);
 
 /* dialect_put - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
 int dialect_put(json_t **reply, json_t *value);

@@ -40,7 +40,8 @@ int prime_rl_broadcaster_in(json_t **body, const struct exchange *x, struct err 
         PRIME_RL_ROW(METHOD_POST, BODY_NONE, ROUTE_NO_BODY_MAX, LANE_CONTROL, ROLE_CONTROL,        \
                      "/resume", "primeRlResume", handle_commit_resume, .out = vllm_resume_out),    \
         PRIME_RL_ROW(METHOD_GET | METHOD_HEAD, BODY_NONE, ROUTE_NO_BODY_MAX, LANE_LOOP,            \
-                     ROLE_HEALTH, "/liveness", "primeRlLiveness", handle_live, .members = NULL),   \
+                     ROLE_HEALTH, "/liveness", "primeRlLiveness", handle_live,                     \
+                     .out = dialect_out_status),                                                   \
         SGLANG_LORA(DIALECT_PRIME_RL, "primeRlLoadLora", "primeRlUnloadLora"),
 
 #endif

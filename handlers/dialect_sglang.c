@@ -23,9 +23,9 @@ const char *const sglang_distributed_members[] = {"names",
                                                   "load_format",
                                                   "torch_empty_cache",
                                                   NULL};
-const char *const sglang_one_members[] = {
-    "name",           "dtype",       "shape", "group_name", "abort_all_requests",
-    "weight_version", "flush_cache", NULL};
+const char *const sglang_one_members[] = {"name",           "dtype",       "shape",
+                                          "names",          "group_name",  "abort_all_requests",
+                                          "weight_version", "flush_cache", NULL};
 const char *const sglang_disk_members[] = {
     "model_path", "load_format",       "abort_all_requests", "weight_version",
     "is_async",   "torch_empty_cache", "keep_pause",         "recapture_cuda_graph",
@@ -156,6 +156,9 @@ int sglang_one_in(json_t **body, const struct exchange *x, struct err *e)
     for (const struct dialect_member *m = lists; m->theirs != NULL; m++)
         if (body_required(*body, "", m->theirs, e) != 0)
             return -1;
+    if (body_given(*body, "names") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/names",
+                       "a tensor's name is given and names beside it: which are broadcast?");
     if (dialect_keep(&made, *body, members, e) != 0)
         return -1;
     for (const struct dialect_member *m = lists; m->theirs != NULL; m++) {

@@ -124,15 +124,16 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
 
 #define SKYRL_OLD_ROUTES                                                                           \
     SKYRL_SMALL("/init_weight_update_communicator", "skyrlInitCommunicator", handle_transfer_init, \
-                .members = skyrl_join_members, .into = transfer_init_members, .in = skyrl_join_in, \
-                .out = dialect_out_status),                                                        \
+                .session = SESSION_IMPLICIT, .members = skyrl_join_members,                        \
+                .into = transfer_init_members, .in = skyrl_join_in, .out = dialect_out_status),    \
         SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransfer", handle_transfer_init,            \
-                    .members = skyrl_join_members, .claim = {"master_addr", NULL},                 \
-                    .into = transfer_init_members, .in = skyrl_join_in,                            \
-                    .out = dialect_out_status),                                                    \
+                    .session = SESSION_IMPLICIT, .members = skyrl_join_members,                    \
+                    .claim = {"master_addr", NULL}, .into = transfer_init_members,                 \
+                    .in = skyrl_join_in, .out = dialect_out_status),                               \
         SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransferIpc", handle_transfer_init,         \
-                    .members = skyrl_join_members, .into = transfer_init_members,                  \
-                    .in = skyrl_join_ipc_in, .out = dialect_out_status),                           \
+                    .session = SESSION_IMPLICIT, .members = skyrl_join_members,                    \
+                    .into = transfer_init_members, .in = skyrl_join_ipc_in,                        \
+                    .out = dialect_out_status),                                                    \
         SKYRL_UPDATE("/update_weights", "skyrlUpdateOne", .members = skyrl_one_members,            \
                      .claim = {"name", NULL}, .whole = true, .in = skyrl_one_in),                  \
         SKYRL_UPDATE("/update_weights", "skyrlUpdateList", .members = skyrl_list_members,          \

@@ -109,7 +109,20 @@ static int keep_handles(json_t **body, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-/* With sizes all tensors are one broadcast, without them each is one. */
+/* With sizes all tensors are one broadcast, without them each is one, unless the request says. */
+static int is_packed(bool *out, const json_t *body, struct err *e)
+{
+    bool sized = body_given(body, "sizes") != NULL;
+
+    *out = sized;
+    if (body_bool(out, body, "", "packed", e) != 0)
+        return -1;
+    if (*out && !sized)
+        return err_set(e, ERR_BAD_REQUEST, "/sizes",
+                       "packed is true, and a packed broadcast comes with sizes");
+    return 0;
+}
+
 static int keep_broadcast(json_t **body, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
@@ -117,9 +130,9 @@ static int keep_broadcast(json_t **body, struct err *e)
                                                     {"shapes", "shapes"},
                                                     {"sizes", "sizes"},
                                                     {NULL, NULL}};
-    bool packed = body_given(*body, "sizes") != NULL;
+    bool packed = false;
 
-    if (dialect_keep(body, *body, members, e) != 0 ||
+    if (is_packed(&packed, *body, e) != 0 || dialect_keep(body, *body, members, e) != 0 ||
         dialect_set(*body, "transport", json_string("nccl"), e) != 0)
         return -1;
     return packed ? dialect_set(*body, "packed", json_true(), e) : 0;

@@ -14,18 +14,31 @@ const char *const vllm_reset_query[] = {"reset_running_requests", "reset_externa
 const char *const vllm_reset_members[] = {"reset_running_requests", NULL};
 const char *const vllm_abort_members[] = {"request_ids", NULL};
 
-/* vLLM aborts unless told otherwise. What a cache holds is keyed by the weights here, so nothing
- * has to be cleared. */
+/* vLLM aborts unless told otherwise. No cache outlives its weights here, so nothing has to be
+ * cleared. */
 int vllm_pause_in(json_t **body, const struct exchange *x, struct err *e)
 {
     const char *mode = exchange_query(x, "mode");
-    const char *wait = exchange_query(x, "wait_for_inflight_requests");
+    bool wait = false;
 
-    if (mode == NULL)
-        mode = wait != NULL && strcmp(wait, "true") == 0 ? "wait" : "abort";
-    if (json_object_clear(*body) != 0)
+    if (dialect_flag(&wait, x, "wait_for_inflight_requests", e) != 0)
         return -1;
+    if (mode == NULL)
+        mode = wait ? "wait" : "abort";
+    (void)json_object_clear(*body);
     return dialect_set(*body, "mode", json_string(mode), e);
+}
+
+/* vLLM reads the query, SkyRL's own server the body, whatever that is otherwise. */
+int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    bool running = false;
+
+    if (body_bool(&running, *body, "", "reset_running_requests", e) != 0 ||
+        dialect_flag(&running, x, "reset_running_requests", e) != 0)
+        return -1;
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "running", json_boolean(running), e);
 }
 
 int vllm_pause_out(json_t **reply, const struct exchange *x)

@@ -27,6 +27,7 @@ int vllm_is_paused_out(json_t **reply, const struct exchange *x);
 int vllm_sleep_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_is_sleeping_out(json_t **reply, const struct exchange *x);
+int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_abort_out(json_t **reply, const struct exchange *x);
 int vllm_load_out(json_t **reply, const struct exchange *x);
@@ -82,7 +83,11 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
         VLLM_VIEW("/is_sleeping", "vllmIsSleeping", handle_status, .out = vllm_is_sleeping_out),   \
         VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", handle_reset_cache,            \
                      .members = vllm_reset_members, .query = vllm_reset_query,                     \
-                     .out = dialect_out_status),                                                   \
+                     .into = reset_cache_members, .in = vllm_reset_in, .out = dialect_out_status), \
+        VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetRunning",         \
+                  handle_reset_cache, .members = vllm_reset_members, .query = vllm_reset_query,    \
+                  .claim = {"reset_running_requests", NULL}, .into = reset_cache_members,          \
+                  .in = vllm_reset_in, .out = dialect_out_status),                                 \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", handle_reset_cache,                    \
                      .out = dialect_out_status),                                                   \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", handle_reset_cache,          \
@@ -98,8 +103,9 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
     VLLM_VIEW("/get_world_size", "vllmGetWorldSize", handle_status, .query = vllm_world_query,     \
               .out = vllm_world_size_out),                                                         \
         VLLM_CONTROL("/init_weight_transfer_engine", "vllmInitWeightTransferEngine",               \
-                     handle_transfer_init, .members = vllm_init_members,                           \
-                     .into = transfer_init_members, .in = vllm_init_in, .out = vllm_init_out),     \
+                     handle_transfer_init, .session = SESSION_IMPLICIT,                            \
+                     .members = vllm_init_members, .into = transfer_init_members,                  \
+                     .in = vllm_init_in, .out = vllm_init_out),                                    \
         VLLM_CONTROL("/start_weight_update", "vllmStartWeightUpdate", handle_update_start,         \
                      .session = SESSION_OPEN, .members = vllm_start_members,                       \
                      .into = update_start_members, .in = vllm_start_in, .out = vllm_start_out),    \

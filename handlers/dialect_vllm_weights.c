@@ -39,6 +39,21 @@ static int info_of(const json_t **out, const json_t *body, const char *member, s
                : 0;
 }
 
+/* Nothing on NCCL's wire says how tensors travel, and a group does not remember it: a trainer that
+ * says so only here would be received wrong. */
+static int check_not_packed(const json_t *info, struct err *e)
+{
+    bool packed = false;
+
+    if (body_bool(&packed, info, "/init_info", "packed", e) != 0)
+        return -1;
+    if (!packed)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/init_info/packed",
+                   "packed is said in each update_info, not when the group is formed; without it "
+                   "each tensor is a broadcast of its own");
+}
+
 /* Which backend a trainer has shows in what it says: of handles nothing has to be set up. */
 int vllm_init_in(json_t **body, const struct exchange *x, struct err *e)
 {
@@ -59,7 +74,7 @@ int vllm_init_in(json_t **body, const struct exchange *x, struct err *e)
                        "ipc or nccl");
     for (const struct dialect_member *m = members; m->theirs != NULL; m++)
         group = group || body_given(info, m->theirs) != NULL;
-    if (dialect_keep(body, info, members, e) != 0)
+    if ((group && check_not_packed(info, e) != 0) || dialect_keep(body, info, members, e) != 0)
         return -1;
     return dialect_set(*body, "transport", json_string(group ? "nccl" : "ipc"), e);
 }

@@ -1,6 +1,7 @@
 /* Flush the cache, as clients know it that ask before an update whether the server is idle: refused
  * as long as generations run or wait. While generation is paused nobody's turn comes, and what is
- * frozen makes its KV again if the weights change: then there is nothing in the way. */
+ * frozen makes its KV again: then there is nothing in the way. */
+#include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/control_plane.h"
 #include "handlers/gate.h"
@@ -18,5 +19,9 @@ int handle_flush_cache(struct app *app, struct exchange *x, struct err *e)
                        "%llu generations run and %llu wait; pause first, or come again when they "
                        "have ended",
                        (unsigned long long)s.n_running, (unsigned long long)s.n_waiting);
+    if (gate_allows(app->gate, CALL_RESET_CACHE, e) != 0)
+        return -1;
+    if (app->engine != NULL)
+        app->engine->ops->kv_forget(app->engine);
     return handle_reset_cache(app, x, e);
 }

@@ -106,8 +106,8 @@ const struct route routes[] = {
      FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_resume},
     CONTROL("/v1/sleep", "sleep", true, ROUTE_SMALL_MAX, sleep_members, handle_sleep),
     CONTROL("/v1/wake", "wake", true, ROUTE_SMALL_MAX, wake_members, handle_wake),
-    {METHOD_POST, "/v1/reset_cache", "resetCache", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true,
-     true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_reset_cache},
+    CONTROL("/v1/reset_cache", "resetCache", true, ROUTE_SMALL_MAX, reset_cache_members,
+            handle_reset_cache),
     CONTROL("/v1/abort_requests", "abortRequests", false, ROUTE_DATA_MAX, abort_requests_members,
             handle_abort_requests),
 

@@ -160,7 +160,8 @@ void session_give_up(struct app *app, bool begun, const char *why)
     struct update_info info;
 
     updates_current(app->updates, &info);
-    if (info.implicit && (info.phase == UPDATE_OPEN || (begun && info.phase != UPDATE_NONE)))
+    if (begun ? info.unnamed && info.phase != UPDATE_NONE
+              : info.implicit && info.phase == UPDATE_OPEN)
         (void)updates_abort(app->updates, info.id, why, &info, &ignored);
 }
 

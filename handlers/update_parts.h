@@ -72,12 +72,12 @@ int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *b
 
 /* tensors_from_body - the plans and source of a chunk whose names, dtypes, shapes and handles stand
  * in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing is opened here.
- * @c        gets plan or ranks, origins and source; none of them where the trainer has nothing to
- *           send to this server's GPUs
+ * @c        gets plan or ranks, origins and source; none of them where the strings are empty
  * @sharded  the ranks together must be complete, not each by itself
- * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them, or at a member
- * that stands beside; those of torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights
- * of this server are not on a GPU. On an error c is still to be freed. */
+ * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them (all tensors
+ * are on GPUs that are not this server's, too), or at a member that stands beside; those of
+ * torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights of this server are not on a
+ * GPU. On an error c is still to be freed. */
 int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
                       bool sharded, struct err *e);
 
@@ -109,8 +109,9 @@ int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct rout
  * Errors: ERR_NOT_FOUND. */
 int weights_find(const struct manifest *m, const char *name, uint32_t *index, struct err *e);
 
-/* session_give_up - end the implicit update that is open, if any.
- * @begun  also if something of it has been received */
+/* session_give_up - end the open update, if its requests do not name it.
+ * @begun  whatever has come of it, and whoever started it; else only an implicit one of which
+ *         nothing has been received */
 void session_give_up(struct app *app, bool begun, const char *why);
 
 /* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters. */

@@ -343,6 +343,24 @@ static bool feeds_nobody(const struct request *q)
     return true;
 }
 
+/* Nothing for this server is no error when nothing was sent. Tensors that are all for other GPUs
+ * have gone astray: who heard that they were received would believe that they are served. */
+static int check_astray(const struct request *q, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (is_empty(q, i))
+            continue;
+        field_of(field, i);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "the tensors are on GPU %s, and none of the strings has any on this "
+                       "server's, the first of which is %s",
+                       q->strings[i].uuid, q->uuids[0]);
+    }
+    return 0;
+}
+
 int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
                       bool sharded, struct err *e)
 {
@@ -357,8 +375,8 @@ int tensors_from_body(struct update_chunk *c, const struct app *app, const json_
     }
     ranks_of_server(&q);
     rc = match(&q, sharded, e);
-    if (rc == 0 && !feeds_nobody(&q))
-        rc = open_source(&c->source, &q, e);
+    if (rc == 0)
+        rc = feeds_nobody(&q) ? check_astray(&q, e) : open_source(&c->source, &q, e);
     if (rc == 0 && c->source != NULL)
         rc = move_plans(c, &q, e);
 

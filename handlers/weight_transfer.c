@@ -524,6 +524,13 @@ static int begin(struct weight_transfer *t, const struct init_req *req, struct e
     return rc;
 }
 
+/* What the trainer before has left half sent must not become one model with what this one sends. */
+static void give_up_last(struct app *app, const struct route *route)
+{
+    if (route->session == SESSION_IMPLICIT)
+        session_give_up(app, true, "its trainer asks for a new group");
+}
+
 static int join_group(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct init_req req = {0};
@@ -531,6 +538,7 @@ static int join_group(struct app *app, struct exchange *x, const json_t *body, s
     if (init_parse(&req, app->transfer, body, e) != 0 ||
         init_validate(&req, app->transfer, e) != 0 || check_able(app->transfer, e) != 0)
         return -1;
+    give_up_last(app, x->route);
     return begin(app->transfer, &req, x, e);
 }
 
@@ -543,13 +551,13 @@ int handle_transfer_init(struct app *app, struct exchange *x, struct err *e)
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    if (route->session == SESSION_IMPLICIT)
-        session_give_up(app, true, "its trainer asks for a new group");
     no_group = needs_no_group(body);
     rc = no_group ? check_no_group(body, e) : join_group(app, x, body, e);
     json_decref(body);
-    if (rc == 0 && no_group)
+    if (rc == 0 && no_group) {
+        give_up_last(app, route);
         reply_json(x, 200, weight_transfer_json(app->transfer));
+    }
     return rc;
 }
 

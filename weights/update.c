@@ -444,6 +444,7 @@ int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_
         return -1;
     mtx_lock(&u->lock);
     open = u->open != NULL && u->open->implicit;
+    u->closing = (struct closing){0}; /* who continues has had the answer */
     if (open)
         rc = update_check_queue_locked(u, e);
     if (open && rc == 0)

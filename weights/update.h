@@ -12,7 +12,11 @@
  *
  * A tied name is compared with its target, at the latest by finish; where its target does not come
  * at all, it brings the target's bytes. One that comes when an implicit session has been committed
- * without it is compared with what that committed; the session that it opened ends as that one. */
+ * without it is compared with what that committed; the session that it opened ends as that one.
+ *
+ * An implicit session takes only chunks that can be of one step: those that name a version name the
+ * same, and the first is not what completed the one before (sent again, for want of an answer),
+ * unless it names another version or updates_commit_implicit was called since. */
 #ifndef BATON_WEIGHTS_UPDATE_H
 #define BATON_WEIGHTS_UPDATE_H
 

@@ -151,6 +151,14 @@ struct plan_kept {
     uint64_t used;                 /* larger = later */
 };
 
+/* The bucket that completed an implicit update, if others had come before it, until something else
+ * is committed or generation is continued. */
+struct closing {
+    struct chunk_key key;
+    char label[VERSION_LABEL_MAX + 1];
+    uint64_t serial; /* what it completed; 0: there is none */
+};
+
 struct updates {
     struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
     struct cnd work; /* a job was queued, or stopping */
@@ -167,6 +175,7 @@ struct updates {
     struct plan_kept plans[UPDATE_PLANS_MAX];
     struct plan_kept joined[UPDATE_JOINED_MAX];
     uint64_t plans_clock;
+    struct closing closing;
 
     struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
     uint64_t late_serial;            /* worker only: what an implicit session committed when all was
@@ -237,6 +246,7 @@ bool claims_lack_locked(const struct updates *u, const struct session *s, uint32
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
+bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b);
 void session_remember_locked(struct session *s, const struct chunk_key *key);
 const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
 

@@ -449,8 +449,12 @@ void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_
 
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b)
 {
-    return a->id[0] != '\0' && strcmp(a->id, b->id) == 0 && strcmp(a->digest, b->digest) == 0 &&
-           checksum_equal(a->sums, b->sums);
+    return a->id[0] != '\0' && strcmp(a->id, b->id) == 0 && chunk_key_same_tensors(a, b);
+}
+
+bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b)
+{
+    return strcmp(a->digest, b->digest) == 0 && checksum_equal(a->sums, b->sums);
 }
 
 /* Forgetting one (no memory, or the oldest of too many) only means that a repeated chunk is told

@@ -79,6 +79,39 @@ static int check_placement(const struct session *s, const struct update_job *job
                    ops->name, s->n_ranks);
 }
 
+/* An implicit update is whatever came since the last one. Two steps' buckets in it would make a
+ * version that no trainer ever had, so what tells them apart is looked at: the version that they
+ * name, and that an update does not begin with what just ended one. */
+static int check_meant_locked(struct updates *u, struct session *s, const struct update_job *job,
+                              struct err *e)
+{
+    const char *label = job->chunk->label;
+
+    if (!s->implicit)
+        return 0;
+    if (s->nbytes_accepted == 0 && u->closing.serial != 0 && strcmp(u->closing.label, label) == 0 &&
+        chunk_key_same_tensors(&u->closing.key, &job->key))
+        return err_set(e, ERR_CONFLICT, "/names",
+                       "these tensors came last in the update that is served by now as version "
+                       "%llu, and what comes again cannot be told from what is new: name each "
+                       "update's weight_version, or continue generation before the next",
+                       (unsigned long long)u->closing.serial);
+    if (s->nbytes_accepted > 0 && s->label[0] != '\0' && label[0] != '\0' &&
+        strcmp(s->label, label) != 0)
+        return err_set(e, ERR_CONFLICT, "/weight_version",
+                       "update %s holds tensors of version '%.64s' and is not complete, these are "
+                       "of '%.64s': continue generation, which ends it, then send all of them",
+                       s->id, s->label, label);
+    return 0;
+}
+
+/* What is queued behind this bucket is held against its version, so it is said now. */
+static void name_locked(struct session *s, const struct update_job *job)
+{
+    if (s->implicit && job->chunk->label[0] != '\0')
+        memcpy(s->label, job->chunk->label, sizeof s->label);
+}
+
 static int submit_to_session_locked(struct updates *u, const char *id, struct update_job *job,
                                     struct err *e)
 {
@@ -103,8 +136,10 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
                            "update %s is verified and takes no more: finish or abort it", s->id);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
-        if (check_placement(s, job, e) != 0 || claims_take_locked(u, s, job, e) != 0)
+        if (check_placement(s, job, e) != 0 || check_meant_locked(u, s, job, e) != 0 ||
+            claims_take_locked(u, s, job, e) != 0)
             return -1;
+        name_locked(s, job);
     }
     update_queue_locked(u, s, job);
     return 0;

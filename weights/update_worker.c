@@ -268,6 +268,22 @@ static bool lacks_name_locked(struct updates *u, const struct session *s)
     return false;
 }
 
+/* Whoever misses the answer to the bucket that completed an implicit update sends it again, and
+ * would begin another one with it. */
+static void remember_closing_locked(struct updates *u, const struct update_job *job,
+                                    uint64_t serial)
+{
+    const struct session *s = job->session;
+
+    u->closing = (struct closing){0};
+    if (!s->implicit || job->kind != JOB_CHUNK ||
+        s->nbytes_done <= chunk_nbytes(job->chunk, s->n_ranks))
+        return;
+    u->closing.key = job->key;
+    u->closing.serial = serial;
+    memcpy(u->closing.label, job->chunk->label, sizeof u->closing.label);
+}
+
 static int commit(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session, *to_free = NULL;
@@ -291,6 +307,7 @@ static int commit(struct updates *u, struct update_job *job, struct err *e)
     if (rc == 0) {
         s->staging = NULL;
         u->late_serial = s->implicit && lacks_name_locked(u, s) ? stats.serial : 0;
+        remember_closing_locked(u, job, stats.serial);
         settle_commit_locked(s, &stats);
         to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
         session_info_locked(u, s, &info);

@@ -14,7 +14,7 @@ touch "$directory/step_1/NCCL_READY"
 serve_model --allow-path "$directory" --allow-path "$MODEL/adapters"
 expect 200 GET /health
 expect 200 GET /liveness
-same .live true
+same .status ok
 expect 200 GET /v1/models
 same '.data[0].id' kjv-qwen3-1m
 post 400 /init_broadcaster '{"host": "10.0.0.5", "port": 29501, "rank_offset": 0, "inference_world_size": 1,

@@ -458,6 +458,7 @@ def refusals(world, server):
             (DISTRIBUTED, {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]],
                            "load_format": "pickle"}, "pickle"),
             (DISTRIBUTED, {"name": "a", "dtype": "bfloat16"}, "shape"),
+            (DISTRIBUTED, {"name": "a", "dtype": "bfloat16", "shape": [1], "names": ["b"]}, "names"),
             ("/update_weights_from_ipc", {"zmq_handles": {}}, "zmq"),
             ("/load_lora_adapter_from_tensors", {"lora_name": "a"}, "pickled"),
             ("/release_memory_occupation", {"tags": "weights"}, "tags"))

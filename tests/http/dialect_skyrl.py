@@ -61,6 +61,23 @@ async def colocated(world, n_gpus):
             await client.sleep(1)
 
 
+async def restarted(world):
+    """A trainer dies within its update; the next one is not kept from beginning anew."""
+    with world.serving() as server, world.trainer(server) as trainer:
+        async with client_of(server) as client:
+            await client.init_weight_transfer({})
+            await client.start_weight_update()
+            await client.update_weights_ipc(
+                ipc_info(trainer, chunks_of(world.weights("step-00100"), 300_000)[0], [0]))
+            await client.init_weight_transfer({})
+            await push_ipc(world, client, trainer, "step-01500", [0])
+            await world.serves(client, "step-01500")
+            named = server.post(200, "/v1/update_weights/start", {})["update_id"]
+            await client.init_weight_transfer({})
+            must(server.ask("GET", f"/v1/update_weights/{named}").body["phase"] == "open",
+                 "one that is named was ended by a request that does not name it")
+
+
 # By NCCL
 
 async def join(client, trainer, n_servers=1):
@@ -272,6 +289,7 @@ async def everything_else(world):
 
 
 async def run(world):
+    await restarted(world)
     await colocated(world, 1)
     await colocated(world, 2)
     await by_nccl(world)

@@ -88,7 +88,9 @@ async def odd_names(client):
              ["no group"]),
             ({"name": "x", "dtype": "bf17", "shape": [2]}, 400, ["bf17"]),
             ({"name": 3, "dtype": "bfloat16", "shape": [[0]]}, 400, ["name"]),
-            ({"name": "x", "dtype": "bfloat16", "shape": [[0]], "sizes": [1]}, 400, [])):
+            ({"name": "x", "dtype": "bfloat16", "shape": [[0]], "sizes": [1]}, 400, []),
+            ({"names": ["x"], "dtypes": ["bfloat16"], "shapes": [[2]], "packed": True}, 400,
+             ["sizes"])):
         await refused(status, words, client.call("/update_weights", body))
 
 
@@ -99,9 +101,12 @@ async def lists(world, endpoint):
         async with client_of(server) as client:
             joined = await join(client, trainer, "/init_weight_update_communicator", "master_addr",
                                 model_dtype_str="torch.bfloat16", override_existing_receiver=True)
-            for step, packed in (("step-00100", False), ("step-01500", True)):
+            for step, packed, more in (("step-00100", False, {}), ("step-01500", True, {}),
+                                       ("step-00000", False, {"packed": False}),
+                                       ("step-00100", True, {"packed": True})):
                 for rows in chunks_of(world.weights(step), 400_000):
-                    body = list_of(rows, sizes=[s.numel for s, _ in rows] if packed else None)
+                    sizes = [s.numel for s, _ in rows] if packed or more else None
+                    body = list_of(rows, sizes=sizes, **more)
                     answer = asyncio.ensure_future(client.call(endpoint, body))
                     await joined
                     await broadcast(trainer, blobs_of(rows, cut_whole if packed else cut_each),
@@ -174,7 +179,34 @@ async def handles(world):
                 await call(client, "/sleep", {"level": 2})
 
 
+async def another_trainer(world):
+    """One trainer ends half-way, the next begins with the other half: of the two no model is made."""
+    old, new = (chunks_of(world.weights(s), 10**9)[0] for s in ("step-00100", "step-01500"))
+    half = len(old) // 2
+    for endpoint, init in (("/init_weight_transfer", {"model_dtype_str": "bfloat16"}),
+                           ("/init_weight_transfer_engine", {"init_info": {}})):
+        with world.serving() as server, world.trainer(server) as trainer:
+            async with client_of(server) as client:
+                async def push(rows):
+                    await call(client, "/update_weights_skyrl", list_of(
+                        rows, sizes=[s.numel for s, _ in rows],
+                        ipc_handles=export_of(trainer, rows, [0])))
+
+                await push(old[:half])
+                await refused(400, [], client.call(endpoint, {"init_info": 5}))
+                must(server.ask("GET", "/v1/status").body["update"]["n_tensors_done"] == half,
+                     f"{endpoint}: an init that was none ended an update")
+                await client.call(endpoint, init)
+                must(server.ask("GET", "/v1/status").body["update"] is None, f"{endpoint}: open")
+                await push(new[half:])
+                must(server.ask("GET", "/v1/status").body["weights"]["serial"] == 1,
+                     f"{endpoint}: halves of two trainers are served as one")
+                await push(new[:half])
+                await world.serves(client, "step-01500")
+
+
 async def run(world):
+    await another_trainer(world)
     await one_by_one(world)
     await lists(world, "/update_weights")
     await lists(world, "/update_weights_skyrl")

@@ -246,6 +246,61 @@ def aborted(world):
         server.post(200, "/resume", {})
 
 
+def remade(world):
+    """A reset that includes what runs: its KV is made again, by the weights that have come."""
+    with serve(world, "--allow-path", f"{world.model}/checkpoints") as server:
+        for reset, *ask in (
+                (False, "POST", "/reset_prefix_cache"),
+                (False, "POST", "/reset_prefix_cache?reset_running_requests=False"),
+                (False, "POST", "/v1/reset_cache"),
+                (True, "POST", "/reset_prefix_cache", {"reset_running_requests": True}),
+                (True, "POST", "/reset_prefix_cache?reset_running_requests=true"),
+                (True, "POST", "/v1/reset_cache", {"running": True}),
+                (True, "GET", "/flush_cache")):
+            update(server, world, STEPS[0])
+            before = engine(server)["n_recomputed_tokens"]
+            frozen = Frozen(server)
+            update(server, world, STEPS[2])
+            must(server.ask(*ask).status == 200, f"{ask}")
+            server.post(200, "/resume", {})
+            choices = frozen.choices()
+            ids = [i for c in choices for i in c["token_ids"]]
+            n = next(s for c in choices for s in c.get("weight_versions") or []
+                     if s["version"] == STEPS[2])["start"]
+            rest = {**GREEDY, "max_tokens": len(ids) - n}
+            again = server.post(200, "/v1/generate", {"token_ids": PROMPT_IDS + ids[:n],
+                                                      "sampling_params": rest})["choices"][0]
+            made = engine(server)["n_recomputed_tokens"] - before
+            must((made > 0) == reset, f"{ask}: KV of {made} tokens was made again")
+            must(not reset or again["token_ids"] == ids[n:], f"{ask}: old KV was read")
+        must(server.ask("POST", "/reset_prefix_cache?reset_running_requests=perhaps").status == 400,
+             "perhaps")
+
+
+def engine(server):
+    return server.ask("GET", "/v1/status").body["engine"]
+
+
+def update(server, world, step):
+    server.post(200, "/v1/update_weights", {"path": f"{world.model}/checkpoints/{step}.safetensors",
+                                            "weight_version": step})
+
+
+def flags(world):
+    """As Python's clients spell them; aborting what was to be waited for could not be undone."""
+    with serve(world) as server:
+        for said, mode in (("true", "wait"), ("True", "wait"), ("1", "wait"), ("false", "abort"),
+                           ("False", "abort"), ("0", "abort")):
+            found = server.ask("POST", f"/pause?wait_for_inflight_requests={said}")
+            must(found.status == 200 and found.body == {"status": "paused"}, f"{said}: {found}")
+            pause = server.ask("GET", "/v1/status").body["pause"]
+            must(pause["mode"] == mode, f"{said}: {pause}")
+            server.post(200, "/resume", {})
+        found = server.ask("POST", "/pause?wait_for_inflight_requests=perhaps")
+        must(found.status == 400 and "perhaps" in found.body["error"]["message"], f"{found}")
+        must(server.ask("GET", "/is_paused").body == {"is_paused": False}, "it is paused")
+
+
 def sums_of_gpus(world):
     """What lies on a GPU alone is read back for its SHA-256; odd lengths, and nothing at all."""
     with world.serve() as server, world.trainer(server) as trainer:
@@ -296,7 +351,7 @@ def main():
             if name.startswith("vllm-"):
                 session(world, values, name,
                         *OPTIONS.get(name, ()))
-        for step in (renamed_while_it_runs, aborted, sums_of_gpus):
+        for step in (renamed_while_it_runs, aborted, remade, flags, sums_of_gpus):
             step(world)
     finally:
         shutil.rmtree(world.folder)

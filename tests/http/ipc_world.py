@@ -118,15 +118,25 @@ class Server:
 
     # speaking
 
+    def _ask_once(self, method, path, body):
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        self.local.http.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = self.local.http.getresponse()
+        return Answer(answer.status, answer.getheader("Content-Type"), answer.read())
+
     def ask(self, method, path, body=None):
-        """On this thread's connection."""
+        """On this thread's connection; a GET may find that the server has closed it, being idle."""
+        again = method == "GET" and getattr(self.local, "http", None) is not None
         if getattr(self.local, "http", None) is None:
             self.local.http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
-            self.local.http.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = self.local.http.getresponse()
-            return Answer(answer.status, answer.getheader("Content-Type"), answer.read())
+            try:
+                return self._ask_once(method, path, body)
+            except http.client.RemoteDisconnected:
+                self.local.http.close()
+                if not again:
+                    raise
+                return self._ask_once(method, path, body)
         except (OSError, http.client.HTTPException) as e:
             raise Fault(f"{method} {path}: no answer: {type(e).__name__} {e}; {self.tail()}") from e
 

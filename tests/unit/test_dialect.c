@@ -78,7 +78,10 @@ static void test_dialects_parse_reads(void **state)
     } rows[] = {
         {"none", 1U << DIALECT_NATIVE},
         {"vllm", 1U << DIALECT_NATIVE | 1U << DIALECT_VLLM},
-        {"skyrl,prime-rl", 1U << DIALECT_NATIVE | 1U << DIALECT_SKYRL | 1U << DIALECT_PRIME_RL},
+        {"skyrl,prime-rl",
+         1U << DIALECT_NATIVE | 1U << DIALECT_VLLM | 1U << DIALECT_SKYRL | 1U << DIALECT_PRIME_RL},
+        {"skyrl", 1U << DIALECT_NATIVE | 1U << DIALECT_VLLM | 1U << DIALECT_SKYRL},
+        {"prime-rl,sglang", 1U << DIALECT_NATIVE | 1U << DIALECT_SGLANG | 1U << DIALECT_PRIME_RL},
         {"all", (1U << DIALECT_COUNT) - 1},
         {"", 0},
         {"vllm,", 0},
@@ -99,6 +102,31 @@ static void test_dialects_parse_reads(void **state)
         }
         assert_int_equal(dialects_parse(&bits, rows[i].text, "--dialects", &e), 0);
         assert_int_equal(bits, rows[i].bits);
+    }
+}
+
+static void test_dialect_flag_reads_what_python_writes(void **state)
+{
+    static const struct {
+        const char *text;
+        int found; /* -1: refused */
+    } rows[] = {{"true", 1}, {"True", 1},  {"1", 1},     {"YES", 1}, {"on", 1},     {"t", 1},
+                {"y", 1},    {"false", 0}, {"False", 0}, {"0", 0},   {"no", 0},     {"Off", 0},
+                {"f", 0},    {"n", 0},     {"", -1},     {"2", -1},  {"truely", -1}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct exchange_param pair = {.name = (char[]){"flag"},
+                                      .value = (char *)(uintptr_t)rows[i].text};
+        struct exchange x = {.query = &pair, .n_query = 1};
+        struct err e = {0};
+        bool found = rows[i].found == 0; /* the other one */
+        int rc = dialect_flag(&found, &x, "flag", &e);
+
+        assert_int_equal(rc, rows[i].found < 0 ? -1 : 0);
+        assert_string_equal(e.field, rows[i].found < 0 ? "/flag" : "");
+        assert_true(rows[i].found < 0 || found == (rows[i].found == 1));
+        assert_int_equal(dialect_flag(&found, &x, "other", &(struct err){0}), 0);
     }
 }
 
@@ -175,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_scan_next_member_finds),
         cmocka_unit_test(test_scan_next_member_stays_inside),
         cmocka_unit_test(test_dialects_parse_reads),
+        cmocka_unit_test(test_dialect_flag_reads_what_python_writes),
         cmocka_unit_test(test_body_parse_goes_through_the_way_in),
         cmocka_unit_test(test_body_parse_counts_what_nobody_knows),
         cmocka_unit_test(test_body_parse_refuses_what_the_native_route_does_not_take),

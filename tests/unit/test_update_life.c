@@ -340,6 +340,76 @@ static void test_commit_implicit_finishes_what_is_open(void **state)
     bench_close(&b);
 }
 
+/* One chunk, and what became of it. */
+static enum err_code send_named(struct bench *b, const char *id, unsigned mask, const char *label)
+{
+    struct update_chunk *c = chunk_of(b, id, fx_plan_of(mask), FX_STEP(1));
+    struct err e = {0};
+
+    (void)snprintf(c->label, sizeof c->label, "%s", label);
+    if (updates_submit(b->updates, c, &e) == 0)
+        return fx_await(&b->answer);
+    update_chunk_free(c);
+    return e.code;
+}
+
+/* Two steps never make one version: what is of another one is refused, and changes nothing. */
+static void test_implicit_session_takes_one_version(void **state)
+{
+    struct update_info info;
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    info = start(&b, (struct update_start){.implicit = true});
+    assert_int_equal(send_named(&b, info.id, 0x01, ""), ERR_NONE);
+    assert_int_equal(send_named(&b, info.id, 0x02, "one"), ERR_NONE);
+    assert_int_equal(send_named(&b, info.id, 0x0c, "two"), ERR_CONFLICT);
+    assert_int_equal(send_named(&b, info.id, 0x0c, ""), ERR_NONE);
+    assert_int_equal(send_named(&b, info.id, 0x70, "one"), ERR_NONE);
+    assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
+    assert_served(&b, 1, "one", 1);
+    bench_close(&b);
+}
+
+/* The last chunk again, as whoever has lost its answer sends it, begins no other update. */
+static void test_implicit_session_does_not_begin_with_the_last_end(void **state)
+{
+    struct update_info info, ended;
+    struct err e = {0};
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    for (unsigned step = 0; step < 3; step++) {
+        const char *label = step == 0 ? "named" : "";
+
+        info = start(&b, (struct update_start){.implicit = true});
+        assert_int_equal(send_named(&b, info.id, 0x0f, label), ERR_NONE);
+        assert_int_equal(send_named(&b, info.id, 0x70, label), ERR_NONE);
+        assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
+        info = start(&b, (struct update_start){.implicit = true});
+        assert_int_equal(send_named(&b, info.id, 0x70, label), ERR_CONFLICT);
+        if (step == 1) { /* who continues begins anew */
+            assert_int_equal(updates_commit_implicit(b.updates, fx_done, &b.answer, &e), 0);
+            assert_int_equal(fx_await(&b.answer), ERR_INCOMPLETE);
+            info = start(&b, (struct update_start){.implicit = true});
+            label = "";
+        } else { /* or who names another version */
+            label = "another";
+        }
+        assert_int_equal(send_named(&b, info.id, 0x70, label), ERR_NONE);
+        assert_int_equal(updates_abort(b.updates, info.id, "", &ended, &e), 0);
+    }
+    /* A whole model in one chunk is new each time. */
+    for (unsigned step = 0; step < 2; step++) {
+        info = start(&b, (struct update_start){.implicit = true});
+        assert_int_equal(send_named(&b, info.id, FX_ALL, ""), ERR_NONE);
+        assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
+    }
+    bench_close(&b);
+}
+
 /* plans */
 
 static struct plan *one_tensor_plan(unsigned mask)
@@ -610,6 +680,8 @@ int main(void)
         cmocka_unit_test(test_ended_updates_are_shown_for_a_while),
         cmocka_unit_test(test_implicit_session_commits_when_covered),
         cmocka_unit_test(test_commit_implicit_finishes_what_is_open),
+        cmocka_unit_test(test_implicit_session_takes_one_version),
+        cmocka_unit_test(test_implicit_session_does_not_begin_with_the_last_end),
         cmocka_unit_test(test_plan_put_forgets_the_least_recently_used),
         cmocka_unit_test(test_joined_plans_are_known_by_their_parts_in_order),
         cmocka_unit_test(test_plan_layout_is_kept_with_its_plan),

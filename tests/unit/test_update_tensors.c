@@ -253,12 +253,23 @@ static void test_empty_strings_are_for_nobody(void **state)
     body = request();
     add(body, "flattened_nothing", 0);
     add(body, "list_of_nothing", 0);
-    add(body, "flattened_bytes", 2);
     c = must_take(body, false);
     assert_null(c->source);
     assert_null(c->plan);
     assert_null(c->ranks);
     update_chunk_free(c);
+}
+
+/* Received, but by nobody: that would be a success without an update. */
+static void test_tensors_that_are_all_for_others_are_refused(void **state)
+{
+    json_t *body = request();
+
+    (void)state;
+    add(body, "flattened_nothing", 0);
+    add(body, "list_of_nothing", 0);
+    add(body, "flattened_bytes", 2);
+    must_refuse(body, false, FIELD "/2", "none of the strings has any on this server's");
 }
 
 static void test_indexes_stand_in_the_order_of_the_ranks(void **state)
@@ -342,6 +353,7 @@ int main(void)
         cmocka_unit_test(test_each_rank_takes_its_own_gpus_string),
         cmocka_unit_test(test_one_gpus_string_feeds_its_peers),
         cmocka_unit_test(test_empty_strings_are_for_nobody),
+        cmocka_unit_test(test_tensors_that_are_all_for_others_are_refused),
         cmocka_unit_test(test_indexes_stand_in_the_order_of_the_ranks),
         cmocka_unit_test(test_a_shard_is_its_addressees),
         cmocka_unit_test(test_what_stands_beside_is_refused),
