@@ -1,0 +1,259 @@
+/* fake_engine: what a vLLM, an SGLang or a baton looks like from outside, without a model. Tests
+ * order its faults and read in its journal what reached it.
+ *
+ * One thread and one epoll: what it did, and in which order, is then a fact and not a race. State
+ * is real: what generates while weights are half-way says so in its tokens (engine_data.c). */
+#ifndef BATON_TESTS_FAKES_ENGINE_H
+#define BATON_TESTS_FAKES_ENGINE_H
+
+#include "base/buf.h"
+#include "base/id.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum dialect { BATON = 1, VLLM = 2, SGLANG = 4, ALL = 7 };
+
+enum {
+    HEAD_NBYTES_MAX = 64 << 10,
+    BODY_NBYTES_MAX = 256 << 20,
+    LABEL_MAX = 128,
+    ADAPTERS_MAX = 64,
+    FAULTS_MAX = 1024,
+    TOKENS_MAX = 1 << 20,
+    JOURNAL_BODY_MAX = 64 << 10, /* bytes of a body that are kept */
+    AHEAD_NBYTES_MAX = 64 << 10  /* of a stream that its client has not taken */
+};
+
+/* Out of memory a test double has nothing better to do than to end. */
+#define must(p) must_have((p), __FILE__, __LINE__)
+void *must_have(void *p, const char *file, int line);
+
+struct timer {
+    uint64_t due_us;
+    void (*fire)(void *arg);
+    void *arg;
+    size_t at; /* of the heap, from 1; 0: not armed */
+};
+
+struct options {
+    enum dialect dialect;
+    const char *dialect_name, *unix_path, *model, *label, *key;
+    unsigned port, world_size;
+    size_t n_tokens; /* where a request does not say */
+    size_t pad;      /* spaces behind each event of a stream, to make it as long as others' are */
+    size_t n_journal;
+    uint64_t interval_us; /* between two tokens of one request */
+    uint64_t idle_us;     /* a connection without a request is closed then; 0: never */
+};
+
+/* ---- faults and the journal (engine_journal.c) ---- */
+
+enum fault_kind {
+    FAULT_NONE,
+    FAULT_SLOW,         /* acts, answers `ms` later; tokens: begins `ms` later */
+    FAULT_LATE,         /* acts `ms` later, whether the client is still there or not */
+    FAULT_HANG,         /* no answer; acts only if `acts` */
+    FAULT_CLOSE_BEFORE, /* does not act; the connection is closed without a byte */
+    FAULT_CLOSE_AFTER,  /* acts; closed without a byte */
+    FAULT_HALF_STREAM, /* acts; closed after `tokens` tokens, or half of an answer that is no stream
+                        */
+    FAULT_STALL_STREAM,  /* acts; after `tokens` tokens, or half of an answer, nothing more comes */
+    FAULT_STATUS,        /* answers `status`, `text`; acts only if `acts` */
+    FAULT_RAW,           /* does not act; sends `text` as it is and closes */
+    FAULT_WRONG_VERSION, /* acts, and when the answer comes `label` is what serves */
+    FAULT_RESTART        /* does not act: a new process, that listens again after `ms` */
+};
+
+struct fault {
+    struct fault *next;
+    char on[LABEL_MAX + 1]; /* an op, "METHOD /path", or "*" */
+    enum fault_kind kind;
+    unsigned nth, times; /* which match is the first, and how many are; 0: all from then on */
+    unsigned n_seen, n_fired;
+    bool off, acts, reset; /* reset: closes with RST */
+    uint64_t ms;
+    int status;
+    size_t n_tokens;
+    char label[LABEL_MAX + 1];
+    char *text; /* owned */
+};
+
+/* A request that came, and what became of it. */
+struct entry {
+    struct entry *next;
+    struct conn *conn; /* NULL: it has ended */
+    uint64_t n, connection, nth_on_connection, came_us, ended_us;
+    const char *op, *end; /* static; end NULL: open */
+    const char *fault;    /* static, or NULL */
+    char *head, *body;    /* owned; head: lines as they came */
+    size_t head_len, body_len, body_nbytes;
+    int status;
+    bool executed;
+    size_t n_tokens;
+    char *versions; /* owned JSON array of what made the tokens, or NULL */
+};
+
+/* ---- connections (engine_conn.c) ---- */
+
+struct request {
+    char *text; /* owned; the rest points into it */
+    const char *method, *path, *query;
+    const char *headers;
+    size_t headers_len;
+    const char *body;
+    size_t body_len;
+    bool close, http10;
+};
+
+enum step { STEP_NONE, STEP_IDLE, STEP_NEXT, STEP_ACT, STEP_ANSWER, STEP_TOKEN };
+
+struct conn {
+    struct engine *e;
+    struct conn *next, **prev_next, *next_dead;
+    int fd; /* -1: gone; the conn stays for what it still has to do */
+    uint32_t events;
+    uint64_t id, n_requests;
+    struct buf in, out;
+    size_t sent;
+    struct timer timer;
+    enum step step; /* what the timer is for */
+    bool dead;
+
+    /* Of the request that is being answered. */
+    bool busy, own, whole, held, close, draining; /* draining: a pause that waits for what runs */
+    struct request req;
+    const struct route *route;
+    const struct fault *fault;
+    struct entry *entry;
+    struct job *job;
+};
+
+struct route {
+    unsigned dialects;
+    const char *method, *path, *op;
+    /* Answers by one of conn_reply*, or makes a job. @body an object; {} where none came */
+    void (*handle)(struct conn *c, const json_t *body);
+    bool data; /* of the data plane */
+};
+
+void conn_accept(struct engine *e, int fd);
+void conn_ready(struct conn *c, uint32_t events);
+void conn_flush(struct conn *c);
+/* conn_end - close it. @how static; becomes the end of what was being answered */
+void conn_end(struct conn *c, const char *how);
+void conn_arm(struct conn *c, enum step step, uint64_t due_us);
+
+/* An answer as a whole, past the request's fault. conn_reply_json steals `body`. */
+void conn_reply(struct conn *c, int status, const char *type, const void *body, size_t len);
+void conn_reply_text(struct conn *c, int status, const char *text);
+void conn_reply_json(struct conn *c, int status, json_t *body);
+/* conn_refuse - an error in the dialect's form; the request counts as not executed.
+ * @code  a baton's word for it */
+__attribute__((format(printf, 4, 5))) void conn_refuse(struct conn *c, int status, const char *code,
+                                                       const char *fmt, ...);
+void conn_stream_begin(struct conn *c, const char *type);
+void conn_chunk(struct conn *c, const void *data, size_t len);
+void conn_stream_end(struct conn *c);
+
+/* request_header - the value, not NUL-terminated, or NULL. */
+const char *request_header(const struct request *r, const char *name, size_t *len);
+/* request_query - copies a member of the query. False: it is not there. */
+bool request_query(const struct request *r, const char *name, char *out, size_t cap);
+
+/* ---- tokens (engine_data.c) ---- */
+
+struct adapter {
+    char name[LABEL_MAX + 1], path[1024];
+    unsigned n_loads; /* of the name, also while it is not loaded */
+    bool loaded;
+};
+
+/* job_is_live - will it make tokens yet? @queued also one that has not begun */
+bool job_is_live(const struct conn *c, bool queued);
+bool job_is(const struct conn *c, const char *id);
+void job_tick(struct conn *c);
+void job_abort(struct conn *c);
+void job_free(struct conn *c);
+extern const struct route data_routes[];
+
+/* ---- state (engine_state.c) and each dialect's words for it ---- */
+
+enum phase { UPDATE_NONE, UPDATE_OPEN, UPDATE_VERIFIED, UPDATE_COMMITTED, UPDATE_ABORTED };
+enum pause { PAUSE_NONE, PAUSE_KEEP, PAUSE_WAIT, PAUSE_ABORT };
+enum { SLEEP_WEIGHTS = 1, SLEEP_KV = 2, SLEEP_ALL = 3 };
+
+struct engine {
+    struct options o;
+
+    /* Lost by a restart. */
+    char boot_id[ID_LEN + 1];
+    double started_s;
+    char label[LABEL_MAX + 1]; /* "": none */
+    bool has_label, torn;      /* torn: weights came that belong to no version yet */
+    uint64_t serial, epoch;    /* epoch: counts every change of what makes tokens */
+    enum phase phase;
+    char update_id[ID_LEN + 8], update_label[LABEL_MAX + 1];
+    bool update_partial;
+    size_t n_received; /* requests that brought tensors, in this update */
+    json_t *group;     /* of init, or NULL */
+    enum pause pause;
+    unsigned asleep;
+    struct adapter adapters[ADAPTERS_MAX];
+
+    /* Kept. */
+    struct fault *faults;
+    struct entry *journal, **journal_end;
+    size_t n_entries, n_dropped;
+    uint64_t n_requests, n_accepted, n_tokens_made, n_boots;
+    size_t n_conns, n_running; /* running: jobs that have begun */
+
+    int epoll_fd, listen_fd, signal_fd;
+    bool stop;
+    struct timer listen_timer;
+    struct conn *conns, *dead;
+    struct timer **heap;
+    size_t n_heap, heap_cap;
+};
+
+void timer_set(struct engine *e, struct timer *t, uint64_t due_us);
+void timer_cancel(struct engine *e, struct timer *t);
+void engine_restart(struct engine *e, uint64_t down_ms);
+
+void state_reset(struct engine *e);
+void state_commit(struct engine *e, const char *label); /* NULL: nameless */
+void state_touch(struct engine *e);
+void state_pause(struct conn *c, enum pause pause); /* answers when it holds */
+void state_resume(struct engine *e);
+void state_sleep(struct engine *e, unsigned what);
+void state_wake(struct engine *e, unsigned what);
+void state_ran(struct engine *e); /* a job ended: a pause may hold now */
+size_t state_abort(struct engine *e, const json_t *ids, bool queued);
+size_t state_waiting(const struct engine *e);
+struct adapter *state_adapter(struct engine *e, const char *name); /* a loaded one */
+struct adapter *state_adapter_load(struct engine *e, const char *name, const char *path);
+bool state_init(struct conn *c, const json_t *info, bool port_may_be_text); /* false: refused */
+/* state_columns - are these columns of tensors? Refuses if not. */
+bool state_columns(struct conn *c, const json_t *body, const char *names, const char *dtypes);
+unsigned state_tags(const json_t *body); /* of memory: SLEEP_*; all where none are named */
+json_t *baton_pause_json(const struct engine *e);
+void reply_empty(struct conn *c, const json_t *body);
+
+extern const struct route baton_routes[], vllm_routes[], sglang_routes[];
+
+const char *text_member(const json_t *body, const char *name, const char *otherwise);
+uint64_t int_member(const json_t *body, const char *name, uint64_t otherwise);
+bool true_member(const json_t *body, const char *name);
+void put_string(struct buf *b, const char *text); /* as JSON */
+
+const struct fault *fault_take(struct engine *e, const char *op, const struct request *r);
+const char *fault_name(enum fault_kind kind);
+struct entry *journal_add(struct conn *c, const char *op);
+void journal_end(struct conn *c, const char *how);
+void journal_free(struct engine *e);
+/* own_route - the double's own routes. False: it is none of them. */
+bool own_route(struct conn *c);
+
+#endif

@@ -1,0 +1,758 @@
+/* The data plane: tokens that say which version made them.
+ *
+ * Token i of an answer is 256 * (fnv1a32(maker) % 997) + (fnv1a32(prompt) + 31 * i) % 256, where
+ * the prompt is its ids, 4 bytes each, the low one first, and the maker the version's label: or
+ * "v<serial>" where it has none, or "torn" while weights have come that belong to no version yet;
+ * "/<adapter>#<n>" behind it for the nth load of an adapter. Its text is " t<id>"; every other byte
+ * of a text is a token too, 997 * 256 + that byte. */
+#include "tests/fakes/engine.h"
+
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TAGS = 997, STEPS = 256, BYTES = TAGS * STEPS, VOCAB = BYTES + 256, MODEL_LEN = 1 << 20 };
+enum { MAKER_MAX = 2 * LABEL_MAX + 32, CREATED = 1763700000 };
+enum form { FORM_COMPLETION, FORM_CHAT, FORM_TOKENS, FORM_SGLANG };
+
+struct span {
+    char maker[MAKER_MAX], label[LABEL_MAX + 1];
+    bool has_label;
+    uint64_t serial;
+    size_t start;
+};
+
+struct job {
+    enum form form;
+    bool stream, usage, begun, running;
+    bool stalled; /* nothing more comes of it */
+    bool told;    /* its answer has the spans of versions */
+    bool blank;   /* a template is being made: \1 stands for the token */
+    char id[LABEL_MAX + 1];
+    const struct adapter *adapter; /* NULL: none */
+    unsigned n_load;
+    uint32_t hash, tag;
+    size_t n_prompt, n_max, n_made, tokens_cap, n_spans;
+    uint32_t *tokens;    /* owned [n_made] */
+    struct span *spans;  /* owned [n_spans] */
+    struct buf template; /* of an event with one token */
+    size_t template_at;  /* of the token in it; SIZE_MAX: there is none */
+    uint64_t epoch, due_us;
+};
+
+struct ids {
+    uint32_t *at; /* owned */
+    size_t n, cap;
+};
+
+static uint32_t fnv1a(uint32_t hash, const void *data, size_t len)
+{
+    const uint8_t *at = data;
+
+    for (size_t i = 0; i < len; i++)
+        hash = (hash ^ at[i]) * 16777619U;
+    return hash;
+}
+
+static uint32_t fnv1a_of(const void *data, size_t len)
+{
+    return fnv1a(2166136261U, data, len);
+}
+
+/* text and ids */
+
+static void ids_add(struct ids *ids, uint32_t id)
+{
+    if (ids->n == ids->cap) {
+        ids->cap = ids->cap == 0 ? 64 : ids->cap * 2;
+        ids->at = must(realloc(ids->at, ids->cap * sizeof *ids->at));
+    }
+    ids->at[ids->n++] = id;
+}
+
+static void tokenize(struct ids *out, const char *text)
+{
+    while (*text != '\0') {
+        char *end = NULL;
+        unsigned long id = BYTES;
+
+        if (text[0] == ' ' && text[1] == 't' && text[2] >= '0' && text[2] <= '9')
+            id = strtoul(text + 2, &end, 10);
+        if (id >= BYTES) {
+            id = BYTES + (unsigned char)*text;
+            end = NULL;
+        }
+        ids_add(out, (uint32_t)id);
+        text = end != NULL ? end : text + 1;
+    }
+}
+
+static void put_text(struct buf *b, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        char byte = (char)(ids[i] - BYTES);
+
+        if (ids[i] < BYTES)
+            buf_printf(b, " t%u", ids[i]);
+        else
+            buf_append(b, &byte, 1);
+    }
+}
+
+static void put_ids(struct buf *b, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        buf_printf(b, i > 0 ? ",%u" : "%u", ids[i]);
+}
+
+/* False: it is no list of token ids. */
+static bool ids_of_list(struct ids *out, const json_t *list)
+{
+    const json_t *one;
+    size_t i;
+
+    json_array_foreach(list, i, one)
+    {
+        if (!json_is_integer(one) || json_integer_value(one) < 0 ||
+            json_integer_value(one) >= VOCAB)
+            return false;
+        ids_add(out, (uint32_t)json_integer_value(one));
+    }
+    return json_is_array(list);
+}
+
+static bool ids_of_prompt(struct ids *out, const json_t *prompt)
+{
+    const json_t *first = json_array_get(prompt, 0);
+
+    if (json_is_string(first) || json_is_array(first))
+        return json_array_size(prompt) == 1 && ids_of_prompt(out, first);
+    if (!json_is_string(prompt))
+        return ids_of_list(out, prompt);
+    tokenize(out, json_string_value(prompt));
+    return true;
+}
+
+static bool ids_of_messages(struct ids *out, const json_t *messages)
+{
+    const json_t *one;
+    size_t i;
+
+    json_array_foreach(messages, i, one)
+    {
+        tokenize(out, text_member(one, "role", ""));
+        tokenize(out, ":");
+        tokenize(out, text_member(one, "content", ""));
+        tokenize(out, "\n");
+    }
+    return json_array_size(messages) > 0;
+}
+
+/* events and answers */
+
+static void put_finish(struct buf *b, const struct job *j, const char *finish)
+{
+    if (finish == NULL)
+        buf_puts(b, "null");
+    else if (j->form != FORM_SGLANG)
+        buf_printf(b, "\"%s\"", finish);
+    else if (strcmp(finish, "length") == 0)
+        buf_printf(b, "{\"type\":\"length\",\"length\":%zu}", j->n_max);
+    else
+        buf_printf(b, "{\"type\":\"%s\",\"message\":\"Aborted\"}", finish);
+}
+
+static void put_label(struct buf *b, const struct span *s)
+{
+    if (s->has_label)
+        put_string(b, s->label);
+    else
+        buf_puts(b, "null");
+}
+
+static void put_spans(struct buf *b, const struct job *j)
+{
+    buf_puts(b, ",\"weight_versions\":[");
+    for (size_t i = 0; i < j->n_spans; i++) {
+        buf_puts(b, i > 0 ? ",{\"version\":" : "{\"version\":");
+        put_label(b, &j->spans[i]);
+        buf_printf(b, ",\"start\":%zu,\"end\":%zu,\"serial\":%zu}", j->spans[i].start,
+                   i + 1 < j->n_spans ? j->spans[i + 1].start : j->n_made,
+                   (size_t)j->spans[i].serial);
+    }
+    buf_puts(b, "]");
+}
+
+static void put_usage(struct buf *b, const struct job *j)
+{
+    buf_printf(b, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu}",
+               j->n_prompt, j->n_made, j->n_prompt + j->n_made);
+}
+
+/* The tokens from..to in the form's own member, between what comes before and behind it. */
+static void put_made(struct buf *b, const struct job *j, size_t from, size_t to)
+{
+    if (j->blank)
+        buf_puts(b, "\1");
+    else if (j->form == FORM_TOKENS)
+        put_ids(b, j->tokens + from, to - from);
+    else
+        put_text(b, j->tokens + from, to - from);
+}
+
+static void put_choice(struct buf *b, const struct job *j, size_t from, size_t to,
+                       const char *finish)
+{
+    static const char *const before[] = {
+        "\"text\":\"", "\"delta\":{\"role\":\"assistant\",\"content\":\"", "\"token_ids\":["};
+    static const char *const behind[] = {"\"", "\"}", "]"};
+    bool message = j->form == FORM_CHAT && !j->stream;
+
+    buf_puts(b, "{\"index\":0,");
+    buf_puts(b, message ? "\"message\":{\"role\":\"assistant\",\"content\":\"" : before[j->form]);
+    put_made(b, j, from, to);
+    buf_puts(b, behind[j->form]);
+    buf_puts(b, ",\"logprobs\":null,\"finish_reason\":");
+    put_finish(b, j, finish);
+    buf_puts(b, ",\"stop_reason\":null");
+    if (finish != NULL && j->told)
+        put_spans(b, j);
+    buf_puts(b, "}");
+}
+
+/* Always with all tokens so far. */
+static void put_sglang(struct buf *b, const struct job *j, const char *finish)
+{
+    buf_puts(b, "{\"text\":\"");
+    put_text(b, j->tokens, j->n_made);
+    buf_puts(b, "\",\"output_ids\":[");
+    put_ids(b, j->tokens, j->n_made);
+    buf_puts(b, "],\"meta_info\":{\"id\":");
+    put_string(b, j->id);
+    buf_puts(b, ",\"finish_reason\":");
+    put_finish(b, j, finish);
+    buf_printf(b, ",\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"cached_tokens\":0",
+               j->n_prompt, j->n_made);
+    if (j->n_spans > 0) {
+        buf_puts(b, ",\"weight_version\":");
+        put_label(b, &j->spans[j->n_spans - 1]);
+    }
+    buf_puts(b, "}}");
+}
+
+/* @usage  the event that carries only that */
+static void put_answer(struct buf *b, struct conn *c, size_t from, size_t to, const char *finish,
+                       bool usage)
+{
+    static const char *const ids[] = {"\"id\":\"cmpl-", "\"id\":\"chatcmpl-", "\"request_id\":\""};
+    const struct job *j = c->job;
+    bool whole = !j->stream;
+
+    if (j->form == FORM_SGLANG) {
+        put_sglang(b, j, finish);
+        return;
+    }
+    buf_puts(b, "{");
+    buf_puts(b, ids[j->form]);
+    buf_puts(b, j->id);
+    if (j->form == FORM_COMPLETION)
+        buf_puts(b, "\",\"object\":\"text_completion");
+    else if (j->form == FORM_CHAT)
+        buf_puts(b, whole ? "\",\"object\":\"chat.completion"
+                          : "\",\"object\":\"chat.completion.chunk");
+    buf_printf(b, "\",\"created\":%d,\"model\":", CREATED);
+    put_string(b, j->adapter != NULL ? j->adapter->name : c->e->o.model);
+    buf_puts(b, ",\"choices\":[");
+    if (!usage)
+        put_choice(b, j, from, to, finish);
+    buf_puts(b, "],\"usage\":");
+    if (usage || whole)
+        put_usage(b, j);
+    else
+        buf_puts(b, "null");
+    buf_puts(b, "}");
+}
+
+static void put_end(struct buf *b, const struct engine *e)
+{
+    for (size_t i = 0; i < e->o.pad; i++)
+        buf_append(b, " ", 1);
+    buf_puts(b, "\n\n");
+}
+
+static void send_answer_event(struct conn *c, size_t from, const char *finish, bool usage)
+{
+    struct buf b = {0};
+
+    buf_puts(&b, "data: ");
+    put_answer(&b, c, from, c->job->n_made, finish, usage);
+    put_end(&b, c->e);
+    conn_chunk(c, b.data, b.len);
+    buf_fini(&b);
+}
+
+/* Most events differ in the token only. */
+static void make_template(struct conn *c)
+{
+    struct job *j = c->job;
+    const char *at;
+
+    j->template_at = SIZE_MAX;
+    if (j->form == FORM_SGLANG)
+        return;
+    buf_puts(&j->template, "data: ");
+    j->blank = true;
+    put_answer(&j->template, c, 0, 0, NULL, false);
+    j->blank = false;
+    put_end(&j->template, c->e);
+    at = must(memchr(j->template.data, '\1', j->template.len));
+    j->template_at = (size_t)(at - j->template.data);
+}
+
+static void send_token(struct conn *c)
+{
+    static char event[64 << 10];
+    struct job *j = c->job;
+    size_t at = j->template_at, rest, len;
+    char text[16];
+    int n;
+
+    if (at == SIZE_MAX || j->template.len + sizeof text > sizeof event) {
+        send_answer_event(c, j->n_made - 1, NULL, false);
+        return;
+    }
+    n = snprintf(text, sizeof text, j->form == FORM_TOKENS ? "%u" : " t%u",
+                 j->tokens[j->n_made - 1]);
+    rest = j->template.len - at - 1;
+    memcpy(event, j->template.data, at);
+    memcpy(event + at, text, (size_t)n);
+    memcpy(event + at + n, j->template.data + at + 1, rest);
+    len = at + (size_t)n + rest;
+    conn_chunk(c, event, len);
+}
+
+/* jobs */
+
+static void new_span(struct conn *c)
+{
+    struct engine *e = c->e;
+    struct job *j = c->job;
+    struct span *s;
+    size_t len;
+
+    j->spans = must(realloc(j->spans, (j->n_spans + 1) * sizeof *s));
+    s = &j->spans[j->n_spans++];
+    *s = (struct span){.start = j->n_made, .serial = e->serial, .has_label = e->has_label};
+    memcpy(s->label, e->label, sizeof s->label);
+    if (e->torn)
+        (void)snprintf(s->maker, sizeof s->maker, "torn");
+    else if (e->has_label)
+        (void)snprintf(s->maker, sizeof s->maker, "%s", e->label);
+    else
+        (void)snprintf(s->maker, sizeof s->maker, "v%zu", (size_t)e->serial);
+    len = strlen(s->maker);
+    if (j->adapter != NULL)
+        (void)snprintf(s->maker + len, sizeof s->maker - len, "/%s#%u", j->adapter->name,
+                       j->n_load);
+    j->tag = fnv1a_of(s->maker, strlen(s->maker)) % TAGS;
+    j->epoch = e->epoch;
+}
+
+static void make_token(struct conn *c)
+{
+    struct job *j = c->job;
+
+    if (j->epoch != c->e->epoch)
+        new_span(c);
+    if (j->n_made == j->tokens_cap) {
+        j->tokens_cap = j->tokens_cap == 0 ? 16 : j->tokens_cap * 2;
+        j->tokens = must(realloc(j->tokens, j->tokens_cap * sizeof *j->tokens));
+    }
+    j->tokens[j->n_made] = j->tag * STEPS + (j->hash + 31 * (uint32_t)j->n_made) % STEPS;
+    j->n_made++;
+    c->e->n_tokens_made++;
+    if (c->entry != NULL)
+        c->entry->n_tokens = j->n_made;
+    if (j->stream)
+        send_token(c);
+}
+
+static void begin_stream(struct conn *c)
+{
+    if (c->job->stream && !c->job->begun)
+        conn_stream_begin(c, "text/event-stream");
+    c->job->begun = true;
+}
+
+static void finish_whole(struct conn *c, const char *why)
+{
+    struct buf b = {0};
+
+    put_answer(&b, c, 0, c->job->n_made, why, false);
+    conn_reply(c, 200, "application/json", b.data, b.len);
+    buf_fini(&b);
+}
+
+static void finish_stream(struct conn *c, const char *why)
+{
+    static const char done[] = "data: [DONE]\n\n";
+    struct job *j = c->job;
+
+    begin_stream(c);
+    send_answer_event(c, j->n_made, why, false);
+    if (j->usage)
+        send_answer_event(c, j->n_made, NULL, true);
+    conn_chunk(c, done, sizeof done - 1);
+    conn_stream_end(c);
+    if (c->fault != NULL && c->fault->kind == FAULT_WRONG_VERSION)
+        state_commit(c->e, c->fault->label);
+    conn_flush(c);
+}
+
+/* It makes no more tokens, however long its client takes to read them. */
+static void finish(struct conn *c, const char *why)
+{
+    struct engine *e = c->e;
+
+    e->n_running -= c->job->running;
+    c->job->running = false;
+    c->job->stalled = true;
+    if (c->job->stream)
+        finish_stream(c, why);
+    else
+        finish_whole(c, why);
+    state_ran(e);
+}
+
+void job_abort(struct conn *c)
+{
+    finish(c, "abort");
+}
+
+bool job_is_live(const struct conn *c, bool queued)
+{
+    return !c->job->stalled && (queued || c->job->running);
+}
+
+bool job_is(const struct conn *c, const char *id)
+{
+    const char *dash = strchr(id, '-');
+    size_t n = dash != NULL ? (size_t)(dash - id) : 0;
+    bool prefixed = (n == 4 && memcmp(id, "cmpl", n) == 0) ||
+                    (n == 8 && memcmp(id, "chatcmpl", n) == 0);
+
+    return strcmp(c->job->id, prefixed ? dash + 1 : id) == 0;
+}
+
+/* True: the stream goes no further. */
+static bool cut(struct conn *c)
+{
+    const struct fault *f = c->fault;
+    struct job *j = c->job;
+
+    if (!j->stream || f == NULL || j->n_made != f->n_tokens ||
+        (f->kind != FAULT_HALF_STREAM && f->kind != FAULT_STALL_STREAM))
+        return false;
+    j->stalled = true;
+    c->whole = c->close = f->kind == FAULT_HALF_STREAM;
+    conn_flush(c);
+    return true;
+}
+
+static bool frozen(const struct engine *e, const struct job *j)
+{
+    return e->asleep != 0 || (e->pause != PAUSE_NONE && (e->pause != PAUSE_WAIT || !j->running));
+}
+
+static void arm_next(struct conn *c)
+{
+    struct job *j = c->job;
+    uint64_t now = clock_now_us(), interval = c->e->o.interval_us;
+
+    if (c->out.len - c->sent >= (interval > 0 ? AHEAD_NBYTES_MAX : 1))
+        return; /* the socket says when there is room */
+    j->due_us = j->due_us + interval > now ? j->due_us + interval : now;
+    conn_arm(c, STEP_TOKEN, j->due_us);
+}
+
+/* What is frozen is not armed: state_resume does that. */
+void job_tick(struct conn *c)
+{
+    struct job *j = c->job;
+
+    if (j->stalled)
+        return;
+    if (frozen(c->e, j)) {
+        conn_flush(c);
+        return;
+    }
+    if (!j->running)
+        c->e->n_running++;
+    j->running = true;
+    begin_stream(c);
+    do {
+        if (cut(c))
+            return;
+        if (j->n_made == j->n_max) {
+            finish(c, "length");
+            return;
+        }
+        make_token(c);
+    } while ((c->e->o.interval_us == 0 || j->n_made == j->n_max) &&
+             c->out.len - c->sent < AHEAD_NBYTES_MAX);
+    conn_flush(c);
+    if (!c->dead)
+        arm_next(c);
+}
+
+void job_free(struct conn *c)
+{
+    struct job *j = c->job;
+    struct buf b = {0};
+
+    if (j == NULL)
+        return;
+    c->job = NULL;
+    buf_puts(&b, "[");
+    for (size_t i = 0; c->entry != NULL && i < j->n_spans; i++) {
+        buf_puts(&b, i > 0 ? "," : "");
+        put_string(&b, j->spans[i].maker);
+    }
+    buf_puts(&b, "]");
+    if (c->entry != NULL)
+        c->entry->versions = must(strdup(b.data));
+    buf_fini(&b);
+    buf_fini(&j->template);
+    free(j->tokens);
+    free(j->spans);
+    if (j->running) {
+        c->e->n_running--;
+        state_ran(c->e);
+    }
+    free(j);
+}
+
+/* requests */
+
+static void set_id(struct conn *c, const json_t *body)
+{
+    struct job *j = c->job;
+    size_t len = 0;
+    const char *id = text_member(body, "request_id", text_member(body, "rid", NULL));
+
+    if (id != NULL)
+        len = strlen(id);
+    else
+        id = request_header(&c->req, "X-Request-Id", &len);
+    for (size_t i = 0; id != NULL && i < len; i++)
+        if (id[i] < ' ' || id[i] > '~' || id[i] == '"' || id[i] == '\\')
+            id = NULL;
+    if (id != NULL && len > 0 && len <= LABEL_MAX)
+        memcpy(j->id, id, len);
+    else
+        (void)snprintf(j->id, sizeof j->id, "%.8s-%zu", c->e->boot_id, (size_t)c->e->n_requests);
+}
+
+/* False: refused. */
+static bool set_model(struct conn *c, const json_t *body)
+{
+    struct job *j = c->job;
+    const char *member = c->e->o.dialect == SGLANG ? "lora_path" : "model";
+    const char *name = text_member(body, member, NULL);
+
+    if (name == NULL || strcmp(name, c->e->o.model) == 0)
+        return true;
+    j->adapter = state_adapter(c->e, name);
+    if (j->adapter != NULL) {
+        j->n_load = j->adapter->n_loads;
+        return true;
+    }
+    conn_refuse(c, c->e->o.dialect == SGLANG ? 400 : 404, "not_found", "there is no model '%s'",
+                name);
+    return false;
+}
+
+static bool set_prompt(struct conn *c, const json_t *body)
+{
+    static const char *const members[] = {"prompt", "messages", "token_ids", "input_ids"};
+    struct job *j = c->job;
+    const json_t *text = json_object_get(body, "text");
+    const json_t *prompt = json_object_get(body, members[j->form]);
+    struct ids ids = {0};
+    bool good;
+
+    if (j->form == FORM_CHAT)
+        good = ids_of_messages(&ids, prompt);
+    else if (j->form == FORM_TOKENS)
+        good = ids_of_list(&ids, prompt);
+    else
+        good = ids_of_prompt(&ids, j->form == FORM_SGLANG && text != NULL ? text : prompt);
+    j->n_prompt = ids.n;
+    j->hash = 2166136261U;
+    for (size_t i = 0; i < ids.n; i++) {
+        uint8_t le[4] = {(uint8_t)ids.at[i], (uint8_t)(ids.at[i] >> 8), (uint8_t)(ids.at[i] >> 16),
+                         (uint8_t)(ids.at[i] >> 24)};
+
+        j->hash = fnv1a(j->hash, le, sizeof le);
+    }
+    free(ids.at);
+    if (!good)
+        conn_refuse(c, 400, "bad_request", "%s is no one prompt that it understands",
+                    members[j->form]);
+    return good;
+}
+
+static void set_sampling(struct conn *c, const json_t *body)
+{
+    struct job *j = c->job;
+    const json_t *options = json_object_get(body, "stream_options");
+    const json_t *from = body;
+    size_t otherwise = c->e->o.n_tokens;
+
+    j->stream = true_member(body, "stream");
+    j->usage = j->form != FORM_SGLANG && true_member(options, "include_usage");
+    if (j->form == FORM_TOKENS || j->form == FORM_SGLANG)
+        from = json_object_get(body, "sampling_params");
+    if (j->form == FORM_SGLANG)
+        j->n_max = int_member(from, "max_new_tokens", otherwise);
+    else
+        j->n_max = int_member(from, "max_completion_tokens",
+                              int_member(from, "max_tokens", otherwise));
+}
+
+/* What a fault does to a generation before its first token. False: it is taken care of. */
+static bool fault_begin(struct conn *c)
+{
+    const struct fault *f = c->fault;
+
+    if (f == NULL)
+        return true;
+    switch (f->kind) {
+    case FAULT_HANG:
+        c->job->stalled = true;
+        return false;
+    case FAULT_CLOSE_AFTER:
+        conn_end(c, "closed");
+        return false;
+    case FAULT_STATUS:
+        job_free(c);
+        conn_reply(c, f->status, "application/json", f->text, strlen(f->text));
+        return false;
+    case FAULT_SLOW:
+        c->job->due_us = clock_after_us(f->ms * 1000);
+        conn_arm(c, STEP_TOKEN, c->job->due_us);
+        return false;
+    default:
+        return true;
+    }
+}
+
+static void generate(struct conn *c, const json_t *body, enum form form)
+{
+    struct job *j = c->job = must(calloc(1, sizeof *j));
+
+    j->form = form;
+    j->stalled = true; /* until it is found to be right */
+    j->told = c->e->o.dialect == BATON || form == FORM_TOKENS;
+    set_sampling(c, body);
+    set_id(c, body);
+    if (!set_model(c, body) || !set_prompt(c, body))
+        return;
+    if (j->n_max > TOKENS_MAX) {
+        conn_refuse(c, 400, "bad_request", "%zu tokens are too many", j->n_max);
+        return;
+    }
+    if (c->e->torn && c->e->o.dialect == BATON) {
+        conn_refuse(c, 503, "weights_unsynced", "the weights were dropped");
+        return;
+    }
+    if (c->e->asleep != 0 && c->e->o.dialect != VLLM) {
+        conn_refuse(c, c->e->o.dialect == BATON ? 503 : 400, "asleep", "the memory is released");
+        return;
+    }
+    make_template(c);
+    j->stalled = false;
+    if (!fault_begin(c))
+        return;
+    begin_stream(c);
+    j->due_us = clock_now_us();
+    if (c->e->o.interval_us == 0) {
+        job_tick(c);
+        return;
+    }
+    conn_flush(c);
+    if (!c->dead)
+        arm_next(c);
+}
+
+static void completions(struct conn *c, const json_t *body)
+{
+    generate(c, body, FORM_COMPLETION);
+}
+
+static void chat(struct conn *c, const json_t *body)
+{
+    generate(c, body, FORM_CHAT);
+}
+
+static void inference(struct conn *c, const json_t *body)
+{
+    generate(c, body, FORM_TOKENS);
+}
+
+static void sglang_generate(struct conn *c, const json_t *body)
+{
+    generate(c, body, FORM_SGLANG);
+}
+
+static void do_tokenize(struct conn *c, const json_t *body)
+{
+    struct ids ids = {0};
+    struct buf b = {0};
+    const json_t *messages = json_object_get(body, "messages");
+    const char *prompt = text_member(body, "prompt", NULL);
+
+    if (prompt == NULL && !ids_of_messages(&ids, messages)) {
+        conn_refuse(c, 400, "bad_request", "neither prompt nor messages");
+        return;
+    }
+    if (prompt != NULL)
+        tokenize(&ids, prompt);
+    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids.n, MODEL_LEN);
+    put_ids(&b, ids.at, ids.n);
+    buf_puts(&b, c->e->o.dialect == SGLANG ? "]}" : "],\"token_strs\":null}");
+    free(ids.at);
+    conn_reply(c, 200, "application/json", b.data, b.len);
+    buf_fini(&b);
+}
+
+static void do_detokenize(struct conn *c, const json_t *body)
+{
+    struct ids ids = {0};
+    struct buf b = {0};
+
+    if (ids_of_list(&ids, json_object_get(body, "tokens"))) {
+        put_text(&b, ids.at, ids.n);
+        conn_reply_json(c, 200,
+                        json_pack("{s:o}", c->e->o.dialect == SGLANG ? "text" : "prompt",
+                                  b.len > 0 ? json_stringn(b.data, b.len) : json_string("")));
+    } else {
+        conn_refuse(c, 400, "bad_request", "tokens is no list of token ids below %d", VOCAB);
+    }
+    free(ids.at);
+    buf_fini(&b);
+}
+
+const struct route data_routes[] = {
+    {ALL, "POST", "/v1/completions", "completions", completions, true},
+    {ALL, "POST", "/v1/chat/completions", "chat", chat, true},
+    {BATON, "POST", "/v1/generate", "generate", inference, true},
+    {BATON | VLLM, "POST", "/inference/v1/generate", "generate", inference, true},
+    {BATON | SGLANG, "POST", "/generate", "generate", sglang_generate, true},
+    {BATON | SGLANG, "PUT", "/generate", "generate", sglang_generate, true},
+    {ALL, "POST", "/tokenize", "tokenize", do_tokenize, true},
+    {ALL, "POST", "/detokenize", "detokenize", do_detokenize, true},
+    {0},
+};

@@ -1,0 +1,275 @@
+/* SGLang's control routes. Its updates have neither start nor finish: each overwrites what serves,
+ * and a weight_version is all that says which was the last. */
+#include "tests/fakes/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void say(struct conn *c, const char *message)
+{
+    conn_reply_json(c, 200, json_pack("{s:b, s:s}", "success", 1, "message", message));
+}
+
+static void say_null(struct conn *c)
+{
+    conn_reply(c, 200, "application/json", "null", 4);
+}
+
+static void weight_version(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply_json(c, 200, json_pack("{s:s}", "weight_version", c->e->label));
+}
+
+static void server_info(struct conn *c, const json_t *body)
+{
+    const struct engine *e = c->e;
+
+    (void)body;
+    conn_reply_json(c, 200,
+                    json_pack("{s:s, s:i, s:i, s:i, s:s, s:s, s:[{s:I}]}", "model_path", e->o.model,
+                              "tp_size", (int)e->o.world_size, "pp_size", 1, "dp_size", 1,
+                              "weight_version", e->label, "version", "0.5.9", "internal_states",
+                              "num_running_reqs", (json_int_t)e->n_running));
+}
+
+static void load(struct conn *c, const json_t *body)
+{
+    size_t running = c->e->n_running, waiting = state_waiting(c->e);
+
+    (void)body;
+    conn_reply_json(c, 200,
+                    json_pack("[{s:i, s:I, s:I}]", "dp_rank", 0, "num_reqs",
+                              (json_int_t)(running + waiting), "num_waiting_reqs",
+                              (json_int_t)waiting));
+}
+
+/* updates */
+
+static void init(struct conn *c, const json_t *body)
+{
+    if (state_init(c, body, true))
+        say(c, "Succeeded to initialize the group.");
+}
+
+static void leave(struct conn *c, const json_t *body)
+{
+    (void)body;
+    if (c->e->group == NULL) {
+        conn_refuse(c, 400, "conflict", "there is no group");
+        return;
+    }
+    json_decref(c->e->group);
+    c->e->group = NULL;
+    say(c, "Succeeded to destroy the group.");
+}
+
+static void received(struct conn *c, const json_t *body)
+{
+    const char *label = text_member(body, "weight_version", NULL);
+
+    c->e->n_received++;
+    if (true_member(body, "abort_all_requests"))
+        (void)state_abort(c->e, NULL, true);
+    if (label != NULL)
+        state_commit(c->e, label);
+    else
+        state_touch(c->e);
+    say(c, "Succeeded to update the weights.");
+}
+
+static void update(struct conn *c, const json_t *body)
+{
+    if (!state_columns(c, body, "names", "dtypes"))
+        return;
+    if (c->e->group == NULL)
+        conn_refuse(c, 400, "conflict", "there is no group");
+    else
+        received(c, body);
+}
+
+static void update_tensor(struct conn *c, const json_t *body)
+{
+    size_t n = json_array_size(json_object_get(body, "serialized_named_tensors"));
+
+    if (n != c->e->o.world_size)
+        conn_refuse(c, 400, "bad_request", "%zu serialized_named_tensors for %u ranks", n,
+                    c->e->o.world_size);
+    else
+        received(c, body);
+}
+
+/* All of a checkpoint at once: whole with or without a label, and then under its path. */
+static void update_disk(struct conn *c, const json_t *body)
+{
+    const char *path = text_member(body, "model_path", "");
+    json_t *named;
+
+    if (access(path, R_OK) != 0) {
+        conn_refuse(c, 400, "bad_request", "there is no checkpoint at %.256s", path);
+        return;
+    }
+    named = json_copy((json_t *)(uintptr_t)body);
+    if (text_member(body, "weight_version", NULL) == NULL)
+        (void)json_object_set_new(named, "weight_version", json_string(c->e->label));
+    received(c, named);
+    json_decref(named);
+}
+
+static void relabel(struct conn *c, const json_t *body)
+{
+    const char *label = text_member(body, "new_version", NULL);
+
+    if (label == NULL) {
+        conn_refuse(c, 400, "bad_request", "new_version is missing");
+        return;
+    }
+    if (json_object_get(body, "abort_all_requests") == NULL ||
+        true_member(body, "abort_all_requests"))
+        (void)state_abort(c->e, NULL, true);
+    state_commit(c->e, label);
+    conn_reply_json(c, 200,
+                    json_pack("{s:b, s:s, s:s}", "success", 1, "message", "Weight version updated",
+                              "new_version", label));
+}
+
+/* control */
+
+static void pause_it(struct conn *c, const json_t *body)
+{
+    const char *mode = text_member(body, "mode", "abort");
+
+    if (strcmp(mode, "in_place") == 0 || strcmp(mode, "retract") == 0)
+        state_pause(c, PAUSE_KEEP);
+    else if (strcmp(mode, "abort") == 0)
+        state_pause(c, PAUSE_ABORT);
+    else
+        conn_refuse(c, 400, "bad_request", "mode '%.32s' is none of abort, retract, in_place",
+                    mode);
+}
+
+static void resume(struct conn *c, const json_t *body)
+{
+    (void)body;
+    state_resume(c->e);
+    conn_reply_json(
+        c, 200,
+        json_pack("{s:s, s:s}", "message", "Generation continued successfully.", "status", "ok"));
+}
+
+/* False: refused. */
+static bool is_idle(struct conn *c)
+{
+    if (c->e->n_running + state_waiting(c->e) > 0)
+        conn_refuse(c, 400, "conflict", "%zu requests run and %zu wait", c->e->n_running,
+                    state_waiting(c->e));
+    else
+        return true;
+    return false;
+}
+
+static void release(struct conn *c, const json_t *body)
+{
+    if (!is_idle(c))
+        return;
+    state_sleep(c->e, state_tags(body));
+    say_null(c);
+}
+
+static void regain(struct conn *c, const json_t *body)
+{
+    state_wake(c->e, state_tags(body));
+    say_null(c);
+}
+
+static void flush(struct conn *c, const json_t *body)
+{
+    (void)body;
+    if (is_idle(c))
+        conn_reply_text(c, 200, "Cache flushed.\n");
+}
+
+static void abort_request(struct conn *c, const json_t *body)
+{
+    const char *rid = text_member(body, "rid", "");
+    json_t *ids = json_pack("[s]", rid);
+
+    if (true_member(body, "abort_all") || rid[0] != '\0')
+        (void)state_abort(c->e, true_member(body, "abort_all") ? NULL : ids, true);
+    json_decref(ids);
+    reply_empty(c, NULL);
+}
+
+/* adapters */
+
+static void say_adapters(struct conn *c, int status, const char *error)
+{
+    json_t *all = json_object();
+
+    for (size_t i = 0; i < ADAPTERS_MAX; i++)
+        if (c->e->adapters[i].loaded)
+            (void)json_object_set_new(all, c->e->adapters[i].name,
+                                      json_string(c->e->adapters[i].path));
+    if (c->entry != NULL)
+        c->entry->executed = error == NULL;
+    conn_reply_json(c, status,
+                    json_pack("{s:b, s:o, s:o}", "success", error == NULL, "error_message",
+                              error != NULL ? json_string(error) : json_null(), "loaded_adapters",
+                              all));
+}
+
+static void lora_load(struct conn *c, const json_t *body)
+{
+    const char *name = text_member(body, "lora_name", ""),
+               *path = text_member(body, "lora_path", "");
+
+    if (name[0] == '\0' || strlen(name) > LABEL_MAX)
+        say_adapters(c, 400, "lora_name is missing or too long");
+    else if (state_adapter(c->e, name) != NULL)
+        say_adapters(c, 400, "an adapter of this name is loaded already");
+    else if (access(path, R_OK) != 0)
+        say_adapters(c, 400, "there is no adapter at lora_path");
+    else if (state_adapter_load(c->e, name, path) == NULL)
+        say_adapters(c, 400, "there are too many adapters");
+    else
+        say_adapters(c, 200, NULL);
+}
+
+static void lora_unload(struct conn *c, const json_t *body)
+{
+    struct adapter *a = state_adapter(c->e, text_member(body, "lora_name", ""));
+
+    if (a == NULL) {
+        say_adapters(c, 400, "there is no adapter of this name");
+        return;
+    }
+    a->loaded = false;
+    say_adapters(c, 200, NULL);
+}
+
+const struct route sglang_routes[] = {
+    {SGLANG, "GET", "/health_generate", "health", reply_empty, false},
+    {SGLANG, "GET", "/get_weight_version", "who", weight_version, false},
+    {SGLANG, "GET", "/get_server_info", "ranks", server_info, false},
+    {SGLANG, "GET", "/server_info", "ranks", server_info, false},
+    {SGLANG, "GET", "/get_load", "load", load, false},
+    {SGLANG, "POST", "/init_weights_update_group", "init", init, false},
+    {SGLANG, "POST", "/destroy_weights_update_group", "leave", leave, false},
+    {SGLANG, "POST", "/update_weights_from_distributed", "update", update, false},
+    {SGLANG, "POST", "/update_weights_from_tensor", "update", update_tensor, false},
+    {SGLANG, "POST", "/update_weights_from_disk", "update", update_disk, false},
+    {SGLANG, "POST", "/update_weight_version", "finish", relabel, false},
+    {SGLANG, "POST", "/pause_generation", "pause", pause_it, false},
+    {SGLANG, "POST", "/continue_generation", "resume", resume, false},
+    {SGLANG, "POST", "/release_memory_occupation", "sleep", release, false},
+    {SGLANG, "GET", "/release_memory_occupation", "sleep", release, false},
+    {SGLANG, "POST", "/resume_memory_occupation", "wake", regain, false},
+    {SGLANG, "GET", "/resume_memory_occupation", "wake", regain, false},
+    {SGLANG, "POST", "/flush_cache", "reset_cache", flush, false},
+    {SGLANG, "GET", "/flush_cache", "reset_cache", flush, false},
+    {SGLANG, "POST", "/abort_request", "abort_requests", abort_request, false},
+    {SGLANG, "POST", "/load_lora_adapter", "lora_load", lora_load, false},
+    {SGLANG, "POST", "/unload_lora_adapter", "lora_unload", lora_unload, false},
+    {0},
+};

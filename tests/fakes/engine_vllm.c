@@ -1,0 +1,289 @@
+/* vLLM's control routes in development mode. An update overwrites what serves as it comes. Also
+ * what all three have: health, models. */
+#include "tests/fakes/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void reply_empty(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply(c, 200, NULL, "", 0);
+}
+
+static void models(struct conn *c, const json_t *body)
+{
+    const struct engine *e = c->e;
+    json_t *data = json_array();
+
+    (void)body;
+    (void)json_array_append_new(data, json_pack("{s:s, s:s, s:s, s:n}", "id", e->o.model, "object",
+                                                "model", "owned_by", e->o.dialect_name, "parent"));
+    for (size_t i = 0; i < ADAPTERS_MAX; i++)
+        if (e->adapters[i].loaded)
+            (void)json_array_append_new(data, json_pack("{s:s, s:s, s:s, s:s, s:s}", "id",
+                                                        e->adapters[i].name, "object", "model",
+                                                        "owned_by", e->o.dialect_name, "root",
+                                                        e->adapters[i].path, "parent", e->o.model));
+    conn_reply_json(c, 200, json_pack("{s:s, s:o}", "object", "list", "data", data));
+}
+
+static void metrics(struct conn *c, const json_t *body)
+{
+    const struct engine *e = c->e;
+    char text[1024];
+
+    (void)body;
+    (void)snprintf(text, sizeof text,
+                   "# HELP process_start_time_seconds Start time of the process since unix epoch "
+                   "in seconds.\n"
+                   "# TYPE process_start_time_seconds gauge\n"
+                   "process_start_time_seconds %.2f\n"
+                   "# TYPE vllm:num_requests_running gauge\n"
+                   "vllm:num_requests_running{engine=\"0\",model_name=\"%.128s\"} %zu.0\n"
+                   "# TYPE vllm:num_requests_waiting gauge\n"
+                   "vllm:num_requests_waiting{engine=\"0\",model_name=\"%.128s\"} %zu.0\n",
+                   e->started_s, e->o.model, e->n_running, e->o.model, state_waiting(e));
+    conn_reply_text(c, 200, text);
+}
+
+static void world_size(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply_json(c, 200, json_pack("{s:i}", "world_size", (int)c->e->o.world_size));
+}
+
+/* updates */
+
+static void say(struct conn *c, const char *message)
+{
+    conn_reply_json(c, 200, json_pack("{s:s}", "message", message));
+}
+
+static void init(struct conn *c, const json_t *body)
+{
+    const json_t *info = json_object_get(body, "init_info");
+
+    if (!json_is_object(info)) {
+        conn_refuse(c, 400, "bad_request", "init_info is missing");
+        return;
+    }
+    if (json_object_size(info) > 0) { /* {}: handles need no group */
+        if (json_object_size(info) != 4) {
+            conn_refuse(c, 500, "internal_error", "init_info has %zu members and not 4",
+                        json_object_size(info));
+            return;
+        }
+        if (!state_init(c, info, false))
+            return;
+    }
+    say(c, "Weight transfer initialized");
+}
+
+static void start(struct conn *c, const json_t *body)
+{
+    (void)body;
+    if (c->e->phase == UPDATE_OPEN) {
+        conn_refuse(c, 500, "internal_error", "a weight update is active already");
+        return;
+    }
+    c->e->phase = UPDATE_OPEN;
+    c->e->n_received = 0;
+    say(c, "Weight update started");
+}
+
+static bool is_open(struct conn *c)
+{
+    if (c->e->phase != UPDATE_OPEN)
+        conn_refuse(c, 500, "internal_error", "no weight update is active");
+    return c->e->phase == UPDATE_OPEN;
+}
+
+static void update(struct conn *c, const json_t *body)
+{
+    const json_t *info = json_object_get(body, "update_info");
+
+    if (!json_is_object(info)) {
+        conn_refuse(c, 400, "bad_request", "update_info is missing");
+        return;
+    }
+    if (!is_open(c) || !state_columns(c, info, "names", "dtype_names"))
+        return;
+    if (json_object_get(info, "ipc_handles_pickled") == NULL && c->e->group == NULL) {
+        conn_refuse(c, 500, "internal_error", "the NCCL group is not initialized");
+        return;
+    }
+    c->e->n_received++;
+    state_touch(c->e);
+    say(c, "Weights updated");
+}
+
+static void finish(struct conn *c, const json_t *body)
+{
+    struct engine *e = c->e;
+    const char *label = text_member(body, "weight_version", e->has_label ? e->label : NULL);
+    char kept[LABEL_MAX + 1] = "";
+
+    if (!is_open(c))
+        return;
+    if (label != NULL)
+        (void)snprintf(kept, sizeof kept, "%s", label);
+    e->phase = UPDATE_COMMITTED;
+    if (e->n_received > 0)
+        state_commit(e, label != NULL ? kept : NULL);
+    say(c, "Weight update finished");
+}
+
+static void relabel(struct conn *c, const json_t *body)
+{
+    const char *label = text_member(body, "new_version", NULL);
+
+    if (label == NULL) {
+        conn_refuse(c, 400, "bad_request", "new_version is missing");
+        return;
+    }
+    state_commit(c->e, label);
+    conn_reply_json(c, 200, json_pack("{s:b, s:s}", "success", 1, "new_version", label));
+}
+
+static void weight_info(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply_json(c, 200,
+                    json_pack("{s:o}", "weight_version",
+                              c->e->has_label ? json_string(c->e->label) : json_null()));
+}
+
+/* control */
+
+static void pause_it(struct conn *c, const json_t *body)
+{
+    char mode[16] = "abort";
+
+    (void)body;
+    (void)request_query(&c->req, "mode", mode, sizeof mode);
+    if (strcmp(mode, "keep") == 0)
+        state_pause(c, PAUSE_KEEP);
+    else if (strcmp(mode, "wait") == 0)
+        state_pause(c, PAUSE_WAIT);
+    else if (strcmp(mode, "abort") == 0)
+        state_pause(c, PAUSE_ABORT);
+    else
+        conn_refuse(c, 400, "bad_request", "mode '%s' is none of abort, wait, keep", mode);
+}
+
+static void resume(struct conn *c, const json_t *body)
+{
+    (void)body;
+    state_resume(c->e);
+    conn_reply_json(c, 200, json_pack("{s:s}", "status", "resumed"));
+}
+
+static void is_paused(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply_json(c, 200,
+                    json_pack("{s:b}", "is_paused", c->e->pause != PAUSE_NONE || c->e->asleep));
+}
+
+static void is_sleeping(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply_json(c, 200, json_pack("{s:b}", "is_sleeping", c->e->asleep != 0));
+}
+
+static void go_to_sleep(struct conn *c, const json_t *body)
+{
+    char level[4] = "1";
+
+    (void)request_query(&c->req, "level", level, sizeof level);
+    (void)state_abort(c->e, NULL, false);
+    state_sleep(c->e, SLEEP_ALL);
+    if (strcmp(level, "2") == 0)
+        state_touch(c->e); /* dropped: only an update makes them a version's again */
+    reply_empty(c, body);
+}
+
+static void wake(struct conn *c, const json_t *body)
+{
+    const char *query = c->req.query;
+    unsigned what = query[0] == '\0' ? SLEEP_ALL : 0;
+
+    what |= strstr(query, "tags=weights") != NULL ? SLEEP_WEIGHTS : 0;
+    what |= strstr(query, "tags=kv_cache") != NULL ? SLEEP_KV : 0;
+    state_wake(c->e, what);
+    reply_empty(c, body);
+}
+
+static void abort_requests(struct conn *c, const json_t *body)
+{
+    const json_t *ids = json_object_get(body, "request_ids");
+
+    conn_reply_json(
+        c, 200,
+        json_pack("{s:s, s:I}", "status", "aborted", "aborted",
+                  (json_int_t)state_abort(c->e, json_array_size(ids) > 0 ? ids : NULL, true)));
+}
+
+/* adapters */
+
+static void lora_load(struct conn *c, const json_t *body)
+{
+    const char *name = text_member(body, "lora_name", ""),
+               *path = text_member(body, "lora_path", "");
+    char text[LABEL_MAX + 64];
+
+    if (name[0] == '\0' || strlen(name) > LABEL_MAX || path[0] == '\0')
+        conn_refuse(c, 400, "bad_request", "both lora_name and lora_path must be provided");
+    else if (state_adapter(c->e, name) != NULL && !true_member(body, "load_inplace"))
+        conn_refuse(c, 400, "bad_request", "adapter '%s' is loaded already", name);
+    else if (access(path, R_OK) != 0)
+        conn_refuse(c, 404, "not_found", "there is no adapter at %.256s", path);
+    else if (state_adapter_load(c->e, name, path) == NULL)
+        conn_refuse(c, 500, "internal_error", "there are %d adapters", ADAPTERS_MAX);
+    else {
+        (void)snprintf(text, sizeof text, "Success: LoRA adapter '%s' added successfully.", name);
+        conn_reply_text(c, 200, text);
+    }
+}
+
+static void lora_unload(struct conn *c, const json_t *body)
+{
+    const char *name = text_member(body, "lora_name", "");
+    struct adapter *a = state_adapter(c->e, name);
+    char text[LABEL_MAX + 64];
+
+    if (a == NULL) {
+        conn_refuse(c, 404, "not_found", "there is no adapter '%.128s'", name);
+        return;
+    }
+    a->loaded = false;
+    (void)snprintf(text, sizeof text, "Success: LoRA adapter '%s' removed successfully.", name);
+    conn_reply_text(c, 200, text);
+}
+
+const struct route vllm_routes[] = {
+    {ALL, "GET", "/health", "health", reply_empty, false},
+    {ALL, "GET", "/ping", "health", reply_empty, false},
+    {ALL, "GET", "/v1/models", "models", models, false},
+    {VLLM, "GET", "/metrics", "who", metrics, false},
+    {VLLM, "GET", "/get_world_size", "ranks", world_size, false},
+    {VLLM, "POST", "/init_weight_transfer_engine", "init", init, false},
+    {VLLM, "POST", "/start_weight_update", "start", start, false},
+    {VLLM, "POST", "/update_weights", "update", update, false},
+    {VLLM, "POST", "/finish_weight_update", "finish", finish, false},
+    {VLLM, "POST", "/update_weight_version", "relabel", relabel, false},
+    {VLLM, "GET", "/weight_info", "weight_info", weight_info, false},
+    {VLLM, "POST", "/pause", "pause", pause_it, false},
+    {VLLM, "POST", "/resume", "resume", resume, false},
+    {VLLM, "GET", "/is_paused", "is_paused", is_paused, false},
+    {VLLM, "POST", "/sleep", "sleep", go_to_sleep, false},
+    {VLLM, "POST", "/wake_up", "wake", wake, false},
+    {VLLM, "GET", "/is_sleeping", "is_sleeping", is_sleeping, false},
+    {VLLM, "POST", "/reset_prefix_cache", "reset_cache", reply_empty, false},
+    {VLLM, "POST", "/abort_requests", "abort_requests", abort_requests, false},
+    {VLLM, "POST", "/v1/load_lora_adapter", "lora_load", lora_load, false},
+    {VLLM, "POST", "/v1/unload_lora_adapter", "lora_unload", lora_unload, false},
+    {0},
+};
