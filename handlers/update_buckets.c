@@ -286,7 +286,7 @@ int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t 
     return ranks_alloc(q, e);
 }
 
-static enum match_reach reach(void *arg, uint32_t rank, const char *uuid)
+enum match_reach ipc_reach(void *arg, uint32_t rank, const char *uuid)
 {
     const struct app *app = arg;
     char shown[IPC_UUID_LEN + 1];
@@ -405,7 +405,7 @@ int ipc_request_match(struct ipc_request *q, struct err *e)
 {
     const char *uuids[IPC_RANKS_MAX];
     struct match_ranks ranks = {
-        .n = q->n_ranks, .uuids = uuids, .reach = reach, .arg = (void *)(uintptr_t)q->app};
+        .n = q->n_ranks, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)q->app};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         uuids[r] = q->uuids[r];

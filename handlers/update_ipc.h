@@ -81,6 +81,10 @@ static inline const struct ipc_list *list_of(const struct ipc_request *q, uint32
 int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
                      const struct body_columns *text, bool sharded, struct err *e);
 
+/* ipc_reach - can that rank of the server copy from that GPU? For match_gpus.
+ * @app  the struct app, which has GPUs. Threads: any. Blocks: no. */
+enum match_reach ipc_reach(void *app, uint32_t rank, const char *uuid);
+
 /* ipc_request_match - which GPU's handle and which list feed each rank.
  * Errors: as match_gpus; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); and of
  *         lists that no rank uses, what is wrong with them in themselves. */

@@ -4,7 +4,7 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/update_match.h"
+#include "handlers/update_ipc.h"
 #include "handlers/update_parts.h"
 #include "transport/cuda_ipc.h"
 #include "transport/torch_tensors.h"
@@ -154,27 +154,13 @@ static uint32_t find_string(const struct request *q, uint32_t rank, const char *
     return NO_STRING;
 }
 
-static enum match_reach reach(void *arg, uint32_t rank, const char *uuid)
-{
-    const struct app *app = arg;
-    char shown[IPC_UUID_LEN + 1];
-
-    for (size_t i = 0; i < app->cuda->n_devices; i++) {
-        const struct cuda_device *d = &app->cuda->devices[i];
-
-        if (ipc_uuid_parse(shown, d->uuid, strlen(d->uuid)) && strcmp(shown, uuid) == 0)
-            return device_can_reach(app->devices[rank], d) ? MATCH_YES : MATCH_NO;
-    }
-    return MATCH_UNSEEN;
-}
-
 /* No string is empty: each rank gets one, as with handles by UUID. */
 static int match_all(struct request *q, bool sharded, struct err *e)
 {
     const struct ipc_gpu *fed[RANKS_MAX];
     const char *uuids[RANKS_MAX];
     struct match_ranks ranks = {
-        .n = q->n_ranks, .uuids = uuids, .reach = reach, .arg = (void *)(uintptr_t)q->app};
+        .n = q->n_ranks, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)q->app};
     struct ipc_handles set = {0};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
