@@ -194,6 +194,7 @@ int model_manifest(struct manifest **out, const struct model_config *cfg, const 
                    struct err *e)
 {
     static const char *const embed[] = {MODEL_EMBED_NAME, NULL};
+    struct manifest *made;
     struct plan *plan;
     struct alias_spec *specs;
     struct fused *fused;
@@ -222,10 +223,13 @@ int model_manifest(struct manifest **out, const struct model_config *cfg, const 
             }
         }
     }
-    rc = manifest_new(out, plan, specs, n, e);
-    if (rc == 0 && derive_rotary(*out, cfg, e) != 0) {
-        manifest_free(*out);
-        rc = -1;
+    rc = manifest_new(&made, plan, specs, n, e);
+    if (rc == 0) {
+        rc = derive_rotary(made, cfg, e);
+        if (rc == 0)
+            *out = made;
+        else
+            manifest_free(made);
     }
 drop:
     free(fused);
