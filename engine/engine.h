@@ -66,7 +66,7 @@ struct gen_top {
 struct gen_token {
     uint32_t id;
     float logprob; /* raw: log softmax of the model's logits, before any sampling rule; but for
-                      logprobs_tempered */
+                      logprobs_tempered. Without logprobs 0, as rank */
     uint32_t rank;
     uint32_t n_top;
     const struct gen_top *top; /* [n_top], best first; of the output */

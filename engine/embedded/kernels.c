@@ -2,6 +2,7 @@
 #include "engine/embedded/kernels.h"
 
 #include "engine/embedded/kernels_elementwise.h"
+#include "engine/embedded/kernels_logits.h"
 
 #include <assert.h>
 #include <math.h>
@@ -112,6 +113,10 @@ static const struct kernels scalar = {
     .weighted_sum = weighted_sum_scalar,
     .exp_shifted = elementwise_exp_shifted,
     .silu_mul = elementwise_silu_mul,
+    .maxima = logits_maxima,
+    .exp_sum = logits_exp_sum,
+    .count_from = logits_count_from,
+    .race = logits_race,
 };
 
 /* __builtin_cpu_supports also asks whether the system saves the wide registers. */

@@ -16,7 +16,8 @@
 
 enum {
     KERNELS_LANES = 16,
-    KERNELS_GRAIN = 12 /* outputs of a matmul that the kernels compute together */
+    KERNELS_GRAIN = 12, /* outputs of a matmul that the kernels compute together */
+    KERNELS_BLOCK = 256 /* logits that have one maximum */
 };
 
 /* y[i][j] = dot(x[i], w[j]): a linear layer, its weights stored [out, in]. */
@@ -33,6 +34,18 @@ struct matmul {
 /* Computes outputs [first, last) of every row. */
 typedef void matmul_fn(const struct matmul *a, uint32_t first, uint32_t last);
 
+/* The exponential race of a draw: token i arrives at -log(u_i) / w_i, w_i = exp((logit - max) *
+ * scale), u_i its uniform_of; the first wins, of equal ones the lowest id. Minus infinity does not
+ * run. As -log(u) >= 1 - u, most need no logarithm, and no exact w_i; that test errs on the side of
+ * running, so the winner is the same in whatever pieces and order they run. */
+struct race {
+    uint64_t key;   /* uniform_key */
+    double max;     /* a finite logit, none of the runners' is larger */
+    double scale;   /* 1 / temperature */
+    double arrival; /* the winner's so far; INFINITY: there is none */
+    uint32_t winner;
+};
+
 struct kernels {
     const char *name;
     matmul_fn *matmul_bf16, *matmul_f16, *matmul_f32;
@@ -45,6 +58,20 @@ struct kernels {
 
     /* gate[i] = silu(gate[i]) * up[i], silu in double. */
     void (*silu_mul)(float *gate, const float *up, size_t n);
+
+    /* max[b] = the largest of x[b * KERNELS_BLOCK] and on. Returns: are all n finite? NaN is no
+     * maximum. */
+    bool (*maxima)(float *max, const float *x, size_t n);
+
+    /* The sum of exp((x[i] - shift) * scale), shift >= x[i], in double: eight lanes, lane j over i
+     * = j, j + 8, ... in order, then lane i += lane i+4, i+2, i+1. Below exp(-200) is exp(-200). */
+    double (*exp_sum)(const float *x, double shift, double scale, size_t n);
+
+    /* How many are >= least. */
+    uint32_t (*count_from)(const float *x, float least, size_t n);
+
+    /* Tokens id, id + 1, ... with the logits x[n] run. Ids ascend from call to call. */
+    void (*race)(struct race *r, const float *x, uint32_t id, size_t n);
 };
 
 enum kernels_isa { KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_ISA_COUNT };

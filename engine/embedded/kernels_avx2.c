@@ -5,6 +5,7 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #include "engine/embedded/kernels_elementwise.h"
+#include "engine/embedded/kernels_logits.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -175,6 +176,10 @@ static const struct kernels avx2 = {
     .weighted_sum = weighted_sum,
     .exp_shifted = elementwise_exp_shifted,
     .silu_mul = elementwise_silu_mul,
+    .maxima = logits_maxima,
+    .exp_sum = logits_exp_sum,
+    .count_from = logits_count_from,
+    .race = logits_race,
 };
 
 const struct kernels *kernels_avx2(void)

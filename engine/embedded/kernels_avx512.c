@@ -5,6 +5,7 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
 #include "engine/embedded/kernels_elementwise.h"
+#include "engine/embedded/kernels_logits.h"
 
 #include <immintrin.h>
 
@@ -152,6 +153,10 @@ static const struct kernels avx512 = {
     .weighted_sum = weighted_sum,
     .exp_shifted = elementwise_exp_shifted,
     .silu_mul = elementwise_silu_mul,
+    .maxima = logits_maxima,
+    .exp_sum = logits_exp_sum,
+    .count_from = logits_count_from,
+    .race = logits_race,
 };
 
 const struct kernels *kernels_avx512(void)

@@ -217,6 +217,11 @@ int model_pin(struct model *m, pthread_t caller, struct err *e)
     return compute_pin(m->compute, caller, e);
 }
 
+struct compute *model_compute(struct model *m)
+{
+    return m->compute;
+}
+
 static const struct tensor_spec *spec_of(const struct model *m, uint32_t index)
 {
     return &m->manifest->plan->tensors[index];

@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 #include "engine/embedded/adapter.h"
+#include "engine/embedded/compute.h"
 #include "engine/embedded/kv.h"
 #include "engine/embedded/model_config.h"
 #include "weights/store.h"
@@ -42,6 +43,9 @@ int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e);
 /* model_pin - tie the compute threads, and `caller`, which will call model_step, each to a
  * processor of its own. Errors: those of compute_pin. */
 int model_pin(struct model *m, pthread_t caller, struct err *e);
+
+/* model_compute - its threads, for what else has to be done between two steps. Borrowed. */
+struct compute *model_compute(struct model *m);
 
 /* model_step - run the rows through version `v`, each with its adapter.
  * @logits  [number of rows that want logits, vocab_size], in the order of those rows

@@ -28,7 +28,8 @@ struct scheduler {
     struct want *wants;     /* owned; [n_rows_max] */
     float *logits;          /* owned; [n_rows_max, vocab_size]; pages come when rows want them */
     uint32_t n_rows, n_wants;
-    struct sampler *sampler; /* owned */
+    struct choice *choices;  /* owned; [n_rows_max]; of the wants */
+    struct chooser *chooser; /* owned */
 
     struct engine_stats stats;
 };
@@ -40,10 +41,12 @@ static int scheduler_alloc(struct scheduler *s, struct err *e)
     s->running = calloc(cfg->n_running_max, sizeof(struct seq *));
     s->rows = calloc(cfg->n_rows_max, sizeof *s->rows);
     s->wants = calloc(cfg->n_rows_max, sizeof *s->wants);
+    s->choices = calloc(cfg->n_rows_max, sizeof *s->choices);
     s->logits = calloc((size_t)cfg->n_rows_max * cfg->vocab_size, sizeof *s->logits);
-    if (s->running == NULL || s->rows == NULL || s->wants == NULL || s->logits == NULL)
+    if (s->running == NULL || s->rows == NULL || s->wants == NULL || s->choices == NULL ||
+        s->logits == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for steps of %u rows", cfg->n_rows_max);
-    return sampler_new(&s->sampler, cfg->vocab_size, e);
+    return chooser_new(&s->chooser, model_compute(cfg->model), cfg->vocab_size, cfg->n_rows_max, e);
 }
 
 int scheduler_new(struct scheduler **out, const struct scheduler_cfg *cfg, struct err *e)
@@ -71,8 +74,9 @@ void scheduler_free(struct scheduler *s)
     free(s->running);
     free(s->rows);
     free(s->wants);
+    free(s->choices);
     free(s->logits);
-    sampler_free(s->sampler);
+    chooser_free(s->chooser);
     free(s);
 }
 
@@ -371,11 +375,20 @@ static void take_want(struct scheduler *s, uint32_t i, uint64_t now_us)
     struct seq *q = w->q;
     uint32_t n_tokens = q->rec->out.n_tokens;
 
-    seq_take_logits(q, w->pos, s->logits + (size_t)i * s->cfg.vocab_size, s->sampler, &made);
+    seq_take(q, w->pos, &s->choices[i], &made);
     if (q->rec->out.n_tokens == n_tokens)
         return;
     s->stats.n_generated_tokens++;
     q->n_rebuilds = 0;
+}
+
+static void choose(struct scheduler *s)
+{
+    for (uint32_t i = 0; i < s->n_wants; i++) {
+        seq_ask(s->wants[i].q, s->wants[i].pos, &s->choices[i]);
+        s->choices[i].logits = s->logits + (size_t)i * s->cfg.vocab_size;
+    }
+    chooser_run(s->chooser, s->choices, s->n_wants);
 }
 
 /* Names are taken from pinned versions, so the pins last until all tokens are. */
@@ -390,6 +403,7 @@ static void step(struct scheduler *s, const struct version *served)
         if (s->running[i]->n_step > 0)
             compute_group(s, i, served);
     us = clock_now_us();
+    choose(s);
     for (uint32_t i = 0; i < s->n_wants; i++)
         take_want(s, i, us);
     for (uint32_t i = 0; i < s->n_running; i++)

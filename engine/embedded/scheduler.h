@@ -29,7 +29,7 @@ struct scheduler;
 
 struct scheduler_cfg {
     struct store *store;     /* borrowed */
-    struct model *model;     /* borrowed; made for n_rows_max rows */
+    struct model *model;     /* borrowed; made for n_rows_max rows; its threads choose tokens too */
     struct kv_pool *kv;      /* borrowed */
     struct janitor *janitor; /* borrowed */
     uint32_t vocab_size;

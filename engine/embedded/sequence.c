@@ -301,17 +301,6 @@ void seq_fail(struct seq *q, const struct err *e)
     q->rec->out.error = *e;
 }
 
-static struct gen_token token_of(const struct sampler_row *row, uint32_t id, int32_t logprobs,
-                                 struct gen_top *top)
-{
-    struct gen_token t = {
-        .id = id, .logprob = sampler_logprob(row, id), .rank = sampler_rank(row, id), .top = top};
-
-    if (top != NULL)
-        t.n_top = sampler_top(row, (uint32_t)logprobs, top);
-    return t;
-}
-
 /* Ends the sequence when one of its stop strings ends in the text from `old_len` on. The first of
  * the list wins, as in vLLM, wherever it stands. */
 static bool find_stop(struct seq *q, size_t old_len)
@@ -399,22 +388,44 @@ static void take_time(struct seq *q, uint64_t now_us)
     q->last_token_us = now_us;
 }
 
-static void sample(struct seq *q, struct sampler_row *row, struct sampler *sampler,
-                   const struct seq_step *step)
+static void ask_for_token(struct seq *q, struct choice *out)
 {
     const struct gen_params *p = &q->req.params;
-    struct gen_output *out = &q->rec->out;
-    uint32_t n_early = out->n_tokens < p->min_tokens ? q->n_early : 0;
-    uint32_t n_bad = mask_bad_words(q, p->steering), id;
-    struct sampler_draw draw = {.params = p,
-                                .seen = q->seen.n > 0 ? &q->seen : NULL,
-                                .index = out->n_tokens,
-                                .masked = q->masked + (q->n_early - n_early),
-                                .n_masked = n_early + n_bad};
-    struct err e = {0};
-    struct gen_token t;
+    uint32_t n_tokens = q->rec->out.n_tokens;
+    uint32_t n_early = n_tokens < p->min_tokens ? q->n_early : 0;
+    uint32_t n_bad = mask_bad_words(q, p->steering);
 
-    if (!sampler_pick(sampler, row, &draw, &id)) {
+    out->draw = (struct sampler_draw){.params = p,
+                                      .seen = q->seen.n > 0 ? &q->seen : NULL,
+                                      .index = n_tokens,
+                                      .masked = q->masked + (q->n_early - n_early),
+                                      .n_masked = n_early + n_bad};
+    out->logprobs = p->logprobs;
+    out->temperature = p->logprobs_tempered ? p->temperature : 1;
+    out->top = gen_record_top(q->rec, n_tokens);
+}
+
+void seq_ask(struct seq *q, uint32_t pos, struct choice *out)
+{
+    uint32_t next = pos + 1;
+
+    *out = (struct choice){.temperature = 1};
+    if (next >= q->req.n_prompt) {
+        ask_for_token(q, out);
+        return;
+    }
+    out->given = true;
+    out->id = q->req.prompt[next];
+    out->logprobs = q->req.params.prompt_logprobs;
+    out->top = gen_record_prompt_top(q->rec, next);
+}
+
+static void take_token(struct seq *q, const struct choice *c, const struct seq_step *step)
+{
+    struct gen_output *out = &q->rec->out;
+    struct err e = {0};
+
+    if (!c->chosen) {
         (void)err_set(&e, ERR_BAD_REQUEST, "",
                       "min_tokens, bad_words and allowed_token_ids together forbid every token "
                       "that output token %u could be; at least 1 must be left",
@@ -422,35 +433,28 @@ static void sample(struct seq *q, struct sampler_row *row, struct sampler *sampl
         seq_fail(q, &e);
         return;
     }
-    if (p->logprobs_tempered)
-        sampler_row_temper(row, p->temperature);
-    t = token_of(row, id, p->logprobs, gen_record_top(q->rec, out->n_tokens));
     take_time(q, step->now_us);
-    gen_record_append(q->rec, &t, step->serial, step->name);
+    gen_record_append(q->rec, &c->token, step->serial, step->name);
     if (q->seen.n_max > 0)
-        seen_output(&q->seen, id);
-    out->finish = finish_of(q, id);
+        seen_output(&q->seen, c->id);
+    out->finish = finish_of(q, c->id);
 }
 
-void seq_take_logits(struct seq *q, uint32_t pos, const float *logits, struct sampler *sampler,
-                     const struct seq_step *step)
+void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step)
 {
-    struct sampler_row row;
     struct err e = {0};
-    uint32_t next = pos + 1;
 
     if (q->rec->out.finish != GEN_RUNNING)
         return;
-    if (!sampler_row_init(&row, logits, q->rules->vocab_size)) {
+    if (!c->finite) {
         (void)err_set(&e, ERR_ENGINE, "",
                       "the logits after token %u are not finite, with weights of serial %llu", pos,
                       (unsigned long long)step->serial);
         seq_fail(q, &e);
         return;
     }
-    if (next < q->req.n_prompt)
-        q->rec->prompt[next] = token_of(&row, q->req.prompt[next], q->req.params.prompt_logprobs,
-                                        gen_record_prompt_top(q->rec, next));
+    if (c->given)
+        q->rec->prompt[pos + 1] = c->token;
     else
-        sample(q, &row, sampler, step);
+        take_token(q, c, step);
 }

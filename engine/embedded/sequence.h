@@ -5,9 +5,9 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "engine/embedded/chooser.h"
 #include "engine/embedded/kv.h"
 #include "engine/embedded/model_config.h"
-#include "engine/embedded/sampler.h"
 #include "engine/embedded/seen.h"
 #include "engine/embedded/tokenizer.h"
 #include "engine/generation.h"
@@ -96,11 +96,14 @@ struct seq_step {
     uint64_t now_us;
 };
 
-/* seq_take_logits - use the logits of position `pos`: a prompt logprob, or the next token, or both
- * (a prompt's last row makes only a token). Sets out.finish when the sequence is at its end.
- * No allocation. */
-void seq_take_logits(struct seq *q, uint32_t pos, const float *logits, struct sampler *sampler,
-                     const struct seq_step *step);
+/* seq_ask - what the logits of position `pos` are wanted for: a prompt logprob, or the next token
+ * (a prompt's last row makes only a token).
+ * @out  without its logits; borrows from the sequence, until seq_take */
+void seq_ask(struct seq *q, uint32_t pos, struct choice *out);
+
+/* seq_take - use what chooser_run made of it. Sets out.finish when the sequence is at its end; one
+ * that has ended stays as it is. No allocation. */
+void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step);
 
 /* seq_fail - end with GEN_ERROR. @e is copied; a sequence that has ended keeps its end. */
 void seq_fail(struct seq *q, const struct err *e);

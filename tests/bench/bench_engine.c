@@ -3,8 +3,9 @@
  * Forward pass, once for each instruction set: bytes of weights and KV that a decode step reads in
  * a second against a plain read of the same memory by as many threads; a batch of 16 against a
  * batch of 1; prefill against the cores' multiply-adds. Then the whole engine: the same two
- * batches, and the longest gap between two tokens while nothing, bare commits, or whole updates
- * happen beside it. Everything is interleaved, and the best of several rounds counts.
+ * batches, by several ways to choose a token, and the longest gap between two tokens while nothing,
+ * bare commits, or whole updates happen beside it. Everything is interleaved, and the best of
+ * several rounds counts.
  *
  * Usage: bench_engine [tiny|0.5b] [threads] [rounds]     default: tiny, which only shows that it
  * runs; all processors. More rounds of the forward pass help on a busy machine. */
@@ -374,7 +375,20 @@ static void on_done(void *arg, struct gen_output *out)
 
 static const struct gen_sink sink = {.tokens = on_tokens, .done = on_done};
 
-static void submit(struct bench *b, struct engine *en, struct stream *s)
+/* How tokens are chosen: greedy; or as a trainer's rollouts, by a draw of the whole vocabulary,
+ * with logprobs; or as users ask for text. */
+enum choosing { GREEDY, ROLLOUT, NUCLEUS, CHOOSING_COUNT };
+
+static void set_choosing(struct gen_params *p, enum choosing how)
+{
+    p->temperature = how == GREEDY ? 0.0F : 1.0F;
+    p->logprobs = how == ROLLOUT ? 0 : -1;
+    p->top_k = how == NUCLEUS ? 50 : 0;
+    p->top_p = how == NUCLEUS ? 0.95F : 1.0F;
+    p->repetition_penalty = how == NUCLEUS ? 1.1F : 1.0F;
+}
+
+static void submit(struct bench *b, struct engine *en, struct stream *s, enum choosing how)
 {
     struct gen_request r = {.n_prompt = 1, .sink = &sink, .sink_arg = s};
     struct err e = {0};
@@ -384,7 +398,7 @@ static void submit(struct bench *b, struct engine *en, struct stream *s)
     if (r.prompt == NULL)
         abort();
     gen_params_init(&r.params);
-    r.params.temperature = 0;
+    set_choosing(&r.params, how);
     r.params.max_tokens = b->shape->n_tokens;
     r.params.ignore_eos = true;
     check(en->ops->submit(en, &r, &id, &e), &e);
@@ -411,8 +425,8 @@ static bool all_ended(struct watch *w, uint64_t wait_ms)
 }
 
 /* Streams until all have ended. Returns how many versions were committed meanwhile. */
-static unsigned run_streams(struct bench *b, struct engine *en, uint32_t n, enum beside beside,
-                            const uint16_t *weights, struct watch *w)
+static unsigned run_streams(struct bench *b, struct engine *en, uint32_t n, enum choosing how,
+                            enum beside beside, const uint16_t *weights, struct watch *w)
 {
     struct stream streams[BATCH];
     unsigned n_commits = 0;
@@ -422,7 +436,7 @@ static unsigned run_streams(struct bench *b, struct engine *en, uint32_t n, enum
     pthread_cond_init(&w->ended, NULL);
     for (uint32_t i = 0; i < n; i++) {
         streams[i] = (struct stream){.w = w, .gaps = i == 0};
-        submit(b, en, &streams[i]);
+        submit(b, en, &streams[i], how);
     }
     while (!all_ended(w, beside == NOTHING ? 60000 : COMMIT_PAUSE_MS)) {
         if (beside == NOTHING)
@@ -442,15 +456,15 @@ static double rate(const struct watch *w, uint32_t n_streams)
 
 /* What the whole engine reached. */
 struct rates {
-    double one, batch; /* tokens a second, most */
+    double one[CHOOSING_COUNT], batch[CHOOSING_COUNT]; /* tokens a second, most */
     double gap_ms[BESIDE_COUNT], step_ms[BESIDE_COUNT];
     unsigned n_commits[BESIDE_COUNT];
 };
 
 /* A fresh engine for each run, because its longest step is remembered. The round with the shortest
  * of the longest gaps counts, with its own longest step. */
-static void measure_run(struct bench *b, uint32_t n, enum beside beside, const uint16_t *weights,
-                        struct rates *r)
+static void measure_run(struct bench *b, uint32_t n, enum choosing how, enum beside beside,
+                        const uint16_t *weights, struct rates *r)
 {
     struct embedded_cfg cfg = {
         .model_path = "",
@@ -467,14 +481,14 @@ static void measure_run(struct bench *b, uint32_t n, enum beside beside, const u
     double gap_ms;
 
     check(embedded_new(&en, &cfg, &e), &e);
-    r->n_commits[beside] += run_streams(b, en, n, beside, weights, &w);
+    r->n_commits[beside] += run_streams(b, en, n, how, beside, weights, &w);
     en->ops->stats(en, &stats);
     en->ops->free(en);
     gap_ms = (double)w.longest_gap_us / 1e3;
     if (n == 1)
-        keep_most(&r->one, rate(&w, n));
+        keep_most(&r->one[how], rate(&w, n));
     if (n == BATCH)
-        keep_most(&r->batch, rate(&w, n));
+        keep_most(&r->batch[how], rate(&w, n));
     if (n == STREAMS && (r->gap_ms[beside] == 0.0 || gap_ms < r->gap_ms[beside])) {
         r->gap_ms[beside] = gap_ms;
         r->step_ms[beside] = (double)stats.step_us_max / 1e3;
@@ -484,6 +498,7 @@ static void measure_run(struct bench *b, uint32_t n, enum beside beside, const u
 static void measure_engine(struct bench *b)
 {
     static const char *const names[] = {"nothing", "bare commits", "whole updates"};
+    static const char *const ways[] = {"greedy", "drawn with logprobs", "top_k 50 with a penalty"};
     struct store_info info;
     struct rates r = {0};
     uint16_t *weights;
@@ -496,13 +511,16 @@ static void measure_engine(struct bench *b)
         abort();
     fill_random(weights, nbytes / 2, 2);
     for (int round = 0; round < ENGINE_ROUNDS; round++) {
-        measure_run(b, 1, NOTHING, NULL, &r);
-        measure_run(b, BATCH, NOTHING, NULL, &r);
+        for (int how = 0; how < CHOOSING_COUNT; how++) {
+            measure_run(b, 1, (enum choosing)how, NOTHING, NULL, &r);
+            measure_run(b, BATCH, (enum choosing)how, NOTHING, NULL, &r);
+        }
         for (int i = 0; i < BESIDE_COUNT; i++)
-            measure_run(b, STREAMS, (enum beside)i, weights, &r);
+            measure_run(b, STREAMS, GREEDY, (enum beside)i, weights, &r);
     }
-    (void)printf("engine: 1 stream %.1f tokens/s, %d streams %.1f: %.1f x\n", r.one, BATCH, r.batch,
-                 r.batch / r.one);
+    for (int how = 0; how < CHOOSING_COUNT; how++)
+        (void)printf("engine, %s: 1 stream %.1f tokens/s, %d streams %.1f: %.1f x\n", ways[how],
+                     r.one[how], BATCH, r.batch[how], r.batch[how] / r.one[how]);
     for (int i = 0; i < BESIDE_COUNT; i++)
         (void)printf("  %d streams beside %s (%u): longest gap %.2f ms, longest step %.2f: %+.2f\n",
                      STREAMS, names[i], r.n_commits[i], r.gap_ms[i], r.step_ms[i],

@@ -1,6 +1,6 @@
 /* Any JSON as sampling members, then a sequence that is sampled by what came out. A refusal names a
  * member; an acceptance respects the limits, and no token comes that it forbids. */
-#include "engine/embedded/sequence.h"
+#include "tests/unit/take_logits.h"
 #include "handlers/generate_params.h"
 
 #include <math.h>
@@ -67,17 +67,17 @@ static void sample(struct seq *q)
 {
     struct seq_step step = {.serial = 1, .name = &label_v};
     static float logits[VOCAB];
-    static struct sampler *sampler;
+    static struct taker taker;
     struct err e = {0};
 
-    if (sampler == NULL)
-        CHECK(sampler_new(&sampler, VOCAB, &e) == 0);
+    if (taker.chooser == NULL)
+        CHECK(taker_init(&taker, VOCAB, &e) == 0);
     for (uint32_t i = 0; i < N_STEPS && q->rec->out.finish == GEN_RUNNING; i++) {
         uint32_t n = q->rec->out.n_tokens;
 
         for (uint32_t k = 0; k < VOCAB; k++)
             logits[k] = (float)((k * 37 + i * 11) % 101) / 5.0F - 10.0F;
-        seq_take_logits(q, q->req.n_prompt - 1 + n, logits, sampler, &step);
+        take_logits(&taker, q, q->req.n_prompt - 1 + n, logits, &step);
         CHECK(q->rec->out.n_tokens == n + (q->rec->out.finish != GEN_ERROR));
         if (q->rec->out.n_tokens > n)
             check_token(q, q->rec->tokens[n].id);

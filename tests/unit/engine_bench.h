@@ -19,6 +19,9 @@
 /* Of the stores that bench_init makes. */
 static uint32_t bench_versions_max = 8;
 
+/* Of the engines that bench_init makes: the fake model needs none, tokens are chosen on them. */
+static uint32_t bench_threads = 1;
+
 struct bench {
     struct store *store;
     struct engine *en;
@@ -90,7 +93,7 @@ static inline void bench_init_unsynced(struct bench *b, uint32_t n_running, uint
     struct store_cfg sc = {.n_versions_max = bench_versions_max, .nbytes_max = UINT64_MAX};
     struct embedded_cfg cfg = {.model_path = "fake",
                                .model = &fake_config,
-                               .n_threads = 1,
+                               .n_threads = bench_threads,
                                .n_running_max = n_running,
                                .n_step_tokens_max = n_rows,
                                .kv_nbytes_max = (uint64_t)n_chunks * FAKE_CHUNK_NBYTES};
@@ -141,6 +144,7 @@ static inline void submit(struct bench *b, struct job *j, uint32_t n_prompt, uin
 
     bench_prompt(prompt, n_prompt);
     gen_params_init(&p);
+    p.logprobs = 0;
     p.temperature = 0;
     p.max_tokens = max_tokens;
     p.ignore_eos = true;

@@ -32,6 +32,7 @@ static const struct model_config fake_config = {.vocab_size = FAKE_VOCAB,
 
 struct model {
     uint32_t n_rows_max;
+    struct compute *compute; /* owned */
 };
 
 /* Called on the engine's thread at the start of each step. Set while no engine runs. */
@@ -48,13 +49,21 @@ int model_new(struct model **out, const struct model_config *cfg, const struct m
 {
     struct model *m = calloc(1, sizeof *m);
 
-    (void)n_threads;
     assert(cfg->vocab_size == FAKE_VOCAB && manifest->plan->n_tensors == 1);
     if (m == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the fake model");
     m->n_rows_max = n_rows_max;
+    if (compute_new(&m->compute, n_threads, e) != 0) {
+        free(m);
+        return -1;
+    }
     *out = m;
     return 0;
+}
+
+struct compute *model_compute(struct model *m)
+{
+    return m->compute;
 }
 
 int model_pin(struct model *m, pthread_t caller, struct err *e)
@@ -75,6 +84,9 @@ int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e)
 
 void model_free(struct model *m)
 {
+    if (m == NULL)
+        return;
+    compute_free(m->compute);
     free(m);
 }
 

@@ -213,6 +213,7 @@ static void submit_long(struct served *s, struct job *j, uint32_t max_tokens)
     struct err e = {0};
 
     gen_params_init(&p);
+    p.logprobs = 0;
     p.temperature = 0;
     p.max_tokens = max_tokens;
     p.ignore_eos = true;
@@ -288,6 +289,7 @@ static void test_stop_string_of_real_text(void **state)
     serve(&s, 4, 32);
     (void)push(&s, "", "step-01500");
     gen_params_init(&p);
+    p.logprobs = 0;
     p.temperature = 0;
     p.max_tokens = 32;
     p.n_stops = 1;

@@ -197,6 +197,7 @@ static void test_submit_without_kv(void **state)
     bench_init(&b, 4, 8, 20);
     bench_prompt(prompt, 4);
     gen_params_init(&p);
+    p.logprobs = 0;
     assert_int_equal(b.en->ops->kv_release(b.en, CLOCK_NEVER, &nbytes, &e), 0);
     assert_int_equal(job_submit(b.en, &late, prompt, 4, &p, &e), -1);
     assert_int_equal(e.code, ERR_ASLEEP);

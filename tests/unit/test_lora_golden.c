@@ -302,6 +302,7 @@ static void test_refused_request_lets_go(void **state)
     (void)load(set, &s.cfg, "x", "shout");
     j.adapter = use_of(set, "x");
     gen_params_init(&p);
+    p.logprobs = 0;
     assert_int_equal(job_submit(s.en, &j, &bad, 1, &p, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     adapter_use_unref(j.adapter);

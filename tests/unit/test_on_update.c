@@ -311,6 +311,7 @@ static void submit_again(struct bench *b, struct job *fresh, const struct job *j
     for (uint32_t i = 0; i < n; i++)
         prompt[n_prompt + i] = j->out->tokens[i].id;
     gen_params_init(&p);
+    p.logprobs = 0;
     p.temperature = 0;
     p.max_tokens = max_tokens;
     p.ignore_eos = true;
@@ -365,6 +366,7 @@ static void submit_probed(struct bench *b, struct job *j)
 
     bench_prompt(prompt, 100);
     gen_params_init(&p);
+    p.logprobs = 0;
     p.max_tokens = 10;
     p.seed = 3;
     p.prompt_logprobs = 0;

@@ -3,7 +3,7 @@
  * alone from what its span says that it read. */
 #include "tests/unit/engine_bench.h"
 
-#include "engine/embedded/sampler.h"
+#include "tests/unit/take_logits.h"
 #include "engine/embedded/sequence.h"
 
 #include <stdio.h>
@@ -196,7 +196,7 @@ static void same_token(const struct gen_token *x, const struct gen_token *y)
 }
 
 /* A job that was cancelled has the beginning of what it would have had. */
-static void check_by_oracle(const struct wish *w, struct sampler *sampler)
+static void check_by_oracle(const struct wish *w, struct taker *taker)
 {
     static struct version_label name = {.refs = 1, .text = "oracle"};
     const struct gen_output *out = w->job.out;
@@ -208,7 +208,7 @@ static void check_by_oracle(const struct wish *w, struct sampler *sampler)
         if (!seq_wants_logits(q, p))
             continue;
         oracle_logits(logits, w, p);
-        seq_take_logits(q, p, logits, sampler, &step);
+        take_logits(taker, q, p, logits, &step);
         if (p + 1 < w->n_prompt)
             same_token(&q->rec->prompt[p + 1], &out->prompt[p + 1]);
         else
@@ -238,10 +238,10 @@ struct seen_by_walk {
 
 static void check_all(struct seen_by_walk *seen)
 {
-    struct sampler *sampler = NULL;
+    struct taker taker;
     struct err e = {0};
 
-    assert_int_equal(sampler_new(&sampler, FAKE_VOCAB, &e), 0);
+    assert_int_equal(taker_init(&taker, FAKE_VOCAB, &e), 0);
     for (uint32_t i = 0; i < WALK_JOBS; i++) {
         const struct wish *w = &walk.wishes[i];
 
@@ -249,13 +249,13 @@ static void check_all(struct seen_by_walk *seen)
         assert_true(w->job.finish != GEN_ERROR);
         check_spans(w->job.out, w->job.on_update);
         if (w->job.out->n_tokens > 0)
-            check_by_oracle(w, sampler);
+            check_by_oracle(w, &taker);
         seen->n_spans[w->job.on_update] += w->job.out->n_spans;
         seen->n_jobs[w->job.on_update]++;
         seen->n_aborted += w->job.finish == GEN_ABORT;
         seen->n_ended += w->job.finish != GEN_ABORT;
     }
-    sampler_free(sampler);
+    taker_fini(&taker);
 }
 
 static void walk_once(uint64_t seed, struct seen_by_walk *seen)

@@ -1,5 +1,5 @@
 /* The sampler against the definitions: a sorted list, long doubles, and the exact distribution. */
-#include "engine/embedded/sampler.h"
+#include "tests/unit/take_logits.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -47,7 +47,7 @@ static struct sampler_row row_of(const float *logits, uint32_t n)
 {
     struct sampler_row row;
 
-    assert_true(sampler_row_init(&row, logits, n));
+    assert_true(measure_row(&row, logits, n, 1));
     return row;
 }
 
@@ -58,13 +58,12 @@ static void test_row_refuses_what_is_not_finite(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         for (uint32_t at = 0; at < VOCAB; at++) {
-            struct sampler_row row = {.n = 77};
+            struct sampler_row row;
             float logits[VOCAB];
 
             memcpy(logits, logits16, sizeof logits);
             logits[at] = bad[i];
-            assert_false(sampler_row_init(&row, logits, VOCAB));
-            assert_int_equal(row.n, 77);
+            assert_false(measure_row(&row, logits, VOCAB, 1));
         }
 }
 
@@ -81,26 +80,35 @@ static void test_logprob_is_log_softmax(void **state)
                            1e-7F);
 }
 
+/* How many of the sixteen are not less. */
+static uint32_t count_from(float logit)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < VOCAB; i++)
+        n += logits16[i] >= logit;
+    return n;
+}
+
 static void test_temper_divides_the_logits(void **state)
 {
     static const struct {
         float asked, counts; /* as */
     } rows[] = {{0.5F, 0.5F}, {2.0F, 2.0F}, {0.0F, 1.0F}, {0.001F, 0.01F}, {1.0F, 1.0F}};
-    struct sampler_row raw = row_of(logits16, VOCAB);
 
     (void)state;
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-        struct sampler_row row = row_of(logits16, VOCAB);
+        struct sampler_row row;
         long double sum = 0;
 
-        sampler_row_temper(&row, rows[r].asked);
+        assert_true(measure_row(&row, logits16, VOCAB, rows[r].asked));
         for (uint32_t i = 0; i < VOCAB; i++)
             sum += expl((long double)logits16[i] / (long double)rows[r].counts);
         for (uint32_t i = 0; i < VOCAB; i++) {
             assert_float_equal(
                 sampler_logprob(&row, i),
                 (float)((long double)logits16[i] / (long double)rows[r].counts - logl(sum)), 1e-4F);
-            assert_int_equal(sampler_rank(&row, i), sampler_rank(&raw, i));
+            assert_int_equal(sampler_rank(&row, i), count_from(logits16[i]));
         }
     }
 }

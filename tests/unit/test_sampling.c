@@ -1,7 +1,7 @@
 /* Whole sequences against a slow model of the sampling order, in double precision: it keeps the
  * history, walks all of it for every token, sorts everything, and shares no code with the engine.
  * Logits come from the test; there is no model and no thread. */
-#include "engine/embedded/sequence.h"
+#include "tests/unit/take_logits.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -82,6 +82,7 @@ static void request_init(struct request *r)
     memset(r, 0, sizeof *r);
     gen_params_init(&r->p);
     r->p.max_tokens = N_OUT_MAX;
+    r->p.logprobs = 0;
     r->p.ignore_eos = true;
     r->n_prompt = 1;
 }
@@ -287,7 +288,7 @@ static void logits_of(float *logits, uint64_t seed, uint32_t step)
 }
 
 static struct version_label label_v = {.refs = 1, .text = "v"};
-static struct sampler *sampler;
+static struct taker taker;
 
 /* One token more. The step must not allocate. */
 static void take(struct seq *q, const float *logits)
@@ -295,7 +296,7 @@ static void take(struct seq *q, const float *logits)
     struct seq_step step = {.serial = 1, .name = &label_v};
     long before = n_allocations;
 
-    seq_take_logits(q, q->req.n_prompt - 1 + q->rec->out.n_tokens, logits, sampler, &step);
+    take_logits(&taker, q, q->req.n_prompt - 1 + q->rec->out.n_tokens, logits, &step);
     assert_int_equal(n_allocations, before);
 }
 
@@ -754,18 +755,18 @@ static void test_seq_new_unwinds_every_failure(void **state)
     seq_free(q);
 }
 
-static int make_sampler(void **state)
+static int make_taker(void **state)
 {
     struct err e = {0};
 
     (void)state;
-    return sampler_new(&sampler, VOCAB, &e);
+    return taker_init(&taker, VOCAB, &e);
 }
 
-static int free_sampler(void **state)
+static int free_taker(void **state)
 {
     (void)state;
-    sampler_free(sampler);
+    taker_fini(&taker);
     return 0;
 }
 
@@ -788,5 +789,5 @@ int main(void)
         cmocka_unit_test(test_seq_new_unwinds_every_failure),
     };
 
-    return cmocka_run_group_tests(tests, make_sampler, free_sampler);
+    return cmocka_run_group_tests(tests, make_taker, free_taker);
 }

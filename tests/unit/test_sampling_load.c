@@ -1,5 +1,5 @@
-/* A request's tokens are its own: alone, or among any others, in any batch, whatever is cancelled
- * meanwhile. */
+/* A request's tokens are its own: alone on one thread, or among any others, in any batch, on
+ * several threads, whatever is cancelled meanwhile. */
 #include "tests/unit/engine_bench.h"
 
 enum { N_JOBS = 60, N_OUT = 40, ROUNDS = 4 };
@@ -77,6 +77,7 @@ static void run_alone(const struct wish *wishes, struct job *jobs)
 {
     struct bench b;
 
+    bench_threads = 1;
     bench_init(&b, 1, 3, 100);
     for (uint32_t i = 0; i < N_JOBS; i++) {
         wish_submit(&b, &wishes[i], &jobs[i]);
@@ -92,6 +93,7 @@ static void run_together(const struct wish *wishes, const struct job *alone, uin
     struct bench b;
 
     memset(noise, 0, sizeof noise);
+    bench_threads = 2 + draw(state, 3);
     bench_init(&b, n_running, n_running + draw(state, 30), 10 + draw(state, 100));
     for (uint32_t k = 0; k < N_JOBS; k++) {
         uint32_t i = k * 7 % N_JOBS; /* 7 and 60 have no divisor in common */

@@ -1,7 +1,7 @@
 /* What a batch computes, and with which weights, over a model that sees every wrong KV entry. */
 #include "tests/unit/engine_bench.h"
 
-#include "engine/embedded/sampler.h"
+#include "tests/unit/take_logits.h"
 
 /* ---- one batch, many arrivals ---- */
 
@@ -191,7 +191,7 @@ static void test_logprobs_are_those_of_the_reference(void **state)
         struct gen_top top[3];
 
         fake_logits(logits, tokens, read, i, b.w);
-        assert_true(sampler_row_init(&row, logits, FAKE_VOCAB));
+        assert_true(measure_row(&row, logits, FAKE_VOCAB, 1));
         assert_int_equal(t->id, all[i]);
         assert_true(t->logprob == sampler_logprob(&row, all[i]));
         assert_int_equal(t->rank, sampler_rank(&row, all[i]));
@@ -291,7 +291,7 @@ static void test_spans_are_exact(void **state)
             read[5 + i] = copy.w[j.out->tokens[i - 1].id];
         }
         fake_logits(logits, tokens, read, 6 + i, copy.w);
-        assert_true(sampler_row_init(&row, logits, FAKE_VOCAB));
+        assert_true(measure_row(&row, logits, FAKE_VOCAB, 1));
         sampler_top(&row, 1, &best);
         assert_int_equal(j.out->tokens[i].id, best.id);
         assert_true(j.out->tokens[i].logprob == best.logprob);

@@ -1,5 +1,5 @@
 /* When a sequence stops: the whole matrix, fed by hand, with no threads and no model. */
-#include "engine/embedded/sequence.h"
+#include "tests/unit/take_logits.h"
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -53,11 +53,11 @@ static struct seq *run(const struct gen_params *p, const uint32_t *script, uint3
 {
     struct seq_step step = {.serial = 1, .name = &label_v, .now_us = 5};
     static float logits[VOCAB];
-    struct sampler *sampler = NULL;
+    struct taker taker;
     struct seq *q = NULL;
     struct err e = {0};
 
-    assert_int_equal(sampler_new(&sampler, VOCAB, &e), 0);
+    assert_int_equal(taker_init(&taker, VOCAB, &e), 0);
     if (make_seq(&q, p, N_PROMPT, &e) != 0)
         fail_msg("refused: %s", e.msg);
     for (uint32_t i = 0; i < n && q->rec->out.finish == GEN_RUNNING; i++) {
@@ -65,9 +65,9 @@ static struct seq *run(const struct gen_params *p, const uint32_t *script, uint3
         logits[script[i]] = 9;
         logits[7] += 4; /* what comes when script[i] is masked */
         assert_true(seq_wants_logits(q, N_PROMPT - 1 + i));
-        seq_take_logits(q, N_PROMPT - 1 + i, logits, sampler, &step);
+        take_logits(&taker, q, N_PROMPT - 1 + i, logits, &step);
     }
-    sampler_free(sampler);
+    taker_fini(&taker);
     return q;
 }
 
@@ -166,21 +166,21 @@ static void test_times(void **state)
     static const uint64_t at_us[] = {1000, 1010, 1510, 1520};
     struct gen_params p = greedy(4);
     static float logits[VOCAB];
-    struct sampler *sampler = NULL;
+    struct taker taker;
     struct seq *q = NULL;
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(sampler_new(&sampler, VOCAB, &e), 0);
+    assert_int_equal(taker_init(&taker, VOCAB, &e), 0);
     assert_int_equal(make_seq(&q, &p, 1, &e), 0);
     for (uint32_t i = 0; i < 4; i++) {
         struct seq_step step = {.serial = 1, .name = &label_v, .now_us = q->submit_us + at_us[i]};
 
-        seq_take_logits(q, i, logits, sampler, &step);
+        take_logits(&taker, q, i, logits, &step);
     }
     assert_int_equal(q->rec->out.first_token_us, 1000);
     assert_int_equal(q->rec->out.longest_gap_us, 500);
-    sampler_free(sampler);
+    taker_fini(&taker);
     seq_free(q);
 }
 
