@@ -231,18 +231,25 @@ static int claim_refuse(const struct updates *u, const struct update_job *job,
     return -1;
 }
 
-/* Calls `fn` for each tensor of the manifest that the chunk brings, on each rank. */
+/* Calls `fn` for each tensor of the manifest that the chunk brings, on each rank. A plan may have a
+ * hundred thousand tensors and u->lock is held meanwhile: both loops are made for each fn, so that
+ * a tensor costs no call. */
 typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job,
                      const struct claim *c, struct err *e);
 
-static int claims_of_rank(struct updates *u, struct session *s, const struct update_job *job,
-                          uint32_t rank, claim_fn *fn, struct err *e)
+static inline __attribute__((always_inline)) int
+claims_of_rank(struct updates *u, struct session *s, const struct update_job *job, uint32_t rank,
+               claim_fn *fn, struct err *e)
 {
     const struct plan *plan = chunk_plan(job->chunk, rank);
+    const struct part *parts;
 
-    for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++) {
+    if (plan == NULL)
+        return 0;
+    parts = job_layout(job, rank)->parts;
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
         uint32_t n;
-        const uint32_t *targets = match_targets(&job_layout(job, rank)->parts[i].match, &n);
+        const uint32_t *targets = match_targets(&parts[i].match, &n);
 
         for (uint32_t k = 0; k < n; k++) {
             struct claim c = {rank, i, targets[k], claim_at(u, s, rank, targets[k])};
@@ -254,8 +261,9 @@ static int claims_of_rank(struct updates *u, struct session *s, const struct upd
     return 0;
 }
 
-static int claims_each(struct updates *u, struct session *s, const struct update_job *job,
-                       claim_fn *fn, struct err *e)
+static inline __attribute__((always_inline)) int claims_each(struct updates *u, struct session *s,
+                                                             const struct update_job *job,
+                                                             claim_fn *fn, struct err *e)
 {
     mtx_assert_held(&u->lock);
     for (uint32_t r = 0; r < s->n_ranks; r++)

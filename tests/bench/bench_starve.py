@@ -1,12 +1,17 @@
 """Does a flood of one kind of work starve the other?
 
-Usage: bench_starve.py BATON MODEL_DIR [ROUNDS [SECONDS]]
+Usage: bench_starve.py BATON MODEL_DIR [ROUNDS [SECONDS]] [--cores A,B,C,D,E,F[,...]]
 
 Generations with a detokenize flood beside them against generations alone, and the reverse, in
-interleaved rounds of one server. One core for each pool: the engine's threads on the first
-processor that may be used, the threads for text on the second, loops and clients wherever there is
-room. Prints medians, also of the ratio in each round; it judges nothing but that everybody was answered."""
+interleaved rounds of one server. With six processors or more (those that may be used, or --cores)
+each of ROLES has one of its own, in that order, and everything else has those that are left; no two
+roles are threads of one core while there are cores enough. With fewer, the engine's threads are on
+the first and the threads for text on the second, loop and clients wherever there is room.
+Prints medians, also of the ratio in each round, and how busy the threads of each role were: a ratio
+tells of the server only if no client was at its limit. It judges nothing but that everybody was
+answered."""
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -22,11 +27,59 @@ from front_crowd import Crowd, ask, post, wait  # noqa: E402
 
 GENERATES = 16
 TEXTS = 4
-POOLS = {"engine": 0, "compute": 0, "text": 1}  # beginnings of thread names
+THREADS = {"engine": "engine", "compute": "engine", "text": "text", "generate": "generate",
+           "front": "loop"}  # beginning of a thread's name -> its role
+ROLES = ("engine", "text", "loop", "generate", "generate clients", "text clients")
+POOLS = {"engine": 0, "text": 1}  # what is told apart where there are not enough for all ROLES
 
 
-def load(port, n, data, stop, out):
+def siblings(core):
+    """The processors that are threads of the same core, itself among them."""
+    at = f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+    try:
+        with open(at, encoding="ascii") as f:
+            text = f.read().strip()
+    except OSError:
+        return {core}
+    out = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        out.update(range(int(first), int(last or first) + 1))
+    return out
+
+
+def one_of_each_first(cores):
+    """One processor of each core, then the others."""
+    firsts, taken = [], set()
+    for core in cores:
+        if core not in taken:
+            firsts.append(core)
+            taken |= siblings(core)
+    return firsts + [core for core in cores if core not in firsts]
+
+
+class Places:
+    """Which role may run where: role -> processors; those that are not in it, anywhere."""
+
+    def __init__(self, given):
+        mine = sorted(os.sched_getaffinity(0))
+        cores = given or one_of_each_first(mine)
+        self.of = {role: {cores[i % len(cores)]} for role, i in POOLS.items()}
+        self.whole = len(cores) >= len(ROLES)
+        self.rest = set(mine)
+        if self.whole:
+            self.of = {role: {core} for role, core in zip(ROLES, cores)}
+            loose = set(cores[len(ROLES):]) - set().union(*self.of.values())
+            self.rest = loose or self.of["loop"]
+
+    def __str__(self):
+        named = [f"{role} on {sorted(cores)[0]}" for role, cores in self.of.items()]
+        return f"{', '.join(named)}, the rest on {','.join(map(str, sorted(self.rest)))}"
+
+
+def load(port, n, data, cores, stop, out):
     """n clients that ask again as soon as they are answered."""
+    os.sched_setaffinity(0, cores)
     crowd = Crowd(("127.0.0.1", port), n)
     bad = []
 
@@ -56,18 +109,36 @@ class Load:
         assert not bad, bad
 
 
-def pin(pid):
-    """Each pool to a processor of its own; returns how many threads were tied."""
-    cores = sorted(os.sched_getaffinity(0))
-    n = 0
+def threads(pid):
+    """[(thread, name)] of a process."""
+    out = []
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/comm", encoding="ascii") as f:
-            name = f.read()
-        for begin, i in POOLS.items():
-            if name.startswith(begin):
-                os.sched_setaffinity(int(task), {cores[i % len(cores)]})
-                n += 1
-    return n
+            out.append((int(task), f.read().strip()))
+    return out
+
+
+def role_of(name):
+    return next((role for begin, role in THREADS.items() if name.startswith(begin)), None)
+
+
+def pin(pid, places):
+    """Each thread to the place of its role."""
+    for task, name in threads(pid):
+        os.sched_setaffinity(task, places.of.get(role_of(name), places.rest))
+
+
+def busy_s(pid, clients):
+    """role -> processor time of its threads so far; `clients`: role -> Load."""
+    out = dict.fromkeys(ROLES, 0.0)
+    tasks = [(pid, task, role_of(name)) for task, name in threads(pid)]
+    for role, one in clients.items():
+        tasks += [(one.process.pid, task, role) for task, _ in threads(one.process.pid)]
+    for process, task, role in tasks:
+        if role is not None:
+            with open(f"/proc/{process}/task/{task}/schedstat", encoding="ascii") as f:
+                out[role] += int(f.read().split()[0]) / 1e9
+    return out
 
 
 def done(url):
@@ -76,13 +147,18 @@ def done(url):
             time.monotonic())
 
 
-def rates(url, seconds):
-    """(tokens, detokenizations) a second, after a moment of warming."""
-    time.sleep(seconds / 4)
-    tokens, texts, began = done(url)
-    time.sleep(seconds)
-    tokens_end, texts_end, ended = done(url)
-    return (tokens_end - tokens) / (ended - began), (texts_end - texts) / (ended - began)
+class Rates:
+    """(tokens, detokenizations) a second, after a moment of warming; and how busy each role was."""
+
+    def __init__(self, url, pid, seconds, clients):
+        time.sleep(seconds / 4)
+        tokens, texts, began = done(url)
+        busy = busy_s(pid, clients)
+        time.sleep(seconds)
+        tokens_end, texts_end, ended = done(url)
+        took = ended - began
+        self.tokens, self.texts = (tokens_end - tokens) / took, (texts_end - texts) / took
+        self.busy = {role: (s - busy[role]) / took for role, s in busy_s(pid, clients).items()}
 
 
 def start(binary, model, log):
@@ -102,38 +178,67 @@ def start(binary, model, log):
     return child, port[0]
 
 
-def main():
-    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-    seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 3
+def measure(child, port, rounds, seconds, places):
+    """The Rates of each round, by what was at work."""
+    url, pid = f"http://127.0.0.1:{port}", child.pid
     generates = (GENERATES, post("/v1/generate", {"token_ids": [40, 77, 258], "sampling_params": {
         "max_tokens": 64, "ignore_eos": True, "temperature": 0}}))
     texts = (TEXTS, post("/detokenize", {"tokens": [40, 77, 258] * 300}))
-    found = {"generate alone": [], "generate, flood": [], "detokenize alone": [], "detokenize, flood": []}
+    alone, both, flood = [], [], []
+    for _ in range(rounds):
+        one = Load(port, *generates, places.of.get("generate clients", places.rest))
+        alone.append(Rates(url, pid, seconds, {"generate clients": one}))
+        other = Load(port, *texts, places.of.get("text clients", places.rest))
+        both.append(Rates(url, pid, seconds, {"generate clients": one, "text clients": other}))
+        one.end()
+        flood.append(Rates(url, pid, seconds, {"text clients": other}))
+        other.end()
+    return {"generate alone": alone, "both": both, "detokenize alone": flood}
+
+
+def tell(found):
+    alone, both, flood = found.values()
+    ratios = {}
+    for what, one, of in (("generate", alone, "tokens"), ("detokenize", flood, "texts")):
+        for how, rounds in ((" alone", one), (", both", both)):
+            r = [getattr(x, of) for x in rounds]
+            print(f"{what + how:18} {statistics.median(r):10.0f} a second, of {min(r):.0f} to {max(r):.0f}")
+        ratios[what] = [getattr(b, of) / getattr(a, of) for a, b in zip(one, both)]
+    print(f"{'busy':18}" + "".join(f"{what:>18}" for what in found))
+    for role in ROLES:
+        shares = [statistics.median(x.busy[role] for x in rounds) for rounds in found.values()]
+        print(f"{role:18}" + "".join(f"{share:18.2f}" for share in shares))
+    for what, r in ratios.items():
+        print(f"{what} with a flood beside: {statistics.median(r):.3f} of alone, round by round")
+
+
+def cores_of(text):
+    cores = [int(core) for core in text.split(",")]
+    if not set(cores) <= os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"{text}: not all of them may be used here")
+    return cores
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Does a flood of one kind of work starve the other?")
+    parser.add_argument("baton")
+    parser.add_argument("model")
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    parser.add_argument("seconds", nargs="?", type=float, default=3)
+    parser.add_argument("--cores", type=cores_of, default=None, help="processors for " + ", ".join(ROLES))
+    args = parser.parse_args()
+    places = Places(args.cores)
     with tempfile.TemporaryFile() as log:
-        child, port = start(sys.argv[1], sys.argv[2], log)
-        url = f"http://127.0.0.1:{port}"
-        print(f"{pin(child.pid)} threads tied to processors of their pools")
+        child, port = start(args.baton, args.model, log)
         try:
-            for _ in range(rounds):
-                one = Load(port, *generates)
-                found["generate alone"].append(rates(url, seconds)[0])
-                other = Load(port, *texts)
-                both = rates(url, seconds)
-                found["generate, flood"].append(both[0])
-                found["detokenize, flood"].append(both[1])
-                one.end()
-                found["detokenize alone"].append(rates(url, seconds)[1])
-                other.end()
+            pin(child.pid, places)
+            print(places)
+            found = measure(child, port, args.rounds, args.seconds, places)
         finally:
             child.send_signal(signal.SIGTERM)
             child.wait(60)
     assert child.returncode == 0, child.returncode
-    median = {what: statistics.median(r) for what, r in found.items()}
-    for what, r in found.items():
-        print(f"{what:18} {median[what]:10.0f} a second, of {min(r):.0f} to {max(r):.0f}")
-    for what in ("generate", "detokenize"):
-        ratios = [b / a for a, b in zip(found[what + " alone"], found[what + ", flood"])]
-        print(f"{what} with a flood beside: {statistics.median(ratios):.3f} of alone, round by round")
+    tell(found)
 
 
 if __name__ == "__main__":

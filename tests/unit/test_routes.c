@@ -145,12 +145,35 @@ static void test_routes_are_whole(void **state)
     }
 }
 
+/* A loop serves every connection of its front: what reads a body, or walks the tensors of a plan,
+ * is done elsewhere. */
+static void test_no_loop_reads_a_body(void **state)
+{
+    static const char *const walks[] = {"planPut",      "updateStart", "update",     "updateFinish",
+                                        "updateVerify", "preflight",   "weightsList"};
+    size_t n_walks = 0;
+
+    (void)state;
+    for (size_t i = 0; i < n_routes; i++) {
+        if (routes[i].body != BODY_NONE)
+            assert_int_not_equal(routes[i].lane, LANE_LOOP);
+        for (size_t k = 0; k < sizeof walks / sizeof walks[0]; k++) {
+            if (strcmp(routes[i].operation, walks[k]) != 0)
+                continue;
+            assert_int_equal(routes[i].lane, LANE_CONTROL);
+            n_walks++;
+        }
+    }
+    assert_int_equal(n_walks, sizeof walks / sizeof walks[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route_find_matches),
         cmocka_unit_test(test_route_find_refuses),
         cmocka_unit_test(test_routes_are_whole),
+        cmocka_unit_test(test_no_loop_reads_a_body),
         cmocka_unit_test(test_dialect_rows_translate),
         cmocka_unit_test(test_a_dialect_that_is_off_is_not_found),
     };
