@@ -2,6 +2,7 @@
 forms in which trainers send their weights, and checks that say what they found."""
 
 import base64
+import collections
 import contextlib
 import json
 import mmap
@@ -178,6 +179,14 @@ class Server:
         with open(f"/proc/{self.pid}/maps", encoding="utf-8") as f:
             n_maps = sum(1 for _ in f)
         return {"fds": len(os.listdir(f"/proc/{self.pid}/fd")), "maps": n_maps, "rss": rss}
+
+    def descriptors(self):
+        """What the open ones are: "socket", "anon_inode:[eventfd]", a file's path, and how many."""
+        found = collections.Counter()
+        for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found[re.sub(r":\[\d+\]$", "", os.readlink(f"/proc/{self.pid}/fd/{fd}"))] += 1
+        return found
 
     def stop(self):
         if self.child.poll() is None:

@@ -191,7 +191,7 @@ def usage(args, server):
     return found
 
 
-def no_growth(checks, args, server, before):
+def no_growth(checks, args, server, before, open_before):
     def settled():
         now = usage(args, server)
         return all(now[k] - before[k] <= slack for k, slack in SLACKS.items()) and now
@@ -201,6 +201,7 @@ def no_growth(checks, args, server, before):
     except AssertionError:
         after = usage(args, server)
     print(f"    before {before}\n    after  {after}", flush=True)
+    print(f"    descriptors more than before: {dict(server.descriptors() - open_before)}", flush=True)
     for name, slack in SLACKS.items():
         checks.that(
             after[name] - before[name] <= slack,
@@ -221,6 +222,7 @@ def play_rounds(checks, args, server, specs):
         for _ in range(WARM_ROUNDS):
             play.round(pool)
     before, began, n = usage(args, server), time.monotonic(), 0
+    open_before = server.descriptors()
     with Pool(args) as pool:
         while n < args.rounds and time.monotonic() < args.deadline and len(play.wrong) < 10:
             n += 1
@@ -243,7 +245,7 @@ def play_rounds(checks, args, server, specs):
         {k: v for k, v in metrics.items() if k.startswith("baton_nccl_")},
     )
     checks.same(server.get("/v1/status")["live"], True, "it is live")
-    no_growth(checks, args, server, before)
+    no_growth(checks, args, server, before, open_before)
 
 
 def rounds(checks, args):
