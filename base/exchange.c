@@ -75,7 +75,7 @@ int exchange_new(struct exchange **out, struct exchange_front *front, struct err
     box->priv.front = front;
     atomic_init(&box->priv.n_refs, 1);
     box->x.priv = &box->priv;
-    box->x.path = box->x.content_type = box->x.authorization = empty;
+    box->x.path = box->x.target = box->x.content_type = box->x.authorization = empty;
     box->x.session_id = box->x.path_arg = box->x.body = empty;
     box->x.began_us = clock_now_us();
     *out = &box->x;
@@ -217,17 +217,24 @@ void exchange_reply_take(struct exchange *x, struct exchange_reply *out)
     mtx_unlock(&p->lock);
 }
 
-void exchange_stream_open(struct exchange *x, int status, const char *content_type)
+void exchange_stream_open_as(struct exchange *x, const struct exchange_reply *head)
 {
     struct exchange_private *p = x->priv;
 
+    assert(head->len == 0 && head->release == NULL);
     mtx_lock(&p->lock);
     assert(p->answer == ANSWER_NONE);
     p->answer = ANSWER_STREAM;
-    p->stream_status = status;
-    p->stream_content_type = content_type;
+    p->reply = *head;
     wake_locked(p);
     mtx_unlock(&p->lock);
+}
+
+void exchange_stream_open(struct exchange *x, int status, const char *content_type)
+{
+    struct exchange_reply head = {.status = status, .content_type = content_type};
+
+    exchange_stream_open_as(x, &head);
 }
 
 /* Makes room for `len` more unsent bytes; false when that would pass the bound or memory is out. */
@@ -262,7 +269,7 @@ size_t exchange_stream_unsent(struct exchange *x)
     size_t n;
 
     mtx_lock(&p->lock);
-    n = p->unsent_end - p->unsent_head;
+    n = p->unsent_end - p->unsent_head + p->unsent_kept;
     mtx_unlock(&p->lock);
     return n;
 }
@@ -301,10 +308,35 @@ void exchange_stream_close(struct exchange *x, bool complete)
     p->stream_closed = true;
     p->stream_complete = complete;
     p->on_gone = NULL;
+    p->on_drained = NULL;
     if (p->paused)
         wake_locked(p);
     mtx_unlock(&p->lock);
     exchange_unref(x);
+}
+
+/* Is it time to tell the writer that there is room? */
+static void drained_locked(struct exchange_private *p)
+{
+    void (*fn)(void *arg) = p->on_drained;
+
+    if (fn == NULL || p->gone || p->unsent_end - p->unsent_head + p->unsent_kept > p->drained_most)
+        return;
+    p->on_drained = NULL;
+    fn(p->on_drained_arg);
+}
+
+void exchange_on_drained(struct exchange *x, size_t most, void (*fn)(void *arg), void *arg)
+{
+    struct exchange_private *p = x->priv;
+
+    mtx_lock(&p->lock);
+    assert(p->answer == ANSWER_STREAM && !p->stream_closed);
+    p->on_drained = fn;
+    p->on_drained_arg = arg;
+    p->drained_most = most;
+    drained_locked(p);
+    mtx_unlock(&p->lock);
 }
 
 enum exchange_stream_state exchange_stream_take(struct exchange *x, char *out, size_t cap,
@@ -324,6 +356,7 @@ enum exchange_stream_state exchange_stream_take(struct exchange *x, char *out, s
         p->unsent_head += *n;
         if (p->unsent_head == p->unsent_end)
             p->unsent_head = p->unsent_end = 0;
+        drained_locked(p);
     } else if (p->stream_closed) {
         state = p->stream_complete ? STREAM_END : STREAM_CUT;
     } else {
@@ -332,6 +365,23 @@ enum exchange_stream_state exchange_stream_take(struct exchange *x, char *out, s
     }
     mtx_unlock(&p->lock);
     return state;
+}
+
+void exchange_stream_kept(struct exchange *x, size_t n)
+{
+    struct exchange_private *p = x->priv;
+    char *empty_one = NULL;
+
+    mtx_lock(&p->lock);
+    p->unsent_kept = n;
+    if (n > 0 && p->unsent_end == p->unsent_head) { /* what was in it lies with the front now */
+        empty_one = p->unsent;
+        p->unsent = NULL;
+        p->unsent_head = p->unsent_end = p->unsent_cap = 0;
+    }
+    drained_locked(p);
+    mtx_unlock(&p->lock);
+    free(empty_one);
 }
 
 bool exchange_gone(struct exchange *x)

@@ -41,6 +41,7 @@ struct exchange {
     bool request_id_given;          /* by the client */
     enum exchange_method method;
     char *path;                     /* percent-decoded, no query, no NUL */
+    char *target;                   /* path and query as they came */
     struct exchange_param *query;   /* [n_query], in order */
     size_t n_query;
     char *content_type;             /* "" when absent */
@@ -54,6 +55,7 @@ struct exchange {
     _Atomic(const void *) route;    /* set by the application's route call; the handler's thread may
                                        choose another of the same path */
     void *app;                      /* borrowed; set by the application's route call, or NULL */
+    void *loop_app;                 /* borrowed; the application's, of the front's loop; or NULL */
     char *path_arg;                 /* what stood for "{name}" in the route's pattern, or "" */
 
     struct exchange_private *priv;  /* of base/exchange.c and the front */
@@ -100,6 +102,10 @@ void exchange_reply(struct exchange *x, const struct exchange_reply *r);
 /* exchange_stream_open - begin an answer of unknown length (chunked). Keeps the reference. */
 void exchange_stream_open(struct exchange *x, int status, const char *content_type);
 
+/* exchange_stream_open_as - the same with the head of a reply: its status, type and headers.
+ * @head  copied; without data */
+void exchange_stream_open_as(struct exchange *x, const struct exchange_reply *head);
+
 /* exchange_stream_write - queue bytes (copied). Returns -1 when the peer is gone, the reader is
  * EXCHANGE_STREAM_NBYTES_MAX behind, or memory ran out: nothing more will be sent then, and the
  * caller still has to close. Threads: any one at a time. Blocks: no. */
@@ -107,6 +113,12 @@ int exchange_stream_write(struct exchange *x, const void *data, size_t len);
 
 /* exchange_stream_unsent - bytes that the reader has not taken yet. Threads: any. Blocks: no. */
 size_t exchange_stream_unsent(struct exchange *x);
+
+/* exchange_on_drained - call `fn(arg)` once when at most `most` bytes of the stream are unsent: on
+ * the front's thread, or here and now, with MTX_EXCHANGE held: it may take higher ranks and must
+ * not block or write. Not when the peer has gone. NULL fn takes the callback back; after that
+ * returns, as after exchange_stream_close, it does not run any more. */
+void exchange_on_drained(struct exchange *x, size_t most, void (*fn)(void *arg), void *arg);
 
 /* exchange_stream_close - end the answer and give up the reference.
  * @complete  false: cut the connection without the final chunk, so that the client can tell */

@@ -39,18 +39,20 @@ struct exchange_private {
     bool paused; /* the front waits for stream bytes or for a reader */
     void (*on_gone)(void *arg);
     void *on_gone_arg;
+    void (*on_drained)(void *arg); /* when at most drained_most bytes are unsent */
+    void *on_drained_arg;
+    size_t drained_most;
     bool reply_held; /* reply has not been taken by the front */
-    int stream_status;
-    const char *stream_content_type; /* static */
     char *unsent;                    /* owned; bytes [unsent_head, unsent_end) wait to be sent */
     size_t unsent_head, unsent_end, unsent_cap;
+    size_t unsent_kept; /* taken by the front, and not by the socket */
     bool stream_closed, stream_complete, stream_failed;
     struct cnd body_moved;
     struct exchange_reader *reader;
     bool body_ended;
     uint64_t body_moved_us; /* last byte handed to the reader, or its start */
     uint64_t body_taken;    /* bytes handed to readers */
-    struct exchange_reply reply;
+    struct exchange_reply reply; /* of a stream: its head; immutable then */
 
     void
         *strings; /* owned: the block that path, query and headers lie in; front, before dispatch */
@@ -86,6 +88,9 @@ enum exchange_stream_state { STREAM_BYTES, STREAM_EMPTY, STREAM_END, STREAM_CUT 
  * next write wakes the front. */
 enum exchange_stream_state exchange_stream_take(struct exchange *x, char *out, size_t cap,
                                                 size_t *n);
+
+/* exchange_stream_kept - of what was taken, so much has not been sent yet. */
+void exchange_stream_kept(struct exchange *x, size_t n);
 
 /* exchange_body_feed - offer n > 0 body bytes to the reader. Returns how many it took; when fewer
  * than n, the exchange is paused: the next reader (or the answer) wakes the front. */

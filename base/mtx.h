@@ -16,6 +16,7 @@ enum mtx_rank {
     MTX_TRANSFER = 25,     /* handlers/weight_transfer: which group there is */
     MTX_STORE = 30,        /* weights/store: current version, slab pool */
     MTX_EXCHANGE = 40,     /* base/exchange: one request; callbacks run under it */
+    MTX_RELAYS = 42,       /* handlers/relay: which loops there are */
     MTX_GENERATIONS = 43,  /* handlers/generations: which ones there are */
     MTX_GENERATION = 45,   /* handlers: one running generate, its stream buffer */
     MTX_ADMISSION = 50,    /* server/admission: permits and FIFO */

@@ -207,6 +207,16 @@ static int start_daemon(struct shard *s, struct err *e)
     return 0;
 }
 
+static int begin_loop(struct shard *s, struct err *e)
+{
+    const struct front_cfg *cfg = &s->front->cfg;
+
+    if (cfg->app->loop_begin == NULL)
+        return 0;
+    s->began = cfg->app->loop_begin(cfg->app_arg, s->loop, &s->loop_app, e) == 0;
+    return s->began ? 0 : -1;
+}
+
 static int shard_start(struct shard *s, size_t i, struct err *e)
 {
     struct loop_cfg cfg = {.turn = shard_turn, .arg = s};
@@ -221,7 +231,7 @@ static int shard_start(struct shard *s, size_t i, struct err *e)
     s->beat = (struct loop_item){.run = shard_beat, .arg = s};
     shard_beat(s);
     s->sweep = (struct loop_timer){.fire = conn_sweep, .arg = s};
-    if (loop_new(&s->loop, &cfg, e) != 0 || start_daemon(s, e) != 0)
+    if (loop_new(&s->loop, &cfg, e) != 0 || begin_loop(s, e) != 0 || start_daemon(s, e) != 0)
         return -1;
     info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
     s->mhd = (struct loop_watch){.ready = daemon_ready, .arg = s, .fd = info->epoll_fd};
@@ -375,6 +385,10 @@ static void finish_shards(struct front *f)
 
 static void shard_fini(struct shard *s)
 {
+    if (s->began) {
+        loop_stop(s->loop);
+        s->front->cfg.app->loop_end(s->loop_app);
+    }
     loop_free(s->loop);
     if (s->listen_fd >= 0)
         (void)close(s->listen_fd);

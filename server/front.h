@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/exchange.h"
+#include "base/loop.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,7 +43,7 @@ struct front_outcome {
     const char *log_code; /* of the reply, or NULL */
 };
 
-/* All are called on a loop thread and must not block. */
+/* All but the last two are called on a loop thread; none may block. */
 struct front_app {
     /* Headers are there. On -1 `reject` is called at once with the same e. Afterwards
      * x->authorization is wiped. */
@@ -55,6 +56,11 @@ struct front_app {
     /* Called exactly once for each exchange that `route` saw, after the last byte or the hang-up.
      */
     void (*done)(void *app, const struct exchange *x, const struct front_outcome *o);
+    /* Both or neither. Before a loop's thread starts: what the application has of its own for this
+     * loop, exchange.loop_app of all that come here; on -1 the front does not start. And when the
+     * thread has ended: no exchange has this front any more, but some may still be held. */
+    int (*loop_begin)(void *app, struct loop *l, void **out, struct err *e);
+    void (*loop_end)(void *loop_app);
 };
 
 struct front_cfg {

@@ -67,11 +67,21 @@ void conn_kill(struct conn *c)
     (void)shutdown(c->fd, SHUT_RDWR);
 }
 
+/* A unix socket knows no such thing: there it is ended. */
+void conn_reset(struct conn *c)
+{
+    static const struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+
+    (void)connect(c->fd, &nowhere, sizeof nowhere);
+}
+
 static void hung_up(void *arg, uint32_t events)
 {
     struct conn *c = arg;
 
     c->n_writable += (events & EPOLLOUT) != 0;
+    if ((events & EPOLLOUT) != 0 && c->req != NULL && c->req->rest != NULL)
+        stream_push(c->req);
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
         conn_kill(c);
 }
@@ -99,7 +109,7 @@ static struct conn *conn_new(struct shard *s, int fd, const struct sockaddr *pee
     c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
     c->tcp = cfg->unix_path == NULL;
     c->trusted = cfg->trusts != NULL && cfg->trusts(cfg->trusts_arg, peer);
-    if (loop_watch(s->loop, &c->hangup, EPOLLRDHUP | EPOLLET | (c->tcp ? 0 : EPOLLOUT), &e) != 0) {
+    if (loop_watch(s->loop, &c->hangup, EPOLLRDHUP | EPOLLET | EPOLLOUT, &e) != 0) {
         log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
         free(c);
         return NULL;

@@ -266,7 +266,7 @@ static int fill_exchange(struct request *r, const struct header_scan *h, struct 
     table = n_query * sizeof *x->query;
     /* Each query member takes at most its text and two NULs; the path one NUL more. */
     nbytes = table + strlen(path) + 2 * n_query + 2 + text_nbytes(h->content_type) +
-             text_nbytes(h->authorization) + text_nbytes(h->session_id);
+             text_nbytes(h->authorization) + text_nbytes(h->session_id) + text_nbytes(path);
     block = malloc(nbytes);
     if (block == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request's headers");
@@ -276,6 +276,7 @@ static int fill_exchange(struct request *r, const struct header_scan *h, struct 
     x->content_type = put_text(&at, h->content_type);
     x->authorization = put_text(&at, h->authorization);
     x->session_id = put_text(&at, h->session_id);
+    x->target = put_text(&at, path);
     x->path = at;
     if (decode(&at, path, strcspn(path, "?"), false, e) != 0) {
         x->path[0] = '\0';

@@ -30,7 +30,9 @@ enum {
     FRONT_QUERY_MAX = 64,                /* query members */
     FRONT_BODY_CAP_FIRST = 1 << 20,      /* first allocation for a declared body, at most */
     FRONT_TCP_USER_TIMEOUT_MS = 60 * 1000,
-    FRONT_RAW_HEAD_MAX = 4096 /* header of an answer written past libmicrohttpd */
+    FRONT_RAW_HEAD_MAX = 4096, /* header of an answer written past libmicrohttpd */
+    FRONT_PIECE_NBYTES = 48 << 10, /* of a stream, written past it at once */
+    FRONT_CHUNK_HEAD_MAX = 16
 };
 
 struct shard;
@@ -90,6 +92,9 @@ struct request {
     bool must_close;      /* framing in doubt, or the body was not read to its end */
     bool raw_sent;        /* answered past libmicrohttpd */
     bool sent;            /* libmicrohttpd says that the whole answer went out */
+    bool passes;          /* a stream whose chunks go past libmicrohttpd */
+    char *rest;           /* owned: of a chunk, what the socket has not taken; or NULL */
+    size_t rest_sent, rest_len;
     size_t body_cap;      /* of x->body */
     uint64_t head_nbytes; /* of a streamed body; 0 while unknown */
     uint64_t nbytes_in, nbytes_out;
@@ -102,6 +107,9 @@ struct front;
 struct shard {
     struct front *front;
     struct loop *loop;
+    char piece[FRONT_CHUNK_HEAD_MAX + FRONT_PIECE_NBYTES + 2]; /* of a stream, as a chunk */
+    bool began;     /* the application's loop_begin went well: its loop_end is due */
+    void *loop_app; /* of the application */
     struct MHD_Daemon *daemon;
     int listen_fd;         /* ours until given to the daemon; -1 once closed */
     size_t n_conns_max;    /* over it, new requests are shed */
@@ -165,6 +173,8 @@ void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe);
 void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
 void conn_kill(struct conn *c);              /* the exchange is gone, the socket is shut down */
+/* Its peer finds it broken: of HTTP/1.0 an end is a whole answer. */
+void conn_reset(struct conn *c);
 void conn_sweep(void *arg);                  /* timer of the shard */
 void conn_finish_all(struct shard *s);       /* kills what has no answer to wait for */
 bool conn_any_unsent(const struct shard *s); /* is an answer there that has not gone out whole? */
@@ -188,6 +198,10 @@ void request_refuse(struct request *r, const struct err *e); /* the application 
 enum MHD_Result request_queue(struct request *r); /* in the access handler, answer is there */
 void request_send_raw(struct request *r);         /* answer mid-upload, past libmicrohttpd */
 int front_prebuild(struct front *f, struct err *e);
+
+/* front_stream.c: chunks past libmicrohttpd. */
+bool stream_may_pass(const struct request *r);
+void stream_push(struct request *r); /* there may be more to send, or room for it */
 
 /* front_body.c: bodies. */
 void body_begin(struct request *r);

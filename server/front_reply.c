@@ -66,15 +66,15 @@ static bool closing(const struct request *r)
 
 static bool has_header(const struct exchange_reply *reply, const char *name)
 {
-    for (size_t i = 0; reply != NULL && i < reply->n_headers; i++)
+    for (size_t i = 0; i < reply->n_headers; i++)
         if (strcmp(reply->headers[i].name, name) == 0)
             return true;
     return false;
 }
 
-/* Headers that every answer has. @reply NULL for a stream. */
+/* Headers that every answer has, and its own. */
 static bool add_headers(const struct request *r, struct MHD_Response *resp,
-                        const struct exchange_reply *reply, const char *content_type)
+                        const struct exchange_reply *reply)
 {
     const char *boot_id = r->conn->shard->front->cfg.boot_id;
 
@@ -83,10 +83,10 @@ static bool add_headers(const struct request *r, struct MHD_Response *resp,
     if (boot_id != NULL && !has_header(reply, "X-Baton-Boot-Id") &&
         MHD_add_response_header(resp, "X-Baton-Boot-Id", boot_id) != MHD_YES)
         return false;
-    if (content_type != NULL &&
-        MHD_add_response_header(resp, "Content-Type", content_type) != MHD_YES)
+    if (reply->content_type != NULL &&
+        MHD_add_response_header(resp, "Content-Type", reply->content_type) != MHD_YES)
         return false;
-    for (size_t i = 0; reply != NULL && i < reply->n_headers; i++)
+    for (size_t i = 0; i < reply->n_headers; i++)
         if (MHD_add_response_header(resp, reply->headers[i].name, reply->headers[i].value) !=
             MHD_YES)
             return false;
@@ -117,15 +117,15 @@ static struct MHD_Response *reply_response(const struct request *r,
     }
     if (resp == NULL)
         return NULL;
-    if (!add_headers(r, resp, reply, reply->content_type)) {
+    if (!add_headers(r, resp, reply)) {
         MHD_destroy_response(resp);
         return NULL;
     }
     return resp;
 }
 
-/* More of a stream, for libmicrohttpd, which asks when the socket has taken what it had: a deadline
- * runs while the reader is behind, and none while its producer is. */
+/* More of a stream, for libmicrohttpd, which asks when the socket has taken what it had; for the
+ * end of one that passes. */
 static ssize_t stream_more(void *cls, uint64_t pos, char *out, size_t cap)
 {
     struct request *r = cls;
@@ -136,6 +136,12 @@ static ssize_t stream_more(void *cls, uint64_t pos, char *out, size_t cap)
     r->conn->shard->moved = true;
     if (r->suspended)
         return 0;
+    if (!r->passes && stream_may_pass(r)) { /* the headers are out: stream_push does the rest */
+        r->passes = true;
+        request_suspend(r);
+        loop_post(r->conn->shard->loop, &r->wake);
+        return 0;
+    }
     switch (exchange_stream_take(r->x, out, cap, &n)) {
     case STREAM_BYTES:
         conn_deadline(r->conn, limit_us);
@@ -150,6 +156,8 @@ static ssize_t stream_more(void *cls, uint64_t pos, char *out, size_t cap)
         conn_deadline(r->conn, limit_us);
         return MHD_CONTENT_READER_END_OF_STREAM;
     case STREAM_CUT:
+        if (!r->http11)
+            conn_reset(r->conn);
         break;
     }
     return MHD_CONTENT_READER_END_WITH_ERROR;
@@ -162,7 +170,7 @@ static struct MHD_Response *stream_response(struct request *r)
 
     if (resp == NULL)
         return NULL;
-    if (!add_headers(r, resp, NULL, r->x->priv->stream_content_type)) {
+    if (!add_headers(r, resp, &r->x->priv->reply)) {
         MHD_destroy_response(resp);
         return NULL;
     }
@@ -193,7 +201,7 @@ enum MHD_Result request_queue(struct request *r)
 
     assert(!r->queued);
     if (stream) {
-        r->status = p->stream_status;
+        r->status = p->reply.status;
         resp = stream_response(r);
     } else {
         exchange_reply_take(r->x, &reply);

@@ -27,7 +27,10 @@ static void woken(void *arg)
         r->must_close = true;
         body_drop_begin(r);
     }
-    request_resume(r);
+    if (r->passes)
+        stream_push(r);
+    else
+        request_resume(r);
 }
 
 void request_suspend(struct request *r)
@@ -77,6 +80,7 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
         free(r);
         return NULL;
     }
+    r->x->loop_app = s->loop_app;
     c->req = r;
     if (c->n_requests++ > 0) /* the first one's headers are due from the accept on */
         conn_deadline(c, s->front->cfg.header_timeout_us);
@@ -261,6 +265,7 @@ void request_end(struct request *r, bool sent)
     if (r->routed)
         tell_done(r);
     exchange_unref(r->x);
+    free(r->rest);
     free(r->target);
     free(r);
 }

@@ -257,7 +257,10 @@ static inline void app_done(void *app, const struct exchange *x, const struct fr
 
 static inline void app_start(struct app *a, void (*tweak)(struct front_cfg *cfg))
 {
-    static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
+    static const struct front_app ops = {.route = app_route,
+                                         .dispatch = app_dispatch,
+                                         .reject = app_reject,
+                                         .done = app_done};
     struct front_cfg cfg = {
         .address = "127.0.0.1",
         .n_shards = 1,

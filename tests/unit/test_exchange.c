@@ -172,6 +172,58 @@ static void test_stream_bound(void **state)
     free(block);
 }
 
+static void count_drained(void *arg)
+{
+    ++*(int *)arg;
+}
+
+static void test_drained_counts_what_the_front_keeps(void **state)
+{
+    int n_drained = 0;
+    char out[8];
+    size_t n;
+
+    (void)state;
+    exchange_stream_open(exchange_ref(x), 200, "text/event-stream");
+    assert_int_equal(exchange_stream_write(x, "abcdefgh", 8), 0);
+    exchange_on_drained(x, 4, count_drained, &n_drained);
+    assert_int_equal(exchange_stream_take(x, out, 3, &n), STREAM_BYTES);
+    assert_int_equal(n_drained, 0); /* 5 are left */
+    exchange_stream_kept(x, 3);
+    assert_int_equal(exchange_stream_unsent(x), 8);
+    assert_int_equal(exchange_stream_take(x, out, 3, &n), STREAM_BYTES);
+    assert_int_equal(n_drained, 0); /* 2, and 3 that are kept */
+    exchange_stream_kept(x, 2);
+    assert_int_equal(n_drained, 1);
+    exchange_stream_kept(x, 0);
+    assert_int_equal(n_drained, 1); /* once */
+    exchange_on_drained(x, 4, count_drained, &n_drained);
+    assert_int_equal(n_drained, 2); /* at once, where it is so */
+    exchange_on_drained(x, 1, count_drained, &n_drained);
+    exchange_on_drained(x, 1, NULL, NULL);
+    assert_int_equal(exchange_stream_take(x, out, 8, &n), STREAM_BYTES);
+    assert_int_equal(n_drained, 2); /* taken back */
+    assert_int_equal(exchange_stream_write(x, "ab", 2), 0);
+    exchange_on_drained(x, 1, count_drained, &n_drained);
+    exchange_mark_gone(x);
+    exchange_stream_kept(x, 0);
+    exchange_stream_close(x, true);
+    assert_int_equal(n_drained, 2); /* not of one who is gone */
+}
+
+static void test_a_stream_has_the_head_of_a_reply(void **state)
+{
+    struct exchange_reply head = {.status = 429};
+
+    (void)state;
+    exchange_reply_header(&head, "Content-Type", "text/%s", "plain");
+    exchange_stream_open_as(exchange_ref(x), &head);
+    assert_int_equal(x->priv->reply.status, 429);
+    assert_string_equal(x->priv->reply.headers[0].value, "text/plain");
+    assert_false(x->priv->reply_held);
+    exchange_stream_close(x, true);
+}
+
 /* Feeds `body` in pieces of 3 bytes as a loop would, sleeping only while nobody reads. */
 struct feeder {
     const char *body;
@@ -358,6 +410,8 @@ int main(void)
         T(test_on_gone_runs_once_or_not_at_all),
         T(test_stream_wakes_only_a_waiting_front),
         T(test_stream_bound),
+        T(test_drained_counts_what_the_front_keeps),
+        T(test_a_stream_has_the_head_of_a_reply),
         T(test_drop_body_twice_is_harmless),
         T(test_body_read_exact),
         T(test_body_too_short),

@@ -577,7 +577,10 @@ static void test_two_shards_and_racing_hang_ups(void **state)
 
 static void test_new_names_what_is_wrong(void **state)
 {
-    static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
+    static const struct front_app ops = {.route = app_route,
+                                         .dispatch = app_dispatch,
+                                         .reject = app_reject,
+                                         .done = app_done};
     struct front_cfg cfg = {.n_shards = 1, .n_connections_max = 16, .app = &ops};
     struct front *f = NULL;
     struct err e = {0};
@@ -598,7 +601,10 @@ static void test_new_names_what_is_wrong(void **state)
  * the first one's requests. */
 static void test_no_second_server_on_a_port(void **state)
 {
-    static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
+    static const struct front_app ops = {.route = app_route,
+                                         .dispatch = app_dispatch,
+                                         .reject = app_reject,
+                                         .done = app_done};
     struct front_cfg cfg = {.address = "127.0.0.1",
                             .n_shards = 2,
                             .n_connections_max = 16,

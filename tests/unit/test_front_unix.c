@@ -26,7 +26,10 @@ static void connect_path(struct client *c)
 /* As app_start, which wants a port. NULL: *e says why. */
 static struct front *front_or(size_t n_shards, struct err *e)
 {
-    static const struct front_app ops = {app_route, app_dispatch, app_reject, app_done};
+    static const struct front_app ops = {.route = app_route,
+                                         .dispatch = app_dispatch,
+                                         .reject = app_reject,
+                                         .done = app_done};
     struct front_cfg cfg = {.n_shards = n_shards,
                             .n_connections_max = 64,
                             .header_timeout_us = APP_WAIT_US,
