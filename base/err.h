@@ -22,6 +22,8 @@
     X(ERR_NO_ENGINE, 409, "no_engine", false)                                \
     X(ERR_NO_GPU, 409, "no_gpu", false)                                      \
     X(ERR_NO_NCCL, 409, "no_nccl", false)                                    \
+    X(ERR_HAS_UPSTREAMS, 409, "has_upstreams", false)                        \
+    X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                          \
     X(ERR_ENDED, 409, "update_ended", false)                                 \
     X(ERR_TOO_LARGE, 413, "too_large", false)                                \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \
@@ -35,6 +37,8 @@
     X(ERR_ENGINE, 500, "engine_error", false)                                \
     X(ERR_CUDA, 500, "cuda_error", false)                                    \
     X(ERR_NCCL, 500, "nccl_error", false)                                    \
+    X(ERR_UPSTREAM, 502, "upstream_error", true)                             \
+    X(ERR_UPSTREAM_TIMEOUT, 504, "upstream_timeout", true)                   \
     X(ERR_OVERLOADED, 503, "overloaded", true)                               \
     X(ERR_STARTING, 503, "starting", true)                                   \
     X(ERR_DRAINING, 503, "draining", true)                                   \

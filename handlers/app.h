@@ -26,12 +26,15 @@ struct gate;
 struct generations;
 struct handle_leases;
 struct engine;
+struct fleet_control;
 struct life;
 struct lora_loads;
 struct model_config;
 struct store;
 struct tokenizer;
 struct updates;
+struct relays;
+struct upstreams;
 struct nccl_info;
 struct model_defaults;
 struct weight_transfer;
@@ -39,6 +42,10 @@ struct weight_transfer;
 struct app {
     const struct config *config;
     struct life *life;
+    struct upstreams *upstreams; /* the engines that it stands in front of: then there is none of
+                                    what weights are kept and tokens made with (store … leases) */
+    struct fleet_control *fleet_control; /* what a trainer told them all; NULL without upstreams */
+    struct relays *relays;       /* of their data plane; NULL without upstreams */
     struct store *store;
     struct updates *updates;
     struct engine *engine;             /* NULL with --engine none */

@@ -57,9 +57,9 @@ static json_t *load_json(const json_t *status)
     const json_t *generate = look(status, "admission", "generate");
     json_int_t running = json_integer_value(json_object_get(generate, "running"));
     json_int_t waiting = json_integer_value(json_object_get(generate, "waiting"));
-    json_int_t used = json_integer_value(look(status, "engine", "kv_tokens_used"));
+    json_t *used = look(status, "engine", "kv_tokens_used"); /* null: nobody knows */
 
-    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:I}", "dp_rank", 0, "num_running_reqs", running,
+    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:O?}", "dp_rank", 0, "num_running_reqs", running,
                      "num_waiting_reqs", waiting, "num_reqs", running + waiting, "num_total_reqs",
                      running + waiting, "num_tokens", used);
 }
@@ -88,11 +88,12 @@ int sglang_loads_out(json_t **reply, const struct exchange *x)
 /* The engine's view, as one of SGLang's schedulers has it. */
 static json_t *internal_json(const json_t *status)
 {
-    json_int_t max = json_integer_value(look(status, "engine", "kv_tokens_max"));
+    json_t *max = look(status, "engine", "kv_tokens_max");
     json_t *state = load_json(status);
 
     if (state == NULL ||
-        json_object_set_new(state, "max_total_num_tokens", json_integer(max)) != 0 ||
+        json_object_set_new(state, "max_total_num_tokens",
+                            max != NULL ? json_incref(max) : json_null()) != 0 ||
         json_object_set_new(state, "weight_version", json_string(version_of(status))) != 0) {
         json_decref(state);
         return NULL;

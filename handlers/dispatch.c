@@ -9,6 +9,8 @@
 #include "handlers/body.h"
 #include "handlers/commit_resume.h"
 #include "handlers/control_plane.h"
+#include "handlers/fleet_routes.h"
+#include "handlers/relay.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
@@ -65,6 +67,16 @@ static int check_door(const struct door *door, const struct exchange *x, const s
     return auth_check(door->auth, x->authorization, x->peer_trusted, needs[route->role], e);
 }
 
+/* Upstreams are sent JSON only. */
+static int check_stream(const struct app *app, struct err *e)
+{
+    if (app->upstreams == NULL)
+        return 0;
+    return err_set(e, ERR_HAS_UPSTREAMS, "",
+                   "tensors in the request body are not passed on to upstream engines: name where "
+                   "they lie (path, shm, CUDA IPC, NCCL)");
+}
+
 static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
 {
     const struct door *door = arg;
@@ -87,6 +99,8 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
                                                          : route->body_max;
     out->of_get = route->body == BODY_JSON;
     if (route->body == BODY_TENSORS && body_is_tensors(x)) {
+        if (check_stream(app, e) != 0)
+            return -1;
         out->body = FRONT_BODY_STREAM;
         out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
         out->head_nbytes = safetensors_head_nbytes;
@@ -99,14 +113,49 @@ static void refuse_unread(struct app *app, struct exchange *x)
 {
     const struct route *route = x->route;
 
-    if (route != NULL && (route->handle == handle_update || route->handle == handle_lora_load))
+    if (app->upstreams == NULL && route != NULL &&
+        (route->handle == handle_update || route->handle == handle_lora_load))
         update_unread(app, x);
+}
+
+/* Answered by the route's own handler, or by the one that works in front of upstream engines. */
+static int handle(struct app *app, struct exchange *x, const struct route *route, struct err *e)
+{
+    const struct fleet_row *row;
+
+    if (app->upstreams == NULL)
+        return route->handle(app, x, e);
+    row = fleet_row_of(route);
+    if (row == NULL)
+        return err_set(e, ERR_HAS_UPSTREAMS, "",
+                       "%.200s is not answered in front of upstream engines: ask them", x->path);
+    return row->handle(app, x, e);
+}
+
+static enum route_lane lane_of(const struct app *app, const struct route *route)
+{
+    const struct fleet_row *row;
+
+    if (app->upstreams == NULL)
+        return route->lane;
+    row = fleet_row_of(route);
+    return row != NULL ? row->lane : LANE_LOOP;
+}
+
+/* Which row of the path? Of what is passed on as it is, no body is looked into. */
+static const struct route *claimed(const struct app *app, const struct exchange *x)
+{
+    const struct route *first = x->route;
+    const struct fleet_row *row = app->upstreams != NULL ? fleet_row_of(first) : NULL;
+
+    if (row != NULL && row->handle == handle_relay)
+        return first;
+    return route_claimed(first, x->method, app->dialects, x->body, x->body_len);
 }
 
 static void run_handler(struct app *app, struct exchange *x)
 {
-    const struct route *route = route_claimed(x->route, x->method, app->dialects, x->body,
-                                              x->body_len);
+    const struct route *route = claimed(app, x);
     struct err e = {0};
 
     assert(route->role ==
@@ -115,7 +164,7 @@ static void run_handler(struct app *app, struct exchange *x)
     if (exchange_gone(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
         refuse_unread(app, x);
-    } else if (route->handle(app, x, &e) == 0) {
+    } else if (handle(app, x, route, &e) == 0) {
         return;
     }
     reply_error(x, &e, NULL);
@@ -200,11 +249,11 @@ static int post_hop(struct app *app, struct hop *h, enum route_lane lane, struct
 static void app_dispatch(void *arg, struct exchange *x)
 {
     struct app *app = ((const struct door *)arg)->app;
-    const struct route *route = x->route;
+    enum route_lane lane = lane_of(app, x->route);
     struct err e = {0};
     struct hop *h;
 
-    if (route->lane == LANE_LOOP) {
+    if (lane == LANE_LOOP) {
         run_handler(app, x);
         return;
     }
@@ -217,7 +266,7 @@ static void app_dispatch(void *arg, struct exchange *x)
     }
     h->app = app;
     h->x = x;
-    if (post_hop(app, h, route->lane, &e) != 0) {
+    if (post_hop(app, h, lane, &e) != 0) {
         free(h);
         refuse_unread(app, x);
         reply_error(x, &e, NULL);
@@ -267,9 +316,24 @@ static void app_done(void *arg, const struct exchange *x, const struct front_out
     log_end(&r);
 }
 
+static int app_loop_begin(void *arg, struct loop *l, void **out, struct err *e)
+{
+    struct app *app = ((const struct door *)arg)->app;
+
+    return app->relays != NULL ? relay_loop_begin(app->relays, l, out, e) : 0;
+}
+
+static void app_loop_end(void *loop_app)
+{
+    if (loop_app != NULL)
+        relay_loop_end(loop_app);
+}
+
 const struct front_app app_front = {
     .route = app_route,
     .dispatch = app_dispatch,
     .reject = app_reject,
     .done = app_done,
+    .loop_begin = app_loop_begin,
+    .loop_end = app_loop_end,
 };

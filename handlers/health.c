@@ -3,7 +3,9 @@
  * somebody forgot to clear. */
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "engine/upstream/upstreams.h"
 #include "handlers/control_plane.h"
+#include "handlers/fleet_status.h"
 #include "handlers/gate.h"
 #include "handlers/reply.h"
 #include "handlers/weight_transfer.h"
@@ -20,6 +22,8 @@ bool app_live(const struct app *app, struct err *why)
     struct engine_stats s = {0};
     uint64_t now = clock_now_us(), age_us;
 
+    if (app->upstreams != NULL)
+        return upstreams_live(app->upstreams, why) == 0;
     if (app->transfer != NULL && !weight_transfer_live(app->transfer, why))
         return false;
     if (app->engine == NULL)
@@ -80,6 +84,8 @@ static int check_ready(const struct app *app, struct err *why)
         return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
     if (life_state(app->life) == LIFE_DRAINING)
         return err_set(why, ERR_DRAINING, "", "the server is draining");
+    if (app->upstreams != NULL)
+        return app_live(app, why) ? fleet_ready(app, why) : -1;
     if (app->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
     if (!app_live(app, why) || weights_ready(app, why) != 0 || gate_ready(app, why) != 0)

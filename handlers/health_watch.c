@@ -169,7 +169,10 @@ static void watch_done(void *arg, const struct exchange *x, const struct front_o
 
 int health_watch_new(struct health_watch **out, const struct front_cfg *cfg, struct err *e)
 {
-    static const struct front_app ops = {watch_route, watch_dispatch, watch_reject, watch_done};
+    static const struct front_app ops = {.route = watch_route,
+                                         .dispatch = watch_dispatch,
+                                         .reject = watch_reject,
+                                         .done = watch_done};
     struct front_cfg own = *cfg;
     struct health_watch *w = calloc(1, sizeof *w);
 

@@ -47,7 +47,7 @@ static void put_life(struct app *app, struct buf *out)
     for (int s = LIFE_STARTING; s <= LIFE_DRAINING; s++)
         prom_u64(out, "baton_life_state", LABELS({"state", life_state_name((enum life_state)s)}),
                  life_state(app->life) == (enum life_state)s);
-    if (app->store == NULL || app->generate == NULL)
+    if (app->upstreams == NULL && (app->store == NULL || app->generate == NULL))
         return; /* neither can be told */
     prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
              app_live(app, &ignored) ? 1 : 0);
@@ -406,6 +406,8 @@ void metrics_rooms(struct app *app, struct buf *out)
         put_lora(app->adapters, out);
     if (app->loads != NULL)
         put_lora_loads(app->loads, out);
+    if (app->upstreams != NULL)
+        metrics_fleet(app, out);
     if (app->front != NULL)
         put_front(app, out);
     put_pools(app, out);

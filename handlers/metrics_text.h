@@ -10,4 +10,7 @@ struct app;
  * `app` that is NULL is left out. Threads: any; no lock held. */
 void metrics_rooms(struct app *app, struct buf *out);
 
+/* metrics_fleet - upstream engines; app->upstreams is there. Threads: any; no lock held. */
+void metrics_fleet(struct app *app, struct buf *out);
+
 #endif

@@ -63,6 +63,10 @@ const struct route routes[] = {
     {GET_HEAD, "/v1/models", "models", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_models},
 
+    WATCH(LANE_LOOP, "/v1/upstreams", "upstreams", handle_upstreams),
+    CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,
+            handle_resync),
+
     CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX, update_start_members,
             handle_update_start),
     {METHOD_POST, "/v1/update_weights", "update", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS, false,

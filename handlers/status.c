@@ -7,6 +7,7 @@
 #include "handlers/gate_json.h"
 #include "handlers/lora.h"
 #include "handlers/reply.h"
+#include "handlers/status_parts.h"
 #include "handlers/update_json.h"
 #include "handlers/weight_transfer.h"
 #include "server/admission.h"
@@ -72,7 +73,7 @@ static json_t *engine_json(const struct app *app)
                      "on_update", gen_on_update_name(app->on_update));
 }
 
-static json_t *http_json(const struct app *app)
+json_t *status_http_json(const struct app *app)
 {
     struct front_stats s = {0};
 
@@ -149,7 +150,7 @@ static json_t *pause_or_null(const struct app *app)
     return info.pause == PAUSE_NONE ? json_null() : gate_pause_json(&info);
 }
 
-int handle_status(struct app *app, struct exchange *x, struct err *e)
+json_t *status_head_json(const struct app *app)
 {
     struct err live_why = {0}, why = {0};
     bool live = app_live(app, &live_why);
@@ -158,19 +159,31 @@ int handle_status(struct app *app, struct exchange *x, struct err *e)
                            : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
                                        why.msg);
 
+    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o}", "boot_id", app->life->boot_id,
+                     "version", BATON_VERSION, "uptime_s",
+                     (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
+                     life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
+                     "reason", reason);
+}
+
+int handle_status(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *status = status_head_json(app);
+
     (void)e;
-    reply_json(
-        x, 200,
-        json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, "
-                  "s:o, s:o, s:o, s:o, s:o}",
-                  "boot_id", app->life->boot_id, "version", BATON_VERSION, "uptime_s",
-                  (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
-                  life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
-                  "reason", reason, "weights", weights_json(app), "update", update_or_null(app),
-                  "admission", "generate", admission_json(app->generate), "detokenize",
-                  admission_json(app->detokenize), "engine", engine_json(app), "http",
-                  http_json(app), "model", model_json(app), "cuda", cuda_json(app), "nccl",
-                  nccl_json(app), "pause", pause_or_null(app), "sleep",
-                  gate_sleep_json(app->gate), "adapters", lora_gauges_json(app)));
+    if (status != NULL &&
+        json_object_update_new(
+            status,
+            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
+                      weights_json(app), "update", update_or_null(app), "admission", "generate",
+                      admission_json(app->generate), "detokenize", admission_json(app->detokenize),
+                      "engine", engine_json(app), "http", status_http_json(app), "model",
+                      model_json(app), "cuda", cuda_json(app), "nccl", nccl_json(app), "pause",
+                      pause_or_null(app), "sleep", gate_sleep_json(app->gate), "adapters",
+                      lora_gauges_json(app))) != 0) {
+        json_decref(status);
+        status = NULL;
+    }
+    reply_json(x, 200, status);
     return 0;
 }

@@ -4,7 +4,7 @@
 
 #include "base/cidr.h"
 #include "base/mtx.h"
-#include "server/secret_file.h"
+#include "base/secret_file.h"
 
 #include <nettle/memops.h>
 #include <nettle/sha2.h>

@@ -3,6 +3,8 @@
 
 #include "server/config.h"
 #include "server/serve.h"
+#include "server/serve_fleet.h"
+#include "server/serve_listen.h"
 #include "weights/copy_sum.h"
 
 #include <errno.h>
@@ -78,6 +80,19 @@ static void put_nccl(const struct nccl_info *nccl, FILE *to)
         (void)fprintf(to, "nccl: not available: %s\n", nccl->reason);
 }
 
+/* Listeners first, as a start does. */
+static int check_fleet(const struct config *config, FILE *to, struct err *e)
+{
+    struct listeners l = {0};
+    int rc = listeners_read(&l, config, e);
+
+    listeners_fini(&l);
+    if (rc != 0)
+        return -1;
+    (void)fprintf(to, "configuration: ok, would listen on %s\n", config->listen);
+    return fleet_check(config, to, e);
+}
+
 int serve_check(const struct config *config, FILE *to, struct err *e)
 {
     struct serve_report *r = calloc(1, sizeof *r);
@@ -85,6 +100,10 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
 
     if (r == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
+    if (fleet_wanted(config)) {
+        rc = check_fleet(config, to, e);
+        goto out;
+    }
     if (serve_inspect(config, r, e) != 0)
         goto out;
     (void)fprintf(to, "configuration: ok, would listen on %s\n", config->listen);

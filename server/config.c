@@ -16,7 +16,7 @@ static int set_defaults(struct config_loader *l, struct err *e)
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
         const struct config_option *o = &config_options[i];
 
-        if (o->kind != KIND_LIST && config_set(l, o, LAYER_DEFAULT, o->flag, o->def, e) != 0)
+        if (!config_is_list(o) && config_set(l, o, LAYER_DEFAULT, o->flag, o->def, e) != 0)
             return -1;
     }
     return 0;
@@ -124,15 +124,21 @@ static int find_file(struct config_loader *l, int argc, char *const *argv, char 
     return 0;
 }
 
-/* A list in one variable is separated as PATH is. */
+/* A list in one variable is separated as PATH is; words are by blanks, as many as there are. */
 static int set_env_list(struct config_loader *l, const struct config_option *o, const char *field,
                         const char *text, struct err *e)
 {
     char item[CONFIG_VALUE_LEN_MAX + 1];
+    const char *between = o->kind == KIND_WORDS ? " \t\n" : ":";
     size_t len;
 
     for (;; text += len + 1) {
-        len = strcspn(text, ":");
+        if (o->kind == KIND_WORDS) {
+            text += strspn(text, between);
+            if (*text == '\0')
+                return 0;
+        }
+        len = strcspn(text, between);
         if (len >= sizeof item)
             return err_set(e, ERR_BAD_REQUEST, field, "an entry is longer than %d bytes",
                            CONFIG_VALUE_LEN_MAX);
@@ -158,7 +164,7 @@ static int set_env(struct config_loader *l, char *const *env, struct err *e)
         value = env_value(env, name);
         if (value == NULL || value[0] == '\0')
             continue; /* an empty variable is an unset one, as in compose files */
-        if (o->kind == KIND_LIST)
+        if (config_is_list(o))
             rc = set_env_list(l, o, name, value, e);
         else
             rc = config_set(l, o, LAYER_ENV, name, value, e);
@@ -208,7 +214,7 @@ int config_load(struct config *out, int argc, char *const *argv, char *const *en
 
     if (find_file(&l, argc, argv, env, e) != 0 || set_defaults(&l, e) != 0 ||
         (l.file != NULL && config_file_load(&l, e) != 0) || set_env(&l, env, e) != 0 ||
-        set_flags(&l, argc, argv, e) != 0) {
+        set_flags(&l, argc, argv, e) != 0 || config_fit(&l, e) != 0) {
         config_fini(&l.config);
         return -1;
     }

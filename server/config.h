@@ -10,13 +10,14 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { CONFIG_LIST_MAX = 16 };
+enum { CONFIG_LIST_MAX = 256 };
 
 /* Row: kind, field, flag ("--" left out; the environment name is BATON_ + upper case with '_', the
  * JSON member is the flag with '_'), argument's name, default as text, minimum, maximum, help.
  * Kinds: STR (const char *, NULL when default is ""), INT (uint64_t), MS (uint64_t, milliseconds),
- * NBYTES (uint64_t; suffixes KiB MiB GiB TiB), BOOL, LIST (repeatable). 0 of some INTs means
- * "choose"; help says so. */
+ * NBYTES (uint64_t; suffixes KiB MiB GiB TiB), BOOL, LIST (repeatable), WORDS (so too; but in its
+ * variable separated by blanks, for what holds ':' itself). 0 of some INTs means "choose"; help
+ * says so. */
 #define CONFIG_OPTIONS(X)                                                                          \
     X(STR, model, "model", "DIR", "", 0, 0,                                                        \
       "Hugging Face model directory: config.json, tokenizer.json, weights")                        \
@@ -31,6 +32,20 @@ enum { CONFIG_LIST_MAX = 16 };
       "embedded, or none: a store without generation (with --manifest)")                           \
     X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
       "with --engine none: what an update must cover, a .safetensors file or JSON columns")        \
+    X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
+      "engine to stand in front of, instead of one of its own: URL[,DIALECT][,key-file=FILE]"      \
+      "[,ca-file=FILE]; URL is http://HOST:PORT, https://HOST:PORT or unix:PATH; DIALECT is "      \
+      "baton (the default), vllm or sglang; repeatable, in the variable with blanks between; "     \
+      "SIGHUP reads the key files again")                                                          \
+    X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
+      "more of them, one SPEC a line, '#' begins a comment; SIGHUP reads it again")                \
+    X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
+      "upstreams that must serve the current version for this server to be ready, and for an "     \
+      "update to succeed; 0: all")                                                                 \
+    X(MS, probe_interval, "probe-interval", "MS", "2000", 10, 600000,                              \
+      "how often each upstream is asked how it is, and while it is idle for a token")              \
+    X(MS, probe_timeout, "probe-timeout", "MS", "5000", 10, 600000,                                \
+      "how long it may take to answer; three times in a row too long, and it is down")             \
     X(STR, listen, "listen", "ADDRESS", "127.0.0.1:8700", 0, 0,                                    \
       "where to listen: ADDRESS:PORT, or unix:PATH; port 0 takes a free one; beyond loopback it "  \
       "needs --api-key-file, --trust, or --insecure")                                              \
@@ -139,6 +154,7 @@ enum { CONFIG_LIST_MAX = 16 };
 #define CONFIG_TYPE_NBYTES uint64_t
 #define CONFIG_TYPE_BOOL   bool
 #define CONFIG_TYPE_LIST   struct config_list
+#define CONFIG_TYPE_WORDS  struct config_list
 
 struct config_list {
     const char *items[CONFIG_LIST_MAX]; /* owned by the config */
@@ -156,9 +172,10 @@ struct config {
  * environment variables, then flags ("--flag value" or "--flag=value").
  * @argv  after the subcommand; @env as environ, may be NULL. Both are copied from.
  *
- * An empty variable counts as unset; a LIST is separated by ':' in its variable and is an array in
- * the file; a stronger layer's list replaces a weaker one's. The file is strict. A BATON_* variable
- * that is no option is logged as a warning, since clusters set such. *out is untouched on failure.
+ * An empty variable counts as unset; a LIST is separated by ':' in its variable, WORDS by blanks,
+ * and either is an array in the file; a stronger layer's list replaces a weaker one's. The file is
+ * strict. Options that would not be heeded beside others are refused. A BATON_* variable that is no
+ * option is logged as a warning, since clusters set such. *out is untouched on failure.
  * Errors: ERR_BAD_REQUEST; field is the flag, variable or JSON member; the message says what was
  *         found, what is allowed, and the option probably meant for an unknown one. */
 int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e);

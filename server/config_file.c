@@ -73,6 +73,7 @@ static const char *wanted(enum config_kind kind)
         [KIND_NBYTES] = "an integer (bytes) or a string as \"64MiB\"",
         [KIND_BOOL] = "true or false",
         [KIND_LIST] = "an array of strings",
+        [KIND_WORDS] = "an array of strings",
     };
 
     return names[kind];
@@ -136,7 +137,7 @@ static int set_member(struct config_loader *l, const char *member, const json_t 
         config_near(near, member, "", config_member_name);
         return err_set(e, ERR_BAD_REQUEST, field, "unknown member '%.60s'%s", member, near);
     }
-    if (o->kind == KIND_LIST)
+    if (config_is_list(o))
         return set_list(l, o, field, value, e);
     text = scalar_text(number, o->kind, value);
     if (text == NULL)

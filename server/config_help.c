@@ -9,7 +9,7 @@ enum {
     HELP_COLUMNS = 100,
     HELP_ENV_COLUMN = 44, /* where the environment's name begins */
     HELP_INDENT = 6,
-    HELP_TEXT_MAX = 512
+    HELP_TEXT_MAX = 640
 };
 
 /* A heading stands before the option named here. */
@@ -17,6 +17,7 @@ static const struct {
     const char *before, *title;
 } groups[] = {
     {"model", "Model and weights"},
+    {"upstream", "In front of engines of others"},
     {"listen", "Who may reach the server, and what it may read"},
     {"front-threads", "Threads, admission and queues"},
     {"engine-threads", "Embedded engine"},
@@ -114,7 +115,7 @@ void config_help(FILE *to)
                 "(the name beside it), or a member of a JSON file (the flag with '_' for '-'). A "
                 "flag is stronger than a variable, a variable than the file, the file than the "
                 "default. BYTES may end in KiB, MiB, GiB or TiB; a repeatable option is an array "
-                "in the file and separated by ':' in its variable.");
+                "in the file and separated by ':' in its variable, unless it says otherwise.");
     (void)fprintf(to, "\n%-*s %s\n", HELP_ENV_COLUMN - 1, "  --config FILE", "BATON_CONFIG");
     put_wrapped(to, HELP_INDENT, "the JSON file (no default)");
     (void)fprintf(to, "\n  --check\n");

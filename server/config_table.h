@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum config_kind { KIND_STR, KIND_INT, KIND_MS, KIND_NBYTES, KIND_BOOL, KIND_LIST };
+enum config_kind { KIND_STR, KIND_INT, KIND_MS, KIND_NBYTES, KIND_BOOL, KIND_LIST, KIND_WORDS };
 
 struct config_option {
     enum config_kind kind;
@@ -46,6 +46,9 @@ struct config_loader {
 void config_env_name(char out[CONFIG_NAME_MAX], const struct config_option *o);
 void config_member_name(char out[CONFIG_NAME_MAX], const struct config_option *o);
 
+/* config_is_list - may it be given more than once? */
+bool config_is_list(const struct config_option *o);
+
 /* config_find - by flag, or NULL. */
 const struct config_option *config_find(const char *flag, size_t len);
 
@@ -59,6 +62,10 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
 enum { CONFIG_NEAR_MAX = 96 };
 void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix,
                  void (*name)(char out[CONFIG_NAME_MAX], const struct config_option *o));
+
+/* config_fit - do the options that were given go together?
+ * Errors: ERR_BAD_REQUEST at one that would not be heeded. */
+int config_fit(const struct config_loader *l, struct err *e);
 
 /* config_file_load - the layer of the JSON file at l->file. */
 int config_file_load(struct config_loader *l, struct err *e);

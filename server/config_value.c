@@ -73,6 +73,11 @@ void config_env_name(char out[CONFIG_NAME_MAX], const struct config_option *o)
         *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
 }
 
+bool config_is_list(const struct config_option *o)
+{
+    return o->kind == KIND_LIST || o->kind == KIND_WORDS;
+}
+
 const struct config_option *config_find(const char *flag, size_t len)
 {
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
@@ -244,7 +249,7 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
     if (strnlen(text, CONFIG_VALUE_LEN_MAX + 1) > CONFIG_VALUE_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "it is longer than %d bytes",
                        CONFIG_VALUE_LEN_MAX);
-    if (o->kind == KIND_LIST && *said != layer)
+    if (config_is_list(o) && *said != layer)
         ((struct config_list *)(void *)at)->n = 0;
     *said = layer;
     switch (o->kind) {
@@ -262,6 +267,7 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
         rc = set_bool((bool *)(void *)at, field, text, e);
         break;
     case KIND_LIST:
+    case KIND_WORDS:
         rc = add_item(&l->config, (struct config_list *)(void *)at, field, text, e);
         break;
     }

@@ -41,16 +41,15 @@ static int level_of(const char *name, enum log_level *out)
 }
 
 /* Every thread inherits this: signals are read by main alone, and a dead peer is an error code.
- * Without a key file to read again SIGHUP means what it always does: the terminal is gone. */
-static void block_signals(bool has_keys)
+ * SIGHUP too: it has files read again, and where there are none it is no reason to end. */
+static void block_signals(void)
 {
     sigset_t set;
 
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGTERM);
     (void)sigaddset(&set, SIGINT);
-    if (has_keys)
-        (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGHUP);
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     (void)signal(SIGPIPE, SIG_IGN);
 }
@@ -75,7 +74,7 @@ static int run(const struct config *c, bool check)
     body_init();         /* all before threads: jansson's allocator, the seed that the first */
     json_object_seed(0); /* object would race for, and the process's environment */
     nccl_environment();
-    block_signals(c->api_key_file != NULL);
+    block_signals();
     if (log_open(STDERR_FILENO, least, &e) != 0) {
         report(&e);
         return 1;

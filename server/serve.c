@@ -14,18 +14,22 @@
 #include "engine/embedded/chat_template.h"
 #include "engine/embedded/embedded.h"
 #include "engine/embedded/tokenizer.h"
+#include "engine/upstream/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/dialect.h"
+#include "handlers/fleet_control.h"
 #include "handlers/gate.h"
 #include "handlers/generations.h"
 #include "handlers/lora.h"
 #include "handlers/metrics.h"
+#include "handlers/relay.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
 #include "handlers/weight_transfer.h"
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
+#include "server/serve_fleet.h"
 #include "server/serve_listen.h"
 #include "transport/cuda_ipc.h"
 #include "transport/file.h"
@@ -45,7 +49,7 @@
 
 enum {
     PATH_LEN_MAX = 4096,
-    SLAB_VERSIONS = 2         /* served and staging: what fits by default */
+    SLAB_VERSIONS = 2 /* served and staging: what fits by default */
 };
 
 _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
@@ -69,7 +73,7 @@ struct house {
     struct chat_template *chat; /* NULL: chat_why says why */
     struct err chat_why;
     char model_name[PATH_LEN_MAX];
-    const char *base_names[2]; /* what the base model is called, which no adapter may be */
+    const char *base_names[2];    /* what the base model is called, which no adapter may be */
     struct config config;         /* as given, with what is resolved once */
     char *roots[CONFIG_LIST_MAX]; /* owned: --allow-path as real, absolute directories */
 };
@@ -276,10 +280,6 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
     };
     struct engine_info info;
 
-    h->app.model_name = "";
-    h->app.model_path = "";
-    if (dialects_parse(&h->app.dialects, c->dialects, "--dialects", e) != 0)
-        return -1;
     if (!has_engine(c))
         return 0;
     if (gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
@@ -299,6 +299,9 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
     return build_adapters(h, c, e);
 }
 
+/* In front of upstreams these threads do nothing but wait for them, or for each other's turn. */
+enum { FLEET_THREADS = 16 };
+
 static int build_pools(struct house *h, const struct config *c, struct err *e)
 {
     struct workers_cfg control = {"control", c->control_threads, c->control_queue};
@@ -306,17 +309,28 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
                                    c->generate_queue + c->generate_concurrency};
     struct workers_cfg text = {"text", c->detokenize_concurrency, 1};
 
+    if (h->app.upstreams != NULL && control.n_threads < FLEET_THREADS)
+        control.n_threads = FLEET_THREADS;
+    if (h->app.upstreams != NULL && generate.n_threads < FLEET_THREADS)
+        generate.n_threads = FLEET_THREADS;
     if (metrics_new(&h->app.metrics, e) != 0 || workers_new(&h->app.control, &control, e) != 0 ||
         workers_new(&h->app.generate_pool, &generate, e) != 0 ||
-        workers_new(&h->app.text, &text, e) != 0 ||
-        admission_new(&h->app.generate, "generate", c->generate_concurrency, c->generate_queue,
+        workers_new(&h->app.text, &text, e) != 0 || generations_new(&h->app.generations, e) != 0)
+        return -1;
+    return 0;
+}
+
+/* What stands between requests and an engine of our own. */
+static int build_gate(struct house *h, const struct config *c, struct err *e)
+{
+    if (admission_new(&h->app.generate, "generate", c->generate_concurrency, c->generate_queue,
                       e) != 0 ||
         admission_new(&h->app.detokenize, "detokenize", c->detokenize_concurrency,
                       c->detokenize_queue, e) != 0 ||
         admission_new(&h->app.prompts, "completions", c->detokenize_concurrency,
                       c->generate_queue + c->generate_concurrency, e) != 0)
         return -1;
-    return generations_new(&h->app.generations, e) == 0 ? gate_new(&h->app.gate, &h->app, e) : -1;
+    return gate_new(&h->app.gate, &h->app, e);
 }
 
 /* Did SIGTERM or SIGINT come within this time? */
@@ -331,8 +345,18 @@ static bool ended_within(uint64_t timeout_us)
     return sigtimedwait(&set, NULL, &ts) > 0;
 }
 
-/* Until SIGTERM or SIGINT; SIGHUP, which is blocked where there is a key file, has it read again.
- */
+/* SIGHUP: every file that may have been changed meanwhile. */
+static void read_again(struct house *h)
+{
+    if (h->config.api_key_file != NULL)
+        listeners_reload(&h->listeners);
+    if (h->app.upstreams != NULL)
+        fleet_reload(&h->app);
+    if (h->config.api_key_file == NULL && h->app.upstreams == NULL)
+        log_line(LOG_INFO, "signal.ignored", "SIGHUP: there is no file to read again");
+}
+
+/* Until SIGTERM or SIGINT. */
 static void wait_for_end(struct house *h)
 {
     sigset_t set;
@@ -341,11 +365,10 @@ static void wait_for_end(struct house *h)
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGTERM);
     (void)sigaddset(&set, SIGINT);
-    if (h->config.api_key_file != NULL)
-        (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGHUP);
     while (sigwait(&set, &sig) != 0 || sig == SIGHUP)
         if (sig == SIGHUP)
-            listeners_reload(&h->listeners);
+            read_again(h);
 }
 
 /* The first weights on their way in: main waits for the worker. */
@@ -499,22 +522,39 @@ static int read_inputs(struct house *h, const struct config *c, struct err *e)
     return 0;
 }
 
-static int build(struct house *h, const struct config *c, struct err *e)
+/* What any server has, of whatever engine. */
+static int build_frame(struct house *h, const struct config *c, struct err *e)
 {
-    if (read_inputs(h, c, e) != 0)
-        return -1;
     h->app.config = c;
-    h->app.cuda = &h->cuda;
-    h->app.nccl = &h->nccl;
     h->app.life = &h->life;
+    h->app.model_name = "";
+    h->app.model_path = "";
     life_init(&h->life);
-    if (listeners_open_health(&h->listeners, h->life.boot_id, e) != 0)
+    if (dialects_parse(&h->app.dialects, c->dialects, "--dialects", e) != 0)
         return -1;
-    if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
-        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
+    return listeners_open_health(&h->listeners, h->life.boot_id, e);
+}
+
+/* The upstreams are asked once all who want to know of them are there. */
+static int build_fleet(struct house *h, const struct config *c, struct err *e)
+{
+    if (build_frame(h, c, e) != 0 || fleet_open(&h->app, c, e) != 0 ||
+        fleet_control_new(&h->app.fleet_control, &h->app, e) != 0 || build_pools(h, c, e) != 0 ||
         listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
-    return 0;
+    return upstreams_start(h->app.upstreams, e);
+}
+
+static int build(struct house *h, const struct config *c, struct err *e)
+{
+    if (read_inputs(h, c, e) != 0 || build_frame(h, c, e) != 0)
+        return -1;
+    h->app.cuda = &h->cuda;
+    h->app.nccl = &h->nccl;
+    if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
+        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 || build_gate(h, c, e) != 0)
+        return -1;
+    return listeners_open(&h->listeners, &h->app, h->life.boot_id, e);
 }
 
 /* First everything stops, in the order in which work flows, so that every open exchange is still
@@ -528,6 +568,7 @@ static void stop_all(struct house *h)
     listeners_stop_health(&h->listeners);
     if (a->gate != NULL)
         gate_drain(a->gate);
+    upstreams_stop(a->upstreams); /* so that no thread waits for an answer of theirs */
     if (a->control != NULL)
         workers_stop(a->control);
     if (a->loads != NULL)
@@ -549,6 +590,7 @@ static void stop_all(struct house *h)
         workers_stop(a->generate_pool);
     if (a->text != NULL)
         workers_stop(a->text);
+    relays_stop(a->relays);
     listeners_close(&h->listeners);
 }
 
@@ -576,6 +618,9 @@ static void take_down(struct house *h)
     admission_free(a->generate);
     admission_free(a->detokenize);
     admission_free(a->prompts);
+    relays_free(a->relays);
+    upstreams_free(a->upstreams); /* the fronts, whose loops talk to them, are closed */
+    fleet_control_free(a->fleet_control);
     metrics_free(a->metrics);
     source_close(h->first);
     file_weights_fini(&h->first_weights);
@@ -595,6 +640,19 @@ static void take_down(struct house *h)
         free(h);
 }
 
+/* Nothing new is begun. */
+static void close_doors(struct app *a)
+{
+    if (a->upstreams != NULL) {
+        fleet_close(upstreams_fleet(a->upstreams));
+        return;
+    }
+    admission_close(a->generate);
+    admission_close(a->detokenize);
+    admission_close(a->prompts);
+    gate_drain(a->gate);
+}
+
 /* Stop accepting, let what runs end until the deadline; a second signal ends at once. */
 static void drain(struct house *h, const struct config *c)
 {
@@ -606,10 +664,7 @@ static void drain(struct house *h, const struct config *c)
              (unsigned long long)c->drain_timeout);
     life_set(&h->life, LIFE_DRAINING);
     listeners_quiesce(&h->listeners);
-    admission_close(h->app.generate);
-    admission_close(h->app.detokenize);
-    admission_close(h->app.prompts);
-    gate_drain(h->app.gate);
+    close_doors(&h->app);
     while (!idle && !clock_passed(deadline)) {
         if (ended_within(1)) {
             log_line(LOG_WARN, "drain.cut", "second signal: ending at once");
@@ -621,23 +676,32 @@ static void drain(struct house *h, const struct config *c)
              idle ? "all work has ended" : "the deadline passed; what runs is aborted");
 }
 
-static void announce(const struct house *h)
+static void log_own(const struct house *h, struct log_rec *r)
 {
     struct store_info info;
-    struct log_rec r;
 
     store_info(h->app.store, &info);
+    log_str(r, "model", h->app.model_name);
+    log_str(r, "weights", store_state_name(info.state));
+    log_str(r, "weight_version", info.label);
+    log_u64(r, "cuda_devices", h->cuda.n_devices);
+    log_str(r, "device", h->config.device);
+    log_str(r, "cuda", h->cuda.available ? h->cuda.driver_version : h->cuda.reason);
+    log_str(r, "nccl", h->nccl.available ? h->nccl.version : h->nccl.reason);
+}
+
+static void announce(const struct house *h)
+{
+    struct log_rec r;
+
     log_begin(&r, LOG_INFO, "serving");
     listeners_log(&h->listeners, &r);
     log_str(&r, "boot_id", h->life.boot_id);
     log_str(&r, "version", BATON_VERSION);
-    log_str(&r, "model", h->app.model_name);
-    log_str(&r, "weights", store_state_name(info.state));
-    log_str(&r, "weight_version", info.label);
-    log_u64(&r, "cuda_devices", h->cuda.n_devices);
-    log_str(&r, "device", h->config.device);
-    log_str(&r, "cuda", h->cuda.available ? h->cuda.driver_version : h->cuda.reason);
-    log_str(&r, "nccl", h->nccl.available ? h->nccl.version : h->nccl.reason);
+    if (h->app.upstreams != NULL)
+        fleet_log(&h->app, &r);
+    else
+        log_own(h, &r);
     log_end(&r);
 }
 
@@ -700,10 +764,10 @@ int serve(const struct config *config, struct err *e)
     h->config = *config; /* its storage stays the caller's */
     config = &h->config;
     rc = listeners_read(&h->listeners, config, e);
-    if (rc == 0)
-        rc = build(h, config, e);
-    if (rc == 0)
-        rc = push_first(h, config, e);
+    if (rc == 0 && fleet_wanted(config))
+        rc = build_fleet(h, config, e);
+    else if (rc == 0)
+        rc = build(h, config, e) == 0 ? push_first(h, config, e) : -1;
     if (rc == 0) {
         life_set(&h->life, LIFE_SERVING);
         announce(h);

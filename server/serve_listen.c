@@ -5,10 +5,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "handlers/health_watch.h"
+#include "handlers/relay.h"
 #include "handlers/route.h"
 #include "server/auth.h"
 #include "server/front.h"
-#include "server/secret_file.h"
+#include "base/secret_file.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -94,6 +95,14 @@ static size_t at_most(size_t n, size_t max)
     return n < max ? n : max;
 }
 
+/* In front of upstreams each connection may need another one, to an upstream. */
+static size_t share_upstream(size_t n, const struct config *c)
+{
+    size_t clients = (size_t)c->front_threads * RELAY_LOOP_NFDS;
+
+    return (n > 2 * clients ? n - clients : n / 2) / 2;
+}
+
 static struct shares share_descriptors(const struct config *c)
 {
     struct rlimit lim;
@@ -109,6 +118,8 @@ static struct shares share_descriptors(const struct config *c)
         s.data -= at_most(s.control, s.data / 2);
     if (c->health_listen != NULL)
         s.data -= at_most(s.health, s.data / 2);
+    if (c->upstream.n > 0 || c->upstream_file != NULL)
+        s.data = share_upstream(s.data, c);
     if (c->max_connections > 0)
         s.data = c->max_connections;
     return s;

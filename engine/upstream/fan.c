@@ -22,13 +22,20 @@ struct fan {
     struct part parts[];
 };
 
+void fan_answer_fini(struct fan_answer *a)
+{
+    free(a->text);
+    a->text = NULL;
+    a->text_len = 0;
+}
+
 void fan_cancel(struct fan *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         if (f->parts[i].call != NULL)
             http_cancel(f->parts[i].call);
         wire_request_fini(&f->parts[i].request);
-        free(f->answers[i].text);
+        fan_answer_fini(&f->answers[i]);
     }
     free(f->answers);
     free(f);
@@ -66,7 +73,10 @@ static void judge(struct part *p, const struct http_end *end)
     char said[256] = "";
 
     a->sent = end->sent;
-    if (end->outcome == HTTP_TIMED_OUT) {
+    if (end->outcome == HTTP_NO_MEMORY) {
+        (void)err_set(&a->why, ERR_NO_MEMORY, "", "no memory or descriptor to ask it %s",
+                      p->request.path);
+    } else if (end->outcome == HTTP_TIMED_OUT) {
         (void)err_set(&a->why, ERR_TIMEOUT, "", "it did not answer %s in time", p->request.path);
     } else if (end->outcome != HTTP_WHOLE) {
         (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->request.path,

@@ -27,15 +27,19 @@ struct fan_answer {
     bool good;  /* it answered, with a status below 300; or was not asked */
     bool sent;  /* may it have begun to work on it? */
     int status; /* 0: it did not answer */
-    char *text; /* of its body; NUL behind it; until `done` returns */
+    char *text; /* of its body; NUL behind it; NULL: nothing came; owned by the fan, unless taken */
     size_t text_len;
-    struct err why; /* clean if good: ERR_TIMEOUT, ERR_ENGINE, with what was said */
+    struct err why; /* clean if good: ERR_TIMEOUT, ERR_ENGINE, with what was said, or
+                       ERR_NO_MEMORY: of ours, which says nothing of it */
 };
 
 struct fan;
 
-/* Called once, on the loop's thread; the answers are in the order of the parts. */
-typedef void fan_done_fn(void *arg, const struct fan_answer *answers, size_t n);
+void fan_answer_fini(struct fan_answer *a); /* of one that was taken over; accepts a zeroed one */
+
+/* Called once, on the loop's thread; the answers are in the order of the parts. They end when it
+ * returns; who moves a text out leaves NULL in its place. */
+typedef void fan_done_fn(void *arg, struct fan_answer *answers, size_t n);
 
 /* fan_start - Threads: the client's loop's. Blocks: no.
  * @parts  [n]; their requests are the fan's from here on, also after an error

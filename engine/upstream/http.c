@@ -7,20 +7,29 @@
 
 #include <assert.h>
 #include <curl/curl.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 enum { WATCHES_EACH = 3 }; /* a connection, and two ends of a name lookup */
+
+/* When a connection ends libcurl walks those to the same server [conncache.c of 7.88.1,
+ * bundle_remove_conn]: thousands, where each takes minutes. A scope, which means nothing but to a
+ * link-local IPv6 address, makes it keep them in so many lists. */
+enum { FRESH_GROUPS = 64 };
 
 /* One socket of libcurl's. */
 struct watch {
     struct loop_watch loop;
     struct http_client *client;
-    uint32_t events;    /* that it is watched for; 0: it is not */
-    struct watch *next; /* of the spare ones */
+    struct http_call *call; /* whose it is; NULL: of one that keeps no call waiting */
+    uint32_t events;        /* that it is watched for; 0: it is not */
+    bool held;              /* it would be, but for http_hold */
+    struct watch *next;     /* of the spare ones */
 };
 
 struct http_client {
@@ -33,6 +42,7 @@ struct http_client {
     size_t n_calls;
     CURL *handles[HTTP_HANDLES_KEPT]; /* that ended calls left */
     size_t n_handles;
+    size_t n_fresh; /* calls so far on a connection of their own */
 };
 
 struct http_call {
@@ -42,10 +52,14 @@ struct http_call {
     struct curl_slist *headers;
     struct http_events events;
     struct http_head head;
-    size_t head_nbytes;
+    struct watch *watch; /* of its connection, or NULL */
+    size_t head_nbytes, body_len;
     char error[CURL_ERROR_SIZE];
     unsigned depth; /* of callbacks that run */
     bool told_head, cancelled;
+    bool refused; /* libcurl has paused it */
+    bool hold;    /* its connection is not watched */
+    bool lacks;   /* we have nothing to make a socket of */
 };
 
 int http_init(struct err *e)
@@ -113,11 +127,20 @@ static int on_timer(CURLM *multi, long timeout_ms, void *arg)
     return 0;
 }
 
-static void watch_drop(struct http_client *c, struct watch *w)
+static void watch_off(struct http_client *c, struct watch *w)
 {
-    if (w->events != 0)
+    if (w->events != 0 && !w->held)
         loop_unwatch(c->loop, &w->loop);
     w->events = 0;
+    w->held = false;
+}
+
+static void watch_drop(struct http_client *c, struct watch *w)
+{
+    watch_off(c, w);
+    if (w->call != NULL)
+        w->call->watch = NULL;
+    w->call = NULL;
     w->next = c->spare;
     c->spare = w;
 }
@@ -146,6 +169,22 @@ static struct watch *watch_take(struct http_client *c, curl_socket_t fd)
     return w;
 }
 
+/* The last one that is asked to be watched for a call is its connection. */
+static void watch_give(struct watch *w, CURL *easy)
+{
+    void *call = NULL;
+
+    (void)curl_easy_getinfo(easy, CURLINFO_PRIVATE, &call);
+    if (call == NULL || w->call == call)
+        return;
+    if (w->call != NULL)
+        w->call->watch = NULL;
+    w->call = call;
+    if (w->call->watch != NULL)
+        w->call->watch->call = NULL;
+    w->call->watch = w;
+}
+
 static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *socket_arg)
 {
     struct http_client *c = arg;
@@ -153,7 +192,6 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *so
     uint32_t events = wanted(what);
     struct err ignored = {0};
 
-    (void)easy;
     if (what == CURL_POLL_REMOVE) {
         if (w != NULL)
             watch_drop(c, w);
@@ -161,11 +199,15 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *so
     }
     if (w == NULL)
         w = watch_take(c, fd);
+    watch_give(w, easy);
     if (w->events == events)
         return 0;
-    if (w->events != 0)
-        loop_unwatch(c->loop, &w->loop);
-    w->events = 0;
+    watch_off(c, w);
+    if (w->call != NULL && w->call->hold) {
+        w->events = events;
+        w->held = events != 0;
+        return 0;
+    }
     if (events != 0 && loop_watch(c->loop, &w->loop, events, &ignored) != 0)
         return -1; /* the kernel has no memory: libcurl ends what runs */
     w->events = events;
@@ -194,6 +236,9 @@ static void keep(char out[HTTP_VALUE_MAX], const char *value, size_t len)
 {
     (void)snprintf(out, HTTP_VALUE_MAX, "%.*s", (int)(len < HTTP_VALUE_MAX ? len : HTTP_VALUE_MAX),
                    value);
+    for (; *out != '\0'; out++) /* blanks, so that it may go into another answer's head */
+        if ((unsigned char)*out < ' ' || *out == '\x7f')
+            *out = ' ';
 }
 
 static void read_header(struct http_head *head, const char *line, size_t len)
@@ -203,13 +248,16 @@ static void read_header(struct http_head *head, const char *line, size_t len)
 
     if (header_is(line, len, "Content-Type", &value, &n))
         keep(head->content_type, value, n);
+    else if (header_is(line, len, "Content-Encoding", &value, &n))
+        keep(head->content_encoding, value, n);
     else if (header_is(line, len, "Retry-After", &value, &n))
         keep(head->retry_after, value, n);
     else if (header_is(line, len, "X-Baton-Boot-Id", &value, &n))
         keep(head->boot_id, value, n);
 }
 
-/* An interim answer (100) has headers too; those of the last one count. */
+/* An interim answer (100) has headers too; those of the last one count, and none that follow the
+ * body. */
 static size_t on_header(char *line, size_t size, size_t n, void *arg)
 {
     struct http_call *call = arg;
@@ -218,6 +266,8 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
     call->head_nbytes += len;
     if (call->head_nbytes > HTTP_HEAD_NBYTES_MAX)
         return 0;
+    if (call->told_head)
+        return len;
     if (len > 5 && strncmp(line, "HTTP/", 5) == 0)
         call->head = (struct http_head){.content_length = -1};
     else
@@ -256,6 +306,7 @@ static size_t on_data(char *data, size_t size, size_t n, void *arg)
     call->depth--;
     if (call->cancelled)
         return 0; /* ends the transfer */
+    call->refused = !taken;
     return taken ? len : CURL_WRITEFUNC_PAUSE;
 }
 
@@ -298,6 +349,8 @@ static void call_free(struct http_call *call)
 
     unlink_call(call);
     (void)curl_multi_remove_handle(c->multi, call->easy);
+    if (call->watch != NULL)
+        call->watch->call = NULL;
     curl_slist_free_all(call->headers);
     keep_handle(c, call->easy);
     free(call);
@@ -323,6 +376,33 @@ static enum http_outcome outcome_of(CURLcode code, int status)
     }
 }
 
+static bool is_lack(long os_errno)
+{
+    return os_errno == EMFILE || os_errno == ENFILE || os_errno == ENOMEM || os_errno == ENOBUFS ||
+           os_errno == EADDRNOTAVAIL;
+}
+
+/* libcurl keeps the reason when a connect fails, and none when there is no socket for it. */
+static curl_socket_t open_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *at)
+{
+    struct http_call *call = arg;
+    int fd = socket(at->family, at->socktype | SOCK_CLOEXEC, at->protocol);
+
+    (void)purpose;
+    if (fd < 0 && is_lack(errno))
+        call->lacks = true;
+    return fd >= 0 ? fd : CURL_SOCKET_BAD;
+}
+
+/* Did we lack what a connection takes? Then it says nothing of who was not reached. */
+static bool is_ours(const struct http_call *call)
+{
+    long os_errno = 0;
+
+    (void)curl_easy_getinfo(call->easy, CURLINFO_OS_ERRNO, &os_errno);
+    return call->lacks || is_lack(os_errno);
+}
+
 static void describe(struct http_end *end, const struct http_call *call, CURLcode code)
 {
     if (end->outcome == HTTP_WHOLE)
@@ -342,16 +422,16 @@ static void call_ended(struct http_call *call, CURLcode code)
 {
     struct http_end end = {0};
     struct http_events events = call->events;
-    long n_sent = 0;
     bool cancelled;
 
-    (void)curl_easy_getinfo(call->easy, CURLINFO_REQUEST_SIZE, &n_sent);
     call->depth++;
     if (!call->cancelled && code == CURLE_OK)
         tell_head(call);
     call->depth--;
     end.outcome = outcome_of(code, call->head.status);
-    end.sent = n_sent > 0;
+    if (code == CURLE_COULDNT_CONNECT && is_ours(call))
+        end.outcome = HTTP_NO_MEMORY;
+    end.sent = http_sent(call);
     describe(&end, call, code);
     cancelled = call->cancelled;
     call_free(call);
@@ -387,12 +467,17 @@ static int add_header(struct http_call *call, const char *line)
 
 static int add_field(struct http_call *call, const char *name, const char *value)
 {
-    char line[2048];
-    int n = snprintf(line, sizeof line, "%s: %s", name, value);
+    size_t cap = strlen(name) + strlen(value) + sizeof ": ";
+    char *line = malloc(cap);
+    int rc = -1;
 
-    if (n < 0 || (size_t)n >= sizeof line)
+    if (line == NULL)
         return -1;
-    return add_header(call, line);
+    if (snprintf(line, cap, "%s: %s", name, value) == (int)cap - 1)
+        rc = add_header(call, line);
+    explicit_bzero(line, cap);
+    free(line);
+    return rc;
 }
 
 /* libcurl's own are taken out: an Expect would cost a round trip. */
@@ -423,21 +508,25 @@ static int set_headers(struct http_call *call, const struct http_request *req)
 static int set_where(struct http_call *call, const struct http_request *req)
 {
     const char *url = req->target->url;
-    char whole[4096];
     bool local = strncmp(url, "unix:", 5) == 0;
-    int n = snprintf(whole, sizeof whole, "%s%s", local ? "http://localhost" : url, req->path);
 
-    if (n < 0 || (size_t)n >= sizeof whole)
-        return -1;
     if (local)
         SET(call, CURLOPT_UNIX_SOCKET_PATH, url + 5);
-    if (req->target->ca_file != NULL)
+    if (req->target->ca_file != NULL) {
         SET(call, CURLOPT_CAINFO, req->target->ca_file);
-    SET(call, CURLOPT_URL, whole);
+        /* Else the system's would be trusted too, and read for each connection: 30 ms of the loop
+         * [measured with Debian's libcurl 7.88.1, whose default is a directory]. */
+        SET(call, CURLOPT_CAPATH, NULL);
+    }
+    SET(call, CURLOPT_URL, local ? "http://localhost" : url);
+    /* As it is: as part of a URL it would be cleaned. */
+    SET(call, CURLOPT_REQUEST_TARGET, req->path);
     SET(call, CURLOPT_PROTOCOLS_STR, "http,https");
     SET(call, CURLOPT_PROXY, "");
     SET(call, CURLOPT_FRESH_CONNECT, req->fresh ? 1L : 0L);
     SET(call, CURLOPT_FORBID_REUSE, req->fresh ? 1L : 0L);
+    if (req->fresh && strchr(url, '[') == NULL)
+        SET(call, CURLOPT_ADDRESS_SCOPE, (long)(1 + call->client->n_fresh++ % FRESH_GROUPS));
     return 0;
 }
 
@@ -469,7 +558,11 @@ static long ms_of(uint64_t us)
 static int set_how(struct http_call *call, const struct http_request *req)
 {
     SET(call, CURLOPT_NOSIGNAL, 1L);
+    /* Else whoever ends a call waits on the loop for the thread that looks its name up. */
+    SET(call, CURLOPT_QUICK_EXIT, 1L);
     SET(call, CURLOPT_PRIVATE, (void *)call);
+    SET(call, CURLOPT_OPENSOCKETFUNCTION, open_socket);
+    SET(call, CURLOPT_OPENSOCKETDATA, (void *)call);
     SET(call, CURLOPT_ERRORBUFFER, call->error);
     SET(call, CURLOPT_HEADERFUNCTION, on_header);
     SET(call, CURLOPT_HEADERDATA, (void *)call);
@@ -518,6 +611,7 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to %.200s", req->target->url);
     call->client = c;
     call->events = *events;
+    call->body_len = req->body_len;
     call->head.content_length = -1;
     if (prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);
@@ -531,9 +625,52 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     return 0;
 }
 
+bool http_sent(const struct http_call *call)
+{
+    long n_sent = 0;
+
+    (void)curl_easy_getinfo(call->easy, CURLINFO_REQUEST_SIZE, &n_sent);
+    return n_sent > 0;
+}
+
+bool http_body_sent(const struct http_call *call)
+{
+    curl_off_t n_sent = 0;
+
+    (void)curl_easy_getinfo(call->easy, CURLINFO_SIZE_UPLOAD_T, &n_sent);
+    return n_sent >= 0 && (size_t)n_sent >= call->body_len;
+}
+
+void http_hold(struct http_call *call)
+{
+    struct watch *w = call->watch;
+
+    call->hold = true;
+    if (w == NULL || w->held || w->events == 0)
+        return;
+    loop_unwatch(call->client->loop, &w->loop);
+    w->held = true;
+}
+
+/* What `data` refused libcurl hands over here and now, but it does not end a call that was
+ * cancelled then. */
 void http_resume(struct http_call *call)
 {
+    struct watch *w = call->watch;
+    struct err ignored = {0};
+
+    call->hold = false;
+    if (w != NULL && w->held) {
+        w->held = false;
+        if (loop_watch(call->client->loop, &w->loop, w->events, &ignored) != 0)
+            w->events = 0; /* the kernel has no memory: as on_socket, but nobody is asked */
+    }
+    if (!call->refused)
+        return;
+    call->refused = false;
     (void)curl_easy_pause(call->easy, CURLPAUSE_CONT);
+    if (call->cancelled)
+        call_free(call);
 }
 
 void http_cancel(struct http_call *call)

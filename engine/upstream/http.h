@@ -43,7 +43,8 @@ void http_client_free(struct http_client *c);
 struct http_target {
     const char *url;           /* "http://host:port", "https://…", "unix:/path"; no path behind */
     const char *authorization; /* value of the header, or NULL */
-    const char *ca_file;       /* PEM, for https; NULL: the system's */
+    const char *ca_file;       /* PEM, for https, and no other is trusted; NULL: the system's, all
+                                  of which are read for each connection */
 };
 
 /* http_target_check - is the URL one of those? Errors: ERR_BAD_REQUEST at `field`. */
@@ -70,7 +71,9 @@ struct http_request {
 struct http_head {
     int status;
     int64_t content_length; /* -1: not said */
-    char content_type[HTTP_VALUE_MAX], retry_after[HTTP_VALUE_MAX], boot_id[HTTP_VALUE_MAX];
+    /* Without control characters. */
+    char content_type[HTTP_VALUE_MAX], content_encoding[HTTP_VALUE_MAX];
+    char retry_after[HTTP_VALUE_MAX], boot_id[HTTP_VALUE_MAX];
 };
 
 enum http_outcome {
@@ -78,7 +81,7 @@ enum http_outcome {
     HTTP_UNREACHABLE, /* no connection */
     HTTP_TIMED_OUT,
     HTTP_BROKEN,   /* the connection ended early, or what came is no HTTP */
-    HTTP_NO_MEMORY /* ours */
+    HTTP_NO_MEMORY /* ours, or no descriptor or port */
 };
 
 struct http_end {
@@ -102,7 +105,18 @@ struct http_events {
 int http_start(struct http_call **out, struct http_client *c, const struct http_request *req,
                const struct http_events *events, struct err *e);
 
-/* http_resume - after `data` said no: let it come. Nothing for a call that is not held. */
+/* http_sent - may the server have begun to work on it? */
+bool http_sent(const struct http_call *call);
+
+/* http_body_sent - the request has left: its body is not read any more. */
+bool http_body_sent(const struct http_call *call);
+
+/* http_hold - read no more of its connection; what is being read still comes. Cheaper than to say
+ * no in `data`, which may be said as well. */
+void http_hold(struct http_call *call);
+
+/* http_resume - after http_hold, or after `data` said no: let it come, what is there at once. Not
+ * from within an event. Nothing for a call that is not held. */
 void http_resume(struct http_call *call);
 
 /* http_cancel - end a call: its connection is closed, and no event comes any more. */

@@ -10,97 +10,170 @@
 struct probe {
     struct prober *prober;
     size_t upstream;
-    struct fan *fan; /* NULL: nothing is asked */
+    struct fan *fan;       /* NULL: nothing is asked */
+    struct prober_who who; /* that was asked last */
     enum wire_question question;
+    uint64_t epoch;     /* of the fleet, when it was asked */
     uint64_t n_granted; /* when it was last asked: the same again means idle */
-    unsigned n_asked;
+    unsigned n_asked, tokens_turn;
+    bool mute; /* it gave no token when it was asked for one last */
 };
 
 struct prober {
     struct prober_cfg cfg; /* immutable */
     struct loop_timer timer;
-    atomic_bool tokens;
-    struct probe probes[];
+    struct loop_item look;
+    atomic_bool tokens;           /* relaxed: a hint for the next question */
+    atomic_uint tokens_turn;      /* relaxed: another one after each prober_tokens */
+    atomic_uint_fast64_t beat_us; /* relaxed: it says only when */
+    struct probe probes[FLEET_MAX];
 };
 
-static void on_answer(void *arg, const struct fan_answer *answers, size_t n)
+/* It understood, and said no: whoever does that is there. */
+static bool is_answer(const struct fan_answer *a)
+{
+    return a->good || (a->status >= 400 && a->status < 500 && a->status != 408 && a->status != 429);
+}
+
+/* What is asked for a token when a pause begins gives none, and that says nothing. */
+static void on_token(struct probe *p, const struct fan_answer *a)
+{
+    struct prober *prober = p->prober;
+
+    if (p->tokens_turn != atomic_load_explicit(&prober->tokens_turn, memory_order_relaxed))
+        return;
+    p->mute = !is_answer(a);
+    if (p->mute)
+        fleet_missed(prober->cfg.fleet, p->upstream, !a->sent, &a->why);
+}
+
+static void on_who(struct probe *p, const struct fan_answer *a)
+{
+    struct fleet *fleet = p->prober->cfg.fleet;
+    struct upstream_saw saw;
+
+    if (!a->good) {
+        fleet_missed(fleet, p->upstream, !a->sent, &a->why);
+        return;
+    }
+    if (p->mute)
+        return; /* that it talks was never the question */
+    wire_read_who(&saw, p->who.dialect, a->text != NULL ? a->text : "", a->text_len);
+    if (fleet_epoch(fleet) != p->epoch)
+        saw.label[0] = saw.unready[0] = '\0';
+    fleet_heard(fleet, p->upstream, &saw);
+}
+
+static void on_answer(void *arg, struct fan_answer *answers, size_t n)
 {
     struct probe *p = arg;
     const struct prober_cfg *cfg = &p->prober->cfg;
-    const struct fan_answer *a = &answers[0];
-    struct upstream_saw saw;
+    struct prober_who now;
 
     (void)n;
     p->fan = NULL;
-    if (!a->good) {
-        fleet_missed(cfg->fleet, p->upstream, !a->sent, &a->why);
-    } else if (p->question == WIRE_WHO) {
-        wire_read_who(&saw, cfg->dialects[p->upstream], a->text != NULL ? a->text : "",
-                      a->text_len);
-        fleet_heard(cfg->fleet, p->upstream, &saw);
-    }
+    if (!cfg->who(cfg->arg, p->upstream, &now) || now.target != p->who.target)
+        return; /* it is another's index by now, or spoken to otherwise */
+    if (answers[0].why.code == ERR_NO_MEMORY)
+        return; /* it was not asked */
+    if (p->question == WIRE_TOKEN)
+        on_token(p, &answers[0]);
+    else
+        on_who(p, &answers[0]);
 }
 
-/* A token only of one that nobody has asked for any since the last time. */
+/* A token only of one in rotation that nobody has asked for any since the last time. One that gave
+ * none is asked for nothing else until it does, so that three times in a row can come about; out of
+ * rotation it may well be paused. */
 static enum wire_question next_question(struct probe *p)
 {
     struct prober *prober = p->prober;
+    unsigned every = prober->cfg.token_every;
     struct upstream_info info;
-    bool idle;
+    bool idle, serves, may;
 
     fleet_info(prober->cfg.fleet, p->upstream, &info);
     idle = info.n_granted == p->n_granted && info.n_outstanding[FLEET_GENERATE] == 0;
     p->n_granted = info.n_granted;
     p->n_asked++;
-    if (!idle || !info.alive || prober->cfg.token_every == 0 ||
-        p->n_asked % prober->cfg.token_every != 0 ||
-        !atomic_load_explicit(&prober->tokens, memory_order_relaxed))
-        return WIRE_WHO;
-    return WIRE_TOKEN;
+    serves = info.synced && !info.fenced && info.saw.unready[0] == '\0';
+    if (!serves)
+        p->mute = false;
+    may = every > 0 && serves && atomic_load_explicit(&prober->tokens, memory_order_relaxed);
+    if (may && (p->mute || (idle && info.alive && p->n_asked % every == 0)))
+        return WIRE_TOKEN;
+    return WIRE_WHO;
 }
 
 /* Without memory to ask there is no answer, and nothing is held against the upstream. */
 static void ask(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
-    struct fan_part part = {.target = cfg->targets[p->upstream], .timeout_us = cfg->timeout_us};
+    struct fan_part part = {.target = p->who.target, .timeout_us = cfg->timeout_us};
     struct err ignored = {0};
 
     p->question = next_question(p);
-    if (wire_ask(&part.request, cfg->dialects[p->upstream], p->question, &ignored) != 0)
+    p->epoch = fleet_epoch(cfg->fleet);
+    p->tokens_turn = atomic_load_explicit(&p->prober->tokens_turn, memory_order_relaxed);
+    if (wire_ask(&part.request, p->who.dialect, p->question, &ignored) != 0)
         return;
     (void)fan_start(&p->fan, cfg->client, &part, 1, on_answer, p, &ignored);
+}
+
+static void on_look(void *arg)
+{
+    struct prober *p = arg;
+
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        struct probe *probe = &p->probes[i];
+
+        if (probe->fan == NULL && p->cfg.who(p->cfg.arg, i, &probe->who))
+            ask(probe);
+    }
+    atomic_store_explicit(&p->beat_us, clock_now_us(), memory_order_relaxed);
 }
 
 static void on_tick(void *arg)
 {
     struct prober *p = arg;
 
-    for (size_t i = 0; i < p->cfg.n; i++)
-        if (p->probes[i].fan == NULL)
-            ask(&p->probes[i]);
+    on_look(p);
     loop_timer_set(p->cfg.loop, &p->timer, clock_after_us(p->cfg.interval_us));
 }
 
 int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e)
 {
-    struct prober *p = calloc(1, sizeof *p + cfg->n * sizeof p->probes[0]);
+    struct prober *p = calloc(1, sizeof *p);
 
     if (p == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to watch %zu upstreams", cfg->n);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to watch the upstreams");
     p->cfg = *cfg;
     atomic_init(&p->tokens, true);
+    atomic_init(&p->tokens_turn, 0);
     p->timer = (struct loop_timer){.fire = on_tick, .arg = p};
-    for (size_t i = 0; i < cfg->n; i++)
+    p->look = (struct loop_item){.run = on_look, .arg = p};
+    atomic_init(&p->beat_us, clock_now_us());
+    for (size_t i = 0; i < FLEET_MAX; i++)
         p->probes[i] = (struct probe){.prober = p, .upstream = i};
     loop_timer_set(cfg->loop, &p->timer, clock_now_us());
     *out = p;
     return 0;
 }
 
+void prober_look(struct prober *p)
+{
+    loop_post(p->cfg.loop, &p->look);
+}
+
+uint64_t prober_beat_us(const struct prober *p)
+{
+    return atomic_load_explicit(&p->beat_us, memory_order_relaxed);
+}
+
 void prober_tokens(struct prober *p, bool on)
 {
     atomic_store_explicit(&p->tokens, on, memory_order_relaxed);
+    atomic_fetch_add_explicit(&p->tokens_turn, 1, memory_order_relaxed);
 }
 
 void prober_free(struct prober *p)
@@ -108,7 +181,8 @@ void prober_free(struct prober *p)
     if (p == NULL)
         return;
     loop_timer_cancel(p->cfg.loop, &p->timer);
-    for (size_t i = 0; i < p->cfg.n; i++)
+    loop_unpost(p->cfg.loop, &p->look);
+    for (size_t i = 0; i < FLEET_MAX; i++)
         if (p->probes[i].fan != NULL)
             fan_cancel(p->probes[i].fan);
     free(p);

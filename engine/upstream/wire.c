@@ -135,6 +135,9 @@ static const struct {
     [WIRE_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
     [WIRE_LORA_LOAD] = {"POST", "/v1/load_lora_adapter", true},
     [WIRE_LORA_UNLOAD] = {"POST", "/v1/unload_lora_adapter", true},
+    [WIRE_RENEW] = {"POST", "/v1/update_weights/renew", true},
+    [WIRE_PLAN] = {"POST", "/v1/weights/plans", true},
+    [WIRE_LABEL] = {"POST", "/v1/weights/label", true},
 };
 
 static int set_text(json_t *body, const char *member, const char *text)
@@ -172,6 +175,30 @@ static int check_word(const char *word, const char *const *words, const char *fi
 }
 
 static const char *const pause_modes[] = {"keep", "wait", "abort", NULL};
+
+static int refuse_plan(const char *dialect, struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "%s upstreams keep no plans: say in each update what comes", dialect);
+}
+
+/* What comes while it is paused waits there; nobody can tell it to refuse. */
+static int refuse_reject(const json_t *native, const char *dialect, struct err *e)
+{
+    if (strcmp(text_of(native, "new_requests", "queue"), "reject") != 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/new_requests",
+                   "%s upstreams queue what comes while they are paused: they cannot reject it",
+                   dialect);
+}
+
+static int relabel(struct wire_request *out, const json_t *native, struct err *e)
+{
+    return set_body(out, "/update_weight_version",
+                    json_pack("{s:s, s:b}", "new_version", text_of(native, "weight_version", ""),
+                              "abort_all_requests", 0),
+                    e);
+}
 
 /* vllm */
 
@@ -219,8 +246,10 @@ static int vllm_update(struct wire_request *out, const json_t *native, struct er
                                         {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
                                         {"ipc_handles_pickled", "ipc_handles_pickled"},
                                         {0}};
-    static const char *const unknown[] = {"shm",     "path",    "ipc_handles", "buckets",
-                                          "plan_id", "per_gpu", "checksums",   NULL};
+    static const char *const unknown[] = {
+        "shm",       "path",       "ipc_handles",     "buckets",         "plan_id",
+        "per_gpu",   "checksums",  "metadata_by_gpu", "expected_digest", "serialized_named_tensors",
+        "chunk_id",  "group_name", NULL};
     json_t *info;
 
     if (refuse_given(native, unknown, "vllm", e) != 0)
@@ -244,7 +273,7 @@ static int vllm_pause(struct wire_request *out, const json_t *native, struct err
 {
     const char *mode = text_of(native, "mode", "keep");
 
-    if (check_word(mode, pause_modes, "/mode", e) != 0)
+    if (check_word(mode, pause_modes, "/mode", e) != 0 || refuse_reject(native, "vllm", e) != 0)
         return -1;
     (void)set_path(out, "POST", "");
     (void)snprintf(out->path, sizeof out->path, "/pause?mode=%s&clear_cache=false", mode);
@@ -338,6 +367,10 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
         return lora_load(out, "/v1/load_lora_adapter", "vllm", native, true, e);
     case WIRE_LORA_UNLOAD:
         return lora_unload(out, "/v1/unload_lora_adapter", native, e);
+    case WIRE_PLAN:
+        return refuse_plan("vllm", e);
+    case WIRE_LABEL:
+        return relabel(out, native, e);
     default: /* it has no group to leave, proves nothing, and aborts nothing */
         return 0;
     }
@@ -357,6 +390,8 @@ static int sglang_init(struct wire_request *out, const json_t *native,
 
     if (refuse_given(native, unknown, "sglang", e) != 0)
         return -1;
+    if (strcmp(text_of(native, "transport", "nccl"), "ipc") == 0)
+        return 0; /* handles need no group */
     body = pick(native, pairs);
     if (body == NULL || set_text(body, "backend", "nccl") != 0 ||
         (about->has_rank_offset &&
@@ -386,8 +421,11 @@ static int sglang_update(struct wire_request *out, const json_t *native, struct 
                                         {"weight_version", "weight_version"},
                                         {0}};
     static const char *const unknown[] = {
-        "shm",       "ipc_handles",   "ipc_handles_pickled",      "buckets", "plan_id", "per_gpu",
-        "checksums", "bucket_nbytes", "packed_buffer_size_bytes", NULL};
+        "shm",             "ipc_handles",     "ipc_handles_pickled",
+        "buckets",         "plan_id",         "per_gpu",
+        "checksums",       "bucket_nbytes",   "packed_buffer_size_bytes",
+        "metadata_by_gpu", "expected_digest", "serialized_named_tensors",
+        "chunk_id",        NULL};
     json_t *body;
 
     if (refuse_given(native, unknown, "sglang", e) != 0)
@@ -414,10 +452,7 @@ static int sglang_finish(struct wire_request *out, const json_t *native, struct 
         return -1;
     if (!given(native, "weight_version"))
         return 0;
-    return set_body(out, "/update_weight_version",
-                    json_pack("{s:s, s:b}", "new_version", text_of(native, "weight_version", ""),
-                              "abort_all_requests", 0),
-                    e);
+    return relabel(out, native, e);
 }
 
 /* It cannot wait for what runs; what is frozen goes on. */
@@ -425,7 +460,7 @@ static int sglang_pause(struct wire_request *out, const json_t *native, struct e
 {
     const char *mode = text_of(native, "mode", "keep");
 
-    if (check_word(mode, pause_modes, "/mode", e) != 0)
+    if (check_word(mode, pause_modes, "/mode", e) != 0 || refuse_reject(native, "sglang", e) != 0)
         return -1;
     if (strcmp(mode, "wait") == 0)
         return err_set(e, ERR_BAD_REQUEST, "/mode",
@@ -480,6 +515,10 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
         return lora_load(out, "/load_lora_adapter", "sglang", native, false, e);
     case WIRE_LORA_UNLOAD:
         return lora_unload(out, "/unload_lora_adapter", native, e);
+    case WIRE_PLAN:
+        return refuse_plan("sglang", e);
+    case WIRE_LABEL:
+        return relabel(out, native, e);
     default: /* it has no start, proves nothing, and aborts nothing */
         return 0;
     }

@@ -33,6 +33,9 @@ enum wire_op {
     WIRE_ABORT_REQUESTS,
     WIRE_LORA_LOAD,
     WIRE_LORA_UNLOAD,
+    WIRE_RENEW, /* the lease of its update */
+    WIRE_PLAN,  /* which tensors are to come */
+    WIRE_LABEL, /* another name for what it serves */
     WIRE_OPS
 };
 
@@ -87,6 +90,16 @@ int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t
 enum { WIRE_UPDATE_ID_MAX = 40 };
 int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,
                         struct err *e);
+
+/* wire_read_open_update - of an answer of a baton to WIRE_WHO. False: none is open there. */
+bool wire_read_open_update(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len);
+
+/* wire_read_done - does an answer of status 200 say that the operation was done, as it was asked
+ * for?
+ * @native, @about  as they were given to wire_make
+ * Errors: ERR_UPSTREAM: what it says instead. */
+int wire_read_done(enum wire_dialect d, enum wire_op op, const json_t *native,
+                   const struct wire_about *about, const char *text, size_t len, struct err *e);
 
 /* wire_read_error - the message of an answer that is no success: as each of the three says it, or
  * the beginning of its text. @out  of at least 2 bytes; "" when it is empty */

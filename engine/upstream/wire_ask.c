@@ -36,10 +36,27 @@ static void copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value)
         (void)snprintf(out, FLEET_LABEL_MAX + 1, "%s", json_string_value(value));
 }
 
+/* What a pause or a sleep ends, or a moment without load, is not told: who ended it would find the
+ * upstream out of rotation until it is asked again. */
+static void unready_baton(struct upstream_saw *out, const json_t *status)
+{
+    static const char *const codes[] = {"starting", "draining", "weights_unsynced",
+                                        "weights_inconsistent", "no_engine"};
+    const json_t *reason = json_object_get(status, "reason");
+    const char *code = json_string_value(json_object_get(reason, "code"));
+
+    if (!json_is_false(json_object_get(status, "ready")) || code == NULL)
+        return;
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        if (strcmp(codes[i], code) == 0)
+            (void)snprintf(out->unready, sizeof out->unready, "%s", code);
+}
+
 static void who_baton(struct upstream_saw *out, const json_t *status)
 {
     copy_text(out->process, json_object_get(status, "boot_id"));
     copy_text(out->label, json_object_get(json_object_get(status, "weights"), "weight_version"));
+    unready_baton(out, status);
 }
 
 /* What Python's client of Prometheus says of every process: when it began. */
@@ -119,6 +136,19 @@ int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size
         (void)snprintf(out, WIRE_UPDATE_ID_MAX + 1, "%s", id);
     json_decref(answer);
     return good ? 0 : err_set(e, ERR_UNREADABLE, "", "its answer to start has no update_id");
+}
+
+bool wire_read_open_update(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+    const json_t *update = json_object_get(answer, "update");
+    const char *id = json_string_value(json_object_get(update, "update_id"));
+    bool open = id != NULL && id[0] != '\0' && strlen(id) <= WIRE_UPDATE_ID_MAX;
+
+    if (open)
+        (void)snprintf(out, WIRE_UPDATE_ID_MAX + 1, "%s", id);
+    json_decref(answer);
+    return open;
 }
 
 /* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}. */

@@ -259,6 +259,37 @@ static void renew(struct conn *c, const json_t *body)
         conn_reply_json(c, 200, update_json(c->e));
 }
 
+/* Another name for the same: tokens say it, nothing else has changed. */
+static void relabel(struct conn *c, const json_t *body)
+{
+    const char *label = text_member(body, "weight_version", "");
+    struct engine *e = c->e;
+
+    if (label[0] == '\0') {
+        conn_refuse(c, 400, "bad_request", "weight_version is missing");
+        return;
+    }
+    e->has_label = true;
+    (void)snprintf(e->label, sizeof e->label, "%s", label);
+    conn_reply_json(
+        c, 200, json_pack("{s:s, s:I}", "weight_version", label, "serial", (json_int_t)e->serial));
+}
+
+/* Its id says how many tensors it has. */
+static void plan(struct conn *c, const json_t *body)
+{
+    size_t n = json_array_size(json_object_get(body, "names"));
+
+    if (!state_columns(c, body, "names",
+                       json_object_get(body, "dtypes") != NULL ? "dtypes" : "dtype_names"))
+        return;
+    conn_reply_json(c, 200,
+                    json_pack("{s:o, s:I, s:I, s:b, s:I, s:[]}", "plan_id",
+                              json_sprintf("plan-of-%zu", n), "n_tensors", (json_int_t)n, "nbytes",
+                              (json_int_t)0, "covers_manifest", 1, "n_missing", (json_int_t)0,
+                              "missing"));
+}
+
 /* control */
 
 static void pause_it(struct conn *c, const json_t *body)
@@ -385,6 +416,8 @@ const struct route baton_routes[] = {
     {BATON, "POST", "/v1/update_weights/finish", "finish", finish, false},
     {BATON, "POST", "/v1/update_weights/abort", "abort", abort_update, false},
     {BATON, "POST", "/v1/update_weights/renew", "renew", renew, false},
+    {BATON, "POST", "/v1/weights/label", "relabel", relabel, false},
+    {BATON, "POST", "/v1/weights/plans", "plan", plan, false},
     {BATON, "POST", "/v1/pause", "pause", pause_it, false},
     {BATON, "POST", "/v1/resume", "resume", resume, false},
     {BATON, "POST", "/v1/sleep", "sleep", go_to_sleep, false},

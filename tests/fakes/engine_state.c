@@ -6,14 +6,18 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void state_reset(struct engine *e)
 {
+    struct timespec now;
+
     id_make(e->boot_id);
     e->n_boots++;
-    /* Never the same twice, however fast it restarts. */
-    e->started_s = (double)clock_wall_s() + (double)e->n_boots / 100;
+    /* Never the same twice, however fast it restarts, or another begins in its place. */
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    e->started_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9 + (double)e->n_boots / 100;
     e->has_label = e->o.label != NULL || e->o.dialect == SGLANG;
     (void)snprintf(e->label, sizeof e->label, "%s",
                    e->o.label != NULL ? e->o.label

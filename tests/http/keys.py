@@ -25,7 +25,7 @@ ROLES = {
         /health_generate /liveness
     """,
     "watch": """
-        /version /v1/status /metrics
+        /version /v1/status /v1/upstreams /metrics
         /is_paused /is_sleeping /load /get_world_size /weight_info
         /get_server_info /server_info /get_model_info /model_info /get_weight_version
         /get_load /v1/loads
@@ -37,6 +37,7 @@ ROLES = {
         /generate /skyrl/v1/generate /finish_session
     """,
     "control": """
+        /v1/upstreams/resync
         /v1/update_weights/start /v1/update_weights /v1/update_weights/finish
         /v1/update_weights/abort /v1/update_weights/renew /v1/update_weights/verify
         /v1/update_weights/{id}

@@ -37,7 +37,7 @@ while IFS= read -r file; do
   room=${file%%/*}
   while IFS= read -r included; do
     target=${included%%/*}
-    if [[ -n ${may[$target]:-} && ! $file =~ ^server/(main|serve|serve_listen|check)\.[ch]$ &&
+    if [[ -n ${may[$target]:-} && ! $file =~ ^server/(main|serve|serve_fleet|serve_listen|check)\.[ch]$ &&
       " ${may[$room]} " != *" $target "* ]]; then
       complain "$file: $room/ may not include $included"
     fi

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { ARGS_MAX = 24 };
+enum { ARGS_MAX = CONFIG_LIST_MAX + 8 };
 
 static int load(struct config *c, const char *const *args, const char *const *env, struct err *e)
 {
@@ -134,6 +134,60 @@ static void test_config_load_layers(void **state)
     assert_string_equal(c.allow_path.items[0], "/x");
     assert_string_equal(c.allow_path.items[1], "/y");
     config_fini(&c);
+}
+
+/* URLs hold ':', so blanks stand between them. */
+static void test_config_load_words(void **state)
+{
+    const char *file = file_with("{\"upstream\": [\"http://f:1\", \"unix:/f\"]}");
+    struct config c;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(load(&c, NULL, LIST_OF("BATON_UPSTREAM=  http://a:1,vllm\thttp://b:2 "), &e),
+                     0);
+    assert_int_equal(c.upstream.n, 2);
+    assert_string_equal(c.upstream.items[0], "http://a:1,vllm");
+    assert_string_equal(c.upstream.items[1], "http://b:2");
+    assert_int_equal(c.min_ready, 0);
+    config_fini(&c);
+    assert_int_equal(load(&c, LIST_OF(file), NULL, &e), 0);
+    assert_int_equal(c.upstream.n, 2);
+    assert_string_equal(c.upstream.items[1], "unix:/f");
+    config_fini(&c);
+    assert_int_equal(load(&c, LIST_OF("--upstream-file", "/x", "--min-ready", "2"), NULL, &e), 0);
+    assert_int_equal(c.min_ready, 2);
+    config_fini(&c);
+}
+
+/* Whatever is given is heeded, or refused under the name that it was given by. */
+static void test_config_load_refuses_what_it_would_not_heed(void **state)
+{
+    static const struct {
+        const char *flag, *variable, *field;
+    } rows[] = {
+        {"--model=/m", NULL, "--model"},
+        {"--engine=embedded", NULL, "--engine"}, /* also its default */
+        {"--device=cpu", NULL, "--device"},
+        {"--allow-path=/p", NULL, "--allow-path"},
+        {"--max-loras=3", NULL, "--max-loras"},
+        {NULL, "BATON_MODEL=/m", "BATON_MODEL"},
+    };
+    struct config c;
+    struct err e;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assert_int_equal(load(&c, LIST_OF("--upstream=http://a:1", rows[i].flag),
+                              LIST_OF("X=", rows[i].variable), &e),
+                         -1);
+        assert_string_equal(e.field, rows[i].field);
+        assert_non_null(strstr(e.msg, "--upstream"));
+    }
+    assert_int_equal(load(&c, LIST_OF("--min-ready=1"), NULL, &e), -1);
+    assert_string_equal(e.field, "--min-ready");
+    assert_int_equal(load(&c, LIST_OF("--probe-timeout=100"), NULL, &e), -1);
+    assert_string_equal(e.field, "--probe-timeout");
 }
 
 static void test_config_load_file_by_variable(void **state)
@@ -304,7 +358,7 @@ static void test_config_load_bounds_what_comes(void **state)
     for (size_t i = 0; i <= CONFIG_LIST_MAX; i++)
         entries[i] = (char *)(uintptr_t) "--allow-path=/x";
     assert_int_equal(load(&c, (const char *const *)entries, NULL, &e), -1);
-    assert_non_null(strstr(e.msg, "more than 16 entries"));
+    assert_non_null(strstr(e.msg, "more than 256 entries"));
 }
 
 /* Runs a load with the log in a pipe; returns what was logged. */
@@ -491,6 +545,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_load_defaults),
         cmocka_unit_test(test_config_load_layers),
+        cmocka_unit_test(test_config_load_words),
+        cmocka_unit_test(test_config_load_refuses_what_it_would_not_heed),
         cmocka_unit_test(test_config_load_file_by_variable),
         cmocka_unit_test(test_config_load_forms),
         cmocka_unit_test(test_config_load_refuses),

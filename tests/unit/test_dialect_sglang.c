@@ -203,7 +203,7 @@ static void test_outs(void **state)
          "\"preferred_sampling_params\":null,\"weight_version\":\"default\"}"},
         {sglang_load_out, "{\"admission\":{\"generate\":{\"running\":2,\"waiting\":1}}}",
          "[{\"dp_rank\":0,\"num_running_reqs\":2,\"num_waiting_reqs\":1,\"num_reqs\":3,"
-         "\"num_total_reqs\":3,\"num_tokens\":0}]"},
+         "\"num_total_reqs\":3,\"num_tokens\":null}]"},
     };
     static const struct exchange x = {0};
 

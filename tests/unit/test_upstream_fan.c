@@ -63,7 +63,7 @@ static void add(struct world *w, const char *url, const char *body)
     }
 }
 
-static void on_fan(void *arg, const struct fan_answer *answers, size_t n)
+static void on_fan(void *arg, struct fan_answer *answers, size_t n)
 {
     struct world *w = arg;
 

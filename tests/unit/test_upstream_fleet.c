@@ -15,17 +15,22 @@
 enum { N = 4, PERMITS = 3, QUEUE = 5, NOBODY = 999 };
 
 static size_t left[N]; /* how often each was said to have left rotation */
+static size_t n_nobody; /* how often it was said that nobody is in rotation */
 
 static void on_left(void *arg, size_t upstream)
 {
     (void)arg;
     mtx_assert_none();
-    left[upstream]++;
+    if (upstream == FLEET_MAX)
+        n_nobody++;
+    else
+        left[upstream]++;
 }
 
-static struct fleet *fleet_of(size_t n)
+static struct fleet *fleet_with(const char *const *names, size_t n)
 {
     struct fleet_cfg cfg = {.n_upstreams = n,
+                            .names = names,
                             .n_permits = {PERMITS, 1},
                             .n_queue_max = {QUEUE, QUEUE},
                             .min_ready = 2,
@@ -34,13 +39,19 @@ static struct fleet *fleet_of(size_t n)
     struct err e = {0};
 
     memset(left, 0, sizeof left);
+    n_nobody = 0;
     assert_int_equal(fleet_new(&f, &cfg, &e), 0);
     return f;
 }
 
+static struct fleet *fleet_of(size_t n)
+{
+    return fleet_with(NULL, n);
+}
+
 static void hear(struct fleet *f, size_t i, const char *process, const char *label)
 {
-    struct upstream_saw saw = {{0}, {0}};
+    struct upstream_saw saw = {{0}, {0}, {0}};
 
     (void)snprintf(saw.process, sizeof saw.process, "%s", process);
     (void)snprintf(saw.label, sizeof saw.label, "%s", label);
@@ -50,6 +61,15 @@ static void hear(struct fleet *f, size_t i, const char *process, const char *lab
 static struct fleet *fleet_alive(size_t n)
 {
     struct fleet *f = fleet_of(n);
+
+    for (size_t i = 0; i < n; i++)
+        hear(f, i, "p", "");
+    return f;
+}
+
+static struct fleet *fleet_named(const char *const *names, size_t n)
+{
+    struct fleet *f = fleet_with(names, n);
 
     for (size_t i = 0; i < n; i++)
         hear(f, i, "p", "");
@@ -333,6 +353,206 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     fleet_free(f);
 }
 
+/* One that failed waits for another; those behind it have no reason to. */
+static void test_who_avoids_one_holds_up_nobody_else(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct asker busy[2 * PERMITS], shy, next, late;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < 2 * PERMITS; i++)
+        (void)enter(f, &busy[i], "");
+    make_asker(&shy, "");
+    shy.ticket.avoid_one = true;
+    shy.ticket.avoid = busy[0].got;
+    assert_int_equal(fleet_enter(f, &shy.ticket, &e), 0);
+    assert_int_equal(enter(f, &next, ""), NOBODY);
+    fleet_leave(f, &busy[0].ticket);
+    assert_int_equal(shy.n_granted, 0);
+    assert_int_equal(next.got, busy[0].got);
+    fleet_leave(f, &next.ticket);
+    assert_int_equal(enter(f, &late, ""), busy[0].got);
+    fleet_leave(f, &busy[1].ticket);
+    assert_int_equal(shy.got, busy[1].got);
+    fleet_leave(f, &late.ticket);
+    fleet_leave(f, &shy.ticket);
+    for (size_t i = 2; i < 2 * PERMITS; i++)
+        fleet_leave(f, &busy[i].ticket);
+    fleet_free(f);
+}
+
+static void test_it_is_told_when_nobody_serves_any_more(void **cmocka_state)
+{
+    struct upstream_saw starts = {.unready = "starting"};
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    fleet_heard(f, 0, &starts);
+    assert_int_equal(n_nobody, 0);
+    fleet_heard(f, 1, &starts);
+    assert_int_equal(n_nobody, 1);
+    hear(f, 1, "", "");
+    fleet_remove(f, 0);
+    assert_int_equal(n_nobody, 1);
+    fleet_remove(f, 1);
+    assert_int_equal(n_nobody, 2);
+    assert_int_equal(left[0] + left[1], 0); /* what runs there may end */
+    fleet_free(f);
+}
+
+/* A removed upstream gets nothing new and misses no update; what runs there is told of only when it
+ * can no longer end. */
+static void test_what_runs_at_a_removed_one_may_end(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a[3];
+    struct err e = {0};
+
+    (void)cmocka_state;
+    while (enter(f, &a[0], "") != 0)
+        fleet_leave(f, &a[0].ticket);
+    fleet_remove(f, 0);
+    assert_string_equal(state(f, 0), "removed");
+    assert_int_equal(enter(f, &a[1], ""), 1);
+    assert_int_equal(enter(f, &a[2], ""), 1);
+    assert_int_equal(fleet_resync(f, 0, &e), -1);
+    assert_int_equal(e.code, ERR_NOT_FOUND);
+    (void)fleet_committed(f, "v", (const bool[]){false, true});
+    assert_int_equal(left[0], 0);
+    miss(f, 0, true);
+    assert_int_equal(left[0], 1);
+    fleet_info(f, 0, &info);
+    assert_int_equal(info.n_outstanding[FLEET_GENERATE], 1);
+    for (size_t i = 0; i < 3; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+/* Nobody knows what one that comes later serves, also one that was here before. */
+static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct fleet_stats s;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    fleet_add(f, 1, "http://b:1");
+    assert_string_equal(state(f, 1), "unknown");
+    hear(f, 1, "p", "v");
+    assert_string_equal(state(f, 1), "serving"); /* before the first update nobody can be */
+    (void)fleet_committed(f, "v", (const bool[]){true, true});
+    fleet_add(f, 2, "http://c:1");
+    hear(f, 2, "p", "v");
+    assert_string_equal(state(f, 2), "unsynced");
+    assert_int_equal(fleet_resync(f, 2, &e), 0);
+    assert_string_equal(state(f, 2), "serving");
+    fleet_remove(f, 1);
+    fleet_add(f, 1, "http://b:1");
+    assert_string_equal(state(f, 1), "unknown");
+    hear(f, 1, "p", "v");
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_stats(f, &s);
+    assert_int_equal(s.n_upstreams, 3);
+    assert_int_equal(s.n_serving, 2);
+    fleet_set_min_ready(f, 3);
+    fleet_stats(f, &s);
+    assert_false(s.ready);
+    fleet_free(f);
+}
+
+/* Who says itself that it would serve nobody gets nothing, and what runs there may end. */
+static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
+{
+    struct upstream_saw saw = {.process = "p", .unready = "draining"};
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a, b;
+
+    (void)cmocka_state;
+    while (enter(f, &a, "") != 0)
+        fleet_leave(f, &a.ticket);
+    fleet_heard(f, 0, &saw);
+    assert_string_equal(state(f, 0), "unready");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "draining"));
+    assert_int_equal(left[0], 0);
+    assert_int_equal(enter(f, &b, ""), 1);
+    fleet_leave(f, &b.ticket);
+    hear(f, 0, "p", "");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_heard(f, 0, &saw);
+    (void)fleet_committed(f, "v", (const bool[]){true, true}); /* it has weights now */
+    assert_string_equal(state(f, 0), "serving");
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    uint64_t epoch = fleet_epoch(f);
+
+    (void)cmocka_state;
+    (void)fleet_committed(f, "v1", (const bool[]){true, true});
+    assert_true(fleet_epoch(f) != epoch);
+    fleet_updating(f, true);
+    hear(f, 0, "p", "v2"); /* it has the new one already */
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 1, "q", "v1"); /* but a restart is one */
+    assert_string_equal(state(f, 1), "unsynced");
+    epoch = fleet_epoch(f);
+    fleet_updating(f, false);
+    assert_true(fleet_epoch(f) != epoch);
+    hear(f, 0, "p", "v2");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_free(f);
+}
+
+static void test_another_label_changes_nothing_else(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(3);
+
+    (void)cmocka_state;
+    (void)fleet_committed(f, "v1", (const bool[]){true, true, false});
+    fleet_updating(f, true);
+    assert_int_equal(fleet_relabelled(f, "v1b", (const bool[]){true, false, false}), 1);
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "unsynced"); /* it did not take the name */
+    assert_string_equal(state(f, 2), "unsynced"); /* no name puts anybody into step */
+    hear(f, 0, "p", "v1b");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "p", "v1");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_free(f);
+}
+
+/* A session's upstream is found by its name: another order, or a restart of this process, changes
+ * nothing about it. */
+static void test_sessions_follow_names(void **cmocka_state)
+{
+    static const char *const names[] = {"http://a:1", "http://b:1", "http://c:1"};
+    static const char *const turned[] = {"http://c:1", "http://a:1", "http://b:1"};
+    struct fleet *f = fleet_named(names, 3), *g = fleet_named(turned, 3);
+    char session[32];
+    struct asker a;
+
+    (void)cmocka_state;
+    for (int i = 0; i < 50; i++) {
+        size_t at, there;
+
+        (void)snprintf(session, sizeof session, "session-%d", i);
+        at = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        there = enter(g, &a, session);
+        fleet_leave(g, &a.ticket);
+        assert_string_equal(names[at], turned[there]);
+    }
+    fleet_free(f);
+    fleet_free(g);
+}
+
 static void test_a_closed_fleet_takes_nothing_new(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(1);
@@ -461,6 +681,14 @@ int main(void)
         cmocka_unit_test(test_misses_take_it_out_and_an_answer_brings_it_back),
         cmocka_unit_test(test_who_restarts_is_out_of_step_after_the_first_update),
         cmocka_unit_test(test_a_fence_holds_until_an_update_that_ends_well),
+        cmocka_unit_test(test_who_avoids_one_holds_up_nobody_else),
+        cmocka_unit_test(test_it_is_told_when_nobody_serves_any_more),
+        cmocka_unit_test(test_what_runs_at_a_removed_one_may_end),
+        cmocka_unit_test(test_who_comes_after_an_update_is_out_of_step),
+        cmocka_unit_test(test_who_is_not_ready_gets_nothing),
+        cmocka_unit_test(test_labels_are_not_judged_while_an_update_runs),
+        cmocka_unit_test(test_another_label_changes_nothing_else),
+        cmocka_unit_test(test_sessions_follow_names),
         cmocka_unit_test(test_a_closed_fleet_takes_nothing_new),
         cmocka_unit_test(test_a_long_walk),
     };

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -210,6 +211,9 @@ struct asked {
     struct http_end end;
     size_t nbytes, hold_at; /* hold_at: where `data` says no, once; 0: never */
     bool cancel_in_data, held;
+    bool hold, cancel_in_resume; /* hold: after each piece, until the loop's next turn */
+    struct loop *loop;
+    size_t n_holds;
     int n_heads, rc;
     sem_t done, stopped;
 };
@@ -271,7 +275,16 @@ static bool on_data(void *arg, const void *data, size_t len)
         assert_int_equal(sem_post(&a->stopped), 0);
         return false;
     }
+    if (a->held && a->cancel_in_resume) {
+        http_cancel(a->call);
+        return true;
+    }
     a->nbytes += len;
+    if (a->hold) {
+        http_hold(a->call);
+        a->n_holds++;
+        loop_post(a->loop, &a->item);
+    }
     return true;
 }
 
@@ -280,6 +293,8 @@ static void on_done(void *arg, const struct http_end *end)
     struct asked *a = arg;
 
     a->end = *end;
+    if (a->hold)
+        loop_unpost(a->loop, &a->item);
     assert_int_equal(sem_post(&a->done), 0);
 }
 
@@ -342,6 +357,23 @@ static void run(struct world *w, struct asked *a)
 {
     on_loop(w, a, start);
     wait_for(&a->done);
+}
+
+/* ---- names, which libcurl looks up on a thread of its own ---- */
+
+static sem_t name_asked, name_known;
+
+/* Instead of the C library's. Addresses are not asked for. */
+int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                struct addrinfo **out)
+{
+    (void)node;
+    (void)service;
+    (void)hints;
+    (void)out;
+    assert_int_equal(sem_post(&name_asked), 0);
+    wait_for(&name_known);
+    return EAI_NONAME;
 }
 
 /* ---- tests ---- */
@@ -517,6 +549,53 @@ static void test_a_held_body_waits_and_goes_on(void **state)
     peer_stop(&p);
 }
 
+static void start_held(void *arg)
+{
+    struct asked *a = arg;
+
+    a->item = (struct loop_item){.run = resume, .arg = a};
+    start(a);
+}
+
+static void test_a_hold_loses_nothing(void **state)
+{
+    struct world *w = *state;
+    struct peer p;
+    struct asked a;
+
+    peer_start(&p, ACT_BIG);
+    ask(w, &a, p.url, "GET", true);
+    a.hold = true;
+    a.loop = w->loop;
+    on_loop(w, &a, start_held);
+    wait_for(&a.done);
+    assert_int_equal(a.end.outcome, HTTP_WHOLE);
+    assert_int_equal(a.nbytes, BIG_NBYTES);
+    assert_true(a.n_holds > 1);
+    client_end(w);
+    peer_stop(&p);
+}
+
+static void test_a_call_may_be_cancelled_when_it_is_resumed(void **state)
+{
+    struct world *w = *state;
+    struct peer p;
+    struct asked a;
+    int n;
+
+    peer_start(&p, ACT_BIG);
+    ask(w, &a, p.url, "GET", true);
+    a.hold_at = 100000;
+    a.cancel_in_resume = true;
+    on_loop(w, &a, start);
+    wait_for(&a.stopped);
+    on_loop(w, &a, resume);
+    peer_stop(&p); /* its thread ends only when the other side has hung up */
+    client_end(w);
+    assert_int_equal(sem_getvalue(&a.done, &n), 0);
+    assert_int_equal(n, 0);
+}
+
 static void test_cancel_closes_the_connection(void **state)
 {
     struct world *w = *state;
@@ -542,6 +621,27 @@ static void test_cancel_closes_the_connection(void **state)
     peer_stop(&big);
     assert_int_equal(sem_getvalue(&a.done, &n), 0);
     assert_int_equal(n, 0);
+}
+
+/* Who serves thousands on the same loop cannot wait for a name server. */
+static void test_cancel_waits_for_no_name(void **state)
+{
+    struct world *w = *state;
+    struct timespec until;
+    struct asked a;
+    int rc;
+
+    assert_int_equal(sem_init(&name_asked, 0, 0), 0);
+    assert_int_equal(sem_init(&name_known, 0, 0), 0);
+    ask(w, &a, "http://engine.example:1", "POST", true);
+    on_loop(w, &a, start);
+    wait_for(&name_asked);
+    on_loop(w, &a, cancel);
+    assert_int_equal(clock_gettime(CLOCK_REALTIME, &until), 0);
+    until.tv_sec += 20;
+    rc = sem_timedwait(&a.stopped, &until);
+    assert_int_equal(sem_post(&name_known), 0);
+    assert_int_equal(rc, 0);
 }
 
 static void test_a_client_that_ends_tells_nobody(void **state)
@@ -625,7 +725,10 @@ int main(void)
         TEST(test_who_is_not_there_got_nothing),
         TEST(test_silence_ends_at_the_deadline),
         TEST(test_a_held_body_waits_and_goes_on),
+        TEST(test_a_hold_loses_nothing),
+        TEST(test_a_call_may_be_cancelled_when_it_is_resumed),
         TEST(test_cancel_closes_the_connection),
+        TEST(test_cancel_waits_for_no_name),
         TEST(test_a_client_that_ends_tells_nobody),
         TEST(test_many_at_once),
         cmocka_unit_test(test_http_target_check),

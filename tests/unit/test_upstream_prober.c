@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 enum { N = 3, MS = 1000, LONG_MS = 30000 };
 
@@ -14,17 +15,25 @@ struct world {
     struct fleet *fleet;
     struct prober *prober;
     struct http_target targets[N];
-    const struct http_target *list[N];
     enum wire_dialect dialects[N];
 };
 
-static void world_open(struct world *w, const char *const urls[N], unsigned token_every)
+static bool who_is(void *arg, size_t i, struct prober_who *out)
+{
+    const struct world *w = arg;
+
+    if (i < N)
+        *out = (struct prober_who){&w->targets[i], w->dialects[i]};
+    return i < N;
+}
+
+/* All but started. */
+static void world_make(struct world *w, const char *const urls[N], unsigned token_every)
 {
     struct fleet_cfg fleet = {
         .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
-    struct prober_cfg cfg = {.n = N,
-                             .targets = w->list,
-                             .dialects = w->dialects,
+    struct prober_cfg cfg = {.who = who_is,
+                             .arg = w,
                              .interval_us = 5 * MS,
                              .timeout_us = 100 * MS,
                              .token_every = token_every};
@@ -32,7 +41,6 @@ static void world_open(struct world *w, const char *const urls[N], unsigned toke
 
     for (size_t i = 0; i < N; i++) {
         w->targets[i] = (struct http_target){.url = urls[i]};
-        w->list[i] = &w->targets[i];
         w->dialects[i] = WIRE_BATON;
     }
     assert_int_equal(loop_new(&w->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
@@ -42,6 +50,13 @@ static void world_open(struct world *w, const char *const urls[N], unsigned toke
     cfg.loop = w->loop;
     cfg.client = w->client;
     assert_int_equal(prober_new(&w->prober, &cfg, &e), 0);
+}
+
+static void world_open(struct world *w, const char *const urls[N], unsigned token_every)
+{
+    struct err e = {0};
+
+    world_make(w, urls, token_every);
     assert_int_equal(loop_start(w->loop, &e), 0);
 }
 
@@ -79,6 +94,17 @@ static void await_misses(struct world *w, size_t i, uint64_t n)
         (void)poll(NULL, 0, 1);
     }
     fail_msg("upstream %zu has missed %d times only", i, (int)info.n_missed);
+}
+
+static void await_alive(struct world *w, size_t i)
+{
+    struct upstream_info info = {0};
+
+    for (int ms = 0; ms < LONG_MS && !info.alive; ms++) {
+        fleet_info(w->fleet, i, &info);
+        (void)poll(NULL, 0, 1);
+    }
+    assert_true(info.alive);
 }
 
 static const char status_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
@@ -131,6 +157,37 @@ static void test_one_that_goes_away_is_down(void **state)
     peer_stop(&good);
 }
 
+static void test_what_we_lack_is_held_against_nobody(void **state)
+{
+    enum { ROUNDS = 2 * FLEET_MISSES_DOWN };
+    struct rlimit before, none;
+    struct upstream_info info;
+    struct world w;
+    struct err e = {0};
+    uint64_t beat;
+
+    (void)state;
+    world_make(&w, (const char *const[N]){"http://127.0.0.1:1", "http://[::1]:1", "unix:/nowhere"},
+               0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    assert_int_equal(loop_start(w.loop, &e), 0);
+    beat = prober_beat_us(w.prober);
+    for (size_t n = 0; n < ROUNDS; n += beat != prober_beat_us(w.prober)) {
+        beat = prober_beat_us(w.prober);
+        (void)poll(NULL, 0, 1);
+    }
+    loop_stop(w.loop);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (size_t i = 0; i < N; i++) {
+        fleet_info(w.fleet, i, &info);
+        assert_string_equal(info.error.msg, "");
+        assert_int_equal(info.n_missed, 0);
+    }
+    world_close(&w);
+}
+
 /* It says that it is well, answering GET, and gives no token: POST is never answered. */
 static void *talker_main(void *arg)
 {
@@ -161,11 +218,14 @@ static void test_a_token_shows_who_only_talks(void **state)
     peer_listen(&talker);
     assert_int_equal(pthread_create(&talker.thread, NULL, talker_main, &talker), 0);
     world_open(&w, (const char *const[N]){talker.url, "unix:/nowhere", "unix:/nowhere"}, 2);
-    await_misses(&w, 0, 1);
+    await_state(&w, 0, "down");
     fleet_info(w.fleet, 0, &info);
     assert_non_null(strstr(info.error.msg, "/v1/completions"));
-    prober_tokens(w.prober, false);
-    await_state(&w, 0, "serving");
+    await_misses(&w, 0, 2 * FLEET_MISSES_DOWN); /* and that it talks does not bring it back */
+    fleet_info(w.fleet, 0, &info);
+    assert_string_equal(info.state, "down");
+    fleet_fence(w.fleet, 0, &info.error); /* one that an update left paused gives none either */
+    await_alive(&w, 0);
     world_close(&w);
     peer_stop(&talker);
 }
@@ -175,6 +235,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_is_known_by_its_answers),
         cmocka_unit_test(test_one_that_goes_away_is_down),
+        cmocka_unit_test(test_what_we_lack_is_held_against_nobody),
         cmocka_unit_test(test_a_token_shows_who_only_talks),
     };
     struct err e = {0};

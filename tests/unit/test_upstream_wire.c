@@ -56,7 +56,17 @@ static const struct row rows[] = {
      "POST /init_weights_update_group",
      "{\"master_address\":\"h\",\"master_port\":1,\"world_size\":3,\"rank_offset\":1,"
      "\"group_name\":\"g\",\"backend\":\"nccl\"}"},
+    {WIRE_SGLANG, WIRE_INIT, "{\"transport\":\"ipc\"}", NULL, NULL},
     {WIRE_SGLANG, WIRE_START, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_RENEW, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_LABEL, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
+     "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
+    {WIRE_VLLM, WIRE_LABEL, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
+     "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
+    {WIRE_BATON, WIRE_LABEL, "{\"weight_version\":\"a\"}", "POST /v1/weights/label",
+     "{\"weight_version\":\"a\"}"},
+    {WIRE_BATON, WIRE_RENEW, "{\"lease_s\":9}", "POST /v1/update_weights/renew", "{\"lease_s\":9}"},
+    {WIRE_BATON, WIRE_PLAN, "{\"names\":[]}", "POST /v1/weights/plans", "{\"names\":[]}"},
     {WIRE_SGLANG, WIRE_UPDATE,
      "{\"transport\":\"nccl\",\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]]}",
      "POST /update_weights_from_distributed",
@@ -144,6 +154,14 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         {WIRE_VLLM, WIRE_UPDATE, "{\"checksums\":[]}", "/checksums"},
         {WIRE_VLLM, WIRE_START, "{\"partial\":true}", "/partial"},
         {WIRE_VLLM, WIRE_PAUSE, "{\"mode\":\"keep&level=2\"}", "/mode"},
+        {WIRE_VLLM, WIRE_PAUSE, "{\"new_requests\":\"reject\"}", "/new_requests"},
+        {WIRE_VLLM, WIRE_PLAN, "{}", ""},
+        {WIRE_VLLM, WIRE_UPDATE, "{\"chunk_id\":\"c\"}", "/chunk_id"},
+        {WIRE_VLLM, WIRE_UPDATE, "{\"serialized_named_tensors\":[]}", "/serialized_named_tensors"},
+        {WIRE_SGLANG, WIRE_UPDATE, "{\"serialized_named_tensors\":[]}",
+         "/serialized_named_tensors"},
+        {WIRE_SGLANG, WIRE_PAUSE, "{\"new_requests\":\"reject\"}", "/new_requests"},
+        {WIRE_SGLANG, WIRE_PLAN, "{}", ""},
         {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"a b\"]}", "/tags"},
         {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"weights\",\"weights\",\"weights\"]}", "/tags"},
         {WIRE_VLLM, WIRE_FINISH, "{\"checksums\":{}}", "/checksums"},
@@ -166,6 +184,30 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         assert_string_equal(e.field, bad[i].field);
         assert_null(r.body);
         json_decref(native);
+    }
+}
+
+/* A pause or a sleep is the fleet's own doing, and ends before it is asked again. */
+static void test_wire_read_who_would_serve(void **state)
+{
+    static const struct {
+        const char *text, *unready;
+    } asked[] = {
+        {"{\"ready\":true,\"reason\":null}", ""},
+        {"{\"ready\":false,\"reason\":{\"code\":\"weights_unsynced\"}}", "weights_unsynced"},
+        {"{\"ready\":false,\"reason\":{\"code\":\"draining\"}}", "draining"},
+        {"{\"ready\":false,\"reason\":{\"code\":\"paused\"}}", ""},
+        {"{\"ready\":false,\"reason\":{\"code\":\"asleep\"}}", ""},
+        {"{\"ready\":false,\"reason\":{\"code\":\"overloaded\"}}", ""},
+        {"{\"ready\":false}", ""},
+        {"{\"ready\":\"no\",\"reason\":{\"code\":\"draining\"}}", ""},
+    };
+    struct upstream_saw saw;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        wire_read_who(&saw, WIRE_BATON, asked[i].text, strlen(asked[i].text));
+        assert_string_equal(saw.unready, asked[i].unready);
     }
 }
 
@@ -221,6 +263,19 @@ static void test_wire_read_ranks(void **state)
         assert_int_equal(rc, ranks[i].n > 0 ? 0 : -1);
         assert_int_equal(n, ranks[i].n);
     }
+}
+
+static void test_wire_read_open_update(void **state)
+{
+    static const char open[] = "{\"update\":{\"update_id\":\"upd-1\"}}";
+    static const char none[] = "{\"update\":null}";
+    char id[WIRE_UPDATE_ID_MAX + 1] = "";
+
+    (void)state;
+    assert_true(wire_read_open_update(id, open, sizeof open - 1));
+    assert_string_equal(id, "upd-1");
+    assert_false(wire_read_open_update(id, none, sizeof none - 1));
+    assert_false(wire_read_open_update(id, "", 0));
 }
 
 static void test_wire_read_error(void **state)
@@ -284,6 +339,65 @@ static void test_wire_ask_and_names(void **state)
     }
 }
 
+/* What a 200 says, in the answer to an operation; `good`: that it was done. */
+static const struct done {
+    enum wire_dialect dialect;
+    enum wire_op op;
+    const char *native, *answer;
+    bool good;
+} dones[] = {
+    {WIRE_BATON, WIRE_UPDATE, "{}", "{\"update_id\":\"u1\",\"phase\":\"receiving\"}", true},
+    {WIRE_BATON, WIRE_UPDATE, "{}", "{\"update_id\":\"u2\",\"phase\":\"receiving\"}", false},
+    {WIRE_BATON, WIRE_UPDATE, "{}", "{\"update_id\":\"u1\",\"phase\":\"aborted\"}", false},
+    {WIRE_BATON, WIRE_UPDATE, "{}", "<html>", false},
+    {WIRE_BATON, WIRE_VERIFY, "{}", "{\"update_id\":\"u1\",\"phase\":\"verified\"}", true},
+    {WIRE_BATON, WIRE_VERIFY, "{}", "{\"update_id\":\"u1\",\"phase\":\"verifying\"}", false},
+    {WIRE_BATON, WIRE_FINISH, "{\"weight_version\":\"a\"}",
+     "{\"update_id\":\"u1\",\"phase\":\"committed\",\"weight_version\":\"a\"}", true},
+    {WIRE_BATON, WIRE_FINISH, "{\"weight_version\":\"a\"}",
+     "{\"update_id\":\"u1\",\"phase\":\"committed\",\"weight_version\":\"b\"}", false},
+    {WIRE_BATON, WIRE_FINISH, "{\"weight_version\":\"a\"}",
+     "{\"update_id\":\"u1\",\"phase\":\"verified\",\"weight_version\":\"a\"}", false},
+    {WIRE_BATON, WIRE_ABORT, "{}", "{\"update_id\":\"u1\",\"phase\":\"aborted\"}", true},
+    {WIRE_BATON, WIRE_ABORT, "{}", "{\"update_id\":\"u1\",\"phase\":\"open\"}", false},
+    {WIRE_BATON, WIRE_PAUSE, "{}", "{\"paused\":true}", true},
+    {WIRE_BATON, WIRE_PAUSE, "{}", "{\"paused\":false}", false},
+    {WIRE_BATON, WIRE_RESUME, "{}", "{\"paused\":false}", true},
+    {WIRE_BATON, WIRE_RESUME, "{}", "{}", false},
+    {WIRE_BATON, WIRE_LABEL, "{\"weight_version\":\"a\"}", "{\"weight_version\":\"b\"}", false},
+    {WIRE_BATON, WIRE_INIT, "{\"transport\":\"nccl\"}", "{\"state\":\"joined\"}", true},
+    {WIRE_BATON, WIRE_INIT, "{\"transport\":\"nccl\"}", "{\"state\":\"failed\"}", false},
+    {WIRE_BATON, WIRE_INIT, "{\"transport\":\"ipc\"}", "{\"state\":\"none\"}", true},
+    {WIRE_VLLM, WIRE_RESUME, "{}", "{\"status\":\"resumed\"}", true},
+    {WIRE_VLLM, WIRE_SLEEP, "{}", "", true},
+    {WIRE_VLLM, WIRE_UPDATE, "{}", "{\"error\":{\"message\":\"no\"}}", false},
+    {WIRE_SGLANG, WIRE_WAKE, "{}", "null", true},
+    {WIRE_SGLANG, WIRE_UPDATE, "{}", "{\"success\":true,\"message\":\"\"}", true},
+    {WIRE_SGLANG, WIRE_UPDATE, "{}", "{\"success\":false,\"message\":\"shapes\"}", false},
+    {WIRE_SGLANG, WIRE_LORA_LOAD, "{}", "{\"success\":true,\"error_message\":null}", true},
+    {WIRE_SGLANG, WIRE_FINISH, "{\"weight_version\":\"a\"}",
+     "{\"success\":true,\"new_version\":\"b\"}", false},
+};
+
+static void test_wire_read_done_believes_the_body(void **state)
+{
+    static const struct wire_about about = {.update_id = "u1"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof dones / sizeof dones[0]; i++) {
+        const struct done *d = &dones[i];
+        json_t *native = json_loads(d->native, 0, NULL);
+        struct err e = {0};
+        int rc = wire_read_done(d->dialect, d->op, native, &about, d->answer, strlen(d->answer),
+                                &e);
+
+        if ((rc == 0) != d->good)
+            fail_msg("%s: %d, %s", d->answer, rc, e.msg);
+        assert_int_equal(e.code, d->good ? ERR_NONE : ERR_UPSTREAM);
+        json_decref(native);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -291,9 +405,12 @@ int main(void)
         cmocka_unit_test(test_wire_make_puts_in_what_is_each_ones_own),
         cmocka_unit_test(test_wire_make_refuses_what_they_have_no_words_for),
         cmocka_unit_test(test_wire_read_who),
+        cmocka_unit_test(test_wire_read_who_would_serve),
         cmocka_unit_test(test_wire_read_ranks),
+        cmocka_unit_test(test_wire_read_open_update),
         cmocka_unit_test(test_wire_read_error),
         cmocka_unit_test(test_wire_read_update_id),
+        cmocka_unit_test(test_wire_read_done_believes_the_body),
         cmocka_unit_test(test_wire_ask_and_names),
     };
 

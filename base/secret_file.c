@@ -1,5 +1,5 @@
 /* Keys and certificates. Unbuffered, so that no copy stays behind in stdio's memory. */
-#include "server/secret_file.h"
+#include "base/secret_file.h"
 
 #include "base/log.h"
 

@@ -1,6 +1,6 @@
 /* Keys and certificates: small text files, read whole, bounded, and wiped when they go. */
-#ifndef BATON_SERVER_SECRET_FILE_H
-#define BATON_SERVER_SECRET_FILE_H
+#ifndef BATON_BASE_SECRET_FILE_H
+#define BATON_BASE_SECRET_FILE_H
 
 #include "base/err.h"
 

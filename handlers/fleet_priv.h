@@ -1,0 +1,213 @@
+/* The state behind handlers/fleet_control.h, and what its handlers share. */
+#ifndef BATON_HANDLERS_FLEET_PRIV_H
+#define BATON_HANDLERS_FLEET_PRIV_H
+
+#include "base/clock.h"
+#include "base/loop.h"
+#include "base/mtx.h"
+#include "base/workers.h"
+#include "engine/upstream/upstreams.h"
+#include "handlers/app.h"
+#include "handlers/fleet_ask.h"
+#include "handlers/fleet_control.h"
+#include "handlers/fleet_session.h"
+#include "handlers/gate.h"
+
+enum {
+    FLEET_STEP_US = 30000000,   /* for a pause, a resume, a start of our own, at one upstream */
+    FLEET_ABORT_US = 10000000,  /* for its update to be given up */
+    FLEET_LOOK_US = 10000000,   /* for a question about itself */
+    FLEET_CACHE_US = 60000000,  /* for its caches to be dropped, and for requests to be aborted */
+    FLEET_SLEEP_US = 300000000, /* weights to or from host memory */
+    FLEET_LATE_US = 2000000,    /* beyond what the upstream itself was given */
+    FLEET_TURN_US = 60000000,   /* until what is under way must have ended */
+    FLEET_ENDED_KEPT = 16,      /* updates that can still be asked about */
+    FLEET_BEHIND_US = 500000,   /* until who missed a pause or a resume is looked for again */
+    FLEET_ADAPTERS_MAX = 1024,
+    FLEET_ADAPTER_NAME_MAX = 256
+};
+
+struct fleet_adapter {
+    char name[FLEET_ADAPTER_NAME_MAX + 1];
+    char *path; /* owned, or NULL */
+    uint64_t revision;
+};
+
+struct fleet_hold { /* the trainer's pause */
+    bool on;
+    enum lifecycle_pause mode;
+    uint32_t lease_s;        /* 0: none */
+    uint64_t lease_until_us; /* CLOCK_NEVER: none */
+    uint64_t since_us;
+    int64_t since_wall_s;
+    char holder[GATE_HOLDER_MAX + 1];
+    uint64_t n_aborted;
+};
+
+struct fleet_group { /* with the trainer */
+    bool on;
+    uint64_t world_size, rank_offset, began_us;
+    char name[129];
+    bool joined[FLEET_MAX];
+    uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX];
+};
+
+struct fleet_control {
+    struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
+    struct cnd changed;
+    const char *busy; /* static: what has its turn; NULL: nobody */
+    bool whole;       /* an update by itself is under way: from its start to its end */
+    bool overtaken;   /* a resume came while a pause had its turn */
+    unsigned n_resuming;
+    struct fleet_session *session;                 /* one reference; NULL: none is open */
+    struct fleet_session *ended[FLEET_ENDED_KEPT]; /* one reference each; the last first */
+    struct fleet_hold hold;
+    struct fleet_life paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
+    bool took[FLEET_MAX];
+    bool behind[FLEET_MAX]; /* it did not answer when the others were paused, or resumed */
+    uint64_t behind_due_us; /* CLOCK_NEVER: nobody is */
+    bool weights_asleep, kv_asleep;
+    int sleep_level;
+    uint64_t epoch; /* of pauses and resumes */
+    struct fleet_group group;
+    bool orphaned[FLEET_MAX];       /* a baton may have an update open that nobody here knows */
+    struct fleet_adapter *adapters; /* owned; [n_adapters] */
+    size_t n_adapters;
+
+    struct app *app; /* immutable */
+
+    struct loop_item look;   /* of the room's loop */
+    struct loop_timer timer; /* of the room's loop */
+    struct job lapse;        /* posted by it, one at a time */
+    bool lapsing;            /* guarded by lock: it is */
+};
+
+/* The room's own, of the exchange's app. */
+static inline struct fleet *fleet_of(struct app *app)
+{
+    return upstreams_fleet(app->upstreams);
+}
+
+/* fleet_turn - wait until nothing else has its turn, and take it.
+ * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it. */
+int fleet_turn(struct fleet_control *fc, const char *what, struct err *e);
+void fleet_turn_end(struct fleet_control *fc);
+
+/* fleet_alive - all that are configured and answer.
+ * @to  [FLEET_MAX], each with `body`. Returns: how many. */
+size_t fleet_alive(struct app *app, const json_t *body, struct fleet_to *to);
+
+/* fleet_alive_enough - the same; fewer than --min-ready are ERR_UNSYNCED, which names the others.
+ */
+int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to, size_t *n,
+                       struct err *e);
+
+size_t fleet_min_ready(struct app *app);
+
+/* fleet_live - what an upstream's process is known by now.
+ * fleet_is_another - is it another by now? One that does not name itself is, if it was away. */
+void fleet_live(struct app *app, size_t upstream, struct fleet_life *out);
+bool fleet_is_another(struct app *app, size_t upstream, const struct fleet_life *life);
+
+/* fleet_is_paused_locked - did it take the trainer's pause, and is the same process? */
+bool fleet_is_paused_locked(struct app *app, size_t upstream);
+
+/* fleet_note_reached - a pause or a resume reached those, and no others. What comes back later is
+ * told then (fleet_catch_up). */
+void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n, bool paused);
+void fleet_catch_up(struct app *app);
+
+/* fleet_said_json - [{"upstream", "ok", "status", "error"}] (new), of every configured upstream;
+ * those that were not asked with why. NULL: no memory. */
+json_t *fleet_said_json(struct app *app, const struct fleet_said *said, size_t n);
+json_t *fleet_part_json(const char *name, bool ok, int status, const char *error);
+
+/* fleet_update_us - what one upstream has for a step of an update. */
+uint64_t fleet_update_us(const struct app *app);
+
+/* fleet_look - the leases have changed. Threads: any. */
+void fleet_look(struct fleet_control *fc);
+
+/* fleet_tokens - may upstreams be asked for tokens? By what stands still now. */
+void fleet_tokens(struct fleet_control *fc);
+
+/* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
+int fleet_put(json_t *reply, const char *member, json_t *value);
+
+/* updates (fleet_update_run.c) */
+
+struct fleet_begin {
+    const char *label;   /* "" = none */
+    const json_t *start; /* of the native start, without its label */
+    bool implicit, unnamed, partial, sharded;
+    uint32_t lease_s;
+};
+
+/* fleet_begin - open the fleet's update. @out  one reference
+ * Errors: ERR_CONFLICT (one is open), ERR_UNSYNCED, an upstream's. *details may be set (new). */
+int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
+                json_t **details, struct err *e);
+
+/* fleet_send - tensors to all that take part.
+ * @body      without update_id, weight_version, chunk_id, abort_requests
+ * @chunk_id  NULL: none
+ * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED. The update may have been ended by that. */
+struct fleet_tensors {
+    const json_t *body;
+    const char *chunk_id;
+    bool by_group, abort_requests;
+};
+int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
+               struct err *e);
+
+/* fleet_end - prove, and commit if asked. @body  of the native finish: its checksums
+ * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE; the update is aborted unless it
+ * could not be begun to end. */
+int fleet_end(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
+              bool commit, struct err *e);
+
+/* fleet_give_up - abort. Errors: ERR_ENDED (committed), ERR_CONFLICT (being committed). */
+int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
+
+/* fleet_lapse - abort, if its lease is over when it is its turn. */
+void fleet_lapse(struct app *app, struct fleet_session *s);
+bool fleet_lease_over_locked(const struct fleet_session *s);
+
+/* fleet_find - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND. */
+int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **out, struct err *e);
+/* fleet_open_session - a reference to the open one, or NULL. */
+struct fleet_session *fleet_open_session(struct fleet_control *fc);
+void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes the lock */
+
+/* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */
+json_t *fleet_session_json(struct app *app, struct fleet_session *s);
+json_t *fleet_session_details(struct app *app, struct fleet_session *s);
+
+/* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
+ * fenced in the middle of one. What fails is fenced. @said as fleet_ask's
+ * @lapsed  only if the pause's lease is over when it is its turn; ERR_CONFLICT else */
+int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, size_t *n, bool *was,
+                     struct err *e);
+
+/* fleet_commit_open - end the implicit update that is open, if any, as its trainer's last word.
+ * Returns 0 when there is none or it was committed: *out is a reference to it then, or NULL. */
+int fleet_commit_open(struct app *app, const char *label, struct fleet_session **out,
+                      struct err *e);
+
+/* answers (fleet_life.c) */
+
+/* fleet_reply - 200, with what each upstream said. Steals reply. */
+void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
+                 size_t n);
+void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
+                       const struct fleet_said *said, size_t n);
+
+/* fleet_got_there - did all of them do it? @e  set if not */
+bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e);
+
+/* fleet_is_held_locked - does the open update need this upstream to stand still? */
+bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);
+
+extern const char fleet_pausing[]; /* a turn that a resume overtakes */
+
+#endif

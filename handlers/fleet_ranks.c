@@ -1,0 +1,109 @@
+/* The status with the ranks of all upstreams in it, for whoever makes a group by counting them.
+ * Each upstream is asked now: one that came back with another number of GPUs must not be counted as
+ * it was. */
+#include "handlers/fleet_status.h"
+
+#include "engine/upstream/upstreams.h"
+#include "engine/upstream/wire.h"
+#include "handlers/app.h"
+#include "handlers/fleet_ask.h"
+#include "handlers/fleet_priv.h"
+#include "handlers/reply.h"
+
+#include <stdlib.h>
+
+enum {
+    RANKS_TIMEOUT_US = 5000000,
+    RANKS_EACH_MAX = 4096 /* of one upstream; what claims more is no answer */
+};
+
+/* A baton without GPUs says that it has no ranks; it counts as one, as it says itself to those who
+ * ask for its world size. */
+static bool has_none(const struct fleet_said *said)
+{
+    json_t *answer = json_loadb(said->text, said->text_len, 0, NULL);
+    const json_t *ranks = json_object_get(json_object_get(answer, "cuda"), "ranks");
+    bool none = json_is_array(ranks) && json_array_size(ranks) == 0;
+
+    json_decref(answer);
+    return none;
+}
+
+static int n_ranks(const struct fleet_said *said, const struct upstream_at *at, uint64_t *out,
+                   struct err *e)
+{
+    struct err why = {0};
+
+    if (said->end != FLEET_GOOD || said->text == NULL) {
+        why = said->why;
+    } else if (wire_read_ranks(out, at->dialect, said->text, said->text_len, &why) == 0) {
+        if (*out <= RANKS_EACH_MAX)
+            return 0;
+        (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
+                      (unsigned long long)*out);
+    } else if (at->dialect == WIRE_BATON && has_none(said)) {
+        *out = 1;
+        return 0;
+    }
+    return err_set(e, ERR_UPSTREAM, "", "%.200s does not say how many ranks it is: %.250s",
+                   at->name, why.msg);
+}
+
+/* [{"rank", "upstream"}], in the order of the upstreams, which is that of a group. */
+static int add_ranks(struct app *app, json_t *ranks, const struct fleet_said *said, struct err *e)
+{
+    struct upstream_at at;
+    uint64_t n = 0;
+
+    upstreams_at(app->upstreams, said->upstream, &at);
+    if (n_ranks(said, &at, &n, e) != 0)
+        return -1;
+    for (uint64_t i = 0; i < n; i++)
+        if (json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
+                                                   (json_int_t)json_array_size(ranks), "upstream",
+                                                   at.name)) != 0)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
+    return 0;
+}
+
+static int ask_ranks(struct app *app, json_t *ranks, struct err *e)
+{
+    struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
+    struct fleet_said *said = NULL;
+    size_t n;
+    int rc = -1;
+
+    if (to == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
+    if (fleet_alive_enough(app, NULL, to, &n, e) == 0 &&
+        fleet_ask_about(app, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
+        rc = 0;
+        for (size_t i = 0; i < n && rc == 0; i++)
+            rc = add_ranks(app, ranks, &said[i], e);
+        fleet_said_free(said, n);
+    }
+    free(to);
+    return rc;
+}
+
+int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *ranks = json_array(), *status;
+
+    if (ranks == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
+    if (ask_ranks(app, ranks, e) != 0) {
+        json_decref(ranks);
+        return -1;
+    }
+    status = fleet_status_json(app);
+    ranks = json_pack("{s:o}", "ranks", ranks);
+    if (status == NULL || json_object_set_new(status, "cuda", ranks) != 0) {
+        if (status == NULL)
+            json_decref(ranks);
+        json_decref(status);
+        status = NULL;
+    }
+    reply_json(x, 200, status);
+    return 0;
+}

@@ -1,0 +1,86 @@
+/* The table of handlers in front of upstream engines. */
+#include "handlers/fleet_routes.h"
+
+#include "handlers/commit_resume.h"
+#include "handlers/control_plane.h"
+#include "handlers/data_plane.h"
+#include "handlers/fleet_control.h"
+#include "handlers/fleet_status.h"
+#include "handlers/relay.h"
+#include "handlers/sglang_generate.h"
+
+#include <string.h>
+
+static const struct fleet_row rows[] = {
+    /* data plane: as they come; first, since they come most */
+    {handle_generate, LANE_LOOP, handle_relay},
+    {handle_completions, LANE_LOOP, handle_relay},
+    {handle_chat, LANE_LOOP, handle_relay},
+    {handle_sglang_generate, LANE_LOOP, handle_relay},
+    {handle_tokenize, LANE_LOOP, handle_relay},
+    {handle_detokenize, LANE_LOOP, handle_relay},
+    {handle_chat_render, LANE_LOOP, handle_relay},
+    {handle_models, LANE_LOOP, handle_relay},
+    /* Control plane. What may take as long as an upstream likes to (tensors, their proof, a group,
+     * weights that move) runs on the threads that generate where there is an engine: it never keeps
+     * a pause, a resume or an abort waiting for a thread. */
+    {handle_update_start, LANE_CONTROL, fleet_update_start},
+    {handle_update, LANE_GENERATE, fleet_update},
+    {handle_update_verify, LANE_GENERATE, fleet_update_verify},
+    {handle_update_finish, LANE_GENERATE, fleet_update_finish},
+    {handle_update_abort, LANE_CONTROL, fleet_update_abort},
+    {handle_update_renew, LANE_CONTROL, fleet_update_renew},
+    {handle_update_get, LANE_LOOP, fleet_update_get},
+    {handle_update_delete, LANE_CONTROL, fleet_update_delete},
+    {handle_commit_resume, LANE_CONTROL, fleet_commit_resume},
+    {handle_commit_implicit, LANE_CONTROL, fleet_commit_implicit},
+    {handle_weights_label, LANE_CONTROL, fleet_weights_label},
+    {handle_plan_put, LANE_GENERATE, fleet_plan_put},
+    {handle_transfer_init, LANE_GENERATE, fleet_transfer_init},
+    {handle_transfer_get, LANE_LOOP, fleet_transfer_get},
+    {handle_transfer_delete, LANE_CONTROL, fleet_transfer_delete},
+    {handle_pause, LANE_CONTROL, fleet_pause},
+    {handle_resume, LANE_CONTROL, fleet_resume},
+    {handle_sleep, LANE_GENERATE, fleet_sleep},
+    {handle_wake, LANE_GENERATE, fleet_wake},
+    {handle_reset_cache, LANE_CONTROL, fleet_reset_cache},
+    {handle_flush_cache, LANE_CONTROL, fleet_flush_cache},
+    {handle_abort_requests, LANE_CONTROL, fleet_abort_requests},
+    {handle_lora_load, LANE_GENERATE, fleet_lora_load},
+    {handle_lora_unload, LANE_CONTROL, fleet_lora_unload},
+    {handle_lora_list, LANE_LOOP, fleet_lora_list},
+    {handle_session_finish, LANE_LOOP, handle_session_finish},
+    {handle_unsupported, LANE_CONTROL, handle_unsupported},
+    /* of this process */
+    {handle_live, LANE_LOOP, handle_live},
+    {handle_ready, LANE_LOOP, handle_ready},
+    {handle_version, LANE_LOOP, handle_version},
+    {handle_metrics, LANE_CONTROL, handle_metrics},
+    {handle_status, LANE_LOOP, handle_fleet_status},
+    {handle_upstreams, LANE_LOOP, handle_fleet_upstreams},
+    {handle_resync, LANE_LOOP, handle_fleet_resync},
+};
+
+/* Views of the status that need more than it: how many ranks there are is asked of each upstream.
+ */
+static const struct {
+    const char *operation;
+    struct fleet_row row;
+} own_rows[] = {
+    {"vllmGetWorldSize", {handle_status, LANE_CONTROL, handle_fleet_ranks}},
+    {"sglangServerInfo", {handle_status, LANE_CONTROL, handle_fleet_ranks}},
+    {"sglangServerInfoNew", {handle_status, LANE_CONTROL, handle_fleet_ranks}},
+    {"skyrlServerInfo", {handle_status, LANE_CONTROL, handle_fleet_ranks}},
+};
+
+const struct fleet_row *fleet_row_of(const struct route *route)
+{
+    for (size_t i = 0; i < sizeof own_rows / sizeof own_rows[0] && route->handle == handle_status;
+         i++)
+        if (strcmp(own_rows[i].operation, route->operation) == 0)
+            return &own_rows[i].row;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].native == route->handle)
+            return &rows[i];
+    return NULL;
+}

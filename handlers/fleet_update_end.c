@@ -1,0 +1,518 @@
+/* How an update of the fleet ends: proven by all that can, then served by all; or given up. */
+#include "handlers/fleet_run.h"
+
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* what stands still, and goes on */
+
+/* The trainer's own pause and sleep are not ended with an update. */
+static bool goes_on(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = !fc->hold.on && !fc->weights_asleep && !fc->kv_asleep;
+    mtx_unlock(&fc->lock);
+    return on;
+}
+
+static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!said_good(&said[i]))
+            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+}
+
+static void let_go(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+
+    if (b->n == 0 || !goes_on(fc) ||
+        fleet_ask(app, WIRE_RESUME, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        return;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+
+        p->held = !said_good(&said[i]);
+        if (p->held && !p->out)
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+    }
+    mtx_unlock(&fc->lock);
+    fence_failed(app, said, b->n);
+    fleet_said_free(said, b->n);
+}
+
+/* Ends what was started and got nothing: without a label it changes nothing. A start without an
+ * answer may not have been one; then there is nothing to end. */
+static void close_started(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+
+    if (b->n == 0 ||
+        fleet_ask(app, WIRE_FINISH, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+        bool doubtful = p->out && p->end == FLEET_UNKNOWN, closed = said_good(&said[i]);
+
+        mtx_lock(&fc->lock);
+        if (closed || (doubtful && said[i].end == FLEET_REFUSED))
+            p->started = false;
+        else
+            p->touched = true; /* as good as */
+        mtx_unlock(&fc->lock);
+    }
+    fleet_said_free(said, b->n);
+}
+
+void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
+{
+    struct fleet_batch started = {0}, held = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (p->begins && p->started && !p->touched && !p->finished && (p->out || !dropped))
+            batch_add(&started, s, i, NULL);
+    }
+    close_started(app, s, &started);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (p->held && !p->touched && !p->finished && (p->out || !dropped))
+            batch_add(&held, s, i, NULL);
+    }
+    let_go(app, s, &held);
+    fleet_fence_parts(app, s);
+}
+
+/* the end */
+
+static void log_ended(const struct fleet_session *s, size_t n_done)
+{
+    struct log_rec r;
+
+    log_begin(&r, s->phase == UPDATE_COMMITTED ? LOG_INFO : LOG_WARN,
+              s->phase == UPDATE_COMMITTED ? "fleet.committed" : "fleet.aborted");
+    log_str(&r, "update_id", s->id);
+    log_str(&r, "weight_version", s->label);
+    log_u64(&r, "serial", s->serial);
+    log_u64(&r, "upstreams", n_done);
+    log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
+    log_end(&r);
+}
+
+/* It is not the open one any more. @why  clean: committed */
+static void close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
+{
+    mtx_lock(&fc->lock);
+    s->error = *why;
+    s->phase = why->code == ERR_NONE ? UPDATE_COMMITTED : UPDATE_ABORTED;
+    if (fc->session == s) {
+        fleet_session_unref(fc->ended[FLEET_ENDED_KEPT - 1]);
+        memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
+        fc->ended[0] = s;
+        fc->session = NULL;
+        upstreams_release(fc->app->upstreams);
+    }
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+}
+
+/* In a turn. The phase first: what is under way sees it. */
+static void abort_turn(struct app *app, struct fleet_session *s, const struct err *why)
+{
+    close_session(app->fleet_control, s, why);
+    fleet_fence_parts(app, s);
+    log_ended(s, 0);
+    fleet_abort_parts(app, s, why->msg);
+    fleet_release(app, s, false);
+}
+
+int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum update_phase phase;
+
+    if (fleet_turn(fc, "the end of an update", e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    phase = s->phase;
+    mtx_unlock(&fc->lock);
+    if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
+        abort_turn(app, s, why);
+    fleet_turn_end(fc);
+    fleet_look(fc);
+    if (phase == UPDATE_COMMITTED)
+        return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
+    return 0;
+}
+
+void fleet_lapse(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct err why = {0}, ignored = {0};
+    bool over;
+
+    if (fleet_turn(fc, "the end of an update", &ignored) != 0)
+        return;
+    mtx_lock(&fc->lock);
+    over = fleet_lease_over_locked(s); /* its trainer may have come while this waited */
+    mtx_unlock(&fc->lock);
+    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
+    if (over)
+        abort_turn(app, s, &why);
+    fleet_turn_end(fc);
+}
+
+/* proof */
+
+/* Nothing is told of an end that somebody has no words for. */
+static int check_words(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+{
+    struct fleet_batch b = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (!s->parts[i].two_phase && !s->parts[i].out)
+            batch_add(&b, s, i, body);
+    return fleet_words(app, WIRE_FINISH, b.to, b.n, e);
+}
+
+/* @phase  of before. Returns 1: it was committed before, and is told of again. */
+static int begin_end(struct fleet_control *fc, struct fleet_session *s, bool commit,
+                     enum update_phase *phase, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    *phase = s->phase;
+    if (s->phase == UPDATE_COMMITTED && commit)
+        rc = 1;
+    else if (!fleet_session_is_open(s))
+        rc = refuse_ended(s, e);
+    else if (s->n_running > 0)
+        rc = err_set(e, ERR_CONFLICT, "", "%u requests of update %s are still under way",
+                     s->n_running, s->id);
+    else
+        s->phase = UPDATE_VERIFYING;
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static int prove(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+
+    if (s->n_received == 0)
+        return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase)
+            batch_add(&b, s, i, body);
+    if (b.n == 0)
+        return 0;
+    if (fleet_ask(app, WIRE_VERIFY, b.to, b.n, fleet_update_us(app), &said, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_part *p = &s->parts[b.part[i]];
+
+        p->verified = said_good(&said[i]);
+        p->end = said[i].end;
+        p->status = said[i].status;
+        if (!p->verified)
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+    }
+    mtx_unlock(&fc->lock);
+    fleet_said_free(said, b.n);
+    if (fleet_stands(app, s))
+        return 0;
+    fleet_session_cause(s, fleet_min_ready(app), e);
+    return -1;
+}
+
+/* commit */
+
+static void name_it(struct app *app, struct fleet_session *s, const char *label)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(app), &stats);
+    mtx_lock(&app->fleet_control->lock);
+    if (*label != '\0')
+        (void)snprintf(s->label, sizeof s->label, "%s", label);
+    else if (s->label[0] == '\0')
+        (void)snprintf(s->label, sizeof s->label, "serial-%" PRIu64, stats.serial + 1);
+    mtx_unlock(&app->fleet_control->lock);
+}
+
+static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    json_t *body = json_pack("{s:s}", "weight_version", s->label);
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+    int rc;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (!p->out)
+            batch_add(&b, s, i, body);
+        if (!p->out && p->two_phase)
+            fleet_live(app, p->upstream, &p->life);
+    }
+    rc = body != NULL ? fleet_ask(app, WIRE_FINISH, b.to, b.n, fleet_update_us(app), &said, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_part *p = &s->parts[b.part[i]];
+
+        p->finished = said_good(&said[i]);
+        p->end = said[i].end;
+        p->status = said[i].status;
+        if (!p->finished)
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+        if (!p->finished && p->two_phase)
+            fc->orphaned[p->upstream] = true;
+    }
+    mtx_unlock(&fc->lock);
+    fence_failed(app, said, b.n);
+    fleet_said_free(said, b.n);
+    return 0;
+}
+
+/* Whoever was away may have missed a pause, or a resume. What is not in two phases stands still
+ * and is let go with the others. */
+static int align(struct app *app, struct fleet_session *s, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum lifecycle_pause mode;
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+    json_t *body;
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = fc->hold.on;
+    mode = fc->hold.mode;
+    mtx_unlock(&fc->lock);
+    body = on ? json_pack("{s:s}", "mode", lifecycle_pause_name(mode)) : NULL;
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out)
+            batch_add(&b, s, i, body);
+    if (b.n == 0 || fleet_ask(app, on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n, fleet_step_us(app),
+                              &said, e) != 0) {
+        json_decref(body);
+        return e->code == ERR_NONE ? 0 : -1;
+    }
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_part *p = &s->parts[b.part[i]];
+
+        if (!said_good(&said[i])) {
+            p->finished = false;
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+        }
+    }
+    mtx_unlock(&fc->lock);
+    fence_failed(app, said, b.n);
+    fleet_said_free(said, b.n);
+    json_decref(body);
+    return 0;
+}
+
+/* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
+static void fence_others(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+        struct err why = {0};
+        struct upstream_at at;
+
+        if (!p->finished || !fleet_is_another(app, p->upstream, &p->life))
+            continue;
+        upstreams_at(app->upstreams, p->upstream, &at);
+        (void)err_set(&why, ERR_UPSTREAM, "",
+                      "%.100s was restarted, or was away, before the update had ended", at.name);
+        mtx_lock(&fc->lock);
+        p->finished = false;
+        fleet_session_drop(p, FLEET_UNKNOWN, 0, &why);
+        mtx_unlock(&fc->lock);
+        fleet_fence(fleet_of(app), p->upstream, &why);
+    }
+}
+
+static size_t n_finished(const struct fleet_session *s)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        n += s->parts[i].finished;
+    return n;
+}
+
+/* Who is restarted while the fleet is told is found the second time; later it is found by who asks
+ * how it is, since the process in step is then the one that finished. */
+static size_t commit(struct app *app, struct fleet_session *s)
+{
+    bool done[FLEET_MAX] = {false};
+    uint64_t serial = 0;
+
+    fence_others(app, s);
+    for (size_t i = 0; i < s->n_parts; i++)
+        done[s->parts[i].upstream] = s->parts[i].finished;
+    if (n_finished(s) > 0)
+        serial = fleet_committed(fleet_of(app), s->label, done);
+    fence_others(app, s);
+    mtx_lock(&app->fleet_control->lock);
+    s->serial = serial;
+    mtx_unlock(&app->fleet_control->lock);
+    return n_finished(s);
+}
+
+/* What was kept of prompts was made by other weights. Those whose engine holds frozen requests may
+ * refuse: what is frozen goes on with its own, as its trainer chose by keeping it. */
+static void drop_caches(struct app *app, const struct fleet_batch *b)
+{
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+    const struct fleet_said *cause;
+    struct log_rec r;
+
+    if (b->n == 0 ||
+        fleet_ask(app, WIRE_RESET_CACHE, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        return;
+    cause = fleet_cause(said, b->n);
+    if (cause != NULL) {
+        log_begin(&r, LOG_WARN, "fleet.cache_kept");
+        log_str(&r, "error", cause->why.msg);
+        log_end(&r);
+    }
+    fleet_said_free(said, b->n);
+}
+
+static void let_finished_go(struct app *app, struct fleet_session *s)
+{
+    struct fleet_batch b = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].finished && s->parts[i].held)
+            batch_add(&b, s, i, NULL);
+    if (!goes_on(app->fleet_control))
+        return;
+    drop_caches(app, &b);
+    let_go(app, s, &b);
+}
+
+/* Returns -1 with e set also when too few have got there: the others serve it all the same. */
+static int serve(struct app *app, struct fleet_session *s, const char *label, struct err *e)
+{
+    struct fleet *fleet = fleet_of(app);
+    const struct err none = {0};
+    size_t n_done, min_ready = fleet_min_ready(app);
+    int rc;
+
+    name_it(app, s, label);
+    fleet_updating(fleet, true);
+    rc = finish_parts(app, s, e);
+    if (rc == 0)
+        rc = align(app, s, e);
+    n_done = commit(app, s);
+    if (s->serial == 0)
+        fleet_updating(fleet, false);
+    if (rc == 0 && n_done < min_ready) {
+        fleet_session_cause(s, min_ready, e);
+        if (e->code != ERR_UPSTREAM_TIMEOUT)
+            e->code = ERR_UPSTREAM;
+        rc = -1;
+    }
+    if (rc != 0)
+        return n_done > 0 ? let_finished_go(app, s), -1 : -1;
+    close_session(app->fleet_control, s, &none);
+    let_finished_go(app, s);
+    log_ended(s, n_done);
+    return 0;
+}
+
+static int end_turn(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
+                    bool commit_too, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum update_phase phase;
+    int rc = begin_end(fc, s, commit_too, &phase, e);
+
+    if (rc != 0)
+        return rc > 0 ? 0 : -1;
+    if (check_words(app, s, body, e) != 0) {
+        mtx_lock(&fc->lock);
+        s->phase = phase;
+        mtx_unlock(&fc->lock);
+        return -1;
+    }
+    rc = prove(app, s, body, e);
+    if (rc == 0 && commit_too)
+        rc = serve(app, s, label, e);
+    if (rc != 0) {
+        abort_turn(app, s, e);
+        return -1;
+    }
+    if (!commit_too) {
+        mtx_lock(&fc->lock);
+        s->phase = UPDATE_VERIFIED;
+        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+        mtx_unlock(&fc->lock);
+    }
+    return 0;
+}
+
+int fleet_end(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
+              bool commit_too, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    int rc;
+
+    if (fleet_turn(fc, "the end of an update", e) != 0)
+        return -1;
+    rc = end_turn(app, s, label, body, commit_too, e);
+    fleet_turn_end(fc);
+    fleet_look(fc);
+    return rc;
+}
+
+int fleet_commit_open(struct app *app, const char *label, struct fleet_session **out, struct err *e)
+{
+    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    json_t *body;
+    int rc;
+
+    *out = NULL;
+    if (s == NULL)
+        return 0;
+    if (!s->implicit) {
+        fleet_unref(app->fleet_control, s);
+        return 0;
+    }
+    body = json_object();
+    rc = body != NULL ? fleet_end(app, s, label, body, true, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
+    json_decref(body);
+    *out = s;
+    return rc;
+}

@@ -1,0 +1,31 @@
+/* The server in front of upstream engines: what it has instead of an engine and weights. */
+#ifndef BATON_SERVER_SERVE_FLEET_H
+#define BATON_SERVER_SERVE_FLEET_H
+
+#include "base/err.h"
+#include "handlers/app.h"
+#include "server/config.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+struct log_rec;
+
+/* fleet_wanted - does the configuration name upstreams? */
+bool fleet_wanted(const struct config *c);
+
+/* fleet_open - sets app->upstreams and app->relays; nobody is asked yet.
+ * Errors: as upstreams_new's.
+ */
+int fleet_open(struct app *app, const struct config *c, struct err *e);
+
+/* fleet_reload - read again what says which upstreams there are; logs how that went. */
+void fleet_reload(struct app *app);
+
+/* fleet_log - how many upstreams, of the line that says it serves. */
+void fleet_log(const struct app *app, struct log_rec *r);
+
+/* fleet_check - read what fleet_open reads, and say what it is. Errors: as fleet_open's. */
+int fleet_check(const struct config *c, FILE *to, struct err *e);
+
+#endif

@@ -1,0 +1,480 @@
+"""A server in front of servers with the embedded engine and real weights.
+
+Usage: fleet_batons.py BATON MODEL CLIENT_DIR WORK ROUNDS
+"""
+
+import http.client
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+
+from fleet_world import ANSWER_S, Server, until
+
+BATON, MODEL, CLIENT, WORK = sys.argv[1:5]
+ROUNDS = int(sys.argv[5])
+sys.path.insert(0, CLIENT)
+import baton  # noqa: E402  (the client, from where the test was told)
+
+N, PROBE_MS, TIMEOUT_MS, N_CLIENTS, N_CASES = 3, 100, 3000, 2, 3
+STEPS = ("step-00000", "step-00100", "step-01500")
+CHECKPOINTS, ADAPTERS = os.path.join(MODEL, "checkpoints"), os.path.join(MODEL, "adapters")
+LOG = os.path.join(WORK, "log")
+
+
+def cases_of(path, *keys):
+    with open(os.path.join(MODEL, path), encoding="utf-8") as f:
+        said = json.load(f)
+    for key in keys:
+        said = said[key]
+    return said["cases"][:N_CASES]
+
+
+GOLDEN = {step: cases_of("golden.json", "checkpoints", step) for step in STEPS}
+SHOUT = cases_of("adapters/shout/golden.json")
+
+
+def checkpoint(step):
+    return os.path.join(CHECKPOINTS, step + ".safetensors")
+
+
+def body_of(case, **more):
+    return {"token_ids": case["prompt_token_ids"], **more,
+            "sampling_params": {"max_tokens": len(case["greedy_token_ids"]), "temperature": 0, "ignore_eos": True}}
+
+
+def step_of(answer, at):
+    """Whose ids these are, of the case `at`."""
+    ids = answer["choices"][0]["token_ids"]
+    found = [s for s in STEPS if GOLDEN[s][at]["greedy_token_ids"] == ids]
+    assert len(found) == 1, f"{ids} are of no checkpoint: {answer}"
+    return found[0]
+
+
+def label_of(answer):
+    (one,) = answer["choices"][0]["weight_versions"]
+    return one["version"]
+
+
+# ---- a way to an upstream that sees what comes, and may break it ----
+
+class Tap:
+    """Between the front and one upstream. `on[bytes]` is called when a request with them comes: before it is passed
+    on, on the thread that would; returns False to close the connection instead."""
+
+    def __init__(self, port):
+        self.port, self.on, self.n, self.ended = port, {}, {}, False
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self.ended = True
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                client = self.listener.accept()[0]
+            except OSError:
+                return
+            try:
+                upstream = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:
+                client.close()
+                continue
+            threading.Thread(target=self._pump, args=(client, upstream, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(upstream, client, False), daemon=True).start()
+
+    def _pass(self, data):
+        for what, then in list(self.on.items()):
+            if what in data:
+                self.n[what] = self.n.get(what, 0) + 1
+                if then is not None and then() is False:
+                    return False
+        return True
+
+    def _pump(self, here, there, ours):
+        try:
+            while data := here.recv(65536):
+                if ours and not self._pass(data):
+                    break
+                there.sendall(data)
+        except OSError:
+            pass
+        for s in (here, there):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        here.close()
+
+
+# ---- load ----
+
+class Clients:
+    """Golden prompts, again and again: every answer is all of one checkpoint, and says which."""
+
+    def __init__(self, front):
+        self.front, self.stop, self.failure, self.answers, self.errors = front, False, None, [], []
+        self.steps = {}  # label -> checkpoint
+        self.threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(N_CLIENTS)]
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        return self
+
+    def __exit__(self, kind, *_):
+        self.stop = True
+        for t in self.threads:
+            t.join(ANSWER_S)
+        if kind is None:
+            self.check()
+            assert not any(t.is_alive() for t in self.threads), "a client has no answer"
+
+    def check(self):
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self, i):
+        try:
+            for n in itertools.count(i):
+                if self.stop:
+                    return
+                self._ask(n % len(GOLDEN[STEPS[0]]))
+        except BaseException as e:
+            self.failure = e
+
+    def _ask(self, at):
+        begun = time.monotonic()
+        c = http.client.HTTPConnection("127.0.0.1", self.front.port, timeout=ANSWER_S)
+        try:
+            c.request("POST", "/v1/generate", json.dumps(body_of(GOLDEN[STEPS[0]][at])),
+                      {"Content-Type": "application/json"})
+            r = c.getresponse()
+            said = json.loads(r.read())
+        finally:
+            c.close()
+        if r.status != 200:
+            assert said["error"]["message"], said
+            self.errors.append((r.status, said))
+            return
+        label = label_of(said)
+        assert step_of(said, at) == self.steps.get(label), (label, said)
+        self.answers.append((begun, label, r.getheader("X-Baton-Upstream")))
+
+    def wait(self, n=2 * N_CLIENTS):
+        """n answers of requests that begin after this; returns them."""
+        begun = time.monotonic()
+
+        def those():
+            self.check()
+            found = [a for a in self.answers if a[0] > begun]
+            return found if len(found) >= n else None
+        return until("clients are answered", those)
+
+
+# ---- the fleet ----
+
+class Fleet:
+    def __init__(self):
+        self.options = ["--model", MODEL, "--weights", checkpoint(STEPS[0]), "--weight-version", "step-0",
+                        "--allow-path", MODEL, "--allow-path", WORK, "--engine-threads", 1, "--on-update", "finish",
+                        "--drain-timeout", 1000]
+        self.servers = [Server(BATON, LOG, *self.options) for _ in range(N)]
+        self.taps = [Tap(s.port) for s in self.servers]
+        self.front = Server(BATON, LOG, "--min-ready", 2, "--probe-interval", PROBE_MS, "--probe-timeout", 1000,
+                            "--update-timeout", TIMEOUT_MS,
+                            *itertools.chain.from_iterable(("--upstream", t.url) for t in self.taps))
+        self.n_labels = 0
+
+    def end(self, failed):
+        for s in [self.front, *self.servers]:
+            s.__exit__(failed)
+        for t in self.taps:
+            t.close()
+
+    def restart(self, i):
+        """The same, on another port, behind the same URL."""
+        self.servers[i] = Server(BATON, LOG, *self.options)
+        self.taps[i].port = self.servers[i].port
+
+    def label(self, step):
+        self.n_labels += 1
+        return f"{step}-{self.n_labels}"
+
+    def versions(self):
+        return [s.status()["weights"]["weight_version"] for s in self.servers]
+
+    def states(self):
+        return [self.front.upstreams()[t.url]["state"] for t in self.taps]
+
+    def wait_states(self, *states):
+        until(lambda: f"{states}: {self.front.upstreams()}", lambda: self.states() == list(states))
+
+    def serves(self, step, label):
+        """All of them, by the front and by themselves."""
+        assert self.versions() == [label] * N, self.versions()
+        for where in [self.front, *self.servers]:
+            for at, case in enumerate(GOLDEN[step][:1 if where is not self.front else None]):
+                said = where.post("/v1/generate", body_of(case))
+                assert step_of(said, at) == step and label_of(said) == label, said
+
+
+def push(f, clients, step, via):
+    label = f.label(step)
+    clients.steps[label] = step
+    said = baton.push(checkpoint(step), f.front.url, via=via, weight_version=label)
+    assert said["phase"] == "committed" and said["weight_version"] == label, said
+    assert [u["ok"] for u in said["upstreams"]] == [True] * N, said
+    assert [u["upstream"] for u in said["upstreams"]] == [t.url for t in f.taps], said
+    return label
+
+
+def open_update(f, step):
+    """Received everywhere, by one request in a session; proven nowhere. (its body, its label)"""
+    label = f.label(step)
+    said = f.front.post("/v1/update_weights/start", {"weight_version": label, "lease_s": 60})
+    mine = {"update_id": said["update_id"]}
+    f.front.post("/v1/update_weights", dict(mine, path=checkpoint(step)))
+    return mine, label
+
+
+def n_made(server):
+    """Tokens, since it began."""
+    (line,) = [x for x in server.get("/metrics").splitlines() if x.startswith("baton_engine_generated_tokens_total ")]
+    return float(line.split()[1])
+
+
+# ---- promises ----
+
+def checkpoints(f, clients):
+    """Each, by path and by shared memory; after the answer nobody gets another."""
+    before = len(clients.errors)
+    for step, via in zip(STEPS, ("path", "shm", "path")):
+        label = push(f, clients, step, via)
+        f.serves(step, label)
+        assert {a[1] for a in clients.wait()} == {label}
+    until("each of them is asked", lambda: {a[2] for a in clients.answers} == {t.url for t in f.taps})
+    assert len(clients.errors) == before, clients.errors[before]
+    status, said = f.front.ask("POST", "/v1/update_weights", b"tensors",
+                               {"Content-Type": "application/vnd.safetensors"})
+    assert (status, said["error"]["code"]) == (409, "has_upstreams"), said
+
+
+def one_refuses(f, clients):
+    """What one has not proven is committed by nobody."""
+    before = f.versions()
+    mine, _ = open_update(f, "step-00000")
+    theirs = f.servers[1].status()["update"]["update_id"]
+    f.servers[1].post("/v1/update_weights/abort", {"update_id": theirs})
+    status, said = f.front.ask("POST", "/v1/update_weights/finish", mine)
+    assert status == 409 and f.taps[1].url in json.dumps(said["error"]), (status, said)
+    results = {u["upstream"]: u["ok"] for u in said["error"]["details"]["upstreams"]}
+    assert results[f.taps[1].url] is False, said
+    assert f.versions() == before and {a[1] for a in clients.wait()} == {before[0]}
+    until("nobody has an update open", lambda: [s.status()["update"] for s in f.servers] == [None] * N)
+    f.wait_states(*["serving"] * N)
+    push(f, clients, "step-00100", "path")
+
+
+def one_is_cut(f, clients, word, then):
+    """At verify nobody is changed, whatever becomes of one."""
+    before = f.versions()
+    mine, _ = open_update(f, "step-00000")
+    f.taps[2].on[word] = then
+    status, said = f.front.ask("POST", "/v1/update_weights/finish", mine)
+    f.taps[2].on.clear()
+    assert status >= 500 and f.taps[2].url in json.dumps(said["error"]), (status, said)
+    return before
+
+
+def one_is_lost_at_verify(f, clients):
+    before = one_is_cut(f, clients, b"POST /v1/update_weights/verify", lambda: False)
+    assert f.versions() == before and {a[1] for a in clients.wait()} == {before[0]}
+    f.wait_states(*["serving"] * N)
+    push(f, clients, "step-01500", "shm")
+    f.wait_states(*["serving"] * N)
+
+
+def one_stops_at_verify(f, clients):
+    stopped = f.servers[2].process
+
+    def go_on():
+        until("the others have given up", lambda: [s.status()["update"] for s in f.servers[:2]] == [None] * 2)
+        f.wait_states("serving", "serving", "down")
+        stopped.send_signal(signal.SIGCONT)
+    later = threading.Thread(target=go_on, daemon=True)
+
+    def stop():
+        stopped.send_signal(signal.SIGSTOP)
+        later.start()
+    before = one_is_cut(f, clients, b"POST /v1/update_weights/verify", stop)
+    later.join()
+    assert f.versions() == before
+    f.wait_states(*["serving"] * N)  # the same process, with the same version
+    push(f, clients, "step-00100", "path")
+    f.wait_states(*["serving"] * N)
+
+
+def one_dies_at_finish(f, clients):
+    """After all have proven: those that live serve it, and that is the fleet's version."""
+    mine, label = open_update(f, "step-01500")
+    clients.steps[label] = "step-01500"
+    f.taps[0].on[b"POST /v1/update_weights/finish"] = f.servers[0].kill
+    said = f.front.post("/v1/update_weights/finish", mine)
+    f.taps[0].on.clear()
+    assert said["phase"] == "committed" and [u["ok"] for u in said["upstreams"]] == [False, True, True], said
+    assert [s.status()["weights"]["weight_version"] for s in f.servers[1:]] == [label] * 2
+    assert {a[1] for a in clients.wait()} == {label} and f.front.ready()
+    f.wait_states("fenced", "serving", "serving")
+    f.restart(0)
+    until("it is heard again", lambda: f.front.upstreams()[f.taps[0].url]["process"] == f.servers[0].boot_id)
+    f.wait_states("fenced", "serving", "serving")
+    assert {a[2] for a in clients.wait()} == {f.taps[1].url, f.taps[2].url}
+    label = push(f, clients, "step-01500", "shm")
+    f.wait_states(*["serving"] * N)
+    f.serves("step-01500", label)
+    until("it serves again", lambda: f.taps[0].url in {a[2] for a in clients.wait()})
+
+
+def one_restarts(f, clients):
+    """It has the weights that it begins with: nothing for it, until somebody vouches for others."""
+    label = f.versions()[0]
+    f.servers[1].kill()
+    f.wait_states("serving", "down", "serving")
+    f.restart(1)
+    f.wait_states("serving", "unsynced", "serving")
+    f.taps[1].n.clear()
+    f.taps[1].on[b"POST /v1/generate"] = None
+    clients.wait(6)
+    assert f.taps[1].n == {}, f.taps[1].n
+    baton.push(checkpoint("step-01500"), f.servers[1].url, via="path", weight_version=label)
+    f.front.post("/v1/upstreams/resync", {"upstream": f.taps[1].url})
+    f.wait_states(*["serving"] * N)
+    until("it serves again", lambda: clients.wait() and f.taps[1].n)
+    f.taps[1].on.clear()
+    status, said = f.front.ask("POST", "/v1/upstreams/resync", {"upstream": "http://127.0.0.1:1"})
+    assert status == 404, said
+    f.serves("step-01500", label)
+
+
+def pause(f, clients):
+    """No token while it is paused; then each answer is what it would have been."""
+    case, long = GOLDEN["step-01500"][0], 200
+    body = dict(body_of(case), stream=True)
+    body["sampling_params"]["max_tokens"] = long
+    whole = f.front.post("/v1/generate", dict(body, stream=False))["choices"][0]["token_ids"]
+    streams = [http.client.HTTPConnection("127.0.0.1", f.front.port, timeout=ANSWER_S) for _ in range(N)]
+    answers = []
+    for c in streams:
+        c.request("POST", "/v1/generate", json.dumps(body), {"Content-Type": "application/json"})
+        answers.append(c.getresponse())
+    firsts = [a.readline() for a in answers]
+    said = f.front.post("/v1/pause", {"mode": "keep"})
+    assert said["paused"] is True and [u["ok"] for u in said["upstreams"]] == [True] * N, said
+    assert [s.status()["pause"] is not None for s in f.servers] == [True] * N
+    assert not f.front.ready() and f.front.status()["ready"] is False
+    made = [n_made(s) for s in f.servers]
+    for _ in range(10):
+        assert f.front.get("/v1/upstreams") and [n_made(s) for s in f.servers] == made
+    said = f.front.post("/v1/resume")
+    assert said["paused"] is False and [u["ok"] for u in said["upstreams"]] == [True] * N, said
+    for first, answer, c in zip(firsts, answers, streams):
+        ids = []
+        for line in [first, *answer]:
+            if line.startswith(b"data: ") and b"[DONE]" not in line:
+                ids += [t for choice in json.loads(line[6:])["choices"] for t in choice["token_ids"]]
+        assert ids == whole, (len(ids), len(whole))
+        c.close()
+    assert f.front.ready() and clients.wait()
+
+
+def adapters(f, clients):
+    name = "shout"
+    said = f.front.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": os.path.join(ADAPTERS, name)})
+    assert [u["ok"] for u in said["upstreams"]] == [True] * N, said
+    for where in [f.front] * N + f.servers:
+        for case in SHOUT:
+            said = where.post("/v1/generate", body_of(case, model=name))
+            assert said["choices"][0]["token_ids"] == case["greedy_token_ids"], said
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": name})
+    for where in [f.front] * N + f.servers:
+        assert where.ask("POST", "/v1/generate", body_of(SHOUT[0], model=name))[0] == 404
+    # One cannot: then none has it.
+    mine = os.path.join(WORK, "mine")
+    shutil.copytree(os.path.join(ADAPTERS, name), mine, dirs_exist_ok=True)
+    f.taps[1].on[b"POST /v1/load_lora_adapter"] = lambda: False
+    status, said = f.front.ask("POST", "/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": mine})
+    f.taps[1].on.clear()
+    assert status >= 500 and f.taps[1].url in json.dumps(said), (status, said)
+    for s in f.servers:
+        assert s.get("/v1/lora_adapters")["adapters"] == [], s.get("/v1/lora_adapters")
+    f.wait_states(*["serving"] * N)
+
+
+def affinity(f):
+    """One after another, a session's requests all go to one; sessions spread."""
+    chosen = {}
+    for session in (f"session {i}" for i in range(12)):
+        for _ in range(2):
+            c = http.client.HTTPConnection("127.0.0.1", f.front.port, timeout=ANSWER_S)
+            c.request("POST", "/v1/generate", json.dumps(body_of(SHOUT[0])),
+                      {"Content-Type": "application/json", "X-Session-ID": session})
+            r = c.getresponse()
+            assert r.status == 200, r.read()
+            r.read()
+            c.close()
+            chosen.setdefault(session, set()).add(r.getheader("X-Baton-Upstream"))
+    assert all(len(where) == 1 for where in chosen.values()), chosen
+    assert set.union(*chosen.values()) == {t.url for t in f.taps}, chosen
+
+
+def text(f):
+    """What needs no weights is asked of any."""
+    case = GOLDEN[STEPS[0]][0]
+    for _ in range(N):
+        tokens = f.front.post("/tokenize", {"prompt": case["prompt"], "add_special_tokens": False})["tokens"]
+        assert tokens == case["prompt_token_ids"], tokens
+        assert f.front.post("/detokenize", {"tokens": tokens})["prompt"] == case["prompt"]
+    assert f.front.get("/v1/models") == f.servers[0].get("/v1/models") or f.front.get("/v1/models")["data"]
+
+
+def told(name, promise, *args):
+    began = time.monotonic()
+    try:
+        promise(*args)
+    except BaseException:
+        print(f"--- in {name}", file=sys.stderr)
+        raise
+    print(f"{name}: {time.monotonic() - began:.2f} s", flush=True)
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    f, failed = Fleet(), True
+    try:
+        until("it is ready", f.front.ready)
+        f.wait_states(*["serving"] * N)
+        for promise in (text, affinity):
+            told(promise.__name__, promise, f)
+        clients = Clients(f.front)
+        clients.steps["step-0"] = STEPS[0]
+        with clients:
+            for promise in ROUNDS * (checkpoints, one_refuses, one_is_lost_at_verify, one_stops_at_verify,
+                                     one_dies_at_finish, one_restarts, pause, adapters):
+                told(promise.__name__, promise, f, clients)
+        print(f"ok: {len(clients.answers)} answers, {len(clients.errors)} errors")
+        failed = None
+    finally:
+        f.end(failed)
+
+
+main()

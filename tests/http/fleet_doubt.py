@@ -1,0 +1,265 @@
+"""What must not come of it when upstreams lie, are restarted or are away, or a trainer is at odds with itself.
+
+Usage: as fleet_control.py.
+"""
+
+import http.client
+import json
+import threading
+import time
+
+import fleet_control
+from fleet_control import BROADCAST, JOIN, LABELS, RANKS, WHICH, Fleet, mend, ok_of, refused, told
+from fleet_world import until
+
+fleet_control.TIMEOUT_MS = 4000  # longer than what is only slow here
+LIES = {"baton": [("update", {"phase": "aborted"}), ("update", {"update_id": "another"}),
+                  ("verify", {"phase": "receiving"}), ("verify", {"update_id": "another"})],
+        "vllm": [("update", {"error": {"message": "out of memory"}})],
+        "sglang": [("update", {"success": False, "message": "shapes differ"})]}
+END_LIES = {"baton": [{"phase": "aborted"}, {"weight_version": "another"}, {}],
+            "vllm": [{"error": {"message": "out of memory"}}],
+            "sglang": [{"success": False, "message": "no"}, {"success": True, "new_version": "another"}]}
+
+
+def false_words(f):
+    """A status of 200 is not what counts."""
+    bad, n, dialect = 1, len(f.doubles), f.doubles[0].dialect
+    d = f.doubles[bad]
+    for op, lie in LIES[dialect]:
+        f.clean()
+        d.order(op, "status", status=200, text=json.dumps(lie))
+        before = f.versions()
+        step, status, said = f.update(next(LABELS))
+        if dialect == "baton":
+            assert step == {"verify": "finish"}.get(op, op) and status == 502, (op, lie, step, said)
+            assert d.url in said["error"]["message"] and f.versions() == before, (op, lie, said)
+        else:
+            assert step is None and ok_of(said) == [i != bad for i in range(n)], (op, lie, step, said)
+            f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
+        mend(f)
+    for lie in END_LIES[dialect]:
+        f.clean()
+        d.order("finish", "status", status=200, text=json.dumps(lie))
+        step, status, said = f.update(next(LABELS))
+        assert step is None and ok_of(said) == [i != bad for i in range(n)], (lie, step, said)
+        f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
+        mend(f)
+    f.clean()
+    d.order("pause", "status", status=200, text=json.dumps({"paused": False, "success": False}))
+    said = f.front.ask("POST", "/v1/pause", {})
+    assert said[0] == 502 and ok_of(said[1]) == [i != bad for i in range(n)], said
+    assert f.pauses() == [None] * n
+    f.stays(*["serving"] * n)
+
+
+def restart(d, ms=1):
+    """Now, and away for that long."""
+    boots = d.state()["boots"]
+    d.order("GET /health", "restart", ms=ms)
+    try:
+        d.ask("GET", "/health")
+    except (OSError, http.client.HTTPException):
+        pass
+    d.wait_back(lambda: d.state()["boots"] > boots)
+    d.good("DELETE", "/journal")
+
+
+def restarted_at_the_end(f):
+    """Whoever is another process by the time that all have ended serves none of it."""
+    bad, n, last = 1, len(f.doubles), len(f.doubles) - 1
+    d, label, said = f.doubles[bad], next(LABELS), []
+    f.clean()
+    f.doubles[last].order("finish", "slow", ms=1500)
+    t = threading.Thread(target=lambda: said.append(f.update(label)))
+    t.start()
+    d.wait("it has ended", lambda: d.state()["version"] == label)
+    restart(d, 250 if d.dialect == "sglang" else 1)  # which does not say which process it is
+    until("it is seen", lambda: len(d.journal("who")) >= 3)
+    t.join()
+    step, _, answer = said[0]
+    assert step is None and ok_of(answer) == [i != bad for i in range(n)], said
+    f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
+    mend(f)
+
+
+def restarted_on_the_way(f):
+    """Half of an update is in nobody's memory after a restart: what the rest of it makes is torn."""
+    bad, n = 1, len(f.doubles)
+    d = f.doubles[bad]
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+    f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+    restart(d, 400)
+    f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
+    if f.tensors() is BROADCAST:  # the restarted one has no group any more: as if a trainer made it one
+        d.post("/init_weights_update_group", dict(JOIN, rank_offset=1 + RANKS * bad, world_size=1 + RANKS * n,
+                                                  group_name="", backend="nccl"))
+    f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **mine))
+    status, said = f.front.ask("POST", "/v1/update_weights/finish", mine)
+    if d.dialect == "baton":
+        assert status == 409 and d.url in said["error"]["message"], said
+        f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
+    else:
+        assert status == 200 and ok_of(said) == [i != bad for i in range(n)], said
+        f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
+    mend(f)
+
+
+def aborted_before_the_first_byte(f):
+    """An update that is given up while its requests are aborted reaches nobody any more."""
+    before, n = f.versions(), len(f.doubles)
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+    d, said = f.doubles[0], []
+    f.clean()
+    d.order("abort_requests", "slow", ms=400)
+    t = threading.Thread(target=lambda: said.append(f.front.ask(
+        "POST", "/v1/update_weights", dict(f.tensors(), abort_requests=True, **mine))))
+    t.start()
+    d.wait("requests are aborted", lambda: d.journal("abort_requests"))
+    assert f.front.post("/v1/update_weights/abort", mine)["phase"] == "aborted"
+    t.join()
+    assert said[0][0] == 409 and said[0][1]["error"]["code"] == "update_ended", said
+    assert f.came("update") == [] and f.versions() == before and f.pauses() == [None] * n
+    f.stays(*["serving"] * n)
+
+
+def lease_of_who_waits(f):
+    """A lease that runs out while an end is under way is not over: its trainer waits for it."""
+    if f.doubles[0].dialect != "baton":
+        return
+    mine = {"update_id": f.front.post("/v1/update_weights/start",
+                                      {"weight_version": next(LABELS), "lease_s": 1})["update_id"]}
+    f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+    f.doubles[0].order("verify", "slow", ms=1300)
+    assert f.front.post("/v1/update_weights/verify", mine)["phase"] == "verified"
+    assert f.front.get("/v1/update_weights/" + mine["update_id"])["phase"] == "verified"
+    assert f.front.post("/v1/update_weights/finish", mine)["phase"] == "committed"
+    f.label = f.versions()[0]
+
+
+def away_meanwhile(f):
+    """Who does not answer when the others are paused, or go on, is told when it is back."""
+    n = len(f.doubles)
+    away, here = f.doubles[-1], ["serving"] * (n - 1)
+    back = "unsynced" if away.dialect == "sglang" else "serving"  # which does not say which process it is
+    f.clean()
+    away.order("who", "hang", times=0)
+    f.wait(*here, "down")
+    assert ok_of(f.front.post("/v1/pause")) == [True] * (n - 1) + [False]
+    away.good("DELETE", "/fault")
+    until("it is paused too", lambda: f.pauses() == ["keep"] * n)
+    f.wait(*here, back)
+    away.order("who", "hang", times=0)
+    f.wait(*here, "down")
+    assert ok_of(f.front.post("/v1/resume")) == [True] * (n - 1) + [False]
+    assert f.pauses() == [None] * (n - 1) + ["keep"]
+    away.good("DELETE", "/fault")
+    until("it goes on too", lambda: f.pauses() == [None] * n)
+    f.wait(*here, back)
+    mend(f)
+
+
+def not_paused_after_all(f):
+    """What was restarted in a trainer's pause does not stand still: it is paused before the first byte."""
+    bad, n = 1, len(f.doubles)
+    d = f.doubles[bad]
+    if d.dialect != "vllm":  # a new baton is never written into; an SGLang is out of step then
+        return
+    with Fleet(*["vllm"] * 3) as g:  # nobody is out of step before the first update
+        d = g.doubles[bad]
+        g.front.post("/v1/pause")
+        restart(d)
+        until("it is seen", lambda: len(d.journal("who")) >= 3)
+        d.good("DELETE", "/journal")
+        step, _, said = g.update(next(LABELS))
+        assert step is None, said
+        assert g.ops(bad)[:2] == ["pause", "start"] and g.pauses() == ["keep"] * 3, g.ops(bad)
+        g.front.post("/v1/resume")
+        assert g.pauses() == [None] * 3
+
+
+def threads_for_the_rest(f):
+    """Requests that take their time leave threads to whoever ends them."""
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+    f.doubles[0].order("update", "hang", times=0)
+    before, threads = [len(d.journal("update")) for d in f.doubles], []
+    for _ in range(8):
+        threads.append(threading.Thread(target=lambda: f.front.ask(
+            "POST", "/v1/update_weights", dict(f.tensors(), **mine))))
+        threads[-1].start()
+    f.doubles[0].wait("one hangs", lambda: len(f.doubles[0].journal("update")) > before[0])
+    began = time.monotonic()
+    assert f.front.post("/v1/update_weights/renew", mine)["phase"] == "receiving"
+    took = [time.monotonic() - began]
+    f.front.post("/v1/pause")
+    took.append(time.monotonic() - began)
+    f.front.post("/v1/resume")
+    took.append(time.monotonic() - began)
+    assert f.front.post("/v1/update_weights/abort", mine)["phase"] == "aborted"
+    took.append(time.monotonic() - began)
+    assert any(t.is_alive() for t in threads), took
+    for t in threads:
+        t.join()
+    print("  pause, resume, abort beside 8 hanging updates:", [round(t, 3) for t in took])
+    mend(f)
+
+
+def nobody_to_name(f):
+    n = len(f.doubles)
+    for d in f.doubles:
+        d.order("who", "hang", times=0)
+    f.wait(*["down"] * n)
+    refused(f, 503, "POST", "/v1/weights/label", {"weight_version": "nobody"}, "weights_unsynced")
+    mend(f)
+
+
+def away_from_sleep(f):
+    """Who is not there when the others fall asleep, or wake, serves nobody until an update."""
+    n, away = len(f.doubles), f.doubles[-1]
+    f.clean()
+    away.order("who", "hang", times=0)
+    f.wait(*["serving"] * (n - 1), "down")
+    f.front.post("/v1/sleep", {"level": 1})
+    away.good("DELETE", "/fault")
+    f.wait(*["serving"] * (n - 1), "fenced")
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * (n - 1) + [False]
+    f.front.post("/v1/wake", {})
+    mend(f)
+
+
+def adapters_of_before(f):
+    """One that some had before the server came is with all of them, or with nobody."""
+    n, load = len(f.doubles), {"lora_name": "before", "lora_path": fleet_control.WORK}
+    for d in f.doubles[:2]:
+        d.post("/load_lora_adapter" if d.dialect == "sglang" else "/v1/load_lora_adapter", load)
+    f.doubles[0].order("lora_load", "status", status=500)
+    assert f.front.ask("POST", "/v1/load_lora_adapter", load)[0] >= 400
+    assert [sorted(d.state()["adapters"]) for d in f.doubles] == [[]] * n
+    f.stays(*["serving"] * n)
+
+
+def killed_on_the_way(f):
+    """Who comes after a server that was killed in the middle of an update finds what that left, and ends it."""
+    with Fleet(*[WHICH] * 3) as g:
+        g.update_all()
+        mine = {"update_id": g.front.post("/v1/update_weights/start", {"weight_version": "never"})["update_id"]}
+        g.front.post("/v1/update_weights", dict(g.tensors(), **mine))
+        g.front.kill()
+        if WHICH == "baton":  # whose open update ends with its lease: nobody else may know that it is over
+            for d in g.doubles:
+                d.post("/v1/update_weights/abort", {"update_id": d.get("/v1/status")["update"]["update_id"]})
+        g.serve()
+        until("it is ready", g.front.ready)
+        g.update_all()
+
+
+def main():
+    with Fleet(*[WHICH] * 4, min_ready=3) as f:
+        f.update_all()
+        for p in (false_words, restarted_at_the_end, restarted_on_the_way, aborted_before_the_first_byte,
+                  lease_of_who_waits, away_meanwhile, not_paused_after_all, away_from_sleep, threads_for_the_rest,
+                  nobody_to_name, adapters_of_before, killed_on_the_way):
+            told(p.__name__, p, f)
+
+
+main()

@@ -1,0 +1,489 @@
+"""What a server in front of upstream engines does with requests for tokens and text: they go on as they came, once,
+and their answers come back as they are.
+
+Usage: relay.py BATON FAKE_ENGINE LOG N_CLIENTS
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+
+from fake_engine_world import LONG, N, PROMPT, Double, completion, expected, ids_of
+from fleet_world import Server, until
+
+BATON, ENGINE, LOG, N_CLIENTS = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+NEVER_MS = 600_000  # an interval of probes that no test lives to see
+ID = {"X-Request-Id": "test.request-1"}
+
+
+@contextlib.contextmanager
+def world(*dialects, doubles=(), server=(), specs=""):
+    """A server in front of one double for each dialect, when all of them serve."""
+    with contextlib.ExitStack() as stack:
+        ds = [stack.enter_context(Double(ENGINE, d, "--weight-version", "step-0", *doubles)) for d in dialects]
+        options = [o for d in ds for o in ("--upstream", f"{d.url},{d.dialect}{specs}")]
+        s = stack.enter_context(Server(BATON, LOG, *options, *server))
+        until("all serve", lambda: s.status()["upstreams"]["n_serving"] == len(ds))
+        for d in ds:
+            d.good("DELETE", "/journal")
+        yield s, *ds
+        until(lambda: f"a permit is held: {outstanding(s)}", lambda: sum(outstanding(s)) == 0)
+
+
+def outstanding(s):
+    """Of each upstream, in both lanes."""
+    return [sum(u["outstanding"].values()) for u in s.status()["upstreams"]["list"]]
+
+
+def send(port, method, path, data, headers):
+    """The head of an answer; its body is the caller's to read."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
+    c.request(method, path, data, headers)
+    answer = c.getresponse()
+    answer.connection = c
+    return answer
+
+
+def fetch(port, method, path, data=None, headers=None):
+    """(status, type, Retry-After, bytes, upstream) of a whole answer."""
+    answer = send(port, method, path, data, headers or {})
+    with contextlib.closing(answer.connection):
+        text = answer.read()
+    return (answer.status, answer.getheader("Content-Type"), answer.getheader("Retry-After"), text,
+            answer.getheader("X-Baton-Upstream"))
+
+
+def post(s, body, path="/v1/completions", headers=None):
+    return fetch(s.port, "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+
+def code_of(said, status):
+    assert said[0] == status, said
+    return json.loads(said[3])["error"]["code"], json.loads(said[3])["error"]["message"]
+
+
+def stream(s, body, headers=None):
+    """An answer whose first event has come."""
+    answer = send(s.port, "POST", "/v1/completions", json.dumps(dict(body, stream=True)),
+                  {"Content-Type": "application/json", **(headers or {})})
+    assert answer.status == 200 and answer.readline().startswith(b"data: {"), answer.status
+    return answer
+
+
+class Asked:
+    """A request on a thread of its own: what became of it."""
+
+    def __init__(self, s, body, path="/v1/completions"):
+        self.said, self.socket = None, socket.create_connection(("127.0.0.1", s.port), timeout=90)
+        data = json.dumps(body).encode()
+        self.socket.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                            b"Content-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+
+    def leave(self):
+        self.socket.close()
+
+    def answer(self):
+        with contextlib.closing(self.socket):
+            answer = http.client.HTTPResponse(self.socket)
+            answer.begin()
+            return (answer.status, answer.getheader("Content-Type"), answer.getheader("Retry-After"), answer.read(),
+                    answer.getheader("X-Baton-Upstream"))
+
+
+def old_client(s, body):
+    """HTTP/1.0 knows no chunks: the end of the connection is the end of the answer."""
+    data = json.dumps(body).encode()
+    c = socket.create_connection(("127.0.0.1", s.port), timeout=90)
+    c.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+              % len(data) + data)
+    return c
+
+
+# ---- as it came ----
+
+TEXT = b'{ "prompt" :"In the \\u0062eginning \xc3\xa9", "max_tokens": 5 , "stream":%s, "odd":[1e0,  -0.0] }'
+
+
+def requests_of(dialect):
+    """method, path, body"""
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": N}
+    ids = {"token_ids": [3, 1, 4], "sampling_params": {"max_tokens": N}}
+    sglang = {"input_ids": [3, 1, 4], "sampling_params": {"max_new_tokens": N}}
+    yield "POST", "/v1/completions", TEXT % b"false"
+    yield "POST", "/v1/completions?a=%2B%20b+c&d", TEXT % b"true"
+    for path, body in (("/v1/chat/completions", chat), ("/inference/v1/generate", ids), ("/v1/generate", ids),
+                       ("/generate", sglang)):
+        yield "POST", path, json.dumps(body).encode()
+        query = "" if path == "/v1/generate" else "?x=1"  # a native route takes none
+        yield "POST", path + query, json.dumps(dict(body, stream=True), indent=3).encode()
+    yield "POST", "/v1/completions", json.dumps(completion(20_000)).encode()  # an answer that is not collected
+    yield "POST", "/v1/completions", json.dumps(completion(prompt=[7] * 300_000)).encode()
+    yield "POST", "/v1/chat/completions/render", json.dumps(chat).encode()
+    yield "POST", "/tokenize", b'{"prompt":"H\xc3\xa9llo"}'
+    yield "POST", "/detokenize", b'{"tokens":[255305, 255342]}'
+    yield "GET", "/v1/models", None
+    yield "GET", "/v1/models?x=%20y", None
+    # what the upstream refuses is the upstream's to refuse
+    yield "POST", "/v1/completions", b"{not json"
+    yield "POST", "/v1/completions", json.dumps(completion(LONG + 1)).encode()
+    yield "POST", "/detokenize", json.dumps({"tokens": [1 << 30]}).encode()
+    if dialect != "sglang":
+        yield "POST", "/v1/completions", json.dumps(completion(model="other")).encode()
+
+
+def as_it_came(dialect):
+    headers = {"Content-Type": "application/json; charset=utf-8", "X-Session-ID": "s " * 2000 + "1",
+               "Authorization": "Bearer mine",
+               "Accept-Encoding": "gzip", "Cookie": "a=b", **ID}
+    with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
+        for method, path, body in requests_of(dialect):
+            n = len(d.journal())
+            said = fetch(s.port, method, path, body, headers)
+            direct = fetch(d.port, method, path, body, headers)
+            assert said[:4] == direct[:4] and said[4] == d.url, (path, said, direct)
+            relayed, asked = d.journal()[n:]
+            for member in ("method", "path", "query", "body", "body_nbytes", "status"):
+                assert relayed[member] == asked[member], (path, member, relayed, asked)
+            sent = {k.lower(): v for k, v in relayed["headers"].items()}
+            assert {"content-type", "x-session-id", "x-request-id", "accept-encoding", "host"} <= sent.keys(), sent
+            assert not {"authorization", "cookie", "expect"} & sent.keys(), sent
+            assert sent["content-type"] == headers["Content-Type"] and sent["x-session-id"] == headers["X-Session-ID"], sent
+            assert sent["x-request-id"] == ID["X-Request-Id"] and sent["accept-encoding"] == "identity", sent
+        assert fetch(s.port, "HEAD", "/v1/models")[:2] == (200, "application/json")
+        head = send(s.port, "HEAD", "/v1/models", None, {})
+        assert int(head.getheader("Content-Length")) == len(fetch(d.port, "GET", "/v1/models")[3])
+        head.connection.close()
+        assert fetch(s.port, "POST", "/v1/%63ompletions", json.dumps(completion()).encode())[0] in (200, 404)
+        assert fetch(s.port, "GET", "/v1/completions")[0] == 405
+
+
+def keys():
+    with tempfile.TemporaryDirectory() as folder:
+        path, key, ours = (os.path.join(folder, name) for name in ("socket", "key", "ours"))
+        for name, text in ((key, "upstreams-own-secret\n"), (ours, "control a-key-of-ours-that-is-long\n")):
+            with open(name, "w", opener=lambda p, f: os.open(p, f, 0o600)) as f:
+                f.write(text)
+        mine = {"Authorization": "Bearer a-key-of-ours-that-is-long"}
+        with Double(ENGINE, "vllm", "--unix", path, "--key", "upstreams-own-secret") as d:
+            with Server(BATON, LOG, "--api-key-file", ours, "--upstream", f"{d.url},vllm,key-file={key}") as s:
+                until("it serves", lambda: s.ask("GET", "/health/ready")[0] == 200)
+                d.good("DELETE", "/journal")
+                assert post(s, completion())[0] == 401 and d.journal("completions") == []
+                said = post(s, completion(), headers=mine)
+                assert said[0] == 200 and said[4] == d.url, said
+                (came,) = [e for e in d.journal("completions") if e["body"] == json.dumps(completion())]
+                given = {k.lower(): v for k, v in came["headers"].items()}["authorization"]
+                assert given == "Bearer upstreams-own-secret", came
+
+
+# ---- what an upstream says of itself ----
+
+def odd_answers(dialect):
+    with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
+        d.order("completions", "status", status=503, text='{"busy":true}')
+        assert post(s, completion())[::3] == (503, b'{"busy":true}')
+        head = "HTTP/1.1 429 Too Many\r\nRetry-After: 7\r\nContent-Type: text/plain;\tcharset=utf-8\r\n"
+        d.order("completions", "raw", text=head + "Content-Length: 4\r\n\r\nslow")
+        assert post(s, completion())[:4] == (429, "text/plain; charset=utf-8", "7", b"slow")
+        # what may not go into a head becomes blank
+        d.order("completions", "raw", text="HTTP/1.1 200 OK\r\nContent-Type: a\rX-Evil:\x01b\r\nContent-Length: 2\r\n\r\nok")
+        assert post(s, completion())[:4] == (200, "a X-Evil: b", None, b"ok")
+        d.order("completions", "raw", text="HTTP/1.1 200 OK\r\nContent-Encoding: x-odd\r\nContent-Length: 2\r\n\r\nok")
+        answer = send(s.port, "POST", "/v1/completions", json.dumps(completion()), {})
+        with contextlib.closing(answer.connection):
+            assert (answer.getheader("Content-Encoding"), answer.read()) == ("x-odd", b"ok")
+        d.order("completions", "raw", text="HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nHTTP/9: no\r\n\r\n")
+        assert post(s, completion())[::3] == (200, b"x")
+        d.order("completions", "raw", text="HTTP/1.1 200 OK\r\n\r\nto the end of the connection")
+        assert post(s, completion())[::3] == (200, b"to the end of the connection")
+        d.order("completions", "raw", text="HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        assert post(s, completion())[::3] == (200, b"")
+        d.order("completions", "raw", text="HTTP/1.1 204 No Content\r\n\r\n")
+        assert post(s, completion())[::3] == (204, b"")
+        d.order("completions", "raw", text="HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Made\r\nContent-Length: 1\r\n\r\nx")
+        assert post(s, completion())[::3] == (201, b"x")
+        bad = {"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 4\r\n\r\nthere": "redirects",
+               "SSH-2.0-OpenSSH_9.2\r\n": "", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort": "",
+               "HTTP/1.1 200 OK\r\nX-Long: " + "x" * 100_000 + "\r\n\r\n": "headers"}
+        for text, why in bad.items():
+            d.order("completions", "raw", text=text)
+            said = post(s, completion())
+            status, message = code_of(said, 502)
+            assert status == 502 and why in message and d.url in message and said[4] == d.url, said
+        assert post(s, completion())[0] == 200  # all that answered, and so is not down
+
+
+# ---- once ----
+
+def not_twice(dialect):
+    """What was sent is not sent again: not to another upstream, and not on a connection that died."""
+    with world(dialect, dialect, server=("--probe-interval", NEVER_MS)) as (s, a, b):
+        for kind, more in (("close_after", {}), ("close_before", {}), ("close_after", {"reset": True})):
+            for d in (a, b):
+                d.good("DELETE", "/fault")
+                d.good("DELETE", "/journal")
+                d.order("completions", kind, **more)
+            said = post(s, completion())
+            assert "may have been processed" in code_of(said, 502)[1], said
+            assert len(a.journal("completions")) + len(b.journal("completions")) == 1
+            for d in (a, b):
+                d.good("DELETE", "/fault")
+            for _ in range(4):  # a miss is none any more when it answers
+                assert post(s, completion())[0] == 200
+        for d in (a, b):
+            came = d.journal("completions")
+            assert came and all(e["nth_on_connection"] == 1 for e in came), came
+    with world(dialect, doubles=("--idle-ms", 5), server=("--probe-interval", NEVER_MS)) as (s, d):
+        for _ in range(100):  # connections that may be used twice die at any moment: nobody sees it
+            assert fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')[0] == 200
+            assert post(s, completion(1))[0] == 200
+    with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
+        for _ in range(5):
+            assert fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')[0] == 200
+        assert [e["nth_on_connection"] for e in d.journal("tokenize")] == [1, 2, 3, 4, 5]
+
+
+def elsewhere(dialect):
+    """What was not sent goes to another one; nobody is left: that is said."""
+    with world(dialect, dialect, dialect, server=("--probe-interval", NEVER_MS)) as (s, a, b, c):
+        a.kill()
+        b.kill()
+        for _ in range(6):
+            said = post(s, completion())
+            assert said[0] == 200 and said[4] == c.url, said
+        assert len(c.journal("completions")) == 6
+        states = {u["upstream"]: u["state"] for u in s.status()["upstreams"]["list"]}
+        assert states == {a.url: "down", b.url: "down", c.url: "serving"}, states
+        c.kill()
+        for _ in range(3):
+            said = post(s, completion())
+            assert said[0] == 503 and said[2] == "1", said
+            assert "no upstream serves" in code_of(said, 503)[1], said
+
+
+def broken_streams(dialect):
+    with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
+        d.order("completions", "half_stream", tokens=3)
+        answer = stream(s, completion(10))
+        try:
+            raise AssertionError(f"the end was hidden: {answer.read()}")
+        except http.client.IncompleteRead as e:
+            assert e.partial.count(b"data: ") == 2, e.partial
+        d.order("completions", "half_stream", tokens=3)
+        old = old_client(s, completion(10, stream=True))
+        with contextlib.closing(old):
+            try:
+                while old.recv(1 << 16):
+                    pass
+                raise AssertionError("to a client of HTTP/1.0 the end was hidden")
+            except ConnectionResetError:
+                pass
+        d.order("completions", "half_stream")  # of an answer that is no stream
+        assert "may have been processed" in code_of(post(s, completion()), 502)[1]
+        assert post(s, completion())[0] == 200
+
+
+# ---- clients that leave, and slow ones ----
+
+def leaving(dialect):
+    with world(dialect, server=("--generate-concurrency", 2, "--probe-interval", NEVER_MS),
+               doubles=("--interval-us", 1000)) as (s, d):
+        d.order("completions", "hang")
+        silent = Asked(s, completion())
+        d.wait("it came", lambda: len(d.journal("completions")) == 1)
+        begun = stream(s, completion(LONG))
+        waiting = Asked(s, completion(3))
+        until("it waits", lambda: s.status()["admission"]["generate"]["waiting"] == 1)
+        waiting.leave()
+        until("it does not wait", lambda: s.status()["admission"]["generate"]["waiting"] == 0)
+        for leave in (silent.leave, begun.connection.close):
+            leave()
+        begun.close()
+        d.wait("both have left", lambda: [e["end"] for e in d.journal("completions")] == ["client_left"] * 2)
+        assert s.status()["admission"]["generate"]["cancelled"] == 1
+
+
+def slow_reader(dialect):
+    """A client that does not read holds its upstream, and nobody else's; nothing is lost."""
+    n = 30_000
+    with world(dialect, doubles=("--pad", 1000), server=("--probe-interval", NEVER_MS)) as (s, d):
+        with socket.socket() as c:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
+            c.connect(("127.0.0.1", s.port))
+            data = json.dumps(completion(n, stream=True)).encode()
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            d.wait("it came", lambda: d.journal("completions"))
+            same, before = 0, -1
+            while same < 20:  # others are served meanwhile, and it has come no further
+                assert fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')[0] == 200
+                made = d.journal("completions")[0]["tokens"]
+                same, before = same + 1 if made == before else 0, made
+            assert 0 < made < n / 2, made
+            answer = http.client.HTTPResponse(c)
+            answer.begin()
+            text = answer.read()
+        events = [json.loads(line[6:]) for line in text.split(b"\n") if line.startswith(b"data: {")]
+        tokens = [t for e in events for t in ids_of(e["choices"][0]["text"])]
+        assert tokens == expected(PROMPT, "step-0", 0, n) and text.rstrip().endswith(b"data: [DONE]")
+
+
+# ---- who gets it ----
+
+def placement(dialect):
+    with world(dialect, dialect, dialect, server=("--probe-interval", NEVER_MS)) as (s, *ds):
+        where = {}
+        for i in range(30):
+            session = {"X-Session-ID": f"session {i}"}
+            where[i] = {post(s, completion(1), headers=session)[4] for _ in range(3)}
+            assert len(where[i]) == 1, where[i]
+        assert set().union(*where.values()) == {d.url for d in ds}, where
+        ds[0].order("completions", "hang", times=0)
+        ds[1].order("completions", "hang", times=0)
+        held = []
+        while sum(outstanding(s)) < 2:  # least outstanding: the third is tried only when both hang
+            held.append(Asked(s, completion()))
+            until("it is somewhere", lambda: sum(len(d.journal("completions")) for d in ds) == 90 + len(held))
+            assert len(held) <= 3
+        for _ in range(10):
+            assert post(s, completion())[4] == ds[2].url
+        for h in held:
+            h.leave()
+        until("they have left", lambda: sum(outstanding(s)) == 0)
+
+
+def full(dialect):
+    with world(dialect, server=("--generate-concurrency", 1, "--generate-queue", 1, "--probe-interval", NEVER_MS)) as (
+            s, d):
+        d.order("completions", "hang")
+        running = Asked(s, completion())
+        d.wait("it came", lambda: d.journal("completions"))
+        waiting = Asked(s, completion())
+        until("one waits", lambda: s.status()["admission"]["generate"]["waiting"] == 1)
+        said = post(s, completion())
+        assert said[0] == 503 and said[2] == "1" and "full" in code_of(said, 503)[1], said
+        assert fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')[0] == 200  # another lane
+        running.leave()
+        assert waiting.answer()[0] == 200
+
+
+# ---- upstreams that leave ----
+
+def silent_upstream(dialect):
+    """It accepts and never answers: what it has is cut, with an answer, and what waits goes elsewhere or is told."""
+    with world(dialect, server=("--probe-interval", 50, "--probe-timeout", 100, "--generate-concurrency", 2),
+               doubles=("--interval-us", 1000)) as (s, d):
+        d.order("completions", "hang")
+        unanswered = Asked(s, completion())
+        d.wait("it came", lambda: any(e["body"] == json.dumps(completion()) for e in d.journal("completions")))
+        begun = stream(s, completion(LONG))
+        waiting = Asked(s, completion())
+        until("one waits", lambda: s.status()["admission"]["generate"]["waiting"] == 1)
+        d.process.send_signal(signal.SIGSTOP)
+        try:
+            said = unanswered.answer()
+            assert "left rotation" in code_of(said, 502)[1] and "may have been" in code_of(said, 502)[1], said
+            try:
+                raise AssertionError(f"the end was hidden: {begun.read()[-100:]}")
+            except http.client.IncompleteRead:
+                begun.connection.close()
+            assert code_of(waiting.answer(), 503) and code_of(post(s, completion()), 503)
+        finally:
+            d.process.send_signal(signal.SIGCONT)
+        until("it is back", lambda: post(s, completion())[0] == 200)
+
+
+# ---- the end ----
+
+def drain(dialect):
+    with Double(ENGINE, dialect, "--weight-version", "step-0", "--interval-us", 1000) as d:
+        with Server(BATON, LOG, "--upstream", f"{d.url},{dialect}", "--probe-interval", NEVER_MS) as s:
+            until("it serves", s.ready)
+            answer = stream(s, completion(300))
+            s.process.terminate()
+            text = answer.read()
+            assert text.rstrip().endswith(b"data: [DONE]") and text.count(b"finish_reason\":null") == 299, text[-200:]
+            assert s.process.wait(90) == 0
+        with Server(BATON, LOG, "--upstream", f"{d.url},{dialect}", "--probe-interval", NEVER_MS, "--drain-timeout", 50,
+                    "--generate-concurrency", 2) as s:
+            until("it serves", s.ready)
+            d.good("DELETE", "/journal")
+            d.order("completions", "hang")
+            unanswered = Asked(s, completion())
+            d.wait("it came", lambda: d.journal("completions"))
+            begun = stream(s, completion(LONG))
+            waiting = Asked(s, completion())
+            until("one waits", lambda: s.status()["admission"]["generate"]["waiting"] == 1)
+            s.process.terminate()
+            for each in (unanswered, waiting):
+                said = each.answer()
+                assert said[0] == 503 and "ended" in code_of(said, 503)[1], said
+            try:
+                raise AssertionError(f"the end was hidden: {begun.read()[-100:]}")
+            except http.client.IncompleteRead:
+                begun.connection.close()
+            assert s.process.wait(90) == 0
+            d.wait("all have left", lambda: [e["end"] for e in d.journal("completions")] == ["client_left"] * 2)
+
+
+# ---- many ----
+
+def crowd(dialect):
+    """Clients on several loops, few permits, and some leave at any point: each answer is its own."""
+    failures = []
+
+    def client(s, i):
+        chance = random.Random(i)
+        try:
+            for n in range(12):
+                prompt, leaves = f"{i}.{n} {PROMPT}", chance.random()
+                body = completion(6, stream=chance.random() < 0.5)
+                body["prompt"] = prompt
+                asked = Asked(s, body)
+                if leaves < 0.2:
+                    asked.leave()
+                    continue
+                if leaves < 0.4:
+                    asked.socket.recv(chance.randrange(1, 400))
+                    asked.leave()
+                    continue
+                status, _, _, text, _ = asked.answer()
+                assert status == 200, (status, text)
+                lines = [x[6:] for x in text.split(b"\n") if x.startswith(b"data: {")] if body["stream"] else [text]
+                tokens = [t for x in lines for t in ids_of(json.loads(x)["choices"][0]["text"])]
+                assert tokens == expected(prompt, "step-0", 0, 6), (prompt, text)
+        except BaseException as e:
+            failures.append(e)
+
+    with world(dialect, dialect, doubles=("--interval-us", 500),
+               server=("--front-threads", 3, "--generate-concurrency", 3)) as (s, a, b):
+        threads = [threading.Thread(target=client, args=(s, i)) for i in range(N_CLIENTS)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        if failures:
+            raise failures[0]
+        until("none waits", lambda: s.status()["admission"]["generate"]["waiting"] == 0)
+        for d in (a, b):
+            d.wait("none is left", lambda d=d: d.state()["running"] == 0)
+            assert d.journal("completions")
+
+
+def main():
+    keys()
+    for dialect in ("baton", "vllm", "sglang"):
+        for promise in (as_it_came, odd_answers, not_twice, elsewhere, broken_streams, leaving, slow_reader, placement,
+                        full, silent_upstream, drain, crowd):
+            print(dialect, promise.__name__, flush=True)
+            promise(dialect)
+    print("ok")
+
+
+main()

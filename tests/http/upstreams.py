@@ -1,0 +1,485 @@
+"""What a server in front of upstream engines knows of them, and says: who serves and who does not, and why; who comes
+back; what its files, read again, change; what it refuses to start with.
+
+Usage: upstreams.py BATON FAKE_ENGINE MODEL WORK
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+
+from fake_engine_world import PROMPT, Double, completion, expected, ids_of
+from fleet_world import Server, until
+
+BATON, ENGINE, MODEL, WORK = sys.argv[1:5]
+LOG = os.path.join(WORK, "log")
+HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gASVAA=="}
+PROBES = ("--probe-interval", 20, "--probe-timeout", 1000)
+N_CHECKS = 0
+
+
+def check(true, what):
+    global N_CHECKS
+    N_CHECKS += 1
+    assert true, what
+
+
+def same(found, wanted, what=""):
+    check(found == wanted, f"{what}: {found}, wanted {wanted}")
+
+
+def double(dialect="baton", *options):
+    return Double(ENGINE, dialect, "--weight-version", "step-0", "--world-size", 2, *options)
+
+
+@contextlib.contextmanager
+def world(*dialects, server=(), n_serving=None):
+    """A server in front of one double for each dialect."""
+    with contextlib.ExitStack() as stack:
+        ds = [stack.enter_context(double(d)) for d in dialects]
+        specs = [o for d in ds for o in ("--upstream", f"{d.url},{d.dialect}")]
+        s = stack.enter_context(Server(BATON, LOG, *specs, *PROBES, *server))
+        until("all serve", lambda: s.status()["upstreams"]["n_serving"] == (n_serving or len(ds)))
+        yield s, *ds
+
+
+def write(name, text):
+    path = os.path.join(WORK, name)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+    os.chmod(path, 0o600)
+    return path
+
+
+def state_of(s, url):
+    return s.upstreams().get(url, {}).get("state")
+
+
+def becomes(s, url, state):
+    until(lambda: f"{url} is {state}: {s.upstreams().get(url)}", lambda: state_of(s, url) == state)
+
+
+def why_not(s):
+    status, said = s.ask("GET", "/health/ready")
+    same(status, 503, "not ready")
+    same(said["reason"], s.status()["reason"]["code"])
+    return said["message"]
+
+
+def metric(s, line):
+    found = re.search(f"^{re.escape(line)} (.*)$", s.get("/metrics"), re.M)
+    return found and float(found[1])
+
+
+def refused(s, status, code, method, path, body=None):
+    found, said = s.ask(method, path, body)
+    same((found, said["error"]["code"]), (status, code), path)
+    return said["error"]["message"]
+
+
+def logged(event):
+    with open(LOG, encoding="utf-8") as f:
+        return [json.loads(line) for line in f if f'"event":"{event}"' in line]
+
+
+def asked(d):
+    """What clients asked a double for: not the server's own question for a token."""
+    return [r for r in d.journal("completions") if PROMPT in r["body"]]
+
+
+def closed_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+# ---- before anything was heard ----
+
+def nobody_answers():
+    url = f"http://127.0.0.1:{closed_port()}"
+    with Server(BATON, LOG, "--upstream", url, "--upstream", "unix:/nowhere,vllm", *PROBES) as s:
+        check(s.status()["live"], "the process is well")
+        check("0 of 2 upstreams serve" in why_not(s), why_not(s))
+        until("it was asked", lambda: s.upstreams()[url]["error"])
+        check(url in why_not(s) and "unix:/nowhere" in why_not(s), why_not(s))
+        same((state_of(s, url), s.upstreams()[url]["last_heard_s"]), ("unknown", None))
+        refused(s, 503, "weights_unsynced", "POST", "/v1/generate", {"token_ids": [1]})
+        same(s.ask("GET", "/livez")[0], 200)
+        same(metric(s, f'baton_upstream_state{{upstream="{url}",state="unknown"}}'), 1)
+        same(metric(s, "baton_ready"), 0)
+        check(metric(s, f'baton_upstream_missed_total{{upstream="{url}"}}') >= 1, "misses are counted")
+        weights = s.status()["weights"]
+        same((weights["state"], weights["serial"], weights["weight_version"]), ("unsynced", None, None))
+
+
+# ---- what is said of those that serve ----
+
+def each_dialect():
+    with world("baton", "vllm", "sglang") as (s, *ds):
+        check(s.ready(), "all serve")
+        listed = s.get("/v1/upstreams")
+        same((listed["n"], listed["n_serving"], listed["min_ready"]), (3, 3, 3))
+        same([(u["upstream"], u["dialect"], u["state"]) for u in listed["list"]],
+             [(d.url, d.dialect, "serving") for d in ds])
+        by = {u["dialect"]: u for u in listed["list"]}
+        same(by["baton"]["process"], ds[0].get("/v1/status")["boot_id"])
+        check(by["vllm"]["process"] and by["vllm"]["weight_version"] is None, by["vllm"])
+        same((by["baton"]["weight_version"], by["sglang"]["weight_version"]), ("step-0", "step-0"))
+        same([u["error"] for u in listed["list"]], [None] * 3)
+        same(metric(s, "baton_fleet_serving"), 3)
+        same(metric(s, "baton_fleet_serial"), 0)
+        status = s.status()
+        same([status[k] for k in ("update", "pause", "model")], [None] * 3)
+        same((status["life"], status["ready"], status["reason"]), ("serving", True, None))
+        same(sorted(status["admission"]), ["detokenize", "generate"])
+        views(s)
+        check("is not answered in front of" in refused(s, 409, "has_upstreams", "POST", "/v1/preflight", {}), "preflight")
+        idle = lambda: [d.journal("completions") for d in ds]
+        until("the idle are asked for a token", lambda: all(idle()))
+        check(s.ready(), "and give one")
+
+
+def views(s):
+    """What other servers' clients ask about it."""
+    same(s.get("/is_paused"), {"is_paused": False})
+    same(s.get("/is_sleeping"), {"is_sleeping": False})
+    same(s.get("/get_world_size"), {"world_size": 6})
+    same(s.get("/load"), {"server_load": 0})
+    info = s.get("/server_info")
+    same((info["num_gpus"], info["world_size"], info["tp_size"]), (6, 6, 6))
+    same(s.get("/get_model_info")["is_generation"], True)
+    check(s.get("/get_load")[0]["num_tokens"] is None, "nobody knows")
+
+
+def one_version_has_a_name():
+    with world("baton", "sglang") as (s, _, _):
+        same(s.status()["weights"], {"state": "ready", "serial": None, "weight_version": "step-0"})
+        same(s.get("/get_weight_version"), {"weight_version": "step-0"})
+        same(s.get("/weight_info"), {"weight_version": "step-0"})
+
+
+# ---- where, and with which key ----
+
+def over_a_unix_socket():
+    path = os.path.join(WORK, "engine.sock")
+    with double("baton", "--unix", path), Server(BATON, LOG, "--upstream", f"unix:{path}", *PROBES) as s:
+        becomes(s, f"unix:{path}", "serving")
+        made = s.post("/v1/completions", completion())["choices"][0]["text"]
+        same(ids_of(made), expected(PROMPT, "step-0", 0, 5))
+
+
+def with_a_key():
+    key = write("key", "sk-right\n")
+    with double("baton", "--key", "sk-right") as d, Server(
+            BATON, LOG, "--upstream", f"{d.url},key-file={key}", *PROBES) as s:
+        becomes(s, d.url, "serving")
+        with open(key, "w", encoding="utf-8") as f:
+            f.write("sk-wrong\n")
+        s.process.send_signal(signal.SIGHUP)
+        becomes(s, d.url, "down")
+        check("401" in s.upstreams()[d.url]["error"]["message"], s.upstreams())
+        with open(key, "w", encoding="utf-8") as f:
+            f.write("sk-right\n")
+        s.process.send_signal(signal.SIGHUP)
+        becomes(s, d.url, "serving")
+        texts = [json.dumps(s.status()), s.get("/metrics"), open(LOG, encoding="utf-8").read()]
+        check(not any("sk-" in t for t in texts), "a key was told")
+
+
+class Status(http.server.BaseHTTPRequestHandler):
+    """As much of a baton as says who it is."""
+
+    def do_GET(self):
+        text = json.dumps({"boot_id": "b", "weights": {"weight_version": "v"}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_):
+        pass
+
+
+class Quiet(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_):
+        """Who does not trust it hangs up."""
+
+
+@contextlib.contextmanager
+def tls_peer():
+    server = Quiet(("127.0.0.1", 0), Status)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(os.path.join(WORK, "tls.pem"), os.path.join(WORK, "tls.key"))
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def over_tls():
+    """Who it is must be proven: by a CA that is trusted, and for that name."""
+    with tls_peer() as port:
+        ca = os.path.join(WORK, "tls.pem")
+        right, wrong, unproven = f"https://localhost:{port}", f"https://127.0.0.1:{port}", f"https://LOCALHOST:{port}"
+        with Server(BATON, LOG, "--upstream", f"{right},ca-file={ca}", "--upstream", f"{wrong},ca-file={ca}",
+                    "--upstream", unproven, "--min-ready", 1, "--probe-interval", 300, "--probe-timeout", 20000) as s:
+            becomes(s, right, "serving")
+            for url in wrong, unproven:
+                until("it was asked", lambda: s.upstreams()[url]["error"])
+                check(state_of(s, url) == "unknown", s.upstreams()[url])
+                check("certificate" in s.upstreams()[url]["error"]["message"], s.upstreams()[url])
+
+
+# ---- who leaves, and who comes back ----
+
+def one_that_hangs():
+    for dialect in "baton", "vllm", "sglang":
+        with world("baton", dialect, server=("--min-ready", 1, "--probe-timeout", 100)) as (s, _, d):
+            d.order("who", "hang", times=0)
+            becomes(s, d.url, "down")
+            check(s.ready(), "one is enough")
+            same(metric(s, f'baton_upstream_state{{upstream="{d.url}",state="down"}}'), 1)
+            for _ in range(4):
+                s.post("/v1/completions", completion())
+            d.good("DELETE", "/fault")
+            becomes(s, d.url, "serving")
+
+
+def one_that_only_talks():
+    """It says that it is well, and gives no token."""
+    with world("baton", "vllm", server=("--min-ready", 2, "--probe-timeout", 100)) as (s, _, d):
+        d.order("completions", "hang", times=0)
+        becomes(s, d.url, "down")
+        check(d.url in why_not(s) and "/v1/completions" in why_not(s), why_not(s))
+        d.good("DELETE", "/fault")
+        becomes(s, d.url, "serving")
+        check(s.ready(), "it is back")
+
+
+def one_that_dies():
+    with world("baton", "sglang", "vllm", server=("--min-ready", 2)) as (s, a, b, c):
+        b.kill()
+        becomes(s, b.url, "down")
+        check(s.ready(), "two of three")
+        same(s.status()["upstreams"]["n_serving"], 2)
+        c.kill()
+        becomes(s, c.url, "down")
+        check("1 of 3 upstreams serve, wanted are 2" in why_not(s), why_not(s))
+        same(ids_of(s.post("/v1/completions", completion())["choices"][0]["text"]), expected(PROMPT, "step-0", 0, 5))
+        with Double(ENGINE, "sglang", "--weight-version", "step-0", "--port", b.port):
+            becomes(s, b.url, "serving")
+            check(s.ready(), "again two")
+
+
+def one_without_weights():
+    """A baton that waits for its first weights answers well, and would serve nobody."""
+    with Server(BATON, LOG, "--model", MODEL) as a, Server(BATON, LOG, "--upstream", a.url, *PROBES) as s:
+        becomes(s, a.url, "unready")
+        check("weights_unsynced" in why_not(s), why_not(s))
+        refused(s, 503, "weights_unsynced", "POST", "/v1/generate", {"token_ids": [1]})
+
+
+def one_that_drops_and_refuses():
+    with world("baton", "baton") as (s, _, d):
+        d.order("who", "close_before", times=0)
+        becomes(s, d.url, "down")
+        d.good("DELETE", "/fault")
+        becomes(s, d.url, "serving")
+        d.order("who", "status", times=0, status=500)
+        becomes(s, d.url, "down")
+        check("500" in s.upstreams()[d.url]["error"]["message"], s.upstreams()[d.url])
+        d.good("DELETE", "/fault")
+        becomes(s, d.url, "serving")
+
+
+# ---- who is out of step ----
+
+def commit(s, label):
+    """A version of the whole fleet, from tensors that doubles do not look at."""
+    update = s.post("/v1/update_weights/start", {"weight_version": label})["update_id"]
+    body = HANDLES if "vllm" in [u["dialect"] for u in s.upstreams().values()] else {"path": WORK}
+    s.post("/v1/update_weights", dict(body, update_id=update))
+    return s.post("/v1/update_weights/finish", {"update_id": update})
+
+
+def restarted(dialect):
+    with world("baton", dialect, server=("--min-ready", 1)) as (s, _, d):
+        before = s.upstreams()[d.url]["process"]
+        d.order("who", "restart", ms=300)
+        if before:  # SGLang does not name its process: that it was away, or what it serves, tells
+            until("another process", lambda: s.upstreams()[d.url]["process"] != before)
+        else:
+            becomes(s, d.url, "down")
+        becomes(s, d.url, "serving")  # nothing was committed: nobody can be out of step
+        commit(s, "step-1")
+        same({u["state"] for u in s.upstreams().values()}, {"serving"}, s.upstreams())
+        same({u["serial"] for u in s.upstreams().values()}, {1})
+        same(s.status()["weights"], {"state": "ready", "serial": 1, "weight_version": "step-1"})
+        d.order("who", "restart", ms=300)
+        becomes(s, d.url, "unsynced")
+        why = s.upstreams()[d.url]["error"]["message"]
+        check("restarted" in why or (not before and "'step-0', not 'step-1'" in why), why)
+        d.good("DELETE", "/journal")
+        for _ in range(6):
+            s.post("/v1/completions", completion())
+        same(asked(d), [], "nothing goes to it")
+        commit(s, "step-2")
+        becomes(s, d.url, "serving")
+        same(s.upstreams()[d.url]["serial"], 2)
+        d.order("who", "restart", ms=300)
+        becomes(s, d.url, "unsynced")
+        said = s.post("/v1/upstreams/resync", {"upstream": d.url})
+        same((said["upstream"], said["state"]), (d.url, "serving"))
+
+
+def another_version():
+    with world("baton", "baton", server=("--min-ready", 1)) as (s, _, d):
+        commit(s, "step-1")
+        d.order("who", "wrong_version", label="rogue")
+        becomes(s, d.url, "unsynced")
+        check("'rogue', not 'step-1'" in s.upstreams()[d.url]["error"]["message"], s.upstreams()[d.url])
+        commit(s, "step-2")
+        becomes(s, d.url, "serving")
+
+
+def resync_refuses():
+    with world("baton") as (s, d):
+        message = refused(s, 404, "not_found", "POST", "/v1/upstreams/resync", {"upstream": "http://10.9.9.9:1"})
+        check(d.url in message, message)
+        refused(s, 400, "bad_request", "POST", "/v1/upstreams/resync", {})
+        refused(s, 400, "bad_request", "POST", "/v1/upstreams/resync", {"upstream": d.url, "force": True})
+        d.kill()
+        becomes(s, d.url, "down")
+        refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": d.url})
+
+
+# ---- SIGHUP ----
+
+def file_read_again():
+    with double("baton") as a, double("vllm") as b:
+        path = write("upstreams", f"# engines\n{a.url}\n")
+        with Server(BATON, LOG, "--upstream-file", path, *PROBES) as s:
+            becomes(s, a.url, "serving")
+            write("upstreams", f"{a.url}\n{b.url},vllm # new\n")
+            s.process.send_signal(signal.SIGHUP)
+            until("it is known", lambda: b.url in s.upstreams())
+            becomes(s, b.url, "serving")
+            same(s.status()["upstreams"]["min_ready"], 2)
+            n_kept = len(logged("upstreams.kept"))
+            write("upstreams", f"{a.url}\nnonsense\n")
+            s.process.send_signal(signal.SIGHUP)
+            until("it was refused", lambda: len(logged("upstreams.kept")) > n_kept)
+            same(sorted(s.upstreams()), sorted([a.url, b.url]))
+            write("upstreams", f"{b.url},vllm\n")
+            a.good("DELETE", "/journal")
+            s.process.send_signal(signal.SIGHUP)
+            until("it is gone", lambda: a.url not in s.upstreams())
+            for _ in range(4):
+                s.post("/v1/completions", completion())
+            same(asked(a), [], "nothing goes there any more")
+            check(s.ready(), "what is left serves")
+
+
+def what_runs_may_end():
+    with double("baton", "--interval-us", 5000) as a, double("baton") as b:
+        path = write("upstreams", a.url)
+        with Server(BATON, LOG, "--upstream-file", path, *PROBES) as s:
+            becomes(s, a.url, "serving")
+            answer, n = [], 60
+            client = threading.Thread(
+                target=lambda: answer.append(s.post("/v1/completions", completion(n))["choices"][0]["text"]))
+            client.start()
+            until("it runs", lambda: s.upstreams()[a.url]["outstanding"]["generate"] == 1)
+            write("upstreams", b.url)
+            s.process.send_signal(signal.SIGHUP)
+            becomes(s, b.url, "serving")
+            client.join()
+            same(ids_of(answer[0]), expected(PROMPT, "step-0", 0, n))
+            until("it is forgotten", lambda: a.url not in s.upstreams())
+
+
+def nobody_waits_for_nobody():
+    with double("baton", "--interval-us", 5000) as a:
+        path = write("upstreams", a.url)
+        with Server(BATON, LOG, "--upstream-file", path, "--generate-concurrency", 1, *PROBES) as s:
+            becomes(s, a.url, "serving")
+            said = []
+            clients = [threading.Thread(target=lambda n=n: said.append(s.ask("POST", "/v1/completions", completion(n))[0]))
+                       for n in (400, 1)]
+            for n, client in enumerate(clients):
+                client.start()
+                until("it runs, or waits", lambda n=n: sum(s.status()["admission"]["generate"][k]
+                                                           for k in ("running", "waiting")) == n + 1)
+            write("upstreams", f"http://127.0.0.1:{closed_port()}")
+            s.process.send_signal(signal.SIGHUP)
+            for client in reversed(clients):
+                client.join()
+            same(said, [503, 200], "one waited for nobody, one could end")
+
+
+def signal_without_files():
+    with Server(BATON, LOG, "--model", MODEL) as s:
+        n = len(logged("signal.ignored"))
+        s.process.send_signal(signal.SIGHUP)
+        until("it is told", lambda: len(logged("signal.ignored")) > n)
+        same(s.ask("GET", "/livez")[0], 200)
+        refused(s, 409, "no_upstreams", "GET", "/v1/upstreams")
+        refused(s, 409, "no_upstreams", "POST", "/v1/upstreams/resync", {"upstream": "http://a:1"})
+
+
+# ---- what it starts with ----
+
+def run_check(*options, env=None):
+    done = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", *map(str, options)],
+                          capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **(env or {})})
+    return done.returncode, done.stdout + done.stderr
+
+
+def starts_with():
+    key = write("key", "sk-1\n")
+    rc, said = run_check("--upstream", "http://a:1,vllm", "--upstream", f"unix:/b,key-file={key}", "--min-ready", 1)
+    same(rc, 0, said)
+    check("upstreams: 2, of which 1" in said and "unix:/b, baton, with a key" in said and "sk-1" not in said, said)
+    rc, said = run_check(env={"BATON_UPSTREAM": "http://a:1,sglang  http://b:2"})
+    same((rc, said.count("upstream: ")), (0, 2), said)
+    many = write("many", "".join(f"http://10.0.0.{i}:8000,vllm\n" for i in range(200)))
+    rc, said = run_check("--upstream-file", many)
+    check(rc == 0 and "upstreams: 200, of which 200" in said, said)
+    one = ("--upstream", "http://a:1")
+    for options, wanted in (
+            ((*one, "--model", MODEL), "--model: with --upstream there is no embedded engine"),
+            ((*one, "--engine", "embedded"), "--engine: with"), ((*one, "--device", "cpu"), "--device: with"),
+            ((*one, "--weights", "none"), "--weights: with"), ((*one, "--manifest", "x"), "--manifest: with"),
+            (("--model", MODEL, "--min-ready", 1), "--min-ready: without --upstream"),
+            ((*one, "--min-ready", 2), "--min-ready: 2 of 1 upstreams"), ((*one, *one), "given twice"),
+            (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),
+            (("--upstream", "http://a:1,tgi"), "--upstream"), (("--upstream-file", "/nowhere"), "--upstream-file")):
+        rc, said = run_check(*options)
+        check(rc == 2 and wanted in said, f"{options}: {rc} {said}")
+    rc, said = run_check(*one, env={"BATON_MODEL": MODEL})
+    check(rc == 2 and "BATON_MODEL: with" in said, said)
+
+
+TESTS = [nobody_answers, each_dialect, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls, one_that_hangs,
+         one_that_only_talks, one_that_dies, one_without_weights, one_that_drops_and_refuses, resync_refuses, file_read_again,
+         what_runs_may_end, nobody_waits_for_nobody, signal_without_files, starts_with, another_version,
+         *[lambda d=d: restarted(d) for d in ("baton", "vllm", "sglang")]]
+
+only = sys.argv[5:]
+for test in TESTS:
+    if not only or test.__name__ in only:
+        test()
+print(f"ok: {N_CHECKS} checks")
