@@ -26,6 +26,11 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped);
 /* fleet_fence_parts - those that were touched and did not get to their end. No lock held. */
 void fleet_fence_parts(struct app *app, struct fleet_session *s);
 
+/* fleet_check_marks - drops, and fences, those whose process is not the one that took what came so
+ * far: they tell of another update, or do not answer. No lock held. Blocks.
+ * Errors: too few are left; fleet_ask_about's. */
+int fleet_check_marks(struct app *app, struct fleet_session *s, struct err *e);
+
 /* fleet_abort_parts - tell those in two phases that it is over. */
 void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *reason);
 

@@ -29,9 +29,10 @@ struct fleet_life {
 struct fleet_part {
     size_t upstream;
     bool two_phase;
-    bool begins;            /* it is told to start and to finish each update */
-    bool was_out;           /* it was not in rotation when the update began */
-    bool was_first;         /* it had none from here before */
+    bool begins;    /* it is told to start and to finish each update */
+    bool marks;     /* it does not name its process, but the update (update_id) that it had last */
+    bool was_out;   /* it was not in rotation when the update began */
+    bool was_first; /* it had none from here before */
     struct fleet_life life; /* when it was touched, or told to finish */
 
     bool started; /* its own update is open */

@@ -134,6 +134,7 @@ static void abort_turn(struct app *app, struct fleet_session *s, const struct er
 {
     close_session(app->fleet_control, s, why);
     fleet_fence_parts(app, s);
+    fleet_updating(fleet_of(app), false);
     log_ended(s, 0);
     fleet_abort_parts(app, s, why->msg);
     fleet_release(app, s, false);
@@ -426,12 +427,15 @@ static int serve(struct app *app, struct fleet_session *s, const char *label, st
 {
     struct fleet *fleet = fleet_of(app);
     const struct err none = {0};
+    struct err counted = {0}; /* by n_done */
     size_t n_done, min_ready = fleet_min_ready(app);
     int rc;
 
     name_it(app, s, label);
     fleet_updating(fleet, true);
     rc = finish_parts(app, s, e);
+    if (rc == 0)
+        (void)fleet_check_marks(app, s, &counted);
     if (rc == 0)
         rc = align(app, s, e);
     n_done = commit(app, s);
@@ -467,6 +471,8 @@ static int end_turn(struct app *app, struct fleet_session *s, const char *label,
         return -1;
     }
     rc = prove(app, s, body, e);
+    if (rc == 0 && commit_too)
+        rc = fleet_check_marks(app, s, e);
     if (rc == 0 && commit_too)
         rc = serve(app, s, label, e);
     if (rc != 0) {

@@ -196,6 +196,9 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
         p->upstream = to[i].upstream;
         p->two_phase = wire_is_two_phase(at.dialect);
         p->begins = at.dialect == WIRE_VLLM;
+        p->marks = at.dialect == WIRE_SGLANG;
+        if (p->marks)
+            (void)snprintf(p->update_id, sizeof p->update_id, "%s", s->id);
         p->was_out = !info.synced || info.fenced;
         p->was_first = info.serial == 0;
     }
@@ -437,6 +440,7 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
     mtx_lock(&fc->lock);
     s->opened = true;
     mtx_unlock(&fc->lock);
+    fleet_updating(fleet_of(app), true);
     fleet_tokens(fc);
     (void)to_hold(app, s, &b, keep);
     if (ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e) == 0)
@@ -588,6 +592,55 @@ void fleet_fence_parts(struct app *app, struct fleet_session *s)
     }
 }
 
+static void check_mark(const struct fleet_session *s, struct fleet_part *p,
+                       const struct fleet_said *said)
+{
+    const char *expected = p->finished ? s->label : p->update_id;
+    struct upstream_saw saw = {0};
+    struct err why = {0};
+
+    if (said->end == FLEET_REFUSED)
+        return; /* too old to know the question */
+    if (said->end == FLEET_GOOD && said->text != NULL)
+        wire_read_who(&saw, WIRE_SGLANG, said->text, said->text_len);
+    if (said->end == FLEET_GOOD && (saw.label[0] == '\0' || strcmp(saw.label, expected) == 0))
+        return;
+    if (said->end == FLEET_GOOD)
+        (void)err_set(&why, ERR_UPSTREAM, "",
+                      "it was restarted, or changed by somebody else, during the update: it "
+                      "serves '%.100s'",
+                      saw.label);
+    p->finished = false;
+    fleet_session_drop(p, FLEET_UNKNOWN, said->status, said->end == FLEET_GOOD ? &why : &said->why);
+}
+
+int fleet_check_marks(struct app *app, struct fleet_session *s, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct fleet_batch b = {0};
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].marks && s->parts[i].touched && !s->parts[i].out)
+            batch_add(&b, s, i, NULL);
+    mtx_unlock(&fc->lock);
+    if (b.n == 0)
+        return 0;
+    if (fleet_ask_about(app, WIRE_WHO, b.to, b.n, fleet_step_us(app), &said, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++)
+        check_mark(s, &s->parts[b.part[i]], &said[i]);
+    mtx_unlock(&fc->lock);
+    fleet_said_free(said, b.n);
+    fleet_fence_parts(app, s);
+    if (fleet_stands(app, s))
+        return 0;
+    fleet_session_cause(s, fleet_min_ready(app), e);
+    return -1;
+}
+
 /* Takes down what they said. */
 static enum session_verdict judge(struct app *app, struct fleet_session *s,
                                   const struct fleet_batch *b, const bool *fresh,
@@ -694,6 +747,8 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
     if (t->by_group && drop_strangers(app, s, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
     } else if (open_parts(app, s, e) != 0) {
+        verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
+    } else if (fleet_check_marks(app, s, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
     } else {
         if (t->abort_requests)

@@ -246,10 +246,19 @@ static int vllm_update(struct wire_request *out, const json_t *native, struct er
                                         {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
                                         {"ipc_handles_pickled", "ipc_handles_pickled"},
                                         {0}};
-    static const char *const unknown[] = {
-        "shm",       "path",       "ipc_handles",     "buckets",         "plan_id",
-        "per_gpu",   "checksums",  "metadata_by_gpu", "expected_digest", "serialized_named_tensors",
-        "chunk_id",  "group_name", NULL};
+    static const char *const unknown[] = {"shm",
+                                          "path",
+                                          "ipc_handles",
+                                          "buckets",
+                                          "plan_id",
+                                          "per_gpu",
+                                          "checksums",
+                                          "metadata_by_gpu",
+                                          "expected_digest",
+                                          "serialized_named_tensors",
+                                          "chunk_id",
+                                          "group_name",
+                                          NULL};
     json_t *info;
 
     if (refuse_given(native, unknown, "vllm", e) != 0)
@@ -403,15 +412,28 @@ static int sglang_init(struct wire_request *out, const json_t *native,
     return set_body(out, "/init_weights_update_group", body, e);
 }
 
-static int sglang_from_disk(struct wire_request *out, const json_t *native, struct err *e)
+/* As the version that it serves until the update has its name: whoever tells that one has all that
+ * came since. Steals body; NULL: no memory. */
+static json_t *marked(json_t *body, const struct wire_about *about)
+{
+    if (body == NULL || about->update_id == NULL ||
+        set_text(body, "weight_version", about->update_id) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
+static int sglang_from_disk(struct wire_request *out, const json_t *native,
+                            const struct wire_about *about, struct err *e)
 {
     static const struct pair pairs[] = {
         {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
 
-    return set_body(out, "/update_weights_from_disk", pick(native, pairs), e);
+    return set_body(out, "/update_weights_from_disk", marked(pick(native, pairs), about), e);
 }
 
-static int sglang_update(struct wire_request *out, const json_t *native, struct err *e)
+static int sglang_update(struct wire_request *out, const json_t *native,
+                         const struct wire_about *about, struct err *e)
 {
     static const struct pair pairs[] = {{"names", "names"},
                                         {"dtypes", "dtypes"},
@@ -420,22 +442,30 @@ static int sglang_update(struct wire_request *out, const json_t *native, struct 
                                         {"group_name", "group_name"},
                                         {"weight_version", "weight_version"},
                                         {0}};
-    static const char *const unknown[] = {
-        "shm",             "ipc_handles",     "ipc_handles_pickled",
-        "buckets",         "plan_id",         "per_gpu",
-        "checksums",       "bucket_nbytes",   "packed_buffer_size_bytes",
-        "metadata_by_gpu", "expected_digest", "serialized_named_tensors",
-        "chunk_id",        NULL};
+    static const char *const unknown[] = {"shm",
+                                          "ipc_handles",
+                                          "ipc_handles_pickled",
+                                          "buckets",
+                                          "plan_id",
+                                          "per_gpu",
+                                          "checksums",
+                                          "bucket_nbytes",
+                                          "packed_buffer_size_bytes",
+                                          "metadata_by_gpu",
+                                          "expected_digest",
+                                          "serialized_named_tensors",
+                                          "chunk_id",
+                                          NULL};
     json_t *body;
 
     if (refuse_given(native, unknown, "sglang", e) != 0)
         return -1;
     if (given(native, "path"))
-        return sglang_from_disk(out, native, e);
+        return sglang_from_disk(out, native, about, e);
     if (json_is_true(json_object_get(native, "packed")))
         return err_set(e, ERR_BAD_REQUEST, "/packed",
                        "sglang upstreams receive one broadcast for each tensor, not packed ones");
-    body = pick(native, pairs);
+    body = marked(pick(native, pairs), about);
     if (body != NULL && json_object_set_new(body, "flush_cache", json_false()) != 0) {
         json_decref(body);
         body = NULL;
@@ -496,7 +526,7 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
     case WIRE_LEAVE:
         return set_body(out, "/destroy_weights_update_group", json_object(), e);
     case WIRE_UPDATE:
-        return sglang_update(out, native, e);
+        return sglang_update(out, native, about, e);
     case WIRE_FINISH:
         return sglang_finish(out, native, e);
     case WIRE_PAUSE:

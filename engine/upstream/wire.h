@@ -41,7 +41,8 @@ enum wire_op {
 
 /* What differs from upstream to upstream in one operation. */
 struct wire_about {
-    const char *update_id; /* the upstream's own, of its start; NULL: none */
+    const char *update_id; /* the upstream's own, of its start; of an SGLang, which has none, the
+                              version that it is to serve until the update ends; NULL: none */
     bool has_rank_offset;
     uint64_t rank_offset; /* of its first rank in the trainer's group */
 };
