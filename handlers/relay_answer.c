@@ -169,9 +169,19 @@ static void hold(struct relay *r)
     exchange_on_drained(r->x, RELAY_AHEAD_NBYTES / 2, on_drained, r);
 }
 
+/* Is its client so far behind? `ahead` is never too small: it is asked anew only when it could be
+ * too much, for an answer comes in hundreds of small pieces. */
+static bool is_behind(struct relay *r, size_t more, size_t limit)
+{
+    if (r->ahead + more < limit)
+        return false;
+    r->ahead = exchange_stream_unsent(r->x);
+    return r->ahead + more >= limit;
+}
+
 static bool pass_on(struct relay *r, const void *data, size_t len)
 {
-    if (exchange_stream_unsent(r->x) + len > RELAY_AHEAD_NBYTES + RELAY_PIECE_NBYTES) {
+    if (is_behind(r, len, RELAY_AHEAD_NBYTES + RELAY_PIECE_NBYTES + 1)) {
         hold(r); /* libcurl reads on while there is something to read */
         return false;
     }
@@ -179,7 +189,8 @@ static bool pass_on(struct relay *r, const void *data, size_t len)
         relay_drop(r); /* the client is gone, or there is no memory for what it is owed */
         return true;
     }
-    if (exchange_stream_unsent(r->x) >= RELAY_AHEAD_NBYTES)
+    r->ahead += len;
+    if (is_behind(r, 0, RELAY_AHEAD_NBYTES))
         hold(r);
     return true;
 }

@@ -66,6 +66,7 @@ struct relay {
     struct http_head head; /* of the answer */
     char *body;            /* owned [head.content_length]; NULL: none */
     size_t len;
+    size_t ahead; /* of a stream: what its client has not taken, at most */
 };
 
 /* ---- relay.c ---- */
