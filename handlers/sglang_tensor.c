@@ -29,6 +29,7 @@ int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"serialized_named_tensors", "serialized_named_tensors"},
+        {"load_format", "serialized_format"},
         {"weight_version", "weight_version"},
         {"abort_all_requests", "abort_requests"},
         {0}};

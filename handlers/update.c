@@ -43,6 +43,7 @@ const char *const update_members[] = {
     "metadata_by_gpu",
     "buckets",
     "serialized_named_tensors",
+    "serialized_format",
     "placement",
     "transport",
     "expected_digest",
@@ -233,6 +234,10 @@ static int source_of(const char **out, const json_t *body, struct err *e)
                        "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
                        "buckets, serialized_named_tensors, transport: nccl, or a body of type "
                        "application/vnd.safetensors");
+    if (body_given(body, "serialized_format") != NULL &&
+        strcmp(found, "serialized_named_tensors") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
+                       "serialized_format goes with serialized_named_tensors");
     *out = found;
     return 0;
 }

@@ -61,6 +61,19 @@ static int check_beside(const json_t *body, struct err *e)
     return 0;
 }
 
+/* The pickles say it themselves; it is for servers that have to be told. */
+static int check_format(const json_t *body, struct err *e)
+{
+    const char *format = "direct";
+
+    if (body_str(&format, body, "", "serialized_format", e) != 0)
+        return -1;
+    if (strcmp(format, "direct") == 0 || strcmp(format, "flattened_bucket") == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
+                   "serialized_format '%.32s' is not one of direct, flattened_bucket", format);
+}
+
 static int read_strings(struct request *q, const json_t *list, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -86,6 +99,7 @@ static int request_read(struct request *q, const struct app *app, const json_t *
 
     *q = (struct request){.app = app};
     if (check_beside(body, e) != 0 ||
+        check_format(body, e) != 0 ||
         body_array(&list, body, "", "serialized_named_tensors", e) != 0)
         return -1;
     n = json_array_size(list);

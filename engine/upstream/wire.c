@@ -432,6 +432,41 @@ static int sglang_from_disk(struct wire_request *out, const json_t *native,
     return set_body(out, "/update_weights_from_disk", marked(pick(native, pairs), about), e);
 }
 
+/* One broadcast of all tensors back to back is what it calls flattened. */
+static int sglang_cut(const json_t *native, const char **load_format, struct err *e)
+{
+    const json_t *bucket = json_object_get(native, "bucket_nbytes");
+    bool whole = given(native, "sizes") || json_integer_value(bucket) == INT64_MAX;
+
+    if (!json_is_true(json_object_get(native, "packed")))
+        return given(native, "bucket_nbytes")
+                   ? err_set(e, ERR_BAD_REQUEST, "/bucket_nbytes", "bucket_nbytes goes with packed")
+                   : 0;
+    if (!whole)
+        return err_set(e, ERR_BAD_REQUEST, "/packed",
+                       "sglang upstreams receive one broadcast for each tensor, or one of all: "
+                       "send sizes, or no packed");
+    *load_format = "flattened_bucket";
+    return 0;
+}
+
+/* Tensors that say themselves what they are. */
+static int sglang_from_tensor(struct wire_request *out, const json_t *native,
+                              const struct wire_about *about, struct err *e)
+{
+    static const struct pair pairs[] = {{"serialized_named_tensors", "serialized_named_tensors"},
+                                        {"serialized_format", "load_format"},
+                                        {"weight_version", "weight_version"},
+                                        {0}};
+    json_t *body = marked(pick(native, pairs), about);
+
+    if (body != NULL && json_object_set_new(body, "flush_cache", json_false()) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
+    return set_body(out, "/update_weights_from_tensor", body, e);
+}
+
 static int sglang_update(struct wire_request *out, const json_t *native,
                          const struct wire_about *about, struct err *e)
 {
@@ -449,24 +484,26 @@ static int sglang_update(struct wire_request *out, const json_t *native,
                                           "plan_id",
                                           "per_gpu",
                                           "checksums",
-                                          "bucket_nbytes",
-                                          "packed_buffer_size_bytes",
                                           "metadata_by_gpu",
+                                          "packed_buffer_size_bytes",
                                           "expected_digest",
-                                          "serialized_named_tensors",
                                           "chunk_id",
                                           NULL};
+    const char *load_format = NULL;
     json_t *body;
 
     if (refuse_given(native, unknown, "sglang", e) != 0)
         return -1;
+    if (given(native, "serialized_named_tensors"))
+        return sglang_from_tensor(out, native, about, e);
     if (given(native, "path"))
         return sglang_from_disk(out, native, about, e);
-    if (json_is_true(json_object_get(native, "packed")))
-        return err_set(e, ERR_BAD_REQUEST, "/packed",
-                       "sglang upstreams receive one broadcast for each tensor, not packed ones");
+    if (sglang_cut(native, &load_format, e) != 0)
+        return -1;
     body = marked(pick(native, pairs), about);
-    if (body != NULL && json_object_set_new(body, "flush_cache", json_false()) != 0) {
+    if (body != NULL &&
+        (json_object_set_new(body, "flush_cache", json_false()) != 0 ||
+         (load_format != NULL && set_text(body, "load_format", load_format) != 0))) {
         json_decref(body);
         body = NULL;
     }

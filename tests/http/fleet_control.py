@@ -565,6 +565,16 @@ def as_sglang(f):
         label = next(LABELS)
         f.front.post("/update_weights_from_disk", {"model_path": WORK, "weight_version": label})
         assert f.versions() == [label] * n
+        for path, members in (("/update_weights_from_tensor", {"serialized_named_tensors": ["gARdlC4="] * RANKS}),
+                              ("/update_weights_from_distributed", dict(COLUMNS, group_name="g"))):
+            for form in (None, "flattened_bucket"):
+                label = next(LABELS)
+                f.front.post(path, dict(members, load_format=form, weight_version=label))
+                f.front.post("/continue_generation", {})
+                assert f.versions() == [label] * n
+                for d in f.doubles:
+                    said = d.journal("update")[-1]
+                    assert said["path"] == path and json.loads(said["body"]).get("load_format") == form, said
     f.wait(*["serving"] * n)
 
 

@@ -71,6 +71,17 @@ static const struct row rows[] = {
      "{\"transport\":\"nccl\",\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]]}",
      "POST /update_weights_from_distributed",
      "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"flush_cache\":false}"},
+    {WIRE_SGLANG, WIRE_UPDATE,
+     "{\"transport\":\"nccl\",\"packed\":true,\"bucket_nbytes\":9223372036854775807,"
+     "\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]]}",
+     "POST /update_weights_from_distributed",
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"flush_cache\":false,"
+     "\"load_format\":\"flattened_bucket\"}"},
+    {WIRE_SGLANG, WIRE_UPDATE,
+     "{\"serialized_named_tensors\":[\"x\"],\"serialized_format\":\"flattened_bucket\"}",
+     "POST /update_weights_from_tensor",
+     "{\"serialized_named_tensors\":[\"x\"],\"load_format\":\"flattened_bucket\","
+     "\"flush_cache\":false}"},
     {WIRE_SGLANG, WIRE_UPDATE, "{\"path\":\"/w\",\"weight_version\":\"a\"}",
      "POST /update_weights_from_disk", "{\"model_path\":\"/w\",\"weight_version\":\"a\"}"},
     {WIRE_SGLANG, WIRE_FINISH, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
@@ -163,8 +174,8 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         {WIRE_VLLM, WIRE_PLAN, "{}", ""},
         {WIRE_VLLM, WIRE_UPDATE, "{\"chunk_id\":\"c\"}", "/chunk_id"},
         {WIRE_VLLM, WIRE_UPDATE, "{\"serialized_named_tensors\":[]}", "/serialized_named_tensors"},
-        {WIRE_SGLANG, WIRE_UPDATE, "{\"serialized_named_tensors\":[]}",
-         "/serialized_named_tensors"},
+        {WIRE_SGLANG, WIRE_UPDATE, "{\"packed\":true,\"bucket_nbytes\":4096}", "/packed"},
+        {WIRE_SGLANG, WIRE_UPDATE, "{\"bucket_nbytes\":4096}", "/bucket_nbytes"},
         {WIRE_SGLANG, WIRE_PAUSE, "{\"new_requests\":\"reject\"}", "/new_requests"},
         {WIRE_SGLANG, WIRE_PLAN, "{}", ""},
         {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"a b\"]}", "/tags"},
