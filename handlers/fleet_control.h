@@ -10,6 +10,7 @@
 #include "base/exchange.h"
 
 #include <jansson.h>
+#include <stdbool.h>
 
 struct app;
 struct fleet_control;
@@ -28,6 +29,9 @@ json_t *fleet_update_json(struct fleet_control *fc);
  * (new). Any thread; NULL: no memory. */
 json_t *fleet_pause_json(struct fleet_control *fc);
 json_t *fleet_sleep_json(struct fleet_control *fc);
+
+/* fleet_holds - has a trainer paused the fleet? Threads: any. */
+bool fleet_holds(struct fleet_control *fc);
 
 /* Handlers in front of upstreams (handlers/fleet_routes.h). */
 int fleet_update_start(struct app *app, struct exchange *x, struct err *e);

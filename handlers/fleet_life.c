@@ -216,6 +216,16 @@ static int pause_turn(struct app *app, struct exchange *x, const struct pause_re
     return 0;
 }
 
+bool fleet_holds(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    return on;
+}
+
 int fleet_pause(struct app *app, struct exchange *x, struct err *e)
 {
     struct pause_req req = {0};

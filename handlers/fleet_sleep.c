@@ -107,6 +107,17 @@ static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, b
     }
 }
 
+/* What slept at level 2 has no weights that it could serve, whoever wakes it. */
+static void fence_dropped(struct app *app, const struct fleet_said *said, size_t n)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
+    for (size_t i = 0; i < n; i++)
+        if (said_good(&said[i]))
+            fleet_fence(fleet_of(app), said[i].upstream, &why);
+}
+
 /* In a turn. All that refused alike leave everything as it was. */
 static int tell(struct app *app, struct exchange *x, const struct sleep_req *req,
                 const json_t *body, bool asleep, struct err *e)
@@ -127,6 +138,8 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
     if (n_changed > 0) {
         fence_failed(app, said, n);
         fence_absent(app, to, n, asleep);
+        if (asleep && req->weights && req->level == 2)
+            fence_dropped(app, said, n);
         note(app->fleet_control, req, asleep);
     }
     reply = state_json(app->fleet_control);

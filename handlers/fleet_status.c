@@ -190,6 +190,9 @@ static int resync(struct app *app, const json_t *body, size_t *out, struct err *
         body_str(&name, body, "", "upstream", e) != 0 ||
         upstreams_find(app->upstreams, name, out, e) != 0)
         return -1;
+    if (fleet_holds(app->fleet_control))
+        return err_set(e, ERR_CONFLICT, "",
+                       "generation is paused, which %.200s knows nothing of: resume first", name);
     return fleet_resync(upstreams_fleet(app->upstreams), *out, e);
 }
 

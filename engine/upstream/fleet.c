@@ -598,8 +598,8 @@ int fleet_resync(struct fleet *f, size_t upstream, struct err *e)
         rc = err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", who_is(f, upstream).text);
     else if (u->fenced)
         rc = err_set(e, ERR_CONFLICT, "",
-                     "%s is fenced: an update may have left it half changed, and only a whole "
-                     "update makes that good",
+                     "%s is fenced: it is not as the others are, and only a whole update makes "
+                     "that good",
                      who_is(f, upstream).text);
     else if (!u->alive)
         rc = err_set(e, ERR_CONFLICT, "", "%s does not answer", who_is(f, upstream).text);

@@ -289,10 +289,14 @@ static int vllm_pause(struct wire_request *out, const json_t *native, struct err
     return 0;
 }
 
-static int vllm_sleep(struct wire_request *out, const json_t *native)
+/* Its sleep knows no parts, its wake does. */
+static int vllm_sleep(struct wire_request *out, const json_t *native, struct err *e)
 {
     const json_t *level = json_object_get(native, "level");
 
+    if (json_array_size(json_object_get(native, "tags")) == 1)
+        return err_set(e, ERR_BAD_REQUEST, "/tags",
+                       "vllm upstreams sleep as a whole: leave tags out, and wake them by parts");
     (void)set_path(out, "POST", "");
     (void)snprintf(out->path, sizeof out->path, "/sleep?level=%" JSON_INTEGER_FORMAT,
                    json_is_integer(level) ? json_integer_value(level) : 1);
@@ -365,7 +369,7 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
     case WIRE_RESUME:
         return set_path(out, "POST", "/resume");
     case WIRE_SLEEP:
-        return vllm_sleep(out, native);
+        return vllm_sleep(out, native, e);
     case WIRE_WAKE:
         return vllm_wake(out, native, e);
     case WIRE_RESET_CACHE:

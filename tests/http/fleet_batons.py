@@ -338,7 +338,7 @@ def one_dies_at_finish(f, clients):
     f.restart(0)
     until("it is heard again", lambda: f.front.upstreams()[f.taps[0].url]["process"] == f.servers[0].boot_id)
     f.wait_states("fenced", "serving", "serving")
-    assert {a[2] for a in clients.wait()} == {f.taps[1].url, f.taps[2].url}
+    assert {a[2] for a in clients.wait()} <= {f.taps[1].url, f.taps[2].url}
     label = push(f, clients, "step-01500", "shm")
     f.wait_states(*["serving"] * N)
     f.serves("step-01500", label)

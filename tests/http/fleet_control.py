@@ -299,6 +299,18 @@ def sleeps(f):
     f.update_all()
 
 
+def drops(f):
+    """Who slept at level 2 has no weights, whoever wakes it: nobody is served before the next update."""
+    n = len(f.doubles)
+    f.front.post("/v1/sleep", {"level": 2})
+    assert f.front.post("/v1/wake", {})["asleep"] is False
+    f.stays(*["fenced"] * n)
+    assert not f.front.ready()
+    f.update_all()
+    f.wait(*["serving"] * n)
+    assert f.front.ready()
+
+
 def others(f):
     n = len(f.doubles)
     for path, body in (("/v1/reset_cache", {}), ("/v1/abort_requests", {"all": True})):
@@ -675,7 +687,7 @@ def told(name, what, *args):
 def of_dialect(dialect):
     with Fleet(*[dialect] * 4, min_ready=3) as f:
         promises = [goes_well, one_request, whole_session, given_up, by_lease, pauses, resumed_while_held, sleeps,
-                    others, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
+                    drops, others, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
         if dialect != "vllm":  # whose groups have no name
             promises.append(as_sglang)
         if dialect == "baton":

@@ -355,6 +355,20 @@ def another_version():
         becomes(s, d.url, "serving")
 
 
+def different_versions():
+    """Before the first update nobody is out of step; but no two versions are one."""
+    with double("baton", "--weight-version", "one") as a, double("baton", "--weight-version", "two") as b:
+        with Server(BATON, LOG, "--upstream", a.url, "--upstream", b.url, *PROBES) as s:
+            until("both are heard", lambda: [s.upstreams()[d.url]["weight_version"] for d in (a, b)] == ["one", "two"])
+            check("'one'" in why_not(s) and "'two'" in why_not(s), why_not(s))
+            commit(s, "three")
+            same(s.ask("GET", "/health/ready")[0], 200, "one version")
+            s.post("/v1/pause", {"mode": "keep"})
+            check("paused" in refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": a.url}),
+                  "who is paused is not vouched for")
+            s.post("/v1/resume", {})
+
+
 def resync_refuses():
     with world("baton") as (s, d):
         message = refused(s, 404, "not_found", "POST", "/v1/upstreams/resync", {"upstream": "http://10.9.9.9:1"})
@@ -476,7 +490,7 @@ def starts_with():
 TESTS = [nobody_answers, each_dialect, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls, one_that_hangs,
          one_that_only_talks, one_that_dies, one_without_weights, one_that_drops_and_refuses, resync_refuses, file_read_again,
          what_runs_may_end, nobody_waits_for_nobody, signal_without_files, starts_with, another_version,
-         *[lambda d=d: restarted(d) for d in ("baton", "vllm", "sglang")]]
+         different_versions, *[lambda d=d: restarted(d) for d in ("baton", "vllm", "sglang")]]
 
 only = sys.argv[5:]
 for test in TESTS:

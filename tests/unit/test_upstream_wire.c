@@ -180,6 +180,7 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         {WIRE_SGLANG, WIRE_PLAN, "{}", ""},
         {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"a b\"]}", "/tags"},
         {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"weights\",\"weights\",\"weights\"]}", "/tags"},
+        {WIRE_VLLM, WIRE_SLEEP, "{\"level\":2,\"tags\":[\"weights\"]}", "/tags"},
         {WIRE_VLLM, WIRE_FINISH, "{\"checksums\":{}}", "/checksums"},
         {WIRE_VLLM, WIRE_LORA_LOAD, "{\"lora_name\":\"l\",\"shm\":{}}", "/lora_path"},
         {WIRE_SGLANG, WIRE_UPDATE, "{\"packed\":true}", "/packed"},
