@@ -4,7 +4,7 @@
 
 #include "handlers/body.h"
 #include "handlers/reply.h"
-#include "handlers/update_parts.h"
+#include "handlers/weight_label.h"
 
 #include <stdlib.h>
 
@@ -22,22 +22,6 @@ int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
                              s != NULL ? json_integer((json_int_t)s->serial) : json_null()));
     fleet_unref(app->fleet_control, s);
     return 0;
-}
-
-struct label_req {
-    const char *label;  /* borrowed from the body */
-    uint64_t if_serial; /* 0: whatever is served */
-    bool abort_requests;
-};
-
-static int label_parse(struct label_req *req, const json_t *body, struct err *e)
-{
-    if (body_required(body, "", "weight_version", e) != 0 ||
-        body_str(&req->label, body, "", "weight_version", e) != 0 ||
-        label_check(req->label, "/weight_version", e) != 0 ||
-        body_bool(&req->abort_requests, body, "", "abort_requests", e) != 0)
-        return -1;
-    return body_u64(&req->if_serial, body, "", "if_serial", 1, INT64_MAX, e);
 }
 
 /* Those that serve the fleet's version; the others have none that it could name. */

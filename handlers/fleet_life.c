@@ -5,6 +5,7 @@
 #include "handlers/fleet_run.h"
 
 #include "handlers/body.h"
+#include "handlers/pause.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -12,44 +13,6 @@
 #include <string.h>
 
 /* pause */
-
-struct pause_req {
-    enum lifecycle_pause mode;
-    uint64_t lease_s, timeout_s;
-    const char *holder; /* borrowed */
-};
-
-static int mode_parse(enum lifecycle_pause *out, const json_t *body, struct err *e)
-{
-    const char *mode = "keep";
-
-    if (body_str(&mode, body, "", "mode", e) != 0)
-        return -1;
-    for (int p = PAUSE_KEEP; p < PAUSE_COUNT; p++) {
-        if (strcmp(mode, lifecycle_pause_name((enum lifecycle_pause)p)) != 0)
-            continue;
-        *out = (enum lifecycle_pause)p;
-        return 0;
-    }
-    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not one of keep, wait, abort",
-                   mode);
-}
-
-static int pause_parse(struct pause_req *req, const struct exchange *x, const json_t *body,
-                       struct err *e)
-{
-    req->timeout_s = GATE_TIMEOUT_S_DEFAULT;
-    req->holder = x->request_id;
-    if (mode_parse(&req->mode, body, e) != 0 ||
-        body_u64(&req->lease_s, body, "", "lease_s", 1, GATE_LEASE_S_MAX, e) != 0 ||
-        body_u64(&req->timeout_s, body, "", "timeout_s", 1, GATE_TIMEOUT_S_MAX, e) != 0 ||
-        body_str(&req->holder, body, "", "holder", e) != 0)
-        return -1;
-    if (req->holder[0] == '\0' || strlen(req->holder) > GATE_HOLDER_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/holder", "a name of %zu bytes; allowed are 1 to %d",
-                       strlen(req->holder), GATE_HOLDER_MAX);
-    return 0;
-}
 
 static uint64_t sum_of(const struct fleet_said *said, size_t n, const char *member)
 {
@@ -67,7 +30,7 @@ static uint64_t sum_of(const struct fleet_said *said, size_t n, const char *memb
     return sum;
 }
 
-static void note_pause(struct fleet_control *fc, const struct pause_req *req, uint64_t n_aborted)
+static void note_pause(struct fleet_control *fc, const struct gate_pause *req, uint64_t n_aborted)
 {
     struct fleet_hold *h = &fc->hold;
 
@@ -78,8 +41,9 @@ static void note_pause(struct fleet_control *fc, const struct pause_req *req, ui
     }
     h->on = true;
     h->mode = req->mode;
-    h->lease_s = (uint32_t)req->lease_s;
-    h->lease_until_us = req->lease_s > 0 ? clock_after_us(req->lease_s * 1000000) : CLOCK_NEVER;
+    h->lease_s = req->lease_s;
+    h->lease_until_us = req->lease_s > 0 ? clock_after_us((uint64_t)req->lease_s * 1000000)
+                                         : CLOCK_NEVER;
     h->n_aborted = n_aborted;
     (void)snprintf(h->holder, sizeof h->holder, "%s", req->holder);
     fc->epoch++;
@@ -110,7 +74,7 @@ static void undo_pause(struct app *app, const struct fleet_said *said, size_t n)
 }
 
 /* Takes down what they said. @was  paused before: a failure leaves that */
-static int judge_pause(struct app *app, const struct pause_req *req, const struct fleet_said *said,
+static int judge_pause(struct app *app, const struct gate_pause *req, const struct fleet_said *said,
                        size_t n, bool was, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -189,7 +153,7 @@ void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
     reply_error(x, e, json_pack("{s:o}", "upstreams", fleet_said_json(app, said, n)));
 }
 
-static int pause_turn(struct app *app, struct exchange *x, const struct pause_req *req,
+static int pause_turn(struct app *app, struct exchange *x, const struct gate_pause *req,
                       const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -205,7 +169,8 @@ static int pause_turn(struct app *app, struct exchange *x, const struct pause_re
     if (fleet_alive_enough(app, body, to, &n, e) != 0)
         return -1;
     upstreams_tokens(app->upstreams, false);
-    if (fleet_ask(app, WIRE_PAUSE, to, n, req->timeout_s * 1000000 + FLEET_LATE_US, &said, e) != 0)
+    if (fleet_ask(app, WIRE_PAUSE, to, n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, &said,
+                  e) != 0)
         return -1;
     rc = judge_pause(app, req, said, n, was, e);
     if (rc == 0)
@@ -228,7 +193,7 @@ bool fleet_holds(struct fleet_control *fc)
 
 int fleet_pause(struct app *app, struct exchange *x, struct err *e)
 {
-    struct pause_req req = {0};
+    struct gate_pause req = {0};
     json_t *body;
     int rc;
 

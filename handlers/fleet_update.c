@@ -121,18 +121,10 @@ static int check_of_start(const json_t *body, struct err *e)
 
 static int check_source(const json_t *body, struct err *e)
 {
-    static const char *const sources[] = {"shm",         "path",
-                                          "ipc_handles", "ipc_handles_pickled",
-                                          "buckets",     "serialized_named_tensors",
-                                          "transport"};
-    unsigned n = 0;
+    const char *source;
 
-    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++)
-        n += body_given(body, sources[i]) != NULL;
-    if (n != 1)
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
-                       "buckets, serialized_named_tensors, transport: nccl");
+    if (update_source_of(&source, body, e) != 0)
+        return -1;
     if (body_given(body, "names") == NULL)
         return 0;
     return columns_check(body, NULL, "", e);

@@ -1,4 +1,6 @@
 /* pause, resume, abort_requests. */
+#include "handlers/pause.h"
+
 #include "base/clock.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -47,8 +49,7 @@ static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
     return 0;
 }
 
-static int pause_parse(struct gate_pause *req, const struct exchange *x, const json_t *body,
-                       struct err *e)
+int pause_parse(struct gate_pause *req, const struct exchange *x, const json_t *body, struct err *e)
 {
     uint64_t lease_s = 0, timeout_s = GATE_TIMEOUT_S_DEFAULT;
     const char *holder = x->request_id;

@@ -212,8 +212,7 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     return rc;
 }
 
-/* The one source that the body names; none and several are refused. */
-static int source_of(const char **out, const json_t *body, struct err *e)
+int update_source_of(const char **out, const json_t *body, struct err *e)
 {
     static const char *const sources[] = {"shm",         "path",
                                           "ipc_handles", "ipc_handles_pickled",
@@ -295,7 +294,7 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
 {
     const char *path = NULL, *source;
 
-    if (body_str(&path, body, "", "path", e) != 0 || source_of(&source, body, e) != 0)
+    if (body_str(&path, body, "", "path", e) != 0 || update_source_of(&source, body, e) != 0)
         return -1;
     if (strcmp(source, "transport") == 0)
         return check_beside(body, e) != 0 ? -1 : nccl_from_body(c, app, body, text, e);

@@ -89,6 +89,10 @@ int tensors_from_body(struct update_chunk *c, const struct app *app, const json_
 int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
                    const struct body_columns *text, struct err *e);
 
+/* update_source_of - the one source of bytes that the body names: the member.
+ * @out  static. Errors: ERR_BAD_REQUEST: none, several, or a word for another one. */
+int update_source_of(const char **out, const json_t *body, struct err *e);
+
 /* placement_from_body - `placement`: "replicated" or "sharded". @sharded unchanged when absent. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 

@@ -2,6 +2,8 @@
  * their serial stay, so what is generated goes on. A generation tells the new name in a span of its
  * own from its next token on; downloads and leases that were there before keep the name they began
  * with. */
+#include "handlers/weight_label.h"
+
 #include "base/log.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -13,13 +15,7 @@
 
 const char *const weights_label_members[] = {"weight_version", "if_serial", "abort_requests", NULL};
 
-struct label_req {
-    const char *label;  /* borrowed from the body */
-    uint64_t if_serial; /* 0: whatever is served */
-    bool abort_requests;
-};
-
-static int label_parse(struct label_req *req, const json_t *body, struct err *e)
+int label_parse(struct label_req *req, const json_t *body, struct err *e)
 {
     if (body_required(body, "", "weight_version", e) != 0 ||
         body_str(&req->label, body, "", "weight_version", e) != 0 ||

@@ -319,6 +319,9 @@ def others(f):
         assert ok_of(f.front.ask("POST", path, body)[1]) == [False] + [True] * (n - 1)
     f.stays(*["serving"] * n)
     refused(f, 400, "POST", "/v1/abort_requests", {})
+    refused(f, 400, "POST", "/v1/pause", {"new_requests": "maybe"})
+    assert f.pauses() == [None] * n
+    refused(f, 400, "POST", "/v1/update_weights", {"path": WORK, "serialized_format": "direct"})
     refused(f, 409, "GET", "/v1/weights", None, "has_upstreams")
     if f.doubles[0].dialect != "baton":
         refused(f, 400, "POST", "/v1/weights/plans", COLUMNS)
