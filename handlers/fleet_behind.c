@@ -120,18 +120,16 @@ static void catch_up_turn(struct app *app)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
-    enum lifecycle_pause mode;
+    struct fleet_hold hold;
     json_t *body = NULL;
-    bool on;
 
     mtx_lock(&fc->lock);
-    on = fc->hold.on;
-    mode = fc->hold.mode;
+    hold = fc->hold;
     mtx_unlock(&fc->lock);
-    if (on)
-        body = json_pack("{s:s}", "mode", lifecycle_pause_name(mode));
-    if (!on || body != NULL)
-        tell(app, on ? WIRE_PAUSE : WIRE_RESUME, to, who_is_back(app, body, to));
+    if (hold.on)
+        body = fleet_hold_body(&hold);
+    if (!hold.on || body != NULL)
+        tell(app, hold.on ? WIRE_PAUSE : WIRE_RESUME, to, who_is_back(app, body, to));
     json_decref(body);
 }
 

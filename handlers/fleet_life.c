@@ -41,6 +41,7 @@ static void note_pause(struct fleet_control *fc, const struct gate_pause *req, u
     }
     h->on = true;
     h->mode = req->mode;
+    h->reject = req->reject;
     h->lease_s = req->lease_s;
     h->lease_until_us = req->lease_s > 0 ? clock_after_us((uint64_t)req->lease_s * 1000000)
                                          : CLOCK_NEVER;
@@ -117,9 +118,10 @@ static json_t *hold_json(struct app *app)
         until = json_integer(clock_wall_s() +
                              (json_int_t)((h.lease_until_us - clock_now_us()) / 1000000));
     return json_pack("{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
-                     h.on, "mode", lifecycle_pause_name(h.mode), "new_requests", "queue",
-                     "acknowledged", 1, "holder", h.holder, "since", (json_int_t)h.since_wall_s,
-                     "held_s", (double)(clock_now_us() - h.since_us) / 1e6, "lease_s",
+                     h.on, "mode", lifecycle_pause_name(h.mode), "new_requests",
+                     h.reject ? "reject" : "queue", "acknowledged", 1, "holder", h.holder, "since",
+                     (json_int_t)h.since_wall_s, "held_s",
+                     (double)(clock_now_us() - h.since_us) / 1e6, "lease_s",
                      h.lease_s > 0 ? json_integer(h.lease_s) : json_null(), "until", until, "epoch",
                      (json_int_t)epoch, "aborted", (json_int_t)h.n_aborted, "running",
                      (json_int_t)stats.n_running[FLEET_GENERATE], "waiting",
@@ -179,6 +181,12 @@ static int pause_turn(struct app *app, struct exchange *x, const struct gate_pau
         fleet_reply_error(app, x, e, said, n);
     fleet_said_free(said, n);
     return 0;
+}
+
+json_t *fleet_hold_body(const struct fleet_hold *h)
+{
+    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",
+                     h->reject ? "reject" : NULL);
 }
 
 bool fleet_holds(struct fleet_control *fc)

@@ -36,6 +36,7 @@ struct fleet_adapter {
 struct fleet_hold { /* the trainer's pause */
     bool on;
     enum lifecycle_pause mode;
+    bool reject;             /* what comes while it lasts */
     uint32_t lease_s;        /* 0: none */
     uint64_t lease_until_us; /* CLOCK_NEVER: none */
     uint64_t since_us;
@@ -209,5 +210,9 @@ bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e);
 bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);
 
 extern const char fleet_pausing[]; /* a turn that a resume overtakes */
+
+/* fleet_hold_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
+ */
+json_t *fleet_hold_body(const struct fleet_hold *h);
 
 #endif

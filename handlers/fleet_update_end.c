@@ -302,22 +302,20 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
 static int align(struct app *app, struct fleet_session *s, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
-    enum lifecycle_pause mode;
+    struct fleet_hold hold;
     struct fleet_batch b = {0};
     struct fleet_said *said = NULL;
     json_t *body;
-    bool on;
 
     mtx_lock(&fc->lock);
-    on = fc->hold.on;
-    mode = fc->hold.mode;
+    hold = fc->hold;
     mtx_unlock(&fc->lock);
-    body = on ? json_pack("{s:s}", "mode", lifecycle_pause_name(mode)) : NULL;
+    body = hold.on ? fleet_hold_body(&hold) : NULL;
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out)
             batch_add(&b, s, i, body);
-    if (b.n == 0 || fleet_ask(app, on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n, fleet_step_us(app),
-                              &said, e) != 0) {
+    if (b.n == 0 || fleet_ask(app, hold.on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n,
+                              fleet_step_us(app), &said, e) != 0) {
         json_decref(body);
         return e->code == ERR_NONE ? 0 : -1;
     }

@@ -320,6 +320,10 @@ def others(f):
     f.stays(*["serving"] * n)
     refused(f, 400, "POST", "/v1/abort_requests", {})
     refused(f, 400, "POST", "/v1/pause", {"new_requests": "maybe"})
+    if f.doubles[0].dialect == "baton":
+        assert f.front.post("/v1/pause", {"new_requests": "reject"})["new_requests"] == "reject"
+        assert f.front.status()["pause"]["new_requests"] == "reject"
+        f.front.post("/v1/resume")
     assert f.pauses() == [None] * n
     refused(f, 400, "POST", "/v1/update_weights", {"path": WORK, "serialized_format": "direct"})
     refused(f, 409, "GET", "/v1/weights", None, "has_upstreams")
