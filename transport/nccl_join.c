@@ -431,7 +431,8 @@ bool nccl_join_leave(struct nccl_join *j, const struct err *why, void (*gone)(vo
     bool over;
 
     mtx_lock(&j->lock);
-    j->left = j->left || j->end.code == ERR_NONE;
+    if (j->end.code == ERR_NONE)
+        j->left = true;
     join_end_locked(j, why);
     over = j->over;
     if (gone != NULL && !over) {

@@ -15,7 +15,7 @@ struct nccl_join {
     struct cnd changed;
     enum join_step step;
     struct err end;              /* why it ends: written once; clean until then */
-    bool left;                   /* the end was asked for */
+    bool left;                   /* the end was asked for; written with `end`, never after it */
     bool answered;               /* whoever invited */
     bool doubt;                  /* nccl_join_doubt */
     bool closing;                /* no more pins */
