@@ -2,21 +2,15 @@
 #include "driver/nccl.h"
 
 #include "base/mtx.h"
+#include "driver/library.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NCCL_SONAME "libnccl.so.2"
 enum { LAST_ERROR_MAX = 256 };
 
-struct symbol_row {
-    const char *symbol;
-    size_t offset; /* of its pointer in struct nccl_api */
-    bool required;
-};
-
-static const struct symbol_row symbols[] = {
+static const struct library_symbol symbols[] = {
 #define X(field, symbol, required, returns, args)                                                  \
     {#symbol, offsetof(struct nccl_api, field), required},
     NCCL_SYMBOLS(X)
@@ -32,64 +26,28 @@ static const struct {
 #undef X
 };
 
-_Static_assert(sizeof(void *) == sizeof(ncclResult_t(*)(int *)), "dlsym returns functions too");
-
 void nccl_environment(void)
 {
     (void)setenv("NCCL_COMM_BLOCKING", "0", 1);
 }
 
-/* The library's last path component: messages do not tell where our files lie. */
-static const char *name_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash != NULL && slash[1] != '\0' ? slash + 1 : path;
-}
-
-static int load_failed(const char *name, struct err *e)
-{
-    const char *why = dlerror();
-    const char *colon = why != NULL ? strstr(why, ": ") : NULL; /* "PATH: what was wrong" */
-
-    if (colon != NULL)
-        why = colon + 2;
-    return err_set(e, ERR_NCCL, "", "%.100s could not be loaded: %.300s", name,
-                   why != NULL ? why : "the loader does not say why");
-}
-
-static int fill(struct nccl_api *out, const char *name, struct err *e)
-{
-    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
-        void *at = dlsym(out->lib, symbols[i].symbol);
-
-        if (at == NULL && symbols[i].required)
-            return err_set(e, ERR_NCCL, "",
-                           "%.100s has no symbol '%s'; NCCL 2.14 or newer is needed", name,
-                           symbols[i].symbol);
-        /* ISO C has no conversion from void * to a function; POSIX promises equal bytes. */
-        memcpy((char *)out + symbols[i].offset, &at, sizeof at);
-    }
-    return 0;
-}
+static const struct library_spec spec = {
+    .soname = "libnccl.so.2",
+    .needs = "NCCL 2.14 or newer",
+    .code = ERR_NCCL,
+    .symbols = symbols,
+    .n_symbols = sizeof symbols / sizeof symbols[0],
+};
 
 int nccl_load(struct nccl_api *out, const char *path, struct err *e)
 {
     struct nccl_api api = {0};
 
-    if (path == NULL || path[0] == '\0')
-        path = NCCL_SONAME;
-    api.lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    api.lib = library_open(&api, &spec, path, e);
     if (api.lib == NULL)
-        return load_failed(name_of(path), e);
-    if (fill(&api, name_of(path), e) != 0)
-        goto err_close;
+        return -1;
     *out = api;
     return 0;
-
-err_close:
-    (void)dlclose(api.lib);
-    return -1;
 }
 
 void nccl_unload(struct nccl_api *nccl)
