@@ -1,63 +1,10 @@
 /* The embedded engine as it ships: the fixture model, weights from files through update sessions.
  */
-#include "tests/unit/served_model.h"
-
-#include <jansson.h>
-#include <math.h>
+#include "tests/unit/golden_case.h"
 
 enum { CASES_MAX = 16 };
-static const double TOLERANCE = 1e-4;
-
-static uint32_t ids_of(const json_t *list, uint32_t **ids)
-{
-    size_t n = json_array_size(list);
-
-    *ids = malloc((n + 1) * sizeof **ids);
-    assert_non_null(*ids);
-    for (size_t i = 0; i < n; i++)
-        (*ids)[i] = (uint32_t)json_integer_value(json_array_get(list, i));
-    return (uint32_t)n;
-}
 
 /* ---- golden ---- */
-
-static void submit_case(struct served *s, struct job *j, const json_t *c)
-{
-    struct gen_params p;
-    struct err e = {0};
-    uint32_t *ids, n = ids_of(json_object_get(c, "prompt_token_ids"), &ids);
-
-    gen_params_init(&p);
-    p.temperature = 0;
-    p.max_tokens = (uint32_t)json_array_size(json_object_get(c, "greedy_token_ids"));
-    p.ignore_eos = true;
-    p.logprobs = 0;
-    p.prompt_logprobs = 0;
-    if (job_submit(s->en, j, ids, n, &p, &e) != 0)
-        fail_msg("%s", e.msg);
-    free(ids);
-}
-
-static void close_to(const json_t *want, const struct gen_token *got, uint32_t from, uint32_t n)
-{
-    assert_int_equal(json_array_size(want), n);
-    for (uint32_t i = from; i < n; i++)
-        if (!(fabs(json_real_value(json_array_get(want, i)) - (double)got[i].logprob) < TOLERANCE))
-            fail_msg("logprob %u is %g, not %g", i, (double)got[i].logprob,
-                     json_real_value(json_array_get(want, i)));
-}
-
-static void check_case(const struct gen_output *out, const json_t *c)
-{
-    uint32_t *ids, n = ids_of(json_object_get(c, "greedy_token_ids"), &ids);
-
-    assert_int_equal(out->n_tokens, n);
-    for (uint32_t i = 0; i < n; i++)
-        assert_int_equal(out->tokens[i].id, ids[i]);
-    close_to(json_object_get(c, "greedy_logprobs"), out->tokens, 0, n);
-    close_to(json_object_get(c, "prompt_logprobs"), out->prompt, 1, out->n_prompt);
-    free(ids);
-}
 
 static void test_golden_at_every_checkpoint(void **state)
 {
@@ -78,10 +25,10 @@ static void test_golden_at_every_checkpoint(void **state)
 
         assert_in_range(n, 1, CASES_MAX);
         for (size_t i = 0; i < n; i++)
-            submit_case(&s, &jobs[i], json_array_get(cases, i));
+            golden_submit(&s, &jobs[i], json_array_get(cases, i));
         for (size_t i = 0; i < n; i++) {
             job_wait(&jobs[i]);
-            check_case(jobs[i].out, json_array_get(cases, i));
+            golden_check(jobs[i].out, json_array_get(cases, i));
             assert_int_equal(jobs[i].out->n_spans, 1);
             assert_int_equal(jobs[i].out->spans[0].serial, serial);
             assert_string_equal(jobs[i].out->spans[0].label, step);

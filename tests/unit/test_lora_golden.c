@@ -1,67 +1,14 @@
 /* The embedded engine with adapters, over the fixture model: what peft computed in float32, the
  * same bits in every company, and what becomes of revisions that requests still use. */
+#include "tests/unit/golden_case.h"
 #include "tests/unit/lora_fixture.h"
 
-#include <jansson.h>
-#include <math.h>
-
 enum { CASES_MAX = 8 };
-static const double TOLERANCE = 1e-4;
 
 static const char *const kinds[] = {"shout", "rslora"};
 enum { N_KINDS = 2 };
 
 /* ---- golden ---- */
-
-static uint32_t ids_of(const json_t *list, uint32_t **ids)
-{
-    size_t n = json_array_size(list);
-
-    *ids = malloc((n + 1) * sizeof **ids);
-    assert_non_null(*ids);
-    for (size_t i = 0; i < n; i++)
-        (*ids)[i] = (uint32_t)json_integer_value(json_array_get(list, i));
-    return (uint32_t)n;
-}
-
-static void submit_case(struct served *s, struct job *j, const json_t *c)
-{
-    struct gen_params p;
-    struct err e = {0};
-    uint32_t *ids, n = ids_of(json_object_get(c, "prompt_token_ids"), &ids);
-
-    gen_params_init(&p);
-    p.temperature = 0;
-    p.max_tokens = (uint32_t)json_array_size(json_object_get(c, "greedy_token_ids"));
-    p.ignore_eos = true;
-    p.logprobs = 0;
-    p.prompt_logprobs = 0;
-    if (job_submit(s->en, j, ids, n, &p, &e) != 0)
-        fail_msg("%s", e.msg);
-    free(ids);
-}
-
-static void near(const json_t *want, const struct gen_token *got, uint32_t from, uint32_t n)
-{
-    assert_int_equal(json_array_size(want), n);
-    for (uint32_t i = from; i < n; i++)
-        if (!(fabs(json_real_value(json_array_get(want, i)) - (double)got[i].logprob) < TOLERANCE))
-            fail_msg("logprob %u is %g, not %g", i, (double)got[i].logprob,
-                     json_real_value(json_array_get(want, i)));
-}
-
-static void check_case(const struct gen_output *out, const json_t *c)
-{
-    uint32_t *ids, n = ids_of(json_object_get(c, "greedy_token_ids"), &ids);
-
-    assert_true(n > 0 && out->n_prompt > 1);
-    assert_int_equal(out->n_tokens, n);
-    for (uint32_t i = 0; i < n; i++)
-        assert_int_equal(out->tokens[i].id, ids[i]);
-    near(json_object_get(c, "greedy_logprobs"), out->tokens, 0, n);
-    near(json_object_get(c, "prompt_logprobs"), out->prompt, 1, out->n_prompt);
-    free(ids);
-}
 
 static json_t *golden_of(const char *kind)
 {
@@ -96,13 +43,13 @@ static void test_golden(void **state)
     for (size_t i = 0; i < 4; i++)
         for (int k = 0; k <= N_KINDS; k++) {
             jobs[k][i].adapter = uses[k];
-            submit_case(&s, &jobs[k][i], json_array_get(json_object_get(golden[k], "cases"), i));
+            golden_submit(&s, &jobs[k][i], json_array_get(json_object_get(golden[k], "cases"), i));
         }
     for (int k = 0; k <= N_KINDS; k++) {
         adapter_use_unref(uses[k]);
         for (size_t i = 0; i < 4; i++) {
             job_wait(&jobs[k][i]);
-            check_case(jobs[k][i].out, json_array_get(json_object_get(golden[k], "cases"), i));
+            golden_check(jobs[k][i].out, json_array_get(json_object_get(golden[k], "cases"), i));
             assert_string_equal(jobs[k][i].out->adapter, k < N_KINDS ? kinds[k] : "");
             assert_int_equal(jobs[k][i].out->adapter_revision, k < N_KINDS);
             job_fini(&jobs[k][i]);
@@ -206,7 +153,7 @@ static void submit_held(struct served *s, struct adapters *set, struct job *j, s
                         const json_t *c)
 {
     *j = (struct job){.adapter = use_of(set, "x"), .on_tokens = hold_at_first, .arg = g};
-    submit_case(s, j, c);
+    golden_submit(s, j, c);
     adapter_use_unref(j->adapter);
     j->adapter = NULL;
     pthread_mutex_lock(&jobs_lock);
@@ -244,7 +191,7 @@ static void test_revision_is_kept_to_the_end(void **state)
     pthread_cond_broadcast(&jobs_changed);
     pthread_mutex_unlock(&jobs_lock);
     job_wait(&j);
-    check_case(j.out, c);
+    golden_check(j.out, c);
     assert_string_equal(j.out->adapter, "x");
     assert_int_equal(j.out->adapter_revision, 1);
     job_fini(&j);
@@ -269,15 +216,15 @@ static void test_adapters_outlive_an_update(void **state)
     (void)push(&s, "", "step-00000");
     (void)load(set, &s.cfg, "x", "rslora");
     before.adapter = after.adapter = use_of(set, "x");
-    submit_case(&s, &before, json_array_get(cases, 0));
+    golden_submit(&s, &before, json_array_get(cases, 0));
     job_wait(&before);
     (void)push(&s, "", "step-01500");
-    submit_case(&s, &after, json_array_get(cases, 0));
+    golden_submit(&s, &after, json_array_get(cases, 0));
     job_wait(&after);
-    check_case(after.out, json_array_get(cases, 0));
+    golden_check(after.out, json_array_get(cases, 0));
     assert_int_equal(before.out->adapter_revision, after.out->adapter_revision);
     assert_true(fabs((double)before.out->tokens[0].logprob - (double)after.out->tokens[0].logprob) >
-                TOLERANCE);
+                GOLDEN_TOLERANCE);
     adapter_use_unref(after.adapter);
     job_fini(&before);
     job_fini(&after);
