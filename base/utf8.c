@@ -1,56 +1,80 @@
 /* Well-formed byte sequences of the Unicode standard, table 3-7. */
 #include "base/utf8.h"
 
-#include <stddef.h>
+#include <string.h>
 
-/* Length of the well-formed character at p, or 0. Reads no further than the first wrong byte, so
- * the NUL at the end stops it. */
-static size_t character(const unsigned char *p)
+/* How many bytes the character that begins with `lead` has, and what its second byte may be (which
+ * rules out overlong forms, surrogates and values past U+10FFFF); 0 for a byte that begins none. */
+static int lead_length(unsigned char lead, unsigned char *low, unsigned char *high)
 {
-    unsigned char low = 0x80, high = 0xbf;
-    size_t len;
-
-    if (p[0] < 0x80)
+    *low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+    *high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+    if (lead < 0x80)
         return 1;
-    if (p[0] >= 0xc2 && p[0] <= 0xdf)
-        len = 2;
-    else if (p[0] >= 0xe0 && p[0] <= 0xef)
-        len = 3;
-    else if (p[0] >= 0xf0 && p[0] <= 0xf4)
-        len = 4;
-    else
+    if (lead < 0xc2 || lead > 0xf4)
         return 0;
-    if (p[0] == 0xe0)
-        low = 0xa0; /* overlong */
-    else if (p[0] == 0xed)
-        high = 0x9f; /* surrogates */
-    else if (p[0] == 0xf0)
-        low = 0x90; /* overlong */
-    else if (p[0] == 0xf4)
-        high = 0x8f; /* beyond U+10FFFF */
-    if (p[1] < low || p[1] > high)
-        return 0;
-    for (size_t i = 2; i < len; i++) {
-        if (p[i] < 0x80 || p[i] > 0xbf)
+    return lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+}
+
+int utf8_scan(const unsigned char *s, size_t len, uint32_t *cp)
+{
+    unsigned char low, high;
+    int n = lead_length(s[0], &low, &high);
+
+    if (n == 0)
+        return -1;
+    *cp = n == 1 ? s[0] : s[0] & (0x7fU >> n);
+    for (int i = 1; i < n; i++) {
+        if ((size_t)i == len)
             return 0;
+        if (s[i] < low || s[i] > high)
+            return -i;
+        *cp = *cp << 6 | (s[i] & 0x3fU);
+        low = 0x80;
+        high = 0xbf;
     }
-    return len;
+    return n;
+}
+
+size_t utf8_put(char *out, uint32_t cp)
+{
+    size_t n = cp < 0x80 ? 1 : cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
+
+    if (n == 1) {
+        out[0] = (char)cp;
+        return 1;
+    }
+    for (size_t i = n - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (cp & 0x3f));
+        cp >>= 6;
+    }
+    out[0] = (char)((0xf00U >> n & 0xff) | cp);
+    return n;
+}
+
+size_t utf8_valid_prefix(const char *text, size_t len)
+{
+    size_t at = 0;
+    uint32_t cp;
+
+    while (at < len) {
+        int n = utf8_scan((const unsigned char *)text + at, len - at, &cp);
+
+        if (n <= 0)
+            return at;
+        at += (size_t)n;
+    }
+    return at;
 }
 
 unsigned utf8_clean(char *text)
 {
-    unsigned char *p = (unsigned char *)text;
+    size_t len = strlen(text), at = 0;
     unsigned n = 0;
-    size_t len;
 
-    while (*p != '\0') {
-        len = character(p);
-        if (len == 0) {
-            *p = '?';
-            n++;
-            len = 1;
-        }
-        p += len;
+    while ((at += utf8_valid_prefix(text + at, len - at)) < len) {
+        text[at++] = '?';
+        n++;
     }
     return n;
 }

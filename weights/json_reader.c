@@ -1,6 +1,8 @@
 /* A recursive-descent reader; only json_reader_skip recurses, to the depth that it is given. */
 #include "weights/json_reader.h"
 
+#include "base/utf8.h"
+
 #include <string.h>
 
 static bool fail(struct json_reader *r, const char *wrong)
@@ -66,46 +68,6 @@ bool json_reader_end(struct json_reader *r)
     return json_reader_peek(r) == -1 ? true : fail(r, "there is more after the end of the value");
 }
 
-/* Bytes of the UTF-8 character at p, or 0 when it is none (overlong, surrogate, > U+10FFFF). */
-static size_t utf8_len(const uint8_t *p, const uint8_t *end)
-{
-    size_t len = *p < 0x80 ? 1 : *p < 0xc2 ? 0 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : *p < 0xf5 ? 4 : 0;
-
-    if (len == 0 || (size_t)(end - p) < len)
-        return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) ||
-        (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return len;
-}
-
-static size_t utf8_put(char *out, uint32_t c)
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (char)(0xc0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3f));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (char)(0xe0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (c & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (c >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (c & 0x3f));
-    return 4;
-}
-
 static bool hex4(struct json_reader *r, uint32_t *out)
 {
     uint32_t value = 0;
@@ -166,10 +128,11 @@ static bool escape(struct json_reader *r, uint32_t *out)
     return true;
 }
 
-/* One character of a string, as UTF-8 into text[4]; len 0 at the closing quote. */
-static bool character(struct json_reader *r, char text[4], size_t *len)
+/* One character of a string, as UTF-8 into text; len 0 at the closing quote. */
+static bool character(struct json_reader *r, char text[UTF8_MAX], size_t *len)
 {
     uint32_t c;
+    int n;
 
     if (r->at == r->end)
         return fail(r, "the text ends inside a string");
@@ -187,17 +150,18 @@ static bool character(struct json_reader *r, char text[4], size_t *len)
         *len = utf8_put(text, c);
         return true;
     }
-    *len = utf8_len(r->at, r->end);
-    if (*len == 0)
+    n = *r->at < 0x80 ? 1 : utf8_scan(r->at, (size_t)(r->end - r->at), &c);
+    if (n <= 0)
         return fail(r, "a string is not valid UTF-8");
+    *len = (size_t)n;
     memcpy(text, r->at, *len);
-    r->at += *len;
+    r->at += n;
     return true;
 }
 
 bool json_reader_string(struct json_reader *r, char *out, size_t cap)
 {
-    char text[4] = {0};
+    char text[UTF8_MAX] = {0};
     size_t used = 0, len = 0;
 
     if (r->wrong != NULL)

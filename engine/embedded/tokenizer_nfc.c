@@ -135,7 +135,7 @@ static void compose(struct buf *out, int32_t *cps, size_t n)
         k = utf8proc_normalize_utf32(cps + i, (utf8proc_ssize_t)(end - i),
                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
         for (utf8proc_ssize_t j = 0; j < k; j++) {
-            unsigned char bytes[4];
+            char bytes[UTF8_MAX];
 
             buf_append(out, bytes, utf8_put(bytes, (uint32_t)cps[i + (size_t)j]));
         }

@@ -15,6 +15,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/utf8.h"
 #include "engine/embedded/tokenizer.h"
 
 #include <jansson.h>
@@ -43,15 +44,6 @@ enum {
 #define TOKENIZER_ID_NONE UINT32_MAX
 
 /* ---- tokenizer_unicode.c: characters ---- */
-
-/* utf8_scan - look at the bytes at `s` (`len` > 0 of them).
- * Returns: > 0  a whole character of so many bytes, its code point in *cp
- *          0    the start of a character, cut off by the end of `s`
- *          < 0  not UTF-8; minus the length of the maximal part that one U+FFFD replaces */
-int utf8_scan(const unsigned char *s, size_t len, uint32_t *cp);
-size_t utf8_put(unsigned char *out, uint32_t cp); /* writes 1 to 4 bytes; the number written */
-/* The offset of the first byte that is not part of valid UTF-8; `len` if there is none. */
-size_t utf8_valid_prefix(const char *text, size_t len);
 
 bool unicode_is_space(uint32_t cp); /* White_Space */
 bool unicode_is_word(uint32_t cp);  /* Alphabetic, M, Nd, Pc, Join_Control */

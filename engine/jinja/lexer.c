@@ -208,30 +208,6 @@ static int lex_number(struct lexer *x)
     return push(x, &t);
 }
 
-static size_t put_utf8(char *out, uint32_t c)
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (char)(0xc0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3f));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (char)(0xe0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (c & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (c >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (c & 0x3f));
-    return 4;
-}
-
 static int hex_value(char c)
 {
     static const char hex[] = "0123456789abcdef";
@@ -278,7 +254,7 @@ static int lex_escape(struct lexer *x, const char *p, const char *end, char *out
     if (*p == 'x' || *p == 'u' || *p == 'U') {
         if (lex_hex(x, p + 1, end, n_hex, &c) != 0)
             return -1;
-        *n = put_utf8(out, c);
+        *n = utf8_put(out, c);
         return (int)n_hex + 1;
     }
     if (is_digit(*p) || *p == 'N')

@@ -1,4 +1,4 @@
-/* utf8_clean: what is well-formed stays, every other byte becomes '?'. */
+/* Every character goes there and back; nothing else is one. */
 #include "base/utf8.h"
 
 #include <setjmp.h>
@@ -50,9 +50,45 @@ static void test_utf8_clean_table(void **state)
     }
 }
 
+/* Each code point; each of its beginnings is cut off, not wrong; surrogates are refused. */
+static void test_utf8_put_and_scan(void **state)
+{
+    char text[UTF8_MAX];
+    uint32_t found;
+
+    (void)state;
+    for (uint32_t cp = 0; cp <= 0x10ffff; cp++) {
+        const unsigned char *s = (const unsigned char *)text;
+        int n = (int)utf8_put(text, cp);
+
+        if (cp >= 0xd800 && cp <= 0xdfff) {
+            assert_int_equal(utf8_scan(s, (size_t)n, &found), -1);
+            continue;
+        }
+        assert_int_equal(n, cp < 0x80 ? 1 : cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4);
+        assert_int_equal(utf8_scan(s, (size_t)n, &found), n);
+        assert_int_equal(found, cp);
+        for (int cut = 1; cut < n; cut++)
+            assert_int_equal(utf8_scan(s, (size_t)cut, &found), 0);
+    }
+}
+
+static void test_utf8_valid_prefix(void **state)
+{
+    (void)state;
+    assert_int_equal(utf8_valid_prefix("", 0), 0);
+    assert_int_equal(utf8_valid_prefix("a\xc3\xa9", 3), 3);
+    assert_int_equal(utf8_valid_prefix("a\xc3\xa9", 2), 1);
+    assert_int_equal(utf8_valid_prefix("a\0b\xff", 4), 3);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_utf8_clean_table)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_utf8_clean_table),
+        cmocka_unit_test(test_utf8_put_and_scan),
+        cmocka_unit_test(test_utf8_valid_prefix),
+    };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
