@@ -2,6 +2,7 @@
  * bound, every allocation that fails, and the directories that templates come from. */
 #include "engine/embedded/chat_template.h"
 #include "engine/jinja/jinja.h"
+#include "tests/unit/failing_alloc.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -13,35 +14,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static long fail_at = -1; /* the n-th allocation from now fails; -1: none */
-
-static bool starved(void)
-{
-    return fail_at >= 0 && fail_at-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return starved() ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return starved() ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return starved() ? NULL : __real_realloc(p, nbytes);
-}
 
 static json_t *read_json(const char *name)
 {
@@ -537,11 +509,11 @@ static void test_chat_template_survives_every_failed_allocation(void **state)
         struct buf out = {0};
         struct err e = {0};
 
-        fail_at = n;
+        alloc_left = n;
         rc = chat_template_parse(&t, source, strlen(source), config, &e);
         if (rc == 0)
             rc = chat_template_render(t, &in, &out, &e);
-        fail_at = -1;
+        alloc_left = -1;
         assert_true((rc == 0) == (e.code == ERR_NONE));
         assert_true(rc == 0 || (e.code == ERR_NO_MEMORY && out.len == 0));
         chat_template_free(t);

@@ -1,6 +1,7 @@
 /* Every allocation of model_manifest fails in turn: it says that memory ran out, and leaves the
  * output alone: whoever asked frees what is there. */
 #include "engine/embedded/model_config.h"
+#include "tests/unit/failing_alloc.h"
 #include "weights/manifest.h"
 
 #include <setjmp.h>
@@ -11,35 +12,6 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static long left = -1; /* allocations until the one that fails; -1 = none does */
-
-static bool fails(void)
-{
-    return left >= 0 && left-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails() ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails() ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails() ? NULL : __real_realloc(p, nbytes);
-}
 
 static void test_memory_runs_out(void **state)
 {
@@ -59,10 +31,10 @@ static void test_memory_runs_out(void **state)
             struct err why = {0};
             int rc;
 
-            left = n;
+            alloc_left = n;
             rc = model_manifest(&m, &c, NULL, &why);
-            failed = left < 0; /* and perhaps was survived */
-            left = -1;
+            failed = alloc_left < 0; /* and perhaps was survived */
+            alloc_left = -1;
             assert_int_equal(rc == 0, m != NULL);
             if (rc != 0)
                 assert_int_equal(why.code, ERR_NO_MEMORY);

@@ -1,6 +1,7 @@
 /* The tokenizer: what it refuses and how it says so, its limits, its time, its threads, and every
  * allocation failing in turn. That ids are right is test_tokenizer_golden's. */
 #include "engine/embedded/tokenizer_priv.h"
+#include "tests/unit/failing_alloc.h"
 #include "tokenizer_fixture.h"
 
 #include <fcntl.h>
@@ -16,36 +17,6 @@
 #include <cmocka.h>
 
 enum { MB = 1000000, N_THREADS = 4, N_ROUNDS = 50 };
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-/* Allocations until the one that fails; -1: none does. Only the main thread sets it, alone. */
-static long left = -1;
-
-static bool fails(void)
-{
-    return left >= 0 && left-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails() ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails() ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails() ? NULL : __real_realloc(p, nbytes);
-}
 
 static struct tokenizer *fixture(void)
 {
@@ -691,9 +662,9 @@ static void parse_unwinds(const char *json)
     for (n = 0; rc != 0; n++) {
         struct err e = {0};
 
-        left = n;
+        alloc_left = n;
         rc = tokenizer_parse(&t, json, strlen(json), &e);
-        left = -1;
+        alloc_left = -1;
         assert_true((rc == 0) == (t != NULL));
         assert_true(rc == 0 || e.code == ERR_NO_MEMORY);
     }
@@ -722,9 +693,9 @@ static void encode_unwinds(const char *json)
     for (n = 0; rc != 0; n++) {
         struct err e = {0};
 
-        left = n;
+        alloc_left = n;
         rc = tokenizer_encode(t, text, strlen(text), false, &ids, &n_ids, &e);
-        left = -1;
+        alloc_left = -1;
         assert_true(rc == 0 || (e.code == ERR_NO_MEMORY && ids == NULL && n_ids == 77));
     }
     assert_true(n > 4);

@@ -1,6 +1,7 @@
 /* torch's pickled CUDA IPC handles: every container that trainers send is read to the value, and
  * whatever else comes is refused with a reason. Allocations fail in turn (the linker wraps them).
  */
+#include "tests/unit/failing_alloc.h"
 #include "transport/torch_handle.h"
 #include "transport/torch_pickle.h"
 
@@ -19,37 +20,6 @@
 #define DIR    FIXTURES "/torch-ipc/"
 #define FIELD  "/ipc_handles_pickled"
 #define UUID_0 "11111111-2222-3333-4444-000000000000"
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static long left = -1;      /* allocations until the one that fails; -1 = none does */
-static size_t nbytes_asked; /* of all allocations */
-
-static bool fails(size_t nbytes)
-{
-    nbytes_asked += nbytes;
-    return left >= 0 && left-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails(nbytes) ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails(n * nbytes) ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails(nbytes) ? NULL : __real_realloc(p, nbytes);
-}
 
 static json_t *load(const char *name)
 {
@@ -370,13 +340,13 @@ static void test_hostile_inputs_are_refused_with_the_reason(void **state)
         struct err e = {0};
         size_t row = 0;
 
-        nbytes_asked = 0;
+        alloc_nbytes_asked = 0;
         if (read_text(&h, text, &e) == 0)
             fail_msg("%s was accepted", name);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
         assert_string_equal(e.field, FIELD);
         assert_null(h.all);
-        assert_true(nbytes_asked <= 16384 + 100 * strlen(text));
+        assert_true(alloc_nbytes_asked <= 16384 + 100 * strlen(text));
         while (row < sizeof hostile / sizeof hostile[0] && strcmp(hostile[row].name, name) != 0)
             row++;
         if (row == sizeof hostile / sizeof hostile[0])
@@ -676,10 +646,10 @@ static void test_every_allocation_fails_in_turn(void **state)
         struct ipc_handles h = {0};
         struct err e = {0};
         int rc;
-        left = n;
+        alloc_left = n;
         rc = read_text(&h, pickled(file, 0), &e);
-        failed = left < 0;
-        left = -1;
+        failed = alloc_left < 0;
+        alloc_left = -1;
         assert_int_equal(rc, failed ? -1 : 0);
         assert_int_equal(e.code, failed ? ERR_NO_MEMORY : ERR_NONE);
         assert_true((h.all != NULL) == (rc == 0));

@@ -1,6 +1,7 @@
 /* Pickles of named tensors: every form that SGLang's trainers send is read to the value, and
  * whatever else comes is refused with a reason. Allocations fail in turn (the linker wraps them).
  */
+#include "tests/unit/failing_alloc.h"
 #include "transport/torch_pickle.h"
 #include "transport/torch_tensors.h"
 
@@ -19,37 +20,6 @@
 #define FIELD "/serialized_named_tensors/0"
 
 enum { BYTES_MAX = 8192 };
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static long left = -1;      /* allocations until the one that fails; -1 = none does */
-static size_t nbytes_asked; /* of all allocations */
-
-static bool fails(size_t nbytes)
-{
-    nbytes_asked += nbytes;
-    return left >= 0 && left-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails(nbytes) ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails(n * nbytes) ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails(nbytes) ? NULL : __real_realloc(p, nbytes);
-}
 
 static json_t *load(const char *name)
 {
@@ -243,7 +213,7 @@ static void test_hostile_inputs_are_refused_with_the_reason(void **state)
         struct torch_tensors t = {0};
         struct err e = {0};
 
-        nbytes_asked = 0;
+        alloc_nbytes_asked = 0;
         if (read_case(&t, c, &e) == 0)
             fail_msg("%s was accepted", name);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
@@ -252,7 +222,7 @@ static void test_hostile_inputs_are_refused_with_the_reason(void **state)
         assert_true(says[0] != '\0');
         if (strstr(e.msg, says) == NULL)
             fail_msg("%s: '%s' does not say '%s'", name, e.msg, says);
-        assert_true(nbytes_asked <= 65536 + 100 * strlen(text_of(c, "pickle")));
+        assert_true(alloc_nbytes_asked <= 65536 + 100 * strlen(text_of(c, "pickle")));
     }
     json_decref(file);
 }
@@ -356,10 +326,10 @@ static void test_shared_values_are_bounded(void **state)
     struct err e = {0};
 
     (void)state;
-    nbytes_asked = 0;
+    alloc_nbytes_asked = 0;
     assert_int_equal(read_case(&t, c, &e), 0);
     assert_int_equal(t.plan->n_tensors, 1001);
-    assert_true(nbytes_asked <= 100 * strlen(text_of(c, "pickle")));
+    assert_true(alloc_nbytes_asked <= 100 * strlen(text_of(c, "pickle")));
     torch_tensors_fini(&t);
     json_decref(file);
 }
@@ -374,10 +344,10 @@ static void test_a_pickle_that_is_too_long_is_not_decoded(void **state)
     (void)state;
     assert_non_null(text);
     memset(text, 'A', len);
-    nbytes_asked = 0;
+    alloc_nbytes_asked = 0;
     assert_int_equal(torch_tensors_read(&t, text, len, 0, FIELD, &e), -1);
     assert_int_equal(e.code, ERR_TOO_LARGE);
-    assert_int_equal(nbytes_asked, 0);
+    assert_int_equal(alloc_nbytes_asked, 0);
     free(text);
 }
 
@@ -396,10 +366,10 @@ static void test_every_allocation_fails_in_turn(void **state)
             struct err e = {0};
             int rc;
 
-            left = n;
+            alloc_left = n;
             rc = read_case(&t, c, &e);
-            failed = left < 0;
-            left = -1;
+            failed = alloc_left < 0;
+            alloc_left = -1;
             assert_true(rc == 0 || failed); /* a plan that cannot be made smaller stays large */
             assert_int_equal(e.code, rc != 0 ? ERR_NO_MEMORY : ERR_NONE);
             assert_true((t.plan != NULL) == (rc == 0));

@@ -3,6 +3,7 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/update_parts.h"
+#include "tests/unit/failing_alloc.h"
 #include "transport/cuda_ipc.h"
 #include "weights/device.h"
 
@@ -29,34 +30,6 @@ static struct cuda_info cuda;
 static struct device *devices[2];
 static struct cuda_ipc_stats stats;
 static struct app app;
-static int fail_after = -1; /* allocations that still succeed; -1: all */
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static bool fails(void)
-{
-    return fail_after >= 0 && fail_after-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails() ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails() ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails() ? NULL : __real_realloc(p, nbytes);
-}
 
 static int set_up(void **state)
 {
@@ -287,9 +260,9 @@ static void test_ipc_from_body_unwinds_every_failed_allocation(void **state)
         struct update_chunk *c = NULL;
         struct err e = {0};
 
-        fail_after = n;
+        alloc_left = n;
         rc = take(&c, body, false, &e);
-        fail_after = -1;
+        alloc_left = -1;
         if (rc != 0)
             assert_int_equal(e.code, ERR_NO_MEMORY);
         else

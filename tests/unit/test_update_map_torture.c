@@ -3,37 +3,9 @@
  * nothing is left behind, and the next update works. The linker wraps the allocator
  * (CMakeLists.txt): ours, not the fake's. */
 #include "recv_fixture.h"
+#include "tests/unit/failing_alloc.h"
 
 #include <stdatomic.h>
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static atomic_long left = -1; /* allocations until the one that fails; below 0: none does */
-
-static bool fails(void)
-{
-    return atomic_load(&left) >= 0 && atomic_fetch_sub(&left, 1) == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails() ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails() ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails() ? NULL : __real_realloc(p, nbytes);
-}
 
 static struct mfx_lib libs[2]; /* with kernels, and without */
 
@@ -123,19 +95,19 @@ static void arm_driver(struct pair *p, long nth)
 static void arm_allocator(struct pair *p, long nth)
 {
     (void)p;
-    atomic_store(&left, nth - 1);
+    atomic_store(&alloc_left, nth - 1);
 }
 
 static bool disarm(struct pair *p, void (*arm)(struct pair *, long), uint64_t n_calls, long nth)
 {
     struct fakecuda_counts now;
-    bool reached = arm == arm_allocator ? atomic_load(&left) < 0 : false;
+    bool reached = arm == arm_allocator ? atomic_load(&alloc_left) < 0 : false;
 
     p->g.lib->counts(&now);
     if (arm == arm_driver)
         reached = now.n_calls - n_calls >= (uint64_t)nth;
     p->g.lib->fail_nth(0);
-    atomic_store(&left, -1);
+    atomic_store(&alloc_left, -1);
     return reached;
 }
 

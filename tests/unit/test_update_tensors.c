@@ -3,6 +3,7 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/update_parts.h"
+#include "tests/unit/failing_alloc.h"
 #include "transport/cuda_ipc.h"
 #include "weights/device.h"
 
@@ -29,34 +30,6 @@ static struct device *devices[2];
 static struct cuda_ipc_stats stats;
 static struct app app;
 static json_t *fixture;
-static int fail_after = -1; /* allocations that still succeed; -1: all */
-
-void *__real_malloc(size_t nbytes);
-void *__real_calloc(size_t n, size_t nbytes);
-void *__real_realloc(void *p, size_t nbytes);
-void *__wrap_malloc(size_t nbytes);
-void *__wrap_calloc(size_t n, size_t nbytes);
-void *__wrap_realloc(void *p, size_t nbytes);
-
-static bool fails(void)
-{
-    return fail_after >= 0 && fail_after-- == 0;
-}
-
-void *__wrap_malloc(size_t nbytes)
-{
-    return fails() ? NULL : __real_malloc(nbytes);
-}
-
-void *__wrap_calloc(size_t n, size_t nbytes)
-{
-    return fails() ? NULL : __real_calloc(n, nbytes);
-}
-
-void *__wrap_realloc(void *p, size_t nbytes)
-{
-    return fails() ? NULL : __real_realloc(p, nbytes);
-}
 
 static int set_up(void **state)
 {
@@ -334,10 +307,10 @@ static void test_every_failed_allocation_unwinds(void **state)
         struct update_chunk *c = NULL;
         struct err e = {0};
 
-        fail_after = n;
+        alloc_left = n;
         rc = take(&c, json_incref(body), false, &e);
-        rc = fail_after < 0 && rc == 0 ? 1 : rc; /* a plan that stays larger than it must be */
-        fail_after = -1;
+        rc = alloc_left < 0 && rc == 0 ? 1 : rc; /* a plan that stays larger than it must be */
+        alloc_left = -1;
         if (rc < 0)
             assert_int_equal(e.code, ERR_NO_MEMORY);
         else
