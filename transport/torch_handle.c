@@ -540,17 +540,10 @@ int torch_handles_judge(struct ipc_handles *out, const char *text, size_t len, c
     int rc;
 
     *expandable = false;
-    if (len / 4 > (PICKLE_NBYTES_MAX + 2) / 3)
-        return err_set(e, ERR_TOO_LARGE, field,
-                       "the base64 has %zu characters; a pickle has at most "
-                       "%d bytes",
-                       len, PICKLE_NBYTES_MAX);
-    bytes = malloc(len / 4 * 3 + 3);
+    bytes = pickle_from_base64(&nbytes, text, len, field, e);
     if (bytes == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the pickle");
-    rc = ipc_base64(bytes, &nbytes, text, len, "the pickle", field, e);
-    if (rc == 0)
-        rc = read_pickle(out, bytes, nbytes, field, expandable, e);
+        return -1;
+    rc = read_pickle(out, bytes, nbytes, field, expandable, e);
     free(bytes);
     return rc;
 }

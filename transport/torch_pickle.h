@@ -100,6 +100,16 @@ int pickle_read_tensors(struct pickle *out, const uint8_t *data, size_t nbytes, 
 
 void pickle_fini(struct pickle *p); /* accepts a zeroed one */
 
+/* pickle_from_base64 - the bytes of a pickle that a request carries as text.
+ * @text  [len], need not end in NUL
+ *
+ * Threads: any.
+ * Returns: [*nbytes] bytes, which the caller frees; NULL on error.
+ * Errors: ERR_TOO_LARGE (PICKLE_NBYTES_MAX, looked at before anything is allocated) and
+ *         ERR_BAD_REQUEST (ipc_base64) at `field`; ERR_NO_MEMORY. */
+uint8_t *pickle_from_base64(size_t *nbytes, const char *text, size_t len, const char *field,
+                            struct err *e);
+
 /* pickle_kind_name - "an int", "a tuple", for messages. */
 const char *pickle_kind_name(const struct pickle_value *v);
 
