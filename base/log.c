@@ -26,18 +26,21 @@ struct slot {
 };
 
 static struct {
-    struct mtx lock; /* rank MTX_LOG; guards down to the blank line */
+    struct mtx lock; /* rank MTX_LOG; guards down to the blank line; as `queued` it is made by the
+                        first log_open and stays: a thread may be about to take it */
     struct cnd queued;
     struct slot *ring; /* owned; LOG_RING_LINES slots; NULL while closed */
     size_t head, n;
     uint64_t unreported; /* dropped since the last report */
-    bool stopping;
+    bool stopping;       /* nothing more is queued */
 
-    pthread_t writer;               /* log_open's thread only */
+    bool made; /* log_open's thread only, as the next one */
+    pthread_t writer;
     atomic_int fd;                  /* relaxed; set before the writer starts */
     atomic_int least;               /* relaxed; a filter */
     atomic_uint_fast64_t n_dropped; /* relaxed; a gauge */
-    atomic_bool open;               /* release after ring and lock are made; acquire by log_end */
+    atomic_bool open;               /* release after the lock was made; acquire by log_end, which
+                                       looks again under the lock */
 } g = {.fd = STDERR_FILENO, .least = LOG_INFO};
 
 static void write_all(const char *text, size_t len)
@@ -78,25 +81,39 @@ static void *writer_main(void *arg)
     return NULL;
 }
 
+static void ring_set(struct slot *ring)
+{
+    struct slot *old;
+
+    mtx_lock(&g.lock);
+    old = g.ring;
+    g.ring = ring;
+    g.head = g.n = 0;
+    g.stopping = ring == NULL;
+    mtx_unlock(&g.lock);
+    free(old);
+}
+
 int log_open(int fd, enum log_level least, struct err *e)
 {
+    struct slot *ring;
     int rc;
 
     assert(!atomic_load(&g.open));
     atomic_store_explicit(&g.fd, fd, memory_order_relaxed);
     atomic_store_explicit(&g.least, (int)least, memory_order_relaxed);
-    g.ring = calloc(LOG_RING_LINES, sizeof *g.ring);
-    if (g.ring == NULL)
+    ring = calloc(LOG_RING_LINES, sizeof *ring);
+    if (ring == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the log ring");
-    mtx_init(&g.lock, MTX_LOG);
-    cnd_init(&g.queued);
-    g.stopping = false;
+    if (!g.made) {
+        mtx_init(&g.lock, MTX_LOG);
+        cnd_init(&g.queued);
+        g.made = true;
+    }
+    ring_set(ring);
     rc = pthread_create(&g.writer, NULL, writer_main, NULL);
     if (rc != 0) {
-        cnd_fini(&g.queued);
-        mtx_fini(&g.lock);
-        free(g.ring);
-        g.ring = NULL;
+        ring_set(NULL);
         return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the log thread");
     }
     (void)pthread_setname_np(g.writer, "log");
@@ -113,11 +130,7 @@ void log_close(void)
     cnd_signal(&g.queued);
     mtx_unlock(&g.lock);
     (void)pthread_join(g.writer, NULL);
-    cnd_fini(&g.queued);
-    mtx_fini(&g.lock);
-    free(g.ring);
-    g.ring = NULL;
-    g.head = g.n = 0;
+    ring_set(NULL);
 }
 
 bool log_enabled(enum log_level level)
@@ -231,14 +244,16 @@ void log_err(struct log_rec *r, const struct err *e)
 static bool enqueue(const char *text, size_t len)
 {
     struct slot *s;
+    bool taken;
 
     if (!atomic_load_explicit(&g.open, memory_order_acquire))
         return false;
     mtx_lock(&g.lock);
-    if (g.n == LOG_RING_LINES) {
+    taken = !g.stopping;
+    if (taken && g.n == LOG_RING_LINES) {
         g.unreported++;
         (void)atomic_fetch_add_explicit(&g.n_dropped, 1, memory_order_relaxed);
-    } else {
+    } else if (taken) {
         s = &g.ring[(g.head + g.n) % LOG_RING_LINES];
         if (g.unreported > 0 && len + 40 < sizeof s->text) {
             s->len = (size_t)snprintf(s->text, sizeof s->text, "%.*s,\"dropped_lines\":%llu}\n",
@@ -252,7 +267,7 @@ static bool enqueue(const char *text, size_t len)
         cnd_signal(&g.queued);
     }
     mtx_unlock(&g.lock);
-    return true;
+    return taken;
 }
 
 void log_end(struct log_rec *r)

@@ -26,7 +26,10 @@ struct log_rec {
  * @fd     borrowed; written until log_close
  * Errors: ERR_INTERNAL (no thread); logging then stays direct. */
 int log_open(int fd, enum log_level least, struct err *e);
-void log_close(void); /* writes what is queued, joins the thread */
+
+/* log_close - write what is queued, join the thread. Others may log meanwhile: directly, then.
+ * Threads: one at a time, as log_open. */
+void log_close(void);
 
 bool log_enabled(enum log_level level);
 

@@ -133,7 +133,8 @@ void nccl_join_doubt(struct nccl_join *j);
  * @sure    the trainer broadcasts only what was accepted, so nothing older can be on its way
  * Threads: any, as are those of the source's close. Blocks: no.
  * Errors: ERR_CONFLICT (not joined, and not on the way there as a torch group; in doubt, and not
- *         sure), ERR_NO_MEMORY. The source's receive also brings what ended the join. */
+ *         sure; the group has failed, which ends the join where nobody was told yet),
+ *         ERR_NO_MEMORY. The source's receive also brings what ended the join. */
 int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *plan,
                          struct packed_chunks *chunks, bool sure, struct err *e);
 

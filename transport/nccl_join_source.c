@@ -224,11 +224,23 @@ static int take_user(struct nccl_join *j, bool sure, struct err *e)
     return rc;
 }
 
+/* Who receives by a group that has failed may not have come to that yet, and then the join has not
+ * ended: another user would be in the group at the same time. */
+static void end_with_group(struct nccl_join *j)
+{
+    struct nccl_join_info info;
+
+    nccl_join_info(j, &info);
+    if (info.error.code != ERR_NONE)
+        join_end(j, &info.error);
+}
+
 int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *plan,
                          struct packed_chunks *chunks, bool sure, struct err *e)
 {
     struct join_source *s;
 
+    end_with_group(j);
     if (take_user(j, sure, e) != 0)
         goto err_chunks_fini;
     s = calloc(1, sizeof *s);

@@ -6,11 +6,13 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 static bool has_port(const struct listen_ports *p, uint16_t port)
 {
@@ -107,14 +109,28 @@ static void note_caller(void *arg, int fd, const struct tcp *s)
         add_port(&h->callers, s->local);
 }
 
+/* Has another process connected it to a listener that came after the group was begun? */
+static bool is_peers(const struct hang_up *h, const struct tcp *s)
+{
+    return s->peer != 0 && has_port(&h->listeners, s->local) && !has_port(h->others, s->local) &&
+           !has_port(&h->callers, s->peer);
+}
+
+/* Its owner may close it meanwhile, and the number may be another's by now: what is shut down is
+ * looked at by a number that is ours. */
 static void hang_up(void *arg, int fd, const struct tcp *s)
 {
     struct hang_up *h = arg;
+    struct tcp now;
+    int own;
 
-    if (s->peer == 0 || !has_port(&h->listeners, s->local) || has_port(h->others, s->local) ||
-        has_port(&h->callers, s->peer))
+    if (!is_peers(h, s))
         return;
-    h->n += shutdown(fd, SHUT_RDWR) == 0;
+    own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (tcp_of(own >= 0 ? own : fd, &now) && is_peers(h, &now))
+        h->n += shutdown(own >= 0 ? own : fd, SHUT_RDWR) == 0;
+    if (own >= 0)
+        (void)close(own);
 }
 
 unsigned nccl_sockets_hang_up(const struct listen_ports *others)

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-static const uint64_t WAIT_US = 10000000;
+static const uint64_t WAIT_US = 60000000;
 
 static int fake_submit(struct engine *en, struct gen_request *r, uint64_t *id, struct err *e)
 {

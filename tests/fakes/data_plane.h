@@ -60,7 +60,7 @@ void plane_free(struct plane *p); /* every generation has ended */
 void plane_send(struct plane *p, struct plane_x *px, const struct route *route, const char *body);
 void plane_x_fini(struct plane_x *px);
 
-/* Waits fail the test after ten seconds. */
+/* Waits fail the test after a minute. */
 void plane_wait_submitted(struct plane *p, uint64_t n_seqs);
 void plane_wait_cancels(struct plane *p, uint64_t n_cancels);
 void plane_wait_answer(struct plane_x *px);                  /* answered, or a stream opened */

@@ -176,8 +176,11 @@ def abort_under_a_body(w):
 
 
 def lease_lost(w):
-    update = start(w, lease_s=1)
+    update = start(w)
     chunk(w, update, buckets(w, rows_of(w))[0])
+    a = w.ask("POST", "/v1/update_weights/renew", {"update_id": update, "lease_s": 1})
+    if a.status != 200:
+        raise Fault(f"a renewal was answered {a}")
     w.wait_no_update()
     w.refused(finish(w, update), 409, update, "lease")
 

@@ -20,7 +20,7 @@ N_DYING = 1000
 IDLE_S = 0.3
 BUSY_MAX = 0.15  # of one processor, while nobody asks for anything
 POOL_NBYTES = 16 << 10  # FRONT_POOL_NBYTES
-GONE_S = 20
+GONE_S = 60
 took_s = []
 
 

@@ -92,7 +92,7 @@ for _ in 1 2 3; do
   curl --silent --max-time 0.2 --output /dev/null "$URL/v1/generate" --header 'Content-Type: application/json' \
     --data '{"token_ids": [40], "sampling_params": {"max_tokens": 1000, "ignore_eos": true, "n": 64}}' || true
 done
-for _ in $(seq 200); do
+for _ in $(seq 2400); do
   expect 200 GET /v1/status
   [[ $(jq '.engine.running + .engine.waiting + .admission.generate.running' "$WORK/body") == 0 ]] && break
   sleep 0.05

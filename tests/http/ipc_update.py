@@ -272,7 +272,7 @@ def waits_for_the_event(world, server):
 
 def until(true, what):
     """Asks again until it is so; each time is a request of its own, so nothing spins."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not true():
         must(time.monotonic() < end, what)
 

@@ -31,12 +31,12 @@ no_key_left() {
     ! grep --quiet --fixed-strings -- "$key" "$WORK/log" || fail "a key is in the log"
     N_CHECKS=$((N_CHECKS + 1))
   done
-  timeout 60 "$PYTHON" "$here/keys_left.py" "$SERVER_PID" "$watch" "$generate" "$control" || fail "see above"
+  timeout 280 "$PYTHON" "$here/keys_left.py" "$SERVER_PID" "$watch" "$generate" "$control" || fail "see above"
   N_CHECKS=$((N_CHECKS + 1))
 }
 
 said() { # EVENT: waits until the log has it
-  for _ in $(seq 1000); do
+  for _ in $(seq 6000); do
     ! grep --quiet "\"event\":\"$1\"" "$WORK/log" || return 0
     sleep 0.01
   done

@@ -71,7 +71,7 @@ stop_server() {
 call() {
   local method=$1 path=$2
   shift 2
-  STATUS=$(curl --silent --show-error --max-time 120 --request "$method" --output "$WORK/body" \
+  STATUS=$(curl --silent --show-error --max-time 280 --request "$method" --output "$WORK/body" \
     --dump-header "$WORK/head" --write-out '%{http_code}' "$@" "$URL$path") ||
     fail "$method $path: curl failed with $?"
 }

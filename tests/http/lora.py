@@ -484,7 +484,7 @@ def run_written():
     def begin(name):
         status, answers[name] = ask("POST", "/v1/load_lora_adapter",
                                     {"lora_name": name, "lora_path": f"{WORK}/late-{name}",
-                                     "timeout_s": 60})
+                                     "timeout_s": 600})
         assert status == 200, answers[name]
 
     names = [f"w{i}" for i in range(12)]  # more than there are threads for
@@ -495,7 +495,7 @@ def run_written():
     post("/v1/pause", {})
     post("/v1/resume")
     check(call("GET", "/v1/weights") is not None)
-    check(load("there", "shout", timeout_s=20)["revision"] == 1)
+    check(load("there", "shout", timeout_s=600)["revision"] == 1)
     check(totals()["loading"] == len(names))
     error = load("short", f"{WORK}/late-never", 404, timeout_s=1)["error"]
     check("late-never" in error["message"] and totals()["loading"] == len(names), error)

@@ -46,7 +46,7 @@ wait "$CLIENT_PID" || fail "the generation that queued was cut"
 jq --exit-status '[.choices[].token_ids | length] | add == 200' "$WORK/late" >/dev/null ||
   fail "the generation that queued did not end well: $(head --bytes=300 "$WORK/late")"
 
-serve_model
+serve_model --drain-timeout 300000
 curl --silent --max-time 120 --output "$WORK/late" --header 'Content-Type: application/json' \
   --data '{"token_ids": [40], "sampling_params": {"max_tokens": 900, "ignore_eos": true, "n": 4}}' "$URL/v1/generate" &
 CLIENT_PID=$!

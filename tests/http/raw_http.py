@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-WAIT_S = 20
+WAIT_S = 60
 HOST = b"Host: x\r\n"
 TEXT = b'{"prompt":"a"}'
 GOOD = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"

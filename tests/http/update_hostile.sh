@@ -78,7 +78,7 @@ def upload(path, chunked, n):
     return s
 
 def await_update(want):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         update = ask("GET", "/v1/status")[1]["update"]
         if want(update):
@@ -98,7 +98,7 @@ assert status == 200 and reply["phase"] == "aborted", reply
 began = time.monotonic()
 status, reply = ask("POST", "/v1/update_weights", json.dumps({"path": sys.argv[2], "weight_version": "next"}).encode())
 assert status == 200 and reply["phase"] == "committed", reply
-assert time.monotonic() - began < 10, "the next update waited for the end of an aborted one"
+assert time.monotonic() - began < 25, "the next update waited for the end of an aborted one"
 s.close()
 P
 untouched 4 next

@@ -92,7 +92,7 @@ expect 404 GET /v1/update_weights/upd-unknown
 
 # A lost lease ends the session by itself.
 start '{"lease_s": 1}'
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   expect 200 GET "/v1/update_weights/$ID"
   [[ $(jq --raw-output .phase "$WORK/body") == aborted ]] && break
   sleep 0.1

@@ -27,6 +27,7 @@ import baton  # noqa: E402
 N_KILLS = 9
 GIVE_UP_S = 280
 START, FINISH = "/v1/update_weights/start", "/v1/update_weights/finish"
+VAIN_S = 2  # of a join in vain: until then it must have come to what it waits for
 UPDATE_S = 3  # --update-timeout of the server that is made to wait in vain
 LATE_S = 20  # how much later than a deadline the answer may come, on the busiest machine
 
@@ -313,8 +314,9 @@ def timed(ask, seconds, what):
 def never_joins(world, server):
     with world.nccl_trainer() as trainer:
         unique_id = base64.b64encode(trainer.ask("mint")).decode()
-        body = {"transport": "nccl", "world_size": 2, "nccl_unique_id": unique_id, "timeout_s": 1}
-        e = timed(lambda: refuse(server, body, 408, "timeout", "NCCL_CUMEM_ENABLE", "2.28.9"), 1,
+        body = {"transport": "nccl", "world_size": 2, "nccl_unique_id": unique_id,
+                "timeout_s": VAIN_S}
+        e = timed(lambda: refuse(server, body, 408, "timeout", "NCCL_CUMEM_ENABLE", "2.28.9"), VAIN_S,
                   "nobody joins")
         must(e["retryable"], f"{e}")
         found = group(server)
@@ -324,17 +326,17 @@ def never_joins(world, server):
     with world.nccl_trainer() as trainer:  # counted in, and then no id
         port = trainer.ask("open_store")
         body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
-                "master_port": port, "timeout_s": 1}
-        timed(lambda: refuse(server, body, 408, "timeout", "broadcast_from/0/0"), 1, "no id")
+                "master_port": port, "timeout_s": VAIN_S}
+        timed(lambda: refuse(server, body, 408, "timeout", "broadcast_from/0/0"), VAIN_S, "no id")
         body["group_name"] = "late"
         server.post(200, INIT, body)
         until(lambda: group(server)["state"] == "failed", "the torch group waits for ever")
         must("first collective" in group(server)["error"]["message"], f"{group(server)}")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
-            "master_port": port, "timeout_s": 1}
-    timed(lambda: refuse(server, body, 408, "timeout", "nobody listened"), 1, "nobody")
+    with socket.socket() as closed:  # a port that is taken, and not listened at
+        closed.bind(("127.0.0.1", 0))
+        body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
+                "master_port": closed.getsockname()[1], "timeout_s": VAIN_S}
+        timed(lambda: refuse(server, body, 408, "timeout", "nobody listened"), VAIN_S, "nobody")
     rejoin(world, server, "after nobody")
 
 
@@ -342,9 +344,9 @@ def wrong_world(world, server):
     """One of the two expects three: NCCL says nothing, ever."""
     for theirs, ours in ((3, 2), (2, 3)):
         with world.nccl_trainer() as trainer:
-            body = by_id(server, trainer, theirs, timeout_s=1)
+            body = by_id(server, trainer, theirs, timeout_s=VAIN_S)
             timed(lambda: refuse(server, {**body, "world_size": ours}, 408, "timeout",
-                                 "world_size"), 1, "another world")
+                                 "world_size"), VAIN_S, "another world")
     rejoin(world, server, "after another world")
 
 
@@ -452,11 +454,12 @@ def faults(world, server):
     must(e["code"] == "timeout", f"{e}")
     rejoin(world, server, "after too little")
     with world.nccl_trainer(FAKENCCL_REFUSE_JOIN="1") as trainer:
-        body = by_id(server, trainer, timeout_s=1)
-        timed(lambda: refuse(server, body, 408, "timeout"), 1, "a trainer that cannot join")
+        body = by_id(server, trainer, timeout_s=VAIN_S)
+        timed(lambda: refuse(server, body, 408, "timeout"), VAIN_S, "a trainer that cannot join")
     with world.nccl_trainer(FAKENCCL_HANG_INIT="1") as trainer:
-        body = by_id(server, trainer, timeout_s=1)
-        timed(lambda: refuse(server, body, 408, "timeout", "NCCL_CUMEM_ENABLE"), 1, "a hung init")
+        body = by_id(server, trainer, timeout_s=VAIN_S)
+        timed(lambda: refuse(server, body, 408, "timeout", "NCCL_CUMEM_ENABLE"), VAIN_S,
+              "a hung init")
     rejoin(world, server, "after hung inits")
 
 

@@ -25,7 +25,7 @@
 
 #include <cmocka.h>
 
-enum { SCRIPT_STEPS_MAX = 64, SCRIPT_NBYTES_MAX = 32768, SCRIPT_WAIT_MS = 20000 };
+enum { SCRIPT_STEPS_MAX = 64, SCRIPT_NBYTES_MAX = 32768, SCRIPT_WAIT_MS = 60000 };
 
 enum step_kind {
     STEP_EXPECT,  /* these bytes, in any pieces */

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONG_US = 20 * 1000 * 1000, BIG = 20 << 20, TAIL = 1000 };
+enum { LONG_US = 60 * 1000 * 1000, BIG = 20 << 20, TAIL = 1000 };
 
 struct fake_front {
     struct exchange_front front; /* first */

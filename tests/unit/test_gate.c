@@ -17,7 +17,7 @@ struct still {
     struct engine engine; /* first */
     atomic_bool refuses, frozen, released;
     atomic_uint n_freezes, n_thaws;
-    uint64_t release_us;          /* how long it takes to give the KV cache back */
+    bool outlasts;                /* giving the KV cache back takes longer than the pause's lease */
     void (*meanwhile)(void *arg); /* while it gives the KV cache back, of what runs unfrozen */
     void *arg;
     struct gate **gate; /* NULL: nobody looks while it freezes */
@@ -66,16 +66,16 @@ static void still_thaw(struct engine *en)
     atomic_store(&s->frozen, false);
 }
 
-/* As long as the test says. */
+/* Until the test says so. */
 static int still_release(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e)
 {
     struct still *s = (struct still *)(void *)en;
-    uint64_t until_us = clock_after_us(s->release_us);
+    struct gate_info info = {.pause = s->outlasts ? PAUSE_KEEP : PAUSE_NONE, .lease_left_us = 1};
 
     (void)deadline_us;
     (void)e;
-    while (!clock_passed(until_us))
-        (void)sched_yield();
+    while (info.pause != PAUSE_NONE && info.lease_left_us > 0 && sched_yield() == 0)
+        gate_info(*s->gate, &info);
     if (s->meanwhile != NULL)
         s->meanwhile(s->arg);
     else
@@ -112,7 +112,7 @@ static void bed_open(struct bed *b)
     b->still.engine.ops = &ops;
     life_init(&b->life);
     life_set(&b->life, LIFE_SERVING);
-    b->config.pin_timeout = 1000;
+    b->config.pin_timeout = 60000;
     b->app = (struct app){.life = &b->life, .config = &b->config, .engine = &b->still.engine};
     assert_int_equal(store_new(&b->app.store, &store_cfg, &e), 0);
     assert_int_equal(admission_new(&b->app.generate, "generate", 4, 4, &e), 0);
@@ -420,8 +420,6 @@ static void test_a_lease_outlives_all_that_give_up(void **state)
  * would know that they have to be resumed. */
 static void test_no_pause_is_left_by_those_that_give_up(void **state)
 {
-    static const struct gate_pause short_one = {.mode = PAUSE_WAIT, .timeout_s = 1};
-
     (void)state;
     for (unsigned turn = 0; turn < 2; turn++) {
         struct asker askers[2], *leaves = &askers[turn], *stays = &askers[1 - turn];
@@ -432,8 +430,10 @@ static void test_no_pause_is_left_by_those_that_give_up(void **state)
         bed_open(&b);
         run_one(&b);
         for (unsigned i = 0; i < 2; i++) {
+            struct gate_pause req = {.mode = PAUSE_WAIT, .timeout_s = i == turn ? 60 : 2};
+
             asker_init(&askers[i], &b);
-            assert_int_equal(ask_for(&b, &askers[i], &short_one, "waits", &info, &e), 1);
+            assert_int_equal(ask_for(&b, &askers[i], &req, "waits", &info, &e), 1);
         }
         leave(&b, leaves);
         assert_int_equal(asker_result(leaves), ERR_GONE);
@@ -554,8 +554,9 @@ static void test_a_lease_ends_while_a_sleep_runs(void **state)
     (void)state;
     bed_open(&b);
     run_one(&b);
-    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "short", 1, &info, &e), 0);
-    b.still.release_us = 1200000;
+    b.still.gate = &b.gate;
+    b.still.outlasts = true;
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "short", 2, &info, &e), 0);
     assert_int_equal(gate_sleep(b.gate, 1, GATE_KV, &slept, &e), 0);
     assert_int_equal(slept.nbytes_kv, 1);
     assert_int_equal(slept.n_aborted, 0); /* it is frozen, and stays */

@@ -10,7 +10,7 @@
 
 #include <stdatomic.h>
 
-enum { LIMIT_US = 20 * 1000 * 1000 };
+enum { LIMIT_US = 60 * 1000 * 1000 };
 
 #define MS UINT64_C(1000)
 

@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-enum { WAIT_US = 20 * 1000 * 1000, N_THREADS = 4, N_ROUNDS = 200, VERSIONS_MAX = 4 };
+enum { WAIT_US = 60 * 1000 * 1000, SHORT_S = 3, N_THREADS = 4, N_ROUNDS = 200, VERSIONS_MAX = 4 };
 
 struct world {
     struct store *store;
@@ -191,8 +191,8 @@ static void test_lease_ends_by_itself(void **state)
     assert_int_equal(st.n_expired, 1);
 }
 
-/* Three leases of a second: one renewed for long, one whose answer is still being written, and one
- * that nobody thinks of, which alone ends. */
+/* Three short leases: one renewed for long, one whose answer is still being written, and one that
+ * nobody thinks of, which alone ends. */
 static void test_lease_renew_and_unstarted_outlive(void **state)
 {
     struct world *w = *state;
@@ -201,13 +201,13 @@ static void test_lease_renew_and_unstarted_outlive(void **state)
     struct err e = {0};
 
     commit_step(w->store, 1);
-    renewed = open_lease(w, 1);
+    renewed = open_lease(w, SHORT_S);
     assert_int_equal(lease_renew(w->leases, renewed.id, 3600, &now, &e), 0);
     assert_int_equal(now.lease_s, 3600);
     commit_step(w->store, 2);
-    assert_int_equal(lease_open(w->leases, 1, &slow, &v, &e), 0);
+    assert_int_equal(lease_open(w->leases, SHORT_S, &slow, &v, &e), 0);
     commit_step(w->store, 3);
-    forgotten = open_lease(w, 1);
+    forgotten = open_lease(w, SHORT_S);
     commit_step(w->store, 4);
     await_one_gone(w);
     assert_false(alive(w, &forgotten));

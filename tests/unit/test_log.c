@@ -10,6 +10,9 @@
 
 #include <fcntl.h>
 #include <jansson.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,12 +173,82 @@ static void test_drops_are_counted_and_told(void **state)
     free(text);
 }
 
+enum { LATE_THREADS = 3, LATE_ROUNDS = 30 };
+
+/* Logs for as long as it is let. */
+struct late {
+    const atomic_bool *enough;
+    atomic_uint_fast64_t n_lines;
+    pthread_t thread;
+};
+
+static void *late_main(void *arg)
+{
+    struct late *l = arg;
+
+    while (!atomic_load(l->enough)) {
+        log_line(LOG_INFO, "late", "while the log opens and closes");
+        atomic_fetch_add(&l->n_lines, 1);
+    }
+    return NULL;
+}
+
+static uint64_t count_lines(int fd)
+{
+    char piece[65536];
+    uint64_t n_lines = 0;
+    off_t at = 0;
+    ssize_t n;
+
+    while ((n = pread(fd, piece, sizeof piece, at)) > 0) {
+        for (ssize_t i = 0; i < n; i++)
+            n_lines += piece[i] == '\n';
+        at += n;
+    }
+    return n_lines;
+}
+
+/* A thread that nobody waits for, as one that an abort is stuck in, may log while the process ends:
+ * its line is written, or dropped and counted. */
+static void test_close_while_others_log(void **state)
+{
+    struct late late[LATE_THREADS];
+    uint64_t n_lines = 0, dropped = log_dropped();
+    atomic_bool enough = false;
+    struct err e = {0};
+    int fd = temp_file();
+
+    (void)state;
+    assert_int_equal(log_open(fd, LOG_INFO, &e), 0); /* nobody writes elsewhere */
+    for (int i = 0; i < LATE_THREADS; i++) {
+        late[i] = (struct late){.enough = &enough};
+        assert_int_equal(pthread_create(&late[i].thread, NULL, late_main, &late[i]), 0);
+    }
+    for (int i = 0; i < LATE_ROUNDS; i++) {
+        uint64_t before = atomic_load(&late[i % LATE_THREADS].n_lines);
+
+        while (atomic_load(&late[i % LATE_THREADS].n_lines) == before) /* it is among them */
+            (void)sched_yield();
+        log_close();
+        assert_int_equal(log_open(fd, LOG_INFO, &e), 0);
+    }
+    atomic_store(&enough, true);
+    for (int i = 0; i < LATE_THREADS; i++) {
+        assert_int_equal(pthread_join(late[i].thread, NULL), 0);
+        n_lines += atomic_load(&late[i].n_lines);
+    }
+    log_close();
+    assert_int_equal(count_lines(fd) + (log_dropped() - dropped), n_lines);
+    (void)close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hostile_bytes),
         cmocka_unit_test(test_long_values_are_left_out),
         cmocka_unit_test(test_drops_are_counted_and_told),
+        cmocka_unit_test(test_close_while_others_log),
     };
 
     return cmocka_run_group_tests_name("log", tests, NULL, NULL);

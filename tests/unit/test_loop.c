@@ -17,7 +17,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { WAIT_US = 20 * 1000 * 1000 };
+enum { WAIT_US = 60 * 1000 * 1000 };
 
 static struct mtx lock;
 static struct cnd moved;

@@ -2,6 +2,8 @@
  * end. What goes wrong later is in test_nccl_group_faults.c. */
 #include "tests/unit/group_fixture.h"
 
+#include "transport/nccl_group_priv.h"
+
 #define SUSPECTS "did all 2 ranks come, with the same world_size, the same NCCL (here 2.28.9)"
 
 enum { SOON_US = 300 * 1000 };
@@ -203,16 +205,35 @@ static void test_join_ends_where_nccl_hangs(void **state)
     }
 }
 
+struct warm_up {
+    const struct nccl_group *g;
+    struct progress *p;
+};
+
+/* Asked by the thread that joins, as is the deadline: this comes as soon as the sum is waited for.
+ */
+static bool expire_in_warm_up(void *arg)
+{
+    struct warm_up *w = arg;
+
+    if (w->g->what == REQUEST_WARM_UP)
+        w->p->deadline_us = clock_now_us();
+    return false;
+}
+
 /* It joins, and then does not take part in the sum: vLLM's do, torch's do not. */
 static void test_join_ends_where_no_warm_up_comes(void **state)
 {
     struct nccl_group *g = gfx_group(2, 1, true);
     struct nfx_peer p = nfx_spawn(NULL);
     ncclUniqueId id = nfx_mint(&p);
-    struct progress wait = gfx_within(SOON_US);
+    struct progress wait = gfx_patient();
+    struct warm_up w = {g, &wait};
     struct err e = {0};
 
     (void)state;
+    wait.gone = expire_in_warm_up;
+    wait.gone_arg = &w;
     gfx_trainer_joins(&p, id, 3, false);
     assert_int_equal(nccl_group_join(g, gfx_id(&id), &wait, &e), -1);
     assert_int_equal(e.code, ERR_TIMEOUT);
@@ -244,7 +265,7 @@ static void test_join_of_nobody(void **state)
     (void)nfx_end(&p, true);
     for (int i = 0; i < 2; i++) {
         struct nccl_group *g = gfx_group(2, 1, false);
-        struct progress wait = gfx_within(SOON_US);
+        struct progress wait = i == 0 ? gfx_within(SOON_US) : gfx_patient();
         struct err e = {0};
 
         assert_int_equal(nccl_group_join(g, gfx_id(&id), &wait, &e), -1);

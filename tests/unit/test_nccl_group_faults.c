@@ -486,7 +486,8 @@ static void test_a_gpu_that_hangs_at_the_end(void **state)
     atomic_store(&gfx_hangs, "event_destroy");
     nccl_group_end(g, &info);
     assert_int_equal(info.state, NCCL_GROUP_STUCK);
-    assert_int_equal(nfx_counts().n_comms, 0);
+    NFX_UNTIL(nfx_counts().n_comms == 0);
+    NFX_UNTIL(atomic_load(&gfx_n_hanging) == 2);
     nccl_group_free(g);
     atomic_store(&gfx_hangs, NULL);
     NFX_UNTIL(gfx_entries("/proc/self/task") <= gfx.n_threads);

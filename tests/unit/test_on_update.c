@@ -473,7 +473,7 @@ static void test_frozen_recompute_holds_nothing(void **state)
         assert_int_equal(b.en->ops->freeze(b.en, CLOCK_NEVER, &e), 0);
         caught = o.n_steps > SEQ_REBUILDS_MAX + 1 && j.n_seen == 0;
         if (caught)
-            assert_true(commit_until(&b, clock_after_us(10000000)));
+            assert_true(commit_until(&b, clock_after_us(60000000)));
         store_info(b.store, &info);
         assert_true(info.n_live <= 2);
         fake_on_step = NULL;

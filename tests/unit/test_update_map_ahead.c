@@ -300,14 +300,16 @@ static void assert_lives_until(struct lane *l, uint64_t deadline_us)
 static void test_lease_ends_after_what_was_begun(void **state)
 {
     const struct mfx_cfg cfgs[LANE_N] = THREE(MFX_STEP(1));
+    struct err e = {0};
     struct lane l;
 
     (void)state;
     lane_open(&l, (struct gpus_cfg){.n_devices = 1});
-    lane_start(&l, (struct update_start){.lease_s = 1});
+    lane_start(&l, (struct update_start){.lease_s = LEASE_S});
     l.holds = true;
     lane_queue_thirds(&l, cfgs);
     mfx_await_log(&l.g.watch, "M1");
+    assert_int_equal(updates_renew(l.g.b.updates, l.info.id, 1, &l.info, &e), 0);
     assert_lives_until(&l, clock_after_us(1200000));
     gpus_hold(&l.g, false);
     lane_await_all(&l, ERR_NONE);

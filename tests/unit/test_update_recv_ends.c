@@ -329,10 +329,10 @@ static void test_abort_and_deadline_end_a_bucket(void **state)
             struct fx_gate gate;
             struct gpus g;
 
-            world.receive_us = abort ? 0 : 200000;
             gpus_open(&g, &lib, world);
             assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
             fx_gate_init(&gate);
+            gate.late = abort == 0;
             info = start(&g.b, (struct update_start){0});
             cfg.n_each = 2;
             cfg.gate = &gate;

@@ -139,6 +139,7 @@ struct fx_gate {
     struct mtx lock;
     struct cnd changed;
     bool entered, open;
+    bool late;           /* who comes finds its deadline passed; set before */
     uint64_t stopped_us; /* when a fill was told to stop here */
 };
 
@@ -195,6 +196,8 @@ static inline int fx_wait_gate(struct fx_gate *g, struct progress *p, struct err
     mtx_lock(&g->lock);
     g->entered = true;
     cnd_broadcast(&g->changed);
+    if (g->late)
+        rc = err_set(e, ERR_TIMEOUT, "", "the bytes did not arrive before the deadline");
     while (!g->open && rc == 0) {
         (void)cnd_wait(&g->changed, &g->lock, clock_after_us(FX_POLL_US));
         rc = progress_check(p, e);

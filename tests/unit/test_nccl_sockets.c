@@ -1,0 +1,154 @@
+/* transport/nccl_sockets: which connections are hung up on, and that none is taken for another
+ * whose number it got. Who connects is a process of its own: connections within this one are left
+ * alone.
+ */
+#include "transport/nccl_sockets.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int __real_getpeername(int fd, struct sockaddr *at, socklen_t *len);
+int __wrap_getpeername(int fd, struct sockaddr *at, socklen_t *len);
+
+/* The nth look at a number is its last before it becomes another connection's. */
+static struct {
+    int number, other, left;
+} swap = {.number = -1};
+
+int __wrap_getpeername(int fd, struct sockaddr *at, socklen_t *len)
+{
+    int rc = __real_getpeername(fd, at, len);
+
+    if (fd == swap.number && --swap.left == 0)
+        assert_int_equal(dup2(swap.other, swap.number), swap.number);
+    return rc;
+}
+
+static int listener(struct sockaddr_in *at)
+{
+    socklen_t len = sizeof *at;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(bind(fd, (struct sockaddr *)at, len), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)at, &len), 0);
+    return fd;
+}
+
+/* The process that connects to a client's listener and to the group's, and sends back whatever
+ * comes by the client's until that ends. */
+static void caller(const struct sockaddr_in *client, const struct sockaddr_in *group)
+{
+    int fds[2] = {socket(AF_INET, SOCK_STREAM, 0), socket(AF_INET, SOCK_STREAM, 0)};
+    char byte;
+
+    if (connect(fds[0], (const struct sockaddr *)client, sizeof *client) != 0 ||
+        connect(fds[1], (const struct sockaddr *)group, sizeof *group) != 0)
+        _exit(1);
+    while (recv(fds[0], &byte, 1, 0) == 1)
+        if (send(fds[0], &byte, 1, MSG_NOSIGNAL) != 1)
+            _exit(2);
+    _exit(0);
+}
+
+struct world {
+    struct listen_ports others; /* with the client's listener, without the group's */
+    int listeners[2];           /* the client's, the group's */
+    int client, group;          /* accepted there */
+    pid_t pid;
+};
+
+static struct world world_new(void)
+{
+    struct sockaddr_in at[2];
+    struct world w;
+
+    w.listeners[0] = listener(&at[0]);
+    listen_ports_now(&w.others);
+    w.listeners[1] = listener(&at[1]);
+    w.pid = fork();
+    assert_true(w.pid >= 0);
+    if (w.pid == 0)
+        caller(&at[0], &at[1]);
+    w.client = accept4(w.listeners[0], NULL, NULL, SOCK_CLOEXEC);
+    w.group = accept4(w.listeners[1], NULL, NULL, SOCK_CLOEXEC);
+    assert_true(w.client >= 0 && w.group >= 0);
+    return w;
+}
+
+static bool client_is_connected(const struct world *w)
+{
+    char byte = 'x';
+
+    return send(w->client, &byte, 1, MSG_NOSIGNAL) == 1 && recv(w->client, &byte, 1, 0) == 1 &&
+           byte == 'x';
+}
+
+static void world_end(const struct world *w)
+{
+    int status = -1;
+
+    (void)shutdown(w->client, SHUT_RDWR);
+    assert_int_equal(waitpid(w->pid, &status, 0), w->pid);
+    assert_int_equal(status, 0);
+    (void)close(w->client);
+    (void)close(w->group);
+    (void)close(w->listeners[0]);
+    (void)close(w->listeners[1]);
+}
+
+static void test_only_the_groups_are_hung_up_on(void **state)
+{
+    struct world w = world_new();
+    char byte;
+
+    (void)state;
+    assert_int_equal(nccl_sockets_hang_up(&w.others), 1);
+    assert_int_equal(recv(w.group, &byte, 1, 0), 0);
+    assert_true(client_is_connected(&w));
+    world_end(&w);
+}
+
+/* NCCL closes its connection, and a client's that is accepted gets the number, between any two
+ * looks at it: whatever becomes of the group's, the client's stays. */
+static void test_a_number_that_became_a_clients_is_left_alone(void **state)
+{
+    bool swapped = true;
+
+    (void)state;
+    for (int look = 1; swapped; look++) {
+        struct world w = world_new();
+
+        swap.number = w.group;
+        swap.other = w.client;
+        swap.left = look;
+        (void)nccl_sockets_hang_up(&w.others);
+        swapped = swap.left <= 0;
+        swap.number = -1;
+        assert_true(client_is_connected(&w));
+        world_end(&w);
+        assert_true(swapped == (look <= 3)); /* listeners, callers, and then those to hang up on */
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_only_the_groups_are_hung_up_on),
+        cmocka_unit_test(test_a_number_that_became_a_clients_is_left_alone),
+    };
+
+    return cmocka_run_group_tests_name("nccl_sockets", tests, NULL, NULL);
+}
