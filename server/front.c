@@ -1,9 +1,7 @@
-/* The front: shards, their loops and daemons, start and stop.
+/* The front: shards, their loops, start and stop.
  *
- * A loop's epoll holds libmicrohttpd's own epoll fd, and every turn runs the library once. It never
- * waits in there (external mode polls with a zero timeout), which is what avoids the stall of its
- * internal thread at multiples of 128 events; the price is a guard against the cases where it asks
- * for a zero timeout for ever. */
+ * A loop's epoll holds those of its libmicrohttpd daemons, the listening socket and a watch on each
+ * accepted one, and every turn runs the daemons that have something to do. */
 #include "server/front.h"
 
 #include "base/clock.h"
@@ -11,37 +9,11 @@
 #include "server/front_priv.h"
 
 #include <assert.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
-enum { LIBRARY_LINES_PER_S = 10, RESERVE_MAX = 256 };
-
-static void library_log(void *cls, const char *fmt, va_list ap)
-    __attribute__((format(printf, 2, 0)));
-
-/* libmicrohttpd logs for each aborted client: a flood that anybody can cause. */
-static void library_log(void *cls, const char *fmt, va_list ap)
-{
-    struct shard *s = cls;
-    uint64_t second = clock_now_us() / 1000000U;
-    char text[256];
-
-    if (!log_enabled(LOG_DEBUG))
-        return;
-    if (s->log_second != second) {
-        s->log_second = second;
-        s->n_logged = 0;
-    }
-    if (s->n_logged++ >= LIBRARY_LINES_PER_S)
-        return;
-    (void)vsnprintf(text, sizeof text, fmt, ap);
-    text[strcspn(text, "\n")] = '\0';
-    log_line(LOG_DEBUG, "http.library", "%s", text);
-}
+enum { RESERVE_MAX = 256 };
 
 static void library_panic(void *cls, const char *file, unsigned line, const char *reason)
 {
@@ -52,45 +24,22 @@ static void library_panic(void *cls, const char *file, unsigned line, const char
     abort();
 }
 
-/* The daemon's epoll is ready: the end of this turn runs it. */
-static void daemon_ready(void *arg, uint32_t events)
-{
-    (void)arg;
-    (void)events;
-}
-
 static void shard_close(struct shard *s);
 
 static uint64_t shard_turn(void *arg)
 {
     struct shard *s = arg;
-    MHD_UNSIGNED_LONG_LONG ms = 0;
+    uint64_t wait_us;
 
-    if (s->daemon == NULL)
+    if (s->n_parts == 0)
         return CLOCK_NEVER;
-    s->moved = false;
-    (void)MHD_run(s->daemon);
+    wait_us = parts_run(s);
     if (s->finish_by_us > 0 &&
         ((!conn_any_unsent(s) && s->n_lingers == 0) || clock_passed(s->finish_by_us))) {
         shard_close(s);
         return CLOCK_NEVER;
     }
-    if (MHD_get_timeout(s->daemon, &ms) != MHD_YES) {
-        s->n_zero_turns = 0;
-        return CLOCK_NEVER;
-    }
-    if (ms > 0) {
-        s->n_zero_turns = 0;
-        return (uint64_t)ms * 1000;
-    }
-    /* A long upload asks for zero timeouts too, but hands us bytes in each turn. */
-    if (s->moved)
-        return 0;
-    if (s->n_zero_turns < FRONT_ZERO_TURNS_MAX) {
-        s->n_zero_turns++;
-        return 0;
-    }
-    return FRONT_GUARD_WAIT_US;
+    return wait_us;
 }
 
 /* Loop thread: it turns. */
@@ -101,37 +50,18 @@ static void shard_beat(void *arg)
     atomic_store_explicit(&s->beat_us, clock_now_us(), memory_order_relaxed);
 }
 
-/* Connections that the kernel has made for us, and the requests on them, are ours: closing the
- * listening socket now would reset them. */
-static void accept_rest(struct shard *s)
-{
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_LISTEN_FD);
-    struct pollfd p = {.fd = info->listen_fd, .events = POLLIN};
-    uint64_t before, n = atomic_load_explicit(&s->n_accepted, memory_order_relaxed);
-    uint64_t most = n + FRONT_BACKLOG;
-
-    do {
-        before = n;
-        (void)MHD_run(s->daemon);
-        n = atomic_load_explicit(&s->n_accepted, memory_order_relaxed);
-    } while (n > before && n < most && poll(&p, 1, 0) > 0);
-}
-
 /* Loop thread: stop accepting. */
 static void shard_quiesce(void *arg)
 {
     struct shard *s = arg;
     struct front *f = s->front;
-    MHD_socket fd;
 
     if (s->quiesced)
         return;
     s->quiesced = true;
     if (loop_is_current(s->loop))
         accept_rest(s);
-    fd = MHD_quiesce_daemon(s->daemon);
-    if (fd != MHD_INVALID_SOCKET)
-        (void)close(fd);
+    accept_end(s);
     mtx_lock(&f->lock);
     f->n_quiesced++;
     cnd_broadcast(&f->moved);
@@ -159,52 +89,12 @@ static void shard_close(struct shard *s)
     while (s->lingers != NULL)
         lingering_close(s->lingers);
     loop_timer_cancel(s->loop, &s->sweep);
-    loop_unwatch(s->loop, &s->mhd);
-    MHD_stop_daemon(s->daemon);
-    s->daemon = NULL;
+    parts_stop(s);
     assert(s->conns == NULL);
     mtx_lock(&f->lock);
     f->n_closed++;
     cnd_broadcast(&f->moved);
     mtx_unlock(&f->lock);
-}
-
-/* libmicrohttpd reads texts that its array of options calls writable. */
-static void *pem(const char *text)
-{
-    union {
-        const char *in;
-        void *out;
-    } both = {text};
-
-    return both.out;
-}
-
-static int start_daemon(struct shard *s, struct err *e)
-{
-    const struct front_cfg *cfg = &s->front->cfg;
-    struct MHD_OptionItem tls[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, pem(cfg->tls_cert)},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, pem(cfg->tls_key)},
-        {MHD_OPTION_HTTPS_PRIORITIES, 0, pem(front_tls_priorities)},
-        {MHD_OPTION_END, 0, NULL},
-    };
-    struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
-    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
-
-    s->daemon = MHD_start_daemon(
-        s->front->tls ? flags | MHD_USE_TLS : flags, 0, NULL, NULL, request_handle, s,
-        MHD_OPTION_EXTERNAL_LOGGER, library_log, s, MHD_OPTION_ARRAY, s->front->tls ? tls : none,
-        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_URI_LOG_CALLBACK, request_begin, s,
-        MHD_OPTION_NOTIFY_COMPLETED, request_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
-        conn_notify, s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)FRONT_POOL_NBYTES,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->n_conns_limit, MHD_OPTION_CONNECTION_TIMEOUT, 0U,
-        MHD_OPTION_END);
-    /* From here on the socket is the daemon's, whose failing start may have closed it already. */
-    s->listen_fd = -1;
-    if (s->daemon == NULL)
-        return err_set(e, ERR_INTERNAL, "", "libmicrohttpd did not start");
-    return 0;
 }
 
 static int begin_loop(struct shard *s, struct err *e)
@@ -220,7 +110,6 @@ static int begin_loop(struct shard *s, struct err *e)
 static int shard_start(struct shard *s, size_t i, struct err *e)
 {
     struct loop_cfg cfg = {.turn = shard_turn, .arg = s};
-    const union MHD_DaemonInfo *info;
     const char *front = s->front->cfg.name;
     char name[16];
 
@@ -231,13 +120,9 @@ static int shard_start(struct shard *s, size_t i, struct err *e)
     s->beat = (struct loop_item){.run = shard_beat, .arg = s};
     shard_beat(s);
     s->sweep = (struct loop_timer){.fire = conn_sweep, .arg = s};
-    if (loop_new(&s->loop, &cfg, e) != 0 || begin_loop(s, e) != 0 || start_daemon(s, e) != 0)
+    if (loop_new(&s->loop, &cfg, e) != 0 || begin_loop(s, e) != 0 || parts_start(s, e) != 0)
         return -1;
-    info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-    s->mhd = (struct loop_watch){.ready = daemon_ready, .arg = s, .fd = info->epoll_fd};
-    if (loop_watch(s->loop, &s->mhd, EPOLLIN, e) != 0)
-        return -1;
-    conn_sweep(s); /* arms itself */
+    conn_sweep(s); /* arms itself, and begins to accept */
     return loop_start(s->loop, e);
 }
 
@@ -369,7 +254,7 @@ static void finish_shards(struct front *f)
     for (size_t i = 0; i < f->n_shards; i++) {
         struct shard *s = &f->shards[i];
 
-        if (s->daemon == NULL)
+        if (s->n_parts == 0)
             continue;
         n++;
         if (loop_started(s->loop))
@@ -390,16 +275,24 @@ static void shard_fini(struct shard *s)
         s->front->cfg.app->loop_end(s->loop_app);
     }
     loop_free(s->loop);
+    free(s->parts);
     if (s->listen_fd >= 0)
         (void)close(s->listen_fd);
+}
+
+void front_stop(struct front *f)
+{
+    if (f == NULL)
+        return;
+    front_unlink(f);
+    finish_shards(f);
 }
 
 void front_free(struct front *f)
 {
     if (f == NULL)
         return;
-    front_unlink(f);
-    finish_shards(f);
+    front_stop(f);
     for (size_t i = 0; i < f->n_shards; i++)
         shard_fini(&f->shards[i]);
     if (f->no_memory != NULL)

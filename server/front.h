@@ -1,7 +1,8 @@
 /* The HTTP front: connections in, exchanges out. The only user of libmicrohttpd.
  *
- * Each shard is one loop thread with an epoll of its own that holds libmicrohttpd in external mode,
- * a wake-up eventfd, and a hang-up watch on every accepted socket. A loop never waits for anything
+ * Each shard is one loop thread with an epoll of its own that holds libmicrohttpd in external mode
+ * (a daemon for each hundred or so connections, see front_part.c), the listening socket, a wake-up
+ * eventfd, and a hang-up watch on every accepted socket. A loop never waits for anything
  * but its epoll. Rejected: libmicrohttpd's own epoll thread, which stalls when one wake-up returns
  * a multiple of 128 events, and its poll thread, whose cost grows with idle connections. */
 #ifndef BATON_SERVER_FRONT_H
@@ -113,8 +114,11 @@ void front_quiesce(struct front *f);
 /* front_wait_idle - wait until no exchange is open, or the deadline. Returns true when idle. */
 bool front_wait_idle(struct front *f, uint64_t deadline_us);
 
-/* front_free - close every connection, join the loops; exchanges still held elsewhere stay valid
- * and answering them does nothing. Accepts NULL. */
+/* front_stop - close every connection: the app is called no more, and may still ask this front how
+ * it is. Repeating is harmless; accepts NULL. Threads: main's.
+ * front_free - stop, and join the loops; exchanges still held elsewhere stay valid and answering
+ * them does nothing. Accepts NULL. */
+void front_stop(struct front *f);
 void front_free(struct front *f);
 
 #endif

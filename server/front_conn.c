@@ -47,11 +47,32 @@ static uint64_t acked(const struct conn *c)
     return info.tcpi_bytes_acked;
 }
 
+/* The sweep visits those that have a deadline: not the thousands that wait for the application. */
+static void set_deadline(struct conn *c, uint64_t deadline_us)
+{
+    bool has = c->prev_due != NULL;
+
+    c->deadline_us = deadline_us;
+    if (has == (deadline_us != CLOCK_NEVER))
+        return;
+    if (has) {
+        *c->prev_due = c->next_due;
+        if (c->next_due != NULL)
+            c->next_due->prev_due = c->prev_due;
+        c->prev_due = NULL;
+        return;
+    }
+    c->next_due = c->shard->timed;
+    c->prev_due = &c->shard->timed;
+    if (c->next_due != NULL)
+        c->next_due->prev_due = &c->next_due;
+    c->shard->timed = c;
+}
+
 void conn_deadline(struct conn *c, uint64_t after_us)
 {
-    if (c->dead)
-        return;
-    c->deadline_us = after_us == CLOCK_NEVER ? CLOCK_NEVER : clock_after_us(after_us);
+    if (!c->dead)
+        set_deadline(c, after_us == CLOCK_NEVER ? CLOCK_NEVER : clock_after_us(after_us));
 }
 
 void conn_kill(struct conn *c)
@@ -59,7 +80,7 @@ void conn_kill(struct conn *c)
     if (c->dead)
         return;
     c->dead = true;
-    c->deadline_us = CLOCK_NEVER;
+    set_deadline(c, CLOCK_NEVER);
     if (c->req != NULL) {
         exchange_mark_gone(c->req->x);
         request_resume(c->req);
@@ -96,8 +117,9 @@ static void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
 }
 
-static struct conn *conn_new(struct shard *s, int fd, const struct sockaddr *peer)
+static struct conn *conn_new(struct part *p, int fd, const struct sockaddr *peer)
 {
+    struct shard *s = p->shard;
     const struct front_cfg *cfg = &s->front->cfg;
     struct conn *c = calloc(1, sizeof *c);
     struct err e = {0};
@@ -105,6 +127,8 @@ static struct conn *conn_new(struct shard *s, int fd, const struct sockaddr *pee
     if (c == NULL)
         return NULL;
     c->shard = s;
+    c->part = p;
+    c->deadline_us = CLOCK_NEVER;
     c->fd = fd;
     c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
     c->tcp = cfg->unix_path == NULL;
@@ -132,6 +156,7 @@ static void conn_free(struct conn *c)
     loop_unwatch(c->shard->loop, &c->hangup);
     if (c->linger && !c->dead)
         lingering_open(c->shard, c->fd);
+    set_deadline(c, CLOCK_NEVER);
     *c->prev_next = c->next;
     if (c->next != NULL)
         c->next->prev_next = c->prev_next;
@@ -156,11 +181,13 @@ static void make_room(struct shard *s)
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe)
 {
-    struct shard *s = cls;
+    struct part *p = cls;
+    struct shard *s = p->shard;
     const struct sockaddr *peer;
     int fd;
 
     if (toe == MHD_CONNECTION_NOTIFY_CLOSED) {
+        p->n_conns--;
         s->n_conns--;
         if (*socket_context != NULL) {
             struct conn *c = *socket_context;
@@ -171,13 +198,15 @@ void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
             conn_free(c);
         }
         *socket_context = NULL;
+        accept_begin(s);
     } else {
+        p->n_conns++;
         s->n_conns++;
         make_room(s);
         front_count(&s->n_accepted);
         fd = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
         peer = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
-        *socket_context = conn_new(s, fd, peer);
+        *socket_context = conn_new(p, fd, peer);
         if (*socket_context == NULL) /* unwatched, it could outlive its client: do not serve it */
             (void)shutdown(fd, SHUT_RDWR);
     }
@@ -269,14 +298,17 @@ void conn_sweep(void *arg)
     uint64_t now_us = clock_now_us();
 
     /* Nothing here frees a connection: libmicrohttpd does, in its next run. */
-    for (struct conn *c = s->conns; c != NULL; c = c->next)
+    for (struct conn *c = s->timed, *next; c != NULL; c = next) {
+        next = c->next_due;
         if (c->deadline_us <= now_us)
             conn_late(c);
+    }
     for (struct lingering *l = s->lingers, *next; l != NULL; l = next) {
         next = l->next;
         if (l->deadline_us <= now_us)
             lingering_close(l);
     }
+    accept_begin(s);
     loop_timer_set(s->loop, &s->sweep, now_us + sweep_us(&s->front->cfg));
 }
 

@@ -256,8 +256,8 @@ void front_fit_nofile(struct front *f)
         if (setrlimit(RLIMIT_NOFILE, &most) == 0)
             lim = most;
     }
-    need = (rlim_t)f->cfg.n_connections_max + (rlim_t)f->n_shards * FRONT_LINGER_MAX +
-           NOFILE_RESERVE;
+    need = (rlim_t)f->cfg.n_connections_max +
+           (rlim_t)f->n_shards * (FRONT_LINGER_MAX + parts_wanted(&f->cfg)) + NOFILE_RESERVE;
     if (lim.rlim_cur == RLIM_INFINITY || lim.rlim_cur >= need)
         return;
     need -= (rlim_t)f->cfg.n_connections_max;

@@ -21,6 +21,9 @@ enum {
     FRONT_BACKLOG = 4096,                /* of listen(2) */
     FRONT_ZERO_TURNS_MAX = 64,           /* idle turns without a wait before the spin guard */
     FRONT_GUARD_WAIT_US = 1000,          /* what the spin guard then waits */
+    FRONT_PART_CONNS = 128,              /* of one libmicrohttpd, before another gets some */
+    FRONT_PARTS_MAX = 64,                /* of those in a front; at least one for each loop */
+    FRONT_ACCEPTS_MAX = 10,              /* in one turn */
     FRONT_DROP_NBYTES_MAX = 1 << 20,     /* a known rest up to this is read before an early error */
     FRONT_GRACE_US = 1000 * 1000,        /* from an answer mid-upload, or the end, to the cut */
     FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
@@ -41,7 +44,9 @@ struct request;
 /* One accepted socket. */
 struct conn {
     struct shard *shard;
-    struct conn *next, **prev_next; /* in shard->conns */
+    struct part *part;
+    struct conn *next, **prev_next;    /* in shard->conns */
+    struct conn *next_due, **prev_due; /* in shard->timed; prev_due is NULL without a deadline */
     struct loop_watch hangup;
     int fd;               /* libmicrohttpd's */
     uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
@@ -104,24 +109,38 @@ struct request {
 
 struct front;
 
+/* One libmicrohttpd daemon of a shard, with some of its connections. */
+struct part {
+    struct shard *shard;
+    struct MHD_Daemon *daemon; /* owned */
+    struct loop_watch watch;   /* the daemon's own epoll */
+    struct part *next_due;     /* in shard->due */
+    uint64_t wait_us;          /* while due: the loop may sleep so long before */
+    size_t n_conns;
+    unsigned n_zero_turns; /* without a wait, and without anything having moved */
+    bool due;              /* it runs at the end of this turn, or of the next one */
+    bool moved;            /* libmicrohttpd called us in this run */
+};
+
 struct shard {
     struct front *front;
     struct loop *loop;
-    char piece[FRONT_CHUNK_HEAD_MAX + FRONT_PIECE_NBYTES + 2]; /* of a stream, as a chunk */
-    bool began;     /* the application's loop_begin went well: its loop_end is due */
-    void *loop_app; /* of the application */
-    struct MHD_Daemon *daemon;
-    int listen_fd;         /* ours until given to the daemon; -1 once closed */
-    size_t n_conns_max;    /* over it, new requests are shed */
-    size_t n_conns_limit;  /* libmicrohttpd stops accepting */
-    struct loop_watch mhd; /* the daemon's own epoll */
+    char piece[FRONT_PIECE_NBYTES]; /* of a stream */
+    bool began;         /* the application's loop_begin went well: its loop_end is due */
+    void *loop_app;     /* of the application */
+    struct part *parts; /* owned [n_parts], all running */
+    size_t n_parts;     /* 0 once closed */
+    struct part *due;
+    int listen_fd;            /* owned; -1 once closed */
+    struct loop_watch listen; /* of listen_fd */
+    bool listening;           /* it is watched */
+    size_t n_conns_max;       /* over it, new requests are shed */
+    size_t n_conns_limit;     /* at it, nobody is accepted */
     struct loop_timer sweep;
     struct loop_item quiesce, finish, beat;
-    struct conn *conns;
+    struct conn *conns, *timed;
     struct lingering *lingers;
     size_t n_conns, n_lingers;
-    unsigned n_zero_turns; /* without a wait, and without anything having moved */
-    bool moved;            /* libmicrohttpd called us in this turn */
     bool quiesced;
     uint64_t finish_by_us; /* everything is closed then; 0: not finishing */
     uint64_t log_second;   /* rate limit of the library's messages */
@@ -163,6 +182,19 @@ void front_fit_nofile(struct front *f); /* raises RLIMIT_NOFILE; lowers n_connec
  * number of a file whose socket is closed and that a successor replaced may be the successor's. */
 void front_unlink(struct front *f);
 
+/* front_part.c: the daemons. */
+size_t parts_wanted(const struct front_cfg *cfg); /* for each shard */
+int parts_start(struct shard *s, struct err *e);  /* on -1 parts_stop is due */
+void parts_stop(struct shard *s);                 /* every connection is dead; none is left */
+void part_due(struct part *p);       /* there is something for it: it runs before the loop sleeps */
+uint64_t parts_run(struct shard *s); /* those due; returns how long the loop may sleep then */
+struct part *part_with_room(const struct shard *s);
+
+/* front_accept.c: new connections. */
+void accept_begin(struct shard *s); /* or go on, if there is room again and a socket to listen on */
+void accept_rest(struct shard *s);  /* who is in the queue; what they have sent is read */
+void accept_end(struct shard *s);   /* closes the socket */
+
 /* front_tls.c: what libmicrohttpd leaves to us of TLS. */
 extern const char front_tls_priorities[]; /* GnuTLS's: which versions */
 /* Bytes past libmicrohttpd, encrypted. Returns how many went out, -1 if none did. */
@@ -202,6 +234,7 @@ int front_prebuild(struct front *f, struct err *e);
 /* front_stream.c: chunks past libmicrohttpd. */
 bool stream_may_pass(const struct request *r);
 void stream_push(struct request *r); /* there may be more to send, or room for it */
+bool stream_pass(struct exchange_front *front, const void *data, size_t len); /* as its member */
 
 /* front_body.c: bodies. */
 void body_begin(struct request *r);

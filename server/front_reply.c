@@ -133,7 +133,7 @@ static ssize_t stream_more(void *cls, uint64_t pos, char *out, size_t cap)
     size_t n = 0;
 
     (void)pos;
-    r->conn->shard->moved = true;
+    r->conn->part->moved = true;
     if (r->suspended)
         return 0;
     if (!r->passes && stream_may_pass(r)) { /* the headers are out: stream_push does the rest */

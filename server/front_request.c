@@ -46,6 +46,7 @@ void request_resume(struct request *r)
         return;
     r->suspended = false;
     MHD_resume_connection(r->mc);
+    part_due(r->conn->part);
 }
 
 void request_dispatch(struct request *r)
@@ -58,7 +59,7 @@ void request_dispatch(struct request *r)
 /* The request line is there. Returns con_cls; NULL without memory. */
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
 {
-    struct shard *s = cls;
+    struct shard *s = ((struct part *)cls)->shard;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(
         mc, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     struct conn *c = info != NULL ? info->socket_context : NULL;
@@ -72,6 +73,7 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
         return NULL;
     r->target = strdup(target != NULL ? target : "");
     r->front.wake = post_wake;
+    r->front.pass = stream_pass;
     r->wake = (struct loop_item){.run = woken, .arg = r};
     r->conn = c;
     r->mc = mc;
@@ -198,13 +200,14 @@ enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char 
                                const char *method, const char *version, const char *data,
                                size_t *size, void **con_cls)
 {
+    struct part *p = cls;
     struct request *r = *con_cls;
     enum MHD_Result rc;
 
     (void)url;
-    ((struct shard *)cls)->moved = true;
+    p->moved = true;
     if (r == NULL)
-        return answer_no_memory(cls, mc, size);
+        return answer_no_memory(p->shard, mc, size);
     if (r->conn->dead || r->raw_sent)
         return MHD_NO;
     if (r->suspended)
@@ -245,7 +248,7 @@ void request_completed(void *cls, struct MHD_Connection *mc, void **con_cls,
 {
     struct request *r = *con_cls;
 
-    ((struct shard *)cls)->moved = true;
+    ((struct part *)cls)->moved = true;
     *con_cls = NULL;
     if (r == NULL || r->stage == STAGE_HEADERS) /* refused by libmicrohttpd, or by us unread */
         filter_wipe_key(mc);

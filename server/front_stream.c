@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 bool stream_may_pass(const struct request *r)
 {
@@ -20,9 +21,10 @@ bool stream_may_pass(const struct request *r)
 }
 
 /* How many bytes the socket took; -1: it is broken, which its watch will tell too. */
-static ssize_t put(const struct request *r, const char *data, size_t len)
+static ssize_t put(const struct request *r, struct iovec *parts, size_t n_parts)
 {
-    ssize_t n = send(r->conn->fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    struct msghdr msg = {.msg_iov = parts, .msg_iovlen = n_parts};
+    ssize_t n = sendmsg(r->conn->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
@@ -30,35 +32,46 @@ static ssize_t put(const struct request *r, const char *data, size_t len)
 }
 
 /* What the socket did not take waits here for room; the exchange counts it as unsent. */
-static bool keep_rest(struct request *r, const char *data, size_t len)
+static bool keep_rest(struct request *r, const struct iovec *parts, size_t n_parts, size_t sent,
+                      size_t len)
 {
-    r->rest = malloc(len);
-    if (r->rest == NULL)
+    char *to = malloc(len - sent);
+
+    if (to == NULL)
         return false;
-    memcpy(r->rest, data, len);
-    r->rest_len = len;
+    r->rest = to;
+    r->rest_len = len - sent;
     r->rest_sent = 0;
-    exchange_stream_kept(r->x, len);
+    for (size_t i = 0; i < n_parts; i++) {
+        size_t skip = sent < parts[i].iov_len ? sent : parts[i].iov_len;
+
+        memcpy(to, (const char *)parts[i].iov_base + skip, parts[i].iov_len - skip);
+        to += parts[i].iov_len - skip;
+        sent -= skip;
+    }
+    exchange_stream_kept(r->x, r->rest_len);
     return true;
 }
 
-/* Sends n bytes that lie in the shard's piece, as a chunk. False: no more for now. */
-static bool put_chunk(struct request *r, size_t n)
+/* False: no more for now. */
+static bool put_chunk(struct request *r, const void *data, size_t n)
 {
-    char head[FRONT_CHUNK_HEAD_MAX + 1], *data = r->conn->shard->piece + FRONT_CHUNK_HEAD_MAX;
+    union {
+        const void *in;
+        void *out;
+    } body = {data}; /* sendmsg only reads it, whatever the type of its parts says */
+    char head[FRONT_CHUNK_HEAD_MAX + 1], tail[] = {'\r', '\n'};
     int head_len = snprintf(head, sizeof head, "%zx\r\n", n);
-    char *begin = data - head_len;
-    size_t len = (size_t)head_len + n + 2;
+    struct iovec parts[] = {{head, (size_t)head_len}, {body.out, n}, {tail, sizeof tail}};
+    size_t len = (size_t)head_len + n + sizeof tail;
     ssize_t sent;
 
     assert(head_len > 0 && head_len <= FRONT_CHUNK_HEAD_MAX);
-    memcpy(begin, head, (size_t)head_len);
-    data[n] = '\r';
-    data[n + 1] = '\n';
-    sent = put(r, begin, len);
+    r->nbytes_out += n;
+    sent = put(r, parts, 3);
     if (sent == (ssize_t)len)
         return true;
-    if (sent < 0 || !keep_rest(r, begin + sent, len - (size_t)sent))
+    if (sent < 0 || !keep_rest(r, parts, 3, (size_t)sent, len))
         conn_kill(r->conn);
     return false;
 }
@@ -66,7 +79,8 @@ static bool put_chunk(struct request *r, size_t n)
 /* False: some of it is still there, or the connection is dead. */
 static bool put_rest(struct request *r)
 {
-    ssize_t n = put(r, r->rest + r->rest_sent, r->rest_len - r->rest_sent);
+    struct iovec part = {r->rest + r->rest_sent, r->rest_len - r->rest_sent};
+    ssize_t n = put(r, &part, 1);
 
     if (n < 0) {
         conn_kill(r->conn);
@@ -93,11 +107,9 @@ void stream_push(struct request *r)
     if (r->rest != NULL && !put_rest(r))
         return; /* its deadline runs on: conn_late asks how much the peer has taken */
     for (;;) {
-        switch (
-            exchange_stream_take(r->x, s->piece + FRONT_CHUNK_HEAD_MAX, FRONT_PIECE_NBYTES, &n)) {
+        switch (exchange_stream_take(r->x, s->piece, sizeof s->piece, &n)) {
         case STREAM_BYTES:
-            r->nbytes_out += n;
-            if (put_chunk(r, n))
+            if (put_chunk(r, s->piece, n))
                 continue;
             conn_deadline(r->conn, limit_us);
             return;
@@ -111,4 +123,17 @@ void stream_push(struct request *r)
             return;
         }
     }
+}
+
+/* It waits for bytes: nothing of it is unsent, and its deadline does not run. */
+bool stream_pass(struct exchange_front *front, const void *data, size_t len)
+{
+    struct request *r = (struct request *)(void *)front;
+
+    assert(loop_is_current(r->conn->shard->loop));
+    if (!r->passes || !r->suspended || r->rest != NULL || r->conn->dead || len == 0)
+        return false;
+    if (!put_chunk(r, data, len))
+        conn_deadline(r->conn, r->conn->shard->front->cfg.body_timeout_us);
+    return true;
 }

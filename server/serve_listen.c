@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 
 enum {
-    FDS_RESERVED = 512, /* descriptors that connections may not take */
+    FDS_RESERVED = 576, /* descriptors that connections may not take */
     SMALL_SHARE = 16,   /* of control and of health: at most this part of all descriptors, */
     CONTROL_CONNECTIONS_MAX = 1024,
     HEALTH_CONNECTIONS_MAX = 256 /* and at most so many connections */
@@ -293,9 +293,12 @@ void listeners_stop_health(struct listeners *l)
     health_watch_stop(l->health);
 }
 
+/* Who asks one of them how the server is is told of both, until neither calls the app any more. */
 void listeners_close(struct listeners *l)
 {
     if (l->app != NULL) {
+        front_stop(l->app->front);
+        front_stop(l->app->control_front);
         front_free(l->app->front);
         front_free(l->app->control_front);
         l->app->front = NULL;

@@ -24,7 +24,7 @@ serves_at() { # ADDRESS OPTION...: start_server, on a given address
 
 # until_said TEXT: the last answer of health has it, soon.
 until_said() {
-  for _ in $(seq 1000); do
+  for _ in $(seq 6000); do
     call GET /readyz "${HEALTH[@]}"
     ! grep --quiet --fixed-strings -- "$1" "$WORK/body" || return 0
     sleep 0.01
@@ -78,7 +78,7 @@ refused 'Address already in use' --listen "${URL#http://}"
 stop_server
 
 # Control apart: updates there, text here, status on both.
-serve_model --control-listen 127.0.0.1:0 --health-listen "unix:$SOCKETS/health.sock"
+serve_model --control-listen 127.0.0.1:0 --health-listen "unix:$SOCKETS/health.sock" --drain-timeout 600000
 data=$URL
 control=http://$(grep '"event":"serving"' "$WORK/log" | jq --raw-output .control)
 HEALTH=(--unix-socket "$SOCKETS/health.sock")
@@ -119,11 +119,11 @@ URL=$control
 expect 200 POST /v1/resume
 URL=http://localhost
 until_said '"ready":true'
-curl --silent --max-time 120 --output "$WORK/late" --header 'Content-Type: application/json' \
+curl --silent --max-time 280 --output "$WORK/late" --header 'Content-Type: application/json' \
   --data '{"token_ids": [40], "sampling_params": {"max_tokens": 500, "ignore_eos": true, "n": 8}}' "$data/v1/generate" &
 client=$!
 URL=$data
-for _ in $(seq 1000); do
+for _ in $(seq 6000); do
   expect 200 GET /v1/status
   [[ $(jq .engine.running "$WORK/body") -gt 0 ]] && break
   sleep 0.01
@@ -138,6 +138,17 @@ wait "$SERVER_PID" || rc=$?
 ((rc == 0)) || fail "the server ended with $rc"
 SERVER_PID=
 [[ ! -e $SOCKETS/health.sock ]] || fail "the socket of health is still there"
+
+# Whoever asks on one listener how the server is, while it ends, is told of the other one too.
+serve_model --listen "unix:$SOCKETS/end.sock" --control-listen 127.0.0.1:0 --drain-timeout 100
+control=$(grep '"event":"serving"' "$WORK/log" | jq --raw-output .control)
+"$PYTHON" -B "$(dirname "$0")/listeners_end.py" "$SOCKETS/end.sock" "${control%:*}" "${control##*:}" \
+  "$SERVER_PID" "$WORK/log" || fail "see above"
+rc=0
+wait "$SERVER_PID" || rc=$?
+SERVER_PID=
+((rc == 0)) || fail "the server ended with $rc"
+N_CHECKS=$((N_CHECKS + 1))
 
 # Beyond loopback somebody has to say who may come in; each of three ways will do.
 for option in --listen --control-listen; do

@@ -9,7 +9,7 @@
 #include "server/front.h"
 #include "tests/unit/http_client.h"
 
-enum { APP_BODY_MAX = 1 << 20, APP_HEAD_MAX = 64 << 10, APP_WAIT_US = 20 * 1000 * 1000 };
+enum { APP_BODY_MAX = 1 << 20, APP_HEAD_MAX = 64 << 10, APP_WAIT_US = 60 * 1000 * 1000 };
 
 struct app {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
@@ -265,9 +265,9 @@ static inline void app_start(struct app *a, void (*tweak)(struct front_cfg *cfg)
         .address = "127.0.0.1",
         .n_shards = 1,
         .n_connections_max = 1024,
-        .header_timeout_us = 10 * 1000 * 1000,
-        .body_timeout_us = 10 * 1000 * 1000,
-        .idle_timeout_us = 10 * 1000 * 1000,
+        .header_timeout_us = APP_WAIT_US,
+        .body_timeout_us = APP_WAIT_US,
+        .idle_timeout_us = APP_WAIT_US,
         .drop_timeout_us = 5 * 1000 * 1000,
         .boot_id = "boot-1",
         .app = &ops,

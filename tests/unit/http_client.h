@@ -21,7 +21,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { CLIENT_WAIT_MS = 20000, CLIENT_BUF = 1 << 20 };
+enum { CLIENT_WAIT_MS = 60000, CLIENT_BUF = 1 << 20 };
 
 struct client {
     int fd;

@@ -78,6 +78,14 @@ static void test_reply_has_its_headers(void **state)
     app_wait(&app, &app.n_released, 2);
 }
 
+static void came(const char *path, const char *query)
+{
+    mtx_lock(&app.lock);
+    assert_string_equal(app.last_path, path);
+    assert_string_equal(app.last_query, query);
+    mtx_unlock(&app.lock);
+}
+
 static void test_target_is_decoded(void **state)
 {
     struct client c;
@@ -85,11 +93,9 @@ static void test_target_is_decoded(void **state)
     (void)state;
     client_open(&c, app.port);
     expect(&c, "GET /a%2Fb%20c?x=1&q=a%26b+c&q=2 HTTP/1.1\r\n" HOST "\r\n", 404, NULL);
-    assert_string_equal(app.last_path, "/a/b c");
-    assert_string_equal(app.last_query, "a&b c");
+    came("/a/b c", "a&b c");
     expect(&c, "GET http://t/p?q HTTP/1.1\r\n" HOST "\r\n", 404, NULL);
-    assert_string_equal(app.last_path, "/p");
-    assert_string_equal(app.last_query, "");
+    came("/p", "");
     client_close(&c);
 }
 
@@ -264,7 +270,7 @@ static int drip(struct client *c, const char *head, char byte)
 
 static void short_timeouts(struct front_cfg *cfg)
 {
-    cfg->header_timeout_us = cfg->body_timeout_us = cfg->idle_timeout_us = 300 * 1000;
+    cfg->header_timeout_us = cfg->body_timeout_us = cfg->idle_timeout_us = 1000 * 1000;
 }
 
 static void test_deadlines_are_absolute(void **state)
@@ -290,7 +296,7 @@ static void test_deadlines_are_absolute(void **state)
     expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
     assert_true(client_closed(&c));
     client_close(&c);
-    assert_true(clock_now_us() - began_us < 10 * 1000 * 1000);
+    assert_true(clock_now_us() - began_us < APP_WAIT_US);
     front_stats(app.front, &stats);
     assert_int_equal(stats.n_timeouts, 3);
     app_stop(&app);
@@ -314,8 +320,8 @@ static void test_spin_guard(void **state)
     while (client_more(&c)) /* until the deadline ends it */
         client_take(&c, c.len);
     turns = loop_turns(app.front->shards[0].loop) - turns;
-    /* 0.3 s at one turn each ms; without the guard it is a hundred thousand and more. */
-    assert_true(turns < 3000);
+    /* 1 s at one turn each ms; without the guard it is hundreds of thousands. */
+    assert_true(turns < 6000);
     client_close(&c);
     app_wait(&app, &app.n_done, 1);
     app_stop(&app);

@@ -36,7 +36,7 @@ static struct front *front_or(size_t n_shards, struct err *e)
                             .idle_timeout_us = APP_WAIT_US,
                             .drop_timeout_us = APP_WAIT_US,
                             .unix_path = path,
-                            .body_timeout_us = 200 * 1000,
+                            .body_timeout_us = 600 * 1000,
                             .app = &ops,
                             .app_arg = &app};
     struct front *f = NULL;
@@ -94,7 +94,7 @@ static size_t read_slowly(struct client *c, int pause_ms)
  * deadline, gets all of it; whoever reads no more is cut. */
 static void test_front_unix_slow_reader(void **state)
 {
-    enum { NBYTES = 1 << 20, SLOW_MS = 100 }; /* 16 pieces: 1.6 s; the deadline is 0.2 s */
+    enum { NBYTES = 1 << 20, SLOW_MS = 100 }; /* 16 pieces: 1.6 s; the deadline is 0.6 s */
     struct front *f = front(1);
     char *body = malloc(NBYTES), head[128];
     size_t n_read[2];
