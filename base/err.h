@@ -38,6 +38,7 @@
     X(ERR_CUDA, 500, "cuda_error", false)                                    \
     X(ERR_NCCL, 500, "nccl_error", false)                                    \
     X(ERR_UPSTREAM, 502, "upstream_error", true)                             \
+    X(ERR_UPSTREAM_KEY, 502, "upstream_refuses_key", false)                  \
     X(ERR_UPSTREAM_TIMEOUT, 504, "upstream_timeout", true)                   \
     X(ERR_OVERLOADED, 503, "overloaded", true)                               \
     X(ERR_STARTING, 503, "starting", true)                                   \

@@ -27,9 +27,11 @@ enum err_code fleet_wire_code(const char *name)
 }
 
 /* A status of servers that have no words for what is wrong. What concerns us and not our client
- * (our key, a route that is not there) is the upstream's failure. */
+ * (a route that is not there) is the upstream's failure; our key has a word of its own. */
 static enum err_code code_of_status(int status)
 {
+    if (wire_refuses_key(status))
+        return ERR_UPSTREAM_KEY;
     switch (status) {
     case 400:
         return ERR_BAD_REQUEST;
@@ -46,9 +48,8 @@ static enum err_code code_of_status(int status)
 
 static bool is_for_us_alone(enum err_code code)
 {
-    return code == ERR_INTERNAL || code == ERR_UNAUTHORIZED || code == ERR_FORBIDDEN ||
-           code == ERR_BAD_METHOD || code == ERR_MEDIA_TYPE || code == ERR_EXPECTATION ||
-           code == ERR_GONE;
+    return code == ERR_INTERNAL || code == ERR_BAD_METHOD || code == ERR_MEDIA_TYPE ||
+           code == ERR_EXPECTATION || code == ERR_GONE;
 }
 
 /* A baton's own error body: its code, where its status is that code's, and the member it blames. */
@@ -57,7 +58,7 @@ static enum err_code code_of_body(const json_t *error, int status)
     const char *name = json_string_value(json_object_get(error, "code"));
     enum err_code code = name != NULL ? fleet_wire_code(name) : ERR_NONE;
 
-    if (code == ERR_NONE || err_http_status(code) != status)
+    if (code == ERR_NONE || err_http_status(code) != status || wire_refuses_key(status))
         return ERR_NONE;
     return is_for_us_alone(code) ? ERR_UPSTREAM : code;
 }
@@ -76,7 +77,9 @@ static void read_refusal(struct fleet_said *said, const char *name)
     if (code == ERR_NONE)
         code = code_of_status(said->status);
     (void)err_set(&said->why, code, param != NULL && param[0] == '/' ? param : "",
-                  "%.100s answered %d: %s", name, said->status, words);
+                  "%.100s %s%d: %s", name,
+                  code == ERR_UPSTREAM_KEY ? "refuses the key of this server: " : "answered ",
+                  said->status, words);
     json_decref(answer);
 }
 

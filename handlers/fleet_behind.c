@@ -53,6 +53,18 @@ static void due_locked(struct fleet_control *fc)
     }
 }
 
+void fleet_note_behind(struct app *app, const struct fleet_to *to, size_t n)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fc->behind[to[i].upstream] = true;
+    due_locked(fc);
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+}
+
 /* What a resume failed at is fenced, and what is held or fenced has an update to wait for. */
 void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n, bool paused)
 {
@@ -77,7 +89,7 @@ void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n
     mtx_unlock(&fc->lock);
 }
 
-/* In a turn. @to  those that are behind and there */
+/* @to  those that are behind and there */
 static size_t who_is_back(struct app *app, const json_t *body, struct fleet_to *to)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -116,7 +128,8 @@ static void tell(struct app *app, enum wire_op op, const struct fleet_to *to, si
     fleet_said_free(said, n);
 }
 
-static void catch_up_turn(struct app *app)
+/* In the flow, and so is who calls what it calls. */
+static void catch_up_flow(struct app *app)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
@@ -137,7 +150,6 @@ void fleet_catch_up(struct app *app)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
-    struct err ignored = {0};
     bool due;
 
     mtx_lock(&fc->lock);
@@ -145,10 +157,9 @@ void fleet_catch_up(struct app *app)
     mtx_unlock(&fc->lock);
     if (!due)
         return;
-    if (who_is_back(app, NULL, to) > 0 &&
-        fleet_turn(fc, "what an upstream missed", &ignored) == 0) {
-        catch_up_turn(app);
-        fleet_turn_end(fc);
+    if (who_is_back(app, NULL, to) > 0 && fleet_flow_soon(fc, "what an upstream missed")) {
+        catch_up_flow(app);
+        fleet_flow_end(fc);
     }
     mtx_lock(&fc->lock);
     due_locked(fc);

@@ -1,4 +1,4 @@
-/* The state, its turns, and the leases that end by themselves. */
+/* The state, and the leases that end by themselves. */
 #include "handlers/fleet_priv.h"
 
 #include "base/log.h"
@@ -27,6 +27,7 @@ int fleet_control_new(struct fleet_control **out, struct app *app, struct err *e
     fc->behind_due_us = CLOCK_NEVER;
     fc->look = (struct loop_item){.run = on_look, .arg = fc};
     fc->timer = (struct loop_timer){.fire = on_due, .arg = fc};
+    fleet_fit_init(fc);
     *out = fc;
     return 0;
 }
@@ -38,54 +39,34 @@ void fleet_control_free(struct fleet_control *fc)
     fleet_session_unref(fc->session);
     for (size_t i = 0; i < FLEET_ENDED_KEPT; i++)
         fleet_session_unref(fc->ended[i]);
-    for (size_t i = 0; i < fc->n_adapters; i++)
-        free(fc->adapters[i].path);
-    free(fc->adapters);
+    fleet_adapters_fini(&fc->adapters);
     cnd_fini(&fc->changed);
     mtx_fini(&fc->lock);
     free(fc);
 }
 
-/* turns */
-
-int fleet_turn(struct fleet_control *fc, const char *what, struct err *e)
-{
-    uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
-    const char *busy;
-
-    mtx_lock(&fc->lock);
-    while ((fc->busy != NULL || fc->n_resuming > 0) &&
-           cnd_wait(&fc->changed, &fc->lock, deadline_us))
-        continue;
-    busy = fc->busy != NULL ? fc->busy : fc->n_resuming > 0 ? "a resume" : NULL;
-    if (busy == NULL) {
-        fc->busy = what;
-        fc->overtaken = false;
-    }
-    mtx_unlock(&fc->lock);
-    if (busy == NULL)
-        return 0;
-    return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams", busy);
-}
-
-void fleet_turn_end(struct fleet_control *fc)
-{
-    mtx_lock(&fc->lock);
-    fc->busy = NULL;
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
-}
+/* who is asked for tokens */
 
 void fleet_tokens(struct fleet_control *fc)
 {
     bool still;
 
     mtx_lock(&fc->lock);
-    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep ||
+    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0 ||
             (fc->session != NULL && fc->session->opened);
     mtx_unlock(&fc->lock);
     upstreams_tokens(fc->app->upstreams, !still);
+}
+
+void fleet_quiet(struct fleet_control *fc, bool on)
+{
+    mtx_lock(&fc->lock);
+    if (on)
+        fc->n_quiet++;
+    else
+        fc->n_quiet--;
+    mtx_unlock(&fc->lock);
+    fleet_tokens(fc);
 }
 
 /* who is there */

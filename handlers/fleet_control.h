@@ -1,8 +1,10 @@
 /* What a trainer tells the whole fleet: the update that is open, the pause, the sleep, the group,
  * the adapters. Handlers of control routes in front of upstream engines work with it.
  *
- * No lock is held while upstreams are asked. What may not overlap (a pause and the end of an
- * update) takes its turn; tensors of one update come beside each other, and beside a pause. */
+ * No lock is held while upstreams are asked. What may not overlap takes its turn (a sleep and the
+ * end of an update); a pause, and an abort, have turns of their own, so that neither waits for one
+ * that hangs in something else. Tensors of one update come beside each other, and beside a pause.
+ */
 #ifndef BATON_HANDLERS_FLEET_CONTROL_H
 #define BATON_HANDLERS_FLEET_CONTROL_H
 

@@ -50,9 +50,13 @@ static int check_serial(struct app *app, const struct label_req *req, struct err
                    (unsigned long long)stats.serial, (unsigned long long)req->if_serial);
 }
 
-static int check_any(size_t n, struct err *e)
+static int check_any(struct app *app, size_t n, struct err *e)
 {
-    return n > 0 ? 0 : err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
+    if (n > 0)
+        return 0;
+    if (fleet_undecided(fleet_of(app), e))
+        return -1;
+    return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
 }
 
 static int name_all(struct app *app, struct exchange *x, const struct label_req *req, struct err *e)
@@ -64,7 +68,7 @@ static int name_all(struct app *app, struct exchange *x, const struct label_req 
     size_t n = to_name(app, body, to), n_named = 0;
     uint64_t serial;
 
-    if (body == NULL || check_any(n, e) != 0 || check_serial(app, req, e) != 0) {
+    if (body == NULL || check_any(app, n, e) != 0 || check_serial(app, req, e) != 0) {
         json_decref(body);
         return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
     }
@@ -142,7 +146,7 @@ static int label_parsed(struct app *app, struct exchange *x, const json_t *body,
         return -1;
     if (ends_open(app))
         return end_open(app, x, req.label, e);
-    if (fleet_turn(app->fleet_control, "another name", e) != 0)
+    if (fleet_step(app->fleet_control, "another name", e) != 0)
         return -1;
     if (req.abort_requests)
         abort_all(app);

@@ -1,4 +1,4 @@
-/* Pause and resume of the whole fleet, and what is done to its requests and caches.
+/* Pause and resume of the whole fleet, and what is done to its caches.
  *
  * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
  * wait for it. The pause then undoes itself. */
@@ -14,7 +14,7 @@
 
 /* pause */
 
-static uint64_t sum_of(const struct fleet_said *said, size_t n, const char *member)
+uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member)
 {
     uint64_t sum = 0;
 
@@ -91,7 +91,7 @@ static int judge_pause(struct app *app, const struct gate_pause *req, const stru
     }
     if (cause == NULL) {
         fleet_note_reached(app, said, n, true);
-        note_pause(fc, req, sum_of(said, n, "aborted"));
+        note_pause(fc, req, fleet_sum_of(said, n, "aborted"));
         return 0;
     }
     *e = cause->why;
@@ -170,17 +170,21 @@ static int pause_turn(struct app *app, struct exchange *x, const struct gate_pau
     mtx_unlock(&fc->lock);
     if (fleet_alive_enough(app, body, to, &n, e) != 0)
         return -1;
-    upstreams_tokens(app->upstreams, false);
-    if (fleet_ask(app, WIRE_PAUSE, to, n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, &said,
-                  e) != 0)
-        return -1;
+    fleet_quiet(fc, true);
+    rc = fleet_ask(app, WIRE_PAUSE, to, n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US,
+                   &said, e);
+    if (rc != 0)
+        goto end_quiet;
     rc = judge_pause(app, req, said, n, was, e);
     if (rc == 0)
         fleet_reply(app, x, hold_json(app), said, n);
     else
         fleet_reply_error(app, x, e, said, n);
     fleet_said_free(said, n);
-    return 0;
+    rc = 0;
+end_quiet:
+    fleet_quiet(fc, false);
+    return rc;
 }
 
 json_t *fleet_hold_body(const struct fleet_hold *h)
@@ -209,10 +213,10 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = pause_parse(&req, x, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, fleet_pausing, e);
+        rc = fleet_flow(app->fleet_control, fleet_pausing, e);
     if (rc == 0) {
         rc = pause_turn(app, x, &req, body, e);
-        fleet_turn_end(app->fleet_control);
+        fleet_flow_end(app->fleet_control);
     }
     json_decref(body);
     return rc;
@@ -222,7 +226,7 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
 
 const char fleet_pausing[] = "a pause";
 
-/* As a turn, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
+/* As the flow, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
 static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
@@ -230,13 +234,14 @@ static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
     bool renewed;
 
     mtx_lock(&fc->lock);
-    while (fc->busy != NULL && fc->busy != passes && cnd_wait(&fc->changed, &fc->lock, deadline_us))
+    while (fc->flow != NULL && fc->flow != passes && cnd_wait(&fc->changed, &fc->lock, deadline_us))
         continue;
-    busy = fc->busy == passes ? NULL : fc->busy;
+    busy = fc->flow == passes ? NULL : fc->flow;
     renewed = lapsed && !(fc->hold.on && fc->hold.lease_until_us <= clock_now_us());
     if (busy == NULL && !renewed) {
         fc->overtaken = true;
-        fc->n_resuming++;
+        if (fc->n_resuming++ == 0)
+            fc->resuming_us = clock_now_us();
     }
     mtx_unlock(&fc->lock);
     if (busy != NULL)
@@ -381,9 +386,9 @@ int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-/* caches, requests */
+/* caches */
 
-/* The same to all, in a turn; changes nothing that an upstream could be out of step with. */
+/* The same to all; changes nothing that an upstream could be out of step with. */
 static int to_all(struct app *app, struct exchange *x, enum wire_op op, const json_t *body,
                   const char *counted, json_t *reply, struct err *e)
 {
@@ -406,7 +411,8 @@ static int to_all(struct app *app, struct exchange *x, enum wire_op op, const js
         fleet_reply_error(app, x, e, said, n);
     } else {
         if (counted != NULL)
-            (void)fleet_put(reply, counted, json_integer((json_int_t)sum_of(said, n, counted)));
+            (void)fleet_put(reply, counted,
+                            json_integer((json_int_t)fleet_sum_of(said, n, counted)));
         fleet_reply(app, x, reply, said, n);
     }
     fleet_said_free(said, n);
@@ -446,31 +452,4 @@ int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
                        "ended",
                        n_busy);
     return fleet_reset_cache(app, x, e);
-}
-
-static int check_abort(const json_t *body, struct err *e)
-{
-    const json_t *list = NULL;
-    bool all = false;
-
-    if (body_array(&list, body, "", "request_ids", e) != 0 ||
-        body_bool(&all, body, "", "all", e) != 0)
-        return -1;
-    if (all == (list != NULL))
-        return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
-    return 0;
-}
-
-int fleet_abort_requests(struct app *app, struct exchange *x, struct err *e)
-{
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = check_abort(body, e);
-    if (rc == 0)
-        rc = to_all(app, x, WIRE_ABORT_REQUESTS, body, "aborted", json_object(), e);
-    json_decref(body);
-    return rc;
 }

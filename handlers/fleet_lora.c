@@ -1,7 +1,7 @@
 /* Adapters of the whole fleet: loaded everywhere or nowhere.
  *
  * A load that failed somewhere is taken back where it was new. One that replaced an adapter cannot
- * be: the upstreams that did not follow are fenced then, since they answer with the one before. */
+ * be: the upstreams that did not follow get it again then, and no requests before they have it. */
 #include "handlers/fleet_run.h"
 
 #include "handlers/body.h"
@@ -13,91 +13,34 @@
 
 enum { LORA_S_DEFAULT = 120, LORA_S_MAX = 3600 };
 
-/* the adapters that were loaded through here; in a turn, and under the lock for who only looks */
-
-static struct fleet_adapter *find(const struct fleet_control *fc, const char *name)
-{
-    for (size_t i = 0; i < fc->n_adapters; i++)
-        if (strcmp(fc->adapters[i].name, name) == 0)
-            return &fc->adapters[i];
-    return NULL;
-}
-
-/* Room for one more, before anybody is asked. */
-static int make_room(struct fleet_control *fc, const char *name, struct err *e)
-{
-    struct fleet_adapter *grown = NULL;
-    bool full, known;
-
-    mtx_lock(&fc->lock);
-    known = find(fc, name) != NULL;
-    full = fc->n_adapters >= FLEET_ADAPTERS_MAX;
-    if (!known && !full)
-        grown = realloc(fc->adapters, (fc->n_adapters + 1) * sizeof *grown);
-    if (grown != NULL)
-        fc->adapters = grown;
-    mtx_unlock(&fc->lock);
-    if (!known && full)
-        return err_set(e, ERR_CONFLICT, "", "there are %d adapters, which is as many as may be",
-                       FLEET_ADAPTERS_MAX);
-    if (!known && grown == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for another adapter");
-    return 0;
-}
-
-/* Steals path. Returns: its revision. */
-static uint64_t put(struct fleet_control *fc, const char *name, char *path)
-{
-    struct fleet_adapter *a;
+/* A copy of one, for what is built without the lock. */
+struct told {
+    char name[FLEET_ADAPTER_NAME_MAX + 1];
+    char *path; /* owned, or NULL */
     uint64_t revision;
+};
 
-    mtx_lock(&fc->lock);
-    a = find(fc, name);
-    if (a == NULL) {
-        a = &fc->adapters[fc->n_adapters++];
-        memset(a, 0, sizeof *a);
-        (void)snprintf(a->name, sizeof a->name, "%s", name);
-    }
-    free(a->path);
-    a->path = path;
-    revision = ++a->revision;
-    mtx_unlock(&fc->lock);
-    return revision;
-}
-
-static uint64_t drop(struct fleet_control *fc, const char *name)
+static struct told *copy_all(struct fleet_control *fc, size_t *n)
 {
-    struct fleet_adapter *a;
-    uint64_t revision = 0;
+    struct told *copy;
 
+    *n = 0;
     mtx_lock(&fc->lock);
-    a = find(fc, name);
-    if (a != NULL) {
-        revision = a->revision;
-        free(a->path);
-        *a = fc->adapters[--fc->n_adapters];
-    }
-    mtx_unlock(&fc->lock);
-    return revision;
-}
+    copy = calloc(fc->adapters.n + 1, sizeof *copy);
+    for (size_t i = 0; copy != NULL && i < fc->adapters.n; i++) {
+        const struct fleet_adapter *a = &fc->adapters.list[i];
 
-/* A copy, for what is built without the lock; to be freed with its paths. */
-static struct fleet_adapter *copy_all(struct fleet_control *fc, size_t *n)
-{
-    struct fleet_adapter *copy;
-
-    mtx_lock(&fc->lock);
-    *n = fc->n_adapters;
-    copy = calloc(*n + 1, sizeof *copy);
-    for (size_t i = 0; copy != NULL && i < *n; i++) {
-        copy[i] = fc->adapters[i];
-        copy[i].path = copy[i].path != NULL ? strdup(copy[i].path) : NULL;
+        if (a->gone)
+            continue;
+        memcpy(copy[*n].name, a->name, sizeof copy[*n].name);
+        copy[*n].path = a->path != NULL ? strdup(a->path) : NULL;
+        copy[(*n)++].revision = a->revision;
     }
     mtx_unlock(&fc->lock);
     return copy;
 }
 
-static void free_all(struct fleet_adapter *copy, size_t n)
+static void free_all(struct told *copy, size_t n)
 {
     for (size_t i = 0; copy != NULL && i < n; i++)
         free(copy[i].path);
@@ -108,7 +51,7 @@ static void free_all(struct fleet_adapter *copy, size_t n)
 static json_t *loaded_json(struct fleet_control *fc)
 {
     size_t n;
-    struct fleet_adapter *all = copy_all(fc, &n);
+    struct told *all = copy_all(fc, &n);
     json_t *loaded = all != NULL ? json_object() : NULL;
 
     for (size_t i = 0; loaded != NULL && i < n; i++)
@@ -121,7 +64,7 @@ static json_t *loaded_json(struct fleet_control *fc)
 int fleet_lora_list(struct app *app, struct exchange *x, struct err *e)
 {
     size_t n;
-    struct fleet_adapter *all = copy_all(app->fleet_control, &n);
+    struct told *all = copy_all(app->fleet_control, &n);
     json_t *list = all != NULL ? json_array() : NULL;
 
     (void)e;
@@ -142,6 +85,12 @@ struct lora_req {
     uint64_t timeout_s;
 };
 
+/* What an upstream has of an adapter, by its index; before it is asked, and then. */
+struct have {
+    uint8_t has[FLEET_MAX];
+    uint64_t lives[FLEET_MAX];
+};
+
 static int name_parse(const char **name, const json_t *body, struct err *e)
 {
     if (body_required(body, "", "lora_name", e) != 0 ||
@@ -160,13 +109,45 @@ static int load_parse(struct lora_req *req, const json_t *body, struct err *e)
         body_str(&req->path, body, "", "lora_path", e) != 0 ||
         body_bool(&req->in_place, body, "", "load_inplace", e) != 0)
         return -1;
-    return body_u64(&req->timeout_s, body, "", "timeout_s", 0, LORA_S_MAX, e);
+    if (body_u64(&req->timeout_s, body, "", "timeout_s", 0, LORA_S_MAX, e) != 0)
+        return -1;
+    if (req->timeout_s == 0)
+        req->timeout_s = LORA_S_DEFAULT;
+    return 0;
 }
 
-/* One that cannot replace an adapter gives it up first. @without  [FLEET_MAX], by upstream: those
- * that have none now, whatever comes */
+/* Processes may change meanwhile: what one before has said is not believed. */
+static void have_now(struct app *app, const char *name, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+    size_t n = upstreams_n(app->upstreams);
+    const struct fleet_adapter *a;
+
+    memset(h, 0, sizeof *h);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fleet_fit_see_locked(fc, i);
+    memcpy(h->lives, fc->adapters.lives, sizeof h->lives);
+    a = fleet_adapters_find(&fc->adapters, name);
+    if (a != NULL)
+        memcpy(h->has, a->has, sizeof h->has);
+    mtx_unlock(&fc->lock);
+}
+
+static void see_lives_locked(struct fleet_control *fc, struct have *h)
+{
+    size_t n = upstreams_n(fc->app->upstreams);
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_fit_see_locked(fc, i);
+        if (h->lives[i] != fc->adapters.lives[i])
+            h->has[i] = FLEET_HAS_OTHER;
+    }
+}
+
+/* One that cannot replace an adapter gives it up first. */
 static void unload_first(struct app *app, const struct fleet_to *to, size_t n, const json_t *body,
-                         bool *without)
+                         struct have *h)
 {
     struct fleet_to few[FLEET_MAX];
     struct fleet_said *said = NULL;
@@ -182,45 +163,56 @@ static void unload_first(struct app *app, const struct fleet_to *to, size_t n, c
     if (fleet_ask(app, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
-        without[said[i].upstream] = fleet_worked(&said[i]);
+        if (fleet_worked(&said[i]))
+            h->has[said[i].upstream] = FLEET_HAS_NONE;
     fleet_said_free(said, n_few);
 }
 
-/* Where it is, or may be, it is taken away again; who does not let go of it is fenced. One that has
- * none after all says so. One that refused may have one from before this server: it would be the
- * only one with that, so it lets go of it too. Where all refused nothing has changed. */
-static void take_back(struct app *app, const struct fleet_said *said, size_t n, const char *name)
+bool fleet_has_no_adapter(struct app *app, const struct fleet_said *said, const char *name)
+{
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, said->upstream, &at);
+    return said->end == FLEET_REFUSED &&
+           wire_read_absent(at.dialect, name, said->status, said->text != NULL ? said->text : "",
+                            said->text_len);
+}
+
+/* Where it is, or may be, it is taken away again; who does not let go of it is asked again, out of
+ * rotation. One that has none after all says so. One that refused may have one from before this
+ * server: it would be the only one with that, so it lets go of it too. Where all refused nothing
+ * has changed. */
+static void take_back(struct app *app, const struct fleet_said *said, size_t n, const char *name,
+                      struct have *h)
 {
     json_t *body = json_pack("{s:s}", "lora_name", name);
+    struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *gone = NULL;
     struct err ignored = {0};
-    bool sure[FLEET_MAX];
     size_t n_to = 0, n_took = 0;
 
     for (size_t i = 0; i < n; i++)
         n_took += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
-    for (size_t i = 0; n_took > 0 && i < n; i++) {
-        if (said[i].end == FLEET_UNSENT)
-            continue;
-        sure[n_to] = said[i].end == FLEET_GOOD;
-        to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .body = body};
-    }
+    for (size_t i = 0; n_took > 0 && i < n; i++)
+        if (said[i].end != FLEET_UNSENT)
+            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .body = body};
     if (body != NULL &&
         fleet_ask(app, WIRE_LORA_UNLOAD, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
-        for (size_t i = 0; i < n_to; i++)
-            if (!said_good(&gone[i]) && (sure[i] || gone[i].end != FLEET_REFUSED))
-                fleet_fence(fleet_of(app), gone[i].upstream, &gone[i].why);
+        for (size_t i = 0; i < n_to; i++) {
+            uint8_t *has = &h->has[gone[i].upstream];
+
+            if (said_good(&gone[i]) || (gone[i].end == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
+                fleet_has_no_adapter(app, &gone[i], name))
+                *has = FLEET_HAS_NONE;
+        }
         fleet_said_free(gone, n_to);
     }
     json_decref(body);
-}
-
-static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!said_good(&said[i]))
-            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+    mtx_lock(&fc->lock);
+    see_lives_locked(fc, h);
+    (void)fleet_adapters_drop(&fc->adapters, name, h->has);
+    mtx_unlock(&fc->lock);
 }
 
 static json_t *first_answer(const struct fleet_said *said, size_t n)
@@ -265,100 +257,246 @@ static void tell_cause(const struct fleet_said *cause, struct err *e)
         e->code = ERR_NOT_FOUND;
 }
 
-/* Nobody took another in place of the one before. Where that had to be given up first it is gone:
- * those are not as the others are, unless there are no others. */
-static void fence_without(struct app *app, const char *name, const bool *without,
-                          const struct fleet_said *said, size_t n)
+/* By what each said to a load: those that did not take it have what they had, by now of another
+ * revision. */
+static void have_after(const struct fleet_said *said, size_t n, struct have *h)
 {
-    size_t n_without = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *has = &h->has[said[i].upstream];
 
-    for (size_t i = 0; i < n; i++)
-        n_without += without[said[i].upstream];
-    for (size_t i = 0; n_without < n && i < n; i++)
-        if (without[said[i].upstream])
-            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
-    if (n_without == n)
-        (void)drop(app->fleet_control, name);
+        if (said_good(&said[i]))
+            *has = FLEET_HAS_THIS;
+        else if (said[i].end == FLEET_UNKNOWN)
+            *has = FLEET_HAS_OTHER;
+    }
 }
 
-/* Steals path if it returns 0. @without  NULL: it is new */
-static int judge_load(struct app *app, const struct lora_req *req, const bool *without, char *path,
-                      const struct fleet_said *said, size_t n, uint64_t *revision, struct err *e)
+static void outdate(struct have *h)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (h->has[i] != FLEET_HAS_NONE)
+            h->has[i] = FLEET_HAS_OTHER;
+}
+
+/* The request as it can be sent again, or NULL: what it names is with its sender only, or it is
+ * too long to be kept. */
+static char *request_again(const json_t *body)
+{
+    json_t *again = body_given(body, "lora_path") != NULL ? json_copy((json_t *)(uintptr_t)body)
+                                                          : NULL;
+    char *text = NULL;
+
+    (void)json_object_del(again, "if_revision");
+    if (again != NULL && json_object_set_new(again, "load_inplace", json_true()) == 0)
+        text = json_dumps(again, JSON_COMPACT);
+    json_decref(again);
+    if (text == NULL || strlen(text) <= FLEET_ADAPTER_LOAD_MAX)
+        return text;
+    free(text);
+    return NULL;
+}
+
+/* Of what was loaded, by the first that tells it (new, or NULL). */
+static json_t *digest_of(const struct fleet_said *said, size_t n)
+{
+    json_t *digest = NULL;
+
+    for (size_t i = 0; digest == NULL && i < n; i++) {
+        json_t *answer = said[i].end == FLEET_GOOD && said[i].text != NULL
+                             ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
+                             : NULL;
+
+        digest = json_incref(json_object_get(answer, "digest"));
+        json_decref(answer);
+    }
+    return digest;
+}
+
+/* It is the fleet's: who did not take it gets it again, or stays away. */
+static uint64_t put(struct app *app, const struct lora_req *req, const json_t *body,
+                    const struct fleet_said *said, size_t n, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+    json_t *digest = digest_of(said, n);
+    struct fleet_adapter_from from = {.name = req->name,
+                                      .digest = json_string_value(digest),
+                                      .path = req->path != NULL ? strdup(req->path) : NULL,
+                                      .load = request_again(body),
+                                      .timeout_us = req->timeout_s * 1000000};
+    uint64_t revision;
+
+    mtx_lock(&fc->lock);
+    see_lives_locked(fc, h);
+    revision = fleet_adapters_put(&fc->adapters, &from, h->has);
+    mtx_unlock(&fc->lock);
+    json_decref(digest);
+    return revision;
+}
+
+static bool nobody_has(const struct have *h)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (h->has[i] != FLEET_HAS_NONE)
+            return false;
+    return true;
+}
+
+/* Nobody took it in place of the one before, which those that had to give that up first get again.
+ * If all had to, it is gone. */
+static void keep_before(struct app *app, const char *name, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    mtx_lock(&fc->lock);
+    see_lives_locked(fc, h);
+    if (nobody_has(h))
+        (void)fleet_adapters_drop(&fc->adapters, name, h->has);
+    else
+        fleet_adapters_know(&fc->adapters, name, h->has);
+    mtx_unlock(&fc->lock);
+}
+
+static int judge_load(struct app *app, const struct lora_req *req, const json_t *body, bool known,
+                      const struct fleet_said *said, size_t n, struct have *h, uint64_t *revision,
+                      struct err *e)
 {
     const struct fleet_said *cause = fleet_cause(said, n);
+    bool changes = cause == NULL || (known && n_good(said, n) > 0);
 
-    if (cause == NULL) {
-        *revision = put(app->fleet_control, req->name, path);
-        return 0;
-    }
-    tell_cause(cause, e);
-    if (without == NULL)
-        take_back(app, said, n, req->name);
-    else if (n_good(said, n) > 0)
-        fence_failed(app, said, n);
+    if (changes)
+        outdate(h);
+    have_after(said, n, h);
+    if (changes)
+        *revision = put(app, req, body, said, n, h);
+    else if (known)
+        keep_before(app, req->name, h);
     else
-        fence_without(app, req->name, without, said, n);
+        take_back(app, said, n, req->name, h);
+    fleet_fit_tell(app);
+    if (cause == NULL)
+        return 0;
+    tell_cause(cause, e);
     return -1;
 }
 
 static int load_turn(struct app *app, struct exchange *x, const struct lora_req *req,
-                     const json_t *body, char *path, struct err *e)
+                     const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
-    uint64_t timeout_s = req->timeout_s > 0 ? req->timeout_s : LORA_S_DEFAULT, revision = 0;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
-    bool known = find(fc, req->name) != NULL, without[FLEET_MAX] = {false};
+    uint64_t revision = 0;
+    struct have h;
+    bool known;
     size_t n;
     int rc;
 
+    mtx_lock(&fc->lock);
+    known = fleet_adapters_find(&fc->adapters, req->name) != NULL;
+    rc = fleet_adapters_room(&fc->adapters, req->name, e);
+    mtx_unlock(&fc->lock);
+    if (rc != 0)
+        return -1;
     if (known && !req->in_place)
         return err_set(e, ERR_CONFLICT, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
-    if (make_room(fc, req->name, e) != 0 || fleet_alive_enough(app, body, to, &n, e) != 0 ||
+    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
         fleet_words(app, WIRE_LORA_LOAD, to, n, e) != 0)
         return -1;
+    fleet_fit_watch(fc);
+    have_now(app, req->name, &h);
     if (known)
-        unload_first(app, to, n, body, without);
-    if (fleet_ask(app, WIRE_LORA_LOAD, to, n, timeout_s * 1000000 + FLEET_LATE_US, &said, e) != 0)
+        unload_first(app, to, n, body, &h);
+    if (fleet_ask(app, WIRE_LORA_LOAD, to, n, req->timeout_s * 1000000 + FLEET_LATE_US, &said, e) !=
+        0) {
+        if (known)
+            keep_before(app, req->name, &h);
+        fleet_fit_tell(app);
         return -1;
-    rc = judge_load(app, req, known ? without : NULL, path, said, n, &revision, e);
+    }
+    rc = judge_load(app, req, body, known, said, n, &h, &revision, e);
     if (rc == 0)
         fleet_reply(app, x, reply_json_of(fc, req->name, revision, said, n), said, n);
     else
         fleet_reply_error(app, x, e, said, n);
     fleet_said_free(said, n);
-    return rc == 0 ? 0 : 1;
+    return 0;
 }
 
 int fleet_lora_load(struct app *app, struct exchange *x, struct err *e)
 {
     struct lora_req req = {0};
-    char *path = NULL;
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = load_parse(&req, body, e);
-    if (rc == 0 && req.path != NULL) {
-        path = strdup(req.path);
-        if (path == NULL)
-            rc = err_set(e, ERR_NO_MEMORY, "", "no memory to load an adapter");
-    }
     if (rc == 0)
         rc = fleet_turn(app->fleet_control, "the load of an adapter", e);
     if (rc == 0) {
-        rc = load_turn(app, x, &req, body, path, e);
+        rc = load_turn(app, x, &req, body, e);
         fleet_turn_end(app->fleet_control);
     }
-    if (rc != 0)
-        free(path);
     json_decref(body);
-    return rc > 0 ? 0 : rc;
+    return rc;
 }
 
 /* unload */
+
+/* One that has none has what is asked for; returns how many said so. */
+static size_t accept_absent(struct app *app, struct fleet_said *said, size_t n, const char *name)
+{
+    size_t n_absent = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (!fleet_has_no_adapter(app, &said[i], name))
+            continue;
+        said[i].end = FLEET_SKIPPED;
+        err_clear(&said[i].why);
+        n_absent++;
+    }
+    return n_absent;
+}
+
+static void left_after(const struct fleet_said *said, size_t n, struct have *h)
+{
+    outdate(h);
+    for (size_t i = 0; i < n; i++)
+        if (said_good(&said[i]))
+            h->has[said[i].upstream] = FLEET_HAS_NONE;
+        else if (said[i].end != FLEET_UNSENT)
+            h->has[said[i].upstream] = FLEET_HAS_OTHER;
+}
+
+/* Who did not let go of it is asked again, out of rotation; unless nobody did. */
+static uint64_t judge_unload(struct app *app, const char *name, const struct fleet_said *said,
+                             size_t n, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+    uint64_t revision = 0;
+
+    if (n_good(said, n) > 0) {
+        left_after(said, n, h);
+        mtx_lock(&fc->lock);
+        see_lives_locked(fc, h);
+        revision = fleet_adapters_drop(&fc->adapters, name, h->has);
+        mtx_unlock(&fc->lock);
+    } else {
+        have_after(said, n, h);
+        mtx_lock(&fc->lock);
+        see_lives_locked(fc, h);
+        fleet_adapters_know(&fc->adapters, name, h->has);
+        mtx_unlock(&fc->lock);
+    }
+    fleet_fit_tell(app);
+    return revision;
+}
+
+static int none_has_it(const char *name, struct err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
+}
 
 static int unload_turn(struct app *app, struct exchange *x, const char *name, const json_t *body,
                        struct err *e)
@@ -366,16 +504,25 @@ static int unload_turn(struct app *app, struct exchange *x, const char *name, co
     struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
-    uint64_t revision = 0;
+    uint64_t revision;
+    struct have h;
+    bool known;
     size_t n;
 
-    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
-        fleet_ask(app, WIRE_LORA_UNLOAD, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_alive_enough(app, body, to, &n, e) != 0)
         return -1;
-    if (n_good(said, n) > 0) {
-        fence_failed(app, said, n);
-        revision = drop(fc, name);
+    fleet_fit_watch(fc);
+    have_now(app, name, &h);
+    if (fleet_ask(app, WIRE_LORA_UNLOAD, to, n, FLEET_CACHE_US, &said, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    known = fleet_adapters_find(&fc->adapters, name) != NULL;
+    mtx_unlock(&fc->lock);
+    if (accept_absent(app, said, n, name) == n && !known) {
+        fleet_said_free(said, n);
+        return none_has_it(name, e);
     }
+    revision = judge_unload(app, name, said, n, &h);
     if (fleet_cause(said, n) == NULL) {
         fleet_reply(app, x, reply_json_of(fc, name, revision, said, n), said, n);
     } else {

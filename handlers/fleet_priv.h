@@ -8,8 +8,10 @@
 #include "base/workers.h"
 #include "engine/upstream/upstreams.h"
 #include "handlers/app.h"
+#include "handlers/fleet_adapters.h"
 #include "handlers/fleet_ask.h"
 #include "handlers/fleet_control.h"
+#include "handlers/fleet_fit.h"
 #include "handlers/fleet_session.h"
 #include "handlers/gate.h"
 
@@ -21,16 +23,9 @@ enum {
     FLEET_SLEEP_US = 300000000, /* weights to or from host memory */
     FLEET_LATE_US = 2000000,    /* beyond what the upstream itself was given */
     FLEET_TURN_US = 60000000,   /* until what is under way must have ended */
+    FLEET_BUSY_US = 3000000,    /* the same, for who must not wait behind one that hangs */
     FLEET_ENDED_KEPT = 16,      /* updates that can still be asked about */
-    FLEET_BEHIND_US = 500000,   /* until who missed a pause or a resume is looked for again */
-    FLEET_ADAPTERS_MAX = 1024,
-    FLEET_ADAPTER_NAME_MAX = 256
-};
-
-struct fleet_adapter {
-    char name[FLEET_ADAPTER_NAME_MAX + 1];
-    char *path; /* owned, or NULL */
-    uint64_t revision;
+    FLEET_BEHIND_US = 500000    /* until who missed a pause or a resume is looked for again */
 };
 
 struct fleet_hold { /* the trainer's pause */
@@ -56,11 +51,19 @@ struct fleet_group { /* with the trainer */
 struct fleet_control {
     struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
     struct cnd changed;
-    const char *busy; /* static: what has its turn; NULL: nobody */
-    bool whole;       /* an update by itself is under way: from its start to its end */
-    bool overtaken;   /* a resume came while a pause had its turn */
+    const char *busy;   /* static: what has its turn; NULL: nobody */
+    uint64_t busy_us;   /* since when */
+    bool steps;         /* it is a step of an update */
+    const char *ending; /* static: an update is being given up; NULL: none is */
+    uint64_t ending_us;
+    const char *flow; /* static: who stops upstreams, or lets them go on; NULL: nobody */
+    uint64_t flow_us;
+    bool overtaken; /* a resume came while a pause had the flow */
     unsigned n_resuming;
-    struct fleet_session *session;                 /* one reference; NULL: none is open */
+    uint64_t resuming_us;          /* since when */
+    unsigned n_quiet;              /* who does not want upstreams to be asked for tokens */
+    bool whole;                    /* an update by itself is under way: from its start to its end */
+    struct fleet_session *session; /* one reference; NULL: none is open */
     struct fleet_session *ended[FLEET_ENDED_KEPT]; /* one reference each; the last first */
     struct fleet_hold hold;
     struct fleet_life paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
@@ -71,16 +74,20 @@ struct fleet_control {
     int sleep_level;
     uint64_t epoch; /* of pauses and resumes */
     struct fleet_group group;
-    bool orphaned[FLEET_MAX];       /* a baton may have an update open that nobody here knows */
-    struct fleet_adapter *adapters; /* owned; [n_adapters] */
-    size_t n_adapters;
+    bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
+    struct fleet_adapters adapters;
+    struct fleet_fitting fits[FLEET_MAX];
+    unsigned n_fitting;
+    bool watched; /* who lacks adapters is looked for */
 
     struct app *app; /* immutable */
 
     struct loop_item look;   /* of the room's loop */
     struct loop_timer timer; /* of the room's loop */
     struct job lapse;        /* posted by it, one at a time */
-    bool lapsing;            /* guarded by lock: it is */
+    struct loop_item watch;  /* of the room's loop, and so is the next one */
+    struct loop_timer watch_timer;
+    bool lapsing; /* guarded by lock: it is */
 };
 
 /* The room's own, of the exchange's app. */
@@ -89,10 +96,31 @@ static inline struct fleet *fleet_of(struct app *app)
     return upstreams_fleet(app->upstreams);
 }
 
-/* fleet_turn - wait until nothing else has its turn, and take it.
- * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it. */
+/* What a trainer tells the fleet waits for an upstream that hangs as long as that may take. A pause
+ * and an abort must not: they have turns of their own.
+ *
+ * fleet_turn - wait until nothing else has its turn, and take it: for what changes upstreams.
+ * fleet_step - the same, for a step of an update, which an abort must wait for.
+ * fleet_ending - for an abort: nothing but steps of updates is waited for. fleet_lapsing: the same
+ * of our own accord, which has time.
+ * fleet_flow - for who stops upstreams, or lets them go on. Taken after a turn, never before one,
+ * and for no longer than it takes to ask for that. A pause of a trainer waits for another one of a
+ * trainer, but of our own steps only a moment.
+ * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when. */
 int fleet_turn(struct fleet_control *fc, const char *what, struct err *e);
-void fleet_turn_end(struct fleet_control *fc);
+int fleet_step(struct fleet_control *fc, const char *what, struct err *e);
+void fleet_turn_end(struct fleet_control *fc); /* of either */
+int fleet_ending(struct fleet_control *fc, const char *what, struct err *e);
+int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e);
+void fleet_ending_end(struct fleet_control *fc);
+int fleet_flow(struct fleet_control *fc, const char *what, struct err *e);
+void fleet_flow_end(struct fleet_control *fc);
+
+/* fleet_flow_soon - the same, for what need not be now: false at once while a pause has it. */
+bool fleet_flow_soon(struct fleet_control *fc, const char *what);
+
+/* fleet_quiet - upstreams are not asked for tokens, until the other call. */
+void fleet_quiet(struct fleet_control *fc, bool on);
 
 /* fleet_alive - all that are configured and answer.
  * @to  [FLEET_MAX], each with `body`. Returns: how many. */
@@ -117,6 +145,9 @@ bool fleet_is_paused_locked(struct app *app, size_t upstream);
  * told then (fleet_catch_up). */
 void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n, bool paused);
 void fleet_catch_up(struct app *app);
+
+/* fleet_note_behind - those are told later what the others were: to stand still, or to go on. */
+void fleet_note_behind(struct app *app, const struct fleet_to *to, size_t n);
 
 /* fleet_said_json - [{"upstream", "ok", "status", "error"}] (new), of every configured upstream;
  * those that were not asked with why. NULL: no memory. */
@@ -170,6 +201,9 @@ int fleet_end(struct app *app, struct fleet_session *s, const char *label, const
 /* fleet_give_up - abort. Errors: ERR_ENDED (committed), ERR_CONFLICT (being committed). */
 int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
 
+/* fleet_abort - the same, for its trainer, who is told at once of what is under way. */
+int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
+
 /* fleet_lapse - abort, if its lease is over when it is its turn. */
 void fleet_lapse(struct app *app, struct fleet_session *s);
 bool fleet_lease_over_locked(const struct fleet_session *s);
@@ -203,13 +237,19 @@ void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struc
 void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
                        const struct fleet_said *said, size_t n);
 
+/* fleet_sum_of - of a member of what the good ones said. */
+uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member);
+
 /* fleet_got_there - did all of them do it? @e  set if not */
 bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e);
 
 /* fleet_is_held_locked - does the open update need this upstream to stand still? */
 bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);
 
-extern const char fleet_pausing[]; /* a turn that a resume overtakes */
+/* fleet_has_no_adapter - was an unload refused because there is none of that name? */
+bool fleet_has_no_adapter(struct app *app, const struct fleet_said *said, const char *name);
+
+extern const char fleet_pausing[]; /* a flow that a resume overtakes */
 
 /* fleet_hold_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
  */

@@ -80,31 +80,6 @@ static int control_ready(struct fleet_control *fc, const struct fleet_stats *s, 
     return rc;
 }
 
-/* Nobody has told the fleet yet which version it is to serve. */
-static int same_version(const struct app *app, struct err *why)
-{
-    struct fleet *f = upstreams_fleet(app->upstreams);
-    size_t n = upstreams_n(app->upstreams);
-    struct upstream_at first = {0}, at;
-    struct upstream_info one, info;
-
-    for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, i, &at);
-        fleet_info(f, i, &info);
-        if (strcmp(info.state, "serving") != 0 || info.saw.label[0] == '\0')
-            continue;
-        if (first.name != NULL && strcmp(one.saw.label, info.saw.label) != 0)
-            return err_set(why, ERR_INCONSISTENT, "",
-                           "%.100s serves '%.60s' and %.100s '%.60s': an update is needed",
-                           first.name, one.saw.label, at.name, info.saw.label);
-        if (first.name == NULL) {
-            first = at;
-            one = info;
-        }
-    }
-    return 0;
-}
-
 int fleet_ready(const struct app *app, struct err *why)
 {
     enum fleet_lane lane = FLEET_GENERATE;
@@ -112,9 +87,7 @@ int fleet_ready(const struct app *app, struct err *why)
 
     fleet_stats(upstreams_fleet(app->upstreams), &s);
     if (!s.ready)
-        return too_few(app, &s, why);
-    if (s.serial == 0 && same_version(app, why) != 0)
-        return -1;
+        return fleet_undecided(upstreams_fleet(app->upstreams), why) ? -1 : too_few(app, &s, why);
     if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->config->generate_queue)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
     return control_ready(app->fleet_control, &s, why);

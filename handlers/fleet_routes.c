@@ -58,7 +58,7 @@ static const struct fleet_row rows[] = {
     {handle_metrics, LANE_CONTROL, handle_metrics},
     {handle_status, LANE_LOOP, handle_fleet_status},
     {handle_upstreams, LANE_LOOP, handle_fleet_upstreams},
-    {handle_resync, LANE_LOOP, handle_fleet_resync},
+    {handle_resync, LANE_CONTROL, handle_fleet_resync},
 };
 
 /* Views of the status that need more than it: how many ranks there are is asked of each upstream.

@@ -129,8 +129,6 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
 
     if (fleet_alive_enough(app, body, to, &n, e) != 0)
         return -1;
-    if (asleep)
-        upstreams_tokens(app->upstreams, false);
     if (fleet_ask(app, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US, &said, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
@@ -171,8 +169,11 @@ int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
         rc = fleet_turn(fc, "a sleep", e);
     if (rc == 0) {
         rc = check_no_update(fc, false, e);
-        if (rc == 0)
+        if (rc == 0) {
+            fleet_quiet(fc, true);
             rc = tell(app, x, &req, body, true, e);
+            fleet_quiet(fc, false);
+        }
         fleet_turn_end(fc);
     }
     json_decref(body);

@@ -6,6 +6,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/fleet_control.h"
+#include "handlers/fleet_fit.h"
 #include "handlers/reply.h"
 #include "handlers/status_parts.h"
 #include "server/config.h"
@@ -37,18 +38,30 @@ static json_t *heard_or_null(uint64_t heard_us)
     return json_real(now > heard_us ? (double)(now - heard_us) / 1e6 : 0.0);
 }
 
-static json_t *one_json(const struct upstream_at *at, const struct upstream_info *info)
+/* @lacks  stolen */
+static json_t *one_json(const struct upstream_at *at, const struct upstream_info *info,
+                        json_t *lacks)
 {
-    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o}", "upstream",
-                     at->name, "dialect", wire_dialect_name(at->dialect), "state", info->state,
-                     "weight_version", text_or_null(info->saw.label), "serial",
+    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o}",
+                     "upstream", at->name, "dialect", wire_dialect_name(at->dialect), "state",
+                     info->state, "weight_version", text_or_null(info->saw.label), "serial",
                      info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
                      "process", text_or_null(info->saw.process), "outstanding", "generate",
                      (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
                      (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted",
                      (json_int_t)info->n_granted, "n_missed", (json_int_t)info->n_missed,
                      "last_heard_s", heard_or_null(info->heard_us), "error",
-                     error_or_null(&info->error));
+                     error_or_null(&info->error), "lacks", lacks);
+}
+
+json_t *fleet_one_json(const struct app *app, size_t upstream)
+{
+    struct upstream_info info;
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, upstream, &at);
+    fleet_info(upstreams_fleet(app->upstreams), upstream, &info);
+    return one_json(&at, &info, fleet_fit_lacks_json(app, upstream));
 }
 
 /* Who is gone is told of while something runs there. */
@@ -65,11 +78,9 @@ json_t *fleet_list_json(const struct app *app)
 
     for (size_t i = 0; i < n && list != NULL; i++) {
         struct upstream_info info;
-        struct upstream_at at;
 
-        upstreams_at(app->upstreams, i, &at);
         fleet_info(upstreams_fleet(app->upstreams), i, &info);
-        if (!is_listed(&info) || json_array_append_new(list, one_json(&at, &info)) == 0)
+        if (!is_listed(&info) || json_array_append_new(list, fleet_one_json(app, i)) == 0)
             continue;
         json_decref(list);
         list = NULL;
@@ -89,37 +100,11 @@ static json_t *upstreams_json(const struct app *app)
 
 /* the status */
 
-/* Before the first update each upstream has what it came with: what they serve has a name if all
- * of them say the same one. */
-static void name_of(const struct app *app, const struct fleet_stats *s,
-                    char out[FLEET_LABEL_MAX + 1])
+static json_t *weights_json(const struct fleet_stats *s)
 {
-    size_t n = upstreams_n(app->upstreams);
-    struct upstream_info info;
-    bool named = false;
-
-    (void)snprintf(out, FLEET_LABEL_MAX + 1, "%s", s->label);
-    for (size_t i = 0; i < n && s->serial == 0; i++) {
-        fleet_info(upstreams_fleet(app->upstreams), i, &info);
-        if (strcmp(info.state, "serving") != 0)
-            continue;
-        if (named && strcmp(out, info.saw.label) != 0) {
-            out[0] = '\0';
-            return;
-        }
-        (void)snprintf(out, FLEET_LABEL_MAX + 1, "%s", info.saw.label);
-        named = true;
-    }
-}
-
-static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
-{
-    char label[FLEET_LABEL_MAX + 1];
-
-    name_of(app, s, label);
     return json_pack("{s:s, s:o, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced", "serial",
                      s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
-                     "weight_version", text_or_null(label));
+                     "weight_version", text_or_null(s->label));
 }
 
 /* As an engine of our own would say it. */
@@ -152,7 +137,7 @@ json_t *fleet_status_json(const struct app *app)
         json_object_update_new(
             status,
             json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
-                      weights_json(app, &s), "update", fleet_update_json(app->fleet_control),
+                      weights_json(&s), "update", fleet_update_json(app->fleet_control),
                       "admission", "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
                       lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
                       status_http_json(app), "model", "pause", fleet_pause_json(app->fleet_control),
@@ -171,29 +156,13 @@ int handle_fleet_status(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-/* the list, and putting one into step */
+/* the list */
 
 int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200, upstreams_json(app));
     return 0;
-}
-
-const char *const resync_members[] = {"upstream", NULL};
-
-static int resync(struct app *app, const json_t *body, size_t *out, struct err *e)
-{
-    const char *name = NULL;
-
-    if (body_required(body, "", "upstream", e) != 0 ||
-        body_str(&name, body, "", "upstream", e) != 0 ||
-        upstreams_find(app->upstreams, name, out, e) != 0)
-        return -1;
-    if (fleet_holds(app->fleet_control))
-        return err_set(e, ERR_CONFLICT, "",
-                       "generation is paused, which %.200s knows nothing of: resume first", name);
-    return fleet_resync(upstreams_fleet(app->upstreams), *out, e);
 }
 
 static int no_upstreams(struct err *e)
@@ -214,24 +183,4 @@ int handle_resync(struct app *app, struct exchange *x, struct err *e)
     (void)app;
     (void)x;
     return no_upstreams(e);
-}
-
-int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
-{
-    struct upstream_info info;
-    struct upstream_at at;
-    json_t *body;
-    size_t i = 0;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = resync(app, body, &i, e);
-    json_decref(body);
-    if (rc != 0)
-        return -1;
-    upstreams_at(app->upstreams, i, &at);
-    fleet_info(upstreams_fleet(app->upstreams), i, &info);
-    reply_json(x, 200, one_json(&at, &info));
-    return 0;
 }

@@ -17,6 +17,9 @@ int fleet_ready(const struct app *app, struct err *why);
  * memory). */
 json_t *fleet_list_json(const struct app *app);
 
+/* fleet_one_json - one of them, as the list has it (new, or NULL without memory). */
+json_t *fleet_one_json(const struct app *app, size_t upstream);
+
 /* fleet_status_json - as GET /v1/status has it (new, or NULL without memory). */
 json_t *fleet_status_json(const struct app *app);
 
@@ -26,6 +29,8 @@ int handle_fleet_status(struct app *app, struct exchange *x, struct err *e);
  * Errors: ERR_UNSYNCED: fewer than --min-ready answer; ERR_UPSTREAM: one does not say. */
 int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e);
 int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e);
+/* handle_fleet_resync - asks it first (handlers/fleet_resync.c). Blocks: FLEET_LOOK_US for each of
+ * two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as fleet_resync's, or it gave no answer. */
 int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e);
 
 #endif

@@ -94,16 +94,6 @@ struct words {
     bool chunk_named, abort_requests, by_group;
 };
 
-static int check_id(const char *id, size_t len_max, const char *field, struct err *e)
-{
-    size_t len = strlen(id);
-
-    if (len == 0 || len > len_max)
-        return err_set(e, ERR_BAD_REQUEST, field, "an id is 1 to %zu bytes long; this has %zu",
-                       len_max, len);
-    return 0;
-}
-
 static int check_of_start(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"partial", "convert", "placement"};
@@ -142,8 +132,10 @@ static int words_parse(struct words *w, const struct exchange *x, const json_t *
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
-        (w->update_id != NULL && check_id(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
-        (w->chunk_id != NULL && check_id(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0) ||
+        (w->update_id != NULL &&
+         update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
+        (w->chunk_id != NULL &&
+         update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0) ||
         (w->label != NULL && label_check(w->label, "/weight_version", e) != 0) ||
         (w->update_id != NULL && check_of_start(body, e) != 0) || check_source(body, e) != 0)
         return -1;
@@ -186,7 +178,8 @@ static int check_chunk(const struct fleet_session *s, const struct words *w, str
                    "taken twice");
 }
 
-/* Those of an implicit session that name a version name the same. */
+/* Those of an implicit session that name a version name the same. Of one that takes no more tensors
+ * the name stays; whoever sends some is told why. */
 static int take_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
                       struct err *e)
 {
@@ -195,7 +188,9 @@ static int take_label(struct fleet_control *fc, struct fleet_session *s, const c
     if (label == NULL)
         return 0;
     mtx_lock(&fc->lock);
-    if (s->label[0] == '\0' || !s->implicit)
+    if (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING)
+        rc = 0;
+    else if (s->label[0] == '\0' || !s->implicit)
         (void)snprintf(s->label, sizeof s->label, "%s", label);
     else if (strcmp(s->label, label) != 0)
         rc = err_set(e, ERR_CONFLICT, "/weight_version",
@@ -394,6 +389,17 @@ static int find_session(struct app *app, const struct route *route, const struct
     return *out != NULL ? 0 : begin_implicit(app, w->label, out, e);
 }
 
+/* Nobody would end it. */
+static bool is_left_empty(struct fleet_control *fc, const struct fleet_session *s)
+{
+    bool empty;
+
+    mtx_lock(&fc->lock);
+    empty = s->implicit && s->n_received == 0;
+    mtx_unlock(&fc->lock);
+    return empty;
+}
+
 static int update_parsed(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     const struct route *route = x->route;
@@ -417,8 +423,7 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     }
     rc = bring(app, s, &w, bare, e);
     json_decref(bare);
-    /* nobody would end one that has nothing */
-    if (rc != 0 && s->implicit && s->n_received == 0)
+    if (rc != 0 && is_left_empty(app->fleet_control, s))
         (void)fleet_give_up(app, s, e, &ignored);
     return answer(app, x, s, rc, e);
 }
@@ -441,9 +446,7 @@ static int named(struct app *app, const json_t *body, struct fleet_session **out
 {
     const char *id = NULL;
 
-    if (body_required(body, "", "update_id", e) != 0 ||
-        body_str(&id, body, "", "update_id", e) != 0 ||
-        check_id(id, UPDATE_ID_MAX, "/update_id", e) != 0)
+    if (update_id_parse(&id, body, e) != 0)
         return -1;
     return fleet_find(app->fleet_control, id, out, e);
 }
@@ -497,7 +500,7 @@ static int give_up(struct app *app, struct exchange *x, struct fleet_session *s,
     struct err why = {0};
 
     (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
-    return answer(app, x, s, fleet_give_up(app, s, &why, e), e);
+    return answer(app, x, s, fleet_abort(app, s, &why, e), e);
 }
 
 int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)

@@ -28,13 +28,13 @@ static void fence_failed(struct app *app, const struct fleet_said *said, size_t 
             fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
 }
 
-static void let_go(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+static void let_go_flow(struct app *app, struct fleet_session *s, struct fleet_batch *b)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct err ignored = {0};
 
-    if (b->n == 0 || !goes_on(fc) ||
+    if (!goes_on(fc) ||
         fleet_ask(app, WIRE_RESUME, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);
@@ -50,6 +50,21 @@ static void let_go(struct app *app, struct fleet_session *s, struct fleet_batch 
     fleet_said_free(said, b->n);
 }
 
+/* A pause that a trainer has asked for meanwhile has the last word: its end tells them too. */
+static void let_go(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    if (b->n == 0)
+        return;
+    if (fleet_flow_soon(fc, "the end of an update")) {
+        let_go_flow(app, s, b);
+        fleet_flow_end(fc);
+    } else {
+        fleet_note_behind(app, b->to, b->n);
+    }
+}
+
 /* Ends what was started and got nothing: without a label it changes nothing. A start without an
  * answer may not have been one; then there is nothing to end. */
 static void close_started(struct app *app, struct fleet_session *s, struct fleet_batch *b)
@@ -63,9 +78,10 @@ static void close_started(struct app *app, struct fleet_session *s, struct fleet
         return;
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
-        bool doubtful = p->out && p->end == FLEET_UNKNOWN, closed = said_good(&said[i]);
+        bool doubtful, closed = said_good(&said[i]);
 
         mtx_lock(&fc->lock);
+        doubtful = p->out && p->end == FLEET_UNKNOWN;
         if (closed || (doubtful && said[i].end == FLEET_REFUSED))
             p->started = false;
         else
@@ -77,26 +93,33 @@ static void close_started(struct app *app, struct fleet_session *s, struct fleet
 
 void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
 {
+    struct fleet_control *fc = app->fleet_control;
     struct fleet_batch started = {0}, held = {0};
 
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
         if (p->begins && p->started && !p->touched && !p->finished && (p->out || !dropped))
             batch_add(&started, s, i, NULL);
     }
+    mtx_unlock(&fc->lock);
     close_started(app, s, &started);
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
         if (p->held && !p->touched && !p->finished && (p->out || !dropped))
             batch_add(&held, s, i, NULL);
     }
+    mtx_unlock(&fc->lock);
     let_go(app, s, &held);
     fleet_fence_parts(app, s);
 }
 
 /* the end */
+
+static const char aborting[] = "an abort";
 
 static void log_ended(const struct fleet_session *s, size_t n_done)
 {
@@ -129,7 +152,7 @@ static void close_session(struct fleet_control *fc, struct fleet_session *s, con
     mtx_unlock(&fc->lock);
 }
 
-/* In a turn. The phase first: what is under way sees it. */
+/* In a step, or while it is ending. The phase first: what is under way sees it. */
 static void abort_turn(struct app *app, struct fleet_session *s, const struct err *why)
 {
     close_session(app->fleet_control, s, why);
@@ -140,23 +163,45 @@ static void abort_turn(struct app *app, struct fleet_session *s, const struct er
     fleet_release(app, s, false);
 }
 
-int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
 {
-    struct fleet_control *fc = app->fleet_control;
     enum update_phase phase;
 
-    if (fleet_turn(fc, "the end of an update", e) != 0)
-        return -1;
     mtx_lock(&fc->lock);
     phase = s->phase;
     mtx_unlock(&fc->lock);
+    return phase;
+}
+
+/* In `ending`, which is ended. */
+static int give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum update_phase phase = phase_of(fc, s);
+
     if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
         abort_turn(app, s, why);
-    fleet_turn_end(fc);
+    fleet_ending_end(fc);
     fleet_look(fc);
     if (phase == UPDATE_COMMITTED)
         return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
     return 0;
+}
+
+int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    if (fleet_lapsing(app->fleet_control, aborting, e) != 0)
+        return -1;
+    return give_up(app, s, why, e);
+}
+
+int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    if (phase_of(app->fleet_control, s) == UPDATE_ABORTED)
+        return 0;
+    if (fleet_ending(app->fleet_control, aborting, e) != 0)
+        return -1;
+    return give_up(app, s, why, e);
 }
 
 void fleet_lapse(struct app *app, struct fleet_session *s)
@@ -165,15 +210,15 @@ void fleet_lapse(struct app *app, struct fleet_session *s)
     struct err why = {0}, ignored = {0};
     bool over;
 
-    if (fleet_turn(fc, "the end of an update", &ignored) != 0)
+    if (fleet_lapsing(fc, aborting, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);
     over = fleet_lease_over_locked(s); /* its trainer may have come while this waited */
-    mtx_unlock(&fc->lock);
     (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
+    mtx_unlock(&fc->lock);
     if (over)
         abort_turn(app, s, &why);
-    fleet_turn_end(fc);
+    fleet_ending_end(fc);
 }
 
 /* proof */
@@ -266,6 +311,7 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
     struct fleet_said *said = NULL;
     int rc;
 
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
@@ -274,6 +320,7 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
         if (!p->out && p->two_phase)
             fleet_live(app, p->upstream, &p->life);
     }
+    mtx_unlock(&fc->lock);
     rc = body != NULL ? fleet_ask(app, WIRE_FINISH, b.to, b.n, fleet_update_us(app), &said, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
@@ -297,9 +344,8 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
     return 0;
 }
 
-/* Whoever was away may have missed a pause, or a resume. What is not in two phases stands still
- * and is let go with the others. */
-static int align(struct app *app, struct fleet_session *s, struct err *e)
+/* In the flow. What is not in two phases stands still and is let go with the others. */
+static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_hold hold;
@@ -333,6 +379,23 @@ static int align(struct app *app, struct fleet_session *s, struct err *e)
     fleet_said_free(said, b.n);
     json_decref(body);
     return 0;
+}
+
+/* Whoever was away may have missed a pause, or a resume. */
+static int align(struct app *app, struct fleet_session *s, struct err *e)
+{
+    bool was_out = false;
+    int rc;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        was_out = was_out || (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out);
+    if (!was_out)
+        return 0;
+    if (fleet_flow(app->fleet_control, "the end of an update", e) != 0)
+        return -1;
+    rc = align_flow(app, s, e);
+    fleet_flow_end(app->fleet_control);
+    return rc;
 }
 
 /* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
@@ -492,7 +555,7 @@ int fleet_end(struct app *app, struct fleet_session *s, const char *label, const
     struct fleet_control *fc = app->fleet_control;
     int rc;
 
-    if (fleet_turn(fc, "the end of an update", e) != 0)
+    if (fleet_step(fc, "the end of an update", e) != 0)
         return -1;
     rc = end_turn(app, s, label, body, commit_too, e);
     fleet_turn_end(fc);

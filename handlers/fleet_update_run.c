@@ -172,6 +172,15 @@ bool fleet_stands(struct app *app, const struct fleet_session *s)
     return stands;
 }
 
+static void tell_cause(struct app *app, const struct fleet_session *s, struct err *e)
+{
+    size_t min_ready = fleet_min_ready(app);
+
+    mtx_lock(&app->fleet_control->lock);
+    fleet_session_cause(s, min_ready, e);
+    mtx_unlock(&app->fleet_control->lock);
+}
+
 /* begin */
 
 static uint32_t baton_lease_s(const struct app *app, uint32_t lease_s)
@@ -227,9 +236,11 @@ void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *rea
     struct err ignored = {0};
     json_t *body = json_pack("{s:s}", "reason", reason);
 
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && s->parts[i].started && !s->parts[i].finished)
             batch_add(&b, s, i, body);
+    mtx_unlock(&fc->lock);
     if (b.n > 0 && body != NULL &&
         fleet_ask(app, WIRE_ABORT, b.to, b.n, FLEET_ABORT_US, &said, &ignored) == 0) {
         for (size_t i = 0; i < b.n; i++)
@@ -329,7 +340,7 @@ int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_ses
 {
     int rc;
 
-    if (fleet_turn(app->fleet_control, "the start of an update", e) != 0)
+    if (fleet_step(app->fleet_control, "the start of an update", e) != 0)
         return -1;
     upstreams_hold(app->upstreams); /* the session remembers indexes: until close_session */
     rc = begin(app, req, out, details, e);
@@ -424,32 +435,43 @@ static int begin_parts(struct app *app, struct fleet_session *s, struct err *e)
     return ask_parts(app, WIRE_START, s, &again, offsetof(struct fleet_part, started), e);
 }
 
+/* Who lets upstreams go on finds them held from the moment on that this has begun. */
+static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
+{
+    json_t *keep = json_pack("{s:s}", "mode", "keep");
+    struct fleet_batch b = {0};
+    int rc = -1;
+
+    if (keep == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
+    } else if (fleet_flow(app->fleet_control, "the start of an update", e) == 0) {
+        (void)to_hold(app, s, &b, keep);
+        rc = ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e);
+        fleet_flow_end(app->fleet_control);
+    }
+    json_decref(keep);
+    return rc;
+}
+
 /* Returns -1 also when it was ended meanwhile, or too few are left. */
 static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
-    struct fleet_batch b = {0};
-    json_t *keep;
     int rc = -1;
 
     if (!fleet_is_open(fc, s))
         return refuse_ended(s, e);
-    keep = json_pack("{s:s}", "mode", "keep");
-    if (keep == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
     mtx_lock(&fc->lock);
     s->opened = true;
     mtx_unlock(&fc->lock);
     fleet_updating(fleet_of(app), true);
     fleet_tokens(fc);
-    (void)to_hold(app, s, &b, keep);
-    if (ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e) == 0)
+    if (hold_parts(app, s, e) == 0)
         rc = begin_parts(app, s, e);
-    json_decref(keep);
     if (rc == 0)
         fleet_release(app, s, true);
     if (rc == 0 && !fleet_stands(app, s)) {
-        fleet_session_cause(s, fleet_min_ready(app), e);
+        tell_cause(app, s, e);
         rc = -1;
     }
     return rc;
@@ -461,7 +483,7 @@ static int open_parts(struct app *app, struct fleet_session *s, struct err *e)
 
     if (!fleet_session_overwrites(s) || s->opened)
         return 0;
-    if (fleet_turn(app->fleet_control, "the start of an update", e) != 0)
+    if (fleet_step(app->fleet_control, "the start of an update", e) != 0)
         return -1;
     rc = open_turn(app, s, e);
     fleet_turn_end(app->fleet_control);
@@ -534,7 +556,7 @@ static int drop_strangers(struct app *app, struct fleet_session *s, struct err *
                        "there is no group to receive from; POST /v1/weight_transfer/init joins "
                        "the upstreams to one");
     if (!stands)
-        fleet_session_cause(s, fleet_min_ready(app), e);
+        tell_cause(app, s, e);
     return stands ? 0 : -1;
 }
 
@@ -637,7 +659,7 @@ int fleet_check_marks(struct app *app, struct fleet_session *s, struct err *e)
     fleet_fence_parts(app, s);
     if (fleet_stands(app, s))
         return 0;
-    fleet_session_cause(s, fleet_min_ready(app), e);
+    tell_cause(app, s, e);
     return -1;
 }
 

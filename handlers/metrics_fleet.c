@@ -43,8 +43,8 @@ static void read_rows(struct app *app, struct rows *out)
 static void put_states(const struct rows *rows, struct buf *out)
 {
     static const char name[] = "baton_upstream_state";
-    static const char *const states[] = {"serving", "unready", "unsynced",
-                                         "fenced",  "down",    "unknown"};
+    static const char *const states[] = {"serving", "unready", "unsynced", "fenced",
+                                         "refused", "down",    "unknown"};
 
     prom_head(out, name, "gauge", "1 for the state of an upstream");
     for (size_t i = 0; i < rows->n; i++)
@@ -76,7 +76,8 @@ static void put_counts(const struct rows *rows, struct buf *out)
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, granted, LABELS({"upstream", rows->items[i].name}),
                  rows->items[i].info.n_granted);
-    prom_head(out, missed, "counter", "Times that an upstream did not answer");
+    prom_head(out, missed, "counter",
+              "Questions and requests that an upstream did not answer, or not as it should");
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, missed, LABELS({"upstream", rows->items[i].name}),
                  rows->items[i].info.n_missed);
@@ -84,7 +85,9 @@ static void put_counts(const struct rows *rows, struct buf *out)
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, serial, LABELS({"upstream", rows->items[i].name}),
                  rows->items[i].info.serial);
-    prom_head(out, heard, "gauge", "Time since an upstream last said how it is");
+    prom_head(out, heard, "gauge",
+              "Time since an upstream last answered a question about itself; clients' requests say "
+              "nothing here");
     for (size_t i = 0; i < rows->n; i++) {
         uint64_t at = rows->items[i].info.heard_us;
 

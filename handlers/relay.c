@@ -138,8 +138,8 @@ int relay_enter(struct relay *r, struct err *e)
     return 0;
 }
 
-/* Back into the line, or the answer why not. */
-static void enter_again(struct relay *r)
+/* Back into the line, or the answer why not. @why  goes before that nobody else serves; or NULL */
+static void enter_again(struct relay *r, const struct err *why)
 {
     struct err e = {0};
 
@@ -149,7 +149,7 @@ static void enter_again(struct relay *r)
     if (relay_enter(r, &e) == 0)
         return;
     r->stage = RELAY_ASKED; /* it waits for nothing */
-    relay_fail(r, &e);
+    relay_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
 }
 
 /* The loop's thread: what was granted elsewhere. */
@@ -163,7 +163,7 @@ static void granted_later(void *arg)
     else if (fleet_serves(r->loop->all->fleet, r->ticket.upstream))
         start(r);
     else /* it has left rotation since: those who run there have been cut already */
-        enter_again(r);
+        enter_again(r, NULL);
 }
 
 static void add(struct http_request *req, struct http_header *headers, const char *name,
@@ -218,11 +218,30 @@ static bool may_try_again(const struct relay *r)
     return r->n_tries < upstreams_n(r->loop->all->upstreams);
 }
 
-static void try_another(struct relay *r)
+static void try_another(struct relay *r, const struct err *why)
 {
     r->ticket.avoid_one = true;
     r->ticket.avoid = r->ticket.upstream;
-    enter_again(r);
+    enter_again(r, why);
+}
+
+/* What was no fault of its key is found by the question that follows at once. */
+void relay_refused(struct relay *r)
+{
+    bool given = r->at.target->authorization != NULL;
+    struct err e = {0};
+
+    drop_call(r);
+    (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
+                  given ? "refuses the key of this server (its key-file)"
+                        : "wants a key, and this server has none for it (key-file)",
+                  r->head.status);
+    fleet_refused(r->loop->all->fleet, r->ticket.upstream, FLEET_REFUSED_WORK, &e);
+    upstreams_look(r->loop->all->upstreams);
+    if (may_try_again(r))
+        try_another(r, &e);
+    else
+        relay_fail(r, &e);
 }
 
 static void say_unsent(const struct relay *r, const struct http_end *end, struct err *e)
@@ -264,7 +283,7 @@ void relay_break(struct relay *r, const struct http_end *end)
     if (r->stage == RELAY_ASKED)
         fleet_missed(fleet, r->ticket.upstream, end->outcome == HTTP_UNREACHABLE, &e);
     if (r->stage == RELAY_ASKED && !end->sent && may_try_again(r))
-        try_another(r);
+        try_another(r, NULL);
     else
         relay_fail(r, &e);
 }
@@ -276,7 +295,7 @@ void relay_cut(struct relay *r, const struct err *why)
 
     drop_call(r);
     if (r->stage == RELAY_ASKED && !sent && may_try_again(r)) {
-        try_another(r);
+        try_another(r, NULL);
         return;
     }
     (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its answer was whole%s: %.*s",

@@ -23,9 +23,8 @@ enum {
     RELAY_TEXT_MS = 60 * 1000,
     RELAY_WHOLE_NBYTES_MAX = 64 << 10, /* a longer answer is passed on as a stream */
     /* Unsent bytes of a stream that hold its upstream; when half of them are gone it goes on. What
-     * libcurl has read by then may come on top: up to a piece. */
+     * has been read by then may come on top: up to HTTP_PIECE_NBYTES. */
     RELAY_AHEAD_NBYTES = 24 << 10,
-    RELAY_PIECE_NBYTES = 16 << 10,
     RELAY_LOOP_NFDS = 160,            /* descriptors of a loop's clients, without connections */
     RELAY_BODY_NBYTES_KEPT = 16 << 10 /* a longer request is given up as soon as it was sent */
 };

@@ -123,6 +123,8 @@ static void on_head(void *arg, const struct http_head *head)
     r->ticket.answered = true;
     if (is_another(r))
         refuse_another(r);
+    else if (wire_refuses_key(head->status))
+        relay_refused(r);
     else if (head->status < 200 || (head->status >= 300 && head->status < 400))
         refuse_bad(r);
     else if (head->status == 204 ||
@@ -181,11 +183,11 @@ static bool is_behind(struct relay *r, size_t more, size_t limit)
 
 static bool pass_on(struct relay *r, const void *data, size_t len)
 {
-    if (is_behind(r, len, RELAY_AHEAD_NBYTES + RELAY_PIECE_NBYTES + 1)) {
+    if (is_behind(r, len, RELAY_AHEAD_NBYTES + HTTP_PIECE_NBYTES + 1)) {
         hold(r); /* libcurl reads on while there is something to read */
         return false;
     }
-    if (exchange_stream_write(r->x, data, len) != 0) {
+    if (exchange_stream_pass(r->x, data, len) != 0) {
         relay_drop(r); /* the client is gone, or there is no memory for what it is owed */
         return true;
     }

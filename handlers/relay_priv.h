@@ -88,6 +88,9 @@ void relay_cut(struct relay *r, const struct err *why);
 /* relay_end - give the permit back and free it. Its call has ended, its exchange is answered. */
 void relay_end(struct relay *r);
 
+/* relay_refused - the upstream did not take our key, and none of the request. */
+void relay_refused(struct relay *r);
+
 /* relay_break - its call ended without a whole answer. */
 void relay_break(struct relay *r, const struct http_end *end);
 

@@ -64,22 +64,13 @@ struct update_words {
     bool partial_given, convert_given, placement_given;
 };
 
-static int check_id(const char *id, size_t len_max, const char *field, struct err *e)
-{
-    size_t len = strlen(id);
-
-    if (len == 0 || len > len_max)
-        return err_set(e, ERR_BAD_REQUEST, field, "an id is 1 to %zu bytes long; this has %zu",
-                       len_max, len);
-    return 0;
-}
-
 /* Session members are the session's to say; a chunk in one may not contradict it. */
 static int words_check(const struct update_words *w, struct err *e)
 {
-    if (w->update_id != NULL && check_id(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
+    if (w->update_id != NULL && update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
         return -1;
-    if (w->chunk_id != NULL && check_id(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0)
+    if (w->chunk_id != NULL &&
+        update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0)
         return -1;
     if (w->label != NULL && label_check(w->label, "/weight_version", e) != 0)
         return -1;

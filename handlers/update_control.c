@@ -165,17 +165,6 @@ void session_give_up(struct app *app, bool begun, const char *why)
         (void)updates_abort(app->updates, info.id, why, &info, &ignored);
 }
 
-/* The update_id member of a body: required, 1..UPDATE_ID_MAX bytes. */
-static int id_parse(const char **id, const json_t *body, struct err *e)
-{
-    if (body_required(body, "", "update_id", e) != 0 || body_str(id, body, "", "update_id", e) != 0)
-        return -1;
-    if (**id == '\0' || strlen(*id) > UPDATE_ID_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/update_id", "an id is 1 to %d bytes long",
-                       UPDATE_ID_MAX);
-    return 0;
-}
-
 /* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
 static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *body, struct err *e)
 {
@@ -225,7 +214,7 @@ static int finish(struct app *app, struct exchange *x, const json_t *body, bool 
         return -1;
     if (open[0] != '\0')
         id = open;
-    if ((id == NULL && id_parse(&id, body, e) != 0) ||
+    if ((id == NULL && update_id_parse(&id, body, e) != 0) ||
         body_str(&label, body, "", "weight_version", e) != 0)
         return -1;
     if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
@@ -272,7 +261,7 @@ static int abort_update(struct app *app, const json_t *body, struct update_info 
     const char *id = NULL, *reason = "aborted by its owner";
     char text[REASON_MAX + 1];
 
-    if (id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
+    if (update_id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
         return -1;
     (void)snprintf(text, sizeof text, "%.*s", plan_text_cut(reason, REASON_MAX), reason);
     return updates_abort(app->updates, id, text, info, e);
@@ -283,7 +272,7 @@ static int renew(struct app *app, const json_t *body, struct update_info *info, 
     const char *id = NULL;
     uint64_t lease_s = 0;
 
-    if (id_parse(&id, body, e) != 0 ||
+    if (update_id_parse(&id, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
     return updates_renew(app->updates, id, (uint32_t)lease_s, info, e);

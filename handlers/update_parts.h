@@ -20,6 +20,13 @@ struct app;
 /* `text`, where it stands beside an object: the columns of the request that were left in its text,
  * of body_parse_columns; NULL when all are in the tree. */
 
+/* update_id_check - of 1 to len_max bytes? Errors: ERR_BAD_REQUEST at `field`. */
+int update_id_check(const char *id, size_t len_max, const char *field, struct err *e);
+
+/* update_id_parse - the update_id member of a body, which must be there. @id  borrowed from it
+ * Errors: ERR_BAD_REQUEST at /update_id. */
+int update_id_parse(const char **id, const json_t *body, struct err *e);
+
 /* plan_from_body - names, dtypes (or dtype_names), shapes, sizes -> a plan (one reference).
  * Errors: ERR_BAD_REQUEST at the member or its element: absent, not as long as names, not a known
  *         dtype, not a shape; and those of plan_builder_add. */

@@ -87,10 +87,7 @@ static int check_fleet(const struct config *config, FILE *to, struct err *e)
     int rc = listeners_read(&l, config, e);
 
     listeners_fini(&l);
-    if (rc != 0)
-        return -1;
-    (void)fprintf(to, "configuration: ok, would listen on %s\n", config->listen);
-    return fleet_check(config, to, e);
+    return rc == 0 ? fleet_check(config, to, e) : -1;
 }
 
 int serve_check(const struct config *config, FILE *to, struct err *e)

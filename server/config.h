@@ -34,14 +34,14 @@ enum { CONFIG_LIST_MAX = 256 };
       "with --engine none: what an update must cover, a .safetensors file or JSON columns")        \
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
       "engine to stand in front of, instead of one of its own: URL[,DIALECT][,key-file=FILE]"      \
-      "[,ca-file=FILE]; URL is http://HOST:PORT, https://HOST:PORT or unix:PATH; DIALECT is "      \
-      "baton (the default), vllm or sglang; repeatable, in the variable with blanks between; "     \
-      "SIGHUP reads the key files again")                                                          \
+      "[,ca-file=FILE]; URL is http://HOST:PORT, https://HOST:PORT (without a port 80, 443) or "   \
+      "unix:PATH; DIALECT is baton (the default), vllm or sglang; once for each engine, in the "   \
+      "variable with blanks between; SIGHUP reads the key files again")                            \
     X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
       "more of them, one SPEC a line, '#' begins a comment; SIGHUP reads it again")                \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and for an "     \
-      "update to succeed; 0: all")                                                                 \
+      "update to succeed; that many must have one version before the first update; 0: all")        \
     X(MS, probe_interval, "probe-interval", "MS", "2000", 10, 600000,                              \
       "how often each upstream is asked how it is, and while it is idle for a token")              \
     X(MS, probe_timeout, "probe-timeout", "MS", "5000", 10, 600000,                                \

@@ -64,27 +64,37 @@ void fleet_log(const struct app *app, struct log_rec *r)
     log_u64(r, "min_ready", s.min_ready);
 }
 
+static void put_upstream(struct upstreams *u, size_t i, FILE *to)
+{
+    struct upstream_at at;
+    unsigned port;
+
+    upstreams_at(u, i, &at);
+    port = http_target_port_meant(at.name);
+    (void)fprintf(to, "upstream: %s, %s%s%s", at.name, wire_dialect_name(at.dialect),
+                  at.target->authorization != NULL ? ", with a key" : "",
+                  at.target->ca_file != NULL ? ", with a CA of its own" : "");
+    if (port > 0)
+        (void)fprintf(to, ", at port %u since none is named", port);
+    (void)fputc('\n', to);
+}
+
 int fleet_check(const struct config *c, FILE *to, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
     struct upstreams *u = NULL;
     struct fleet_stats s;
-    int rc = -1;
+    bool written;
 
     if (http_init(e) != 0 || upstreams_new(&u, &cfg, e) != 0)
         return -1;
     fleet_stats(upstreams_fleet(u), &s);
-    if (fprintf(to, "upstreams: %zu, of which %zu must serve the current version\n", s.n_upstreams,
-                s.min_ready) > 0)
-        rc = 0;
-    for (size_t i = 0; i < s.n_upstreams; i++) {
-        struct upstream_at at;
-
-        upstreams_at(u, i, &at);
-        (void)fprintf(to, "upstream: %s, %s%s%s\n", at.name, wire_dialect_name(at.dialect),
-                      at.target->authorization != NULL ? ", with a key" : "",
-                      at.target->ca_file != NULL ? ", with a CA of its own" : "");
-    }
+    (void)fprintf(to, "configuration: ok, would listen on %s\n", c->listen);
+    (void)fprintf(to, "upstreams: %zu, of which %zu must serve the current version\n",
+                  s.n_upstreams, s.min_ready);
+    for (size_t i = 0; i < s.n_upstreams; i++)
+        put_upstream(u, i, to);
     upstreams_free(u);
-    return rc == 0 ? 0 : err_set(e, ERR_INTERNAL, "", "the report could not be written");
+    written = fflush(to) == 0 && !ferror(to);
+    return written ? 0 : err_set(e, ERR_INTERNAL, "", "the report could not be written");
 }

@@ -1,53 +1,17 @@
-/* One lock over a table of upstreams and one line for each lane. Whatever makes room (a permit that
- * comes back, an upstream that enters rotation) grants to the first in line, one at a time, outside
- * of the lock: a ticket may be gone as soon as its owner has been told. */
-#include "engine/upstream/fleet.h"
+/* One lock over a table of upstreams. Whatever is seen or done is a change of it, after which
+ * follows who is in rotation (fleet_priv.h); who gets a request, which version is the first, and
+ * what is told of all this are files of their own. */
+#include "engine/upstream/fleet_priv.h"
 
 #include "base/clock.h"
-#include "base/mtx.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLEET_WHO_MAX = 200 }; /* of a name in a message */
-
-enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
-
-struct upstream {
-    const char *name; /* borrowed; NULL: it has none */
-    uint64_t hash;    /* of the name, or else of the index: for affinity */
-    bool heard, alive, synced, fenced, removed;
-    unsigned n_misses; /* in a row */
-    uint64_t serial;
-    struct upstream_saw saw;
-    size_t n_outstanding[FLEET_LANES];
-    uint64_t n_granted, n_missed, heard_us;
-    struct err error;
-};
-
-struct line {
-    struct fleet_ticket *head, **tail;
-    size_t n_waiting, n_running;
-    uint64_t n_refused, n_cancelled;
-};
-
-struct fleet {
-    struct mtx lock;            /* rank MTX_ADMISSION; guards down to the blank line */
-    struct upstream *upstreams; /* [FLEET_MAX], of which n are used */
-    size_t n, min_ready;
-    struct line lines[FLEET_LANES];
-    size_t turn; /* where the search for the least loaded begins: equals take turns */
-    uint64_t serial, epoch;
-    char label[FLEET_LABEL_MAX + 1];
-    bool updating, closed;
-
-    struct fleet_cfg cfg; /* immutable */
-};
-
-/* Spreads whatever bits differ over the whole word [splitmix64]. */
-static uint64_t mix(uint64_t x)
+/* [splitmix64] */
+uint64_t fleet_mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15U;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9U;
@@ -55,26 +19,19 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-uint64_t fleet_affinity(const char *session)
-{
-    uint64_t hash = 0;
-
-    if (*session == '\0')
-        return 0;
-    for (; *session != '\0'; session++)
-        hash = mix(hash ^ (uint8_t)*session);
-    return hash != 0 ? hash : 1;
-}
-
 static void join_locked(struct fleet *f, size_t upstream, const char *name)
 {
     struct upstream *u = &f->upstreams[upstream];
-    struct upstream fresh = {.name = name, .synced = f->serial == 0};
+    struct upstream fresh = {.name = name,
+                             .needs_outfit = f->needs_outfit,
+                             .n_lives = u->n_lives + 1,
+                             .fit_change = u->fit_change};
 
-    fresh.hash = name != NULL ? fleet_affinity(name) : mix(upstream);
+    fresh.hash = name != NULL ? fleet_affinity(name) : fleet_mix(upstream);
     memcpy(fresh.n_outstanding, u->n_outstanding, sizeof fresh.n_outstanding);
-    if (!fresh.synced)
+    if (f->serial > 0)
         (void)err_set(&fresh.error, ERR_UNSYNCED, "", "it came after version '%s'", f->label);
+    fresh.state = fresh.last = fleet_state_of(&fresh);
     *u = fresh;
 }
 
@@ -113,179 +70,10 @@ void fleet_free(struct fleet *f)
     free(f);
 }
 
-/* who gets it */
-
-/* Does what runs there run as it should? */
-static bool is_sound(const struct upstream *u)
-{
-    return u->alive && u->synced && !u->fenced;
-}
-
-static bool in_rotation(const struct upstream *u)
-{
-    return is_sound(u) && !u->removed && u->saw.unready[0] == '\0';
-}
-
-/* What one lane looks like to a search. */
-struct search {
-    const struct fleet *f;
-    const struct fleet_ticket *t;
-    size_t n_open; /* upstreams in rotation */
-    size_t n_outstanding;
-    bool avoid;
-};
-
-static bool may_take(const struct search *s, size_t i)
-{
-    const struct upstream *u = &s->f->upstreams[i];
-    enum fleet_lane lane = s->t->lane;
-
-    return in_rotation(u) && u->n_outstanding[lane] < s->f->cfg.n_permits[lane] &&
-           !(s->avoid && s->t->avoid == i);
-}
-
-/* The session's own, while it has no more than its share. */
-static bool find_own(const struct search *s, size_t *out)
-{
-    size_t share = (s->n_outstanding + 1) * FLEET_LOAD_PERCENT;
-    uint64_t best = 0;
-    bool found = false;
-
-    for (size_t i = 0; i < s->f->n; i++) {
-        uint64_t score = mix(s->t->affinity ^ s->f->upstreams[i].hash);
-
-        if (!may_take(s, i) || (found && score <= best))
-            continue;
-        /* at most ceil(share / n_open), this one counted */
-        if (s->f->upstreams[i].n_outstanding[s->t->lane] * 100 * s->n_open >= share)
-            continue;
-        best = score;
-        *out = i;
-        found = true;
-    }
-    return found;
-}
-
-static bool find_least(const struct search *s, size_t *out)
-{
-    size_t n = s->f->n, best = SIZE_MAX;
-
-    for (size_t k = 0; k < n; k++) {
-        size_t i = (s->f->turn + k) % n;
-
-        if (!may_take(s, i) || s->f->upstreams[i].n_outstanding[s->t->lane] >= best)
-            continue;
-        best = s->f->upstreams[i].n_outstanding[s->t->lane];
-        *out = i;
-    }
-    return best != SIZE_MAX;
-}
-
-/* An upstream with a free permit for it. What is to be avoided is taken when nobody else can. */
-static bool find_locked(const struct fleet *f, const struct fleet_ticket *t, size_t *out)
-{
-    struct search s = {.f = f, .t = t, .avoid = t->avoid_one};
-
-    for (size_t i = 0; i < f->n; i++) {
-        s.n_open += in_rotation(&f->upstreams[i]);
-        s.n_outstanding += f->upstreams[i].n_outstanding[t->lane];
-    }
-    if (t->affinity != 0 && find_own(&s, out))
-        return true;
-    if (find_least(&s, out))
-        return true;
-    s.avoid = false;
-    return t->avoid_one && s.n_open == 1 && find_least(&s, out);
-}
-
-static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstream)
-{
-    struct upstream *u = &f->upstreams[upstream];
-
-    t->state = TICKET_GRANTED;
-    t->upstream = upstream;
-    u->n_outstanding[t->lane]++;
-    u->n_granted++;
-    f->lines[t->lane].n_running++;
-    f->turn = (upstream + 1) % f->n;
-}
-
-static void queue_locked(struct line *line, struct fleet_ticket *t)
-{
-    t->state = TICKET_QUEUED;
-    t->next = NULL;
-    t->prev_next = line->tail;
-    *line->tail = t;
-    line->tail = &t->next;
-    line->n_waiting++;
-}
-
-static void unqueue_locked(struct line *line, struct fleet_ticket *t)
-{
-    *t->prev_next = t->next;
-    if (t->next != NULL)
-        t->next->prev_next = t->prev_next;
-    else
-        line->tail = t->prev_next;
-    t->next = NULL;
-    t->prev_next = NULL;
-    line->n_waiting--;
-    t->state = TICKET_IDLE;
-}
-
-/* The first in line for whom there is room. Only one that avoids an upstream may find none where
- * the next one does. */
-static struct fleet_ticket *first_locked(const struct fleet *f, const struct line *line,
-                                         size_t *upstream)
-{
-    for (struct fleet_ticket *t = line->head; t != NULL; t = t->next) {
-        if (find_locked(f, t, upstream))
-            return t;
-        if (!t->avoid_one)
-            break;
-    }
-    return NULL;
-}
-
-/* Returns false when nobody was granted. */
-static bool grant_first(struct fleet *f, enum fleet_lane lane)
-{
-    struct line *line = &f->lines[lane];
-    void (*granted)(void *arg, size_t upstream) = NULL;
-    struct fleet_ticket *t;
-    void *arg = NULL;
-    size_t upstream = 0;
-
-    mtx_lock(&f->lock);
-    t = first_locked(f, line, &upstream);
-    if (t != NULL) {
-        unqueue_locked(line, t);
-        grant_locked(f, t, upstream);
-        granted = t->granted;
-        arg = t->arg;
-    }
-    mtx_unlock(&f->lock);
-    if (granted != NULL)
-        granted(arg, upstream);
-    return granted != NULL;
-}
-
-static void grant_all(struct fleet *f)
-{
-    for (enum fleet_lane lane = FLEET_GENERATE; lane < FLEET_LANES; lane++)
-        while (grant_first(f, lane))
-            continue;
-}
-
-struct who {
-    char text[FLEET_WHO_MAX];
-};
-
-/* "http://10.0.0.1:8000", or "upstream 3" of one without a name. */
-static struct who who_is(const struct fleet *f, size_t upstream)
+struct fleet_who fleet_who(const struct fleet *f, size_t upstream)
 {
     const char *name = f->upstreams[upstream].name;
-    struct who w;
+    struct fleet_who w;
 
     if (name != NULL)
         (void)snprintf(w.text, sizeof w.text, "%s", name);
@@ -294,105 +82,45 @@ static struct who who_is(const struct fleet *f, size_t upstream)
     return w;
 }
 
-/* Why nothing serves: of the first upstream that says. */
-static int refuse_locked(const struct fleet *f, struct err *e)
-{
-    for (size_t i = 0; i < f->n; i++) {
-        const struct upstream *u = &f->upstreams[i];
+/* changes */
 
-        if (!u->removed && u->error.code != ERR_NONE)
-            return err_set(e, ERR_UNSYNCED, "", "no upstream serves; of %s: %.250s",
-                           who_is(f, i).text, u->error.msg);
+static void stand(const struct fleet *f, size_t n, struct fleet_standing *out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = (struct fleet_standing){fleet_is_sound(&f->upstreams[i]),
+                                         fleet_in_rotation(&f->upstreams[i])};
+}
+
+void fleet_change_begin(struct fleet *f, struct fleet_change *c)
+{
+    mtx_lock(&f->lock);
+    c->n = f->n;
+    stand(f, c->n, c->before);
+}
+
+/* Where nothing can be relied on any more is told of, and so is that nobody is left. */
+void fleet_change_end(struct fleet *f, struct fleet_change *c)
+{
+    bool closed = false, opened = false, any;
+
+    fleet_decide_locked(f);
+    fleet_blame_unfit_locked(f);
+    stand(f, c->n, c->after);
+    any = fleet_any_serving_locked(f);
+    mtx_unlock(&f->lock);
+    for (size_t i = 0; i < c->n; i++) {
+        bool lost = c->before[i].sound && !c->after[i].sound;
+
+        if (lost && f->cfg.left != NULL)
+            f->cfg.left(f->cfg.arg, i);
+        closed = closed || (!lost && c->before[i].open && !c->after[i].open);
+        opened = opened || (!c->before[i].open && c->after[i].open);
     }
-    return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
-}
-
-static bool any_serving_locked(const struct fleet *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        if (in_rotation(&f->upstreams[i]))
-            return true;
-    return false;
-}
-
-int fleet_enter(struct fleet *f, struct fleet_ticket *t, struct err *e)
-{
-    struct line *line = &f->lines[t->lane];
-    bool granted = false;
-    size_t upstream = 0;
-    int rc = 0;
-
-    mtx_lock(&f->lock);
-    assert(t->state == TICKET_IDLE);
-    if (f->closed)
-        rc = err_set(e, ERR_DRAINING, "", "the server is draining: nothing new is taken");
-    else if (!any_serving_locked(f))
-        rc = refuse_locked(f, e);
-    else if (first_locked(f, line, &upstream) == NULL && find_locked(f, t, &upstream))
-        granted = true; /* who waits waits for something else */
-    else if (line->n_waiting >= f->cfg.n_queue_max[t->lane])
-        rc = err_set(e, ERR_OVERLOADED, "", "the upstreams are full: %zu requests run and %zu wait",
-                     line->n_running, line->n_waiting);
-    else
-        queue_locked(line, t);
-    if (granted)
-        grant_locked(f, t, upstream);
-    line->n_refused += rc != 0;
-    mtx_unlock(&f->lock);
-    /* A queued ticket may be granted and gone by now: it is not touched any more. */
-    if (granted)
-        t->granted(t->arg, upstream);
-    return rc;
-}
-
-bool fleet_cancel(struct fleet *f, struct fleet_ticket *t)
-{
-    bool queued;
-
-    mtx_lock(&f->lock);
-    queued = t->state == TICKET_QUEUED;
-    if (queued) {
-        unqueue_locked(&f->lines[t->lane], t);
-        f->lines[t->lane].n_cancelled++;
-    }
-    mtx_unlock(&f->lock);
-    return queued;
-}
-
-void fleet_leave(struct fleet *f, struct fleet_ticket *t)
-{
-    enum fleet_lane lane = t->lane;
-    struct upstream *u = &f->upstreams[t->upstream];
-    bool waiting;
-
-    mtx_lock(&f->lock);
-    assert(t->state == TICKET_GRANTED);
-    t->state = TICKET_IDLE;
-    u->n_outstanding[lane]--;
-    if (t->answered)
-        u->n_misses = 0;
-    f->lines[lane].n_running--;
-    waiting = f->lines[lane].head != NULL;
-    mtx_unlock(&f->lock);
-    if (waiting)
-        (void)grant_first(f, lane);
-}
-
-bool fleet_serves(struct fleet *f, size_t upstream)
-{
-    bool serves;
-
-    mtx_lock(&f->lock);
-    serves = in_rotation(&f->upstreams[upstream]);
-    mtx_unlock(&f->lock);
-    return serves;
-}
-
-void fleet_close(struct fleet *f)
-{
-    mtx_lock(&f->lock);
-    f->closed = true;
-    mtx_unlock(&f->lock);
+    if (closed && !any && f->cfg.left != NULL)
+        f->cfg.left(f->cfg.arg, FLEET_MAX);
+    if (opened)
+        fleet_grant_all(f);
+    fleet_tell_moves(f);
 }
 
 /* which there are */
@@ -408,61 +136,26 @@ void fleet_add(struct fleet *f, size_t upstream, const char *name)
     mtx_unlock(&f->lock);
 }
 
-/* One is out of rotation, but not so that what runs there were lost. */
-static void closed_one(struct fleet *f)
-{
-    bool any;
-
-    mtx_lock(&f->lock);
-    any = any_serving_locked(f);
-    mtx_unlock(&f->lock);
-    if (!any && f->cfg.left != NULL)
-        f->cfg.left(f->cfg.arg, FLEET_MAX);
-}
-
 void fleet_remove(struct fleet *f, size_t upstream)
 {
-    mtx_lock(&f->lock);
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
     assert(upstream < f->n);
     f->upstreams[upstream].removed = true;
-    mtx_unlock(&f->lock);
-    closed_one(f);
+    fleet_change_end(f, &c);
 }
 
 void fleet_set_min_ready(struct fleet *f, size_t min_ready)
 {
-    mtx_lock(&f->lock);
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
     f->min_ready = min_ready;
-    mtx_unlock(&f->lock);
+    fleet_change_end(f, &c);
 }
 
 /* what was seen */
-
-/* How an upstream stands: a removed one that is sound serves what it has, and no more. */
-struct standing {
-    bool sound, open;
-};
-
-static struct standing standing_of(const struct upstream *u)
-{
-    return (struct standing){is_sound(u), in_rotation(u)};
-}
-
-/* After a change: where nothing can be relied on is told of, and who entered brought room. */
-static void changed(struct fleet *f, size_t upstream, struct standing before, struct standing after)
-{
-    if (before.sound && !after.sound && f->cfg.left != NULL)
-        f->cfg.left(f->cfg.arg, upstream);
-    else if (before.open && !after.open)
-        closed_one(f);
-    if (!before.open && after.open)
-        grant_all(f);
-}
-
-static void blame(struct upstream *u, const struct err *why)
-{
-    u->error = *why;
-}
 
 /* Is what answers the process that was put into step? Nobody can tell of one that was away and
  * does not name itself. */
@@ -473,6 +166,17 @@ static bool may_be_another(const struct upstream *u, const struct upstream_saw *
     return strcmp(saw->process, u->saw.process) != 0;
 }
 
+static void say_restarted(const struct fleet *f, struct err *out)
+{
+    err_clear(out);
+    if (f->serial == 0)
+        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: what it serves is not known yet");
+    else
+        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its weights are not version '%s'",
+                      f->label);
+}
+
+/* After the first update. */
 static void check_sync_locked(const struct fleet *f, struct upstream *u,
                               const struct upstream_saw *saw)
 {
@@ -481,85 +185,157 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     if (f->serial == 0)
         return;
     if (may_be_another(u, saw))
-        (void)err_set(&why, ERR_UNSYNCED, "", "it was restarted: its weights are not version '%s'",
-                      f->label);
-    else if (!f->updating && saw->label[0] != '\0' && u->serial == f->serial &&
+        say_restarted(f, &why);
+    else if (!f->updating && !saw->is_old && saw->label[0] != '\0' && u->serial == f->serial &&
              strcmp(saw->label, f->label) != 0)
         (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights '%s', not '%s'", saw->label,
                       f->label);
     if (why.code == ERR_NONE)
         return;
     u->synced = false;
-    blame(u, &why);
+    u->error = why;
+}
+
+/* What it said of its weights before holds for the same process only. */
+static void note_locked(struct upstream *u, const struct upstream_saw *saw)
+{
+    struct upstream_saw now = *saw;
+    bool another = may_be_another(u, saw);
+
+    if (saw->is_old && !another) {
+        memcpy(now.label, u->saw.label, sizeof now.label);
+        memcpy(now.unready, u->saw.unready, sizeof now.unready);
+    } else if (saw->is_old) {
+        now.label[0] = now.unready[0] = '\0';
+    }
+    u->n_lives += another;
+    u->told = !saw->is_old || (u->told && !another);
+    u->saw = now;
+    u->heard = true;
+    u->alive = true;
+    u->refused[FLEET_REFUSED_STATUS] = false;
+    u->n_misses = 0;
+    u->n_silent = 0;
+    u->heard_us = clock_now_us();
 }
 
 void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw)
 {
     struct upstream *u = &f->upstreams[upstream];
-    struct standing before, after;
+    struct fleet_change c;
+    bool was;
 
-    mtx_lock(&f->lock);
-    before = standing_of(u);
+    fleet_change_begin(f, &c);
+    was = u->synced;
     check_sync_locked(f, u, saw);
-    u->saw = *saw;
-    u->heard = true;
-    u->alive = true;
-    u->n_misses = 0;
-    u->heard_us = clock_now_us();
-    after = standing_of(u);
-    if (after.sound)
+    note_locked(u, saw);
+    fleet_decide_locked(f);
+    u->n_lives += was && !u->synced && saw->process[0] == '\0'; /* by its words alone */
+    if (fleet_is_sound(u) && !u->refused[FLEET_REFUSED_WORK])
         err_clear(&u->error);
-    if (after.sound && saw->unready[0] != '\0')
-        (void)err_set(&u->error, ERR_UNSYNCED, "", "it would serve nobody: %s", saw->unready);
-    mtx_unlock(&f->lock);
-    changed(f, upstream, before, after);
+    if (u->error.code == ERR_NONE && u->saw.unready[0] != '\0')
+        (void)err_set(&u->error, ERR_UNSYNCED, "", "it would serve nobody: %s", u->saw.unready);
+    fleet_change_end(f, &c);
 }
 
+static bool is_same_locked(const struct upstream *u, const char *process)
+{
+    return u->saw.process[0] == '\0' || strcmp(process, u->saw.process) == 0;
+}
+
+/* With every answer of a baton: what changes nothing is done with at once. Before the first update
+ * its next answer about itself says what it has. */
 bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
 {
     struct upstream *u = &f->upstreams[upstream];
-    struct standing before, after;
-    struct err why = {0};
+    struct fleet_change c;
     bool same;
 
     mtx_lock(&f->lock);
-    before = standing_of(u);
-    same = f->serial == 0 || u->saw.process[0] == '\0' || strcmp(process, u->saw.process) == 0;
-    if (!same) {
-        (void)err_set(&why, ERR_UNSYNCED, "", "it was restarted: its weights are not version '%s'",
-                      f->label);
-        u->synced = false;
-        blame(u, &why);
-    }
-    after = standing_of(u);
+    same = is_same_locked(u, process);
     mtx_unlock(&f->lock);
-    changed(f, upstream, before, after);
+    if (same)
+        return true;
+    fleet_change_begin(f, &c);
+    same = is_same_locked(u, process);
+    if (!same) {
+        say_restarted(f, &u->error);
+        u->synced = false;
+        u->told = false;
+    }
+    fleet_change_end(f, &c);
     return same;
 }
 
-void fleet_missed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+static void miss_locked(struct upstream *u, bool refused, const struct err *why)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct standing before, after;
-
-    mtx_lock(&f->lock);
-    before = standing_of(u);
     u->n_misses++;
     u->n_missed++;
     if (refused || u->n_misses >= FLEET_MISSES_DOWN)
         u->alive = false;
-    blame(u, why);
-    after = standing_of(u);
-    mtx_unlock(&f->lock);
-    changed(f, upstream, before, after);
+    u->error = *why;
 }
+
+void fleet_missed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+{
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    miss_locked(&f->upstreams[upstream], refused, why);
+    fleet_change_end(f, &c);
+}
+
+void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    miss_locked(u, refused, why);
+    u->n_silent++;
+    if (u->n_silent >= FLEET_SILENT_MAX && u->heard) {
+        err_clear(&u->error);
+        (void)err_set(&u->error, why->code, "",
+                      "its version cannot be known: %u questions in a row got no answer; %.300s",
+                      u->n_silent, why->msg);
+    }
+    fleet_change_end(f, &c);
+}
+
+void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what, const struct err *why)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    assert(why->code == ERR_UPSTREAM_KEY);
+    fleet_change_begin(f, &c);
+    u->refused[what] = true;
+    u->error = *why;
+    fleet_change_end(f, &c);
+}
+
+void fleet_admitted(struct fleet *f, size_t upstream)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    if (u->refused[FLEET_REFUSED_WORK] && u->error.code == ERR_UPSTREAM_KEY)
+        err_clear(&u->error);
+    u->refused[FLEET_REFUSED_WORK] = false;
+    fleet_change_end(f, &c);
+}
+
+/* what was done */
 
 void fleet_updating(struct fleet *f, bool on)
 {
-    mtx_lock(&f->lock);
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
     f->updating = on;
     f->epoch++;
-    mtx_unlock(&f->lock);
+    fleet_change_end(f, &c);
 }
 
 uint64_t fleet_epoch(struct fleet *f)
@@ -575,43 +351,80 @@ uint64_t fleet_epoch(struct fleet *f)
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
 {
     struct upstream *u = &f->upstreams[upstream];
-    struct standing before, after;
+    struct fleet_change c;
 
-    mtx_lock(&f->lock);
-    before = standing_of(u);
+    fleet_change_begin(f, &c);
     u->fenced = true;
-    blame(u, why);
-    after = standing_of(u);
-    mtx_unlock(&f->lock);
-    changed(f, upstream, before, after);
+    u->error = *why;
+    fleet_change_end(f, &c);
 }
 
-int fleet_resync(struct fleet *f, size_t upstream, struct err *e)
+static int may_resync_locked(const struct fleet *f, size_t upstream, struct err *e)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct standing before, after;
-    int rc = 0;
+    const struct upstream *u = &f->upstreams[upstream];
+    struct fleet_who who = fleet_who(f, upstream);
+
+    if (u->removed)
+        return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", who.text);
+    if (u->fenced)
+        return err_set(e, ERR_CONFLICT, "",
+                       "%s is fenced: it is not as the others are, and only a whole update makes "
+                       "that good",
+                       who.text);
+    if (f->updating)
+        return err_set(e, ERR_CONFLICT, "",
+                       "an update is under way: what is to be served is known when it has ended");
+    return 0;
+}
+
+int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e)
+{
+    int rc;
 
     mtx_lock(&f->lock);
-    before = standing_of(u);
-    if (u->removed)
-        rc = err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", who_is(f, upstream).text);
-    else if (u->fenced)
-        rc = err_set(e, ERR_CONFLICT, "",
-                     "%s is fenced: it is not as the others are, and only a whole update makes "
-                     "that good",
-                     who_is(f, upstream).text);
-    else if (!u->alive)
-        rc = err_set(e, ERR_CONFLICT, "", "%s does not answer", who_is(f, upstream).text);
+    rc = may_resync_locked(f, upstream, e);
+    mtx_unlock(&f->lock);
+    return rc;
+}
+
+static int check_resync_locked(const struct fleet *f, size_t upstream,
+                               const struct upstream_saw *saw, struct err *e)
+{
+    bool decided = f->serial > 0 || f->decided;
+
+    if (may_resync_locked(f, upstream, e) != 0)
+        return -1;
+    if (saw->unready[0] != '\0')
+        return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_who(f, upstream).text,
+                       saw->unready);
+    if (!decided || (f->serial > 0 && saw->label[0] == '\0') || strcmp(saw->label, f->label) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "", "%s serves weights %s, and the fleet %s",
+                   fleet_who(f, upstream).text, fleet_name_of(saw->label).text,
+                   fleet_name_of(f->label).text);
+}
+
+int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *saw, struct err *e)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+    int rc;
+
+    fleet_change_begin(f, &c);
+    rc = check_resync_locked(f, upstream, saw, e);
     if (rc == 0) {
+        if (f->serial == 0 && !f->decided) {
+            f->decided = true;
+            (void)snprintf(f->label, sizeof f->label, "%s", saw->label);
+        }
+        note_locked(u, saw);
         u->synced = true;
+        u->refused[FLEET_REFUSED_WORK] = false;
         u->serial = f->serial;
         f->epoch++; /* what was asked before says nothing against it */
         err_clear(&u->error);
     }
-    after = standing_of(u);
-    mtx_unlock(&f->lock);
-    changed(f, upstream, before, after);
+    fleet_change_end(f, &c);
     return rc;
 }
 
@@ -634,114 +447,49 @@ static void step_locked(const struct fleet *f, struct upstream *u, bool done)
     if (u->fenced)
         return;
     (void)err_set(&why, ERR_UNSYNCED, "", "it did not take version '%s'", f->label);
-    blame(u, &why);
+    u->error = why;
+}
+
+static void name_locked(struct fleet *f, const char *label)
+{
+    f->updating = false;
+    f->decided = true;
+    f->epoch++;
+    (void)snprintf(f->label, sizeof f->label, "%s", label);
 }
 
 uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done)
 {
-    struct standing before[FLEET_MAX], after[FLEET_MAX];
+    struct fleet_change c;
     uint64_t serial;
-    size_t n;
 
-    mtx_lock(&f->lock);
+    fleet_change_begin(f, &c);
     serial = ++f->serial;
-    f->updating = false;
-    f->epoch++;
-    (void)snprintf(f->label, sizeof f->label, "%s", label);
-    n = f->n;
-    for (size_t i = 0; i < n; i++) {
-        before[i] = standing_of(&f->upstreams[i]);
+    name_locked(f, label);
+    for (size_t i = 0; i < f->n; i++)
         step_locked(f, &f->upstreams[i], done[i]);
-        after[i] = standing_of(&f->upstreams[i]);
-    }
-    mtx_unlock(&f->lock);
-    for (size_t i = 0; i < n; i++)
-        changed(f, i, before[i], after[i]);
+    fleet_change_end(f, &c);
     return serial;
 }
 
 uint64_t fleet_relabelled(struct fleet *f, const char *label, const bool *named)
 {
-    struct standing before[FLEET_MAX], after[FLEET_MAX];
+    struct fleet_change c;
     uint64_t serial;
-    size_t n;
 
-    mtx_lock(&f->lock);
+    fleet_change_begin(f, &c);
     serial = f->serial;
-    f->updating = false;
-    f->epoch++;
-    (void)snprintf(f->label, sizeof f->label, "%s", label);
-    n = f->n;
-    for (size_t i = 0; i < n; i++) {
+    name_locked(f, label);
+    for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
 
-        before[i] = standing_of(u);
-        if (named[i])
+        if (named[i]) {
             u->saw.label[0] = '\0';
-        else if (u->serial == serial && serial > 0)
+            u->told = false;
+        } else if (u->serial == serial && u->synced) {
             step_locked(f, u, false);
-        after[i] = standing_of(u);
+        }
     }
-    mtx_unlock(&f->lock);
-    for (size_t i = 0; i < n; i++)
-        changed(f, i, before[i], after[i]);
+    fleet_change_end(f, &c);
     return serial;
-}
-
-/* the truth */
-
-static const char *state_of(const struct upstream *u)
-{
-    if (u->removed)
-        return "removed";
-    if (u->fenced)
-        return "fenced";
-    if (!u->heard && !u->alive)
-        return "unknown";
-    if (!u->alive)
-        return "down";
-    if (!u->synced)
-        return "unsynced";
-    return u->saw.unready[0] == '\0' ? "serving" : "unready";
-}
-
-void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
-{
-    const struct upstream *u = &f->upstreams[upstream];
-
-    mtx_lock(&f->lock);
-    *out = (struct upstream_info){.alive = u->alive,
-                                  .synced = u->synced,
-                                  .fenced = u->fenced,
-                                  .removed = u->removed,
-                                  .state = state_of(u),
-                                  .serial = u->serial,
-                                  .saw = u->saw,
-                                  .n_granted = u->n_granted,
-                                  .n_missed = u->n_missed,
-                                  .heard_us = u->heard_us,
-                                  .error = u->error};
-    memcpy(out->n_outstanding, u->n_outstanding, sizeof out->n_outstanding);
-    mtx_unlock(&f->lock);
-}
-
-void fleet_stats(struct fleet *f, struct fleet_stats *out)
-{
-    memset(out, 0, sizeof *out);
-    mtx_lock(&f->lock);
-    out->min_ready = f->min_ready;
-    for (size_t i = 0; i < f->n; i++) {
-        out->n_upstreams += !f->upstreams[i].removed;
-        out->n_serving += in_rotation(&f->upstreams[i]);
-    }
-    for (size_t lane = 0; lane < FLEET_LANES; lane++) {
-        out->n_waiting[lane] = f->lines[lane].n_waiting;
-        out->n_running[lane] = f->lines[lane].n_running;
-        out->n_refused[lane] = f->lines[lane].n_refused;
-        out->n_cancelled[lane] = f->lines[lane].n_cancelled;
-    }
-    out->serial = f->serial;
-    memcpy(out->label, f->label, sizeof out->label);
-    out->ready = out->n_serving >= f->min_ready;
-    mtx_unlock(&f->lock);
 }

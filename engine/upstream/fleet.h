@@ -5,8 +5,13 @@
  *   alive    it answers
  *   synced   it serves the fleet's version: the last one that was committed through here. Whoever
  *            restarts, or serves another label, is not until the next update or a resync. Before
- *            the first update nobody can be out of step.
+ *            the first update the fleet's version is the one that most of them have, if at least
+ *            min_ready do, and to name none is a version like any other; until it is decided
+ *            nobody is synced.
  *   unready  it says that it would serve nobody: it starts, drains, or has no weights yet
+ *   silent   it answers clients, but for FLEET_SILENT_MAX questions in a row not what it serves
+ *   refused  it does not take our key
+ *   unfit    it lacks something that all are to have besides the weights, or may: adapters
  *   fenced   an update touched it and did not end well there: until the next one that does
  *   removed  the configuration names it no more: it gets nothing new, and what runs there may end
  *
@@ -28,13 +33,29 @@
 enum {
     FLEET_MAX = 256,       /* indexes */
     FLEET_MISSES_DOWN = 3, /* probes in a row without an answer; a refused connection counts once */
-    FLEET_LABEL_MAX = 128, /* bytes of a version's label, and of what names a process */
-    FLEET_LOAD_PERCENT = 125 /* of its fair share: how much affinity may load one upstream */
+    FLEET_SILENT_MAX =
+        10,               /* questions in a row without an answer, whatever clients got meanwhile */
+    FLEET_MOVES_MAX = 10, /* changes of one upstream's state that are told of within … */
+    FLEET_MOVES_US = 60000000, /* … this time */
+    FLEET_LABEL_MAX = 128,     /* bytes of a version's label, and of what names a process */
+    FLEET_LOAD_PERCENT = 125   /* of its fair share: how much affinity may load one upstream */
 };
 
 enum fleet_lane { FLEET_GENERATE, FLEET_TEXT, FLEET_LANES };
 
 struct fleet;
+
+/* A change of an upstream's state. Those that follow each other are told in their order, unless two
+ * threads make them at the same moment. */
+struct fleet_move {
+    size_t upstream;
+    const char *name;                /* or NULL */
+    const char *from, *to;           /* static, as upstream_info.state */
+    char label[FLEET_LABEL_MAX + 1]; /* of what it serves, as far as that is known */
+    struct err why;                  /* clean: it serves */
+    bool is_last;                    /* for FLEET_MOVES_US: what follows of it is told after that */
+    uint64_t n_untold;               /* states since the last that was told */
+};
 
 struct fleet_cfg {
     size_t n_upstreams;              /* 1.. FLEET_MAX, to begin with */
@@ -46,6 +67,8 @@ struct fleet_cfg {
      * in rotation any more, and whoever waits waits for nothing. No lock held; any thread; must
      * not block. May be NULL. */
     void (*left)(void *arg, size_t upstream);
+    /* The state of one has changed. As left. May be NULL. */
+    void (*moved)(void *arg, const struct fleet_move *move);
     void *arg;
 };
 
@@ -55,7 +78,8 @@ void fleet_free(struct fleet *f); /* nothing queued or granted; accepts NULL */
 
 /* ---- which there are ---- */
 
-/* fleet_add - one more, of which nothing is known yet; after the first update it is out of step.
+/* fleet_add - one more, of which nothing is known yet; once the fleet has a version it is out of
+ * step until it says that it has the same, and after the first update until the next.
  * @upstream  the next index, or one that was removed: of another only if it is idle and nobody
  *            remembers it
  * @name      borrowed until fleet_free
@@ -75,6 +99,8 @@ struct upstream_saw {
     char process[FLEET_LABEL_MAX + 1]; /* names the process: new at each of its starts */
     char label[FLEET_LABEL_MAX + 1];   /* of the weights that it serves */
     char unready[FLEET_LABEL_MAX + 1]; /* why it would serve nobody now; "" where it would */
+    bool
+        is_old; /* label and unready may be of before the last fleet_epoch, and are not looked at */
 };
 
 /* fleet_heard - it answered. While an update is under way labels are not judged.
@@ -85,9 +111,19 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
  * was put into step, and so is out of it now. Threads: any. */
 bool fleet_confirm(struct fleet *f, size_t upstream, const char *process);
 
-/* fleet_missed - it did not.
+/* fleet_missed - it did not answer a client, or gave no token.
+ * fleet_silent - it did not answer a question about itself, or not well.
  * @refused  nobody listens there: it is down at once */
 void fleet_missed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
+void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct err *why);
+
+/* fleet_refused - it did not take our key, for what clients want (WORK: until fleet_admitted) or
+ * for a question about itself (STATUS: until fleet_heard). What runs there may end.
+ * @why  of ERR_UPSTREAM_KEY */
+enum fleet_refusal { FLEET_REFUSED_STATUS, FLEET_REFUSED_WORK, FLEET_REFUSALS };
+void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what,
+                   const struct err *why);
+void fleet_admitted(struct fleet *f, size_t upstream);
 
 /* fleet_updating - an update begins to change what upstreams serve, or has ended without a new
  * version (fleet_committed ends it too): meanwhile a label of the new version, or of the old one,
@@ -101,8 +137,34 @@ uint64_t fleet_epoch(struct fleet *f);
 /* fleet_fence - an update began to change it and did not end well there. */
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
 
-/* fleet_resync - somebody vouches for its weights. Errors: ERR_CONFLICT: it is fenced or down. */
-int fleet_resync(struct fleet *f, size_t upstream, struct err *e);
+/* fleet_may_resync - would it be refused whatever it says? Errors: as fleet_resync's. */
+int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
+
+/* fleet_resync - somebody vouches for its weights. Where no version is decided yet, its own is.
+ * @saw  its answer just now
+ * Errors: ERR_CONFLICT: it is fenced or unready, serves another version than the fleet (to name
+ *         none is no contradiction after the first update), or an update is under way;
+ *         ERR_NOT_FOUND: it is removed. */
+int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *saw, struct err *e);
+
+/* fleet_needs_outfit - from now on there may be something that all are to have besides the weights:
+ * whoever may be another process than before is out of rotation until it is said that it has it. */
+void fleet_needs_outfit(struct fleet *f);
+
+/* fleet_outfit - what a process of an upstream was found to lack of that.
+ * @life    of upstream_info: n_lives when that was found; of one before it nothing is believed
+ * @change  grows with each change of what all are to have, or of who has it: nothing older than
+ *          what is known is believed
+ * @lack    clean: nothing */
+struct fleet_outfit {
+    uint64_t life, change;
+    const struct err *lack;
+};
+void fleet_outfit(struct fleet *f, size_t upstream, const struct fleet_outfit *outfit);
+
+/* fleet_undecided - do upstreams answer, and nobody knows which version is the fleet's?
+ * @e  clean; then set: which versions there are, and what to do */
+bool fleet_undecided(struct fleet *f, struct err *e);
 
 /* fleet_committed - an update ended: those of `done` serve `label` now, under a new serial, and are
  * no longer fenced; the others are out of step.
@@ -134,8 +196,8 @@ struct fleet_ticket {
 };
 
 /* fleet_enter - take a permit now, or queue.
- * Errors: ERR_UNSYNCED (no upstream is in rotation: why is told of one), ERR_OVERLOADED (the line
- *         is full), ERR_DRAINING. */
+ * Errors: ERR_UNSYNCED (no upstream is in rotation: why is told of one), ERR_UPSTREAM_KEY (since
+ *         all refuse our key), ERR_OVERLOADED (the line is full), ERR_DRAINING. */
 int fleet_enter(struct fleet *f, struct fleet_ticket *t, struct err *e);
 
 /* fleet_cancel - take a queued ticket out. False: it was granted already. */
@@ -156,14 +218,21 @@ uint64_t fleet_affinity(const char *session);
 /* ---- the truth ---- */
 
 struct upstream_info {
-    bool alive, synced, fenced, removed;
-    /* static: "serving", "unready", "unsynced", "fenced", "down", "unknown", "removed" */
+    bool alive; /* it answers us */
+    bool synced, fenced, removed;
+    bool refuses_work; /* fleet_refused */
+    bool lacks;        /* fleet_outfit; or it has not been looked at */
+    uint64_t n_lives;  /* processes that it was, as far as can be told; never the same again */
+    /* static: "serving", "unready", "unsynced", "fenced", "refused", "down", "unknown", "removed"
+     */
     const char *state;
     uint64_t serial; /* of the fleet's versions, the one that it serves; 0: what it began with */
     struct upstream_saw saw; /* last */
     size_t n_outstanding[FLEET_LANES];
-    uint64_t n_granted, n_missed, heard_us; /* heard_us: of base/clock.h; 0: never */
-    struct err error;                       /* the last one; clean: none */
+    uint64_t n_granted;
+    uint64_t n_missed; /* questions and requests that it did not answer, or not as it should */
+    uint64_t heard_us; /* when it last answered a question about itself; 0: never. base/clock.h */
+    struct err error;  /* the last one; clean: none */
 };
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
 
@@ -172,8 +241,8 @@ struct fleet_stats {
     size_t n_waiting[FLEET_LANES], n_running[FLEET_LANES];
     uint64_t n_refused[FLEET_LANES], n_cancelled[FLEET_LANES];
     uint64_t serial;
-    char label[FLEET_LABEL_MAX + 1];
-    bool ready; /* n_serving >= min_ready */
+    char label[FLEET_LABEL_MAX + 1]; /* of its version; "": none is decided, or it has no name */
+    bool ready;                      /* n_serving >= min_ready */
 };
 void fleet_stats(struct fleet *f, struct fleet_stats *out);
 

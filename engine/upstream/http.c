@@ -1,12 +1,12 @@
 /* libcurl asks for what it wants to be woken by (on_socket, on_timer), and is told when that
  * happened. Which calls ended is looked up outside of its callbacks only, because there it may not
- * be called. */
+ * be called; what an event within one starts or cancels waits until it has returned (settle). */
 #include "engine/upstream/http.h"
 
 #include "base/clock.h"
+#include "engine/upstream/http_priv.h"
 
 #include <assert.h>
-#include <curl/curl.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,71 +22,11 @@ enum { WATCHES_EACH = 3 }; /* a connection, and two ends of a name lookup */
  * link-local IPv6 address, makes it keep them in so many lists. */
 enum { FRESH_GROUPS = 64 };
 
-/* One socket of libcurl's. */
-struct watch {
-    struct loop_watch loop;
-    struct http_client *client;
-    struct http_call *call; /* whose it is; NULL: of one that keeps no call waiting */
-    uint32_t events;        /* that it is watched for; 0: it is not */
-    bool held;              /* it would be, but for http_hold */
-    struct watch *next;     /* of the spare ones */
-};
-
-struct http_client {
-    CURLM *multi;
-    struct loop *loop; /* borrowed */
-    struct loop_timer timer;
-    struct watch *spare; /* owned: so that a socket never has to wait for memory */
-    size_t n_watches;    /* spare or not: WATCHES_EACH for each of the calls, at least */
-    struct http_call *calls;
-    size_t n_calls;
-    CURL *handles[HTTP_HANDLES_KEPT]; /* that ended calls left */
-    size_t n_handles;
-    size_t n_fresh; /* calls so far on a connection of their own */
-};
-
-struct http_call {
-    struct http_client *client;
-    struct http_call *next, **prev_next;
-    CURL *easy;
-    struct curl_slist *headers;
-    struct http_events events;
-    struct http_head head;
-    struct watch *watch; /* of its connection, or NULL */
-    size_t head_nbytes, body_len;
-    char error[CURL_ERROR_SIZE];
-    unsigned depth; /* of callbacks that run */
-    bool told_head, cancelled;
-    bool refused; /* libcurl has paused it */
-    bool hold;    /* its connection is not watched */
-    bool lacks;   /* we have nothing to make a socket of */
-};
-
 int http_init(struct err *e)
 {
     if (curl_global_init(CURL_GLOBAL_DEFAULT) == 0)
         return 0;
     return err_set(e, ERR_INTERNAL, "", "libcurl cannot start");
-}
-
-int http_target_check(const char *url, const char *field, struct err *e)
-{
-    static const char *const schemes[] = {"http://", "https://", "unix:/"};
-
-    for (size_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {
-        size_t len = strlen(schemes[i]);
-
-        if (strncmp(url, schemes[i], len) != 0 || url[len] == '\0')
-            continue;
-        if (url[0] == 'u' || strpbrk(url + len, "/?#@") == NULL)
-            return 0;
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "'%.200s' has more than scheme, host and port: paths and users are not "
-                       "taken",
-                       url);
-    }
-    return err_set(e, ERR_BAD_REQUEST, field,
-                   "'%.200s' is none of http://host:port, https://host:port, unix:/path", url);
 }
 
 /* what libcurl waits for */
@@ -256,6 +196,22 @@ static void read_header(struct http_head *head, const char *line, size_t len)
         keep(head->boot_id, value, n);
 }
 
+/* False: it comes in a way that nobody asked for. */
+static bool read_coding(struct http_call *call, const char *line, size_t len)
+{
+    static const char chunked[] = "chunked", identity[] = "identity";
+    const char *value;
+    size_t n;
+
+    if (!header_is(line, len, "Transfer-Encoding", &value, &n))
+        return true;
+    if (n == sizeof identity - 1 && strncasecmp(value, identity, n) == 0)
+        return true;
+    call->odd = call->chunked || n != sizeof chunked - 1 || strncasecmp(value, chunked, n) != 0;
+    call->chunked = true;
+    return !call->odd;
+}
+
 /* An interim answer (100) has headers too; those of the last one count, and none that follow the
  * body. */
 static size_t on_header(char *line, size_t size, size_t n, void *arg)
@@ -268,11 +224,14 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
         return 0;
     if (call->told_head)
         return len;
-    if (len > 5 && strncmp(line, "HTTP/", 5) == 0)
+    if (!call->in_head) { /* what a later line is called means nothing */
         call->head = (struct http_head){.content_length = -1};
-    else
+        call->chunked = false;
+    } else {
         read_header(&call->head, line, len);
-    return len;
+    }
+    call->in_head = line[0] != '\r' && line[0] != '\n';
+    return read_coding(call, line, len) ? len : 0;
 }
 
 /* Before the first byte of the body, or at an end without one. */
@@ -292,22 +251,35 @@ static void tell_head(struct http_call *call)
         call->events.head(call->events.arg, &call->head);
 }
 
+/* Chunks come with their framing: what is refused comes again, and its end may lie past libcurl. */
 static size_t on_data(char *data, size_t size, size_t n, void *arg)
 {
+    char unframed[CURL_MAX_WRITE_SIZE];
     struct http_call *call = arg;
-    size_t len = size * n;
+    struct chunks before = call->chunks;
+    size_t len = size * n, n_body = len;
     bool taken = false;
 
+    assert(len <= sizeof unframed);
     call->depth++;
+    call->client->depth++;
     if (!call->cancelled)
         tell_head(call);
+    if (call->chunked)
+        n_body = chunks_take(&call->chunks, data, len, unframed);
     if (!call->cancelled)
-        taken = call->events.data(call->events.arg, data, len);
+        taken = n_body == 0 ||
+                call->events.data(call->events.arg, call->chunked ? unframed : data, n_body);
+    call->client->depth--;
     call->depth--;
-    if (call->cancelled)
+    if (call->cancelled || (taken && (call->chunks.at == CHUNKS_BAD || past_takes(call))))
         return 0; /* ends the transfer */
     call->refused = !taken;
-    return taken ? len : CURL_WRITEFUNC_PAUSE;
+    if (taken)
+        return len;
+    call->chunks = before;
+    call->may_pass = false; /* libcurl has kept a copy, and would hand it over in http_resume */
+    return CURL_WRITEFUNC_PAUSE;
 }
 
 /* calls */
@@ -342,17 +314,28 @@ static void keep_handle(struct http_client *c, CURL *easy)
     c->handles[c->n_handles++] = easy;
 }
 
-/* Its connection is closed unless the answer is whole. */
-static void call_free(struct http_call *call)
+void call_leave_curl(struct http_call *call)
 {
     struct http_client *c = call->client;
 
-    unlink_call(call);
+    if (call->easy == NULL)
+        return;
     (void)curl_multi_remove_handle(c->multi, call->easy);
     if (call->watch != NULL)
         call->watch->call = NULL;
+    call->watch = NULL;
     curl_slist_free_all(call->headers);
+    call->headers = NULL;
     keep_handle(c, call->easy);
+    call->easy = NULL;
+}
+
+/* Its connection is closed unless the answer is whole. */
+void call_free(struct http_call *call)
+{
+    unlink_call(call);
+    call_leave_curl(call);
+    past_end(call);
     free(call);
 }
 
@@ -410,6 +393,11 @@ static void describe(struct http_end *end, const struct http_call *call, CURLcod
     if (code == CURLE_OK)
         (void)snprintf(end->why, sizeof end->why, "it answered %d, and redirects are not followed",
                        call->head.status);
+    else if (call->odd)
+        (void)snprintf(end->why, sizeof end->why,
+                       "its body is in a transfer coding that nobody asked for");
+    else if (call->chunks.at == CHUNKS_BAD)
+        (void)snprintf(end->why, sizeof end->why, "what came is not in chunks, as it had said");
     else if (call->head_nbytes > HTTP_HEAD_NBYTES_MAX)
         (void)snprintf(end->why, sizeof end->why, "its headers are longer than %d bytes",
                        HTTP_HEAD_NBYTES_MAX);
@@ -418,12 +406,24 @@ static void describe(struct http_end *end, const struct http_call *call, CURLcod
                        call->error[0] != '\0' ? call->error : curl_easy_strerror(code));
 }
 
+void call_over(struct http_call *call, const struct http_end *end)
+{
+    struct http_events events = call->events;
+    bool cancelled = call->cancelled;
+
+    call_free(call);
+    if (!cancelled)
+        events.done(events.arg, end);
+}
+
 static void call_ended(struct http_call *call, CURLcode code)
 {
     struct http_end end = {0};
-    struct http_events events = call->events;
-    bool cancelled;
 
+    if (call->passes && !call->cancelled) {
+        past_begin(call);
+        return;
+    }
     call->depth++;
     if (!call->cancelled && code == CURLE_OK)
         tell_head(call);
@@ -433,10 +433,32 @@ static void call_ended(struct http_call *call, CURLcode code)
         end.outcome = HTTP_NO_MEMORY;
     end.sent = http_sent(call);
     describe(&end, call, code);
-    cancelled = call->cancelled;
-    call_free(call);
-    if (!cancelled)
-        events.done(events.arg, &end);
+    call_over(call, &end);
+}
+
+static void put_off(struct http_call *call)
+{
+    call->client->n_later += !call->later;
+    call->later = true;
+}
+
+/* What libcurl could not be told in a callback. */
+static void settle(struct http_client *c)
+{
+    static const struct http_end no_memory = {.outcome = HTTP_NO_MEMORY};
+
+    while (c->n_later > 0) {
+        struct http_call *call = c->calls;
+
+        while (!call->later)
+            call = call->next;
+        call->later = false;
+        c->n_later--;
+        if (call->cancelled)
+            call_free(call);
+        else if (curl_multi_add_handle(c->multi, call->easy) != CURLM_OK)
+            call_over(call, &no_memory);
+    }
 }
 
 static void look_for_ends(struct http_client *c)
@@ -444,6 +466,7 @@ static void look_for_ends(struct http_client *c)
     const CURLMsg *msg;
     int left;
 
+    settle(c);
     while ((msg = curl_multi_info_read(c->multi, &left)) != NULL) {
         CURLcode code = msg->data.result;
         void *call = NULL;
@@ -568,6 +591,7 @@ static int set_how(struct http_call *call, const struct http_request *req)
     SET(call, CURLOPT_HEADERDATA, (void *)call);
     SET(call, CURLOPT_WRITEFUNCTION, on_data);
     SET(call, CURLOPT_WRITEDATA, (void *)call);
+    SET(call, CURLOPT_HTTP_TRANSFER_DECODING, 0L);
     SET(call, CURLOPT_CONNECTTIMEOUT_MS, ms_of(req->connect_timeout_us));
     SET(call, CURLOPT_TIMEOUT_MS, ms_of(req->timeout_us));
     return 0;
@@ -599,6 +623,8 @@ static int prepare(struct http_call *call, const struct http_request *req)
     if (call->easy == NULL || set_headers(call, req) != 0 || set_where(call, req) != 0 ||
         set_what(call, req) != 0 || set_how(call, req) != 0)
         return -1;
+    if (c->depth > 0)
+        return 0;
     return curl_multi_add_handle(c->multi, call->easy) == CURLM_OK ? 0 : -1;
 }
 
@@ -613,6 +639,8 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     call->events = *events;
     call->body_len = req->body_len;
     call->head.content_length = -1;
+    call->may_pass = req->fresh && req->timeout_us == 0 &&
+                     strncmp(req->target->url, "https:", 6) != 0;
     if (prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);
         if (call->easy != NULL)
@@ -621,6 +649,8 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to %.200s", req->target->url);
     }
     link_call(call);
+    if (c->depth > 0)
+        put_off(call);
     *out = call;
     return 0;
 }
@@ -629,6 +659,8 @@ bool http_sent(const struct http_call *call)
 {
     long n_sent = 0;
 
+    if (call->easy == NULL)
+        return true;
     (void)curl_easy_getinfo(call->easy, CURLINFO_REQUEST_SIZE, &n_sent);
     return n_sent > 0;
 }
@@ -637,6 +669,8 @@ bool http_body_sent(const struct http_call *call)
 {
     curl_off_t n_sent = 0;
 
+    if (call->easy == NULL)
+        return true;
     (void)curl_easy_getinfo(call->easy, CURLINFO_SIZE_UPLOAD_T, &n_sent);
     return n_sent >= 0 && (size_t)n_sent >= call->body_len;
 }
@@ -645,6 +679,10 @@ void http_hold(struct http_call *call)
 {
     struct watch *w = call->watch;
 
+    if (call->easy == NULL) {
+        past_hold(call);
+        return;
+    }
     call->hold = true;
     if (w == NULL || w->held || w->events == 0)
         return;
@@ -653,12 +691,18 @@ void http_hold(struct http_call *call)
 }
 
 /* What `data` refused libcurl hands over here and now, but it does not end a call that was
- * cancelled then. */
+ * cancelled then, or that ended itself. */
 void http_resume(struct http_call *call)
 {
+    struct http_client *c = call->client;
     struct watch *w = call->watch;
     struct err ignored = {0};
+    CURLcode code;
 
+    if (call->easy == NULL) {
+        past_resume(call);
+        return;
+    }
     call->hold = false;
     if (w != NULL && w->held) {
         w->held = false;
@@ -668,15 +712,22 @@ void http_resume(struct http_call *call)
     if (!call->refused)
         return;
     call->refused = false;
-    (void)curl_easy_pause(call->easy, CURLPAUSE_CONT);
-    if (call->cancelled)
+    code = curl_easy_pause(call->easy, CURLPAUSE_CONT);
+    if (code != CURLE_OK)
+        call_ended(call, code);
+    else if (call->cancelled)
         call_free(call);
+    settle(c);
 }
 
 void http_cancel(struct http_call *call)
 {
     call->cancelled = true;
-    if (call->depth == 0)
+    if (call->depth > 0)
+        return;
+    if (call->client->depth > 0 && call->easy != NULL)
+        put_off(call);
+    else
         call_free(call);
 }
 

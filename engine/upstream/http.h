@@ -5,8 +5,9 @@
  *
  * libcurl sends a request again by itself when a connection that was used before dies under it,
  * whatever the method [lib/transfer.c of 7.88.1, Curl_retry_request]. What must not run twice
- * therefore never gets such a connection: `fresh`. Redirects are not followed, no proxy, cookie or
- * netrc of the environment is heeded, and where to connect is the configuration's to say. */
+ * therefore never gets such a connection: `fresh`. What streams on one of those is read past
+ * libcurl (http_past.c). Redirects are not followed, no proxy, cookie or netrc of the environment
+ * is heeded, and where to connect is the configuration's to say. */
 #ifndef BATON_ENGINE_UPSTREAM_HTTP_H
 #define BATON_ENGINE_UPSTREAM_HTTP_H
 
@@ -21,6 +22,7 @@ enum {
     HTTP_HEAD_NBYTES_MAX = 64 << 10, /* of one answer's headers */
     HTTP_VALUE_MAX = 256,            /* of a header that is kept */
     HTTP_WHY_MAX = 256,
+    HTTP_PIECE_NBYTES = 32 << 10,   /* of a body, that come at once at most */
     HTTP_IDLE_CONNECTIONS_MAX = 64, /* kept for requests that may be sent twice */
     HTTP_HANDLES_KEPT = 256
 };
@@ -49,6 +51,9 @@ struct http_target {
 
 /* http_target_check - is the URL one of those? Errors: ERR_BAD_REQUEST at `field`. */
 int http_target_check(const char *url, const char *field, struct err *e);
+
+/* http_target_port_meant - the port of a good URL that names none; 0: it does, or has none. */
+unsigned http_target_port_meant(const char *url);
 
 struct http_header {
     const char *name, *value;
@@ -115,8 +120,8 @@ bool http_body_sent(const struct http_call *call);
  * no in `data`, which may be said as well. */
 void http_hold(struct http_call *call);
 
-/* http_resume - after http_hold, or after `data` said no: let it come, what is there at once. Not
- * from within an event. Nothing for a call that is not held. */
+/* http_resume - after http_hold, or after `data` said no: let it come, what is there at once, which
+ * may be the end of the call. Not from within an event. Nothing for a call that is not held. */
 void http_resume(struct http_call *call);
 
 /* http_cancel - end a call: its connection is closed, and no event comes any more. */

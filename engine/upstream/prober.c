@@ -7,6 +7,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+enum { N_WHO = 2 }; /* requests that tell together who it is and what it serves */
+
 struct probe {
     struct prober *prober;
     size_t upstream;
@@ -35,6 +37,18 @@ static bool is_answer(const struct fan_answer *a)
     return a->good || (a->status >= 400 && a->status < 500 && a->status != 408 && a->status != 429);
 }
 
+static void refused(struct probe *p, enum fleet_refusal what, const struct fan_answer *a)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it %s: %.300s",
+                  p->who.target->authorization != NULL
+                      ? "refuses the key of this server (its key-file)"
+                      : "wants a key, and this server has none for it (key-file)",
+                  a->why.msg);
+    fleet_refused(p->prober->cfg.fleet, p->upstream, what, &why);
+}
+
 /* What is asked for a token when a pause begins gives none, and that says nothing. */
 static void on_token(struct probe *p, const struct fan_answer *a)
 {
@@ -43,25 +57,63 @@ static void on_token(struct probe *p, const struct fan_answer *a)
     if (p->tokens_turn != atomic_load_explicit(&prober->tokens_turn, memory_order_relaxed))
         return;
     p->mute = !is_answer(a);
-    if (p->mute)
+    if (wire_refuses_key(a->status))
+        refused(p, FLEET_REFUSED_WORK, a);
+    else if (p->mute)
         fleet_missed(prober->cfg.fleet, p->upstream, !a->sent, &a->why);
+    else
+        fleet_admitted(prober->cfg.fleet, p->upstream);
 }
 
+/* Returns -1 with what is wrong with the answers. */
+static int read_who(struct upstream_saw *saw, const struct probe *p, const struct fan_answer *who,
+                    const struct fan_answer *label, struct err *why)
+{
+    bool unasked = !label->asked;
+
+    wire_read_who(saw, p->who.dialect, who->text != NULL ? who->text : "", who->text_len);
+    if (!unasked && label->status == 0) {
+        *why = label->why;
+        return -1;
+    }
+    return wire_read_label(saw, p->who.dialect, label->status,
+                           label->text != NULL ? label->text : "", label->text_len, why);
+}
+
+/* @a  of WIRE_WHO, and behind it of WIRE_LABEL_OF */
 static void on_who(struct probe *p, const struct fan_answer *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
     struct upstream_saw saw;
+    struct err why = {0};
 
-    if (!a->good) {
-        fleet_missed(fleet, p->upstream, !a->sent, &a->why);
+    for (size_t i = 0; i < N_WHO; i++)
+        if (wire_refuses_key(a[i].status)) {
+            refused(p, FLEET_REFUSED_STATUS, &a[i]);
+            return;
+        }
+    if (!a[0].good) {
+        fleet_silent(fleet, p->upstream, !a[0].sent, &a[0].why);
         return;
     }
     if (p->mute)
         return; /* that it talks was never the question */
-    wire_read_who(&saw, p->who.dialect, a->text != NULL ? a->text : "", a->text_len);
-    if (fleet_epoch(fleet) != p->epoch)
-        saw.label[0] = saw.unready[0] = '\0';
+    if (read_who(&saw, p, &a[0], &a[1], &why) != 0) {
+        fleet_silent(fleet, p->upstream, false, &why);
+        return;
+    }
+    saw.is_old = fleet_epoch(fleet) != p->epoch;
     fleet_heard(fleet, p->upstream, &saw);
+    if (p->prober->cfg.token_every == 0) /* nothing else would show that its key is taken again */
+        fleet_admitted(fleet, p->upstream);
+}
+
+static bool lacked_memory(const struct fan_answer *answers, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (answers[i].why.code == ERR_NO_MEMORY)
+            return true;
+    return false;
 }
 
 static void on_answer(void *arg, struct fan_answer *answers, size_t n)
@@ -70,21 +122,21 @@ static void on_answer(void *arg, struct fan_answer *answers, size_t n)
     const struct prober_cfg *cfg = &p->prober->cfg;
     struct prober_who now;
 
-    (void)n;
     p->fan = NULL;
     if (!cfg->who(cfg->arg, p->upstream, &now) || now.target != p->who.target)
         return; /* it is another's index by now, or spoken to otherwise */
-    if (answers[0].why.code == ERR_NO_MEMORY)
+    if (lacked_memory(answers, n))
         return; /* it was not asked */
     if (p->question == WIRE_TOKEN)
-        on_token(p, &answers[0]);
+        on_token(p, answers);
     else
-        on_who(p, &answers[0]);
+        on_who(p, answers);
 }
 
 /* A token only of one in rotation that nobody has asked for any since the last time. One that gave
  * none is asked for nothing else until it does, so that three times in a row can come about; out of
- * rotation it may well be paused. */
+ * rotation it may well be paused. One that refuses our key for work only shows so that it does no
+ * more. */
 static enum wire_question next_question(struct probe *p)
 {
     struct prober *prober = p->prober;
@@ -100,7 +152,8 @@ static enum wire_question next_question(struct probe *p)
     if (!serves)
         p->mute = false;
     may = every > 0 && serves && atomic_load_explicit(&prober->tokens, memory_order_relaxed);
-    if (may && (p->mute || (idle && info.alive && p->n_asked % every == 0)))
+    if (may && (p->mute || (info.refuses_work && p->question != WIRE_TOKEN) ||
+                (idle && info.alive && p->n_asked % every == 0)))
         return WIRE_TOKEN;
     return WIRE_WHO;
 }
@@ -109,15 +162,24 @@ static enum wire_question next_question(struct probe *p)
 static void ask(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
-    struct fan_part part = {.target = p->who.target, .timeout_us = cfg->timeout_us};
+    struct fan_part parts[N_WHO] = {
+        {.target = p->who.target, .timeout_us = cfg->timeout_us},
+        {.target = p->who.target, .timeout_us = cfg->timeout_us},
+    };
     struct err ignored = {0};
 
     p->question = next_question(p);
     p->epoch = fleet_epoch(cfg->fleet);
     p->tokens_turn = atomic_load_explicit(&p->prober->tokens_turn, memory_order_relaxed);
-    if (wire_ask(&part.request, p->who.dialect, p->question, &ignored) != 0)
+    if (wire_ask(&parts[0].request, p->who.dialect, p->question, &ignored) != 0)
         return;
-    (void)fan_start(&p->fan, cfg->client, &part, 1, on_answer, p, &ignored);
+    if (p->question == WIRE_WHO &&
+        wire_ask(&parts[1].request, p->who.dialect, WIRE_LABEL_OF, &ignored) != 0) {
+        wire_request_fini(&parts[0].request);
+        return;
+    }
+    (void)fan_start(&p->fan, cfg->client, parts, p->question == WIRE_WHO ? N_WHO : 1, on_answer, p,
+                    &ignored);
 }
 
 static void on_look(void *arg)

@@ -39,7 +39,8 @@ struct prober_cfg {
  * Errors: ERR_NO_MEMORY. */
 int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e);
 
-/* prober_look - ask all that owe no answer, now. Threads: any, not after loop_stop. */
+/* prober_look - ask all that owe no answer, now. Threads: any; after loop_stop nothing
+ * comes of it. */
 void prober_look(struct prober *p);
 
 /* prober_beat_us - when it last went round, of base/clock.h. Threads: any. */

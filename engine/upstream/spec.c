@@ -112,6 +112,48 @@ static int keep_ca(struct spec *s, const char *path, const char *field, struct e
     return s->ca_file != NULL ? 0 : err_set(e, ERR_NO_MEMORY, field, "no memory for it");
 }
 
+/* "key_file", "keyfile", "KEY-FILE" and "key" are the same wish. */
+static bool looks_like(const char *name, size_t len, const char *wanted)
+{
+    size_t k = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        if (name[i] == '-' || name[i] == '_')
+            continue;
+        if (wanted[k] == '-')
+            k++;
+        if ((name[i] | 0x20) != wanted[k])
+            return false;
+        k++;
+    }
+    return wanted[k] == '\0' || strcmp(wanted + k, "-file") == 0;
+}
+
+/* Of NAME=VALUE only the name is told again: the value may be a key. */
+static int refuse_option(const char *word, const char *field, struct err *e)
+{
+    size_t len = strcspn(word, "=");
+    const char *hint = "";
+
+    if (looks_like(word, len, "key-file") || looks_like(word, len, "api-key"))
+        hint = ": is key-file=FILE meant, of a file with the key in it?";
+    else if (looks_like(word, len, "ca-file"))
+        hint = ": is ca-file=FILE meant?";
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.*s=' is none of key-file=FILE, ca-file=FILE%s",
+                   (int)(len < 60 ? len : 60), word, hint);
+}
+
+static bool is_url(const char *word)
+{
+    return strstr(word, "://") != NULL || strncmp(word, "unix:", strlen("unix:")) == 0;
+}
+
+static int refuse_second(const char *word, const char *field, struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.200s' behind it is another upstream: %s for each",
+                   word, strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
+}
+
 /* What follows the URL, one after the other. @word  without its comma */
 static int read_word(struct spec *s, const char *word, bool *has_dialect, const char *field,
                      struct err *e)
@@ -122,6 +164,10 @@ static int read_word(struct spec *s, const char *word, bool *has_dialect, const 
         return read_key(s, word + sizeof key - 1, field, e);
     if (strncmp(word, ca, sizeof ca - 1) == 0)
         return keep_ca(s, word + sizeof ca - 1, field, e);
+    if (is_url(word))
+        return refuse_second(word, field, e);
+    if (strchr(word, '=') != NULL)
+        return refuse_option(word, field, e);
     if (*has_dialect)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%.60s' is none of key-file=FILE, ca-file=FILE, and the dialect is given",
@@ -154,6 +200,21 @@ static void warn_of_plain_key(const struct spec *s)
     log_end(&r);
 }
 
+/* Of https without a port the usual one is meant; engines that speak http listen elsewhere. */
+static void warn_of_no_port(const struct spec *s)
+{
+    struct log_rec r;
+
+    if (http_target_port_meant(s->url) != 80)
+        return;
+    log_begin(&r, LOG_WARN, "upstream.port");
+    log_str(&r, "upstream", s->url);
+    log_str(&r, "why",
+            "it names no port, so it is asked at port 80; unless told otherwise vLLM listens at "
+            "8000, SGLang at 30000, baton at 8700");
+    log_end(&r);
+}
+
 static int read_words(struct spec *s, char *words, const char *field, struct err *e)
 {
     bool has_dialect = false;
@@ -167,6 +228,16 @@ static int read_words(struct spec *s, char *words, const char *field, struct err
             return blame(e, field, s->url);
     }
     return 0;
+}
+
+/* Two with a blank between them are no URL with a path. */
+static int check_one(const char *url, const char *field, struct err *e)
+{
+    const char *blank = strpbrk(url, " \t");
+
+    if (blank == NULL || !is_url(blank + 1))
+        return 0;
+    return refuse_second(blank + strspn(blank, " \t"), field, e);
 }
 
 static int read_spec(struct spec **out, const char *text, const char *field, struct err *e)
@@ -185,10 +256,12 @@ static int read_spec(struct spec **out, const char *text, const char *field, str
     comma = strchr(s->url, ',');
     if (comma != NULL)
         *comma++ = '\0';
-    if (http_target_check(s->url, field, e) != 0 || read_words(s, comma, field, e) != 0)
+    if (check_one(s->url, field, e) != 0 || http_target_check(s->url, field, e) != 0 ||
+        read_words(s, comma, field, e) != 0)
         goto free_spec;
     s->target = (struct http_target){s->url, s->authorization, s->ca_file};
     warn_of_plain_key(s);
+    warn_of_no_port(s);
     *out = s;
     return 0;
 

@@ -35,9 +35,11 @@ void spec_list_fini(struct spec_list *l); /* accepts a zeroed one */
 /* spec_list_read - the specs given, and those of a file: one a line, '#' begins a comment.
  * @specs  [n]; @file  NULL: none
  * Key files are read, and logged as a warning if others may read them; CA files must be readable.
- * Threads: main's. Blocks: on the disk.
- * Errors: ERR_BAD_REQUEST at --upstream or --upstream-file (then with the line): what is no spec,
- *         one twice, none at all, more than FLEET_MAX; ERR_NO_MEMORY. *out is empty then. */
+ * So is a key that would cross a network in clear text, and an http URL without a port: 80 is
+ * meant. Threads: main's. Blocks: on the disk. No message has a word of a spec behind '=' in it
+ * that names no file: it may be a key. Errors: ERR_BAD_REQUEST at --upstream or --upstream-file
+ * (then with the line): what is no spec, one twice, none at all, more than FLEET_MAX;
+ * ERR_NO_MEMORY. *out is empty then. */
 int spec_list_read(struct spec_list *out, const char *const *specs, size_t n, const char *file,
                    struct err *e);
 

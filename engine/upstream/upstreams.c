@@ -39,6 +39,7 @@ struct ask {
     struct fan *fan;               /* loop thread */
     struct fan_answer *answers;    /* the caller's; written before `ended` */
     struct ask *next, **prev_next; /* under the room's lock, and so is what follows */
+    bool posted;                   /* its item has been; else it is about to be */
     bool ended;
     struct err error;
 };
@@ -51,7 +52,7 @@ struct upstreams {
     bool stopped;
     void (*left)(void *arg, size_t upstream);
     void *left_arg;
-    struct cnd ended; /* an ask */
+    struct cnd ended; /* an ask, or posted */
 
     struct upstreams_cfg cfg; /* immutable, and so are the pointers that follow */
     struct fleet *fleet;
@@ -75,6 +76,28 @@ static void on_left(void *arg, size_t upstream)
     mtx_unlock(&u->lock);
     if (left != NULL)
         left(left_arg, upstream);
+}
+
+/* A trainer that finds requests refused has to be able to read why. */
+static void on_moved(void *arg, const struct fleet_move *m)
+{
+    bool left = strcmp(m->from, "serving") == 0;
+    struct log_rec r;
+
+    (void)arg;
+    if (!log_enabled(left ? LOG_WARN : LOG_INFO))
+        return;
+    log_begin(&r, left ? LOG_WARN : LOG_INFO, "upstream.state");
+    log_str(&r, "upstream", m->name);
+    log_str(&r, "from", m->from);
+    log_str(&r, "to", m->to);
+    log_str(&r, "why", m->why.code != ERR_NONE ? m->why.msg : NULL);
+    log_str(&r, "weight_version", m->label[0] != '\0' ? m->label : NULL);
+    if (m->n_untold > 0)
+        log_u64(&r, "untold", m->n_untold);
+    if (m->is_last)
+        log_u64(&r, "silent_for_s", FLEET_MOVES_US / 1000000);
+    log_end(&r);
 }
 
 /* Of whom a removed one has nobody left to wait for is not asked any more. */
@@ -144,6 +167,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
                             .names = names,
                             .min_ready = min_ready_of(&u->cfg, u->n),
                             .left = on_left,
+                            .moved = on_moved,
                             .arg = u};
 
     for (size_t i = 0; i < u->n; i++)
@@ -476,6 +500,8 @@ int upstreams_ask(struct upstreams *u, struct fan_part *parts, size_t n, struct 
     }
     loop_post(u->loop, &a.item);
     mtx_lock(&u->lock);
+    a.posted = true;
+    cnd_broadcast(&u->ended);
     while (!a.ended)
         (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
     mtx_unlock(&u->lock);
@@ -487,13 +513,16 @@ int upstreams_ask(struct upstreams *u, struct fan_part *parts, size_t n, struct 
 
 /* stopping */
 
-/* The first ask that has not ended: only this thread ends any. */
+/* The first ask that has not ended: only this thread ends any. One that is about to be posted would
+ * be so after it has ended and is gone. */
 static struct ask *first_ask(struct upstreams *u)
 {
     struct ask *a;
 
     mtx_lock(&u->lock);
     a = u->asks;
+    while (a != NULL && !a->posted)
+        (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
     mtx_unlock(&u->lock);
     return a;
 }
@@ -622,6 +651,11 @@ int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct er
 void upstreams_tokens(struct upstreams *u, bool on)
 {
     prober_tokens(u->prober, on);
+}
+
+void upstreams_look(struct upstreams *u)
+{
+    prober_look(u->prober);
 }
 
 int upstreams_live(struct upstreams *u, struct err *why)

@@ -86,6 +86,9 @@ int upstreams_ask(struct upstreams *u, struct fan_part *parts, size_t n, struct 
 /* upstreams_tokens - as prober_tokens. */
 void upstreams_tokens(struct upstreams *u, bool on);
 
+/* upstreams_look - as prober_look: what is known of them may be wrong. Threads: any. */
+void upstreams_look(struct upstreams *u);
+
 /* upstreams_live - does the room's thread do its work? Threads: any.
  * Errors: ERR_INTERNAL, with how long it has not. */
 int upstreams_live(struct upstreams *u, struct err *why);

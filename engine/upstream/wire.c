@@ -375,6 +375,9 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
     case WIRE_RESET_CACHE:
         return set_path(out, "POST", "/reset_prefix_cache");
     case WIRE_ABORT_REQUESTS:
+        if (given(native, "request_ids") &&
+            json_array_size(json_object_get(native, "request_ids")) == 0)
+            return 0; /* an empty list is all of them, there */
         return set_body(out, "/abort_requests", pick(native, ids), e);
     case WIRE_LORA_LOAD:
         return lora_load(out, "/v1/load_lora_adapter", "vllm", native, true, e);
@@ -549,13 +552,20 @@ static int sglang_memory(struct wire_request *out, const char *path, const json_
     return set_body(out, path, pick(native, pairs), e);
 }
 
+/* One at a time, by the rid that its client gave it. */
 static int sglang_abort_requests(struct wire_request *out, const json_t *native, struct err *e)
 {
-    static const char *const unknown[] = {"request_ids", NULL};
+    const json_t *ids = json_object_get(native, "request_ids");
+    const char *rid = json_string_value(json_array_get(ids, 0));
 
-    if (refuse_given(native, unknown, "sglang", e) != 0)
-        return -1;
-    return set_body(out, "/abort_request", json_pack("{s:b}", "abort_all", 1), e);
+    if (!given(native, "request_ids"))
+        return set_body(out, "/abort_request", json_pack("{s:b}", "abort_all", 1), e);
+    if (json_array_size(ids) == 0)
+        return 0;
+    if (json_array_size(ids) > 1 || rid == NULL || rid[0] == '\0')
+        return err_set(e, ERR_BAD_REQUEST, "/request_ids",
+                       "sglang upstreams abort one request at a time, by its rid");
+    return set_body(out, "/abort_request", json_pack("{s:s}", "rid", rid), e);
 }
 
 static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *native,

@@ -70,18 +70,29 @@ bool wire_is_two_phase(enum wire_dialect d);
 
 /* What is asked of it about itself. */
 enum wire_question {
-    WIRE_WHO,   /* the process, and the version that it serves */
-    WIRE_RANKS, /* how many ranks it is in a trainer's group */
-    WIRE_TOKEN, /* one token: does it still generate? */
+    WIRE_WHO,      /* the process, and the version that it serves */
+    WIRE_LABEL_OF, /* the version, where WIRE_WHO does not say */
+    WIRE_RANKS,    /* how many ranks it is in a trainer's group */
+    WIRE_TOKEN,    /* one token: does it still generate? */
     WIRE_QUESTIONS
 };
 
-/* wire_ask - the request of a question. Errors: ERR_NO_MEMORY. */
+/* wire_ask - the request of a question; none where this dialect needs none for it.
+ * Errors: ERR_NO_MEMORY. */
 int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e);
 
 /* wire_read_who - what an answer of status 200 to WIRE_WHO says.
  * @text  not NUL-terminated. An answer that says nothing leaves *out empty. */
 void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *text, size_t len);
+
+/* wire_read_label - what an answer to WIRE_LABEL_OF says: out->label, which it leaves as it is
+ * where that was not asked (status 0), and empty where the upstream knows no such question. Errors:
+ * ERR_UNREADABLE: it does not say. */
+int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, const char *text,
+                    size_t len, struct err *e);
+
+/* wire_refuses_key - does this status of an answer say that our key was not taken? */
+bool wire_refuses_key(int status);
 
 /* wire_read_ranks - of WIRE_RANKS. Errors: ERR_UNREADABLE: it does not say. */
 int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t len,
@@ -101,6 +112,11 @@ bool wire_read_open_update(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, s
  * Errors: ERR_UPSTREAM: what it says instead. */
 int wire_read_done(enum wire_dialect d, enum wire_op op, const json_t *native,
                    const struct wire_about *about, const char *text, size_t len, struct err *e);
+
+/* wire_read_absent - does an answer that refuses to unload an adapter say that it has none of that
+ * name? */
+bool wire_read_absent(enum wire_dialect d, const char *name, int status, const char *text,
+                      size_t len);
 
 /* wire_read_error - the message of an answer that is no success: as each of the three says it, or
  * the beginning of its text. @out  of at least 2 bytes; "" when it is empty */

@@ -8,9 +8,9 @@
 #include <string.h>
 
 static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
-    [WIRE_BATON] = {"/v1/status", "/v1/status", "/v1/completions"},
-    [WIRE_VLLM] = {"/metrics", "/get_world_size", "/v1/completions"},
-    [WIRE_SGLANG] = {"/get_weight_version", "/get_server_info", "/v1/completions"},
+    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/completions"},
+    [WIRE_VLLM] = {"/metrics", "/weight_info", "/get_world_size", "/v1/completions"},
+    [WIRE_SGLANG] = {"/get_weight_version", NULL, "/get_server_info", "/v1/completions"},
 };
 
 int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e)
@@ -19,6 +19,9 @@ int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q
         "{\"prompt\":[0],\"max_tokens\":1,\"temperature\":0}"; /* every vocabulary has it */
     struct wire_request made = {.method = q == WIRE_TOKEN ? "POST" : "GET"};
 
+    memset(out, 0, sizeof *out);
+    if (paths[d][q] == NULL)
+        return 0;
     (void)snprintf(made.path, sizeof made.path, "%s", paths[d][q]);
     if (q == WIRE_TOKEN) {
         made.body = strdup(one_token);
@@ -88,6 +91,34 @@ void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *te
     else
         copy_text(out->label, json_object_get(answer, "weight_version"));
     json_decref(answer);
+}
+
+int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, const char *text,
+                    size_t len, struct err *e)
+{
+    json_t *answer;
+    const json_t *label;
+    bool says;
+
+    if (status == 0)
+        return 0;
+    out->label[0] = '\0';
+    if (status == 404 || status == 405) /* of a release, or a mode, without it */
+        return 0;
+    answer = json_loadb(text, len, 0, NULL);
+    label = json_object_get(answer, "weight_version");
+    says = status == 200 && (json_is_string(label) || json_is_null(label));
+    if (says)
+        copy_text(out->label, label);
+    json_decref(answer);
+    return says ? 0
+                : err_set(e, ERR_UNREADABLE, "", "its answer to %s, of status %d, names no version",
+                          paths[d][WIRE_LABEL_OF], status);
+}
+
+bool wire_refuses_key(int status)
+{
+    return status == 401 || status == 403;
 }
 
 static uint64_t positive(const json_t *value)

@@ -104,6 +104,32 @@ static int other_done(enum wire_op op, const json_t *native, const json_t *answe
     return 0;
 }
 
+/* An SGLang has one status for all that is wrong [srt/lora/lora_registry.py, unregister]. */
+static bool says_absent(const json_t *answer, const char *name)
+{
+    const char *at = strstr(text_of(answer, "error_message"), "LoRA with name ");
+    size_t len = strlen(name);
+
+    if (at == NULL)
+        return false;
+    at += strlen("LoRA with name ");
+    return strncmp(at, name, len) == 0 && strncmp(at + len, " does not exist", 15) == 0;
+}
+
+bool wire_read_absent(enum wire_dialect d, const char *name, int status, const char *text,
+                      size_t len)
+{
+    json_t *answer;
+    bool absent;
+
+    if (d != WIRE_SGLANG || status != 400)
+        return status == 404;
+    answer = json_loadb(text, len, 0, NULL);
+    absent = says_absent(answer, name);
+    json_decref(answer);
+    return absent;
+}
+
 int wire_read_done(enum wire_dialect d, enum wire_op op, const json_t *native,
                    const struct wire_about *about, const char *text, size_t len, struct err *e)
 {

@@ -5,7 +5,8 @@
  * Usage: relay_upstream TOKENS EVENT_NBYTES INTERVAL_US      prints its port
  * A POST whose body has "stream" is answered by TOKENS events of EVENT_NBYTES each, one each
  * INTERVAL_US with the time in it ("t", of CLOCK_MONOTONIC in us), or, if that is 0, as fast as
- * they are taken; any other with ANSWER_NBYTES of JSON. GET says that the process began at 1. */
+ * they are taken; any other with ANSWER_NBYTES of JSON. GET of /metrics says that the process began
+ * at 1; nothing else is there to get. */
 #include "base/clock.h"
 
 #include <arpa/inet.h>
@@ -213,12 +214,12 @@ static void answer_stream(struct upstream *u, struct conn *c)
         pace(u, c);
 }
 
-static void answer_text(struct upstream *u, struct conn *c, const char *type, const char *text,
-                        size_t len)
+static void answer_text(struct upstream *u, struct conn *c, const char *status, const char *type,
+                        const char *text, size_t len)
 {
     char out[1024];
     int n = snprintf(out, sizeof out,
-                     "HTTP/1.1 200 OK\r\nContent-Type: %s\r\n%sContent-Length: %zu\r\n\r\n%.*s",
+                     "HTTP/1.1 %s\r\nContent-Type: %s\r\n%sContent-Length: %zu\r\n\r\n%.*s", status,
                      type, c->close ? "Connection: close\r\n" : "", len, (int)len, text);
     bool close = c->close;
 
@@ -236,7 +237,7 @@ static void answer_json(struct upstream *u, struct conn *c)
         memcpy(text, head, sizeof head - 1);
         memcpy(text + sizeof text - 4, "\"}]}", 4);
     }
-    answer_text(u, c, "application/json", text, sizeof text);
+    answer_text(u, c, "200 OK", "application/json", text, sizeof text);
 }
 
 /* Bytes of the whole request in c->in, or 0. */
@@ -267,8 +268,10 @@ static void answer(struct upstream *u, struct conn *c)
     close = strcasestr(c->in, "\r\nConnection: close");
     c->close = close != NULL && close < c->in + body_at;
     c->len = 0; /* nobody sends ahead here */
-    if (strncmp(c->in, "GET ", 4) == 0)
-        answer_text(u, c, "text/plain", who, sizeof who - 1);
+    if (strncmp(c->in, "GET /metrics ", 13) == 0)
+        answer_text(u, c, "200 OK", "text/plain", who, sizeof who - 1);
+    else if (strncmp(c->in, "GET ", 4) == 0)
+        answer_text(u, c, "404 Not Found", "text/plain", "no", 2);
     else if (memmem(c->in + body_at, n - body_at, "\"stream\"", 8) != NULL)
         answer_stream(u, c);
     else

@@ -173,10 +173,14 @@ static void fault_list(struct conn *c)
     conn_reply_json(c, 200, json_pack("{s:o}", "faults", list));
 }
 
+/* All of them, or those on one thing. */
 static void fault_clear(struct conn *c)
 {
+    char on[LABEL_MAX + 1];
+    bool all = !request_query(&c->req, "on", on, sizeof on);
+
     for (struct fault *f = c->e->faults; f != NULL; f = f->next)
-        f->off = true;
+        f->off = f->off || all || strcmp(f->on, on) == 0;
     conn_reply_json(c, 200, json_pack("{s:b}", "cleared", 1));
 }
 

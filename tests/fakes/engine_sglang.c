@@ -240,8 +240,13 @@ static void lora_unload(struct conn *c, const json_t *body)
 {
     struct adapter *a = state_adapter(c->e, text_member(body, "lora_name", ""));
 
+    char absent[LABEL_MAX + 64];
+
     if (a == NULL) {
-        say_adapters(c, 400, "there is no adapter of this name");
+        (void)snprintf(absent, sizeof absent,
+                       "LoRA with name %.128s does not exist. Loaded LoRAs: dict_keys([])",
+                       text_member(body, "lora_name", ""));
+        say_adapters(c, 400, absent);
         return;
     }
     a->loaded = false;

@@ -310,8 +310,8 @@ def updated(w, d, fault, op):
         w.committed(label)
     elif not w.label:
         w.versions.never(label)
-    if fault == "slow" or (fault == "wrong_version" and DIALECT != "sglang"):
-        assert said.step is None and said.of(d.url)["ok"], said
+    if fault == "slow" or (fault == "wrong_version" and (DIALECT != "sglang" or op in ("pause", "resume"))):
+        assert said.step is None and said.of(d.url)["ok"], said  # before its first byte, or after its end
     else:  # an SGLang is asked which update it has
         assert said.of(d.url)["ok"] is False, said
     if TWO_PHASE and op in ("start", "update", "verify") and fault in BREAKS:

@@ -315,6 +315,7 @@ def one_stops_at_verify(f, clients):
 
     def stop():
         stopped.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])  # all of its threads, that is
         later.start()
     before = one_is_cut(f, clients, b"POST /v1/update_weights/verify", stop)
     later.join()
@@ -420,6 +421,42 @@ def adapters(f, clients):
     f.wait_states(*["serving"] * N)
 
 
+def restart_again(f):
+    """With the fleet's weights, by somebody's word; that is not all it needs."""
+    label = f.versions()[0]
+    f.servers[1].kill()
+    f.wait_states("serving", "down", "serving")
+    f.restart(1)
+    f.wait_states("serving", "unsynced", "serving")
+    baton.push(checkpoint("step-01500"), f.servers[1].url, via="path", weight_version=label)
+    return f.front.post("/v1/upstreams/resync", {"upstream": f.taps[1].url})
+
+
+def adapters_come_back(f, clients):
+    """Whoever is restarted gets them from where they were loaded, if what is there is still the same."""
+    mine = os.path.join(WORK, "comes-back")
+    shutil.copytree(os.path.join(ADAPTERS, "shout"), mine, dirs_exist_ok=True)
+    f.front.post("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": mine})
+    restart_again(f)
+    f.wait_states(*["serving"] * N)
+    for where in [f.front] * N + f.servers:
+        for case in SHOUT:
+            said = where.post("/v1/generate", body_of(case, model="mine"))
+            assert said["choices"][0]["token_ids"] == case["greedy_token_ids"], said
+    config = os.path.join(mine, "adapter_config.json")
+    with open(config, encoding="utf-8") as file:
+        said = json.load(file)
+    with open(config, "w", encoding="utf-8") as file:
+        json.dump(dict(said, lora_alpha=2 * said["lora_alpha"]), file)
+    restart_again(f)
+    until("what has changed is not taken", lambda: "changed since" in (
+        f.front.upstreams()[f.taps[1].url]["error"] or {"message": ""})["message"])
+    assert f.states() == ["serving", "unsynced", "serving"] and f.front.upstreams()[f.taps[1].url]["lacks"] == ["mine"]
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    f.wait_states(*["serving"] * N)
+    assert [s.get("/v1/lora_adapters")["adapters"] for s in f.servers] == [[]] * N
+
+
 def affinity(f):
     """One after another, a session's requests all go to one; sessions spread."""
     chosen = {}
@@ -469,7 +506,8 @@ def main():
         clients.steps["step-0"] = STEPS[0]
         with clients:
             for promise in ROUNDS * (checkpoints, one_refuses, one_is_lost_at_verify, one_stops_at_verify,
-                                     one_dies_at_finish, one_restarts, pause, adapters):
+                                     one_dies_at_finish, one_restarts, pause, adapters,
+                                     adapters_come_back):
                 told(promise.__name__, promise, f, clients)
         print(f"ok: {len(clients.answers)} answers, {len(clients.errors)} errors")
         failed = None

@@ -80,7 +80,7 @@ class Fleet:
     def ops(self, d, *but):
         """What was done there, in order, questions left out."""
         return [r["op"] for r in self.doubles[d].journal()
-                if r["op"] not in ("who", "ranks", "completions", "health", *but)]
+                if r["op"] not in ("who", "weight_info", "ranks", "completions", "health", *but)]
 
     def clean(self):
         for d in self.doubles:

@@ -1,104 +1,22 @@
 """What a server in front of upstream engines knows of them, and says: who serves and who does not, and why; who comes
 back; what its files, read again, change; what it refuses to start with.
 
-Usage: upstreams.py BATON FAKE_ENGINE MODEL WORK
+Usage: as upstreams_world.py says.
 """
 
 import contextlib
 import http.server
 import json
 import os
-import re
 import signal
-import socket
 import ssl
 import subprocess
-import sys
 import threading
 
 from fake_engine_world import PROMPT, Double, completion, expected, ids_of
 from fleet_world import Server, until
-
-BATON, ENGINE, MODEL, WORK = sys.argv[1:5]
-LOG = os.path.join(WORK, "log")
-HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gASVAA=="}
-PROBES = ("--probe-interval", 20, "--probe-timeout", 1000)
-N_CHECKS = 0
-
-
-def check(true, what):
-    global N_CHECKS
-    N_CHECKS += 1
-    assert true, what
-
-
-def same(found, wanted, what=""):
-    check(found == wanted, f"{what}: {found}, wanted {wanted}")
-
-
-def double(dialect="baton", *options):
-    return Double(ENGINE, dialect, "--weight-version", "step-0", "--world-size", 2, *options)
-
-
-@contextlib.contextmanager
-def world(*dialects, server=(), n_serving=None):
-    """A server in front of one double for each dialect."""
-    with contextlib.ExitStack() as stack:
-        ds = [stack.enter_context(double(d)) for d in dialects]
-        specs = [o for d in ds for o in ("--upstream", f"{d.url},{d.dialect}")]
-        s = stack.enter_context(Server(BATON, LOG, *specs, *PROBES, *server))
-        until("all serve", lambda: s.status()["upstreams"]["n_serving"] == (n_serving or len(ds)))
-        yield s, *ds
-
-
-def write(name, text):
-    path = os.path.join(WORK, name)
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(text)
-    os.chmod(path, 0o600)
-    return path
-
-
-def state_of(s, url):
-    return s.upstreams().get(url, {}).get("state")
-
-
-def becomes(s, url, state):
-    until(lambda: f"{url} is {state}: {s.upstreams().get(url)}", lambda: state_of(s, url) == state)
-
-
-def why_not(s):
-    status, said = s.ask("GET", "/health/ready")
-    same(status, 503, "not ready")
-    same(said["reason"], s.status()["reason"]["code"])
-    return said["message"]
-
-
-def metric(s, line):
-    found = re.search(f"^{re.escape(line)} (.*)$", s.get("/metrics"), re.M)
-    return found and float(found[1])
-
-
-def refused(s, status, code, method, path, body=None):
-    found, said = s.ask(method, path, body)
-    same((found, said["error"]["code"]), (status, code), path)
-    return said["error"]["message"]
-
-
-def logged(event):
-    with open(LOG, encoding="utf-8") as f:
-        return [json.loads(line) for line in f if f'"event":"{event}"' in line]
-
-
-def asked(d):
-    """What clients asked a double for: not the server's own question for a token."""
-    return [r for r in d.journal("completions") if PROMPT in r["body"]]
-
-
-def closed_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from upstreams_world import (BATON, ENGINE, LOG, MODEL, PROBES, WORK, asked, becomes, check, closed_port, double, logged,
+                             metric, refused, run, same, state_of, why_not, world, write)
 
 
 # ---- before anything was heard ----
@@ -131,8 +49,8 @@ def each_dialect():
              [(d.url, d.dialect, "serving") for d in ds])
         by = {u["dialect"]: u for u in listed["list"]}
         same(by["baton"]["process"], ds[0].get("/v1/status")["boot_id"])
-        check(by["vllm"]["process"] and by["vllm"]["weight_version"] is None, by["vllm"])
-        same((by["baton"]["weight_version"], by["sglang"]["weight_version"]), ("step-0", "step-0"))
+        check(by["vllm"]["process"], by["vllm"])
+        same({u["weight_version"] for u in by.values()}, {"step-0"})
         same([u["error"] for u in listed["list"]], [None] * 3)
         same(metric(s, "baton_fleet_serving"), 3)
         same(metric(s, "baton_fleet_serial"), 0)
@@ -184,8 +102,11 @@ def with_a_key():
         with open(key, "w", encoding="utf-8") as f:
             f.write("sk-wrong\n")
         s.process.send_signal(signal.SIGHUP)
-        becomes(s, d.url, "down")
-        check("401" in s.upstreams()[d.url]["error"]["message"], s.upstreams())
+        becomes(s, d.url, "refused")
+        same(s.upstreams()[d.url]["error"]["code"], "upstream_refuses_key")
+        check("refuses the key" in why_not(s) and "401" in why_not(s), why_not(s))
+        said = refused(s, 502, "upstream_refuses_key", "POST", "/v1/generate", {"token_ids": [1]})
+        check(d.url in said and "refuses the key" in said, said)
         with open(key, "w", encoding="utf-8") as f:
             f.write("sk-right\n")
         s.process.send_signal(signal.SIGHUP)
@@ -305,70 +226,6 @@ def one_that_drops_and_refuses():
         becomes(s, d.url, "serving")
 
 
-# ---- who is out of step ----
-
-def commit(s, label):
-    """A version of the whole fleet, from tensors that doubles do not look at."""
-    update = s.post("/v1/update_weights/start", {"weight_version": label})["update_id"]
-    body = HANDLES if "vllm" in [u["dialect"] for u in s.upstreams().values()] else {"path": WORK}
-    s.post("/v1/update_weights", dict(body, update_id=update))
-    return s.post("/v1/update_weights/finish", {"update_id": update})
-
-
-def restarted(dialect):
-    with world("baton", dialect, server=("--min-ready", 1)) as (s, _, d):
-        before = s.upstreams()[d.url]["process"]
-        d.order("who", "restart", ms=300)
-        if before:  # SGLang does not name its process: that it was away, or what it serves, tells
-            until("another process", lambda: s.upstreams()[d.url]["process"] != before)
-        else:
-            becomes(s, d.url, "down")
-        becomes(s, d.url, "serving")  # nothing was committed: nobody can be out of step
-        commit(s, "step-1")
-        same({u["state"] for u in s.upstreams().values()}, {"serving"}, s.upstreams())
-        same({u["serial"] for u in s.upstreams().values()}, {1})
-        same(s.status()["weights"], {"state": "ready", "serial": 1, "weight_version": "step-1"})
-        d.order("who", "restart", ms=300)
-        becomes(s, d.url, "unsynced")
-        why = s.upstreams()[d.url]["error"]["message"]
-        check("restarted" in why or (not before and "'step-0', not 'step-1'" in why), why)
-        d.good("DELETE", "/journal")
-        for _ in range(6):
-            s.post("/v1/completions", completion())
-        same(asked(d), [], "nothing goes to it")
-        commit(s, "step-2")
-        becomes(s, d.url, "serving")
-        same(s.upstreams()[d.url]["serial"], 2)
-        d.order("who", "restart", ms=300)
-        becomes(s, d.url, "unsynced")
-        said = s.post("/v1/upstreams/resync", {"upstream": d.url})
-        same((said["upstream"], said["state"]), (d.url, "serving"))
-
-
-def another_version():
-    with world("baton", "baton", server=("--min-ready", 1)) as (s, _, d):
-        commit(s, "step-1")
-        d.order("who", "wrong_version", label="rogue")
-        becomes(s, d.url, "unsynced")
-        check("'rogue', not 'step-1'" in s.upstreams()[d.url]["error"]["message"], s.upstreams()[d.url])
-        commit(s, "step-2")
-        becomes(s, d.url, "serving")
-
-
-def different_versions():
-    """Before the first update nobody is out of step; but no two versions are one."""
-    with double("baton", "--weight-version", "one") as a, double("baton", "--weight-version", "two") as b:
-        with Server(BATON, LOG, "--upstream", a.url, "--upstream", b.url, *PROBES) as s:
-            until("both are heard", lambda: [s.upstreams()[d.url]["weight_version"] for d in (a, b)] == ["one", "two"])
-            check("'one'" in why_not(s) and "'two'" in why_not(s), why_not(s))
-            commit(s, "three")
-            same(s.ask("GET", "/health/ready")[0], 200, "one version")
-            s.post("/v1/pause", {"mode": "keep"})
-            check("paused" in refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": a.url}),
-                  "who is paused is not vouched for")
-            s.post("/v1/resume", {})
-
-
 def resync_refuses():
     with world("baton") as (s, d):
         message = refused(s, 404, "not_found", "POST", "/v1/upstreams/resync", {"upstream": "http://10.9.9.9:1"})
@@ -480,20 +337,22 @@ def starts_with():
             (("--model", MODEL, "--min-ready", 1), "--min-ready: without --upstream"),
             ((*one, "--min-ready", 2), "--min-ready: 2 of 1 upstreams"), ((*one, *one), "given twice"),
             (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),
+            (("--upstream", "http://h:99999"), "--upstream: 'http://h:99999' has port '99999'"),
+            (("--upstream", "http://a:1,http://b:2"), "one --upstream for each"),
+            (("--upstream", "http://a:1,keyfile=sk-1"), "is key-file=FILE meant"),
+            (("--upstream", "http://a:1,key-file=/nowhere"), "/nowhere"),
             (("--upstream", "http://a:1,tgi"), "--upstream"), (("--upstream-file", "/nowhere"), "--upstream-file")):
         rc, said = run_check(*options)
         check(rc == 2 and wanted in said, f"{options}: {rc} {said}")
+        check("configuration: ok" not in said and "sk-1" not in said, said)
+    rc, said = run_check("--upstream", "http://a", "--upstream", "https://b", "--upstream", "unix:/c")
+    check(rc == 0 and "http://a, baton, at port 80 since none is named" in said and "port 443" in said, said)
+    check(said.count("since none is named") == 2 and said.count('"event":"upstream.port"') == 1, said)
     rc, said = run_check(*one, env={"BATON_MODEL": MODEL})
     check(rc == 2 and "BATON_MODEL: with" in said, said)
 
 
-TESTS = [nobody_answers, each_dialect, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls, one_that_hangs,
-         one_that_only_talks, one_that_dies, one_without_weights, one_that_drops_and_refuses, resync_refuses, file_read_again,
-         what_runs_may_end, nobody_waits_for_nobody, signal_without_files, starts_with, another_version,
-         different_versions, *[lambda d=d: restarted(d) for d in ("baton", "vllm", "sglang")]]
-
-only = sys.argv[5:]
-for test in TESTS:
-    if not only or test.__name__ in only:
-        test()
-print(f"ok: {N_CHECKS} checks")
+run({test.__name__: test for test in (
+    nobody_answers, each_dialect, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls, one_that_hangs,
+    one_that_only_talks, one_that_dies, one_without_weights, one_that_drops_and_refuses, resync_refuses, file_read_again,
+    what_runs_may_end, nobody_waits_for_nobody, signal_without_files, starts_with)})

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The truth about upstream engines. Usage: upstreams.sh BATON FAKE_ENGINE FIXTURES
+# The truth about upstream engines. Usage: upstreams.sh BATON FAKE_ENGINE FIXTURES [upstreams|upstreams_step]
 set -euo pipefail
 
 PYTHON=${PYTHON:-/usr/bin/python3}
@@ -19,4 +19,4 @@ trap cleanup EXIT
 
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$work/tls.key" \
   -out "$work/tls.pem" -days 30 -subj /CN=localhost -addext 'subjectAltName=DNS:localhost' 2>/dev/null
-"$PYTHON" -B "$here/upstreams.py" "$1" "$2" "$3/kjv-qwen3-1m" "$work"
+"$PYTHON" -B "$here/${4:-upstreams}.py" "$1" "$2" "$3/kjv-qwen3-1m" "$work"

@@ -54,7 +54,7 @@ static void add(struct world *w, const char *url, const char *body)
 
     w->targets[w->n].url = url;
     p->target = &w->targets[w->n++];
-    p->timeout_us = S / 4;
+    p->timeout_us = 2ULL * S;
     p->request.method = body != NULL ? "POST" : "GET";
     (void)snprintf(p->request.path, sizeof p->request.path, "/ask");
     if (body != NULL) {

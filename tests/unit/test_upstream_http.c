@@ -215,6 +215,8 @@ struct asked {
     struct loop *loop;
     size_t n_holds;
     int n_heads, rc;
+    struct asked *next; /* it is given up for that one in `head`; or NULL */
+    struct asked *last; /* which is cancelled then too; or NULL */
     sem_t done, stopped;
 };
 
@@ -252,12 +254,20 @@ static int teardown(void **state)
     return 0;
 }
 
+static void start(void *arg);
+
 static void on_head(void *arg, const struct http_head *head)
 {
     struct asked *a = arg;
 
     a->head = *head;
     a->n_heads++;
+    if (a->next == NULL)
+        return;
+    http_cancel(a->call);
+    start(a->next);
+    if (a->last != NULL)
+        http_cancel(a->last->call);
 }
 
 static bool on_data(void *arg, const void *data, size_t len)
@@ -520,7 +530,7 @@ static void test_silence_ends_at_the_deadline(void **state)
 
     peer_start(&p, ACT_SILENT);
     ask(w, &a, p.url, "POST", true);
-    a.req.timeout_us = S / 10;
+    a.req.timeout_us = S;
     run(w, &a);
     assert_int_equal(a.end.outcome, HTTP_TIMED_OUT);
     assert_true(a.end.sent);
@@ -594,6 +604,35 @@ static void test_a_call_may_be_cancelled_when_it_is_resumed(void **state)
     client_end(w);
     assert_int_equal(sem_getvalue(&a.done, &n), 0);
     assert_int_equal(n, 0);
+}
+
+/* Within libcurl's callback it takes no other call, and lets go of none. */
+static void test_events_may_start_and_cancel_other_calls(void **state)
+{
+    struct world *w = *state;
+    struct peer silent, p;
+    struct asked a, b, c;
+    int n;
+
+    peer_start(&silent, ACT_SILENT);
+    peer_start(&p, ACT_ANSWER);
+    ask(w, &a, p.url, "POST", false);
+    ask(w, &b, p.url, "POST", false);
+    ask(w, &c, silent.url, "POST", false);
+    a.next = &b;
+    a.last = &c;
+    on_loop(w, &c, start);
+    on_loop(w, &a, start);
+    wait_for(&b.done);
+    assert_int_equal(b.rc, 0);
+    assert_int_equal(b.end.outcome, HTTP_WHOLE);
+    client_end(w);
+    for (struct asked *gone = &a; gone != NULL; gone = gone == &a ? &c : NULL) {
+        assert_int_equal(sem_getvalue(&gone->done, &n), 0);
+        assert_int_equal(n, 0);
+    }
+    peer_stop(&p);
+    peer_stop(&silent);
 }
 
 static void test_cancel_closes_the_connection(void **state)
@@ -700,6 +739,22 @@ static void test_http_target_check(void **state)
         {"unix:relative", false},
         {"http://a?x", false},
         {"https://[::1]:8000", true},
+        {"http://host", true},
+        {"http://my_host-1.example:65535", true},
+        {"http://[fe80::1%25eth0]:1", true},
+        {"http://host:99999", false},
+        {"http://host:0", false},
+        {"http://host:", false},
+        {"http://host:80a", false},
+        {"http://host:+80", false},
+        {"http://host:000080", false},
+        {"http://:80", false},
+        {"http://::1:80", false},
+        {"http://[::1", false},
+        {"http://[]:80", false},
+        {"http://[::1]80", false},
+        {"http://a b:80", false},
+        {"http://a%20b:80", false},
         {"", false},
     };
 
@@ -727,6 +782,7 @@ int main(void)
         TEST(test_a_held_body_waits_and_goes_on),
         TEST(test_a_hold_loses_nothing),
         TEST(test_a_call_may_be_cancelled_when_it_is_resumed),
+        TEST(test_events_may_start_and_cancel_other_calls),
         TEST(test_cancel_closes_the_connection),
         TEST(test_cancel_waits_for_no_name),
         TEST(test_a_client_that_ends_tells_nobody),

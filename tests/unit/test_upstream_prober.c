@@ -35,7 +35,7 @@ static void world_make(struct world *w, const char *const urls[N], unsigned toke
     struct prober_cfg cfg = {.who = who_is,
                              .arg = w,
                              .interval_us = 5 * MS,
-                             .timeout_us = 100 * MS,
+                             .timeout_us = 1000 * MS,
                              .token_every = token_every};
     struct err e = {0};
 
@@ -230,6 +230,76 @@ static void test_a_token_shows_who_only_talks(void **state)
     peer_stop(&talker);
 }
 
+static const char keyless[] = "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+static const char text_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/* What wants a key for the rest answers GET without one; `says` is for the rest. */
+static void *open_status_main(void *arg)
+{
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+        const char *said = n > 3 && memcmp(text, "GET", 3) == 0 ? status_ok : p->says;
+
+        (void)send(fd, said, strlen(said), MSG_NOSIGNAL);
+        (void)shutdown(fd, SHUT_WR);
+        while (n > 0)
+            n = recv(fd, text, sizeof text, 0);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+static void test_who_refuses_our_key_is_found_by_either_question(void **state)
+{
+    struct peer shut, half;
+    struct upstream_info info;
+    struct world w;
+
+    (void)state;
+    peer_start(&shut, keyless);
+    peer_listen(&half);
+    half.says = keyless;
+    assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
+    world_open(&w, (const char *const[N]){shut.url, half.url, "unix:/nowhere"}, 2);
+    await_state(&w, 0, "refused");
+    await_state(&w, 1, "refused");
+    for (size_t i = 0; i < 2; i++) {
+        fleet_info(w.fleet, i, &info);
+        assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+        assert_non_null(strstr(info.error.msg, "401"));
+        assert_non_null(strstr(info.error.msg, "wants a key"));
+        assert_int_equal(info.alive, i == 1);
+        assert_int_equal(info.n_missed, 0); /* it answered */
+    }
+    world_close(&w);
+    peer_stop(&shut);
+    peer_stop(&half);
+}
+
+/* Only the question that was refused shows that it is no more. */
+static void test_who_takes_our_key_again_is_back(void **state)
+{
+    struct peer half;
+    struct err why = {0};
+    struct world w;
+
+    (void)state;
+    peer_listen(&half);
+    half.says = text_ok;
+    assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
+    world_open(&w, (const char *const[N]){half.url, "unix:/nowhere", "unix:/nowhere"}, 1000);
+    await_state(&w, 0, "serving");
+    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it said 401");
+    fleet_refused(w.fleet, 0, FLEET_REFUSED_WORK, &why);
+    await_state(&w, 0, "serving"); /* by a token out of its turn */
+    world_close(&w);
+    peer_stop(&half);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -237,6 +307,8 @@ int main(void)
         cmocka_unit_test(test_one_that_goes_away_is_down),
         cmocka_unit_test(test_what_we_lack_is_held_against_nobody),
         cmocka_unit_test(test_a_token_shows_who_only_talks),
+        cmocka_unit_test(test_who_refuses_our_key_is_found_by_either_question),
+        cmocka_unit_test(test_who_takes_our_key_again_is_back),
     };
     struct err e = {0};
 

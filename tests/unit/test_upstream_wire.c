@@ -47,6 +47,8 @@ static const struct row rows[] = {
      "POST /wake_up?tags=weights&tags=kv_cache", NULL},
     {WIRE_VLLM, WIRE_WAKE, "{}", "POST /wake_up", NULL},
     {WIRE_VLLM, WIRE_ABORT_REQUESTS, "{\"all\":true}", "POST /abort_requests", "{}"},
+    {WIRE_VLLM, WIRE_ABORT_REQUESTS, "{\"request_ids\":[]}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"request_ids\":[]}", NULL, NULL},
     {WIRE_VLLM, WIRE_LORA_LOAD, "{\"lora_name\":\"l\",\"lora_path\":\"/p\",\"pinned\":true}",
      "POST /v1/load_lora_adapter",
      "{\"lora_name\":\"l\",\"lora_path\":\"/p\",\"load_inplace\":true}"},
@@ -93,6 +95,8 @@ static const struct row rows[] = {
      "POST /release_memory_occupation", "{\"tags\":[\"kv_cache\"]}"},
     {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"all\":true}", "POST /abort_request",
      "{\"abort_all\":true}"},
+    {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"request_ids\":[\"a\"]}", "POST /abort_request",
+     "{\"rid\":\"a\"}"},
 };
 
 static json_t *parse(const char *text)
@@ -186,7 +190,8 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         {WIRE_SGLANG, WIRE_UPDATE, "{\"packed\":true}", "/packed"},
         {WIRE_SGLANG, WIRE_UPDATE, "{\"ipc_handles_pickled\":\"x\"}", "/ipc_handles_pickled"},
         {WIRE_SGLANG, WIRE_PAUSE, "{\"mode\":\"wait\"}", "/mode"},
-        {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"request_ids\":[\"a\"]}", "/request_ids"},
+        {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"request_ids\":[\"a\",\"b\"]}", "/request_ids"},
+        {WIRE_SGLANG, WIRE_ABORT_REQUESTS, "{\"request_ids\":[\"\"]}", "/request_ids"},
     };
     static const struct wire_about none = {0};
 
@@ -344,15 +349,49 @@ static void test_wire_ask_and_names(void **state)
             0);
         assert_int_equal(found, d);
         for (int q = 0; q < WIRE_QUESTIONS; q++) {
+            bool asks = q != WIRE_LABEL_OF || found == WIRE_VLLM;
             struct wire_request r;
 
             assert_int_equal(wire_ask(&r, found, (enum wire_question)q, &e), 0);
-            assert_int_equal(r.path[0], '/');
+            assert_true((r.method != NULL) == asks);
+            assert_int_equal(r.path[0], asks ? '/' : '\0');
             assert_true((r.body != NULL) == (q == WIRE_TOKEN));
             wire_request_fini(&r);
         }
         if (d == 0)
             assert_int_equal(wire_dialect_parse(&found, "vLLM", "--upstream", &e), -1);
+    }
+}
+
+/* What vLLM says of its version, which one of before, or without its mode for developers, does not.
+ */
+static void test_wire_read_label(void **state)
+{
+    static const struct {
+        int status;
+        const char *text, *label; /* label NULL: it is no answer */
+    } labels[] = {
+        {200, "{\"weight_version\":\"step-1\"}", "step-1"},
+        {200, "{\"weight_version\":null}", ""},
+        {404, "{\"detail\":\"Not Found\"}", ""},
+        {405, "", ""},
+        {0, "", "as it was"},
+        {200, "{}", NULL},
+        {200, "<html>", NULL},
+        {500, "{\"weight_version\":\"step-1\"}", NULL},
+        {503, "", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
+        struct upstream_saw saw = {.label = "as it was"};
+        struct err e = {0};
+        int rc = wire_read_label(&saw, WIRE_VLLM, labels[i].status, labels[i].text,
+                                 strlen(labels[i].text), &e);
+
+        assert_int_equal(rc, labels[i].label != NULL ? 0 : -1);
+        assert_int_equal(e.code, labels[i].label != NULL ? ERR_NONE : ERR_UNREADABLE);
+        assert_string_equal(saw.label, labels[i].label != NULL ? labels[i].label : "");
     }
 }
 
@@ -396,6 +435,36 @@ static const struct done {
      "{\"success\":true,\"new_version\":\"b\"}", false},
 };
 
+static void test_wire_read_absent_tells_none_from_no(void **state)
+{
+    static const struct {
+        enum wire_dialect dialect;
+        int status;
+        const char *text;
+        bool absent;
+    } said[] = {
+        {WIRE_VLLM, 404, "{\"error\":{\"message\":\"The lora adapter 'x' cannot be found\"}}",
+         true},
+        {WIRE_VLLM, 400, "{}", false},
+        {WIRE_BATON, 404, "", true},
+        {WIRE_BATON, 500, "not found", false},
+        {WIRE_SGLANG, 400,
+         "{\"success\":false,\"error_message\":\"LoRA with name x does not exist. Loaded LoRAs: "
+         "dict_keys([])\"}",
+         true},
+        {WIRE_SGLANG, 400,
+         "{\"success\":false,\"error_message\":\"LoRA with name y does not exist\"}", false},
+        {WIRE_SGLANG, 400, "{\"success\":false,\"error_message\":\"LoRA is not enabled\"}", false},
+        {WIRE_SGLANG, 400, "x does not exist", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++)
+        assert_int_equal(wire_read_absent(said[i].dialect, "x", said[i].status, said[i].text,
+                                          strlen(said[i].text)),
+                         said[i].absent);
+}
+
 static void test_wire_read_done_believes_the_body(void **state)
 {
     static const struct wire_about about = {.update_id = "u1"};
@@ -427,8 +496,10 @@ int main(void)
         cmocka_unit_test(test_wire_read_open_update),
         cmocka_unit_test(test_wire_read_error),
         cmocka_unit_test(test_wire_read_update_id),
+        cmocka_unit_test(test_wire_read_absent_tells_none_from_no),
         cmocka_unit_test(test_wire_read_done_believes_the_body),
         cmocka_unit_test(test_wire_ask_and_names),
+        cmocka_unit_test(test_wire_read_label),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

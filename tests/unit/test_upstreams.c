@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -62,6 +63,15 @@ static void test_a_spec_that_is_none_is_refused(void **state)
     refused("http://host:1,tgi", "tgi");
     refused("http://host:1,vllm,vllm", "the dialect is given");
     refused("http://host:1,", "''");
+    refused("http://host:99999", "has port '99999', which is none of 1 to 65535");
+    refused("http://a:1,http://b:2", "'http://b:2' behind it is another upstream: one --upstream");
+    refused("http://a:1 http://b:2", "'http://b:2' behind it is another upstream: one --upstream");
+    refused("http://a:1,vllm,unix:/b", "one --upstream for each");
+    refused("http://host:1,keyfile=/key", "'keyfile=' is none of key-file=FILE, ca-file=FILE: is "
+                                          "key-file=FILE meant");
+    refused("http://host:1,API_KEY=sk", "is key-file=FILE meant");
+    refused("https://host:1,ca=/ca", "is ca-file=FILE meant?");
+    refused("http://host:1,timeout=3", "'timeout=' is none of key-file=FILE, ca-file=FILE");
     refused("http://host:1,key-file=/nowhere/key", "/nowhere/key");
     refused("http://host:1,ca-file=/etc/passwd", "https only");
     refused("https://host:1,ca-file=/nowhere/ca", "/nowhere/ca");
@@ -76,16 +86,21 @@ static void test_a_spec_that_is_none_is_refused(void **state)
 /* A key is in no message, whatever is wrong with it. */
 static void test_no_message_has_a_key(void **state)
 {
-    const char *path = file_of("bad", "hunter2 \n");
+    char of_file[512];
+    const char *specs[] = {of_file, "http://host:1,key=hunter2",
+                           "http://host:1,vllm,keyfile=hunter2",
+                           "http://host:1,authorization=hunter2"};
     struct spec_list l = {.n = 0};
-    struct err e = {0};
-    char spec[512];
-    const char *one = spec;
 
     (void)state;
-    (void)snprintf(spec, sizeof spec, "http://host:1,key-file=%s", path);
-    assert_int_equal(spec_list_read(&l, &one, 1, NULL, &e), -1);
-    assert_null(strstr(e.msg, "hunter2"));
+    (void)snprintf(of_file, sizeof of_file, "http://host:1,key-file=%s",
+                   file_of("bad", "hunter2 \n"));
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        struct err e = {0};
+
+        assert_int_equal(spec_list_read(&l, &specs[i], 1, NULL, &e), -1);
+        assert_null(strstr(e.msg, "hunter2"));
+    }
 }
 
 static void test_specs_of_a_file(void **state)
@@ -206,7 +221,7 @@ static void test_each_answers_for_itself(void **state)
     u = room_of(&cfg);
     part_of(u, &parts[0], 0, LONG_MS * MS);
     part_of(u, &parts[1], 1, LONG_MS * MS);
-    part_of(u, &parts[2], 2, 50 * MS);
+    part_of(u, &parts[2], 2, 1000 * MS);
     parts[3] = (struct fan_part){.target = parts[0].target, .timeout_us = 1}; /* not asked */
     assert_int_equal(upstreams_ask(u, parts, 4, answers, &e), 0);
     assert_true(answers[0].good);
@@ -311,6 +326,52 @@ static void test_a_stop_tells_all_who_wait(void **state)
     peer_stop(&hangs);
 }
 
+static void *ask_on_main(void *arg)
+{
+    struct asker *a = arg;
+    struct fan_answer answer;
+    struct upstream_at at;
+
+    upstreams_at(a->u, 0, &at);
+    do {
+        struct fan_part part = {.target = at.target, .timeout_us = 1}; /* nobody has to be asked */
+
+        a->rc = upstreams_ask(a->u, &part, 1, &answer, &a->e);
+        atomic_store(&a->began, true);
+        if (a->rc == 0)
+            fan_answer_fini(&answer);
+    } while (a->rc == 0);
+    return NULL;
+}
+
+/* ... and those that are just about to begin: nothing of theirs is touched once they were told. */
+static void test_a_stop_meets_those_who_come(void **state)
+{
+    enum { N = 12, ROUNDS = 100 };
+    const char *const specs[] = {"http://127.0.0.1:1"};
+
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct upstreams_cfg cfg = cfg_of(specs, 1, NULL);
+        struct upstreams *u = room_of(&cfg);
+        struct asker askers[N];
+
+        for (size_t i = 0; i < N; i++) {
+            askers[i] = (struct asker){.u = u};
+            assert_int_equal(pthread_create(&askers[i].thread, NULL, ask_on_main, &askers[i]), 0);
+        }
+        for (size_t i = 0; i < N; i++)
+            while (!atomic_load(&askers[i].began))
+                (void)sched_yield();
+        upstreams_stop(u);
+        for (size_t i = 0; i < N; i++) {
+            assert_int_equal(pthread_join(askers[i].thread, NULL), 0);
+            assert_int_equal(askers[i].e.code, ERR_DRAINING);
+        }
+        upstreams_free(u);
+    }
+}
+
 static void test_min_ready_must_be_possible(void **state)
 {
     struct upstreams_cfg cfg = cfg_of((const char *const[]){"http://127.0.0.1:1"}, 1, NULL);
@@ -384,6 +445,7 @@ static void test_a_reload_adds_and_removes(void **state)
 {
     size_t at = FLEET_MAX;
     struct fleet_ticket t = {.granted = granted, .arg = &at};
+    const struct upstream_saw saw = {.label = "v1"};
     struct upstreams_cfg cfg;
     struct fleet_stats s;
     struct upstreams *u;
@@ -409,7 +471,7 @@ static void test_a_reload_adds_and_removes(void **state)
     assert_int_equal(s.n_upstreams, 2);
     assert_int_equal(s.min_ready, 2); /* all, and now that is two */
     assert_false(s.ready);
-    assert_int_equal(fleet_resync(upstreams_fleet(u), 1, &e), 0);
+    assert_int_equal(fleet_resync(upstreams_fleet(u), 1, &saw, &e), 0);
     await_state(u, 1, "serving");
 
     reload(u, b.url);
@@ -563,6 +625,7 @@ int main(void)
         cmocka_unit_test(test_each_answers_for_itself),
         cmocka_unit_test(test_many_threads_ask),
         cmocka_unit_test(test_a_stop_tells_all_who_wait),
+        cmocka_unit_test(test_a_stop_meets_those_who_come),
         cmocka_unit_test(test_min_ready_must_be_possible),
         cmocka_unit_test(test_who_leaves_is_told_of),
         cmocka_unit_test(test_a_reload_adds_and_removes),

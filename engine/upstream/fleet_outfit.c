@@ -1,0 +1,50 @@
+/* What all upstreams are to have besides the weights. A process that nobody has looked at since it
+ * began may lack it, so it is out of rotation from its first answer on. */
+#include "engine/upstream/fleet_priv.h"
+
+#include <string.h>
+
+void fleet_needs_outfit(struct fleet *f)
+{
+    mtx_lock(&f->lock);
+    f->needs_outfit = true;
+    for (size_t i = 0; i < f->n; i++) {
+        f->upstreams[i].needs_outfit = true;
+        f->upstreams[i].fit_life = f->upstreams[i].n_lives;
+    }
+    mtx_unlock(&f->lock);
+}
+
+void fleet_blame_unfit_locked(struct fleet *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        struct upstream *u = &f->upstreams[i];
+
+        if (fleet_is_fit(u) || !u->alive || u->error.code != ERR_NONE)
+            continue;
+        if (u->lack.code != ERR_NONE)
+            u->error = u->lack;
+        else
+            (void)err_set(&u->error, ERR_UNSYNCED, "",
+                          "it may have been restarted, and lack adapters of the fleet");
+    }
+}
+
+/* What was found of a process before it, or before what is known already, is not looked at. */
+void fleet_outfit(struct fleet *f, size_t upstream, const struct fleet_outfit *o)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+    bool lacked;
+
+    fleet_change_begin(f, &c);
+    lacked = !fleet_is_fit(u);
+    if (o->life == u->n_lives && o->change >= u->fit_change) {
+        u->fit_life = o->life;
+        u->fit_change = o->change;
+        u->lack = *o->lack;
+        if (lacked && fleet_is_sound(u) && u->error.code == ERR_UNSYNCED)
+            err_clear(&u->error);
+    }
+    fleet_change_end(f, &c);
+}

@@ -1,0 +1,82 @@
+/* What the files of the client share. All of it is the loop's. */
+#ifndef BATON_ENGINE_UPSTREAM_HTTP_PRIV_H
+#define BATON_ENGINE_UPSTREAM_HTTP_PRIV_H
+
+#include "engine/upstream/chunks.h"
+#include "engine/upstream/http.h"
+
+#include <curl/curl.h>
+
+/* One socket of libcurl's. */
+struct watch {
+    struct loop_watch loop;
+    struct http_client *client;
+    struct http_call *call; /* whose it is; NULL: of one that keeps no call waiting */
+    uint32_t events;        /* that it is watched for; 0: it is not */
+    bool held;              /* it would be, but for http_hold */
+    struct watch *next;     /* of the spare ones */
+};
+
+struct http_client {
+    CURLM *multi;
+    struct loop *loop; /* borrowed */
+    struct loop_timer timer;
+    struct watch *spare; /* owned: so that a socket never has to wait for memory */
+    size_t n_watches;    /* spare or not: WATCHES_EACH for each of the calls, at least */
+    struct http_call *calls;
+    size_t n_calls;
+    CURL *handles[HTTP_HANDLES_KEPT]; /* that ended calls left */
+    size_t n_handles;
+    size_t n_fresh; /* calls so far on a connection of their own */
+    unsigned depth; /* of libcurl's callbacks that run events */
+    size_t n_later; /* calls that are `later` */
+};
+
+struct http_call {
+    struct http_client *client;
+    struct http_call *next, **prev_next;
+    CURL *easy; /* NULL: it goes on past libcurl */
+    struct curl_slist *headers;
+    struct http_events events;
+    struct http_head head;
+    struct watch *watch;    /* of its connection, or NULL */
+    struct loop_watch past; /* of its own socket, past libcurl; owns its fd */
+    bool watched;           /* `past` is */
+    char *kept;             /* owned: what was refused past libcurl; or NULL */
+    size_t n_kept;
+    size_t head_nbytes, body_len;
+    struct chunks chunks; /* of a body in chunks */
+    char error[CURL_ERROR_SIZE];
+    unsigned depth; /* of callbacks that run */
+    bool told_head, cancelled;
+    bool later;    /* libcurl is to get it, or to lose it, when its callback has returned */
+    bool in_head;  /* its lines come */
+    bool chunked;  /* its head says so */
+    bool odd;      /* its head says how it comes, and that is not ours to undo */
+    bool may_pass; /* past libcurl, which has its connection for this call alone */
+    bool passes;   /* `past` has its fd */
+    bool refused;  /* libcurl has paused it, or it is in `kept` */
+    bool hold;     /* its connection is not watched */
+    bool lacks;    /* we have nothing to make a socket of */
+};
+
+/* ---- http.c ---- */
+
+/* call_leave_curl - libcurl has no part in it any more, and has closed what it had. Not from within
+ * its callbacks. */
+void call_leave_curl(struct http_call *call);
+void call_free(struct http_call *call);
+/* call_over - free it, and tell how it ended unless it was cancelled. */
+void call_over(struct http_call *call, const struct http_end *end);
+
+/* ---- http_past.c ---- */
+
+/* past_takes - from within libcurl's callback: shall the rest of the answer be read past it? Then
+ * it is to be told that the transfer ends. */
+bool past_takes(struct http_call *call);
+void past_begin(struct http_call *call); /* when it has been told so */
+void past_hold(struct http_call *call);
+void past_resume(struct http_call *call);
+void past_end(struct http_call *call); /* if it takes place: its connection is closed */
+
+#endif

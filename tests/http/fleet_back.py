@@ -1,0 +1,451 @@
+"""An upstream that comes back has the adapters that the fleet has; and what hangs at one keeps nobody waiting.
+
+Usage: as fleet_control.py.
+"""
+
+import http.client
+import json
+import os
+import threading
+
+import fleet_control
+from fake_engine_world import events, finish_of
+from fleet_control import BROADCAST, LABELS, WHICH, Fleet, ok_of, refused, told
+from fleet_world import until
+
+fleet_control.TIMEOUT_MS = 120000  # an update may hang for as long as it likes
+OTHER = os.path.join(fleet_control.WORK, "other")
+os.makedirs(OTHER, exist_ok=True)
+LOAD = {"lora_name": "mine", "lora_path": fleet_control.WORK}
+BY_TENSORS = {"lora_name": "sent", "names": ["a"], "dtypes": ["float32"], "shapes": [[1]],
+              "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4=", "adapter_config": {}}
+
+
+def restart(f, d):
+    """Seen: it does not answer before, and until it is another process. Another fault stays ordered."""
+    boots = d.state()["boots"]
+    d.order("who", "close_before", times=0)
+    until("it is down", lambda: of(f, d)["state"] in ("down", "fenced"))
+    d.order("GET /health", "restart", ms=1)
+    try:
+        d.ask("GET", "/health")
+    except (OSError, http.client.HTTPException):
+        pass
+    d.wait_back(lambda: d.state()["boots"] > boots)
+    d.good("DELETE", "/fault?on=who")
+
+
+def theirs(f):
+    return [sorted(d.state()["adapters"]) for d in f.doubles]
+
+
+def of(f, d):
+    return f.front.upstreams()[d.url]
+
+
+def wait_all(f):
+    f.wait(*["serving"] * len(f.doubles))
+    assert [of(f, d)["lacks"] for d in f.doubles] == [[]] * len(f.doubles), f.front.upstreams()
+
+
+def one_token(f, model):
+    """Its status, by the adapter's name as each dialect has it."""
+    if f.doubles[0].dialect == "sglang":
+        return f.front.ask("POST", "/generate", {"input_ids": [1], "lora_path": model,
+                                                 "sampling_params": {"max_new_tokens": 1}})
+    return f.front.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, "model": model})
+
+
+class Askers:
+    """Clients of an adapter: none may find an upstream that lacks it. with Askers(f, "mine"): …"""
+
+    def __init__(self, f, model):
+        self.f, self.model, self.stop, self.bad, self.n = f, model, False, [], 0
+        self.threads = [threading.Thread(target=self._run, daemon=True) for _ in range(4)]
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        until("they are answered", lambda: self.n >= 8)
+        return self
+
+    def _run(self):
+        while not self.stop:
+            status, said = one_token(self.f, self.model)
+            self.n += 1
+            if status not in (200, 502):  # 502: it was there when the process ended
+                self.bad.append((status, said))
+
+    def __exit__(self, kind, *_):
+        n = self.n
+        if kind is None:
+            until("they are answered by all", lambda: self.n >= n + 8)
+        self.stop = True
+        for t in self.threads:
+            t.join()
+        assert kind or not self.bad, self.bad[:3]
+
+
+# ---- adapters ----
+
+def loaded_again(f):
+    """Before it gets a request; whether it was out of step besides or not."""
+    d = f.doubles[1]
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_name="two", lora_path=OTHER))
+    for first in (True, False):
+        if not first:
+            f.update_all()
+        f.clean()
+        with Askers(f, "mine"):
+            d.order("lora_load", "slow", ms=200)
+            restart(f, d)
+            until("it has them", lambda: theirs(f)[1] == ["mine", "two"])
+            if not first:
+                until("it is out of step", lambda: of(f, d)["state"] == "unsynced" and of(f, d)["lacks"] == [])
+                f.update_all()
+            wait_all(f)
+        assert theirs(f) == [["mine", "two"]] * len(f.doubles), theirs(f)
+        loads = [json.loads(r["body"]) for r in d.journal("lora_load")]
+        assert sorted((r["lora_name"], r["lora_path"]) for r in loads) == [
+            ("mine", fleet_control.WORK), ("two", OTHER)], loads
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "two"})
+
+
+def told_meanwhile(f):
+    """What it lacks is told, and why it serves nobody."""
+    d = f.doubles[1]
+    d.order("lora_load", "status", status=500, text='{"error":{"message":"no room for it"}}', times=0)
+    restart(f, d)
+    until("it lacks it", lambda: of(f, d)["lacks"] == ["mine"])
+    f.update_all_but(1)
+    until("it is refused", lambda: "no room" in (of(f, d)["error"] or {"message": ""})["message"])
+    one = of(f, d)
+    assert one["state"] == "unsynced" and "'mine'" in one["error"]["message"], one
+    assert [u["lacks"] for u in f.front.get("/v1/upstreams")["list"] if u["upstream"] != d.url] == [[]] * (
+        len(f.doubles) - 1)
+    d.good("DELETE", "/fault")
+    until("it has it", lambda: theirs(f)[1] == ["mine"])
+    wait_all(f)
+
+
+def unloaded_instead(f):
+    """One that cannot have it again comes back when nobody has it any more."""
+    d, n = f.doubles[1], len(f.doubles)
+    d.order("lora_load", "status", status=500, times=0)
+    restart(f, d)
+    until("it lacks it", lambda: of(f, d)["lacks"] == ["mine"])
+    said = f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert ok_of(said) == [True] * n and said["loaded_adapters"] == {}, said
+    f.update_all()
+    wait_all(f)
+    d.good("DELETE", "/fault")
+    assert theirs(f) == [[]] * n
+
+
+def unload_of_none(f):
+    """What was asked for is so where there is none."""
+    d, n = f.doubles[1], len(f.doubles)
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    d.post("/unload_lora_adapter" if d.dialect == "sglang" else "/v1/unload_lora_adapter", {"lora_name": "mine"})
+    said = f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert ok_of(said) == [True] * n and said["revision"] == 1, said
+    f.stays(*["serving"] * n)
+    said = refused(f, 404, "POST", "/v1/unload_lora_adapter", {"lora_name": "mine"}, "not_found")
+    assert "'mine'" in said["error"]["message"], said
+    f.stays(*["serving"] * n)
+
+
+def away_at_load(f):
+    """Whoever does not answer when the others load, replace or unload one is made as they are, and then serves."""
+    d, n = f.doubles[-1], len(f.doubles)
+
+    def away():
+        d.order("who", "close_before", times=0)
+        f.wait(*["serving"] * (n - 1), "down")
+
+    def back():
+        d.good("DELETE", "/fault")
+        until("it is as the others are", lambda: len({tuple(t) for t in theirs(f)}) == 1)
+        f.update_all()
+        wait_all(f)
+    away()
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    assert of(f, d)["lacks"] == ["mine"] and theirs(f)[-1] == []
+    back()
+    away()
+    assert f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_path=OTHER))["revision"] == 2
+    d.good("DELETE", "/journal")
+    d.good("DELETE", "/fault")
+    d.wait("it takes the other", lambda: [json.loads(r["body"])["lora_path"] for r in d.journal("lora_load")] == [OTHER])
+    f.update_all()
+    wait_all(f)
+    away()
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert theirs(f) == [[]] * (n - 1) + [["mine"]]
+    back()
+    assert theirs(f) == [[]] * n
+
+
+def failed_half(f):
+    """One that did not follow, or did not let go, gets no request before it has."""
+    d, n = f.doubles[0], len(f.doubles)
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    d.order("lora_load", "status", status=500)
+    status, said = f.front.ask("POST", "/v1/load_lora_adapter", dict(LOAD, lora_path=OTHER))
+    assert status == 502 and ok_of(said) == [False] + [True] * (n - 1), said
+    assert f.front.get("/v1/lora_adapters")["adapters"][0]["path"] == OTHER
+    wait_all(f)
+    assert json.loads(d.journal("lora_load")[-1]["body"])["lora_path"] == OTHER
+    d.order("lora_unload", "status", status=500, times=2)
+    status, said = f.front.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert status == 502 and ok_of(said) == [False] + [True] * (n - 1), said
+    assert f.front.get("/v1/lora_adapters")["adapters"] == []
+    until("it lets go", lambda: theirs(f) == [[]] * n)
+    wait_all(f)
+
+
+def by_tensors(f):
+    """One that cannot be made again keeps who lacks it away, until it comes again; if all lack it, nobody."""
+    d, n = f.doubles[1], len(f.doubles)
+    if d.dialect != "baton":
+        return
+    f.front.post("/v1/load_lora_adapter", BY_TENSORS)
+    restart(f, d)
+    until("it is out", lambda: of(f, d)["lacks"] == ["sent"])
+    f.update_all_but(1)
+    until(lambda: f"that is told: {of(f, d)}", lambda: "load it again" in (of(f, d)["error"] or {"message": ""})["message"])
+    f.stays(*["unsynced" if i == 1 else "serving" for i in range(n)])
+    assert d.journal("lora_load")[-1]["n"] < d.journal("who")[-1]["n"] and theirs(f)[1] == []
+    with Askers(f, "sent"):
+        assert f.front.post("/v1/load_lora_adapter", BY_TENSORS)["revision"] == 2
+        wait_all(f)
+    for one in f.doubles:
+        restart(f, one)
+    until("all are without", lambda: [of(f, one)["lacks"] for one in f.doubles] == [["sent"]] * n)
+    f.update_all_but()
+    f.wait(*["serving"] * n)
+    status, said = one_token(f, "sent")
+    assert status == 404 and "sent" in json.dumps(said), said
+    assert ok_of(f.front.post("/v1/unload_lora_adapter", {"lora_name": "sent"})) == [True] * n
+    wait_all(f)
+
+
+def changed_on_disk(f):
+    """What is not the same as the others have is not taken for it, where an upstream tells."""
+    d = f.doubles[1]
+    if d.dialect != "baton":  # nobody else does
+        return
+
+    def says(double, digest, times):
+        double.order("lora_load", "status", status=200, acts=True, times=times,
+                     text=json.dumps({"status": "ok", "lora_name": "mine", "digest": digest}))
+    for double in f.doubles:
+        says(double, "d1", 1)
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    says(d, "d2", 0)
+    restart(f, d)
+    until("it has another", lambda: theirs(f)[1] == ["mine"])
+    f.update_all_but(1)
+    until("that is told", lambda: "has changed since" in (of(f, d)["error"] or {"message": ""})["message"])
+    assert of(f, d)["lacks"] == ["mine"]
+    d.good("DELETE", "/fault")
+    says(d, "d1", 0)
+    wait_all(f)
+    d.good("DELETE", "/fault")
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+
+
+def gone_from_disk(f):
+    """A path that nobody can read any more keeps nobody away when nobody has what was there."""
+    n = len(f.doubles)
+    if f.doubles[0].dialect == "baton":  # whose double does not look
+        return
+    where = os.path.join(fleet_control.WORK, "short-lived")
+    os.makedirs(where)
+    f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_path=where))
+    os.rmdir(where)
+    restart(f, f.doubles[1])
+    until("it is refused", lambda: of(f, f.doubles[1])["lacks"] == ["mine"])
+    f.update_all_but(1)
+    f.stays(*["unsynced" if i == 1 else "serving" for i in range(n)])
+    for d in f.doubles:
+        restart(f, d)
+    until("all are without", lambda: [of(f, d)["lacks"] for d in f.doubles] == [["mine"]] * n)
+    f.update_all_but()
+    f.wait(*["serving"] * n)
+    assert one_token(f, "mine")[0] in (400, 404)
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    wait_all(f)
+
+
+def update_all_but(f, *out):
+    """A whole update, after which those serve nobody all the same."""
+    until("all answer", lambda: not {"down", "unknown"} & set(f.states()))
+    if f.tensors() is BROADCAST:
+        f.init()
+    step, _, said = f.update(next(LABELS))
+    assert step is None and all(ok_of(said)), said
+    f.wait(*["unsynced" if i in out else "serving" for i in range(len(f.doubles))])
+
+
+Fleet.update_all_but = update_all_but
+
+
+# ---- what hangs ----
+
+class Beside:
+    """A request that hangs at one upstream, on a thread; what is done meanwhile does not wait for it."""
+
+    def __init__(self, f, op, method, path, body=None, d=None):
+        self.f, self.d, self.said = f, d or f.doubles[1], []
+        n = len(self.d.journal(op))
+        self.d.order(op, "hang")
+        self.thread = threading.Thread(target=self._run, args=(method, path, body), daemon=True)
+        self.thread.start()
+        self.d.wait("it hangs", lambda: len(self.d.journal(op)) > n)
+
+    def _run(self, *asked):
+        self.said.append(self.f.front.ask(*asked, timeout=400))
+
+    def hangs(self):
+        assert self.thread.is_alive(), self.said
+
+    def end(self):
+        self.d.kill()  # its connections end
+        self.thread.join()
+        return self.said[0]
+
+
+def sleep_hangs():
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        f.update_all()
+        b = Beside(f, "sleep", "POST", "/v1/sleep", {"level": 1})
+        assert all(ok_of(f.front.post("/v1/pause"))) and f.pauses() == ["keep"] * 3
+        assert all(ok_of(f.front.post("/v1/resume"))) and f.pauses() == [None] * 3
+        b.hangs()
+        status, said = b.end()
+        assert status >= 500 and ok_of(said) == [True, False, True], said
+
+
+def wake_hangs():
+    """Beside an update, which can be given up."""
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        f.update_all()
+        f.front.post("/v1/sleep", {"level": 2})
+        mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": "never"})["update_id"]}
+        b = Beside(f, "wake", "POST", "/v1/wake", {"tags": ["weights"]})
+        assert f.front.post("/v1/update_weights/abort", mine)["phase"] == "aborted"
+        assert all(ok_of(f.front.post("/v1/pause")))
+        b.hangs()
+        b.end()
+
+
+def finish_hangs():
+    """A pause holds for all; an abort comes too late, and says what it is too late for."""
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        f.update_all()
+        mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+        f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+        b = Beside(f, "finish", "POST", "/v1/update_weights/finish", dict(mine, weight_version="x"))
+        assert all(ok_of(f.front.post("/v1/pause"))) and f.pauses() == ["keep"] * 3
+        said = refused(f, 409, "POST", "/v1/update_weights/abort", mine, "conflict")
+        assert "the end of an update is under way" in said["error"]["message"], said
+        b.hangs()
+        status, said = b.end()
+        assert status == 200 and ok_of(said) == [True, False, True], said
+        f.doubles.pop(1)
+        assert f.pauses() == ["keep"] * 2 and f.front.status()["pause"] is not None
+        assert ok_of(f.front.ask("POST", "/v1/resume")[1])[::2] == [True] * 2  # the dead one may be missed yet
+        assert f.pauses() == [None] * 2
+
+
+def pause_hangs_at_the_end():
+    """An update that ends while a trainer's pause is under way leaves to that what stands still."""
+    if WHICH == "baton":  # which stands still for no update
+        return
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        f.update_all()
+        mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
+        f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+        b = Beside(f, "pause", "POST", "/v1/pause", {"timeout_s": 60})
+        assert f.front.post("/v1/update_weights/finish", dict(mine, weight_version="y"))["phase"] == "committed"
+        assert f.pauses()[0] == "keep"
+        b.hangs()
+        assert b.end()[0] >= 500
+        f.doubles.pop(1)
+        until("they go on", lambda: f.pauses() == [None] * 2)
+
+
+def return_hangs():
+    """Adapters that an upstream is given again keep no update and no load waiting."""
+    with Fleet(*[WHICH] * 3, min_ready=2) as f:
+        f.update_all()
+        f.front.post("/v1/load_lora_adapter", LOAD)
+        d = f.doubles[1]
+        n = len(d.journal("lora_load"))
+        d.order("lora_load", "hang")
+        restart(f, d)
+        d.wait("it hangs", lambda: len(d.journal("lora_load")) > n)
+        f.update_all_but(1)
+        assert ok_of(f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_name="two", lora_path=OTHER))) == [True] * 3
+        assert of(f, d)["lacks"] == ["mine"], of(f, d)
+        assert ok_of(f.front.post("/v1/unload_lora_adapter", {"lora_name": "two"})) == [True] * 3
+        assert of(f, d)["state"] == "unsynced"
+
+
+# ---- requests by their ids ----
+
+def long(d, rid):
+    member = {"rid": rid} if d.dialect == "sglang" else {"request_id": rid}
+    return dict(member, prompt="a", max_tokens=1 << 20, stream=True)
+
+
+def aborted_by_id():
+    """As their clients named them, at each dialect."""
+    with Fleet("baton", "vllm", "sglang") as f:
+        for d in f.doubles:  # slow enough to be there
+            d.process.kill()
+            d.process.wait()
+            d.process.stdout.close()
+        f.front.__exit__(None)
+        f.doubles = [fleet_control.Double(fleet_control.ENGINE, d, "--interval-us", 20000, "--weight-version", "step-0")
+                     for d in ("baton", "vllm", "sglang")]
+        f.serve()
+        until("it is ready", f.front.ready)
+        streams = {}
+        for d in f.doubles:
+            for name in ("a", "b", "c"):
+                rid = f"{d.dialect}-{name}"
+                streams[rid] = d.send("POST", "/v1/completions", long(d, rid))
+        until("all run", lambda: all(d.state()["running"] >= 3 for d in f.doubles))
+        said = f.front.post("/v1/abort_requests", {"request_ids": [r for r in streams if not r.endswith("-b")]})
+        assert all(ok_of(said)) and said["aborted"] == 4, said  # an SGLang does not count
+        for rid, answer in streams.items():
+            if not rid.endswith("-b"):
+                assert [finish_of(e) for e in events(answer) if e != "[DONE]"][-1] == "abort", rid
+        assert [d.state()["running"] for d in f.doubles] == [1] * 3
+        assert f.front.post("/v1/abort_requests", {"request_ids": []})["aborted"] == 0
+        said = refused(f, 400, "POST", "/v1/abort_requests", {"request_ids": ["x", ""]}, "bad_request")
+        assert said["error"]["param"] == "/request_ids/1", said
+        refused(f, 400, "POST", "/v1/abort_requests", {"request_ids": [f"r{i}" for i in range(1025)]}, "bad_request")
+        f.front.post("/abort_request", {"rid": "sglang-b"})
+        until("it has ended", lambda: f.doubles[2].state()["running"] == 0)
+        assert [d.state()["running"] for d in f.doubles[:2]] == [1] * 2
+        for answer in streams.values():
+            answer.connection.close()
+
+
+def main():
+    if WHICH == "mixed":
+        told("aborted_by_id", aborted_by_id)
+        return
+    with Fleet(*[WHICH] * 4, min_ready=3) as f:
+        for p in (loaded_again, told_meanwhile, unloaded_instead, unload_of_none, away_at_load, failed_half, by_tensors,
+                  changed_on_disk, gone_from_disk):
+            told(p.__name__, p, f)
+    for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs):
+        told(p.__name__, p)
+
+
+main()

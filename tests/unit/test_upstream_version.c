@@ -1,0 +1,283 @@
+/* Which version is the fleet's before its first update, who is trusted, and what is told of it. */
+#include "tests/unit/upstream_fleet_world.h"
+
+static void heard(struct fleet *f, const char *const labels[N])
+{
+    for (size_t i = 0; i < N; i++)
+        hear(f, i, "p", labels[i]);
+}
+
+static void states(struct fleet *f, const char *const wanted[N])
+{
+    for (size_t i = 0; i < N; i++)
+        assert_string_equal(state(f, i), wanted[i]);
+}
+
+static void refused(struct fleet *f, const char *says)
+{
+    struct asker a;
+    struct err e = {0};
+
+    make_asker(&a, "");
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UNSYNCED);
+    if (strstr(e.msg, says) == NULL)
+        fail_msg("refused with '%s', not with '%s'", e.msg, says);
+}
+
+#define EACH(...) ((const char *const[N]){__VA_ARGS__})
+
+static void test_most_upstreams_have_the_version(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    struct fleet_stats s;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    hear(f, 0, "p", "old");
+    hear(f, 1, "p", "new");
+    hear(f, 2, "p", "new"); /* the last one may still be of the old one */
+    refused(f, "1 upstreams have not answered; of the others: 'new' at 2, 'old' at 1");
+    assert_true(fleet_undecided(f, &e));
+    miss(f, 3, false); /* not within its first time */
+    states(f, EACH("unsynced", "serving", "serving", "unknown"));
+    err_clear(&e);
+    assert_false(fleet_undecided(f, &e));
+    hear(f, 3, "p", "old"); /* it is decided once */
+    states(f, EACH("unsynced", "serving", "serving", "unsynced"));
+    hear(f, 0, "p", "new"); /* whoever has caught up by itself is welcome */
+    assert_string_equal(state(f, 0), "serving");
+    fleet_stats(f, &s);
+    assert_string_equal(s.label, "new");
+    assert_int_equal(s.serial, 0);
+    hear(f, 1, "q", "old"); /* restarted, and behind */
+    assert_string_equal(state(f, 1), "unsynced");
+    assert_int_equal(left[1], 1);
+    fleet_free(f);
+}
+
+static void test_no_name_is_a_version_too(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N), *g = fleet_of(N);
+
+    (void)cmocka_state;
+    heard(f, EACH("", "", "", "v"));
+    states(f, EACH("serving", "serving", "serving", "unsynced"));
+    heard(g, EACH("v", "v", "", "v"));
+    states(g, EACH("serving", "serving", "unsynced", "serving"));
+    fleet_free(f);
+    fleet_free(g);
+}
+
+static void test_without_a_majority_nobody_serves(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N), *g = fleet_of(N);
+    struct err e = {0};
+
+    (void)cmocka_state;
+    heard(f, EACH("a", "b", "a", "b"));
+    states(f, EACH("unsynced", "unsynced", "unsynced", "unsynced"));
+    refused(f,
+            "at least 2 (--min-ready) of them serve: 'a' at 2, 'b' at 2; push an update, or name "
+            "one that has the right weights to /v1/upstreams/resync");
+    heard(g, EACH("a", "b", "", "c"));
+    refused(g, "none that has a name at 1");
+    /* Somebody who knows says which. */
+    assert_int_equal(vouch(f, 1, "b", &e), 0);
+    states(f, EACH("unsynced", "serving", "unsynced", "serving"));
+    assert_int_equal(vouch(f, 0, "a", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    /* An update needs no version before it. */
+    (void)fleet_committed(g, "d", (const bool[]){true, true, true, true});
+    states(g, EACH("serving", "serving", "serving", "serving"));
+    fleet_free(f);
+    fleet_free(g);
+}
+
+static void test_a_version_that_nobody_can_have_is_given_up(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+
+    (void)cmocka_state;
+    heard(f, EACH("a", "a", "a", "b"));
+    for (size_t i = 0; i < 3; i++)
+        miss(f, i, true);
+    assert_string_equal(state(f, 3), "unsynced"); /* they may come back */
+    hear(f, 0, "q", "b");
+    hear(f, 1, "q", "b");
+    states(f, EACH("unsynced", "unsynced", "down", "unsynced"));
+    hear(f, 2, "q", "b");
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    fleet_free(f);
+}
+
+/* What is no version of those that serve decides nothing. */
+static void test_who_cannot_serve_has_no_vote(void **cmocka_state)
+{
+    struct upstream_saw starts = {.process = "p", .unready = "weights_unsynced"};
+    struct upstream_saw late = {.process = "p", .label = "b", .is_old = true};
+    struct fleet *f = fleet_of(N);
+
+    (void)cmocka_state;
+    fleet_heard(f, 0, &starts);
+    fleet_heard(f, 1, &starts);
+    hear(f, 2, "p", "a");
+    fleet_heard(f, 3, &late); /* asked before something changed: it is asked again */
+    states(f, EACH("unready", "unready", "unsynced", "unsynced"));
+    hear(f, 3, "p", "a");
+    states(f, EACH("unready", "unready", "serving", "serving"));
+    hear(f, 0, "p", "b");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_heard(f, 2, &late); /* says nothing against it */
+    assert_string_equal(state(f, 2), "serving");
+    fleet_free(f);
+}
+
+static void test_another_process_must_say_what_it_has(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    assert_true(fleet_confirm(f, 0, "p"));
+    assert_false(fleet_confirm(f, 0, "q"));
+    assert_string_equal(state(f, 0), "unsynced");
+    hear(f, 0, "q", "");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+/* keys and silence */
+
+static void refuse_key(struct fleet *f, size_t i, enum fleet_refusal what)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it refuses the key");
+    fleet_refused(f, i, what, &why);
+}
+
+static void test_who_refuses_our_key_gets_nothing(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a, b;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    while (enter(f, &a, "") != 0)
+        fleet_leave(f, &a.ticket);
+    refuse_key(f, 0, FLEET_REFUSED_WORK);
+    assert_string_equal(state(f, 0), "refused");
+    assert_int_equal(left[0], 0); /* what runs there may end */
+    hear(f, 0, "p", "");          /* that it talks about itself was never the question */
+    fleet_info(f, 0, &info);
+    assert_true(info.alive && info.refuses_work);
+    assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+    assert_int_equal(enter(f, &b, ""), 1);
+    fleet_leave(f, &b.ticket);
+    refuse_key(f, 1, FLEET_REFUSED_STATUS);
+    fleet_info(f, 1, &info);
+    assert_false(info.alive);
+    make_asker(&b, "");
+    assert_int_equal(fleet_enter(f, &b.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UPSTREAM_KEY);
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_admitted(f, 0);
+    assert_string_equal(state(f, 0), "serving");
+    fleet_info(f, 0, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+/* It answers clients, so that it never misses three times in a row. */
+static void test_who_never_says_what_it_serves_leaves(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a;
+    struct err why = {0};
+
+    (void)cmocka_state;
+    (void)err_set(&why, ERR_ENGINE, "", "it answered /metrics with 500");
+    for (int i = 0; i < FLEET_SILENT_MAX; i++) {
+        assert_string_equal(state(f, 0), "serving");
+        while (enter(f, &a, "") != 0)
+            fleet_leave(f, &a.ticket);
+        fleet_silent(f, 0, false, &why);
+        a.ticket.answered = true;
+        fleet_leave(f, &a.ticket);
+    }
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "10 questions in a row got no answer"));
+    assert_non_null(strstr(info.error.msg, "with 500"));
+    assert_int_equal(info.n_missed, FLEET_SILENT_MAX);
+    assert_int_equal(left[0], 0);
+    hear(f, 0, "p", "");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+/* what is told */
+
+static void test_each_change_of_a_state_is_told(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+
+    (void)cmocka_state;
+    hear(f, 0, "p", "v"); /* that nothing is decided yet is no news */
+    assert_int_equal(n_moves, 0);
+    hear(f, 1, "p", "v");
+    assert_int_equal(n_moves, 2);
+    assert_string_equal(moves[0].from, "unknown");
+    assert_string_equal(moves[0].to, "serving");
+    assert_string_equal(moves[1].label, "v");
+    hear(f, 1, "p", "v");
+    miss(f, 1, false);
+    assert_int_equal(n_moves, 2);
+    miss(f, 1, true);
+    assert_int_equal(n_moves, 3);
+    assert_int_equal(moves[2].upstream, 1);
+    assert_string_equal(moves[2].from, "serving");
+    assert_string_equal(moves[2].to, "down");
+    assert_string_equal(moves[2].why.msg, "nobody is there");
+    hear(f, 0, "p", "w");
+    assert_string_equal(moves[3].to, "unsynced");
+    assert_string_equal(moves[3].why.msg, "it serves weights 'w', the fleet 'v'");
+    fleet_free(f);
+}
+
+static void test_who_flaps_is_told_of_so_often_and_no_more(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(1);
+
+    (void)cmocka_state;
+    for (int i = 0; i < 3 * FLEET_MOVES_MAX; i++) {
+        hear(f, 0, "p", "");
+        miss(f, 0, true);
+    }
+    assert_int_equal(n_moves, FLEET_MOVES_MAX);
+    for (int i = 0; i < FLEET_MOVES_MAX; i++)
+        assert_int_equal(moves[i].is_last, i == FLEET_MOVES_MAX - 1);
+    fleet_free(f);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_most_upstreams_have_the_version),
+        cmocka_unit_test(test_no_name_is_a_version_too),
+        cmocka_unit_test(test_without_a_majority_nobody_serves),
+        cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
+        cmocka_unit_test(test_who_cannot_serve_has_no_vote),
+        cmocka_unit_test(test_another_process_must_say_what_it_has),
+        cmocka_unit_test(test_who_refuses_our_key_gets_nothing),
+        cmocka_unit_test(test_who_never_says_what_it_serves_leaves),
+        cmocka_unit_test(test_each_change_of_a_state_is_told),
+        cmocka_unit_test(test_who_flaps_is_told_of_so_often_and_no_more),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
