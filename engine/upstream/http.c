@@ -447,6 +447,7 @@ static void settle(struct http_client *c)
 {
     static const struct http_end no_memory = {.outcome = HTTP_NO_MEMORY};
 
+    assert(c->depth == 0);
     while (c->n_later > 0) {
         struct http_call *call = c->calls;
 
@@ -639,7 +640,7 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     call->events = *events;
     call->body_len = req->body_len;
     call->head.content_length = -1;
-    call->may_pass = req->fresh && req->timeout_us == 0 &&
+    call->may_pass = c->may_pass && req->fresh && req->timeout_us == 0 &&
                      strncmp(req->target->url, "https:", 6) != 0;
     if (prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);
@@ -738,6 +739,7 @@ int http_client_new(struct http_client **out, struct loop *loop, struct err *e)
     if (c == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a client of upstreams");
     c->loop = loop;
+    c->may_pass = past_knows(curl_version_info(CURLVERSION_NOW)->version_num);
     c->timer = (struct loop_timer){.fire = on_timer_due, .arg = c};
     c->multi = curl_multi_init();
     if (c->multi == NULL ||

@@ -4,7 +4,8 @@
  * buffer of libcurl's would be a third of what a stream costs in memory, and handing over each
  * chunk by itself costs more than the chunk. libcurl is left then, and its connection closed, but
  * for a descriptor of our own: only where the connection was the call's alone, and was to be closed
- * behind it anyway. Not TLS, whose bytes only its library can read. */
+ * behind it anyway. Not TLS, whose bytes only its library can read; and not with a libcurl that
+ * nobody has looked at for this: then all of it goes through libcurl. */
 #include "engine/upstream/http_priv.h"
 
 #include <errno.h>
@@ -15,6 +16,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+enum { PAST_LIBCURL = 0x0758 }; /* 7.88 */
 
 static void over(struct http_call *call, enum http_outcome outcome, const char *why)
 {
@@ -100,12 +103,19 @@ static void readable(void *arg, uint32_t events)
         keep(call, data, len);
 }
 
-/* All that libcurl has read it hands over at once [readwrite_data of 7.88.1]. */
+bool past_knows(unsigned libcurl_version)
+{
+    return libcurl_version >> 8 == PAST_LIBCURL;
+}
+
+/* All that libcurl has read it hands over at once [readwrite_data of 7.88.1]. What ends as no
+ * answer (call_ended) stays with it. */
 bool past_takes(struct http_call *call)
 {
+    bool redirects = call->head.status >= 300 && call->head.status < 400;
     int fd;
 
-    if (!call->may_pass || !call->chunked || call->chunks.at == CHUNKS_OVER ||
+    if (!call->may_pass || redirects || !call->chunked || call->chunks.at == CHUNKS_OVER ||
         call->watch == NULL || !http_body_sent(call))
         return false;
     fd = fcntl(call->watch->loop.fd, F_DUPFD_CLOEXEC, 0);

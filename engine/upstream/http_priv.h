@@ -30,6 +30,7 @@ struct http_client {
     size_t n_fresh; /* calls so far on a connection of their own */
     unsigned depth; /* of libcurl's callbacks that run events */
     size_t n_later; /* calls that are `later` */
+    bool may_pass;  /* calls of this libcurl may go on past it */
 };
 
 struct http_call {
@@ -70,6 +71,11 @@ void call_free(struct http_call *call);
 void call_over(struct http_call *call, const struct http_end *end);
 
 /* ---- http_past.c ---- */
+
+/* past_knows - can the rest of an answer be read past this libcurl? One that reads its socket once
+ * more as it closes it [8.9 and later], or keeps what it has read, would take bytes away unseen:
+ * only of those whose source says otherwise. Any thread. */
+bool past_knows(unsigned libcurl_version);
 
 /* past_takes - from within libcurl's callback: shall the rest of the answer be read past it? Then
  * it is to be told that the transfer ends. */

@@ -268,6 +268,16 @@ def elsewhere(dialect):
             assert "no upstream serves" in code_of(said, 503)[1], said
 
 
+def refused_text(dialect):
+    """Of what an upstream wants a key for it has done nothing: another one does it, on either lane."""
+    with world(dialect, dialect, server=("--probe-interval", NEVER_MS)) as (s, a, b):
+        a.order("tokenize", "status", times=0, status=401, text='{"error":"Unauthorized"}')
+        for _ in range(4):
+            said = fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')
+            assert said[0] == 200 and said[4] == b.url, said
+        assert a.journal("tokenize")
+
+
 def broken_streams(dialect):
     with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
         d.order("completions", "half_stream", tokens=3)
@@ -479,8 +489,8 @@ def crowd(dialect):
 def main():
     keys()
     for dialect in ("baton", "vllm", "sglang"):
-        for promise in (as_it_came, odd_answers, not_twice, elsewhere, broken_streams, leaving, slow_reader, placement,
-                        full, silent_upstream, drain, crowd):
+        for promise in (as_it_came, odd_answers, not_twice, elsewhere, refused_text, broken_streams, leaving, slow_reader,
+                        placement, full, silent_upstream, drain, crowd):
             print(dialect, promise.__name__, flush=True)
             promise(dialect)
     print("ok")
