@@ -41,7 +41,6 @@ static bool accept_one(struct shard *s)
 {
     struct sockaddr_storage peer = {0};
     socklen_t len = sizeof peer;
-    struct part *p;
     int fd;
 
     if (!has_room(s)) {
@@ -51,10 +50,9 @@ static bool accept_one(struct shard *s)
     fd = accept4(s->listen_fd, (struct sockaddr *)&peer, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return goes_on(s, errno);
-    p = part_with_room(s);
-    /* It closes the socket if it fails. Who has connected has often sent something already. */
-    if (MHD_add_connection(p->daemon, fd, (struct sockaddr *)&peer, len) == MHD_YES)
-        part_due(p);
+    /* It closes the socket if it fails. What has come already is read in the next turn: by then it
+     * is known if the peer has gone, and nothing is done for it. */
+    (void)MHD_add_connection(part_with_room(s)->daemon, fd, (struct sockaddr *)&peer, len);
     return true;
 }
 
@@ -80,7 +78,8 @@ void accept_begin(struct shard *s)
 }
 
 /* Connections that the kernel has made for us, and the requests on them, are ours: closing the
- * listening socket now would reset them. */
+ * listening socket now would reset them. So are those on the connections that we have, of which
+ * this turn may not have heard yet. */
 void accept_rest(struct shard *s)
 {
     size_t before, n = 0;
@@ -89,6 +88,8 @@ void accept_rest(struct shard *s)
         before = n;
         while (n < FRONT_BACKLOG && accept_one(s))
             n++;
+        for (size_t i = 0; i < s->n_parts; i++)
+            part_due(&s->parts[i]);
         (void)parts_run(s);
     } while (n > before);
 }

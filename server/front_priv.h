@@ -192,7 +192,7 @@ struct part *part_with_room(const struct shard *s);
 
 /* front_accept.c: new connections. */
 void accept_begin(struct shard *s); /* or go on, if there is room again and a socket to listen on */
-void accept_rest(struct shard *s);  /* who is in the queue; what they have sent is read */
+void accept_rest(struct shard *s);  /* who is in the queue; what all have sent is read */
 void accept_end(struct shard *s);   /* closes the socket */
 
 /* front_tls.c: what libmicrohttpd leaves to us of TLS. */

@@ -4,6 +4,8 @@
 #include "base/loop.h"
 #include "server/front_priv.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <semaphore.h>
 
 enum { LATE_CLIENTS = 300 }; /* more than one part of the front takes */
@@ -156,6 +158,81 @@ static void test_who_came_before_the_end_is_served(void **state)
     stand_fini(&s);
 }
 
+/* So are those who asked again before it, on connections of any part. */
+static void test_who_asked_before_the_end_is_answered(void **state)
+{
+    struct stand s;
+    struct client c[LATE_CLIENTS];
+    struct app a;
+
+    (void)state;
+    app_start(&a, NULL);
+    for (size_t i = 0; i < LATE_CLIENTS; i++) {
+        client_open(&c[i], a.port);
+        expect(&c[i], "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    }
+    stand_begin(&s, &a);
+    for (size_t i = 0; i < LATE_CLIENTS; i++)
+        client_send(&c[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 4\r\n\r\nlate");
+    loop_post(a.front->shards[0].loop, &a.front->shards[0].quiesce);
+    loop_post(a.front->shards[0].loop, &a.front->shards[0].finish);
+    stand_end(&s);
+    wait_closed(a.front);
+    for (size_t i = 0; i < LATE_CLIENTS; i++) {
+        struct response r;
+
+        client_response(&c[i], &r, false);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(r.body, "late");
+        response_free(&r);
+        assert_true(client_closed(&c[i]));
+        client_close(&c[i]);
+    }
+    app_stop(&a);
+    stand_fini(&s);
+}
+
+/* Says that nothing more is coming, and waits until the other side has heard it. */
+static void give_up(struct client *c)
+{
+    uint64_t deadline_us = clock_after_us(APP_WAIT_US);
+    struct tcp_info info;
+    socklen_t len;
+
+    assert_int_equal(shutdown(c->fd, SHUT_WR), 0);
+    do {
+        len = sizeof info;
+        assert_int_equal(getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len), 0);
+    } while (info.tcpi_state != TCP_FIN_WAIT2 && !clock_passed(deadline_us));
+    assert_int_equal(info.tcpi_state, TCP_FIN_WAIT2);
+}
+
+/* Whoever has given up before it was accepted is not served, whatever it sent. */
+static void test_who_went_before_it_was_accepted(void **state)
+{
+    struct stand s;
+    struct client gone[3], c;
+
+    (void)state;
+    stand_begin(&s, &app);
+    for (size_t i = 0; i < 3; i++) {
+        client_open(&gone[i], app.port);
+        client_send(&gone[i], "POST /hold HTTP/1.1\r\n" HOST "Content-Length: 4\r\n\r\nlate");
+        give_up(&gone[i]);
+    }
+    client_open(&c, app.port);
+    stand_end(&s);
+    expect(&c, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    client_close(&c);
+    for (size_t i = 0; i < 3; i++) {
+        assert_true(client_closed(&gone[i]));
+        client_close(&gone[i]);
+    }
+    app_wait(&app, &app.n_done, 1);
+    assert_int_equal(app.n_held, 0);
+    stand_fini(&s);
+}
+
 /* A refusal while the front drains reaches a client that sends all of a long body first. */
 static void test_a_refusal_while_draining_is_read(void **state)
 {
@@ -213,6 +290,8 @@ int main(void)
         cmocka_unit_test(test_last_stream_ends_as_a_stream_does),
         cmocka_unit_test(test_half_a_body_is_told),
         T(test_who_came_before_the_end_is_served),
+        cmocka_unit_test(test_who_asked_before_the_end_is_answered),
+        T(test_who_went_before_it_was_accepted),
         T(test_a_refusal_while_draining_is_read),
         cmocka_unit_test(test_an_unread_answer_does_not_hold_up_the_end),
     };
