@@ -116,8 +116,10 @@ void fleet_adapters_know(struct fleet_adapters *fa, const char *name, const uint
 {
     struct fleet_adapter *a = named(fa, name);
 
-    if (a != NULL)
-        set_has(fa, a, has);
+    if (a == NULL)
+        return;
+    set_has(fa, a, has);
+    a->made = fa->changes; /* what is asked for now may have come before it was lost */
 }
 
 static bool any(const uint8_t *has)

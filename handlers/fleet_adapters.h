@@ -38,7 +38,7 @@ struct fleet_adapter {
     char
         digest[FLEET_ADAPTER_DIGEST_MAX + 1]; /* of what is in it, as it was said; "": nobody did */
     uint64_t revision, timeout_us;
-    uint64_t made;           /* the change that made it what it is */
+    uint64_t made;           /* the last change that a request made of it */
     bool gone;               /* the fleet has it no more, an upstream may */
     uint8_t has[FLEET_MAX];  /* enum fleet_has */
     bool fitting[FLEET_MAX]; /* it is being asked for there: it may come, or go, at any time */

@@ -112,13 +112,21 @@ static void tell(struct app *app, enum wire_op op, const struct fleet_to *to, si
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
+    struct upstream_info info;
+    uint64_t lives[FLEET_MAX];
     struct err ignored = {0};
 
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(app), to[i].upstream, &info);
+        lives[i] = info.n_lives;
+    }
     if (n == 0 || fleet_ask(app, op, to, n, fleet_step_us(app), &said, &ignored) != 0)
         return;
     for (size_t i = 0; i < n; i++) {
         if (said[i].end == FLEET_REFUSED)
             fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+        if (op == WIRE_PAUSE && said_good(&said[i]))
+            fleet_stands_still(fleet_of(app), said[i].upstream, lives[i]);
         mtx_lock(&fc->lock);
         fc->behind[said[i].upstream] = !said_good(&said[i]) && said[i].end != FLEET_REFUSED;
         fc->took[said[i].upstream] = op == WIRE_PAUSE && said_good(&said[i]);

@@ -45,17 +45,20 @@ void fleet_control_free(struct fleet_control *fc)
     free(fc);
 }
 
-/* who is asked for tokens */
+/* who stands still, and who is asked for tokens */
 
+/* The last word is of what is so: one is told under the lock, the other knows the order. */
 void fleet_tokens(struct fleet_control *fc)
 {
+    uint64_t order;
     bool still;
 
     mtx_lock(&fc->lock);
-    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0 ||
-            (fc->session != NULL && fc->session->opened);
+    order = ++fc->n_stills;
+    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0;
+    upstreams_tokens(fc->app->upstreams, !still && !(fc->session != NULL && fc->session->opened));
     mtx_unlock(&fc->lock);
-    upstreams_tokens(fc->app->upstreams, !still);
+    fleet_still(fleet_of(fc->app), still, order);
 }
 
 void fleet_quiet(struct fleet_control *fc, bool on)

@@ -24,7 +24,8 @@ int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-/* Those that serve the fleet's version; the others have none that it could name. */
+/* Those that serve the fleet's version; the others have none that it could name. Before the first
+ * update that is not known of one that would serve nobody. */
 static size_t to_name(struct app *app, const json_t *body, struct fleet_to *to)
 {
     struct fleet_to alive[FLEET_MAX];
@@ -33,7 +34,7 @@ static size_t to_name(struct app *app, const json_t *body, struct fleet_to *to)
 
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(app), alive[i].upstream, &info);
-        if (info.synced && !info.fenced)
+        if (info.synced && !info.fenced && (info.serial > 0 || info.saw.unready[0] == '\0'))
             to[n_to++] = alive[i];
     }
     return n_to;
@@ -137,6 +138,19 @@ static int end_open(struct app *app, struct exchange *x, const char *label, stru
     return 0;
 }
 
+/* What is overwritten serves no version that could have another name. */
+static int check_whole(struct fleet_control *fc, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (fc->session != NULL && fc->session->opened)
+        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
+                     fc->session->id);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
 static int label_parsed(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct label_req req = {0};
@@ -148,9 +162,11 @@ static int label_parsed(struct app *app, struct exchange *x, const json_t *body,
         return end_open(app, x, req.label, e);
     if (fleet_step(app->fleet_control, "another name", e) != 0)
         return -1;
-    if (req.abort_requests)
+    rc = check_whole(app->fleet_control, e);
+    if (rc == 0 && req.abort_requests)
         abort_all(app);
-    rc = name_all(app, x, &req, e);
+    if (rc == 0)
+        rc = name_all(app, x, &req, e);
     fleet_turn_end(app->fleet_control);
     return rc;
 }

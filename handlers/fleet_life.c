@@ -30,11 +30,26 @@ uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *membe
     return sum;
 }
 
-static void note_pause(struct fleet_control *fc, const struct gate_pause *req, uint64_t n_aborted)
+static bool is_overtaken(struct fleet_control *fc)
+{
+    bool overtaken;
+
+    mtx_lock(&fc->lock);
+    overtaken = fc->overtaken;
+    mtx_unlock(&fc->lock);
+    return overtaken;
+}
+
+/* False: a resume has overtaken it, and was the last word. */
+static bool note_pause(struct fleet_control *fc, const struct gate_pause *req, uint64_t n_aborted)
 {
     struct fleet_hold *h = &fc->hold;
 
     mtx_lock(&fc->lock);
+    if (fc->overtaken) {
+        mtx_unlock(&fc->lock);
+        return false;
+    }
     if (!h->on) {
         h->since_us = clock_now_us();
         h->since_wall_s = clock_wall_s();
@@ -50,6 +65,7 @@ static void note_pause(struct fleet_control *fc, const struct gate_pause *req, u
     fc->epoch++;
     mtx_unlock(&fc->lock);
     fleet_look(fc);
+    return true;
 }
 
 /* Those that took it, or may have, go on as before. What an update holds stays. */
@@ -80,19 +96,17 @@ static int judge_pause(struct app *app, const struct gate_pause *req, const stru
 {
     struct fleet_control *fc = app->fleet_control;
     const struct fleet_said *cause = fleet_cause(said, n);
-    bool overtaken;
+    bool overtaken = is_overtaken(fc);
 
-    mtx_lock(&fc->lock);
-    overtaken = fc->overtaken;
-    mtx_unlock(&fc->lock);
+    if (!overtaken && cause == NULL) {
+        fleet_note_reached(app, said, n, true);
+        if (note_pause(fc, req, fleet_sum_of(said, n, "aborted")))
+            return 0;
+        overtaken = true;
+    }
     if (overtaken) {
         undo_pause(app, said, n);
         return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
-    }
-    if (cause == NULL) {
-        fleet_note_reached(app, said, n, true);
-        note_pause(fc, req, fleet_sum_of(said, n, "aborted"));
-        return 0;
     }
     *e = cause->why;
     if (!was)
@@ -306,6 +320,33 @@ static bool note_resume(struct fleet_control *fc)
     return was;
 }
 
+/* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
+static void resume_removed(struct app *app)
+{
+    struct fleet_control *fc = app->fleet_control;
+    size_t n = upstreams_n(app->upstreams), n_to = 0;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    struct upstream_info info;
+    struct upstream_at at;
+    struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        bool is;
+
+        upstreams_at(app->upstreams, i, &at);
+        fleet_info(fleet_of(app), i, &info);
+        mtx_lock(&fc->lock);
+        is = at.removed && info.alive && fleet_is_paused_locked(app, i) &&
+             !fleet_is_held_locked(fc, i);
+        mtx_unlock(&fc->lock);
+        if (is)
+            to[n_to++] = (struct fleet_to){.upstream = i};
+    }
+    if (n_to > 0 && fleet_ask(app, WIRE_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
+        fleet_said_free(said, n_to);
+}
+
 int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, size_t *n, bool *was,
                      struct err *e)
 {
@@ -316,6 +357,7 @@ int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, siz
     if (resume_begin(fc, lapsed, e) != 0)
         return -1;
     *n = to_resume(app, to);
+    resume_removed(app);
     rc = fleet_ask(app, WIRE_RESUME, to, *n, FLEET_STEP_US, said, e);
     if (rc == 0) {
         fleet_note_reached(app, *said, *n, false);

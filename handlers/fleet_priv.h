@@ -62,6 +62,7 @@ struct fleet_control {
     unsigned n_resuming;
     uint64_t resuming_us;          /* since when */
     unsigned n_quiet;              /* who does not want upstreams to be asked for tokens */
+    uint64_t n_stills;             /* how often the fleet was told who stands still */
     bool whole;                    /* an update by itself is under way: from its start to its end */
     struct fleet_session *session; /* one reference; NULL: none is open */
     struct fleet_session *ended[FLEET_ENDED_KEPT]; /* one reference each; the last first */
@@ -160,7 +161,8 @@ uint64_t fleet_update_us(const struct app *app);
 /* fleet_look - the leases have changed. Threads: any. */
 void fleet_look(struct fleet_control *fc);
 
-/* fleet_tokens - may upstreams be asked for tokens? By what stands still now. */
+/* fleet_tokens - may upstreams be asked for tokens, and must who was away wait? By what stands
+ * still now. No lock held. */
 void fleet_tokens(struct fleet_control *fc);
 
 /* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */

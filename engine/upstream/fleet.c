@@ -22,14 +22,19 @@ uint64_t fleet_mix(uint64_t x)
 static void join_locked(struct fleet *f, size_t upstream, const char *name)
 {
     struct upstream *u = &f->upstreams[upstream];
+    bool same = name != NULL && u->name != NULL && strcmp(name, u->name) == 0;
     struct upstream fresh = {.name = name,
                              .needs_outfit = f->needs_outfit,
+                             .fenced = same && u->fenced,
+                             .strayed = f->still,
                              .n_lives = u->n_lives + 1,
                              .fit_change = u->fit_change};
 
     fresh.hash = name != NULL ? fleet_affinity(name) : fleet_mix(upstream);
     memcpy(fresh.n_outstanding, u->n_outstanding, sizeof fresh.n_outstanding);
-    if (f->serial > 0)
+    if (fresh.fenced)
+        fresh.error = u->error;
+    else if (f->serial > 0)
         (void)err_set(&fresh.error, ERR_UNSYNCED, "", "it came after version '%s'", f->label);
     fresh.state = fresh.last = fleet_state_of(&fresh);
     *u = fresh;
@@ -176,13 +181,13 @@ static void say_restarted(const struct fleet *f, struct err *out)
                       f->label);
 }
 
-/* After the first update. */
+/* Before the first update what it says decides, but of nobody while that is under way. */
 static void check_sync_locked(const struct fleet *f, struct upstream *u,
                               const struct upstream_saw *saw)
 {
     struct err why = {0};
 
-    if (f->serial == 0)
+    if (f->serial == 0 && !f->updating)
         return;
     if (may_be_another(u, saw))
         say_restarted(f, &why);
@@ -197,7 +202,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
 }
 
 /* What it said of its weights before holds for the same process only. */
-static void note_locked(struct upstream *u, const struct upstream_saw *saw)
+static void note_locked(const struct fleet *f, struct upstream *u, const struct upstream_saw *saw)
 {
     struct upstream_saw now = *saw;
     bool another = may_be_another(u, saw);
@@ -209,6 +214,7 @@ static void note_locked(struct upstream *u, const struct upstream_saw *saw)
         now.label[0] = now.unready[0] = '\0';
     }
     u->n_lives += another;
+    u->strayed = u->strayed || (another && f->still);
     u->told = !saw->is_old || (u->told && !another);
     u->saw = now;
     u->heard = true;
@@ -217,6 +223,20 @@ static void note_locked(struct upstream *u, const struct upstream_saw *saw)
     u->n_misses = 0;
     u->n_silent = 0;
     u->heard_us = clock_now_us();
+}
+
+/* What was wrong with it before it refused our key is not known any more. */
+static void forget_key_locked(const struct fleet *f, struct upstream *u)
+{
+    if (u->error.code != ERR_UPSTREAM_KEY || u->refused[FLEET_REFUSED_STATUS] ||
+        u->refused[FLEET_REFUSED_WORK])
+        return;
+    err_clear(&u->error);
+    if (u->fenced)
+        (void)err_set(&u->error, ERR_UNSYNCED, "",
+                      "it is not as the others are, and only a whole update makes that good");
+    else if (!u->synced && f->serial > 0)
+        (void)err_set(&u->error, ERR_UNSYNCED, "", "its weights are not version '%s'", f->label);
 }
 
 void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw)
@@ -228,7 +248,8 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     fleet_change_begin(f, &c);
     was = u->synced;
     check_sync_locked(f, u, saw);
-    note_locked(u, saw);
+    note_locked(f, u, saw);
+    forget_key_locked(f, u);
     fleet_decide_locked(f);
     u->n_lives += was && !u->synced && saw->process[0] == '\0'; /* by its words alone */
     if (fleet_is_sound(u) && !u->refused[FLEET_REFUSED_WORK])
@@ -320,9 +341,8 @@ void fleet_admitted(struct fleet *f, size_t upstream)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    if (u->refused[FLEET_REFUSED_WORK] && u->error.code == ERR_UPSTREAM_KEY)
-        err_clear(&u->error);
     u->refused[FLEET_REFUSED_WORK] = false;
+    forget_key_locked(f, u);
     fleet_change_end(f, &c);
 }
 
@@ -335,6 +355,45 @@ void fleet_updating(struct fleet *f, bool on)
     fleet_change_begin(f, &c);
     f->updating = on;
     f->epoch++;
+    fleet_change_end(f, &c);
+}
+
+static void found_locked(struct upstream *u)
+{
+    if (u->strayed && fleet_is_sound(u) && u->error.code == ERR_UNSYNCED)
+        err_clear(&u->error);
+    u->strayed = false;
+}
+
+void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    if (u->n_lives == life)
+        found_locked(u);
+    fleet_change_end(f, &c);
+}
+
+/* Who is away takes nothing of it; who is there is told. */
+void fleet_still(struct fleet *f, bool on, uint64_t order)
+{
+    struct fleet_change c;
+    bool changes;
+
+    fleet_change_begin(f, &c);
+    changes = order > f->still_order && on != f->still;
+    for (size_t i = 0; i < f->n && changes; i++) {
+        struct upstream *u = &f->upstreams[i];
+
+        found_locked(u);
+        u->strayed = on && !u->alive;
+    }
+    if (changes)
+        f->still = on;
+    if (order > f->still_order)
+        f->still_order = order;
     fleet_change_end(f, &c);
 }
 
@@ -417,7 +476,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
             f->decided = true;
             (void)snprintf(f->label, sizeof f->label, "%s", saw->label);
         }
-        note_locked(u, saw);
+        note_locked(f, u, saw);
         u->synced = true;
         u->refused[FLEET_REFUSED_WORK] = false;
         u->serial = f->serial;

@@ -12,6 +12,8 @@
  *   silent   it answers clients, but for FLEET_SILENT_MAX questions in a row not what it serves
  *   refused  it does not take our key
  *   unfit    it lacks something that all are to have besides the weights, or may: adapters
+ *   strayed  all others stand still (a pause, a sleep), and it may not have been told: until they
+ *            go on
  *   fenced   an update touched it and did not end well there: until the next one that does
  *   removed  the configuration names it no more: it gets nothing new, and what runs there may end
  *
@@ -129,6 +131,15 @@ void fleet_admitted(struct fleet *f, size_t upstream);
  * version (fleet_committed ends it too): meanwhile a label of the new version, or of the old one,
  * puts nobody out of step. */
 void fleet_updating(struct fleet *f, bool on);
+
+/* fleet_still - all are told to stand still, or go on: whoever is away now, or is another process
+ * meanwhile, gets nothing while that lasts. Before they are asked.
+ * @order  more than before, or it is older than what is known. Threads: any. */
+void fleet_still(struct fleet *f, bool on, uint64_t order);
+
+/* fleet_stands_still - one that was away has been told.
+ * @life  of upstream_info: n_lives before that; of another than it is now nothing is believed */
+void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life);
 
 /* fleet_epoch - another number after each fleet_updating and fleet_committed: a label that was
  * asked for under another one may be of before. */

@@ -19,7 +19,7 @@ const char *fleet_state_of(const struct upstream *u)
         return "unknown";
     if (!u->alive)
         return "down";
-    if (!u->synced || u->n_silent >= FLEET_SILENT_MAX || !fleet_is_fit(u))
+    if (!u->synced || u->strayed || u->n_silent >= FLEET_SILENT_MAX || !fleet_is_fit(u))
         return "unsynced";
     return u->saw.unready[0] == '\0' ? "serving" : "unready";
 }

@@ -15,16 +15,28 @@ void fleet_needs_outfit(struct fleet *f)
     mtx_unlock(&f->lock);
 }
 
+static bool is_refused(const struct upstream *u)
+{
+    return u->refused[FLEET_REFUSED_STATUS] || u->refused[FLEET_REFUSED_WORK];
+}
+
 void fleet_blame_unfit_locked(struct fleet *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
 
-        if (fleet_is_fit(u) || !u->alive || u->error.code != ERR_NONE)
+        if (!u->alive || u->error.code != ERR_NONE)
             continue;
-        if (u->lack.code != ERR_NONE)
+        if (is_refused(u)) /* an update has ended well there all the same */
+            (void)err_set(&u->error, ERR_UPSTREAM_KEY, "",
+                          "it refuses the key of this server, or wants one (key-file)");
+        else if (u->strayed)
+            (void)err_set(&u->error, ERR_UNSYNCED, "",
+                          "it began, or was away, when the others were told to stand still: it "
+                          "serves when they go on");
+        else if (u->lack.code != ERR_NONE && !fleet_is_fit(u))
             u->error = u->lack;
-        else
+        else if (!fleet_is_fit(u))
             (void)err_set(&u->error, ERR_UNSYNCED, "",
                           "it may have been restarted, and lack adapters of the fleet");
     }

@@ -16,6 +16,7 @@ struct upstream {
     const char *name; /* borrowed; NULL: it has none */
     uint64_t hash;    /* of the name, or else of the index: for affinity */
     bool heard, alive, synced, fenced, removed;
+    bool strayed;                 /* the others stand still, and it may not have been told */
     bool told;                    /* saw.label is what it serves now, as far as it says */
     bool refused[FLEET_REFUSALS]; /* our key was, and has not been taken since */
     unsigned n_misses;            /* in a row */
@@ -51,9 +52,9 @@ struct fleet {
     size_t n, min_ready;
     struct line lines[FLEET_LANES];
     size_t turn; /* where the search for the least loaded begins: equals take turns */
-    uint64_t serial, epoch;
+    uint64_t serial, epoch, still_order;
     char label[FLEET_LABEL_MAX + 1]; /* of the version that is decided */
-    bool decided, updating, closed, needs_outfit;
+    bool decided, updating, still, closed, needs_outfit;
 
     struct fleet_cfg cfg; /* immutable */
 };
@@ -81,7 +82,7 @@ static inline bool fleet_is_fit(const struct upstream *u)
 
 static inline bool fleet_in_rotation(const struct upstream *u)
 {
-    return fleet_is_sound(u) && !u->removed && u->saw.unready[0] == '\0' &&
+    return fleet_is_sound(u) && !u->removed && !u->strayed && u->saw.unready[0] == '\0' &&
            u->n_silent < FLEET_SILENT_MAX && !u->refused[FLEET_REFUSED_STATUS] &&
            !u->refused[FLEET_REFUSED_WORK] && fleet_is_fit(u);
 }
@@ -124,7 +125,8 @@ bool fleet_undecided_locked(const struct fleet *f, struct err *e);
 
 /* ---- fleet_outfit.c ---- */
 
-/* fleet_blame_unfit_locked - that one lacks something is told where nothing worse is. */
+/* fleet_blame_unfit_locked - that one lacks something, is not as still as the others, or refuses
+ * our key, is told where nothing worse is. */
 void fleet_blame_unfit_locked(struct fleet *f);
 
 /* ---- fleet_moves.c ---- */

@@ -6,12 +6,13 @@ Usage: as fleet_control.py.
 import http.client
 import json
 import os
+import signal
 import threading
 
 import fleet_control
 from fake_engine_world import events, finish_of
 from fleet_control import BROADCAST, LABELS, WHICH, Fleet, ok_of, refused, told
-from fleet_world import until
+from fleet_world import Server, until
 
 fleet_control.TIMEOUT_MS = 120000  # an update may hang for as long as it likes
 OTHER = os.path.join(fleet_control.WORK, "other")
@@ -51,9 +52,10 @@ def wait_all(f):
 def one_token(f, model):
     """Its status, by the adapter's name as each dialect has it."""
     if f.doubles[0].dialect == "sglang":
-        return f.front.ask("POST", "/generate", {"input_ids": [1], "lora_path": model,
-                                                 "sampling_params": {"max_new_tokens": 1}})
-    return f.front.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1, "model": model})
+        return f.front.ask("POST", "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1},
+                                                 **({} if model is None else {"lora_path": model})})
+    return f.front.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1,
+                                                   **({} if model is None else {"model": model})})
 
 
 class Askers:
@@ -328,6 +330,71 @@ def sleep_hangs():
         assert status >= 500 and ok_of(said) == [True, False, True], said
 
 
+def back_while_still():
+    """Nobody has told it to stand still: before the first update too it serves only when the others go on."""
+    for stop, go in (("/v1/pause", "/v1/resume"), ("/v1/sleep", "/v1/wake")):
+        with Fleet(*[WHICH] * 3, min_ready=2) as f:
+            d = f.doubles[1]
+            f.front.post(stop)
+            restart(f, d)
+            until(lambda: f"it is told: {of(f, d)}", lambda: of(f, d)["state"] == "unsynced")
+            f.stays("serving", "unsynced", "serving")
+            assert "when they go on" in of(f, d)["error"]["message"], of(f, d)
+            f.front.post(go)
+            f.wait(*["serving"] * 3)
+            assert f.pauses() == [None] * 3
+
+
+def removed_while_paused():
+    """What runs there goes on with the others, and ends."""
+    names = os.path.join(fleet_control.WORK, "upstreams")
+    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+        f.front.__exit__(None)
+        urls = [f"{d.url},{d.dialect}" for d in f.doubles]
+
+        def write(urls):
+            with open(names, "w", encoding="utf-8") as file:
+                file.write("\n".join(urls) + "\n")
+            os.chmod(names, 0o600)
+        write(urls)
+        f.front = Server(fleet_control.BATON, fleet_control.LOG, "--upstream-file", names, "--probe-interval", 30,
+                         "--min-ready", 1, "--dialects", "all")
+        f.wait("serving", "serving")
+        f.front.post("/v1/pause")
+        said = []
+        threads = [threading.Thread(target=lambda: said.append(one_token(f, None)[0]), daemon=True) for _ in range(2)]
+        for t in threads:
+            t.start()
+        until("both wait", lambda: [of(f, d)["outstanding"]["generate"] for d in f.doubles] == [1] * 2)
+        write(urls[:1])
+        f.front.process.send_signal(signal.SIGHUP)
+        until("it is removed", lambda: f.doubles[1].url not in f.front.upstreams() or
+              of(f, f.doubles[1])["state"] == "removed")
+        assert all(ok_of(f.front.post("/v1/resume")))
+        for t in threads:
+            t.join()
+        assert said == [200] * 2 and f.pauses() == [None] * 2, said
+
+
+def named_within_update():
+    """What serves is half of another version then: it has no name that could be changed."""
+    if WHICH == "baton":  # which serves the whole one until the end
+        return
+    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+        f.update_all()
+        label = next(LABELS)
+        mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
+        f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+        said = refused(f, 409, "POST", "/v1/weights/label", {"weight_version": "another"}, "conflict")
+        assert mine["update_id"] in said["error"]["message"], said
+        f.stays("serving", "serving")
+        assert f.front.post("/v1/update_weights/finish", mine)["weight_version"] == label
+        f.stays("serving", "serving")
+        f.front.post("/v1/weights/label", {"weight_version": "another"})
+        assert f.versions() == ["another"] * 2
+        f.stays("serving", "serving")
+
+
 def wake_hangs():
     """Beside an update, which can be given up."""
     with Fleet(*[WHICH] * 3, min_ready=2) as f:
@@ -444,7 +511,8 @@ def main():
         for p in (loaded_again, told_meanwhile, unloaded_instead, unload_of_none, away_at_load, failed_half, by_tensors,
                   changed_on_disk, gone_from_disk):
             told(p.__name__, p, f)
-    for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs):
+    for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs,
+              back_while_still, removed_while_paused, named_within_update):
         told(p.__name__, p)
 
 

@@ -67,6 +67,23 @@ static void test_another_process_has_nothing(void **state)
     fleet_adapters_fini(&fa);
 }
 
+/* It was taken away while it was being asked for: which was first nobody knows. */
+static void test_what_was_lost_meanwhile_is_asked_for_again(void **state)
+{
+    struct fleet_adapters fa = {0};
+    struct fleet_fit f;
+
+    (void)state;
+    (void)put(&fa, "x", true, has(THIS, NONE, THIS));
+    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    fleet_adapters_know(&fa, "x", has(THIS, NONE, THIS));
+    fleet_adapters_end(&fa, 1, &f, THIS);
+    assert_bars(&fa, false, true, false);
+    fit(&fa, 1, "x", THIS);
+    assert_bars(&fa, false, false, false);
+    fleet_adapters_fini(&fa);
+}
+
 static void test_what_cannot_be_made_again_waits(void **state)
 {
     struct fleet_adapters fa = {0};
@@ -199,6 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_another_process_has_nothing),
+        cmocka_unit_test(test_what_was_lost_meanwhile_is_asked_for_again),
         cmocka_unit_test(test_what_cannot_be_made_again_waits),
         cmocka_unit_test(test_refused_by_all_keeps_nobody_away),
         cmocka_unit_test(test_gone_is_unloaded_where_it_may_be),

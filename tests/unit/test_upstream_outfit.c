@@ -140,6 +140,51 @@ static void test_lives_are_never_the_same(void **state)
     fleet_free(f);
 }
 
+/* Out for every reason there is: it is back with the last one's end, whichever that is. */
+static void test_it_is_back_when_the_last_reason_is_gone(void **state)
+{
+    enum { LACKS, FENCED, STILL, KEY, N_REASONS };
+    const bool done[FLEET_MAX] = {true, true};
+    struct err why = {0}, key = {0};
+
+    (void)state;
+    (void)err_set(&why, ERR_UNSYNCED, "", "half of an update is in it");
+    (void)err_set(&key, ERR_UPSTREAM_KEY, "", "it refuses the key");
+    for (int first = 0; first < N_REASONS; first++) {
+        struct fleet *f = new_fleet();
+
+        hear(f, 0, "p1", "v");
+        hear(f, 1, "q1", "v");
+        fleet_needs_outfit(f);
+        fleet_still(f, true, 1);
+        hear(f, 0, "p2", "w");
+        fleet_fence(f, 0, &why);
+        fleet_refused(f, 0, FLEET_REFUSED_WORK, &key);
+        for (int k = 0; k < N_REASONS; k++) {
+            assert_false(fleet_serves(f, 0));
+            assert_int_not_equal(info_of(f, 0).error.code, ERR_NONE);
+            switch ((first + k) % N_REASONS) {
+            case LACKS:
+                outfit(f, info_of(f, 0).n_lives, 1, NULL);
+                break;
+            case FENCED: /* and out of step */
+                (void)fleet_committed(f, "x", done);
+                break;
+            case STILL:
+                fleet_still(f, false, 2);
+                break;
+            default:
+                fleet_admitted(f, 0);
+            }
+            hear(f, 0, "p2", "x");
+        }
+        assert_true(fleet_serves(f, 0));
+        assert_string_equal(info_of(f, 0).state, "serving");
+        assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
+        fleet_free(f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -147,6 +192,7 @@ int main(void)
         cmocka_unit_test(test_what_was_known_before_is_not_believed),
         cmocka_unit_test(test_weights_are_not_all),
         cmocka_unit_test(test_lives_are_never_the_same),
+        cmocka_unit_test(test_it_is_back_when_the_last_reason_is_gone),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -146,6 +146,85 @@ static void test_another_process_must_say_what_it_has(void **cmocka_state)
     fleet_free(f);
 }
 
+/* Labels are not judged while an update is under way; that another process answers is seen. */
+static void test_a_restart_within_an_update_is_out(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    hear(f, 0, "p", "a");
+    hear(f, 1, "p", "a");
+    fleet_updating(f, true);
+    hear(f, 0, "p", "half-way");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "q", "b");
+    assert_string_equal(state(f, 0), "unsynced");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "restarted"));
+    fleet_updating(f, false);
+    assert_string_equal(state(f, 0), "unsynced");
+    hear(f, 0, "q", "a");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+/* Whoever configures it again does not make its weights whole. */
+static void test_who_is_added_again_stays_fenced(void **cmocka_state)
+{
+    static const char *const names[] = {"http://a", "http://b"};
+    struct fleet *f = fleet_named(names, 2);
+    struct err why = {0};
+
+    (void)cmocka_state;
+    (void)err_set(&why, ERR_UNSYNCED, "", "half of an update is in it");
+    fleet_fence(f, 1, &why);
+    fleet_remove(f, 1);
+    fleet_add(f, 1, "http://b");
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "fenced");
+    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){true, true});
+    assert_string_equal(state(f, 1), "serving");
+    fleet_fence(f, 1, &why);
+    fleet_remove(f, 1);
+    fleet_add(f, 1, "http://c"); /* another has nothing of it */
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_free(f);
+}
+
+/* Whoever did not hear that all stand still would be the only one that does not. */
+static void test_who_was_not_told_to_stand_still_waits(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    miss(f, 3, true);
+    fleet_still(f, true, 1);
+    states(f, EACH("serving", "serving", "serving", "down"));
+    hear(f, 3, "p", "");
+    hear(f, 2, "q", "");
+    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    fleet_info(f, 2, &info);
+    assert_non_null(strstr(info.error.msg, "when they go on"));
+    fleet_stands_still(f, 2, info.n_lives - 1); /* the process before */
+    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    fleet_stands_still(f, 2, info.n_lives);
+    states(f, EACH("serving", "serving", "serving", "unsynced"));
+    hear(f, 2, "r", "");
+    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    fleet_still(f, false, 3);
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    fleet_info(f, 2, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    fleet_still(f, true, 2); /* of before */
+    hear(f, 2, "s", "");
+    assert_string_equal(state(f, 2), "serving");
+    fleet_free(f);
+}
+
 /* keys and silence */
 
 static void refuse_key(struct fleet *f, size_t i, enum fleet_refusal what)
@@ -188,6 +267,28 @@ static void test_who_refuses_our_key_gets_nothing(void **cmocka_state)
     fleet_info(f, 0, &info);
     assert_int_equal(info.error.code, ERR_NONE);
     fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+/* What is wrong with one that takes our key again is something else. */
+static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    refuse_key(f, 0, FLEET_REFUSED_STATUS);
+    hear(f, 0, "p", "b");
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.state, "unsynced");
+    assert_non_null(strstr(info.error.msg, "it serves weights 'b'"));
+    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){false, true, true, true});
+    refuse_key(f, 0, FLEET_REFUSED_STATUS);
+    hear(f, 0, "p", "b");
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.state, "unsynced");
+    assert_null(strstr(info.error.msg, "key"));
+    assert_int_equal(info.error.code, ERR_UNSYNCED);
     fleet_free(f);
 }
 
@@ -273,7 +374,11 @@ int main(void)
         cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
         cmocka_unit_test(test_who_cannot_serve_has_no_vote),
         cmocka_unit_test(test_another_process_must_say_what_it_has),
+        cmocka_unit_test(test_a_restart_within_an_update_is_out),
+        cmocka_unit_test(test_who_is_added_again_stays_fenced),
+        cmocka_unit_test(test_who_was_not_told_to_stand_still_waits),
         cmocka_unit_test(test_who_refuses_our_key_gets_nothing),
+        cmocka_unit_test(test_a_key_that_is_taken_again_is_no_reason),
         cmocka_unit_test(test_who_never_says_what_it_serves_leaves),
         cmocka_unit_test(test_each_change_of_a_state_is_told),
         cmocka_unit_test(test_who_flaps_is_told_of_so_often_and_no_more),
