@@ -174,11 +174,16 @@ static void reap(struct ncclComm *c)
 
 ncclResult_t fake_start(ncclComm_t comm, struct fake_work *work, ncclResult_t forced)
 {
+    int was = ncclSuccess;
+
     reap(comm);
+    if (!atomic_compare_exchange_strong(&comm->state, &was, ncclInProgress)) {
+        free(work);
+        return was; /* work under way has met an error since the call was let in: it stays */
+    }
     comm->work = work;
     comm->forced = forced;
     atomic_store(&comm->job_done, false);
-    atomic_store(&comm->state, ncclInProgress);
     if (comm->blocking) {
         (void)run_job(comm);
         return atomic_load(&comm->state);
