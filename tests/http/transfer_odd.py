@@ -273,7 +273,7 @@ def progress_has_a_rate(world, server, trainer):
 
         def has_come():
             seen.update(server.ask("GET", "/v1/status").body["update"])
-            return seen["nbytes_done"] > 0
+            return seen["n_tensors_done"] > 0
 
         until(has_come, "no progress is told")
         must(seen["nbytes_done"] == first.nbytes and seen["n_tensors_done"] == 1 and
