@@ -3,7 +3,6 @@
 Usage: as fleet_control.py.
 """
 
-import http.client
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import threading
 
 import fleet_control
 from fake_engine_world import events, finish_of
-from fleet_control import BROADCAST, LABELS, WHICH, Fleet, ok_of, refused, told
+from fleet_control import BROADCAST, LABELS, WHICH, Fleet, ok_of, reboot, refused, told
 from fleet_world import Server, until
 
 fleet_control.TIMEOUT_MS = 120000  # an update may hang for as long as it likes
@@ -24,15 +23,9 @@ BY_TENSORS = {"lora_name": "sent", "names": ["a"], "dtypes": ["float32"], "shape
 
 def restart(f, d):
     """Seen: it does not answer before, and until it is another process. Another fault stays ordered."""
-    boots = d.state()["boots"]
     d.order("who", "close_before", times=0)
     until("it is down", lambda: of(f, d)["state"] in ("down", "fenced"))
-    d.order("GET /health", "restart", ms=1)
-    try:
-        d.ask("GET", "/health")
-    except (OSError, http.client.HTTPException):
-        pass
-    d.wait_back(lambda: d.state()["boots"] > boots)
+    reboot(d)
     d.good("DELETE", "/fault?on=who")
 
 

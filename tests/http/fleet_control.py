@@ -4,6 +4,7 @@ Usage: fleet_control.py BATON FAKE_ENGINE LOG CLIENT_DIR WORK baton|vllm|sglang|
 """
 
 import itertools
+import http.client
 import json
 import os
 import struct
@@ -25,6 +26,17 @@ BROADCAST = dict(COLUMNS, transport="nccl")
 JOIN = {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500}
 FILE = os.path.join(WORK, "two.safetensors")
 LABELS = (f"step-{i}" for i in itertools.count(1))
+
+
+def reboot(d, ms=1):
+    """Another process of it, which was away for that long."""
+    boots = d.state()["boots"]
+    d.order("GET /health", "restart", ms=ms)
+    try:
+        d.ask("GET", "/health")
+    except (OSError, http.client.HTTPException):
+        pass
+    d.wait_back(lambda: d.state()["boots"] > boots)
 
 
 class Fleet:

@@ -3,13 +3,12 @@
 Usage: as fleet_control.py.
 """
 
-import http.client
 import json
 import threading
 import time
 
 import fleet_control
-from fleet_control import BROADCAST, JOIN, LABELS, RANKS, WHICH, Fleet, mend, ok_of, refused, told
+from fleet_control import BROADCAST, JOIN, LABELS, RANKS, WHICH, Fleet, mend, ok_of, reboot, refused, told
 from fleet_world import until
 
 fleet_control.TIMEOUT_MS = 4000  # longer than what is only slow here
@@ -55,13 +54,7 @@ def false_words(f):
 
 def restart(d, ms=1):
     """Now, and away for that long."""
-    boots = d.state()["boots"]
-    d.order("GET /health", "restart", ms=ms)
-    try:
-        d.ask("GET", "/health")
-    except (OSError, http.client.HTTPException):
-        pass
-    d.wait_back(lambda: d.state()["boots"] > boots)
+    reboot(d, ms)
     d.good("DELETE", "/journal")
 
 
