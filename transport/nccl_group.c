@@ -77,10 +77,24 @@ static void log_stuck_locked(struct nccl_group *g)
     mtx_lock(&g->lock);
 }
 
+/* No communicator is left: whoever has one has a reference. */
+static void leave_sockets(const struct nccl_group *g)
+{
+    struct log_rec r;
+    unsigned n = nccl_sockets_leave(&g->sockets, g->has_joined);
+
+    if (n == 0)
+        return;
+    log_begin(&r, LOG_INFO, "nccl.forgotten");
+    log_u64(&r, "listeners", n);
+    log_end(&r);
+}
+
 void group_unref(struct nccl_group *g)
 {
     if (atomic_fetch_sub_explicit(&g->n_refs, 1, memory_order_acq_rel) > 1)
         return;
+    leave_sockets(g);
     cnd_fini(&g->changed);
     mtx_fini(&g->lock);
     free(g->members);
@@ -160,7 +174,7 @@ static void hang_up_locked(struct nccl_group *g)
         return;
     g->hung_up = true;
     mtx_unlock(&g->lock);
-    n = nccl_sockets_hang_up(&g->others);
+    n = nccl_sockets_hang_up(&g->sockets);
     log_begin(&r, LOG_WARN, "nccl.hang_up");
     log_u64(&r, "connections", n);
     log_end(&r);
@@ -260,7 +274,7 @@ static int group_alloc(struct nccl_group **out, const struct nccl_group_cfg *cfg
     g->rank_offset = cfg->rank_offset;
     g->warm_up = cfg->warm_up;
     g->abort_timeout_us = cfg->abort_timeout_us > 0 ? cfg->abort_timeout_us : NCCL_ABORT_TIMEOUT_US;
-    listen_ports_now(&g->others);
+    nccl_sockets_enter(&g->sockets);
     atomic_init(&g->n_refs, 1);
     *out = g;
     return 0;
@@ -331,6 +345,8 @@ static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
     if (group_failed_locked(g))
         return refuse_locked(g, e);
     g->state = NCCL_GROUP_JOINED;
+    g->has_joined = true;
+    nccl_sockets_joined();
     return 0;
 }
 

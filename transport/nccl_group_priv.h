@@ -48,7 +48,7 @@ struct nccl_group {
     uint32_t n_pending;                 /* ranks that are not done with it */
     uint32_t n_threads, n_aborted;      /* started; whose communicator is no more */
     uint32_t n_quiet, n_ended; /* ... whose stream is done; which use their device no more */
-    bool join_called;
+    bool join_called, has_joined;
     bool hung_up; /* on the peers, once: an abort took too long */
     bool stuck_logged;
     uint64_t nbytes_received, n_broadcasts;
@@ -57,7 +57,7 @@ struct nccl_group {
     uint32_t n_ranks, world_size, rank_offset;
     bool warm_up;
     uint64_t abort_timeout_us;
-    struct listen_ports others; /* of this process, before the group was begun */
+    struct nccl_sockets sockets; /* entered for the group's life */
     char version[NCCL_VERSION_TEXT_MAX];
     struct member *members; /* owned; [n_ranks] */
 

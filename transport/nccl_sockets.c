@@ -4,15 +4,22 @@
  * left alone: their two ends are aborted anyway, and need them for that. */
 #include "transport/nccl_sockets.h"
 
+#include "base/mtx.h"
+
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+/* The process's, as its descriptors and libnccl's are. */
+static struct mtx lock = {.m = PTHREAD_MUTEX_INITIALIZER, .rank = MTX_LEAF};
+static unsigned n_groups;      /* under the lock: that entered and have not left */
+static atomic_bool has_joined; /* one of them, ever */
 
 static bool has_port(const struct listen_ports *p, uint16_t port)
 {
@@ -88,10 +95,45 @@ static void note_listener(void *arg, int fd, const struct tcp *s)
         add_port(arg, s->local);
 }
 
-void listen_ports_now(struct listen_ports *out)
+void nccl_sockets_enter(struct nccl_sockets *out)
 {
     memset(out, 0, sizeof *out);
-    each_tcp(note_listener, out);
+    out->is_whole = atomic_load(&has_joined);
+    mtx_lock(&lock); /* a group that leaves takes none of this one's listeners for its own */
+    n_groups++;
+    each_tcp(note_listener, &out->others);
+    mtx_unlock(&lock);
+}
+
+void nccl_sockets_joined(void)
+{
+    atomic_store(&has_joined, true);
+}
+
+struct forgotten {
+    const struct listen_ports *others;
+    unsigned n;
+};
+
+/* Nobody knows its number any more, and so nobody closes it meanwhile. */
+static void close_forgotten(void *arg, int fd, const struct tcp *s)
+{
+    struct forgotten *f = arg;
+
+    if (s->listens && !has_port(f->others, s->local))
+        f->n += close(fd) == 0;
+}
+
+unsigned nccl_sockets_leave(const struct nccl_sockets *s, bool joined)
+{
+    struct forgotten f = {.others = &s->others};
+
+    mtx_lock(&lock);
+    n_groups--;
+    if (n_groups == 0 && s->is_whole && !joined)
+        each_tcp(close_forgotten, &f);
+    mtx_unlock(&lock);
+    return f.n;
 }
 
 struct hang_up {
@@ -133,9 +175,9 @@ static void hang_up(void *arg, int fd, const struct tcp *s)
         (void)close(own);
 }
 
-unsigned nccl_sockets_hang_up(const struct listen_ports *others)
+unsigned nccl_sockets_hang_up(const struct nccl_sockets *s)
 {
-    struct hang_up h = {.others = others};
+    struct hang_up h = {.others = &s->others};
 
     each_tcp(note_listener, &h.listeners);
     each_tcp(note_caller, &h);

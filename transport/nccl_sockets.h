@@ -1,11 +1,17 @@
-/* NCCL's connections with other processes, which it keeps to itself.
+/* NCCL's sockets, which it keeps to itself: those that other processes have connected, and those
+ * that it forgets.
  *
- * Aborting a communicator does not end before each of them is closed by the other side: libnccl's
- * proxy thread goes on serving whoever is connected. A trainer that was killed closes its own; one
- * that is stopped, or hangs, never does. */
+ * Aborting a communicator does not end before each of its connections is closed by the other side:
+ * libnccl's proxy thread goes on serving whoever is connected. A trainer that was killed closes its
+ * own; one that is stopped, or hangs, never does.
+ *
+ * A rank whose trainer dies before the ranks know of each other leaves two listeners open for ever
+ * when it is aborted (2.28.9, bootstrapInit: seen by the calls that opened them, of 12 such groups
+ * 24 listeners). libnccl has no way to be told, so they are closed here. */
 #ifndef BATON_TRANSPORT_NCCL_SOCKETS_H
 #define BATON_TRANSPORT_NCCL_SOCKETS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* TCP ports at which this process listens. */
@@ -13,14 +19,34 @@ struct listen_ports {
     uint8_t bits[(UINT16_MAX + 1) / 8];
 };
 
-/* listen_ports_now - those of this moment. Threads: any. Blocks: while /proc/self/fd is read; one
- * that cannot be read has none. */
-void listen_ports_now(struct listen_ports *out);
+/* A group's stay in this process; filled by nccl_sockets_enter. */
+struct nccl_sockets {
+    struct listen_ports others; /* that were there before */
+    bool is_whole;              /* among them those that libnccl keeps as long as the process: it
+                                   has opened them by the time a first group has joined */
+};
 
-/* nccl_sockets_hang_up - shut down what other processes have connected to listeners that are not
- * among `others`: those that were there before the group was.
+/* nccl_sockets_enter - note what there is before a group is begun; each is left once.
+ * Threads: any, no lock held. Blocks: while /proc/self/fd is read; one that cannot be read has no
+ * listeners. */
+void nccl_sockets_enter(struct nccl_sockets *out);
+
+/* nccl_sockets_joined - a group of this process has joined. Threads: any. */
+void nccl_sockets_joined(void);
+
+/* nccl_sockets_leave - the group that entered is over, and libnccl has returned from aborting all
+ * that was its own. Where it never joined, listeners that came after it entered are closed: if a
+ * group had joined before it, since the first one leaves listeners that libnccl needs, and if no
+ * other group is there, since these may be that one's. Nothing else of the process may begin to
+ * listen while a group is there.
+ * Threads: any, no lock held. Blocks: as above.
+ * Returns: how many were closed. */
+unsigned nccl_sockets_leave(const struct nccl_sockets *s, bool joined);
+
+/* nccl_sockets_hang_up - shut down what other processes have connected to listeners that came after
+ * the group entered.
  * Threads: any, no lock held. Blocks: as above.
  * Returns: how many. */
-unsigned nccl_sockets_hang_up(const struct listen_ports *others);
+unsigned nccl_sockets_hang_up(const struct nccl_sockets *s);
 
 #endif

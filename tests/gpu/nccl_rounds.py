@@ -21,6 +21,7 @@ SOUND_EVERY = 10  # a round in which nobody is disturbed
 MAPPED_EVERY = 25  # a round after which the bytes are looked at by mapping them
 N_READY = 3  # trainers that are made ready while one is played with
 POKE_S = 0.3  # how long some of the stopped stay stopped
+SETTLED_S = 120  # NCCL's RAS tries for a minute and more to reach trainers that are dead
 SLACKS = {"gpu_used": 64 << 20, "fds": 0, "threads": 0}
 
 
@@ -197,7 +198,7 @@ def no_growth(checks, args, server, before, open_before):
         return all(now[k] - before[k] <= slack for k, slack in SLACKS.items()) and now
 
     try:
-        after = world.until(settled, "everything comes back", 20)
+        after = world.until(settled, "everything comes back", SETTLED_S)
     except AssertionError:
         after = usage(args, server)
     print(f"    before {before}\n    after  {after}", flush=True)
@@ -228,7 +229,8 @@ def play_rounds(checks, args, server, specs):
             n += 1
             play.round(pool, sound=n % SOUND_EVERY == 0)
             if n % 20 == 0:
-                print(f"    {n} rounds, {time.monotonic() - began:.0f} s", flush=True)
+                used = {**server.usage(), "after_s": round(time.monotonic() - began)}
+                print(f"    {n} rounds: {used}", flush=True)
         for _ in nccl.FORMS:
             play.round(pool, sound=True)
     print(f"    {statistics.mean(play.times):.2f} s a round, {max(play.times):.2f} s the longest")

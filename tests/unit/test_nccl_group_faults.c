@@ -2,10 +2,7 @@
  * of NCCL and of the driver failed by name; ends at random points; aborts that do not come back. */
 #include "tests/unit/group_fixture.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 enum {
     NBYTES = 600000,
@@ -502,66 +499,6 @@ static void *run_free(void *arg)
 
 /* The last of the tests: from here on no abort sticks any more. Three groups at once: one in a
  * receive, one that was left, one that is freed. */
-/* A listener, and both ends of a connection with it. */
-struct connection {
-    int listener, caller, called;
-};
-
-static struct connection connect_to_self(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    struct connection c = {.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
-                           .caller = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-
-    assert_int_equal(bind(c.listener, (struct sockaddr *)&at, len), 0);
-    assert_int_equal(listen(c.listener, 1), 0);
-    assert_int_equal(getsockname(c.listener, (struct sockaddr *)&at, &len), 0);
-    assert_int_equal(connect(c.caller, (struct sockaddr *)&at, len), 0);
-    c.called = accept4(c.listener, NULL, NULL, SOCK_CLOEXEC);
-    assert_true(c.called >= 0);
-    return c;
-}
-
-static void check_connected(const struct connection *c)
-{
-    char byte = 'x';
-
-    assert_int_equal(send(c->caller, &byte, 1, MSG_NOSIGNAL), 1);
-    assert_int_equal(recv(c->called, &byte, 1, 0), 1);
-    assert_int_equal(send(c->called, &byte, 1, MSG_NOSIGNAL), 1);
-    assert_int_equal(recv(c->caller, &byte, 1, 0), 1);
-    (void)close(c->listener);
-    (void)close(c->caller);
-    (void)close(c->called);
-}
-
-/* libnccl serves whoever is connected until they hang up; one that is stopped never does. */
-static void test_a_trainer_that_is_stopped_is_hung_up_on(void **state)
-{
-    struct memory m = memory_new();
-    struct nccl_group *g;
-    struct nfx_peer peer;
-    struct progress p;
-    struct err e = {0};
-    struct connection other;
-
-    (void)state;
-    other = connect_to_self();
-    (void)setenv("FAKENCCL_ABORT_AWAITS_PEERS", "1", 1);
-    g = gfx_joined(&peer, NULL, 2, true);
-    (void)unsetenv("FAKENCCL_ABORT_AWAITS_PEERS");
-    assert_int_equal(kill(peer.pid, SIGSTOP), 0);
-    p = gfx_within(SOON_US);
-    assert_int_equal(gfx_receive(g, m.dst, NBYTES, &p, &e), -1);
-    assert_int_equal(e.code, ERR_TIMEOUT);
-    assert_int_equal(gfx_info(g).state, NCCL_GROUP_FAILED);
-    nccl_group_free(g);
-    check_connected(&other);
-    (void)nfx_end(&peer, true);
-    memory_drop(&m);
-}
-
 static void test_an_abort_that_sticks_is_told(void **state)
 {
     struct memory m = memory_new();
@@ -618,7 +555,6 @@ int main(int argc, char **argv)
         GFX_TEST(test_ends_at_random_points),
         GFX_TEST(test_a_gpu_that_hangs),
         GFX_TEST(test_a_gpu_that_hangs_at_the_end),
-        GFX_TEST(test_a_trainer_that_is_stopped_is_hung_up_on),
         GFX_TEST(test_an_abort_that_sticks_is_told),
     };
 

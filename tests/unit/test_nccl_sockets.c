@@ -1,5 +1,5 @@
-/* transport/nccl_sockets: which connections are hung up on, and that none is taken for another
- * whose number it got. Who connects is a process of its own: connections within this one are left
+/* transport/nccl_sockets: which connections are hung up on, that none is taken for another whose
+ * number it got, and which listeners are closed when. Who connects is a process of its own: connections within this one are left
  * alone.
  */
 #include "transport/nccl_sockets.h"
@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -64,9 +65,9 @@ static void caller(const struct sockaddr_in *client, const struct sockaddr_in *g
 }
 
 struct world {
-    struct listen_ports others; /* with the client's listener, without the group's */
-    int listeners[2];           /* the client's, the group's */
-    int client, group;          /* accepted there */
+    struct nccl_sockets sockets; /* entered with the client's listener, without the group's */
+    int listeners[2];            /* the client's, the group's */
+    int client, group;           /* accepted there */
     pid_t pid;
 };
 
@@ -76,7 +77,7 @@ static struct world world_new(void)
     struct world w;
 
     w.listeners[0] = listener(&at[0]);
-    listen_ports_now(&w.others);
+    nccl_sockets_enter(&w.sockets);
     w.listeners[1] = listener(&at[1]);
     w.pid = fork();
     assert_true(w.pid >= 0);
@@ -100,6 +101,7 @@ static void world_end(const struct world *w)
 {
     int status = -1;
 
+    assert_int_equal(nccl_sockets_leave(&w->sockets, false), 0); /* none has joined: all stay */
     (void)shutdown(w->client, SHUT_RDWR);
     assert_int_equal(waitpid(w->pid, &status, 0), w->pid);
     assert_int_equal(status, 0);
@@ -115,7 +117,7 @@ static void test_only_the_groups_are_hung_up_on(void **state)
     char byte;
 
     (void)state;
-    assert_int_equal(nccl_sockets_hang_up(&w.others), 1);
+    assert_int_equal(nccl_sockets_hang_up(&w.sockets), 1);
     assert_int_equal(recv(w.group, &byte, 1, 0), 0);
     assert_true(client_is_connected(&w));
     world_end(&w);
@@ -134,7 +136,7 @@ static void test_a_number_that_became_a_clients_is_left_alone(void **state)
         swap.number = w.group;
         swap.other = w.client;
         swap.left = look;
-        (void)nccl_sockets_hang_up(&w.others);
+        (void)nccl_sockets_hang_up(&w.sockets);
         swapped = swap.left <= 0;
         swap.number = -1;
         assert_true(client_is_connected(&w));
@@ -143,11 +145,70 @@ static void test_a_number_that_became_a_clients_is_left_alone(void **state)
     }
 }
 
+static bool is_open(int fd)
+{
+    return fcntl(fd, F_GETFD) >= 0;
+}
+
+/* A group's life with one listener of its own. Returns: is that one closed? It is in the end. */
+static bool life_closes_its_listener(bool joined)
+{
+    struct nccl_sockets s;
+    struct sockaddr_in at;
+    bool closed;
+    int fd;
+
+    nccl_sockets_enter(&s);
+    fd = listener(&at);
+    if (joined)
+        nccl_sockets_joined();
+    closed = nccl_sockets_leave(&s, joined) == 1;
+    assert_true(is_open(fd) == !closed);
+    if (!closed)
+        (void)close(fd);
+    return closed;
+}
+
+static void test_listeners_are_closed_once_a_group_had_joined_before(void **state)
+{
+    struct sockaddr_in at;
+    int others = listener(&at);
+
+    (void)state;
+    assert_false(life_closes_its_listener(false));
+    assert_false(life_closes_its_listener(true)); /* as long as the process */
+    assert_true(life_closes_its_listener(false));
+    assert_false(life_closes_its_listener(true));
+    assert_true(is_open(others));
+    (void)close(others);
+}
+
+static void test_listeners_stay_while_another_group_is_there(void **state)
+{
+    struct nccl_sockets first, second;
+    struct sockaddr_in at;
+    int fds[2];
+
+    (void)state;
+    nccl_sockets_joined();
+    nccl_sockets_enter(&first);
+    fds[0] = listener(&at);
+    nccl_sockets_enter(&second);
+    fds[1] = listener(&at);
+    assert_int_equal(nccl_sockets_leave(&first, false), 0);
+    assert_true(is_open(fds[0]) && is_open(fds[1]));
+    assert_int_equal(nccl_sockets_leave(&second, false), 1);
+    assert_true(is_open(fds[0]) && !is_open(fds[1]));
+    (void)close(fds[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_only_the_groups_are_hung_up_on),
         cmocka_unit_test(test_a_number_that_became_a_clients_is_left_alone),
+        cmocka_unit_test(test_listeners_are_closed_once_a_group_had_joined_before),
+        cmocka_unit_test(test_listeners_stay_while_another_group_is_there),
     };
 
     return cmocka_run_group_tests_name("nccl_sockets", tests, NULL, NULL);
