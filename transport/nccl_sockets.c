@@ -69,15 +69,15 @@ static bool tcp_of(int fd, struct tcp *out)
     return true;
 }
 
-/* Calls fn for every TCP socket of the process. */
-static void each_tcp(void (*fn)(void *arg, int fd, const struct tcp *s), void *arg)
+/* Calls fn for every TCP socket of the process. Returns: could they be seen? */
+static bool each_tcp(void (*fn)(void *arg, int fd, const struct tcp *s), void *arg)
 {
     DIR *dir = opendir("/proc/self/fd");
     const struct dirent *entry;
     struct tcp s;
 
     if (dir == NULL)
-        return;
+        return false;
     while ((entry = readdir(dir)) != NULL) {
         char *end;
         long fd = strtol(entry->d_name, &end, 10);
@@ -86,6 +86,7 @@ static void each_tcp(void (*fn)(void *arg, int fd, const struct tcp *s), void *a
             fn(arg, (int)fd, &s);
     }
     (void)closedir(dir);
+    return true;
 }
 
 static void note_listener(void *arg, int fd, const struct tcp *s)
@@ -101,7 +102,7 @@ void nccl_sockets_enter(struct nccl_sockets *out)
     out->is_whole = atomic_load(&has_joined);
     mtx_lock(&lock); /* a group that leaves takes none of this one's listeners for its own */
     n_groups++;
-    each_tcp(note_listener, &out->others);
+    out->is_whole &= each_tcp(note_listener, &out->others);
     mtx_unlock(&lock);
 }
 
@@ -112,15 +113,26 @@ void nccl_sockets_joined(void)
 
 struct forgotten {
     const struct listen_ports *others;
+    struct listen_ports ports; /* of listeners that came after */
     unsigned n;
 };
 
-/* Nobody knows its number any more, and so nobody closes it meanwhile. */
+static void note_forgotten(void *arg, int fd, const struct tcp *s)
+{
+    struct forgotten *f = arg;
+
+    (void)fd;
+    if (s->listens && !has_port(f->others, s->local))
+        add_port(&f->ports, s->local);
+}
+
+/* The listener, and what was accepted there. Nobody knows their numbers any more, and so nobody
+ * closes them meanwhile. */
 static void close_forgotten(void *arg, int fd, const struct tcp *s)
 {
     struct forgotten *f = arg;
 
-    if (s->listens && !has_port(f->others, s->local))
+    if (has_port(&f->ports, s->local))
         f->n += close(fd) == 0;
 }
 
@@ -130,8 +142,10 @@ unsigned nccl_sockets_leave(const struct nccl_sockets *s, bool joined)
 
     mtx_lock(&lock);
     n_groups--;
-    if (n_groups == 0 && s->is_whole && !joined)
-        each_tcp(close_forgotten, &f);
+    if (n_groups == 0 && s->is_whole && !joined) {
+        (void)each_tcp(note_forgotten, &f);
+        (void)each_tcp(close_forgotten, &f);
+    }
     mtx_unlock(&lock);
     return f.n;
 }
@@ -179,8 +193,8 @@ unsigned nccl_sockets_hang_up(const struct nccl_sockets *s)
 {
     struct hang_up h = {.others = &s->others};
 
-    each_tcp(note_listener, &h.listeners);
-    each_tcp(note_caller, &h);
-    each_tcp(hang_up, &h);
+    (void)each_tcp(note_listener, &h.listeners);
+    (void)each_tcp(note_caller, &h);
+    (void)each_tcp(hang_up, &h);
     return h.n;
 }

@@ -181,11 +181,22 @@ class Server:
         return {"fds": len(os.listdir(f"/proc/{self.pid}/fd")), "maps": n_maps, "rss": rss}
 
     def descriptors(self):
-        """What the open ones are: "socket", "anon_inode:[eventfd]", a file's path, and how many."""
-        found = collections.Counter()
+        """What the open ones are: a TCP socket's state, "anon_inode:[eventfd]", a file's path, and
+        how many."""
+        found, tcp = collections.Counter(), self._tcp_states()
         for fd in os.listdir(f"/proc/{self.pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
-                found[re.sub(r":\[\d+\]$", "", os.readlink(f"/proc/{self.pid}/fd/{fd}"))] += 1
+                what = os.readlink(f"/proc/{self.pid}/fd/{fd}")
+                found[tcp.get(what, re.sub(r":\[\d+\]$", "", what))] += 1
+        return found
+
+    def _tcp_states(self):
+        """"socket:[inode]" -> "tcp, state 0A": as in the kernel's include/net/tcp_states.h."""
+        found = {}
+        for name in ("tcp", "tcp6"):
+            with open(f"/proc/{self.pid}/net/{name}", encoding="ascii") as f:
+                rows = [line.split() for line in f][1:]
+            found.update({f"socket:[{row[9]}]": f"tcp, state {row[3]}" for row in rows})
         return found
 
     def stop(self):

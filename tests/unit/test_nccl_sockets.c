@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdbool.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -183,6 +184,44 @@ static void test_listeners_are_closed_once_a_group_had_joined_before(void **stat
     (void)close(others);
 }
 
+/* Of a table of descriptors that is full nobody can say whose a listener is. */
+static void test_nothing_is_closed_that_was_not_seen(void **state)
+{
+    struct rlimit was, none;
+    struct nccl_sockets s;
+    struct sockaddr_in at;
+    int others = listener(&at);
+
+    (void)state;
+    nccl_sockets_joined();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    nccl_sockets_enter(&s);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    assert_int_equal(nccl_sockets_leave(&s, false), 0);
+    assert_true(is_open(others));
+    (void)close(others);
+}
+
+static void test_what_a_forgotten_listener_accepted_is_closed(void **state)
+{
+    struct world w;
+    int status;
+
+    (void)state;
+    nccl_sockets_joined();
+    w = world_new();
+    assert_int_equal(nccl_sockets_leave(&w.sockets, false), 2);
+    assert_false(is_open(w.listeners[1]) || is_open(w.group));
+    assert_true(client_is_connected(&w));
+    (void)shutdown(w.client, SHUT_RDWR);
+    assert_int_equal(waitpid(w.pid, &status, 0), w.pid);
+    assert_int_equal(status, 0);
+    (void)close(w.client);
+    (void)close(w.listeners[0]);
+}
+
 static void test_listeners_stay_while_another_group_is_there(void **state)
 {
     struct nccl_sockets first, second;
@@ -208,6 +247,8 @@ int main(void)
         cmocka_unit_test(test_only_the_groups_are_hung_up_on),
         cmocka_unit_test(test_a_number_that_became_a_clients_is_left_alone),
         cmocka_unit_test(test_listeners_are_closed_once_a_group_had_joined_before),
+        cmocka_unit_test(test_what_a_forgotten_listener_accepted_is_closed),
+        cmocka_unit_test(test_nothing_is_closed_that_was_not_seen),
         cmocka_unit_test(test_listeners_stay_while_another_group_is_there),
     };
 
