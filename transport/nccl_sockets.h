@@ -7,8 +7,9 @@
  *
  * A communicator whose ranks never knew of each other, since the trainer died or did not come, is
  * not freed by ncclCommAbort (2.28.9; told by the calls that opened and allocated what stayed, of 86
- * such groups): two listeners, what was accepted there, 1.8 MB of this process's memory and 1.1 MB
- * of the GPU's. libnccl offers no other way; the sockets are closed here, the memory stays. */
+ * such groups): two listeners, what was accepted there, rarely its socket for ranks of the same
+ * host, 1.8 MB of this process's memory and 1.1 MB of the GPU's. libnccl offers no other way; the
+ * sockets are closed here, the memory stays. */
 #ifndef BATON_TRANSPORT_NCCL_SOCKETS_H
 #define BATON_TRANSPORT_NCCL_SOCKETS_H
 
@@ -25,6 +26,7 @@ struct nccl_sockets {
     struct listen_ports others; /* that were there before */
     bool is_whole;              /* all of them, also those that libnccl keeps as long as the
                                    process: it has them since a first group joined */
+    bool has_ipc;               /* a socket for ranks of the same host was there too */
 };
 
 /* nccl_sockets_enter - note what there is before a group is begun; each is left once.
@@ -36,10 +38,11 @@ void nccl_sockets_enter(struct nccl_sockets *out);
 void nccl_sockets_joined(void);
 
 /* nccl_sockets_leave - the group that entered is over, and libnccl has returned from aborting all
- * that was its own. Where it never joined, listeners that came after it entered, and what they
- * accepted, are closed: if a group had joined before it, since the first one leaves listeners that
- * libnccl needs, and if no other group is there, since these may be that one's. Nothing else of the
- * process may begin to listen while a group is there.
+ * that was its own. Where it never joined, what is left of it is closed: listeners that came after
+ * it entered, what they accepted, and the socket for ranks of the same host. But only if a group
+ * had joined before it, since the first one leaves listeners that libnccl needs, and if no other
+ * group is there, since these may be that one's. Nothing else of the process may begin to listen
+ * while a group is there.
  * Threads: any, no lock held. Blocks: as above.
  * Returns: how many were closed. */
 unsigned nccl_sockets_leave(const struct nccl_sockets *s, bool joined);

@@ -15,8 +15,10 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -222,6 +224,36 @@ static void test_what_a_forgotten_listener_accepted_is_closed(void **state)
     (void)close(w.listeners[0]);
 }
 
+/* As ncclIpcSocketInit names it. */
+static int ipc_socket(const char *name)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+    (void)snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "%s-%d", name, (int)getpid());
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    return fd;
+}
+
+static void test_a_forgotten_socket_of_the_host_is_closed(void **state)
+{
+    struct nccl_sockets s;
+    int forgotten, other;
+
+    (void)state;
+    nccl_sockets_joined();
+    nccl_sockets_enter(&s);
+    other = ipc_socket("tmp/another-socket-1");
+    forgotten = ipc_socket("tmp/nccl-socket-1-e15846998ae84725");
+    assert_int_equal(nccl_sockets_leave(&s, false), 1);
+    assert_true(is_open(other) && !is_open(forgotten));
+    forgotten = ipc_socket("tmp/nccl-socket-1-e15846998ae84725");
+    nccl_sockets_enter(&s);
+    assert_int_equal(nccl_sockets_leave(&s, false), 0); /* it was there before */
+    (void)close(forgotten);
+    (void)close(other);
+}
+
 static void test_listeners_stay_while_another_group_is_there(void **state)
 {
     struct nccl_sockets first, second;
@@ -248,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_a_number_that_became_a_clients_is_left_alone),
         cmocka_unit_test(test_listeners_are_closed_once_a_group_had_joined_before),
         cmocka_unit_test(test_what_a_forgotten_listener_accepted_is_closed),
+        cmocka_unit_test(test_a_forgotten_socket_of_the_host_is_closed),
         cmocka_unit_test(test_nothing_is_closed_that_was_not_seen),
         cmocka_unit_test(test_listeners_stay_while_another_group_is_there),
     };
