@@ -172,7 +172,7 @@ bool fleet_stands(struct app *app, const struct fleet_session *s)
     return stands;
 }
 
-static void tell_cause(struct app *app, const struct fleet_session *s, struct err *e)
+void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e)
 {
     size_t min_ready = fleet_min_ready(app);
 
@@ -195,8 +195,10 @@ static uint32_t baton_lease_s(const struct app *app, uint32_t lease_s)
 static void take_parts(struct app *app, struct fleet_session *s, const struct fleet_to *to)
 {
     struct upstream_info info;
+    struct fleet_stats stats;
     struct upstream_at at;
 
+    fleet_stats(fleet_of(app), &stats);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
@@ -207,7 +209,9 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
         p->begins = at.dialect == WIRE_VLLM;
         p->marks = at.dialect == WIRE_SGLANG;
         if (p->marks)
-            (void)snprintf(p->update_id, sizeof p->update_id, "%s", s->id);
+            (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
+        (void)snprintf(p->was_label, sizeof p->was_label, "%s",
+                       info.synced ? stats.label : info.saw.label);
         p->was_out = !info.synced || info.fenced;
         p->was_first = info.serial == 0;
     }
@@ -466,12 +470,12 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
     mtx_unlock(&fc->lock);
     fleet_updating(fleet_of(app), true);
     fleet_tokens(fc);
-    if (hold_parts(app, s, e) == 0)
+    if (hold_parts(app, s, e) == 0 && fleet_mark_parts(app, s, e) == 0)
         rc = begin_parts(app, s, e);
     if (rc == 0)
         fleet_release(app, s, true);
     if (rc == 0 && !fleet_stands(app, s)) {
-        tell_cause(app, s, e);
+        fleet_tell_cause(app, s, e);
         rc = -1;
     }
     return rc;
@@ -556,7 +560,7 @@ static int drop_strangers(struct app *app, struct fleet_session *s, struct err *
                        "there is no group to receive from; POST /v1/weight_transfer/init joins "
                        "the upstreams to one");
     if (!stands)
-        tell_cause(app, s, e);
+        fleet_tell_cause(app, s, e);
     return stands ? 0 : -1;
 }
 
@@ -612,55 +616,6 @@ void fleet_fence_parts(struct app *app, struct fleet_session *s)
                           s->id);
         fleet_fence(fleet_of(app), p->upstream, &why);
     }
-}
-
-static void check_mark(const struct fleet_session *s, struct fleet_part *p,
-                       const struct fleet_said *said)
-{
-    const char *expected = p->finished ? s->label : p->update_id;
-    struct upstream_saw saw = {0};
-    struct err why = {0};
-
-    if (said->end == FLEET_REFUSED)
-        return; /* too old to know the question */
-    if (said->end == FLEET_GOOD && said->text != NULL)
-        wire_read_who(&saw, WIRE_SGLANG, said->text, said->text_len);
-    if (said->end == FLEET_GOOD && (saw.label[0] == '\0' || strcmp(saw.label, expected) == 0))
-        return;
-    if (said->end == FLEET_GOOD)
-        (void)err_set(&why, ERR_UPSTREAM, "",
-                      "it was restarted, or changed by somebody else, during the update: it "
-                      "serves '%.100s'",
-                      saw.label);
-    p->finished = false;
-    fleet_session_drop(p, FLEET_UNKNOWN, said->status, said->end == FLEET_GOOD ? &why : &said->why);
-}
-
-int fleet_check_marks(struct app *app, struct fleet_session *s, struct err *e)
-{
-    struct fleet_control *fc = app->fleet_control;
-    struct fleet_said *said = NULL;
-    struct fleet_batch b = {0};
-
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].marks && s->parts[i].touched && !s->parts[i].out)
-            batch_add(&b, s, i, NULL);
-    mtx_unlock(&fc->lock);
-    if (b.n == 0)
-        return 0;
-    if (fleet_ask_about(app, WIRE_WHO, b.to, b.n, fleet_step_us(app), &said, e) != 0)
-        return -1;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++)
-        check_mark(s, &s->parts[b.part[i]], &said[i]);
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b.n);
-    fleet_fence_parts(app, s);
-    if (fleet_stands(app, s))
-        return 0;
-    tell_cause(app, s, e);
-    return -1;
 }
 
 /* Takes down what they said. */

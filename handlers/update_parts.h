@@ -125,7 +125,8 @@ int weights_find(const struct manifest *m, const char *name, uint32_t *index, st
  *         nothing has been received */
 void session_give_up(struct app *app, bool begun, const char *why);
 
-/* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters. */
+/* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters, and
+ * none of an update that did not end (FLEET_UNFINISHED). */
 int label_check(const char *label, const char *field, struct err *e);
 
 /* body_is_tensors - is the body a safetensors stream, by its content type, and its route takes

@@ -1,6 +1,7 @@
 /* The columns of a transfer: names, dtypes, shapes, sizes, checksums; and what else several
  * requests say in the same words. */
 #include "base/utf8.h"
+#include "engine/upstream/fleet.h"
 #include "handlers/app.h"
 #include "handlers/body_columns.h"
 #include "handlers/update_parts.h"
@@ -352,6 +353,10 @@ int label_check(const char *label, const char *field, struct err *e)
                            "byte %zu of the weight version is a control character", i);
     }
     memcpy(copy, label, len + 1);
+    if (fleet_is_unfinished(label))
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "'%s' begins the names of updates that did not end: choose another",
+                       FLEET_UNFINISHED);
     if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
         return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
     return 0;

@@ -6,7 +6,7 @@
  * own; one that is stopped, or hangs, never does.
  *
  * A communicator whose ranks never knew of each other, since the trainer died or did not come, is
- * not freed by ncclCommAbort (2.28.9; told by the calls that opened and allocated what stayed, of 86
+ * not freed by ncclCommAbort (2.28.9; told by the calls that opened and allocated what stayed of 86
  * such groups): two listeners, what was accepted there, rarely its socket for ranks of the same
  * host, 1.8 MB of this process's memory and 1.1 MB of the GPU's. libnccl offers no other way; the
  * sockets are closed here, the memory stays. */

@@ -239,6 +239,23 @@ static void forget_key_locked(const struct fleet *f, struct upstream *u)
         (void)err_set(&u->error, ERR_UNSYNCED, "", "its weights are not version '%s'", f->label);
 }
 
+bool fleet_is_unfinished(const char *label)
+{
+    return strncmp(label, FLEET_UNFINISHED, sizeof FLEET_UNFINISHED - 1) == 0;
+}
+
+/* Whoever began it did not live to end it. What is said during one of ours may be of that one. */
+static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
+{
+    if (f->updating || u->fenced || !fleet_is_unfinished(u->saw.label))
+        return;
+    u->fenced = true;
+    err_clear(&u->error);
+    (void)err_set(&u->error, ERR_UNSYNCED, "",
+                  "an update of it never ended ('%s'): its weights are of no version",
+                  u->saw.label);
+}
+
 void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -250,6 +267,7 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     check_sync_locked(f, u, saw);
     note_locked(f, u, saw);
     forget_key_locked(f, u);
+    fence_unfinished_locked(f, u);
     fleet_decide_locked(f);
     u->n_lives += was && !u->synced && saw->process[0] == '\0'; /* by its words alone */
     if (fleet_is_sound(u) && !u->refused[FLEET_REFUSED_WORK])
@@ -456,6 +474,10 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
     if (saw->unready[0] != '\0')
         return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_who(f, upstream).text,
                        saw->unready);
+    if (fleet_is_unfinished(saw->label))
+        return err_set(e, ERR_CONFLICT, "",
+                       "an update of %s never ended ('%s'), and only a whole one makes that good",
+                       fleet_who(f, upstream).text, saw->label);
     if (!decided || (f->serial > 0 && saw->label[0] == '\0') || strcmp(saw->label, f->label) == 0)
         return 0;
     return err_set(e, ERR_CONFLICT, "", "%s serves weights %s, and the fleet %s",

@@ -14,7 +14,8 @@
  *   unfit    it lacks something that all are to have besides the weights, or may: adapters
  *   strayed  all others stand still (a pause, a sleep), and it may not have been told: until they
  *            go on
- *   fenced   an update touched it and did not end well there: until the next one that does
+ *   fenced   an update touched it and did not end well there, maybe one of a server before this
+ *            one: until the next one that does
  *   removed  the configuration names it no more: it gets nothing new, and what runs there may end
  *
  * An upstream's index is its own until it is removed and idle, and somebody says that it may go to
@@ -46,6 +47,13 @@ enum {
 enum fleet_lane { FLEET_GENERATE, FLEET_TEXT, FLEET_LANES };
 
 struct fleet;
+
+/* What an upstream that overwrites what it serves is named from before the first byte of an update
+ * to its end, with the update's id behind: a server after the one that began it fences it. */
+#define FLEET_UNFINISHED "baton:unfinished:"
+
+/* fleet_is_unfinished - is it such a name? */
+bool fleet_is_unfinished(const char *label);
 
 /* A change of an upstream's state. Those that follow each other are told in their order, unless two
  * threads make them at the same moment. */

@@ -42,7 +42,7 @@ enum wire_op {
 /* What differs from upstream to upstream in one operation. */
 struct wire_about {
     const char *update_id; /* the upstream's own, of its start; of an SGLang, which has none, the
-                              version that it is to serve until the update ends; NULL: none */
+                              version that it is to tell until the update ends; NULL: none */
     bool has_rank_offset;
     uint64_t rank_offset; /* of its first rank in the trainer's group */
 };
@@ -99,7 +99,7 @@ int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t
                     struct err *e);
 
 /* wire_read_update_id - of an answer to WIRE_START of a baton. Errors: ERR_UNREADABLE. */
-enum { WIRE_UPDATE_ID_MAX = 40 };
+enum { WIRE_UPDATE_ID_MAX = 64 };
 int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,
                         struct err *e);
 

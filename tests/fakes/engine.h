@@ -224,6 +224,7 @@ void engine_restart(struct engine *e, uint64_t down_ms);
 
 void state_reset(struct engine *e);
 void state_commit(struct engine *e, const char *label); /* NULL: nameless */
+void state_name(struct engine *e, const char *label); /* what it serves stays; "": nameless */
 void state_touch(struct engine *e);
 void state_pause(struct conn *c, enum pause pause); /* answers when it holds */
 void state_resume(struct engine *e);

@@ -45,6 +45,13 @@ void state_commit(struct engine *e, const char *label)
     e->epoch++;
 }
 
+void state_name(struct engine *e, const char *label)
+{
+    e->has_label = label[0] != '\0';
+    (void)snprintf(e->label, sizeof e->label, "%s", label);
+    e->epoch++;
+}
+
 void state_touch(struct engine *e)
 {
     e->torn = true;

@@ -132,6 +132,8 @@ static void finish(struct conn *c, const json_t *body)
     e->phase = UPDATE_COMMITTED;
     if (e->n_received > 0)
         state_commit(e, label != NULL ? kept : NULL);
+    else if (label != NULL)
+        state_name(e, kept);
     say(c, "Weight update finished");
 }
 
@@ -143,7 +145,7 @@ static void relabel(struct conn *c, const json_t *body)
         conn_refuse(c, 400, "bad_request", "new_version is missing");
         return;
     }
-    state_commit(c->e, label);
+    state_name(c->e, label);
     conn_reply_json(c, 200, json_pack("{s:b, s:s}", "success", 1, "new_version", label));
 }
 

@@ -1,6 +1,6 @@
 /* transport/nccl_sockets: which connections are hung up on, that none is taken for another whose
- * number it got, and which listeners are closed when. Who connects is a process of its own: connections within this one are left
- * alone.
+ * number it got, and which listeners are closed when. Who connects is a process of its own:
+ * connections within this one are left alone.
  */
 #include "transport/nccl_sockets.h"
 

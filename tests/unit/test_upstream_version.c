@@ -56,6 +56,56 @@ static void test_most_upstreams_have_the_version(void **cmocka_state)
     fleet_free(f);
 }
 
+/* All of them agree, and have half of the same update. */
+static void test_an_unfinished_update_is_no_version(void **cmocka_state)
+{
+    const struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    struct upstream_info info;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < N; i++)
+        fleet_heard(f, i, &saw);
+    states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    fleet_info(f, 0, &info);
+    assert_non_null(
+        strstr(info.error.msg, "an update of it never ended ('baton:unfinished:upd-1')"));
+    heard(f, EACH("v", "v", "v", "v")); /* somebody else named it: that says nothing */
+    states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    assert_int_equal(fleet_may_resync(f, 0, &e), -1);
+    assert_int_equal(fleet_committed(f, "w", done), 1);
+    heard(f, EACH("w", "w", "w", "w"));
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    fleet_free(f);
+}
+
+/* It says so while we are at it, and when it was asked before the end. */
+static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
+{
+    struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    struct err e = {0};
+
+    (void)cmocka_state;
+    heard(f, EACH("v", "v", "v", "v"));
+    fleet_updating(f, true);
+    for (size_t i = 0; i < N; i++)
+        fleet_heard(f, i, &saw);
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    assert_int_equal(fleet_committed(f, "w", done), 1);
+    saw.is_old = true;
+    for (size_t i = 0; i < N; i++)
+        fleet_heard(f, i, &saw);
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    saw.is_old = false;
+    assert_int_equal(fleet_resync(f, 0, &saw, &e), -1);
+    assert_non_null(strstr(e.msg, "never ended"));
+    fleet_free(f);
+}
+
 static void test_no_name_is_a_version_too(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N), *g = fleet_of(N);
@@ -369,6 +419,8 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_most_upstreams_have_the_version),
+        cmocka_unit_test(test_an_unfinished_update_is_no_version),
+        cmocka_unit_test(test_an_update_of_ours_is_not_unfinished),
         cmocka_unit_test(test_no_name_is_a_version_too),
         cmocka_unit_test(test_without_a_majority_nobody_serves),
         cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
