@@ -81,12 +81,12 @@ static void log_stuck_locked(struct nccl_group *g)
 static void leave_sockets(const struct nccl_group *g)
 {
     struct log_rec r;
-    unsigned n = nccl_sockets_leave(&g->sockets, g->has_joined);
+    unsigned n = nccl_sockets_leave(&g->sockets, g->n_freed == g->n_threads);
 
     if (n == 0)
         return;
     log_begin(&r, LOG_INFO, "nccl.forgotten");
-    log_u64(&r, "listeners", n);
+    log_u64(&r, "sockets", n);
     log_end(&r);
 }
 
@@ -339,14 +339,14 @@ static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
     assert(g->n_requests > 0); /* opened */
     g->join_called = true;
     memcpy(g->id, id, sizeof g->id);
-    if (perform_locked(g, REQUEST_JOIN, p, e) != 0 ||
-        (g->warm_up && perform_locked(g, REQUEST_WARM_UP, p, e) != 0))
+    if (perform_locked(g, REQUEST_JOIN, p, e) != 0)
+        return -1;
+    nccl_sockets_joined();
+    if (g->warm_up && perform_locked(g, REQUEST_WARM_UP, p, e) != 0)
         return -1;
     if (group_failed_locked(g))
         return refuse_locked(g, e);
     g->state = NCCL_GROUP_JOINED;
-    g->has_joined = true;
-    nccl_sockets_joined();
     return 0;
 }
 

@@ -52,8 +52,8 @@ struct nccl_group_info {
 };
 
 /* nccl_group_new - the ranks' threads. Nothing has been asked of a GPU. Threads: any, here and
- * below, unless said. Blocks: no. Errors: ERR_NO_MEMORY, ERR_NCCL (no version), ERR_INTERNAL (no
- * thread). */
+ * below, unless said. Blocks: as nccl_sockets_enter.
+ * Errors: ERR_NO_MEMORY, ERR_NCCL (no version), ERR_INTERNAL (no thread). */
 int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, struct err *e);
 
 /* nccl_group_open - what each rank needs of its GPU, so that it is missed before a trainer waits.

@@ -46,9 +46,10 @@ struct nccl_group {
     uint64_t nbytes[SOURCE_POSTED_MAX]; /* ... and how large they are */
     uint64_t n_received;                /* of n_posted, handed over to the caller */
     uint32_t n_pending;                 /* ranks that are not done with it */
-    uint32_t n_threads, n_aborted;      /* started; whose communicator is no more */
+    uint32_t n_threads, n_aborted;      /* started; whose communicator is no more, ... */
+    uint32_t n_freed;                   /* ... which NCCL says too */
     uint32_t n_quiet, n_ended; /* ... whose stream is done; which use their device no more */
-    bool join_called, has_joined;
+    bool join_called;
     bool hung_up; /* on the peers, once: an abort took too long */
     bool stuck_logged;
     uint64_t nbytes_received, n_broadcasts;

@@ -162,10 +162,11 @@ static void log_abort(const struct member *m, uint64_t us)
 }
 
 /* Until all ranks' communicators are no more: kernels of this one may run as long. */
-static void meet_aborted(struct nccl_group *g)
+static void meet_aborted(struct nccl_group *g, bool freed)
 {
     mtx_lock(&g->lock);
     g->n_aborted++;
+    g->n_freed += freed;
     cnd_broadcast(&g->changed);
     while (g->n_aborted < g->n_threads)
         (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
@@ -177,12 +178,13 @@ static void wind_up(struct member *m)
 {
     struct nccl_group *g = m->g;
     uint64_t since_us = clock_now_us();
+    bool freed = true;
 
     if (m->rank.comm != NULL) {
-        nrank_abort(&m->rank);
+        freed = nrank_abort(&m->rank);
         log_abort(m, clock_now_us() - since_us);
     }
-    meet_aborted(g);
+    meet_aborted(g, freed);
     since_us = clock_now_us();
     while (!nrank_is_quiet(&m->rank))
         nrank_pause(since_us);

@@ -113,8 +113,36 @@ static void test_listeners_that_libnccl_forgets_are_closed(void **state)
     assert_int_equal(lives(true, 1), 1);
     assert_int_equal(lives(false, FAILURES), 0);
     assert_int_equal(lives(true, 1), 0);
+    nfx.let_fail("ncclCommAbort", 1); /* what NCCL does not call aborted may be in use */
+    assert_int_equal(lives(false, 1), 2);
+    nfx.let_fail(NULL, 0);
+    assert_int_equal(lives(false, 1), 0);
     (void)unsetenv("FAKENCCL_FORGETS");
     gfx_nothing_left_but_memory();
+}
+
+/* The last of the tests: from here on no abort sticks any more. */
+static void test_an_abort_that_comes_back_late_is_the_end(void **state)
+{
+    struct nccl_group *g;
+    struct nfx_peer peer;
+
+    (void)state;
+    gfx.stuck = true;
+    gfx_abort_timeout_us = SOON_US;
+    (void)setenv("FAKENCCL_ABORT_STICKS", "1", 1);
+    g = gfx_joined(&peer, NULL, 2, false);
+    (void)unsetenv("FAKENCCL_ABORT_STICKS");
+    gfx_abort_timeout_us = 0;
+    nccl_group_free(g);
+    (void)nfx_end(&peer, true);
+    (void)setenv("FAKENCCL_FORGETS", "1", 1);
+    assert_int_equal(lives(false, 1), 2); /* they may be of what is stuck */
+    nfx.release_aborts();
+    NFX_UNTIL(nfx_counts().n_comms == 0);
+    NFX_UNTIL(gfx_entries("/proc/self/task") <= gfx.n_threads);
+    assert_int_equal(lives(false, 1), 0);
+    (void)unsetenv("FAKENCCL_FORGETS");
 }
 
 struct joining {
@@ -162,6 +190,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(test_listeners_that_libnccl_forgets_are_closed, gfx_begin),
         GFX_TEST(test_a_group_that_fails_leaves_another_ones_alone),
         GFX_TEST(test_a_trainer_that_is_stopped_is_hung_up_on),
+        cmocka_unit_test_setup(test_an_abort_that_comes_back_late_is_the_end, gfx_begin),
     };
 
     return gfx_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
