@@ -57,7 +57,7 @@ POLL_S = 0.2  # between two looks at the progress of an update
 COUNTER_OFFSET = 64  # of slot 0 in torch's file of export counters
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOOK_S_MAX = 0.001  # between two looks at what a GPU or NCCL is doing
-ASK_S_MAX = 0.02  # between two questions whether a server is receiving
+ASK_S_MAX = 0.02  # between two looks at how far servers are
 WORDS_S = 2.0  # how much later than NCCL a server may say what went wrong
 LEAVE_S = 10.0  # for NCCL's abort, and for a server to let a group or an update go
 
@@ -701,6 +701,15 @@ def _answers(calls, deadline):
     return [call.answer for call in calls]
 
 
+def _answers_of_all(calls, deadline):
+    """As _answers, but at once when one has failed: the others may wait for that one."""
+    for call in calls:
+        while call.is_alive() and time.monotonic() < deadline:
+            call.join(min(ASK_S_MAX, max(deadline - time.monotonic(), 0.0)))
+            _raise_failed(calls)
+    return _answers(calls, deadline)
+
+
 def _find_nccl():
     """The libnccl that torch has loaded: all ranks of a group have to run the same. Else that of
     the package nvidia.nccl, else the system's."""
@@ -1016,7 +1025,7 @@ class Group:
             entered = True
             self._broadcast([c for c in chunks if sum(t.nbytes for _, t in c)], calls, deadline)
             sent = True
-            _answers(calls, deadline)
+            _answers_of_all(calls, deadline)
             if not opened:
                 return [request(url, "GET", f"/v1/update_weights/{i}", timeout=LEAVE_S)
                         for url, i in zip(self._urls, ids)]
