@@ -1,9 +1,12 @@
 """Sampling members through each route that takes them. Usage: sampling.py URL WORK_DIR
-(the number of checks is left in WORK_DIR/n_checks)"""
+(the number of checks is left in WORK_DIR/n_checks)
+Environment: SAMPLING_LOAD, choices of each of the twelve requests of the load (default 8)"""
 
 import json
+import os
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -217,6 +220,45 @@ def penalties(route):
     check(len(set(plain)) < 24, plain)
 
 
+class Load:
+    """Long generations on every route, from when all run until they are ended: no later than needed,
+    for a sanitizer's engine makes few tokens in a second."""
+
+    EACH, PER_ROUTE = int(os.environ.get("SAMPLING_LOAD", "8")), 4
+    SIZE = EACH * PER_ROUTE * len(ROUTES)
+
+    def __init__(self):
+        self.ends = []
+        self.threads = [threading.Thread(target=self.client, args=(r,), daemon=True)
+                        for r in ROUTES for _ in range(self.PER_ROUTE)]
+
+    def client(self, route):
+        self.ends += [c["finish_reason"] for c in
+                      route.choices(n=self.EACH, max_tokens=900, ignore_eos=True)]
+
+    @staticmethod
+    def running():
+        with urllib.request.urlopen(URL + "/v1/status", timeout=60) as f:
+            return json.load(f)["engine"]["running"]
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        end = time.monotonic() + 60
+        while self.running() < self.SIZE:
+            assert time.monotonic() < end, "the load does not run"
+        return self
+
+    def __exit__(self, *_):
+        request = urllib.request.Request(URL + "/v1/abort_requests", b'{"all": true}',
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as f:
+            assert f.status == 200
+        for t in self.threads:
+            t.join(120)
+        check(self.ends == ["abort"] * self.SIZE, self.ends)
+
+
 def seeds(route):
     """Choice i is the lone request with the i-th seed, also among others."""
     members = dict(temperature=1.0, repetition_penalty=1.2, frequency_penalty=0.3, top_p=0.9,
@@ -225,13 +267,9 @@ def seeds(route):
     check(len({tuple(ids) for ids in together}) > 1, "all choices are one")
     for i, ids in enumerate(together):
         check(route.ids(seed=100 + i, **members) == ids, route.path, i)
-    noise = [threading.Thread(target=r.all_ids, kwargs={"n": 8, "max_tokens": 100})
-             for r in ROUTES for _ in range(4)]
-    for t in noise:
-        t.start()
-    check(route.all_ids(n=5, seed=100, **members) == together, "a load changed tokens")
-    for t in noise:
-        t.join()
+    with Load() as load:
+        check(route.all_ids(n=5, seed=100, **members) == together, "a load changed tokens")
+        check(load.running() == load.SIZE, "the load ended too soon")
     check(route.all_ids(n=3, seed=-7, **members) == route.all_ids(n=3, seed=-7, **members), "-7")
     check(len({tuple(route.ids(seed=-1, **members)) for _ in range(6)}) > 1, "-1 is no seed")
 

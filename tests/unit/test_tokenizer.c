@@ -1,11 +1,11 @@
-/* The tokenizer: what it refuses and how it says so, its limits, its time, its threads, and every
- * allocation failing in turn. That ids are right is test_tokenizer_golden's. */
+/* The tokenizer: what it refuses and how it says so, its limits, its time, and every allocation
+ * failing in turn. That ids are right is test_tokenizer_golden's; of threads,
+ * test_tokenizer_threads'. */
 #include "engine/embedded/tokenizer_priv.h"
 #include "tests/unit/failing_alloc.h"
 #include "tokenizer_fixture.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { MB = 1000000, N_THREADS = 4, N_ROUNDS = 50 };
+enum { MB = 1000000 };
 
 static struct tokenizer *fixture(void)
 {
@@ -584,48 +584,6 @@ static void test_decode_names_the_unknown_id(void **state)
     tokenizer_free(t);
 }
 
-static const char sample[] =
-    "In the beginning <|im_end|> cafe\xcc\x81 \xe4\xbd\xa0\xe5\xa5\xbd 123";
-
-static void *encode_often(void *arg)
-{
-    const struct tokenizer *t = arg;
-    size_t n_wrong = 0;
-
-    for (int i = 0; i < N_ROUNDS; i++) {
-        static const char decoded[] =
-            "In the beginning <|im_end|> caf\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd 123";
-        struct buf out = {0};
-        uint32_t *ids = NULL;
-        size_t n = 0;
-        struct err e = {0};
-
-        if (tokenizer_encode(t, sample, strlen(sample), true, &ids, &n, &e) != 0 ||
-            tokenizer_decode(t, ids, n, false, &out, &e) != 0 || strcmp(out.data, decoded) != 0)
-            n_wrong++;
-        buf_fini(&out);
-        free(ids);
-    }
-    return n_wrong == 0 ? arg : NULL;
-}
-
-static void test_threads_share_one_tokenizer(void **state)
-{
-    struct tokenizer *t = fixture();
-    pthread_t threads[N_THREADS];
-
-    (void)state;
-    for (size_t i = 0; i < N_THREADS; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, encode_often, t), 0);
-    for (size_t i = 0; i < N_THREADS; i++) {
-        void *result;
-
-        assert_int_equal(pthread_join(threads[i], &result), 0);
-        assert_ptr_equal(result, t);
-    }
-    tokenizer_free(t);
-}
-
 /* A small file, so that failing each of its allocations takes no time. */
 static const char small[] = "{\"version\":\"1.0\",\"added_tokens\":[" ADDED(
     "3", "<e>", "true") "],"
@@ -728,7 +686,6 @@ int main(void)
         cmocka_unit_test(test_encode_survives_a_pathological_pattern),
         cmocka_unit_test(test_encode_needs_no_deep_stack),
         cmocka_unit_test(test_decode_names_the_unknown_id),
-        cmocka_unit_test(test_threads_share_one_tokenizer),
         cmocka_unit_test(test_parse_unwinds_every_failure),
         cmocka_unit_test(test_encode_unwinds_every_failure),
     };

@@ -218,6 +218,7 @@ static void on_done(void *arg, const struct http_end *end)
     struct asked *a = arg;
 
     a->end = *end;
+    a->call = NULL;
     loop_unpost(a->loop, &a->resume);
     assert_int_equal(sem_post(&a->done), 0);
 }
@@ -248,6 +249,10 @@ static void look_and_resume(void *arg)
 {
     struct asked *a = arg;
 
+    if (a->call == NULL) { /* libcurl had read all of it when it was told to hold */
+        assert_false(passes);
+        return;
+    }
     assert_int_equal(a->call->easy == NULL, passes);
     assert_false(a->call->watched);
     resume(a);
