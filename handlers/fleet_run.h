@@ -30,19 +30,6 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped);
 /* fleet_fence_parts - those that were touched and did not get to their end. No lock held. */
 void fleet_fence_parts(struct app *app, struct fleet_session *s);
 
-/* fleet_mark_parts - names those that are told to start an update by FLEET_UNFINISHED and its id;
- * drops whom it fails at. No lock held. Blocks. Errors: fleet_ask's. */
-int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e);
-
-/* fleet_unmark_parts - gives those that were not touched the name of what they serve again; what
- * fails counts as touched. In a turn.
- * @dropped  only those that are out */
-void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped);
-
-/* fleet_name_marked - the name of the new version, to those that have finished: a release may take
- * it with the end of an update, or not. Drops, and fences, whom it fails at. In a turn. */
-void fleet_name_marked(struct app *app, struct fleet_session *s);
-
 /* fleet_check_marks - drops, and fences, those whose process is not the one that took what came so
  * far: they tell of another update, or do not answer. No lock held. Blocks.
  * Errors: too few are left; fleet_ask_about's. */

@@ -31,12 +31,10 @@ struct fleet_part {
     bool two_phase;
     bool begins;    /* it is told to start and to finish each update */
     bool marks;     /* it does not name its process, but the update (update_id) that it had last */
-    char was_label[FLEET_LABEL_MAX + 1]; /* of what it served before */
     bool was_out;   /* it was not in rotation when the update began */
     bool was_first; /* it had none from here before */
     struct fleet_life life; /* when it was touched, or told to finish */
 
-    bool marked;  /* it was given, or may have been, the name of an unfinished update */
     bool started; /* its own update is open */
     bool held;    /* it stands still for this update */
     bool touched; /* what it serves may have changed */

@@ -105,7 +105,6 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
     }
     mtx_unlock(&fc->lock);
     close_started(app, s, &started);
-    fleet_unmark_parts(app, s, dropped);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
@@ -158,10 +157,10 @@ static void abort_turn(struct app *app, struct fleet_session *s, const struct er
 {
     close_session(app->fleet_control, s, why);
     fleet_fence_parts(app, s);
+    fleet_updating(fleet_of(app), false);
     log_ended(s, 0);
     fleet_abort_parts(app, s, why->msg);
     fleet_release(app, s, false);
-    fleet_updating(fleet_of(app), false); /* nobody's name is of this one any more */
 }
 
 static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
@@ -342,7 +341,6 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
     mtx_unlock(&fc->lock);
     fence_failed(app, said, b.n);
     fleet_said_free(said, b.n);
-    fleet_name_marked(app, s);
     return 0;
 }
 
@@ -488,19 +486,22 @@ static void let_finished_go(struct app *app, struct fleet_session *s)
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
 static int serve(struct app *app, struct fleet_session *s, const char *label, struct err *e)
 {
+    struct fleet *fleet = fleet_of(app);
     const struct err none = {0};
     struct err counted = {0}; /* by n_done */
     size_t n_done, min_ready = fleet_min_ready(app);
     int rc;
 
     name_it(app, s, label);
-    fleet_updating(fleet_of(app), true);
+    fleet_updating(fleet, true);
     rc = finish_parts(app, s, e);
     if (rc == 0)
         (void)fleet_check_marks(app, s, &counted);
     if (rc == 0)
         rc = align(app, s, e);
     n_done = commit(app, s);
+    if (s->serial == 0)
+        fleet_updating(fleet, false);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause(s, min_ready, e);
         if (e->code != ERR_UPSTREAM_TIMEOUT)

@@ -195,10 +195,8 @@ static uint32_t baton_lease_s(const struct app *app, uint32_t lease_s)
 static void take_parts(struct app *app, struct fleet_session *s, const struct fleet_to *to)
 {
     struct upstream_info info;
-    struct fleet_stats stats;
     struct upstream_at at;
 
-    fleet_stats(fleet_of(app), &stats);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
@@ -210,8 +208,6 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
         p->marks = at.dialect == WIRE_SGLANG;
         if (p->marks)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
-        (void)snprintf(p->was_label, sizeof p->was_label, "%s",
-                       info.synced ? stats.label : info.saw.label);
         p->was_out = !info.synced || info.fenced;
         p->was_first = info.serial == 0;
     }
@@ -470,7 +466,7 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
     mtx_unlock(&fc->lock);
     fleet_updating(fleet_of(app), true);
     fleet_tokens(fc);
-    if (hold_parts(app, s, e) == 0 && fleet_mark_parts(app, s, e) == 0)
+    if (hold_parts(app, s, e) == 0)
         rc = begin_parts(app, s, e);
     if (rc == 0)
         fleet_release(app, s, true);

@@ -259,13 +259,16 @@ static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
 void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw)
 {
     struct upstream *u = &f->upstreams[upstream];
+    struct upstream_saw heard = *saw;
     struct fleet_change c;
     bool was;
 
     fleet_change_begin(f, &c);
     was = u->synced;
-    check_sync_locked(f, u, saw);
-    note_locked(f, u, saw);
+    heard.is_old |= f->updating &&
+                    fleet_is_unfinished(saw->label); /* of ours, and soon not any more */
+    check_sync_locked(f, u, &heard);
+    note_locked(f, u, &heard);
     forget_key_locked(f, u);
     fence_unfinished_locked(f, u);
     fleet_decide_locked(f);

@@ -81,6 +81,34 @@ static void test_an_unfinished_update_is_no_version(void **cmocka_state)
     fleet_free(f);
 }
 
+/* One that we have given up before anything came of it leaves all as it was: what was heard in it,
+ * and what was asked in it, says nothing; nor is it the version of the most. */
+static void test_an_update_of_ours_that_was_given_up_is_not_unfinished(void **cmocka_state)
+{
+    struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct fleet *f = fleet_of(N);
+    struct fleet_stats s;
+
+    (void)cmocka_state;
+    heard(f, EACH("v", "v", "v", "v"));
+    for (int round = 0; round < 2; round++) {
+        fleet_updating(f, true);
+        saw.is_old = false;
+        for (size_t i = 0; i < N; i++)
+            fleet_heard(f, i, &saw);
+        fleet_updating(f, false);
+        fleet_stats(f, &s);
+        assert_string_equal(s.label, "v");
+        saw.is_old = true;
+        for (size_t i = 0; i < N; i++)
+            fleet_heard(f, i, &saw);
+        states(f, EACH("serving", "serving", "serving", "serving"));
+        heard(f, EACH("v", "v", "v", "v"));
+        states(f, EACH("serving", "serving", "serving", "serving"));
+    }
+    fleet_free(f);
+}
+
 /* It says so while we are at it, and when it was asked before the end. */
 static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
 {
@@ -421,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_most_upstreams_have_the_version),
         cmocka_unit_test(test_an_unfinished_update_is_no_version),
         cmocka_unit_test(test_an_update_of_ours_is_not_unfinished),
+        cmocka_unit_test(test_an_update_of_ours_that_was_given_up_is_not_unfinished),
         cmocka_unit_test(test_no_name_is_a_version_too),
         cmocka_unit_test(test_without_a_majority_nobody_serves),
         cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
