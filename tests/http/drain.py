@@ -122,7 +122,7 @@ def refused(address):
     try:
         Client(address).close()
         return False
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: it was in the queue as the listener closed
         return True
 
 
