@@ -187,6 +187,9 @@ def one_request(f):
 
 def whole_session(f):
     """Every request that has to do with a session."""
+    for path in ("/v1/update_weights/start", "/v1/weights/label"):  # such a name would fence who has it
+        said = refused(f, 400, "POST", path, {"weight_version": "baton:unfinished:mine"}, "bad_request")
+        assert said["error"]["param"] == "/weight_version" and "baton:unfinished:" in said["error"]["message"], said
     start = f.front.post("/v1/update_weights/start", {"weight_version": "never", "lease_s": 30})
     mine = {"update_id": start["update_id"]}
     assert start["phase"] == "open" and start["lease_left_s"] <= 30 and all(ok_of(start)), start

@@ -7,6 +7,12 @@ static void heard(struct fleet *f, const char *const labels[N])
         hear(f, i, "p", labels[i]);
 }
 
+static void all_say(struct fleet *f, const struct upstream_saw *saw)
+{
+    for (size_t i = 0; i < N; i++)
+        fleet_heard(f, i, saw);
+}
+
 static void states(struct fleet *f, const char *const wanted[N])
 {
     for (size_t i = 0; i < N; i++)
@@ -66,8 +72,7 @@ static void test_an_unfinished_update_is_no_version(void **cmocka_state)
     struct err e = {0};
 
     (void)cmocka_state;
-    for (size_t i = 0; i < N; i++)
-        fleet_heard(f, i, &saw);
+    all_say(f, &saw);
     states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     fleet_info(f, 0, &info);
     assert_non_null(
@@ -94,14 +99,12 @@ static void test_an_update_of_ours_that_was_given_up_is_not_unfinished(void **cm
     for (int round = 0; round < 2; round++) {
         fleet_updating(f, true);
         saw.is_old = false;
-        for (size_t i = 0; i < N; i++)
-            fleet_heard(f, i, &saw);
+        all_say(f, &saw);
         fleet_updating(f, false);
         fleet_stats(f, &s);
         assert_string_equal(s.label, "v");
         saw.is_old = true;
-        for (size_t i = 0; i < N; i++)
-            fleet_heard(f, i, &saw);
+        all_say(f, &saw);
         states(f, EACH("serving", "serving", "serving", "serving"));
         heard(f, EACH("v", "v", "v", "v"));
         states(f, EACH("serving", "serving", "serving", "serving"));
@@ -120,13 +123,11 @@ static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
     (void)cmocka_state;
     heard(f, EACH("v", "v", "v", "v"));
     fleet_updating(f, true);
-    for (size_t i = 0; i < N; i++)
-        fleet_heard(f, i, &saw);
+    all_say(f, &saw);
     states(f, EACH("serving", "serving", "serving", "serving"));
     assert_int_equal(fleet_committed(f, "w", done), 1);
     saw.is_old = true;
-    for (size_t i = 0; i < N; i++)
-        fleet_heard(f, i, &saw);
+    all_say(f, &saw);
     states(f, EACH("serving", "serving", "serving", "serving"));
     saw.is_old = false;
     assert_int_equal(fleet_resync(f, 0, &saw, &e), -1);
