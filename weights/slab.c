@@ -278,11 +278,16 @@ int slab_new(struct slab **out, struct slab_pool *p, uint64_t nbytes, struct err
     return 0;
 }
 
-struct slab *slab_ref(struct slab *s)
+void slab_ref_many(struct slab *s, size_t n)
 {
     struct slab_owned *o = (struct slab_owned *)s;
 
-    (void)atomic_fetch_add_explicit(&o->refs, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&o->refs, (unsigned)n, memory_order_relaxed);
+}
+
+struct slab *slab_ref(struct slab *s)
+{
+    slab_ref_many(s, 1);
     return s;
 }
 
@@ -291,13 +296,13 @@ void slab_condemn(struct slab *s)
     atomic_store_explicit(&((struct slab_owned *)s)->condemned, true, memory_order_relaxed);
 }
 
-void slab_unref(struct slab *s)
+void slab_unref_many(struct slab *s, size_t n)
 {
     struct slab_owned *o = (struct slab_owned *)s;
     struct slab_owned *drop = NULL, *lost = NULL;
     struct slab_pool *p;
 
-    if (s == NULL || atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) != 1)
+    if (s == NULL || atomic_fetch_sub_explicit(&o->refs, (unsigned)n, memory_order_acq_rel) != n)
         return;
     p = o->pool;
     mtx_lock(&p->lock);
@@ -318,6 +323,11 @@ void slab_unref(struct slab *s)
     mtx_unlock(&p->lock);
     slabs_give(&p->memory, drop);
     free(lost);
+}
+
+void slab_unref(struct slab *s)
+{
+    slab_unref_many(s, 1);
 }
 
 void slab_pool_stats(struct slab_pool *p, struct slab_stats *out)

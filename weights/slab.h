@@ -50,6 +50,9 @@ struct memory_room slab_pool_room(struct slab_pool *p);
 int slab_new(struct slab **out, struct slab_pool *p, uint64_t nbytes, struct err *e);
 struct slab *slab_ref(struct slab *s);
 void slab_unref(struct slab *s); /* accepts NULL; the last one gives it back to the pool */
+/* The same of `n` references at once: a version's views are a hundred thousand of one slab. */
+void slab_ref_many(struct slab *s, size_t n);
+void slab_unref_many(struct slab *s, size_t n); /* accepts NULL */
 
 /* slab_condemn - something may write to it for ever: once the last reference is gone, its memory is
  * neither used again nor given back. Repeating is harmless. Threads: any that holds a reference. */

@@ -23,7 +23,7 @@ void staging_free(struct staging *g)
     for (uint32_t p = 0; p < STORE_DEVICES_MAX; p++)
         slab_unref(g->whole[p].slab);
     version_free(g->next);
-    free(g->n_places_of);
+    free(g->spread);
     free(g->arrived);
     free(g);
 }
@@ -156,6 +156,20 @@ static bool *arrived_at(const struct staging *g, uint32_t place, uint32_t index)
     return &g->arrived[(size_t)place * g->next->n_tensors + index];
 }
 
+const bool *staging_arrivals(const struct staging *g, uint32_t place)
+{
+    return arrived_at(g, place, 0);
+}
+
+static void count_arrival(struct staging *g, uint32_t place, uint32_t index)
+{
+    struct spread *spread = &g->spread[index];
+
+    g->n_arrived += spread->n_places++ == 0;
+    if (place < g->store->n_ranks)
+        g->n_whole += ++spread->n_ranks == g->store->n_ranks;
+}
+
 static int arrive(struct staging *g, uint32_t place, uint32_t index, struct err *e)
 {
     bool *arrived = arrived_at(g, place, index);
@@ -164,8 +178,7 @@ static int arrive(struct staging *g, uint32_t place, uint32_t index, struct err 
         return err_set(e, ERR_CONFLICT, "/names", "'%.256s' already arrived in this update",
                        spec_of(g, index)->name);
     *arrived = true;
-    if (g->n_places_of[index]++ == 0)
-        g->n_arrived++;
+    count_arrival(g, place, index);
     return 0;
 }
 
@@ -183,17 +196,23 @@ int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab 
     return 0;
 }
 
-void staging_forget(struct staging *g, uint32_t place, uint32_t index)
+void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
+                   struct slab *slab, uint64_t addr)
 {
-    struct view *view = version_view(g->next, place, index);
-    bool *arrived = arrived_at(g, place, index);
+    struct view *views = version_view(g->next, place, 0);
+    bool *arrived = arrived_at(g, place, 0);
 
-    assert(!g->in_place && *arrived);
-    slab_unref(view->slab);
-    memset(view, 0, sizeof *view);
-    *arrived = false;
-    if (--g->n_places_of[index] == 0)
-        g->n_arrived--;
+    assert(!g->in_place);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t index = landings[i].index;
+
+        assert(index < g->next->n_tensors && !arrived[index]);
+        arrived[index] = true;
+        count_arrival(g, place, index);
+        views[index].addr = addr + landings[i].offset;
+        views[index].slab = slab;
+    }
+    slab_ref_many(slab, n);
 }
 
 uint64_t staging_place(const struct staging *g, uint32_t place, uint32_t index)
@@ -224,7 +243,7 @@ uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t ind
 {
     if (staging_has(g, place, index))
         return version_view(g->in_place ? g->base : g->next, place, index)->addr;
-    if (g->base == NULL || !g->partial || g->n_places_of[index] > 0)
+    if (g->base == NULL || !g->partial || g->spread[index].n_places > 0)
         return 0;
     return version_view(g->base, place, index)->addr;
 }
@@ -232,10 +251,8 @@ uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t ind
 /* Is the tensor where it must be? A mirror gets whatever a rank gets. */
 static bool is_missing(const struct staging *g, uint32_t index)
 {
-    uint32_t n = 0;
+    uint8_t n = g->spread[index].n_ranks;
 
-    for (uint32_t r = 0; r < g->store->n_ranks; r++)
-        n += staging_has(g, r, index);
     return g->sharded ? n == 0 : n < g->store->n_ranks;
 }
 
@@ -243,7 +260,7 @@ uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < g->next->n_tensors; i++) {
+    for (uint32_t i = 0; i < g->next->n_tensors && g->n_whole < g->next->n_tensors; i++) {
         if (!is_missing(g, i))
             continue;
         if (n < cap)
@@ -255,10 +272,10 @@ uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
 
 uint32_t staging_uneven(const struct staging *g)
 {
-    if (g->sharded)
+    if (g->sharded || g->n_whole == g->n_arrived)
         return PLAN_NO_TENSOR;
     for (uint32_t i = 0; i < g->next->n_tensors; i++)
-        if (g->n_places_of[i] > 0 && is_missing(g, i))
+        if (g->spread[i].n_places > 0 && is_missing(g, i))
             return i;
     return PLAN_NO_TENSOR;
 }

@@ -229,12 +229,25 @@ struct version_owned *version_new(const struct store *s)
     return v;
 }
 
+/* Neighbours most often lie in one slab. */
+static void views_let_go(struct version_owned *v)
+{
+    size_t n = (size_t)v->n_tensors * v->n_places;
+
+    for (size_t i = 0, end; i < n; i = end) {
+        struct slab *slab = v->views[i].slab;
+
+        for (end = i + 1; end < n && v->views[end].slab == slab; end++)
+            continue;
+        slab_unref_many(slab, end - i);
+    }
+}
+
 void version_free(struct version_owned *v)
 {
     if (v == NULL)
         return;
-    for (size_t i = 0; i < (size_t)v->n_tensors * v->n_places; i++)
-        slab_unref(v->views[i].slab);
+    views_let_go(v);
     version_label_unref(v->version.name);
     free(v->views);
     free(v->sums);
@@ -461,9 +474,9 @@ static struct staging *staging_new(struct store *s)
         return NULL;
     g->store = s;
     g->arrived = calloc((size_t)n * s->n_places, sizeof *g->arrived);
-    g->n_places_of = calloc(n, sizeof *g->n_places_of);
+    g->spread = calloc(n, sizeof *g->spread);
     g->next = version_new(s);
-    if (g->arrived != NULL && g->n_places_of != NULL && g->next != NULL)
+    if (g->arrived != NULL && g->spread != NULL && g->next != NULL)
         return g;
     staging_free(g);
     return NULL;
@@ -514,27 +527,28 @@ static int check_complete(const struct store *s, const struct staging *g, struct
                    plan->n_tensors, plan->tensors[first].name);
 }
 
-/* The next version's view of a tensor in a place: what arrived there, or what was served there
- * unless another place got it anew. */
-static void settle_view(const struct staging *g, uint32_t place, uint32_t index, uint64_t serial)
+/* The next version's views in a place: what arrived there, or what was served there unless another
+ * place got it anew. */
+static void settle_views(const struct staging *g, uint32_t place, uint64_t serial)
 {
-    struct view *view = version_view(g->next, place, index);
-    bool arrived = staging_has(g, place, index);
+    struct view *views = version_view(g->next, place, 0);
+    const bool *arrived = staging_arrivals(g, place);
 
-    if (g->base != NULL && (arrived ? g->in_place : g->n_places_of[index] == 0))
-        share_view(g->next, g->base, place, index);
-    if (arrived)
-        view->serial = serial;
+    for (uint32_t i = 0; i < g->next->n_tensors; i++) {
+        if (g->base != NULL && (arrived[i] ? g->in_place : g->spread[i].n_places == 0))
+            share_view(g->next, g->base, place, i);
+        if (arrived[i])
+            views[i].serial = serial;
+    }
 }
 
-static void settle_views(const struct staging *g, uint64_t serial)
+static void settle(const struct staging *g, uint64_t serial)
 {
-    for (uint32_t i = 0; i < g->next->n_tensors; i++) {
-        if (g->base != NULL && g->n_places_of[i] == 0)
+    for (uint32_t p = 0; p < g->next->n_places; p++)
+        settle_views(g, p, serial);
+    for (uint32_t i = 0; g->base != NULL && i < g->next->n_tensors; i++)
+        if (g->spread[i].n_places == 0)
             share_sum(g->next, g->base, i);
-        for (uint32_t p = 0; p < g->next->n_places; p++)
-            settle_view(g, p, i, serial);
-    }
 }
 
 static void keep_label_locked(struct store *s, uint64_t serial, const char *label)
@@ -574,7 +588,7 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
         return -1;
     next->version.nbytes = s->manifest->plan->nbytes;
     next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
-    settle_views(g, next->version.serial);
+    settle(g, next->version.serial);
     mtx_lock(&s->lock);
     old = publish_locked(s, next, label);
     s->serial = next->version.serial;

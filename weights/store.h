@@ -152,6 +152,18 @@ void staging_room_back(struct staging *g, uint32_t place, struct staging_room *r
 int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
                  uint64_t addr, struct err *e);
 
+/* Where a tensor of the manifest lies in a room, and as part of what it came. */
+struct landing {
+    uint32_t index; /* of the tensor */
+    uint32_t part;  /* the caller's; not looked at here */
+    uint64_t offset;
+};
+
+/* staging_views - staging_view of many that lie in one slab, `offset` behind `addr` each. None may
+ * have arrived in the place, and each is to be aligned for its dtype. */
+void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
+                   struct slab *slab, uint64_t addr);
+
 /* staging_target - in_place: where tensor `index` is served in a place, to be written. From the
  * first call on, failing leaves the store inconsistent. staging_arrived marks it arrived. */
 uint64_t staging_target(struct staging *g, uint32_t place, uint32_t index);

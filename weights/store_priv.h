@@ -76,6 +76,12 @@ struct staging_whole {
     uint32_t n_holes;
 };
 
+/* At how many places a tensor arrived, and at how many of these that are ranks. */
+struct spread {
+    uint8_t n_places, n_ranks;
+};
+_Static_assert(STORE_PLACES_MAX <= UINT8_MAX, "places can be counted");
+
 /* Update worker only, but for `store` and what it guards. */
 struct staging {
     struct store *store; /* borrowed */
@@ -85,8 +91,9 @@ struct staging {
     struct version_owned *base; /* counted: predecessor of in_place or partial, or NULL */
     struct version_owned *next; /* owned: what commit publishes */
     bool *arrived;              /* owned; [n_places][n_tensors] */
-    uint32_t *n_places_of;      /* owned; [n_tensors] at how many places each arrived */
+    struct spread *spread;      /* owned; [n_tensors] */
     uint32_t n_arrived;         /* tensors that arrived anywhere */
+    uint32_t n_whole;           /* tensors that arrived at every rank */
     struct staging_whole whole[STORE_DEVICES_MAX];
 };
 
@@ -138,8 +145,8 @@ bool staging_dirty(const struct staging *g);
  * staging_target says that it will be written. */
 uint64_t staging_place(const struct staging *g, uint32_t place, uint32_t index);
 
-/* Staged: takes a view back, as if the tensor had not arrived. */
-void staging_forget(struct staging *g, uint32_t place, uint32_t index);
+/* [n_tensors]: which arrived in a place. */
+const bool *staging_arrivals(const struct staging *g, uint32_t place);
 
 /* Where the bytes lie that tensor `index` will have in a place when this staging is committed; 0
  * if it will have none there. */

@@ -166,16 +166,13 @@ static int choose_mirrors(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        for (uint32_t i = 0; rank->plan != NULL && i < rank->plan->n_tensors; i++) {
-            uint32_t n;
-            const uint32_t *targets = match_targets(&rank->layout->parts[i].match, &n);
+        for (size_t i = 0; rank->plan != NULL && i < rank->layout->n_landings; i++) {
+            uint32_t index = rank->layout->landings[i].index;
 
-            for (uint32_t k = 0; k < n; k++) {
-                if (f->mirrors[targets[k]] != MIRRORS_NONE)
-                    continue;
-                f->mirrors[targets[k]] = (unsigned char)r;
-                rank->mirrored = true;
-            }
+            if (f->mirrors[index] != MIRRORS_NONE)
+                continue;
+            f->mirrors[index] = (unsigned char)r;
+            rank->mirrored = true;
         }
     }
     return 0;
@@ -223,17 +220,15 @@ static int check_places(const struct fill *f, uint32_t rank, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t i = 0; i < r->plan->n_tensors; i++) {
-        uint32_t n;
-        const uint32_t *targets = match_targets(&r->layout->parts[i].match, &n);
+    for (size_t i = 0; i < r->layout->n_landings; i++) {
+        const struct landing *l = &r->layout->landings[i];
+        const char *name = r->plan->tensors[l->part].name;
 
-        for (uint32_t k = 0; k < n; k++)
-            if (staging_place(f->staging, rank, targets[k]) == 0)
-                return err_set(e, ERR_CONFLICT, "/names",
-                               "'%.*s' is not served on %s: an in_place update leaves every tensor "
-                               "on the GPUs where it is",
-                               plan_name_cut(r->plan->tensors[i].name), r->plan->tensors[i].name,
-                               store_place_name(f->store, rank));
+        if (staging_place(f->staging, rank, l->index) == 0)
+            return err_set(e, ERR_CONFLICT, "/names",
+                           "'%.*s' is not served on %s: an in_place update leaves every tensor "
+                           "on the GPUs where it is",
+                           plan_name_cut(name), name, store_place_name(f->store, rank));
     }
     return 0;
 }
@@ -256,7 +251,7 @@ static int rooms_take_once(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        if (rank->plan == NULL || !rank->layout->keeps)
+        if (rank->plan == NULL || rank->layout->n_landings == 0)
             continue;
         if (staging_room(f->staging, r, rank->layout->nbytes_kept, &rank->room, e) != 0 ||
             (rank->mirrored && staging_room(f->staging, store_host_place(f->store),
@@ -370,33 +365,33 @@ bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index)
 }
 
 /* Claims were taken for all of these, so none can have arrived before. */
-static void register_target(struct fill *f, struct spot at, const struct part *part, uint32_t k,
-                            uint32_t index)
+static void register_landings(struct fill *f, struct spot at, const struct landing *l, size_t n)
 {
     struct err none = {0};
-    int rc = staging_in_place(f->staging) ? staging_arrived(f->staging, at.place, index, &none)
-                                          : staging_view(f->staging, at.place, index, at.room->slab,
-                                                         spot_target(f, at, part, k), &none);
 
-    assert(rc == 0);
-    (void)rc;
+    if (!staging_in_place(f->staging)) {
+        staging_views(f->staging, at.place, l, n, at.room->slab,
+                      at.room->slab->addr + at.room->offset);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        int rc = staging_arrived(f->staging, at.place, l[i].index, &none);
+
+        assert(rc == 0);
+        (void)rc;
+    }
 }
 
 static void register_rank(struct fill *f, uint32_t rank)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t i = 0; r->plan != NULL && i < r->plan->n_tensors; i++) {
-        const struct part *part = &r->layout->parts[i];
-        uint32_t n;
-        const uint32_t *targets = match_targets(&part->match, &n);
-
-        for (uint32_t k = 0; k < n; k++) {
-            register_target(f, spot_of_rank(f, rank), part, k, targets[k]);
-            if (fill_mirrors(f, rank, targets[k]))
-                register_target(f, spot_of_mirror(f, rank), part, k, targets[k]);
-        }
-    }
+    if (r->plan == NULL || r->layout->n_landings == 0)
+        return;
+    register_landings(f, spot_of_rank(f, rank), r->layout->landings, r->layout->n_landings);
+    for (size_t i = 0; r->mirrored && i < r->layout->n_landings; i++)
+        if (fill_mirrors(f, rank, r->layout->landings[i].index))
+            register_landings(f, spot_of_mirror(f, rank), &r->layout->landings[i], 1);
 }
 
 static int check_client(const struct fill *f, struct err *e)

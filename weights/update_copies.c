@@ -72,12 +72,23 @@ static bool goes_on(const struct fill *f, uint32_t rank, const struct part *part
     return true;
 }
 
+static uint64_t staged_place(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    const struct staging_room *room = &f->ranks[rank].room;
+
+    return room->slab->addr + room->offset + f->ranks[rank].layout->parts[i].offset;
+}
+
+/* In place, where a tensor lies depends on the update that brought it last. */
 uint64_t span_place(const struct fill *f, struct span span)
 {
     const struct rank_fill *r = &f->ranks[span.rank];
     struct end end = {0, 0};
     uint64_t nbytes = 0;
 
+    if (!staging_in_place(f->staging))
+        return layout_in_one(r->layout, span.first, span.n) ? staged_place(f, span.rank, span.first)
+                                                            : 0;
     for (uint32_t i = span.first; i < span.first + span.n; i++) {
         const struct part *part = &r->layout->parts[i];
         uint32_t n;
@@ -196,7 +207,7 @@ void rank_touch(struct fill *f, uint32_t rank, uint32_t i)
 
 void span_touch(struct fill *f, struct span span)
 {
-    for (uint32_t i = span.first; i < span.first + span.n; i++)
+    for (uint32_t i = span.first; i < span.first + span.n && staging_in_place(f->staging); i++)
         if (f->ranks[span.rank].layout->parts[i].how == PART_DIRECT)
             rank_touch(f, span.rank, i);
 }

@@ -40,22 +40,60 @@ static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
     struct part *part = &l->parts[i];
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
-    uint64_t nbytes = 0;
-    bool packed;
+    uint64_t nbytes = 0, end = l->nbytes_kept;
+    bool behind = i > 0 && part->how == PART_DIRECT && l->parts[i - 1].how == PART_DIRECT;
 
     raise_to(&l->nbytes_largest, t->nbytes);
-    if (n == 0)
+    part->n_breaks = i > 0 ? l->parts[i - 1].n_breaks : 0;
+    if (n == 0) {
+        part->n_breaks++;
         return;
-    packed = i > 0 && part->how == PART_DIRECT && l->parts[i - 1].how == PART_DIRECT &&
-             l->nbytes_kept % dtype_nbytes(t->dtype) == 0;
-    l->keeps = true;
-    if (!packed)
+    }
+    l->n_landings += n;
+    if (!behind || l->nbytes_kept % dtype_nbytes(t->dtype) != 0)
         l->nbytes_kept = (l->nbytes_kept + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
     part->offset = l->nbytes_kept;
+    part->n_breaks += !behind || part->offset != end;
     for (uint32_t k = 0; k < n; k++)
         nbytes += m->plan->tensors[targets[k]].nbytes;
     l->nbytes_kept += nbytes;
     raise_to(&l->nbytes_largest, nbytes);
+}
+
+/* Once all parts have their places. */
+static int landings_make(struct layout *l, const struct manifest *m, uint32_t n_parts)
+{
+    struct landing *at;
+
+    if (l->n_landings == 0)
+        return 0;
+    l->landings = calloc(l->n_landings, sizeof *l->landings);
+    if (l->landings == NULL)
+        return -1;
+    at = l->landings;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        uint64_t offset = l->parts[i].offset;
+        uint32_t n;
+        const uint32_t *targets = match_targets(&l->parts[i].match, &n);
+
+        for (uint32_t k = 0; k < n; k++) {
+            *at++ = (struct landing){.index = targets[k], .part = i, .offset = offset};
+            offset += m->plan->tensors[targets[k]].nbytes;
+        }
+    }
+    return 0;
+}
+
+bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n)
+{
+    const struct part *parts = &l->parts[first];
+
+    return parts[0].how == PART_DIRECT && parts[n - 1].n_breaks == parts[0].n_breaks;
+}
+
+static int refuse_memory(const struct plan *plan, struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors", plan->n_tensors);
 }
 
 int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
@@ -68,8 +106,7 @@ int layout_make(struct layout **out, const struct manifest *m, const struct plan
         l->parts = calloc(plan->n_tensors, sizeof *l->parts);
     if (l == NULL || l->parts == NULL) {
         free(l);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors",
-                       plan->n_tensors);
+        return refuse_memory(plan, e);
     }
     atomic_init(&l->refs, 1);
     for (uint32_t i = 0; i < plan->n_tensors; i++) {
@@ -81,7 +118,12 @@ int layout_make(struct layout **out, const struct manifest *m, const struct plan
         }
         l->parts[i].match = last;
         l->parts[i].how = part_how(m, &last, t->dtype);
+        l->ties = l->ties || l->parts[i].how == PART_TIED;
         layout_place(l, m, i, t);
+    }
+    if (landings_make(l, m, plan->n_tensors) != 0) {
+        layout_unref(l);
+        return refuse_memory(plan, e);
     }
     *out = l;
     return 0;
@@ -91,6 +133,7 @@ void layout_unref(struct layout *l)
 {
     if (l == NULL || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
         return;
+    free(l->landings);
     free(l->parts);
     free(l);
 }

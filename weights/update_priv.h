@@ -23,15 +23,19 @@ enum part_how {
 struct part {
     struct manifest_match match;
     enum part_how how;
-    uint64_t offset; /* DIRECT, CONVERT: in the slab of a staged chunk */
+    uint32_t n_breaks; /* of the parts up to this one, so many do not go on where the one before
+                          them ends in a staged chunk, as they come */
+    uint64_t offset;   /* DIRECT, CONVERT: in the slab of a staged chunk */
 };
 
 /* How one rank's plan lands: a function of the plan, the manifest and `convert`, so that it may be
  * kept with the plan. Counted; immutable once made. */
 struct layout {
-    struct part *parts;      /* owned; [n_tensors] of the chunk's plan */
+    struct part *parts;       /* owned; [n_tensors] of the chunk's plan */
+    struct landing *landings; /* owned; [n_landings] all that is kept, in the parts' order */
+    size_t n_landings;
+    bool ties;               /* does anything come under a tied name? */
     uint64_t nbytes_kept;    /* slab of a staged chunk */
-    bool keeps;              /* is there anything to keep? */
     uint64_t nbytes_largest; /* of the tensors, as sent and as kept */
 
     atomic_uint refs; /* relaxed up, acq_rel down: whoever frees sees all that others did */
@@ -110,7 +114,7 @@ struct session {
     bool finishing;  /* a finish is queued or running */
     bool committing; /* past the point where an abort could still win */
     struct update_job *running;
-    unsigned char *claims; /* owned; [n_ranks][n_tensors] CLAIM_*; NULL once ended */
+    unsigned char *claims; /* owned; [n_tensors][n_ranks] CLAIM_*; NULL once ended */
     bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
     uint32_t n_arrived, n_claimed;
     uint32_t n_here;          /* arrived, or under a tied name; once here, always here */
@@ -241,8 +245,7 @@ uint32_t claims_missing_locked(struct updates *u, struct session *s, const char 
 
 void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
 /* Is tensor `index` not claimed so, on the ranks where it must be? */
-bool claims_lack_locked(const struct updates *u, const struct session *s, uint32_t index,
-                        unsigned mask);
+bool claims_lack_locked(const struct session *s, uint32_t index, unsigned mask);
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
@@ -279,6 +282,9 @@ static inline const uint32_t *match_targets(const struct manifest_match *m, uint
 int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
                 bool convert, struct err *e);
 void layout_unref(struct layout *l); /* accepts NULL */
+
+/* Do parts [first, first + n) lie back to back in a staged chunk, as they come? n > 0. */
+bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n);
 
 /* Matches a chunk's plans. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
 int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e);

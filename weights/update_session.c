@@ -191,72 +191,64 @@ int session_answer_ended(const struct session *s, struct err *e)
 
 /* claims */
 
-/* One tensor of a chunk on one rank. */
+/* One tensor of a chunk, on ranks that get the same. */
 struct claim {
-    uint32_t rank, i; /* in that rank's plan */
-    uint32_t index;   /* in the manifest */
-    unsigned char *at;
+    uint32_t first, n;  /* the ranks */
+    uint32_t part;      /* in their plan */
+    uint32_t index;     /* in the manifest */
+    unsigned char *are; /* [n] CLAIM_* */
 };
 
-static unsigned char *claim_at(const struct updates *u, const struct session *s, uint32_t rank,
-                               uint32_t index)
+static unsigned char *claim_at(const struct session *s, uint32_t rank, uint32_t index)
 {
-    return &s->claims[(size_t)rank * u->manifest->plan->n_tensors + index];
+    return &s->claims[(size_t)index * s->n_ranks + rank];
 }
 
 /* Is a tensor claimed so where it must be: on every rank; sharded: on any? */
-static bool claimed(const struct updates *u, const struct session *s, uint32_t index, unsigned mask)
+static bool claimed(const struct session *s, uint32_t index, unsigned mask)
 {
     for (uint32_t r = 0; r < s->n_ranks; r++)
-        if (((*claim_at(u, s, r, index) & mask) != 0) == s->sharded)
+        if (((*claim_at(s, r, index) & mask) != 0) == s->sharded)
             return s->sharded;
     return !s->sharded;
 }
 
 static int claim_refuse(const struct updates *u, const struct update_job *job,
-                        const struct claim *c, struct err *e)
+                        const struct claim *c, uint32_t k, struct err *e)
 {
-    const char *sent = chunk_plan(job->chunk, c->rank)->tensors[c->i].name;
+    const char *sent = chunk_plan(job->chunk, c->first + k)->tensors[c->part].name;
     const char *name = u->manifest->plan->tensors[c->index].name;
     char field[48];
 
-    (void)snprintf(field, sizeof field, "/names/%u", c->i);
-    if (*c->at & CLAIM_MINE)
+    (void)snprintf(field, sizeof field, "/names/%u", c->part);
+    if (c->are[k] & CLAIM_MINE)
         (void)err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
                       plan_name_cut(sent), sent, plan_name_cut(name), name);
     else
         (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", plan_name_cut(name), name,
-                      *c->at & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
-    chunk_refield(job->chunk, c->rank, e);
+                      c->are[k] & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
+    chunk_refield(job->chunk, c->first + k, e);
     return -1;
 }
 
-/* Calls `fn` for each tensor of the manifest that the chunk brings, on each rank. A plan may have a
- * hundred thousand tensors and u->lock is held meanwhile: both loops are made for each fn, so that
- * a tensor costs no call. */
+/* Calls `fn` for each tensor of the manifest that the chunk brings. A plan may have a hundred
+ * thousand tensors and u->lock is held meanwhile: the loop is made for each fn, so that a tensor
+ * costs no call, and once for all ranks that get the same. */
 typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job,
                      const struct claim *c, struct err *e);
 
 static inline __attribute__((always_inline)) int
-claims_of_rank(struct updates *u, struct session *s, const struct update_job *job, uint32_t rank,
-               claim_fn *fn, struct err *e)
+claims_of_ranks(struct updates *u, struct session *s, const struct update_job *job, uint32_t first,
+                uint32_t n, claim_fn *fn, struct err *e)
 {
-    const struct plan *plan = chunk_plan(job->chunk, rank);
-    const struct part *parts;
+    const struct layout *l = job_layout(job, first);
 
-    if (plan == NULL)
-        return 0;
-    parts = job_layout(job, rank)->parts;
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        uint32_t n;
-        const uint32_t *targets = match_targets(&parts[i].match, &n);
+    for (size_t i = 0; l != NULL && i < l->n_landings; i++) {
+        uint32_t index = l->landings[i].index;
+        struct claim c = {first, n, l->landings[i].part, index, claim_at(s, first, index)};
 
-        for (uint32_t k = 0; k < n; k++) {
-            struct claim c = {rank, i, targets[k], claim_at(u, s, rank, targets[k])};
-
-            if (fn(u, s, job, &c, e) != 0)
-                return -1;
-        }
+        if (fn(u, s, job, &c, e) != 0)
+            return -1;
     }
     return 0;
 }
@@ -266,8 +258,10 @@ static inline __attribute__((always_inline)) int claims_each(struct updates *u, 
                                                              claim_fn *fn, struct err *e)
 {
     mtx_assert_held(&u->lock);
+    if (job->chunk->ranks == NULL)
+        return claims_of_ranks(u, s, job, 0, s->n_ranks, fn, e);
     for (uint32_t r = 0; r < s->n_ranks; r++)
-        if (claims_of_rank(u, s, job, r, fn, e) != 0)
+        if (claims_of_ranks(u, s, job, r, 1, fn, e) != 0)
             return -1;
     return 0;
 }
@@ -276,9 +270,11 @@ static int claim_mark(struct updates *u, struct session *s, const struct update_
                       const struct claim *c, struct err *e)
 {
     (void)s;
-    if (*c->at & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
-        return claim_refuse(u, job, c, e);
-    *c->at |= CLAIM_MINE;
+    for (uint32_t k = 0; k < c->n; k++) {
+        if (c->are[k] & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
+            return claim_refuse(u, job, c, k, e);
+        c->are[k] |= CLAIM_MINE;
+    }
     return 0;
 }
 
@@ -286,7 +282,8 @@ static int claim_unmark(struct updates *u, struct session *s, const struct updat
                         const struct claim *c, struct err *e)
 {
     (void)u, (void)s, (void)job, (void)e;
-    *c->at &= (unsigned char)~CLAIM_MINE;
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] &= (unsigned char)~CLAIM_MINE;
     return 0;
 }
 
@@ -294,8 +291,9 @@ static int claim_queue(struct updates *u, struct session *s, const struct update
                        const struct claim *c, struct err *e)
 {
     (void)job, (void)e;
-    *c->at = (unsigned char)((*c->at & ~CLAIM_MINE) | CLAIM_QUEUED);
-    if (claimed(u, s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED) && !s->counted[c->index]) {
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] = (unsigned char)((c->are[k] & ~CLAIM_MINE) | CLAIM_QUEUED);
+    if (!s->counted[c->index] && claimed(s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
         s->counted[c->index] = true;
         s->n_claimed++;
         s->nbytes_claimed += u->manifest->plan->tensors[c->index].nbytes;
@@ -304,21 +302,22 @@ static int claim_queue(struct updates *u, struct session *s, const struct update
 }
 
 /* Arrived, or under a tied name, wherever it must be. */
-static bool is_here(const struct updates *u, const struct session *s, uint32_t index)
+static bool is_here(const struct session *s, uint32_t index)
 {
-    return claimed(u, s, index, CLAIM_ARRIVED | CLAIM_TIED);
+    return claimed(s, index, CLAIM_ARRIVED | CLAIM_TIED);
 }
 
 static int claim_arrive(struct updates *u, struct session *s, const struct update_job *job,
                         const struct claim *c, struct err *e)
 {
-    bool before = claimed(u, s, c->index, CLAIM_ARRIVED), was_here = is_here(u, s, c->index);
+    bool before = claimed(s, c->index, CLAIM_ARRIVED), was_here = is_here(s, c->index);
 
-    (void)job, (void)e;
-    *c->at = (unsigned char)(CLAIM_ARRIVED | (*c->at & CLAIM_NAMED));
-    if (!was_here && is_here(u, s, c->index))
+    (void)u, (void)job, (void)e;
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] = (unsigned char)(CLAIM_ARRIVED | (c->are[k] & CLAIM_NAMED));
+    if (!was_here && is_here(s, c->index))
         s->n_here++;
-    if (!before && claimed(u, s, c->index, CLAIM_ARRIVED))
+    if (!before && claimed(s, c->index, CLAIM_ARRIVED))
         s->n_arrived++;
     return 0;
 }
@@ -327,8 +326,9 @@ static int claim_release(struct updates *u, struct session *s, const struct upda
                          const struct claim *c, struct err *e)
 {
     (void)job, (void)e;
-    *c->at &= (unsigned char)~CLAIM_QUEUED;
-    if (s->counted[c->index] && !claimed(u, s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] &= (unsigned char)~CLAIM_QUEUED;
+    if (s->counted[c->index] && !claimed(s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
         s->counted[c->index] = false;
         s->n_claimed--;
         s->nbytes_claimed -= u->manifest->plan->tensors[c->index].nbytes;
@@ -351,24 +351,25 @@ int claims_take_locked(struct updates *u, struct session *s, const struct update
     return 0;
 }
 
-static void claim_tie(struct updates *u, struct session *s, uint32_t rank, uint32_t index)
+static void claim_tie(struct session *s, uint32_t rank, uint32_t index)
 {
-    bool was_here = is_here(u, s, index);
+    bool was_here = is_here(s, index);
 
-    *claim_at(u, s, rank, index) |= CLAIM_TIED | CLAIM_NAMED;
-    if (!was_here && is_here(u, s, index))
+    *claim_at(s, rank, index) |= CLAIM_TIED | CLAIM_NAMED;
+    if (!was_here && is_here(s, index))
         s->n_here++;
 }
 
 void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job)
 {
+    mtx_assert_held(&u->lock);
     for (uint32_t r = 0; r < s->n_ranks; r++) {
         const struct plan *plan = chunk_plan(job->chunk, r);
         const struct layout *l = job_layout(job, r);
 
-        for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++)
+        for (uint32_t i = 0; plan != NULL && l->ties && i < plan->n_tensors; i++)
             if (l->parts[i].how == PART_TIED)
-                claim_tie(u, s, r, l->parts[i].match.alias->targets[0]);
+                claim_tie(s, r, l->parts[i].match.alias->targets[0]);
     }
 }
 
@@ -389,10 +390,9 @@ void claims_release_locked(struct updates *u, struct session *s, const struct up
     s->nbytes_accepted -= chunk_nbytes(job->chunk, s->n_ranks);
 }
 
-bool claims_lack_locked(const struct updates *u, const struct session *s, uint32_t index,
-                        unsigned mask)
+bool claims_lack_locked(const struct session *s, uint32_t index, unsigned mask)
 {
-    return !claimed(u, s, index, mask);
+    return !claimed(s, index, mask);
 }
 
 /* What is here stays here, so this looks at most at what came out of order: every reply has it, and
@@ -410,10 +410,10 @@ uint32_t claims_missing_locked(struct updates *u, struct session *s, const char 
                (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
         return s->n_missing;
     }
-    while (s->missing_from < plan->n_tensors && is_here(u, s, s->missing_from))
+    while (s->missing_from < plan->n_tensors && is_here(s, s->missing_from))
         s->missing_from++;
     for (uint32_t i = s->missing_from; i < plan->n_tensors && n < cap && n < n_missing; i++)
-        if (!is_here(u, s, i))
+        if (!is_here(s, i))
             out[n++] = plan->tensors[i].name;
     return n_missing;
 }

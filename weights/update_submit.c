@@ -199,7 +199,7 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
         return 0;
     claims_tie_locked(u, s, job);
     for (uint32_t i = plan->n_tensors; i > 0; i--) {
-        if (!claims_lack_locked(u, s, i - 1, CLAIM_QUEUED | CLAIM_ARRIVED | CLAIM_TIED))
+        if (!claims_lack_locked(s, i - 1, CLAIM_QUEUED | CLAIM_ARRIVED | CLAIM_TIED))
             continue;
         first = i - 1;
         n_missing++;

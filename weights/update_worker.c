@@ -263,7 +263,7 @@ static bool lacks_name_locked(struct updates *u, const struct session *s)
 
     for (uint32_t i = 0; i < m->n_aliases; i++)
         if (m->aliases[i].kind == ALIAS_TIED &&
-            claims_lack_locked(u, s, m->aliases[i].targets[0], CLAIM_NAMED))
+            claims_lack_locked(s, m->aliases[i].targets[0], CLAIM_NAMED))
             return true;
     return false;
 }
