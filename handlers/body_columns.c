@@ -19,27 +19,33 @@ enum {
     PLACE_LEN_MAX = 24 /* "[[4294967295]]" */
 };
 
-enum kind { KIND_NONE, KIND_STRINGS, KIND_INTEGERS, KIND_SHAPES };
+enum kind { KIND_STRINGS, KIND_INTEGERS, KIND_SHAPES };
 
 /* Walking along text that ends at `end`. */
 struct walk {
     const char *at, *end;
 };
 
-static enum kind kind_of(const char *name, size_t len)
+/* What a member of that name holds if it is an array. */
+struct shape_of {
+    const char *name;
+    enum kind kind;
+    enum list_column which;
+};
+
+/* NULL: it is no column's name. */
+static const struct shape_of *find_shape(const char *name, size_t len)
 {
-    static const struct {
-        const char *name;
-        enum kind kind;
-    } columns[] = {
-        {"names", KIND_STRINGS}, {"dtypes", KIND_STRINGS}, {"dtype_names", KIND_STRINGS},
-        {"shapes", KIND_SHAPES}, {"sizes", KIND_INTEGERS}, {"tensor_sizes", KIND_INTEGERS},
+    static const struct shape_of columns[] = {
+        {"names", KIND_STRINGS, LIST_NAMES},        {"dtypes", KIND_STRINGS, LIST_DTYPES},
+        {"dtype_names", KIND_STRINGS, LIST_DTYPES}, {"shapes", KIND_SHAPES, LIST_SHAPES},
+        {"sizes", KIND_INTEGERS, LIST_SIZES},       {"tensor_sizes", KIND_INTEGERS, LIST_SIZES},
     };
 
     for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
         if (strlen(columns[i].name) == len && memcmp(columns[i].name, name, len) == 0)
-            return columns[i].kind;
-    return KIND_NONE;
+            return &columns[i];
+    return NULL;
 }
 
 static bool is_blank(char c)
@@ -105,21 +111,40 @@ static bool plain_shape(struct walk *w)
 /* The whole array, from its '[' on. */
 static bool plain_column(struct walk *w, enum kind kind, struct column_text *out)
 {
+    const char *begin = w->at;
     static bool (*const plain[])(struct walk *) = {[KIND_STRINGS] = plain_string,
                                                    [KIND_INTEGERS] = plain_integer,
                                                    [KIND_SHAPES] = plain_shape};
 
+    *out = (struct column_text){.n = 0};
     if (!take(w, '['))
         return false;
-    *out = (struct column_text){.first = w->at};
-    if (take(w, ']'))
-        return true;
-    do {
-        if (!plain[kind](w))
+    if (!take(w, ']')) {
+        do {
+            if (!plain[kind](w))
+                return false;
+            out->n++;
+        } while (take(w, ','));
+        if (!take(w, ']'))
             return false;
-        out->n++;
-    } while (take(w, ','));
-    return take(w, ']');
+    }
+    out->text = (struct list_text){begin, (size_t)(w->at - begin)};
+    return true;
+}
+
+/* As plain_column, of what came before in these very bytes. */
+static bool known_column(struct walk *w, enum list_column which, struct body_columns *columns,
+                         struct list_memo *memo, struct column_text *out)
+{
+    struct known_list *before = columns->n > 0 ? columns->items[columns->n - 1].known : NULL;
+    struct known_list *l = list_memo_find(memo, which, w->at, (size_t)(w->end - w->at), before);
+
+    if (l == NULL)
+        return false;
+    *out = (struct column_text){
+        .text = {w->at, l->columns[which].len}, .n = l->plan->n_tensors, .known = l};
+    w->at += l->columns[which].len;
+    return true;
 }
 
 static bool push(struct body_columns *columns, struct column_text column)
@@ -165,9 +190,9 @@ static bool rest_place(struct rest *r, enum kind kind, uint32_t number, size_t l
 /* Behind the string whose first byte is at w->at: if it names a column and that is an array, cuts
  * it out. @from  what has not been copied begins there. False: nothing is to be cut out at all. */
 static bool cut_member(struct walk *w, const char *name, size_t len, struct body_columns *columns,
-                       struct rest *r, const char **from)
+                       struct list_memo *memo, struct rest *r, const char **from)
 {
-    enum kind kind;
+    const struct shape_of *is;
     struct column_text column;
     const char *begin;
 
@@ -175,23 +200,28 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
         return true; /* no member's name */
     if (memchr(name, '\\', len) != NULL)
         return false; /* a column's name, spelled otherwise? */
-    kind = kind_of(name, len);
-    if (kind == KIND_NONE)
+    is = find_shape(name, len);
+    if (is == NULL)
         return true;
     while (w->at < w->end && is_blank(*w->at))
         w->at++;
     begin = w->at;
     if (w->at == w->end || *w->at != '[')
         return true; /* absent, or refused by whoever wants an array */
-    if (!plain_column(w, kind, &column) || !push(columns, column))
+    if (!known_column(w, is->which, columns, memo, &column) && !plain_column(w, is->kind, &column))
         return false;
+    if (!push(columns, column)) {
+        known_list_unref(column.known);
+        return false;
+    }
     rest_copy(r, *from, begin);
     *from = w->at;
-    return rest_place(r, kind, columns->n - 1, (size_t)(w->at - begin));
+    return rest_place(r, is->kind, columns->n - 1, (size_t)(w->at - begin));
 }
 
 /* False: the body has no columns, or they are not all plain, or there is no memory. */
-static bool cut(const char *text, size_t len, struct body_columns *columns, struct rest *r)
+static bool cut(const char *text, size_t len, struct body_columns *columns, struct list_memo *memo,
+                struct rest *r)
 {
     struct walk w = {text, text + len};
     const char *from = text;
@@ -209,7 +239,7 @@ static bool cut(const char *text, size_t len, struct body_columns *columns, stru
         if (end == len)
             return false;
         w.at = text + end + 1;
-        if (!cut_member(&w, text + begin, end - begin, columns, r, &from))
+        if (!cut_member(&w, text + begin, end - begin, columns, memo, r, &from))
             return false;
     }
     if (columns->n == 0)
@@ -221,19 +251,21 @@ static bool cut(const char *text, size_t len, struct body_columns *columns, stru
 
 void body_columns_fini(struct body_columns *columns)
 {
+    for (uint32_t i = 0; i < columns->n; i++)
+        known_list_unref(columns->items[i].known);
     free(columns->items);
     memset(columns, 0, sizeof *columns);
 }
 
 int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
-                       const struct route *route, struct err *e)
+                       const struct route *route, struct list_memo *known, struct err *e)
 {
     struct rest r = {0};
     struct err none = {0};
     int rc = -1;
 
     memset(columns, 0, sizeof *columns);
-    if (!route->whole && cut(x->body, x->body_len, columns, &r))
+    if (!route->whole && cut(x->body, x->body_len, columns, known, &r))
         rc = body_parse_text(out, x, r.text, r.len, route, &none);
     free(r.text);
     if (rc == 0)
@@ -266,14 +298,16 @@ int column_open(struct column *out, const struct body_columns *columns, const js
         return 0;
     out->given = true;
     out->i = 0;
+    out->text = NULL;
     out->tree = array;
     out->n = json_array_size(array);
     if (columns != NULL && columns->n > 0) {
         const struct column_text *text = column_of(columns, array);
 
         out->tree = NULL;
+        out->text = text;
         out->n = text->n;
-        out->at = text->first;
+        out->at = text->text.text + 1;
     }
     return 0;
 }

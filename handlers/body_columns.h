@@ -9,12 +9,14 @@
 #define BATON_HANDLERS_BODY_COLUMNS_H
 
 #include "handlers/body.h"
+#include "handlers/list_memo.h"
 #include "weights/plan.h"
 
 /* A plain column in the text of a request. */
 struct column_text {
-    const char *first; /* behind its '['; borrowed from the exchange */
-    uint32_t n;        /* elements */
+    struct list_text text;    /* borrowed from the exchange */
+    uint32_t n;               /* elements */
+    struct known_list *known; /* counted: the list that has this very column, or NULL */
 };
 
 /* The columns that were left in the text; in the tree the number of each stands in its place. */
@@ -24,9 +26,10 @@ struct body_columns {
 };
 
 /* body_parse_columns - as body_parse, leaving the columns in the text if all of them are plain.
- * @columns  to be finished before the exchange ends; empty after an error */
+ * @columns  to be finished before the exchange ends; empty after an error
+ * @known    borrowed: columns that are in there need not be looked at again; may be NULL */
 int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
-                       const struct route *route, struct err *e);
+                       const struct route *route, struct list_memo *known, struct err *e);
 void body_columns_fini(struct body_columns *columns); /* accepts a zeroed one */
 
 /* One column, read from its first element to its last: each `_next` is the next one's, and is
@@ -37,6 +40,7 @@ struct column {
 
     const json_t *tree;                 /* borrowed; NULL: it is in the text */
     size_t i;                           /* of the tree: the next one */
+    const struct column_text *text;     /* borrowed; NULL: it is in the tree */
     const char *at;                     /* in the text: before the next one */
     char string[PLAN_NAME_LEN_MAX + 1]; /* of the text: the last one */
 };

@@ -36,7 +36,7 @@ int handle_plan_put(struct app *app, struct exchange *x, struct err *e)
     json_t *body;
     int rc;
 
-    if (body_parse_columns(&body, &text, x, x->route, e) != 0)
+    if (body_parse_columns(&body, &text, x, x->route, app->lists, e) != 0)
         return -1;
     rc = body_bool(&convert, body, "", "convert", e);
     if (rc == 0)

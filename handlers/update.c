@@ -471,7 +471,7 @@ int handle_update(struct app *app, struct exchange *x, struct err *e)
         return update_from_stream(app, x, e);
     if (gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0 ||
         (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
-        body_parse_columns(&body, &text, x, route, e) != 0) {
+        body_parse_columns(&body, &text, x, route, app->lists, e) != 0) {
         update_unread(app, x);
         return -1;
     }

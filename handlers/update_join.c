@@ -110,7 +110,13 @@ static void parts_free(struct plan **parts, uint32_t n)
     free(parts);
 }
 
-/* The plans of a rank's lists, if each of them names one that is registered; else *out is NULL.
+/* Is the list one that can be known again, by its plan's id or by its words? */
+static bool is_known_by(const struct ipc_request *q, const struct ipc_list *list)
+{
+    return body_given(list->object, "plan_id") != NULL || (q->text != NULL && q->text->n > 0);
+}
+
+/* The plans of a rank's lists, if each of them can be known again; else *out is NULL.
  * @out  [*n], one reference each */
 static int parts_of_rank(const struct ipc_request *q, uint32_t rank, struct plan ***out,
                          uint32_t *n, struct err *e)
@@ -126,7 +132,7 @@ static int parts_of_rank(const struct ipc_request *q, uint32_t rank, struct plan
 
         if (list == NULL)
             continue;
-        if (body_given(list->object, "plan_id") == NULL) {
+        if (!is_known_by(q, list)) {
             parts_free(parts, *n);
             return 0;
         }
@@ -140,7 +146,7 @@ static int parts_of_rank(const struct ipc_request *q, uint32_t rank, struct plan
     return 0;
 }
 
-/* A plan that the same registered ones made before; they are as they were. */
+/* A plan that the same ones made before; they are as they were. */
 static void place_joined(struct ipc_request *q, uint32_t rank, struct plan *const *parts)
 {
     uint32_t n_tensors = 0, k = 0;

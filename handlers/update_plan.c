@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DTYPE_TEXT_MAX = 32 };
+enum {
+    DTYPE_TEXT_MAX = 32,
+    REMEMBERED_MIN = 16 /* tensors; a shorter list is read as fast as it is found */
+};
 
 /* The four columns of one list. */
 struct columns {
@@ -248,6 +251,57 @@ static int plan_from_list(struct plan **out, const json_t *object, const struct 
     return -1;
 }
 
+/* The columns' texts. False: one of them is in the tree. */
+static bool texts_of(const struct columns *c, struct list_text out[LIST_COLUMNS])
+{
+    const struct column *columns[LIST_COLUMNS] = {[LIST_NAMES] = &c->names,
+                                                  [LIST_DTYPES] = &c->dtypes,
+                                                  [LIST_SHAPES] = &c->shapes,
+                                                  [LIST_SIZES] = &c->sizes};
+
+    for (size_t i = 0; i < LIST_COLUMNS; i++) {
+        if (columns[i]->given && columns[i]->text == NULL)
+            return false;
+        out[i] = columns[i]->given ? columns[i]->text->text : (struct list_text){0};
+    }
+    return true;
+}
+
+/* The plan of a list that came before in the same words, or NULL. */
+static struct plan *known_plan(const struct columns *c, const struct list_text texts[LIST_COLUMNS])
+{
+    const struct known_list *l = c->names.text->known;
+
+    for (size_t i = 0; l != NULL && i < LIST_COLUMNS; i++)
+        if (i != LIST_NAMES && !known_list_has(l, (enum list_column)i, texts[i]))
+            return NULL;
+    return l != NULL ? plan_ref(l->plan) : NULL;
+}
+
+/* By its columns; long ones that are plain text are remembered. */
+static int plan_as_said(struct plan **out, const struct app *app, const json_t *object,
+                        const struct body_columns *text, const char *at, struct err *e)
+{
+    struct list_text texts[LIST_COLUMNS];
+    struct plan *plan = NULL;
+    struct columns c;
+    bool remembered;
+
+    if (read_columns(&c, object, text, at, e) != 0)
+        return -1;
+    remembered = app->lists != NULL && c.names.n >= REMEMBERED_MIN && texts_of(&c, texts);
+    if (remembered)
+        plan = known_plan(&c, texts);
+    if (plan == NULL) {
+        if (plan_from_list(&plan, object, text, at, e) != 0)
+            return -1;
+        if (remembered)
+            list_memo_keep(app->lists, texts, plan);
+    }
+    *out = remembered ? updates_said_keep(app->updates, plan) : plan;
+    return 0;
+}
+
 int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
                    struct err *e)
 {
@@ -274,7 +328,7 @@ int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
         return 0;
     }
     if (plan_id == NULL)
-        return plan_from_list(out, object, text, at, e);
+        return plan_as_said(out, app, object, text, at, e);
     plan = updates_plan_get(app->updates, plan_id);
     if (plan == NULL)
         return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),

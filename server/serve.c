@@ -20,6 +20,7 @@
 #include "handlers/fleet_control.h"
 #include "handlers/gate.h"
 #include "handlers/generations.h"
+#include "handlers/list_memo.h"
 #include "handlers/lora.h"
 #include "handlers/metrics.h"
 #include "handlers/relay.h"
@@ -233,7 +234,10 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
         leases_new(&h->app.leases, h->app.store, e) != 0)
         return -1;
     updates_cfg.store = h->app.store;
-    return updates_new(&h->app.updates, &updates_cfg, e);
+    return updates_new(&h->app.updates, &updates_cfg, e) != 0 ||
+                   list_memo_new(&h->app.lists, e) != 0
+               ? -1
+               : 0;
 }
 
 static int build_transfer(struct house *h, const struct config *c, struct err *e)
@@ -606,6 +610,7 @@ static void take_down(struct house *h)
     stuck = a->transfer != NULL && !weight_transfer_live(a->transfer, &why);
     weight_transfer_free(a->transfer);
     updates_free(a->updates);
+    list_memo_free(a->lists);
     if (a->engine != NULL)
         a->engine->ops->free(a->engine);
     workers_free(a->control);

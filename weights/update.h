@@ -38,7 +38,9 @@ enum {
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
     UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
     UPDATE_PLANS_MAX = 64,
-    UPDATE_JOINED_MAX = 16, /* plans that several registered ones make */
+    UPDATE_JOINED_MAX = 16, /* plans that several others make */
+    UPDATE_SAID_MAX = 64,   /* plans that came in words, and the tensors of all of them */
+    UPDATE_SAID_TENSORS_MAX = 1 << 19,
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
 };
@@ -259,7 +261,7 @@ int updates_plan_put(struct updates *u, struct plan *plan, bool convert, struct 
 /* updates_plan_get - a reference to the plan of that digest, or NULL. */
 struct plan *updates_plan_get(struct updates *u, const char *digest);
 
-/* updates_joined_get - a reference to the plan that was put for these registered ones, or NULL.
+/* updates_joined_get - a reference to the plan that was put for these ones, or NULL.
  * updates_joined_put - remember what they make, one after the other, under their digests.
  * @parts   [n], borrowed
  * @joined  borrowed; a reference is taken
@@ -267,6 +269,14 @@ struct plan *updates_plan_get(struct updates *u, const char *digest);
 struct plan *updates_joined_get(struct updates *u, struct plan *const *parts, uint32_t n);
 void updates_joined_put(struct updates *u, struct plan *const *parts, uint32_t n,
                         struct plan *joined);
+
+/* updates_said_keep - remember how a plan lands that came in words and may come again. It gets no
+ * id by that.
+ * @plan  one reference, moved in
+ * Returns a reference to the one that is remembered: @plan, or one that is equal to it. The least
+ * recently used of UPDATE_SAID_MAX make room, and of UPDATE_SAID_TENSORS_MAX; the last one stays.
+ */
+struct plan *updates_said_keep(struct updates *u, struct plan *plan);
 
 struct updates_stats {
     uint64_t n_started, n_committed, n_aborted, nbytes_received;

@@ -1,5 +1,6 @@
 /* Plans that were checked once and are named by their digest from then on; plans that such make
- * when several come in one request; and with each how it lands, which no update changes. */
+ * when several come in one request; plans that came in words; and with each how it lands, which no
+ * update changes. */
 #include "weights/update_priv.h"
 
 #include <nettle/sha2.h>
@@ -76,6 +77,9 @@ static struct plan_kept *same_locked(struct updates *u, const struct plan *plan)
     for (uint32_t i = 0; i < UPDATE_JOINED_MAX; i++)
         if (u->joined[i].plan == plan)
             return &u->joined[i];
+    for (uint32_t i = 0; i < UPDATE_SAID_MAX; i++)
+        if (u->said[i].plan == plan)
+            return &u->said[i];
     return NULL;
 }
 
@@ -129,6 +133,57 @@ struct plan *updates_plan_get(struct updates *u, const char *digest)
     return get(u, u->plans, UPDATE_PLANS_MAX, digest);
 }
 
+/* Takes out the one that was used longest ago, if they are too many tensors. */
+static struct plan_kept take_oldest_locked(struct updates *u)
+{
+    struct plan_kept *oldest = NULL, taken = {0};
+    uint64_t n_tensors = 0;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < UPDATE_SAID_MAX; i++) {
+        struct plan_kept *kept = &u->said[i];
+
+        if (kept->plan == NULL)
+            continue;
+        n++;
+        n_tensors += kept->plan->n_tensors;
+        if (oldest == NULL || kept->used < oldest->used)
+            oldest = kept;
+    }
+    if (n > 1 && n_tensors > UPDATE_SAID_TENSORS_MAX) {
+        taken = *oldest;
+        *oldest = (struct plan_kept){0};
+    }
+    return taken;
+}
+
+static bool said_shrink(struct updates *u)
+{
+    struct plan_kept taken;
+
+    mtx_lock(&u->lock);
+    taken = take_oldest_locked(u);
+    mtx_unlock(&u->lock);
+    let_go(&taken);
+    return taken.plan != NULL;
+}
+
+struct plan *updates_said_keep(struct updates *u, struct plan *plan)
+{
+    struct plan_kept evicted;
+    struct plan *kept;
+
+    mtx_lock(&u->lock);
+    evicted = keep_locked(u, u->said, UPDATE_SAID_MAX, plan->digest, plan);
+    kept = plan_ref(find_locked(u->said, UPDATE_SAID_MAX, plan->digest)->plan);
+    mtx_unlock(&u->lock);
+    let_go(&evicted);
+    plan_unref(plan);
+    while (said_shrink(u))
+        continue;
+    return kept;
+}
+
 static void key_of_parts(char key[PLAN_DIGEST_LEN + 1], struct plan *const *parts, uint32_t n)
 {
     uint8_t digest[SHA256_DIGEST_SIZE];
@@ -169,4 +224,6 @@ void plans_free(struct updates *u)
         let_go(&u->plans[i]);
     for (uint32_t i = 0; i < UPDATE_JOINED_MAX; i++)
         let_go(&u->joined[i]);
+    for (uint32_t i = 0; i < UPDATE_SAID_MAX; i++)
+        let_go(&u->said[i]);
 }

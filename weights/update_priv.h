@@ -178,6 +178,7 @@ struct updates {
     struct updates_stats stats;
     struct plan_kept plans[UPDATE_PLANS_MAX];
     struct plan_kept joined[UPDATE_JOINED_MAX];
+    struct plan_kept said[UPDATE_SAID_MAX];
     uint64_t plans_clock;
     struct closing closing;
 

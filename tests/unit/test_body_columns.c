@@ -139,7 +139,7 @@ static struct outcome outcome_of(const char *text, size_t len, bool columns)
 
     assert_non_null(copy);
     memcpy(copy, text, len);
-    rc = columns ? body_parse_columns(&body, &lifted, &x, &route, &e)
+    rc = columns ? body_parse_columns(&body, &lifted, &x, &route, NULL, &e)
                  : body_parse(&body, &x, &route, &e);
     o.from_text = lifted.n > 0;
     if (rc == 0)
