@@ -23,17 +23,35 @@ int refuse_ended(const struct fleet_session *s, struct err *e);
 void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e);
 
 /* fleet_release - let go on what stands still for the update and was not touched, having closed
- * what was started there. What fails is fenced. In a turn.
+ * what was started there and given it its name again. What fails is fenced, and what was fenced
+ * stands still. In a turn.
  * @dropped  only those that are out */
 void fleet_release(struct app *app, struct fleet_session *s, bool dropped);
 
 /* fleet_fence_parts - those that were touched and did not get to their end. No lock held. */
 void fleet_fence_parts(struct app *app, struct fleet_session *s);
 
-/* fleet_check_marks - drops, and fences, those whose process is not the one that took what came so
- * far: they tell of another update, or do not answer. No lock held. Blocks.
+/* fleet_mark_parts - names those that overwrite what they serve by FLEET_UNFINISHED and our id, of
+ * which each tells first what it is named; drops whom it fails at. Whose answer was lost counts as
+ * touched. In a turn. Blocks. Errors: fleet_ask's. */
+int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e);
+
+/* fleet_unmark_parts - gives those that were not touched the name that they had, if they still have
+ * ours. What fails, and what was bad before, counts as touched. In a turn. Blocks.
+ * @dropped  only those that are out */
+void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped);
+
+/* fleet_check_marks - drops those whose process is not the one that was marked, and that took what
+ * came so far, or that somebody else has changed: they tell of another update, or do not answer.
+ * Fences those of them that were touched. No lock held. Blocks.
+ * @all  also those that are known by more than their mark: before they are told to finish
  * Errors: too few are left; fleet_ask_about's. */
-int fleet_check_marks(struct app *app, struct fleet_session *s, struct err *e);
+int fleet_check_marks(struct app *app, struct fleet_session *s, bool all, struct err *e);
+
+/* fleet_name_parts - of those that have finished: sees that they have the name of the new version,
+ * and gives it to those that kept ours, since their end of an update takes none. Drops, and fences,
+ * whom it fails at, and what has another name: that is not what was sent. In a turn. Blocks. */
+void fleet_name_parts(struct app *app, struct fleet_session *s);
 
 /* fleet_abort_parts - tell those in two phases that it is over. */
 void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *reason);

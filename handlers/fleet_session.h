@@ -26,21 +26,29 @@ struct fleet_life {
     bool synced;
 };
 
+_Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
+               "a name of ours is told from a longer one");
+
 struct fleet_part {
     size_t upstream;
     bool two_phase;
-    bool begins;    /* it is told to start and to finish each update */
-    bool marks;     /* it does not name its process, but the update (update_id) that it had last */
-    bool was_out;   /* it was not in rotation when the update began */
-    bool was_first; /* it had none from here before */
-    struct fleet_life life; /* when it was touched, or told to finish */
+    bool begins;     /* it is told to start and to finish each update */
+    bool marks;      /* it does not name its process, but the update (update_id) that it had last */
+    bool was_out;    /* it was not in rotation when the update began */
+    bool was_fenced; /* then */
+    bool was_bad;    /* it was, or out of step with what the others serve */
+    bool was_first;  /* it had none from here before */
+    struct fleet_life life;            /* when it was touched, or told to finish */
+    char was_label[WIRE_NAME_MAX + 1]; /* its own word before it was marked; "": none */
+    char says[WIRE_NAME_MAX + 1];      /* the same, when it was asked last */
 
+    bool marked;  /* it is, or may be, named FLEET_UNFINISHED and our id */
     bool started; /* its own update is open */
     bool held;    /* it stands still for this update */
     bool touched; /* what it serves may have changed */
     bool verified, finished;
     bool out;                               /* it failed, and takes no part any more */
-    char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update */
+    char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update, or what it is marked by */
     enum fleet_end end;                     /* of the last step */
     int status;
     struct err why; /* of its failure */
@@ -51,7 +59,8 @@ struct fleet_session {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool implicit, unnamed, partial, sharded;
-    bool opened; /* those that are not in two phases stand still */
+    bool opened; /* those that are not in two phases are being stopped, or stand still */
+    bool ready;  /* they do, are marked, and have begun */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s;
     uint64_t lease_until_us;

@@ -105,11 +105,12 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
     }
     mtx_unlock(&fc->lock);
     close_started(app, s, &started);
+    fleet_unmark_parts(app, s, dropped);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->held && !p->touched && !p->finished && (p->out || !dropped))
+        if (p->held && !p->touched && !p->was_fenced && !p->finished && (p->out || !dropped))
             batch_add(&held, s, i, NULL);
     }
     mtx_unlock(&fc->lock);
@@ -152,15 +153,18 @@ static void close_session(struct fleet_control *fc, struct fleet_session *s, con
     mtx_unlock(&fc->lock);
 }
 
-/* In a step, or while it is ending. The phase first: what is under way sees it. */
+/* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
+ * may have our name it is an update of ours, and who is an upstream's index stays its own. */
 static void abort_turn(struct app *app, struct fleet_session *s, const struct err *why)
 {
+    upstreams_hold(app->upstreams);
     close_session(app->fleet_control, s, why);
     fleet_fence_parts(app, s);
-    fleet_updating(fleet_of(app), false);
     log_ended(s, 0);
     fleet_abort_parts(app, s, why->msg);
     fleet_release(app, s, false);
+    fleet_updating(fleet_of(app), false);
+    upstreams_release(app->upstreams);
 }
 
 static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
@@ -341,6 +345,7 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
     mtx_unlock(&fc->lock);
     fence_failed(app, said, b.n);
     fleet_said_free(said, b.n);
+    fleet_name_parts(app, s);
     return 0;
 }
 
@@ -486,22 +491,17 @@ static void let_finished_go(struct app *app, struct fleet_session *s)
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
 static int serve(struct app *app, struct fleet_session *s, const char *label, struct err *e)
 {
-    struct fleet *fleet = fleet_of(app);
     const struct err none = {0};
-    struct err counted = {0}; /* by n_done */
     size_t n_done, min_ready = fleet_min_ready(app);
     int rc;
 
     name_it(app, s, label);
-    fleet_updating(fleet, true);
+    fleet_updating(fleet_of(app), true);
+    fleet_release(app, s, true);
     rc = finish_parts(app, s, e);
-    if (rc == 0)
-        (void)fleet_check_marks(app, s, &counted);
     if (rc == 0)
         rc = align(app, s, e);
     n_done = commit(app, s);
-    if (s->serial == 0)
-        fleet_updating(fleet, false);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause(s, min_ready, e);
         if (e->code != ERR_UPSTREAM_TIMEOUT)
@@ -533,7 +533,7 @@ static int end_turn(struct app *app, struct fleet_session *s, const char *label,
     }
     rc = prove(app, s, body, e);
     if (rc == 0 && commit_too)
-        rc = fleet_check_marks(app, s, e);
+        rc = fleet_check_marks(app, s, true, e);
     if (rc == 0 && commit_too)
         rc = serve(app, s, label, e);
     if (rc != 0) {

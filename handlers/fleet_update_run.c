@@ -196,6 +196,8 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
 {
     struct upstream_info info;
     struct upstream_at at;
+    struct err ignored = {0};
+    bool undecided = fleet_undecided(fleet_of(app), &ignored);
 
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
@@ -206,9 +208,11 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
         p->two_phase = wire_is_two_phase(at.dialect);
         p->begins = at.dialect == WIRE_VLLM;
         p->marks = at.dialect == WIRE_SGLANG;
-        if (p->marks)
+        if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
         p->was_out = !info.synced || info.fenced;
+        p->was_fenced = info.fenced;
+        p->was_bad = info.fenced || (!info.synced && !undecided);
         p->was_first = info.serial == 0;
     }
 }
@@ -363,7 +367,7 @@ static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_bat
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->two_phase || p->out || fc->weights_asleep || fc->kv_asleep)
+        if (p->two_phase || p->out || p->held || fc->weights_asleep || fc->kv_asleep)
             continue;
         if (fc->hold.on && !p->was_out && fleet_is_paused_locked(app, p->upstream))
             p->held = true;
@@ -466,7 +470,7 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
     mtx_unlock(&fc->lock);
     fleet_updating(fleet_of(app), true);
     fleet_tokens(fc);
-    if (hold_parts(app, s, e) == 0)
+    if (hold_parts(app, s, e) == 0 && fleet_mark_parts(app, s, e) == 0)
         rc = begin_parts(app, s, e);
     if (rc == 0)
         fleet_release(app, s, true);
@@ -474,6 +478,9 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
         fleet_tell_cause(app, s, e);
         rc = -1;
     }
+    mtx_lock(&fc->lock);
+    s->ready = rc == 0;
+    mtx_unlock(&fc->lock);
     return rc;
 }
 
@@ -481,7 +488,7 @@ static int open_parts(struct app *app, struct fleet_session *s, struct err *e)
 {
     int rc;
 
-    if (!fleet_session_overwrites(s) || s->opened)
+    if (!fleet_session_overwrites(s) || s->ready)
         return 0;
     if (fleet_step(app->fleet_control, "the start of an update", e) != 0)
         return -1;
@@ -640,6 +647,31 @@ static enum session_verdict judge(struct app *app, struct fleet_session *s,
     return verdict;
 }
 
+static size_t n_refused(struct fleet_control *fc, const struct fleet_session *s)
+{
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        n += s->parts[i].out && !s->parts[i].touched;
+    mtx_unlock(&fc->lock);
+    return n;
+}
+
+/* Who refused it at its door goes on with what it served, and has its name again, while the others
+ * get the rest. Who cannot be let go of now is before the others are told to finish. */
+static void release_refused(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct err ignored = {0};
+
+    if (fleet_step(fc, "an update without one that refused it", &ignored) != 0)
+        return;
+    if (fleet_is_open(fc, s))
+        fleet_release(app, s, true);
+    fleet_turn_end(fc);
+}
+
 static enum session_verdict send_all(struct app *app, struct fleet_session *s,
                                      const struct fleet_tensors *t, const json_t *named,
                                      struct err *e)
@@ -714,20 +746,21 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
     struct fleet_control *fc = app->fleet_control;
     enum session_verdict verdict = SESSION_AGAIN;
     struct err ignored = {0};
+    size_t n_before;
 
     if (check_words(app, s, t, e) != 0 || enter(fc, s, e) != 0)
         return -1;
-    if (t->by_group && drop_strangers(app, s, e) != 0) {
-        verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
-    } else if (open_parts(app, s, e) != 0) {
-        verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
-    } else if (fleet_check_marks(app, s, e) != 0) {
+    n_before = n_refused(fc, s);
+    if ((t->by_group && drop_strangers(app, s, e) != 0) ||
+        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
     } else {
         if (t->abort_requests)
             abort_requests(app);
         verdict = send_named(app, s, t, e);
     }
+    if (verdict != SESSION_OVER && n_refused(fc, s) > n_before)
+        release_refused(app, s);
     leave(fc, s);
     if (verdict == SESSION_OVER)
         (void)fleet_give_up(app, s, e, &ignored);

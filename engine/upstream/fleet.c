@@ -198,7 +198,8 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     if (why.code == ERR_NONE)
         return;
     u->synced = false;
-    u->error = why;
+    if (!u->fenced) /* why that is says more */
+        u->error = why;
 }
 
 /* What it said of its weights before holds for the same process only. */

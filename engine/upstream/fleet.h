@@ -48,8 +48,9 @@ enum fleet_lane { FLEET_GENERATE, FLEET_TEXT, FLEET_LANES };
 
 struct fleet;
 
-/* What an SGLang is named from the first tensors that it took of an update to the end, with the
- * update's id behind: a server after the one that began it fences it. */
+/* What one that overwrites what it serves, and takes names, is named from before the first byte of
+ * an update to its end, with the update's id behind: a server after the one that began it fences
+ * it. */
 #define FLEET_UNFINISHED "baton:unfinished:"
 
 /* fleet_is_unfinished - is it such a name? */

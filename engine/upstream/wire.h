@@ -41,8 +41,8 @@ enum wire_op {
 
 /* What differs from upstream to upstream in one operation. */
 struct wire_about {
-    const char *update_id; /* the upstream's own, of its start; of an SGLang, which has none, the
-                              version that it is to tell until the update ends; NULL: none */
+    const char *update_id; /* the upstream's own, of its start; of the others, which have none, the
+                              version that they are to tell until the update ends; NULL: none */
     bool has_rank_offset;
     uint64_t rank_offset; /* of its first rank in the trainer's group */
 };
@@ -72,6 +72,7 @@ bool wire_is_two_phase(enum wire_dialect d);
 enum wire_question {
     WIRE_WHO,      /* the process, and the version that it serves */
     WIRE_LABEL_OF, /* the version, where WIRE_WHO does not say */
+    WIRE_NAME,     /* the version alone */
     WIRE_RANKS,    /* how many ranks it is in a trainer's group */
     WIRE_TOKEN,    /* one token: does it still generate? */
     WIRE_QUESTIONS
@@ -93,6 +94,13 @@ int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, c
 
 /* wire_refuses_key - does this status of an answer say that our key was not taken? */
 bool wire_refuses_key(int status);
+
+/* wire_read_name - what an answer of status 200 to WIRE_NAME says; "": that it has none.
+ * @out  of one that is longer its first WIRE_NAME_MAX bytes, which is more than any name of ours
+ * Errors: ERR_UNREADABLE: it does not say. */
+enum { WIRE_NAME_MAX = 257 };
+int wire_read_name(char out[WIRE_NAME_MAX + 1], enum wire_dialect d, const char *text, size_t len,
+                   struct err *e);
 
 /* wire_read_ranks - of WIRE_RANKS. Errors: ERR_UNREADABLE: it does not say. */
 int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t len,

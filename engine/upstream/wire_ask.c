@@ -8,9 +8,11 @@
 #include <string.h>
 
 static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
-    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/completions"},
-    [WIRE_VLLM] = {"/metrics", "/weight_info", "/get_world_size", "/v1/completions"},
-    [WIRE_SGLANG] = {"/get_weight_version", NULL, "/get_server_info", "/v1/completions"},
+    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions"},
+    [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size",
+                   "/v1/completions"},
+    [WIRE_SGLANG] = {"/get_weight_version", NULL, "/get_weight_version", "/get_server_info",
+                     "/v1/completions"},
 };
 
 int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e)
@@ -114,6 +116,23 @@ int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, c
     return says ? 0
                 : err_set(e, ERR_UNREADABLE, "", "its answer to %s, of status %d, names no version",
                           paths[d][WIRE_LABEL_OF], status);
+}
+
+int wire_read_name(char out[WIRE_NAME_MAX + 1], enum wire_dialect d, const char *text, size_t len,
+                   struct err *e)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+    const json_t *holder = d == WIRE_BATON ? json_object_get(answer, "weights") : answer;
+    const json_t *label = json_object_get(holder, "weight_version");
+    bool says = json_is_string(label) || json_is_null(label);
+
+    if (says)
+        (void)snprintf(out, WIRE_NAME_MAX + 1, "%s",
+                       json_is_string(label) ? json_string_value(label) : "");
+    json_decref(answer);
+    return says ? 0
+                : err_set(e, ERR_UNREADABLE, "", "its answer to %s names no version",
+                          paths[d][WIRE_NAME]);
 }
 
 bool wire_refuses_key(int status)

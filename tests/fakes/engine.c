@@ -2,7 +2,7 @@
  *
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
- *   [--journal N] [--idle-ms N] */
+ *   [--journal N] [--idle-ms N] [--plain-finish] */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -263,19 +263,14 @@ static void parse_dialect(struct options *o, const char *name)
 
 static void parse_options(struct options *o, int argc, char **argv)
 {
-    static const struct option known[] = {{"dialect", 1, NULL, 'd'},
-                                          {"port", 1, NULL, 'p'},
-                                          {"unix", 1, NULL, 'u'},
-                                          {"model", 1, NULL, 'm'},
-                                          {"world-size", 1, NULL, 'w'},
-                                          {"weight-version", 1, NULL, 'v'},
-                                          {"key", 1, NULL, 'k'},
-                                          {"tokens", 1, NULL, 't'},
-                                          {"interval-us", 1, NULL, 'i'},
-                                          {"pad", 1, NULL, 'P'},
-                                          {"journal", 1, NULL, 'j'},
-                                          {"idle-ms", 1, NULL, 'I'},
-                                          {0}};
+    static const struct option known[] = {
+        {"dialect", 1, NULL, 'd'},      {"port", 1, NULL, 'p'},
+        {"unix", 1, NULL, 'u'},         {"model", 1, NULL, 'm'},
+        {"world-size", 1, NULL, 'w'},   {"weight-version", 1, NULL, 'v'},
+        {"key", 1, NULL, 'k'},          {"tokens", 1, NULL, 't'},
+        {"interval-us", 1, NULL, 'i'},  {"pad", 1, NULL, 'P'},
+        {"journal", 1, NULL, 'j'},      {"idle-ms", 1, NULL, 'I'},
+        {"plain-finish", 0, NULL, 'F'}, {0}};
     int which;
 
     while ((which = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -315,6 +310,9 @@ static void parse_options(struct options *o, int argc, char **argv)
             break;
         case 'I':
             o->idle_us = number(optarg) * 1000;
+            break;
+        case 'F':
+            o->plain_finish = true;
             break;
         default:
             usage();

@@ -19,7 +19,7 @@ enum dialect { BATON = 1, VLLM = 2, SGLANG = 4, ALL = 7 };
 enum {
     HEAD_NBYTES_MAX = 64 << 10,
     BODY_NBYTES_MAX = 256 << 20,
-    LABEL_MAX = 128,
+    LABEL_MAX = 512,
     ADAPTERS_MAX = 64,
     FAULTS_MAX = 1024,
     TOKENS_MAX = 1 << 20,
@@ -47,6 +47,7 @@ struct options {
     size_t n_journal;
     uint64_t interval_us; /* between two tokens of one request */
     uint64_t idle_us;     /* a connection without a request is closed then; 0: never */
+    bool plain_finish;    /* a vLLM whose end of an update takes no name */
 };
 
 /* ---- faults and the journal (engine_journal.c) ---- */
@@ -193,6 +194,7 @@ struct engine {
     double started_s;
     char label[LABEL_MAX + 1]; /* "": none */
     bool has_label, torn;      /* torn: weights came that belong to no version yet */
+    char whole[LABEL_MAX + 1]; /* the name of those that were whole last */
     uint64_t serial, epoch;    /* epoch: counts every change of what makes tokens */
     enum phase phase;
     char update_id[ID_LEN + 8], update_label[LABEL_MAX + 1];
@@ -224,7 +226,8 @@ void engine_restart(struct engine *e, uint64_t down_ms);
 
 void state_reset(struct engine *e);
 void state_commit(struct engine *e, const char *label); /* NULL: nameless */
-void state_name(struct engine *e, const char *label); /* what it serves stays; "": nameless */
+void state_name(struct engine *e, const char *label);   /* what it serves stays; "": nameless */
+bool is_unfinished(const char *label); /* is it what a baton names half an update? */
 void state_touch(struct engine *e);
 void state_pause(struct conn *c, enum pause pause); /* answers when it holds */
 void state_resume(struct engine *e);

@@ -72,7 +72,9 @@ static void received(struct conn *c, const json_t *body)
     c->e->n_received++;
     if (true_member(body, "abort_all_requests"))
         (void)state_abort(c->e, NULL, true);
-    if (label != NULL)
+    if (label != NULL && is_unfinished(label))
+        state_name(c->e, label);
+    if (label != NULL && !is_unfinished(label))
         state_commit(c->e, label);
     else
         state_touch(c->e);
@@ -128,7 +130,12 @@ static void relabel(struct conn *c, const json_t *body)
     if (json_object_get(body, "abort_all_requests") == NULL ||
         true_member(body, "abort_all_requests"))
         (void)state_abort(c->e, NULL, true);
-    state_commit(c->e, label);
+    /* It cannot tell which name is the last word: those of before and of half an update are none.
+     */
+    if (is_unfinished(label) || (c->e->torn && strcmp(label, c->e->whole) == 0))
+        state_name(c->e, label);
+    else
+        state_commit(c->e, label);
     conn_reply_json(c, 200,
                     json_pack("{s:b, s:s, s:s}", "success", 1, "message", "Weight version updated",
                               "new_version", label));

@@ -24,6 +24,7 @@ void state_reset(struct engine *e)
                    : e->has_label     ? "default"
                                       : "");
     e->torn = false;
+    memcpy(e->whole, e->label, sizeof e->whole);
     e->serial = 1;
     e->epoch++;
     e->phase = UPDATE_NONE;
@@ -40,6 +41,7 @@ void state_commit(struct engine *e, const char *label)
 {
     e->has_label = label != NULL;
     (void)snprintf(e->label, sizeof e->label, "%s", label != NULL ? label : "");
+    memcpy(e->whole, e->label, sizeof e->whole);
     e->torn = false;
     e->serial++;
     e->epoch++;
@@ -50,6 +52,13 @@ void state_name(struct engine *e, const char *label)
     e->has_label = label[0] != '\0';
     (void)snprintf(e->label, sizeof e->label, "%s", label);
     e->epoch++;
+}
+
+bool is_unfinished(const char *label)
+{
+    static const char prefix[] = "baton:unfinished:";
+
+    return strncmp(label, prefix, sizeof prefix - 1) == 0;
 }
 
 void state_touch(struct engine *e)

@@ -122,7 +122,8 @@ static void update(struct conn *c, const json_t *body)
 static void finish(struct conn *c, const json_t *body)
 {
     struct engine *e = c->e;
-    const char *label = text_member(body, "weight_version", e->has_label ? e->label : NULL);
+    const char *was = e->has_label ? e->label : NULL;
+    const char *label = e->o.plain_finish ? was : text_member(body, "weight_version", was);
     char kept[LABEL_MAX + 1] = "";
 
     if (!is_open(c))

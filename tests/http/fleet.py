@@ -36,18 +36,20 @@ FAULTS = BREAKS + ("slow", "wrong_version")
 GONE = ("dead", "restart", "blink")  # it is another process then, or none
 LIFE = ("idle", "data", "pause", "resume", "crowd_update", "crowd_finish")
 PHASES = LIFE + {"baton": ("start", "update", "verify", "finish"),
-                 "vllm": ("start", "update_pause", "update", "finish", "update_resume"),
-                 "sglang": ("update_pause", "update", "finish", "update_resume")}[DIALECT]
+                 "vllm": ("mark", "start", "update_pause", "update", "finish", "update_resume"),
+                 "sglang": ("mark", "update_pause", "update", "finish", "update_resume")}[DIALECT]
 SOME = {
     "baton": "idle:dead idle:hang idle:status idle:wrong_version start:status start:close_after update:half_stream "
              "verify:close_before verify:restart finish:status finish:close_after finish:restart finish:wrong_version "
              "pause:close_after resume:close_before data:dead data:half_stream data:blink crowd_update:status "
              "crowd_finish:close_after",
-    "vllm": "idle:dead idle:restart start:close_before update:status update:close_after finish:close_before "
+    "vllm": "idle:dead idle:restart mark:close_after start:wrong_version start:close_before "
+            "update:status update:close_after finish:close_before "
             "finish:half_stream finish:dead pause:close_after resume:status update_pause:close_before "
             "update_resume:close_before data:dead data:half_stream data:blink crowd_update:close_after "
             "crowd_finish:status",
-    "sglang": "idle:dead idle:wrong_version update:status update:close_after finish:close_before finish:restart "
+    "sglang": "idle:dead idle:wrong_version mark:close_before mark:wrong_version update:status "
+              "update:close_after finish:close_before finish:restart "
               "finish:wrong_version pause:close_after resume:status update_pause:half_stream "
               "update_resume:close_before data:dead data:status data:blink crowd_update:status "
               "crowd_finish:close_before",
@@ -312,9 +314,10 @@ def updated(w, d, fault, op):
         w.committed(label)
     elif not w.label:
         w.versions.never(label)
-    if fault == "slow" or (fault == "wrong_version" and (DIALECT != "sglang" or op in ("pause", "resume"))):
+    apart = ("pause", "resume", "mark") if DIALECT == "sglang" else ("pause", "resume")  # whose tensors have it too
+    if fault == "slow" or (fault == "wrong_version" and (TWO_PHASE or op in apart)):
         assert said.step is None and said.of(d.url)["ok"], said  # before its first byte, or after its end
-    else:  # an SGLang is asked which update it has
+    else:  # the others are asked which update they have
         assert said.of(d.url)["ok"] is False, said
     if TWO_PHASE and op in ("start", "update", "verify") and fault in BREAKS:
         assert said.step == {"verify": "finish"}.get(op, op), said
@@ -342,7 +345,7 @@ CASES = {"idle": idle, "crowd_update": lambda w, d, f: crowd(w, d, f, "update"),
          "crowd_finish": lambda w, d, f: crowd(w, d, f, "finish"), "data": data, "pause": pause, "resume": resume,
          "update_pause": lambda w, d, f: updated(w, d, f, "pause"),
          "update_resume": lambda w, d, f: updated(w, d, f, "resume"),
-         **{op: lambda w, d, f, op=op: updated(w, d, f, op) for op in ("start", "update", "verify", "finish")}}
+         **{op: lambda w, d, f, op=op: updated(w, d, f, op) for op in ("mark", "start", "update", "verify", "finish")}}
 
 
 def case(w, phase, fault, at):
@@ -374,8 +377,9 @@ def case(w, phase, fault, at):
 
 # ---- chaos ----
 
-OPS = {"baton": ("start", "update", "verify", "finish"), "vllm": ("start", "pause", "update", "finish", "resume"),
-       "sglang": ("pause", "update", "finish", "resume")}[DIALECT] + ("chat", "who")
+OPS = {"baton": ("start", "update", "verify", "finish"),
+       "vllm": ("mark", "start", "pause", "update", "finish", "resume"),
+       "sglang": ("mark", "pause", "update", "finish", "resume")}[DIALECT] + ("chat", "who")
 ODDS = ("status", "close_before", "close_after", "half_stream", "restart", "blink", "slow")
 
 

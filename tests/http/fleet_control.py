@@ -42,8 +42,8 @@ def reboot(d, ms=1):
 class Fleet:
     """with Fleet("baton", "vllm", …) as f: … doubles, and a server in front of them."""
 
-    def __init__(self, *dialects, min_ready=None, options=()):
-        self.doubles = [Double(ENGINE, d, "--world-size", RANKS, "--weight-version", "step-0") for d in dialects]
+    def __init__(self, *dialects, min_ready=None, options=(), engine=("--weight-version", "step-0")):
+        self.doubles = [Double(ENGINE, d, "--world-size", RANKS, *engine) for d in dialects]
         self.label = "step-0"
         more = [] if min_ready is None else ["--min-ready", min_ready]
         self.options = [*more, *options]
@@ -153,8 +153,8 @@ def refused(f, status, method, path, body=None, code=None):
 # ---- that it goes well ----
 
 ORDER = {"baton": ["start", "update", "verify", "finish"],
-         "vllm": ["pause", "start", "update", "finish", "reset_cache", "resume"],
-         "sglang": ["pause", "update", "finish", "reset_cache", "resume"]}
+         "vllm": ["pause", "mark", "start", "update", "finish", "reset_cache", "resume"],
+         "sglang": ["pause", "mark", "update", "finish", "reset_cache", "resume"]}
 
 
 def goes_well(f):
@@ -249,9 +249,8 @@ def by_lease(f):
     f.wait(*["serving" if b else "fenced" for b in batons])
     f.stays(*["serving" if b else "fenced" for b in batons])
     assert f.pauses() == [None if b else "keep" for b in batons]
-    # An SGLang says which update it has a part of.
-    told = ["baton:unfinished:" + mine["update_id"] if d.dialect == "sglang" else v
-            for d, v in zip(f.doubles, before)]
+    # What overwrites says which update it has a part of.
+    told = [v if b else "baton:unfinished:" + mine["update_id"] for b, v in zip(batons, before)]
     assert f.versions() == told, (f.versions(), told)
     f.update_all()
 
@@ -473,7 +472,7 @@ def one_phase(f):
         assert step is None and ok_of(said) == [i != bad for i in range(n)], (op, fault, step, said)
         assert [v for i, v in enumerate(f.versions()) if i != bad] == [f.label] * (n - 1), f.versions()
         state = f.doubles[bad].state()
-        if op in ("pause", "start") and fault != "restart":
+        if (op in ("pause", "start") and fault != "restart") or (op, fault) == ("mark", "status"):
             assert state["pause"] is None and not state["torn"], (op, fault, state)
             f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
         elif fault != "restart":
@@ -656,6 +655,7 @@ def by_client(f):
 def overtaken(f):
     """A pause that waits for what runs, and a resume that does not wait for it."""
     d, said = f.doubles[0], []
+    f.clean()  # pauses of before
     d.order("pause", "slow", ms=700)
     t = threading.Thread(target=lambda: said.append(f.front.ask("POST", "/v1/pause", {"timeout_s": 30})))
     t.start()

@@ -135,6 +135,26 @@ static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
     fleet_free(f);
 }
 
+/* Not what it says since, which follows from that. */
+static void test_why_one_is_fenced_stays_known(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    struct upstream_info info;
+    struct err why = {0};
+
+    (void)cmocka_state;
+    heard(f, EACH("v", "v", "v", "v"));
+    assert_int_equal(fleet_committed(f, "w", done), 1);
+    (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
+    fleet_fence(f, 0, &why);
+    heard(f, EACH(FLEET_UNFINISHED "upd-1", "x", "w", "w"));
+    states(f, EACH("fenced", "unsynced", "serving", "serving"));
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.error.msg, "it ran out of memory");
+    fleet_free(f);
+}
+
 static void test_no_name_is_a_version_too(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N), *g = fleet_of(N);
@@ -451,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_an_unfinished_update_is_no_version),
         cmocka_unit_test(test_an_update_of_ours_is_not_unfinished),
         cmocka_unit_test(test_an_update_of_ours_that_was_given_up_is_not_unfinished),
+        cmocka_unit_test(test_why_one_is_fenced_stays_known),
         cmocka_unit_test(test_no_name_is_a_version_too),
         cmocka_unit_test(test_without_a_majority_nobody_serves),
         cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),

@@ -337,6 +337,49 @@ static void test_wire_read_update_id(void **state)
     assert_string_equal(id, "upd-1");
 }
 
+static void test_wire_read_name_takes_what_it_says(void **state)
+{
+    static const struct {
+        enum wire_dialect dialect;
+        const char *text, *name; /* NULL: it does not say */
+    } cases[] = {
+        {WIRE_VLLM, "{\"weight_version\":\"step-1\"}", "step-1"},
+        {WIRE_VLLM, "{\"weight_version\":null}", ""},
+        {WIRE_VLLM, "{\"weight_version\":7}", NULL},
+        {WIRE_VLLM, "{}", NULL},
+        {WIRE_VLLM, "no JSON", NULL},
+        {WIRE_VLLM, "", NULL},
+        {WIRE_SGLANG, "{\"weight_version\":\"default\"}", "default"},
+        {WIRE_SGLANG, "{\"version\":\"0.5\"}", NULL},
+        {WIRE_BATON, "{\"weights\":{\"weight_version\":\"step-2\"}}", "step-2"},
+        {WIRE_BATON, "{\"weight_version\":\"step-2\"}", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[WIRE_NAME_MAX + 1] = "before";
+        struct err e = {0};
+        int rc = wire_read_name(name, cases[i].dialect, cases[i].text, strlen(cases[i].text), &e);
+
+        assert_int_equal(rc, cases[i].name != NULL ? 0 : -1);
+        assert_string_equal(name, cases[i].name != NULL ? cases[i].name : "before");
+        assert_int_equal(e.code, cases[i].name != NULL ? ERR_NONE : ERR_UNREADABLE);
+    }
+}
+
+static void test_wire_read_name_shows_that_it_is_too_long(void **state)
+{
+    char name[WIRE_NAME_MAX + 1], text[WIRE_NAME_MAX + 64];
+    struct err e = {0};
+
+    (void)state;
+    for (int len = WIRE_NAME_MAX - 1; len < WIRE_NAME_MAX + 10; len++) {
+        (void)snprintf(text, sizeof text, "{\"weight_version\":\"%0*d\"}", len, 0);
+        assert_int_equal(wire_read_name(name, WIRE_VLLM, text, strlen(text), &e), 0);
+        assert_int_equal(strlen(name), len < WIRE_NAME_MAX ? len : WIRE_NAME_MAX);
+    }
+}
+
 static void test_wire_ask_and_names(void **state)
 {
     (void)state;
@@ -498,6 +541,8 @@ int main(void)
         cmocka_unit_test(test_wire_read_update_id),
         cmocka_unit_test(test_wire_read_absent_tells_none_from_no),
         cmocka_unit_test(test_wire_read_done_believes_the_body),
+        cmocka_unit_test(test_wire_read_name_takes_what_it_says),
+        cmocka_unit_test(test_wire_read_name_shows_that_it_is_too_long),
         cmocka_unit_test(test_wire_ask_and_names),
         cmocka_unit_test(test_wire_read_label),
     };
