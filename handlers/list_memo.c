@@ -11,7 +11,7 @@ struct list_memo {
     struct mtx lock;                         /* rank MTX_LEAF; guards all below */
     struct known_list *lists[LIST_MEMO_MAX]; /* [n], counted */
     size_t n, nbytes;
-    uint64_t clock;
+    uint64_t n_tensors, clock;
 };
 
 int list_memo_new(struct list_memo **out, struct err *e)
@@ -78,33 +78,53 @@ static size_t all_of(struct list_memo *m, struct known_list *out[LIST_MEMO_MAX])
     return n;
 }
 
-static void note_used(struct list_memo *m, struct known_list *l)
+/* Lets go of all of `lists` but one, which is in use again; `found` is `n` if none is. */
+static struct known_list *take_found(struct list_memo *m, struct known_list *const *lists, size_t n,
+                                     size_t found)
 {
+    for (size_t i = 0; i < n; i++)
+        if (i != found)
+            known_list_unref(lists[i]);
+    if (found == n)
+        return NULL;
     mtx_lock(&m->lock);
-    l->used = ++m->clock;
+    lists[found]->used = ++m->clock;
     mtx_unlock(&m->lock);
+    return lists[found];
 }
 
 struct known_list *list_memo_find(struct list_memo *m, enum list_column which, const char *text,
                                   size_t len, struct known_list *first)
 {
-    struct known_list *lists[LIST_MEMO_MAX], *found = NULL;
-    size_t n;
+    struct known_list *lists[LIST_MEMO_MAX];
+    size_t n, found = 0;
 
     if (first != NULL && begins_with(text, len, first, which))
         return known_list_ref(first);
     if (m == NULL)
         return NULL;
     n = all_of(m, lists);
-    for (size_t i = 0; i < n; i++) {
-        if (found == NULL && begins_with(text, len, lists[i], which))
-            found = lists[i];
-        else
-            known_list_unref(lists[i]);
-    }
-    if (found != NULL)
-        note_used(m, found);
-    return found;
+    while (found < n && !begins_with(text, len, lists[found], which))
+        found++;
+    return take_found(m, lists, n, found);
+}
+
+static bool has_all(const struct known_list *l, const struct list_text columns[LIST_COLUMNS])
+{
+    for (size_t i = 0; i < LIST_COLUMNS; i++)
+        if (!known_list_has(l, (enum list_column)i, columns[i]))
+            return false;
+    return true;
+}
+
+struct known_list *list_memo_get(struct list_memo *m, const struct list_text columns[LIST_COLUMNS])
+{
+    struct known_list *lists[LIST_MEMO_MAX];
+    size_t n = all_of(m, lists), found = 0;
+
+    while (found < n && !has_all(lists[found], columns))
+        found++;
+    return take_found(m, lists, n, found);
 }
 
 static struct known_list *copy_of(const struct list_text columns[LIST_COLUMNS], size_t nbytes,
@@ -130,12 +150,13 @@ static struct known_list *copy_of(const struct list_text columns[LIST_COLUMNS], 
 }
 
 /* The one that was used longest ago, or NULL if there is room. */
-static struct known_list *drop_locked(struct list_memo *m, size_t nbytes)
+static struct known_list *drop_locked(struct list_memo *m, const struct known_list *next)
 {
     size_t oldest = 0;
     struct known_list *l;
 
-    if (m->n < LIST_MEMO_MAX && m->nbytes + nbytes <= LIST_MEMO_NBYTES)
+    if (m->n < LIST_MEMO_MAX && m->nbytes + next->nbytes <= LIST_MEMO_NBYTES &&
+        m->n_tensors + next->plan->n_tensors <= LIST_MEMO_TENSORS)
         return NULL;
     for (size_t i = 1; i < m->n; i++)
         if (m->lists[i]->used < m->lists[oldest]->used)
@@ -143,20 +164,22 @@ static struct known_list *drop_locked(struct list_memo *m, size_t nbytes)
     l = m->lists[oldest];
     m->lists[oldest] = m->lists[--m->n];
     m->nbytes -= l->nbytes;
+    m->n_tensors -= l->plan->n_tensors;
     return l;
 }
 
 static void insert(struct list_memo *m, struct known_list *l)
 {
-    struct known_list *dropped[LIST_MEMO_MAX];
+    struct known_list *dropped[LIST_MEMO_MAX], *one;
     size_t n = 0;
 
     mtx_lock(&m->lock);
-    while ((dropped[n] = drop_locked(m, l->nbytes)) != NULL)
-        n++;
+    while ((one = drop_locked(m, l)) != NULL)
+        dropped[n++] = one;
     l->used = ++m->clock;
     m->lists[m->n++] = l;
     m->nbytes += l->nbytes;
+    m->n_tensors += l->plan->n_tensors;
     mtx_unlock(&m->lock);
     while (n > 0)
         known_list_unref(dropped[--n]);
@@ -173,7 +196,7 @@ void list_memo_keep(struct list_memo *m, const struct list_text columns[LIST_COL
             return;
         nbytes += columns[i].len;
     }
-    if (m == NULL)
+    if (m == NULL || plan->n_tensors > LIST_MEMO_TENSORS)
         return;
     l = copy_of(columns, nbytes, plan);
     if (l != NULL)

@@ -15,8 +15,9 @@
 struct plan;
 
 enum {
-    LIST_MEMO_MAX = 64,         /* lists: a model's buckets */
-    LIST_MEMO_NBYTES = 32 << 20 /* of text, of all of them */
+    LIST_MEMO_MAX = 256,         /* lists: a model's buckets */
+    LIST_MEMO_NBYTES = 32 << 20, /* of text, of all of them */
+    LIST_MEMO_TENSORS = 1 << 19  /* of the plans of all of them, which take more than their text */
 };
 
 enum list_column { LIST_NAMES, LIST_DTYPES, LIST_SHAPES, LIST_SIZES, LIST_COLUMNS };
@@ -52,8 +53,12 @@ void list_memo_free(struct list_memo *m); /* accepts NULL; lists that are held s
 struct known_list *list_memo_find(struct list_memo *m, enum list_column which, const char *text,
                                   size_t len, struct known_list *first);
 
+/* list_memo_get - the list that has these columns and no others; as list_memo_find. `m` not NULL.
+ */
+struct known_list *list_memo_get(struct list_memo *m, const struct list_text columns[LIST_COLUMNS]);
+
 /* list_memo_keep - remember that these columns made this plan; what was used longest ago makes
- * room. Does nothing if they are too long, or there is no memory.
+ * room. Does nothing if they are too long or too many, or there is no memory.
  * @columns  copied. @plan  borrowed; a reference is taken */
 void list_memo_keep(struct list_memo *m, const struct list_text columns[LIST_COLUMNS],
                     struct plan *plan);

@@ -267,15 +267,32 @@ static bool texts_of(const struct columns *c, struct list_text out[LIST_COLUMNS]
     return true;
 }
 
-/* The plan of a list that came before in the same words, or NULL. */
-static struct plan *known_plan(const struct columns *c, const struct list_text texts[LIST_COLUMNS])
+/* Of a list that has these names: are the other columns the same? */
+static bool has_rest(const struct known_list *l, const struct list_text texts[LIST_COLUMNS])
 {
-    const struct known_list *l = c->names.text->known;
-
-    for (size_t i = 0; l != NULL && i < LIST_COLUMNS; i++)
+    for (size_t i = 0; i < LIST_COLUMNS; i++)
         if (i != LIST_NAMES && !known_list_has(l, (enum list_column)i, texts[i]))
-            return NULL;
-    return l != NULL ? plan_ref(l->plan) : NULL;
+            return false;
+    return true;
+}
+
+/* The plan of a list that came before in the same words, or NULL. Several may have the same names,
+ * and only one of them was found by those. */
+static struct plan *known_plan(struct list_memo *lists, const struct columns *c,
+                               const struct list_text texts[LIST_COLUMNS])
+{
+    struct known_list *l = c->names.text->known;
+    struct plan *plan = NULL;
+
+    if (l == NULL)
+        return NULL;
+    if (has_rest(l, texts))
+        return plan_ref(l->plan);
+    l = list_memo_get(lists, texts);
+    if (l != NULL)
+        plan = plan_ref(l->plan);
+    known_list_unref(l);
+    return plan;
 }
 
 /* By its columns; long ones that are plain text are remembered. */
@@ -291,7 +308,7 @@ static int plan_as_said(struct plan **out, const struct app *app, const json_t *
         return -1;
     remembered = app->lists != NULL && c.names.n >= REMEMBERED_MIN && texts_of(&c, texts);
     if (remembered)
-        plan = known_plan(&c, texts);
+        plan = known_plan(app->lists, &c, texts);
     if (plan == NULL) {
         if (plan_from_list(&plan, object, text, at, e) != 0)
             return -1;

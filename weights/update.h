@@ -38,8 +38,9 @@ enum {
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
     UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
     UPDATE_PLANS_MAX = 64,
-    UPDATE_JOINED_MAX = 16, /* plans that several others make */
-    UPDATE_SAID_MAX = 64,   /* plans that came in words, and the tensors of all of them */
+    UPDATE_JOINED_MAX = 16, /* plans that several others make, and the tensors of all of them */
+    UPDATE_JOINED_TENSORS_MAX = 1 << 19,
+    UPDATE_SAID_MAX = 256, /* plans that came in words, and the tensors of all of them */
     UPDATE_SAID_TENSORS_MAX = 1 << 19,
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
@@ -265,7 +266,8 @@ struct plan *updates_plan_get(struct updates *u, const char *digest);
  * updates_joined_put - remember what they make, one after the other, under their digests.
  * @parts   [n], borrowed
  * @joined  borrowed; a reference is taken
- * The least recently used of UPDATE_JOINED_MAX makes room. */
+ * The least recently used of UPDATE_JOINED_MAX make room, and of UPDATE_JOINED_TENSORS_MAX; the
+ * last one stays. */
 struct plan *updates_joined_get(struct updates *u, struct plan *const *parts, uint32_t n);
 void updates_joined_put(struct updates *u, struct plan *const *parts, uint32_t n,
                         struct plan *joined);

@@ -134,14 +134,15 @@ struct plan *updates_plan_get(struct updates *u, const char *digest)
 }
 
 /* Takes out the one that was used longest ago, if they are too many tensors. */
-static struct plan_kept take_oldest_locked(struct updates *u)
+static struct plan_kept take_oldest_locked(struct plan_kept *among, uint32_t n_among,
+                                           uint64_t n_tensors_max)
 {
     struct plan_kept *oldest = NULL, taken = {0};
     uint64_t n_tensors = 0;
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < UPDATE_SAID_MAX; i++) {
-        struct plan_kept *kept = &u->said[i];
+    for (uint32_t i = 0; i < n_among; i++) {
+        struct plan_kept *kept = &among[i];
 
         if (kept->plan == NULL)
             continue;
@@ -150,22 +151,23 @@ static struct plan_kept take_oldest_locked(struct updates *u)
         if (oldest == NULL || kept->used < oldest->used)
             oldest = kept;
     }
-    if (n > 1 && n_tensors > UPDATE_SAID_TENSORS_MAX) {
+    if (n > 1 && n_tensors > n_tensors_max) {
         taken = *oldest;
         *oldest = (struct plan_kept){0};
     }
     return taken;
 }
 
-static bool said_shrink(struct updates *u)
+static void shrink(struct updates *u, struct plan_kept *among, uint32_t n, uint64_t n_tensors_max)
 {
     struct plan_kept taken;
 
-    mtx_lock(&u->lock);
-    taken = take_oldest_locked(u);
-    mtx_unlock(&u->lock);
-    let_go(&taken);
-    return taken.plan != NULL;
+    do {
+        mtx_lock(&u->lock);
+        taken = take_oldest_locked(among, n, n_tensors_max);
+        mtx_unlock(&u->lock);
+        let_go(&taken);
+    } while (taken.plan != NULL);
 }
 
 struct plan *updates_said_keep(struct updates *u, struct plan *plan)
@@ -179,8 +181,7 @@ struct plan *updates_said_keep(struct updates *u, struct plan *plan)
     mtx_unlock(&u->lock);
     let_go(&evicted);
     plan_unref(plan);
-    while (said_shrink(u))
-        continue;
+    shrink(u, u->said, UPDATE_SAID_MAX, UPDATE_SAID_TENSORS_MAX);
     return kept;
 }
 
@@ -216,6 +217,7 @@ void updates_joined_put(struct updates *u, struct plan *const *parts, uint32_t n
     evicted = keep_locked(u, u->joined, UPDATE_JOINED_MAX, key, joined);
     mtx_unlock(&u->lock);
     let_go(&evicted);
+    shrink(u, u->joined, UPDATE_JOINED_MAX, UPDATE_JOINED_TENSORS_MAX);
 }
 
 void plans_free(struct updates *u)

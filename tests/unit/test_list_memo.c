@@ -27,6 +27,24 @@ static struct plan *plan_of_one(const char *name)
     return p;
 }
 
+static struct plan *plan_of_many(uint32_t n)
+{
+    struct plan_builder *b;
+    struct plan *p;
+    uint64_t none = 0;
+    char name[16];
+    struct err e = {0};
+
+    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(plan_builder_reserve(b, n, &e), 0);
+    for (uint32_t i = 0; i < n; i++) {
+        (void)snprintf(name, sizeof name, "%u", (unsigned)i);
+        assert_int_equal(plan_builder_add(b, name, DTYPE_U8, &none, 0, UINT64_MAX, &e), 0);
+    }
+    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    return p;
+}
+
 static struct list_memo *memo_new(void)
 {
     struct list_memo *m;
@@ -39,6 +57,13 @@ static struct list_memo *memo_new(void)
 static struct list_text text_of(const char *text)
 {
     return (struct list_text){text, text != NULL ? strlen(text) : 0};
+}
+
+static void keep_plan(struct list_memo *m, const char *names, struct plan *p)
+{
+    const struct list_text columns[LIST_COLUMNS] = {[LIST_NAMES] = text_of(names)};
+
+    list_memo_keep(m, columns, p);
 }
 
 static void keep(struct list_memo *m, const char *names, const char *dtypes, const char *sizes)
@@ -136,6 +161,49 @@ static char *long_text(size_t len, char c)
     text[len - 1] = ']';
     text[len] = '\0';
     return text;
+}
+
+/* One that leaves no room for any other, when there are as many as may be. */
+static void test_list_memo_all_make_room(void **state)
+{
+    struct list_memo *m = memo_new();
+    char *all = long_text(LIST_MEMO_NBYTES, 'a'), name[32];
+    struct plan *one = plan_of_one("one");
+
+    (void)state;
+    for (int i = 0; i < LIST_MEMO_MAX; i++) {
+        (void)snprintf(name, sizeof name, "[\"t.%d\"]", i);
+        keep(m, name, "[]", NULL);
+    }
+    keep_plan(m, all, one);
+    assert_true(knows(m, LIST_NAMES, all));
+    assert_false(knows(m, LIST_DTYPES, "[]"));
+    list_memo_free(m);
+    plan_unref(one);
+    free(all);
+}
+
+/* In so few words that their text leaves room for all. */
+static void test_list_memo_is_bounded_by_tensors(void **state)
+{
+    enum { MANY = LIST_MEMO_TENSORS / 2 };
+    struct list_memo *m = memo_new();
+    struct plan *half = plan_of_many(MANY), *over = plan_of_many(LIST_MEMO_TENSORS + 1);
+
+    (void)state;
+    keep_plan(m, "[\"half\"]", half);
+    keep_plan(m, "[\"other\"]", half);
+    keep_plan(m, "[\"over\"]", over);
+    assert_true(knows(m, LIST_NAMES, "[\"half\"]") && knows(m, LIST_NAMES, "[\"other\"]"));
+    assert_false(knows(m, LIST_NAMES, "[\"over\"]"));
+    keep(m, "[\"one more\"]", NULL, NULL);
+    assert_false(knows(m, LIST_NAMES, "[\"half\"]"));
+    assert_true(knows(m, LIST_NAMES, "[\"other\"]") && knows(m, LIST_NAMES, "[\"one more\"]"));
+    keep_plan(m, "[\"half\"]", half);
+    assert_false(knows(m, LIST_NAMES, "[\"other\"]"));
+    list_memo_free(m);
+    plan_unref(half);
+    plan_unref(over);
 }
 
 static void test_list_memo_is_bounded(void **state)
@@ -255,6 +323,57 @@ static void test_a_known_list_is_the_same_plan(void **state)
     list_memo_free(app.lists);
 }
 
+/* Lists that begin alike are each remembered once, and push out nothing. */
+static void test_lists_of_the_same_names(void **state)
+{
+    struct app app = {.lists = memo_new()};
+    char text[TEXT_MAX], other[TEXT_MAX];
+    struct said s;
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    app.updates = b.updates;
+    keep(app.lists, "[\"before\"]", NULL, NULL);
+    put_list(text, 0);
+    memcpy(other, text, sizeof text);
+    memcpy(strstr(other, "\"BF16\""), "\"F16\" ", 6);
+    for (int i = 0; i < LIST_MEMO_MAX; i++) {
+        const struct plan *is = read_body(text, &app).plan;
+
+        assert_non_null(is);
+        s = read_body(other, &app);
+        assert_true(s.plan != NULL && s.plan != is);
+    }
+    assert_true(knows(app.lists, LIST_NAMES, "[\"before\"]"));
+    bench_close(&b);
+    list_memo_free(app.lists);
+}
+
+/* The text is remembered with its plan, and one in other words is the same plan. */
+static void test_a_list_is_remembered(void **state)
+{
+    struct app app = {.lists = memo_new()};
+    char text[TEXT_MAX], *blank;
+    const struct plan *first;
+    struct bench b;
+
+    (void)state;
+    bench_open(&b);
+    app.updates = b.updates;
+    put_list(text, 0);
+    assert_false(knows(app.lists, LIST_NAMES, strchr(text, '[')));
+    first = read_body(text, &app).plan;
+    assert_true(knows(app.lists, LIST_NAMES, strchr(text, '[')));
+    blank = strstr(text, "],\"dtypes");
+    memmove(blank + 1, blank, strlen(blank) + 1);
+    *blank = ' ';
+    assert_false(knows(app.lists, LIST_NAMES, strchr(text, '[')));
+    assert_ptr_equal(read_body(text, &app).plan, first);
+    bench_close(&b);
+    list_memo_free(app.lists);
+}
+
 /* Lists of which most bytes came before, but not all. */
 static void test_an_almost_known_list_is_read(void **state)
 {
@@ -301,7 +420,11 @@ int main(void)
         cmocka_unit_test(test_list_memo_find_tries_the_first),
         cmocka_unit_test(test_list_memo_keeps_the_last_used),
         cmocka_unit_test(test_list_memo_is_bounded),
+        cmocka_unit_test(test_list_memo_all_make_room),
+        cmocka_unit_test(test_list_memo_is_bounded_by_tensors),
         cmocka_unit_test(test_a_known_list_is_the_same_plan),
+        cmocka_unit_test(test_lists_of_the_same_names),
+        cmocka_unit_test(test_a_list_is_remembered),
         cmocka_unit_test(test_an_almost_known_list_is_read),
     };
 

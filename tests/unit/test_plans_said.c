@@ -1,5 +1,6 @@
 /* Plans that came in words: how many of them are remembered, and which. */
 #include "update_fixture.h"
+#include "weights/update_priv.h"
 
 #include <stdio.h>
 
@@ -80,12 +81,69 @@ static void test_a_said_plan_over_the_bound_stays_alone(void **state)
     bench_close(&b);
 }
 
+/* Is it remembered what this part makes? If not, `joined` is from now on. */
+static bool join(struct bench *b, uint32_t part, struct plan *joined)
+{
+    struct plan *parts[] = {plan_from(part, 1)}, *kept = updates_joined_get(b->updates, parts, 1);
+    bool known = kept != NULL;
+
+    if (!known)
+        updates_joined_put(b->updates, parts, 1, joined);
+    plan_unref(kept);
+    plan_unref(parts[0]);
+    return known;
+}
+
+static void test_joined_plans_are_bounded_by_their_tensors(void **state)
+{
+    struct bench b;
+    struct plan *half = plan_from(0, UPDATE_JOINED_TENSORS_MAX / 2), *one = plan_from(0, 1);
+
+    (void)state;
+    bench_open(&b);
+    assert_false(join(&b, 0, half));
+    assert_false(join(&b, 1, half));
+    assert_true(join(&b, 0, half)); /* as many as may be */
+    assert_false(join(&b, 2, one));
+    assert_true(join(&b, 0, half) && join(&b, 2, one));
+    assert_false(join(&b, 1, half)); /* had to go */
+    plan_unref(half);
+    plan_unref(one);
+    bench_close(&b);
+}
+
+/* Once for a plan, for those that convert and for those that do not, as long as it is kept. */
+static void test_how_a_said_plan_lands_is_kept(void **state)
+{
+    struct bench b;
+    struct plan *plan, *again;
+    struct layout *l[3];
+    struct err e = {0};
+
+    (void)state;
+    bench_open(&b);
+    plan = updates_said_keep(b.updates, fx_plan_of(FX_ALL));
+    again = updates_said_keep(b.updates, fx_plan_of(FX_ALL));
+    assert_ptr_equal(again, plan);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(plan_layout(b.updates, plan, i == 1, &l[i], &e), 0);
+    assert_ptr_equal(l[0], l[2]);
+    assert_ptr_not_equal(l[0], l[1]);
+    for (unsigned i = 0; i < 3; i++)
+        layout_unref(l[i]);
+    plan_unref(plan);
+    plan_unref(again);
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_said_plans_are_known_again),
         cmocka_unit_test(test_said_plans_are_bounded_by_their_tensors),
         cmocka_unit_test(test_a_said_plan_over_the_bound_stays_alone),
+        cmocka_unit_test(test_joined_plans_are_bounded_by_their_tensors),
+        cmocka_unit_test(test_how_a_said_plan_lands_is_kept),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

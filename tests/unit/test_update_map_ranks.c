@@ -217,6 +217,72 @@ static void test_three_ranks_one_without_anything(void **state)
     }
 }
 
+/* What stood before the tensor that was refused may come again, to every rank. */
+static void test_a_refused_chunk_claims_nothing(void **state)
+{
+    static const struct fx_tensor *const list[] = {&fx_model[4], &fx_model[5], &fx_model[0]};
+
+    (void)state;
+    for (unsigned ranked = 0; ranked < 2; ranked++) {
+        struct plan *plans[MFX_RANKS_MAX] = {0};
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &lib, pairs[0]);
+        info = start(&g.b, (struct update_start){.in_place = false});
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x0f), MFX_STEP(1))),
+                         ERR_NONE);
+        plans[0] = fx_plan(list, 2);
+        plans[1] = fx_plan(list, 3);
+        assert_int_equal(refused(&g.b, ranked ? mfx_ranked(&g, info.id, plans, MFX_STEP(1))
+                                              : mfx_chunk(&g, info.id, plans[1], MFX_STEP(1)))
+                             .code,
+                         ERR_CONFLICT);
+        if (!ranked)
+            plan_unref(plans[0]);
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x70), MFX_STEP(1))),
+                         ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+        mfx_assert_step(&g, 1);
+        gpus_close(&g);
+    }
+}
+
+static void add_origins(struct update_chunk *c)
+{
+    c->n_origins = 2;
+    c->origins = calloc(c->n_origins, sizeof *c->origins);
+    assert_non_null(c->origins);
+    c->origins[0] = (struct chunk_origin){.rank = 0, .at = "/first"};
+    c->origins[1] = (struct chunk_origin){.rank = 1, .at = "/second"};
+}
+
+/* Only the second rank has bit 1: a chunk for all is refused, and one of lists where it says so. */
+static void test_what_any_rank_has_is_refused(void **state)
+{
+    const unsigned both[MFX_RANKS_MAX] = {0x02, 0x06};
+    struct update_info info;
+    struct update_chunk *c;
+    struct gpus g;
+    struct err e;
+
+    (void)state;
+    gpus_open(&g, &lib, pairs[0]);
+    info = start(&g.b, (struct update_start){.in_place = false});
+    assert_int_equal(send_masks(&g, info.id, 0x01, 0x03, 1), ERR_NONE);
+    e = refused(&g.b, mfx_chunk(&g, info.id, fx_plan_of(0x02), MFX_STEP(1)));
+    assert_int_equal(e.code, ERR_CONFLICT);
+    c = masked(&g, info.id, both, MFX_STEP(1));
+    add_origins(c);
+    e = refused(&g.b, c);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_string_equal(e.field, "/second/names/0");
+    assert_int_equal(send_masks(&g, info.id, 0x7e, 0x7c, 1), ERR_NONE);
+    assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
+    mfx_assert_step(&g, 1);
+    gpus_close(&g);
+}
+
 /* partial */
 
 static void test_partial_replicated_must_come_to_every_rank(void **state)
@@ -475,6 +541,8 @@ int main(void)
         cmocka_unit_test(test_replicated_rank_lacks_a_tensor),
         cmocka_unit_test(test_sharded_ranks_together_are_complete),
         cmocka_unit_test(test_three_ranks_one_without_anything),
+        cmocka_unit_test(test_a_refused_chunk_claims_nothing),
+        cmocka_unit_test(test_what_any_rank_has_is_refused),
         cmocka_unit_test(test_partial_replicated_must_come_to_every_rank),
         cmocka_unit_test(test_partial_sharded_keeps_the_rest),
         cmocka_unit_test(test_tied_name_on_another_rank_must_agree),
