@@ -15,11 +15,15 @@
 #include <stdio.h>
 #include <string.h>
 
-/* It says so of the route. */
+/* It says so of the route, or who stands between does. */
 static bool takes_none(const struct fleet_said *said)
 {
-    return said->end == FLEET_REFUSED && (said->status == 400 || said->status == 404 ||
-                                          said->status == 405 || said->status == 501);
+    static const int statuses[] = {400, 403, 404, 405, 422, 501};
+    bool found = false;
+
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
+        found = found || said->status == statuses[i];
+    return found && said->end == FLEET_REFUSED;
 }
 
 static bool has_mark(const struct fleet_part *p)

@@ -7,11 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* An SGLang is asked what those of before and after say alike: of /get_weight_version the newer
+ * ones (of 2026) say only that it is gone. */
 static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
     [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions"},
     [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size",
                    "/v1/completions"},
-    [WIRE_SGLANG] = {"/get_weight_version", NULL, "/get_weight_version", "/get_server_info",
+    [WIRE_SGLANG] = {"/get_model_info", NULL, "/get_model_info", "/get_server_info",
                      "/v1/completions"},
 };
 

@@ -16,10 +16,25 @@ static void say_null(struct conn *c)
     conn_reply(c, 200, "application/json", "null", 4);
 }
 
+static void model_info(struct conn *c, const json_t *body)
+{
+    const struct engine *e = c->e;
+
+    (void)body;
+    conn_reply_json(c, 200,
+                    json_pack("{s:s, s:s, s:b, s:n, s:s}", "model_path", e->o.model,
+                              "tokenizer_path", e->o.model, "is_generation", 1,
+                              "preferred_sampling_params", "weight_version", e->label));
+}
+
+/* Its releases of 2026 have the route, and no answer. */
 static void weight_version(struct conn *c, const json_t *body)
 {
     (void)body;
-    conn_reply_json(c, 200, json_pack("{s:s}", "weight_version", c->e->label));
+    conn_reply_json(c, 404,
+                    json_pack("{s:s}", "detail",
+                              "Endpoint '/get_weight_version' or '/weight_version' is deprecated. "
+                              "Please use '/model_info' instead."));
 }
 
 static void server_info(struct conn *c, const json_t *body)
@@ -262,6 +277,8 @@ static void lora_unload(struct conn *c, const json_t *body)
 
 const struct route sglang_routes[] = {
     {SGLANG, "GET", "/health_generate", "health", reply_empty, false},
+    {SGLANG, "GET", "/get_model_info", "who", model_info, false},
+    {SGLANG, "GET", "/model_info", "who", model_info, false},
     {SGLANG, "GET", "/get_weight_version", "who", weight_version, false},
     {SGLANG, "GET", "/get_server_info", "ranks", server_info, false},
     {SGLANG, "GET", "/server_info", "ranks", server_info, false},

@@ -78,7 +78,7 @@ def data_plane(d):
 def identity(d):
     ask = {"baton": lambda: [d.get("/v1/status")[k] for k in ("boot_id", "weights")],
            "vllm": lambda: [line for line in d.get("/metrics").split("\n") if line.startswith("process_start")],
-           "sglang": lambda: [d.get("/get_weight_version"), d.state()["boots"]]}[d.dialect]
+           "sglang": lambda: [d.get("/get_model_info"), d.state()["boots"]]}[d.dialect]
     ranks = {"baton": lambda: len(d.get("/v1/status")["cuda"]["ranks"]),
              "vllm": lambda: d.get("/get_world_size")["world_size"],
              "sglang": lambda: d.get("/get_server_info")["tp_size"]}[d.dialect]

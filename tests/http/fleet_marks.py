@@ -14,7 +14,7 @@ from fleet_control import LABELS, WHICH, Fleet, mend, ok_of, reboot, refused, to
 from fleet_world import until
 
 VLLM = WHICH == "vllm"
-ASK = "GET /weight_info" if VLLM else "GET /get_weight_version"
+ASK = "GET /weight_info" if VLLM else "GET /get_model_info"
 NAME = "POST /update_weight_version"
 RENAME = "relabel" if VLLM else "finish"  # to a name of no unfinished update
 MARK = "baton:unfinished:"
@@ -418,7 +418,7 @@ def long_names(f):
 def without_names(f):
     """A release that cannot be named is updated all the same, and nothing is to be undone."""
     n = len(f.doubles)
-    cases = [(s, [NAME] if VLLM else ["mark"]) for s in (400, 404, 405, 501)]
+    cases = [(s, [NAME] if VLLM else ["mark"]) for s in (400, 403, 404, 405, 422, 501)]
     if VLLM:  # which may also tell none
         cases += [(s, [ASK, NAME]) for s in (404, 405)]
     for status, on in cases:
