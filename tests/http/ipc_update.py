@@ -190,7 +190,7 @@ def refused_buckets(world, server, data, parts):
         refuse(lambda b: b[6].update(dtypes=["bf17"] + b[6]["dtypes"][1:]), "/buckets/6/dtypes/0",
                "bf17")
         refuse(lambda b: b[6].update(shapes=[[-1]] + b[6]["shapes"][1:]), "/buckets/6/shapes/0")
-        refuse(lambda b: b[6].update(sizes=[1] + [None] * (len(parts[6]) - 1)),
+        refuse(lambda b: b[6].update(sizes=[parts[6][0].numel + 1] + [None] * (len(parts[6]) - 1)),
                "/buckets/6/sizes/0")
         refuse(lambda b: b[7].update(ipc_handles_pickled="gAROLg=="),
                "/buckets/7/ipc_handles_pickled")
