@@ -26,17 +26,17 @@ struct walk {
     const char *at, *end;
 };
 
-/* What a member of that name holds if it is an array. */
-struct shape_of {
+/* A member that is a column if it is an array, and what it then holds. */
+struct column_member {
     const char *name;
     enum kind kind;
     enum list_column which;
 };
 
 /* NULL: it is no column's name. */
-static const struct shape_of *find_shape(const char *name, size_t len)
+static const struct column_member *find_member(const char *name, size_t len)
 {
-    static const struct shape_of columns[] = {
+    static const struct column_member columns[] = {
         {"names", KIND_STRINGS, LIST_NAMES},        {"dtypes", KIND_STRINGS, LIST_DTYPES},
         {"dtype_names", KIND_STRINGS, LIST_DTYPES}, {"shapes", KIND_SHAPES, LIST_SHAPES},
         {"sizes", KIND_INTEGERS, LIST_SIZES},       {"tensor_sizes", KIND_INTEGERS, LIST_SIZES},
@@ -192,7 +192,7 @@ static bool rest_place(struct rest *r, enum kind kind, uint32_t number, size_t l
 static bool cut_member(struct walk *w, const char *name, size_t len, struct body_columns *columns,
                        struct list_memo *memo, struct rest *r, const char **from)
 {
-    const struct shape_of *is;
+    const struct column_member *is;
     struct column_text column;
     const char *begin;
 
@@ -200,7 +200,7 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
         return true; /* no member's name */
     if (memchr(name, '\\', len) != NULL)
         return false; /* a column's name, spelled otherwise? */
-    is = find_shape(name, len);
+    is = find_member(name, len);
     if (is == NULL)
         return true;
     while (w->at < w->end && is_blank(*w->at))

@@ -25,7 +25,7 @@ int list_memo_new(struct list_memo **out, struct err *e)
     return 0;
 }
 
-struct known_list *known_list_ref(struct known_list *l)
+static struct known_list *list_ref(struct known_list *l)
 {
     (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
     return l;
@@ -73,7 +73,7 @@ static size_t all_of(struct list_memo *m, struct known_list *out[LIST_MEMO_MAX])
     mtx_lock(&m->lock);
     n = m->n;
     for (size_t i = 0; i < n; i++)
-        out[i] = known_list_ref(m->lists[i]);
+        out[i] = list_ref(m->lists[i]);
     mtx_unlock(&m->lock);
     return n;
 }
@@ -100,7 +100,7 @@ struct known_list *list_memo_find(struct list_memo *m, enum list_column which, c
     size_t n, found = 0;
 
     if (first != NULL && begins_with(text, len, first, which))
-        return known_list_ref(first);
+        return list_ref(first);
     if (m == NULL)
         return NULL;
     n = all_of(m, lists);
@@ -196,7 +196,7 @@ void list_memo_keep(struct list_memo *m, const struct list_text columns[LIST_COL
             return;
         nbytes += columns[i].len;
     }
-    if (m == NULL || plan->n_tensors > LIST_MEMO_TENSORS)
+    if (plan->n_tensors > LIST_MEMO_TENSORS)
         return;
     l = copy_of(columns, nbytes, plan);
     if (l != NULL)

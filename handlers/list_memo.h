@@ -67,7 +67,6 @@ void list_memo_keep(struct list_memo *m, const struct list_text columns[LIST_COL
 /* known_list_has - is this column of the list the same text? Both not given: yes. */
 bool known_list_has(const struct known_list *l, enum list_column which, struct list_text text);
 
-struct known_list *known_list_ref(struct known_list *l);
 void known_list_unref(struct known_list *l); /* accepts NULL */
 
 #endif
