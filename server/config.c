@@ -9,6 +9,7 @@
 #include "server/config_table.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int set_defaults(struct config_loader *l, struct err *e)
@@ -35,15 +36,49 @@ struct flag {
     const struct config_option *option; /* NULL for --config */
 };
 
+/* What other servers call an option of ours. */
+static const char *foreign_flag(const char *word)
+{
+    static const char *const names[][2] = {
+        {"host", "--listen ADDRESS:PORT"}, {"port", "--listen ADDRESS:PORT"},
+        {"uds", "--listen unix:PATH"},     {"api-key", "--api-key-file FILE"},
+        {"model-path", "--model DIR"},     {"ssl-certfile", "--tls-cert FILE"},
+        {"ssl-keyfile", "--tls-key FILE"},
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i][0], word) == 0)
+            return names[i][1];
+    return NULL;
+}
+
 static int unknown_flag(const struct flag *f, struct err *e)
 {
-    char word[101], near[CONFIG_NEAR_MAX], field[CONFIG_NAME_MAX];
+    char word[CONFIG_NAME_MAX], near[CONFIG_NEAR_MAX], field[CONFIG_NAME_MAX + 2];
+    const char *foreign;
 
-    (void)snprintf(word, sizeof word, "%.*s", (int)(f->len < 100 ? f->len : 100), f->name);
-    (void)snprintf(field, sizeof field, "--%.40s", word);
+    (void)snprintf(word, sizeof word, "%.*s", (int)(f->len < sizeof word ? f->len : sizeof word),
+                   f->name);
+    (void)snprintf(field, sizeof field, "--%s", word);
+    foreign = foreign_flag(word);
+    if (foreign != NULL)
+        return err_set(e, ERR_BAD_REQUEST, field, "unknown option, did you mean %s?", foreign);
     config_near(near, word, "--", flag_name);
-    return err_set(e, ERR_BAD_REQUEST, field, "unknown option '--%s'%s%s", word, near,
-                   near[0] == '\0' ? "; --help lists them" : "");
+    return err_set(e, ERR_BAD_REQUEST, field, "unknown option%s%s", near,
+                   near[0] == '\0' ? "; 'baton serve --help' lists all" : "");
+}
+
+/* What is no option and no value of one. */
+static int unexpected(const char *text, struct err *e)
+{
+    bool truth = strcmp(text, "true") == 0 || strcmp(text, "false") == 0;
+
+    return err_set(e, ERR_BAD_REQUEST, "", "unexpected argument '%.100s'; %s", text,
+                   truth ? "a truth value is attached, as in --insecure=false"
+                   : text[0] == '-'
+                       ? "options begin with two dashes, 'baton serve --help' lists all"
+                       : "a model directory stands before all options, as in 'baton "
+                         "serve DIR', or behind --model");
 }
 
 /* Reads the flag at argv[*i] and moves *i behind it and its value. */
@@ -52,11 +87,13 @@ static int read_flag(struct flag *out, int argc, char *const *argv, int *i, stru
     const char *text = argv[*i];
     struct flag f = {0};
 
+    if (*i == 0 && text[0] != '-' && text[0] != '\0') {
+        *out = (struct flag){"model", 5, text, config_find("model", 5)};
+        (*i)++;
+        return 0;
+    }
     if (strncmp(text, "--", 2) != 0 || text[2] == '\0')
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "unexpected argument '%.100s'; options begin with "
-                       "two dashes, and a truth value is attached, as --insecure=false",
-                       text);
+        return unexpected(text, e);
     f.name = text + 2;
     f.len = strcspn(f.name, "=");
     if (f.name[f.len] == '=')
@@ -78,6 +115,7 @@ static int read_flag(struct flag *out, int argc, char *const *argv, int *i, stru
 
 static int set_flags(struct config_loader *l, int argc, char *const *argv, struct err *e)
 {
+    const struct config_option *model = config_find("model", 5);
     char field[CONFIG_NAME_MAX + 2];
     struct flag f;
 
@@ -87,6 +125,10 @@ static int set_flags(struct config_loader *l, int argc, char *const *argv, struc
         if (f.option == NULL)
             continue; /* --config, seen by find_file */
         (void)snprintf(field, sizeof field, "--%s", f.option->flag);
+        if (f.option == model && f.value != argv[0] && argv[0][0] != '-')
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "there is '%.100s' before the options already: give one of the two",
+                           argv[0]);
         if (config_set(l, f.option, LAYER_FLAG, field, f.value, e) != 0)
             return -1;
     }
@@ -104,23 +146,39 @@ static const char *env_value(char *const *env, const char *name)
     return NULL;
 }
 
+/* Its end says more than its beginning. */
+static void name_file(struct config_origins *from, const char *path)
+{
+    static const char dots[] = "...";
+    size_t len = strlen(path), cap = sizeof from->file;
+
+    if (len < cap)
+        memcpy(from->file, path, len + 1);
+    else
+        (void)snprintf(from->file, cap, "%s%s", dots, path + len - (cap - sizeof dots));
+}
+
 static int find_file(struct config_loader *l, int argc, char *const *argv, char *const *env,
                      struct err *e)
 {
     struct flag f;
 
     l->file = env_value(env, "BATON_CONFIG");
+    l->file_option = "BATON_CONFIG";
     for (int i = 0; i < argc;) {
         if (read_flag(&f, argc, argv, &i, e) != 0)
             return -1;
         if (f.option != NULL)
             continue;
         if (f.value[0] == '\0')
-            return err_set(e, ERR_BAD_REQUEST, "--config", "it is empty, FILE is wanted");
+            return err_set(e, ERR_BAD_REQUEST, "--config", "it is empty, FILE is expected");
         l->file = f.value;
+        l->file_option = "--config";
     }
     if (l->file != NULL && l->file[0] == '\0')
         l->file = NULL;
+    if (l->file != NULL)
+        name_file(l->config.origins, l->file);
     return 0;
 }
 
@@ -190,8 +248,23 @@ static bool env_known(const char *name)
     return false;
 }
 
-/* Warned of and not refused: clusters set variables of their own (BATON_SERVICE_HOST and such, for
- * a service of that name). */
+static bool ends_with(const char *text, const char *end)
+{
+    size_t len = strlen(text), n = strlen(end);
+
+    return len >= n && strcmp(text + len - n, end) == 0;
+}
+
+/* Kubernetes sets such for each service, here for one named "baton" or "baton-...". BATON_PORT
+ * itself is of that kind only if its value is a URL: a number was meant for us. */
+static bool env_of_a_service(const char *name, const char *value)
+{
+    return ends_with(name, "_SERVICE_HOST") || strstr(name, "_SERVICE_PORT") != NULL ||
+           strstr(name, "_PORT_") != NULL ||
+           (ends_with(name, "_PORT") && strstr(value, "://") != NULL);
+}
+
+/* Warned of and not refused: not all that is set in a cluster is set for us. */
 static void warn_unknown_env(char *const *env)
 {
     char name[128], near[CONFIG_NEAR_MAX];
@@ -200,7 +273,7 @@ static void warn_unknown_env(char *const *env)
         if (strncmp(*env, "BATON_", 6) != 0)
             continue;
         (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(*env, "="), *env);
-        if (env_known(name))
+        if (env_known(name) || env_of_a_service(name, *env + strcspn(*env, "=")))
             continue;
         config_near(near, name, "", config_env_name);
         log_line(LOG_WARN, "config.unknown_variable", "environment variable %s is not an option%s",
@@ -210,8 +283,10 @@ static void warn_unknown_env(char *const *env)
 
 int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e)
 {
-    struct config_loader l = {0};
+    struct config_loader l = {.config.origins = calloc(1, sizeof *l.config.origins)};
 
+    if (l.config.origins == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the configuration");
     if (find_file(&l, argc, argv, env, e) != 0 || set_defaults(&l, e) != 0 ||
         (l.file != NULL && config_file_load(&l, e) != 0) || set_env(&l, env, e) != 0 ||
         set_flags(&l, argc, argv, e) != 0 || config_fit(&l, e) != 0) {

@@ -165,7 +165,8 @@ struct config {
 #define X(kind, field, flag, arg, def, min, max, help) CONFIG_TYPE_##kind field;
     CONFIG_OPTIONS(X)
 #undef X
-    void *storage; /* owned: everything that the strings point into */
+    void *storage;                  /* owned: everything that the strings point into */
+    struct config_origins *origins; /* owned: where each value was given */
 };
 
 /* config_load - defaults, then the JSON file (--config FILE or BATON_CONFIG), then BATON_*
@@ -176,10 +177,16 @@ struct config {
  * and either is an array in the file; a stronger layer's list replaces a weaker one's. The file is
  * strict. Options that would not be heeded beside others are refused. A BATON_* variable that is no
  * option is logged as a warning, since clusters set such. *out is untouched on failure.
- * Errors: ERR_BAD_REQUEST; field is the flag, variable or JSON member; the message says what was
- *         found, what is allowed, and the option probably meant for an unknown one. */
+ * One argument without dashes, before all others, is the value of --model.
+ * Errors: ERR_BAD_REQUEST; field is the flag, the variable, or "FILE:LINE: MEMBER"; the message
+ *         says what was found, what is allowed, and the option probably meant for an unknown one.
+ */
 int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e);
 void config_fini(struct config *c); /* accepts a zeroed one */
+
+/* config_where - where the value of an option was given: its variable, "FILE:LINE: MEMBER", or,
+ * on the command line or nowhere, the flag. What is no flag ("--listen") is copied. */
+void config_where(char out[ERR_FIELD_MAX], const struct config *c, const char *field);
 
 /* config_help - every option with its default, environment name and meaning, within 100 columns. */
 void config_help(FILE *to);

@@ -6,29 +6,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NUMBER_TEXT_MAX = 24, MEMBER_FIELD_MAX = CONFIG_NAME_MAX + 8 };
+enum { NUMBER_TEXT_MAX = 24 };
 
-static int read_file(char **out, size_t *len, const char *path, struct err *e)
+/* The text of the file, to be freed. */
+static int read_file(char **out, size_t *len, const struct config_loader *l, struct err *e)
 {
-    FILE *f = fopen(path, "rbe");
+    const char *option = l->file_option;
+    FILE *f = fopen(l->file, "rbe");
     char *data;
     size_t n;
     int rc = -1;
 
     if (f == NULL)
-        return err_set_errno(e, ERR_BAD_REQUEST, "--config", errno, "it cannot be opened");
-    data = malloc(CONFIG_FILE_NBYTES_MAX + 1);
+        return err_set_errno(e, ERR_BAD_REQUEST, option, errno, "'%.200s' cannot be opened",
+                             l->file);
+    data = malloc(CONFIG_FILE_NBYTES_MAX + 2); /* one byte too many, and a NUL */
     if (data == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "--config", "no memory for it");
+        (void)err_set(e, ERR_NO_MEMORY, option, "no memory for it");
         goto close;
     }
     n = fread(data, 1, CONFIG_FILE_NBYTES_MAX + 1, f);
     if (ferror(f)) {
-        (void)err_set_errno(e, ERR_BAD_REQUEST, "--config", errno, "it cannot be read");
+        (void)err_set_errno(e, ERR_BAD_REQUEST, option, errno, "'%.200s' cannot be read", l->file);
     } else if (n > CONFIG_FILE_NBYTES_MAX) {
-        (void)err_set(e, ERR_BAD_REQUEST, "--config", "it is longer than %d bytes",
+        (void)err_set(e, ERR_BAD_REQUEST, option, "'%.200s' is longer than %d bytes", l->file,
                       CONFIG_FILE_NBYTES_MAX);
     } else {
+        data[n] = '\0';
         *out = data;
         *len = n;
         data = NULL;
@@ -40,37 +44,58 @@ close:
     return rc;
 }
 
-static int parse(json_t **out, const char *path, struct err *e)
+static int parse(json_t **out, const struct config_loader *l, const char *text, size_t len,
+                 struct err *e)
 {
+    char place[ERR_FIELD_MAX];
     json_error_t why;
-    json_t *root;
-    char *text;
-    size_t len;
+    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
 
-    if (read_file(&text, &len, path, e) != 0)
-        return -1;
-    root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
-    free(text);
     if (root == NULL && why.text[0] == '\0')
-        return err_set(e, ERR_NO_MEMORY, "--config", "no memory for it");
+        return err_set(e, ERR_NO_MEMORY, l->file_option, "no memory for it");
+    config_place(place, l->config.origins, root == NULL ? (uint32_t)why.line : 1, NULL);
     if (root == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "--config", "%s, line %d, column %d", why.text, why.line,
+        return err_set(e, ERR_BAD_REQUEST, place, "it is not JSON: %s (column %d)", why.text,
                        why.column);
     if (!json_is_object(root)) {
         json_decref(root);
-        return err_set(e, ERR_BAD_REQUEST, "--config", "it is not a JSON object");
+        return err_set(e, ERR_BAD_REQUEST, place, "it is not a JSON object");
     }
     *out = root;
     return 0;
 }
 
-static const char *wanted(enum config_kind kind)
+/* On which line a member of the outermost object stands; 0 if it is spelt with escapes.
+ * @text  JSON, which has been parsed */
+static uint32_t line_of(const char *text, size_t len, const char *member)
+{
+    uint32_t line = 1;
+    size_t depth = 0, first;
+
+    for (size_t i = 0; i < len; i++) {
+        line += text[i] == '\n';
+        depth += text[i] == '{' || text[i] == '[';
+        depth -= text[i] == '}' || text[i] == ']';
+        if (text[i] != '"')
+            continue;
+        first = ++i;
+        while (i < len && text[i] != '"')
+            i += text[i] == '\\' ? 2 : 1;
+        if (depth == 1 && i - first == strlen(member) &&
+            memcmp(text + first, member, i - first) == 0 && i + 1 < len &&
+            text[i + 1 + strspn(text + i + 1, " \t\r\n")] == ':')
+            return line;
+    }
+    return 0;
+}
+
+static const char *expected(enum config_kind kind)
 {
     static const char *const names[] = {
         [KIND_STR] = "a string",
         [KIND_INT] = "an integer",
         [KIND_MS] = "an integer (milliseconds)",
-        [KIND_NBYTES] = "an integer (bytes) or a string as \"64MiB\"",
+        [KIND_NBYTES] = "an integer (bytes) or a string such as \"64MiB\"",
         [KIND_BOOL] = "true or false",
         [KIND_LIST] = "an array of strings",
         [KIND_WORDS] = "an array of strings",
@@ -102,7 +127,7 @@ static int set_list(struct config_loader *l, const struct config_option *o, cons
     json_t *item;
 
     if (!json_is_array(value))
-        return err_set(e, ERR_BAD_REQUEST, field, "%s is wanted", wanted(o->kind));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is expected", expected(o->kind));
     json_array_foreach(value, i, item)
     {
         if (!json_is_string(item))
@@ -125,51 +150,45 @@ static const struct config_option *find_member(const char *member)
     return NULL;
 }
 
-static int set_member(struct config_loader *l, const char *member, const json_t *value,
-                      struct err *e)
+static int set_member(struct config_loader *l, uint32_t line, const char *member,
+                      const json_t *value, struct err *e)
 {
     const struct config_option *o = find_member(member);
-    char field[MEMBER_FIELD_MAX], near[CONFIG_NEAR_MAX], number[NUMBER_TEXT_MAX];
+    char field[ERR_FIELD_MAX], near[CONFIG_NEAR_MAX], number[NUMBER_TEXT_MAX];
     const char *text;
 
-    (void)snprintf(field, sizeof field, "/%.*s", CONFIG_NAME_MAX, member);
+    config_place(field, l->config.origins, line, member);
     if (o == NULL) {
         config_near(near, member, "", config_member_name);
-        return err_set(e, ERR_BAD_REQUEST, field, "unknown member '%.60s'%s", member, near);
+        return err_set(e, ERR_BAD_REQUEST, field, "unknown member%s", near);
     }
+    l->config.origins->lines[o - config_options] = line;
     if (config_is_list(o))
         return set_list(l, o, field, value, e);
     text = scalar_text(number, o->kind, value);
     if (text == NULL)
-        return err_set(e, ERR_BAD_REQUEST, field, "%s is wanted", wanted(o->kind));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is expected", expected(o->kind));
     return config_set(l, o, LAYER_FILE, field, text, e);
-}
-
-static int set_members(struct config_loader *l, struct err *e)
-{
-    json_t *root, *value;
-    const char *member;
-    int rc = 0;
-
-    if (parse(&root, l->file, e) != 0)
-        return -1;
-    json_object_foreach(root, member, value)
-    {
-        rc = set_member(l, member, value, e);
-        if (rc != 0)
-            break;
-    }
-    json_decref(root);
-    return rc;
 }
 
 int config_file_load(struct config_loader *l, struct err *e)
 {
-    char msg[ERR_MSG_MAX];
+    json_t *root = NULL, *value;
+    const char *member;
+    char *text;
+    size_t len;
+    int rc;
 
-    if (set_members(l, e) == 0)
-        return 0;
-    (void)snprintf(msg, sizeof msg, "%s", e->msg);
-    (void)snprintf(e->msg, sizeof e->msg, "configuration file %.200s: %.280s", l->file, msg);
-    return -1;
+    if (read_file(&text, &len, l, e) != 0)
+        return -1;
+    rc = parse(&root, l, text, len, e);
+    json_object_foreach(root, member, value)
+    {
+        rc = set_member(l, line_of(text, len, member), member, value, e);
+        if (rc != 0)
+            break;
+    }
+    json_decref(root);
+    free(text);
+    return rc;
 }

@@ -22,7 +22,7 @@ static const struct config_option *given(const struct config_loader *l, const ch
     for (size_t i = 0; i < n; i++) {
         const struct config_option *o = config_find(flags[i], strlen(flags[i]));
 
-        if (l->layers[o - config_options] != LAYER_DEFAULT)
+        if (l->config.origins->layers[o - config_options] != LAYER_DEFAULT)
             return o;
     }
     return NULL;
@@ -32,12 +32,11 @@ static const struct config_option *given(const struct config_loader *l, const ch
 static int refuse(const struct config_loader *l, const struct config_option *o, const char *why,
                   struct err *e)
 {
-    char name[CONFIG_NAME_MAX + 2];
+    char name[CONFIG_NAME_MAX + 2], where[ERR_FIELD_MAX];
 
     (void)snprintf(name, sizeof name, "--%s", o->flag);
-    if (l->layers[o - config_options] == LAYER_ENV)
-        config_env_name(name, o);
-    return err_set(e, ERR_BAD_REQUEST, name, "%s", why);
+    config_where(where, &l->config, name);
+    return err_set(e, ERR_BAD_REQUEST, where, "%s", why);
 }
 
 int config_fit(const struct config_loader *l, struct err *e)
@@ -48,10 +47,12 @@ int config_fit(const struct config_loader *l, struct err *e)
         o = given(l, own, sizeof own / sizeof own[0]);
         return o == NULL ? 0
                          : refuse(l, o,
-                                  "with --upstream there is no embedded engine and there are no "
-                                  "weights that this could be about",
+                                  "it is of an engine or of weights of this server's own, and "
+                                  "with --upstream there are none: leave it out, or leave out "
+                                  "--upstream",
                                   e);
     }
     o = given(l, theirs, sizeof theirs / sizeof theirs[0]);
-    return o == NULL ? 0 : refuse(l, o, "without --upstream there is nobody to ask", e);
+    return o == NULL ? 0
+                     : refuse(l, o, "it is of engines that --upstream names, and none is named", e);
 }

@@ -21,7 +21,8 @@ struct config_option {
 enum {
     CONFIG_NAME_MAX = 48,        /* of a flag, variable or member, with its NUL */
     CONFIG_VALUE_LEN_MAX = 4096, /* bytes of one value */
-    CONFIG_FILE_NBYTES_MAX = 1 << 20
+    CONFIG_FILE_NBYTES_MAX = 1 << 20,
+    CONFIG_PLACE_MAX = ERR_FIELD_MAX - CONFIG_NAME_MAX - 16 /* so that a line and a name fit */
 };
 
 #define CONFIG_N_OPTIONS (sizeof(struct config_count))
@@ -36,10 +37,17 @@ extern const struct config_option config_options[CONFIG_N_OPTIONS];
 /* Stronger layers replace what weaker ones said; within one layer a list grows. */
 enum config_layer { LAYER_DEFAULT, LAYER_FILE, LAYER_ENV, LAYER_FLAG };
 
+/* Where each value was given. */
+struct config_origins {
+    enum config_layer layers[CONFIG_N_OPTIONS];
+    uint32_t lines[CONFIG_N_OPTIONS]; /* of the file; 0: not found */
+    char file[CONFIG_PLACE_MAX];      /* its path, a long one without its beginning */
+};
+
 struct config_loader {
     struct config config;
-    enum config_layer layers[CONFIG_N_OPTIONS]; /* who said each option's value */
-    const char *file;                           /* borrowed; NULL without one */
+    const char *file;        /* borrowed; NULL without one */
+    const char *file_option; /* "--config" or "BATON_CONFIG" */
 };
 
 /* config_env_name, config_member_name - "BATON_MAX_NUM_SEQS", "max_num_seqs". */
@@ -62,6 +70,10 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
 enum { CONFIG_NEAR_MAX = 96 };
 void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix,
                  void (*name)(char out[CONFIG_NAME_MAX], const struct config_option *o));
+
+/* config_place - "FILE:LINE: MEMBER"; without a line if it is 0, without a member if it is NULL. */
+void config_place(char out[ERR_FIELD_MAX], const struct config_origins *from, uint32_t line,
+                  const char *member);
 
 /* config_fit - do the options that were given go together?
  * Errors: ERR_BAD_REQUEST at one that would not be heeded. */

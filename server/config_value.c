@@ -54,6 +54,7 @@ void config_fini(struct config *c)
         next = t->next;
         free(t);
     }
+    free(c->origins);
     memset(c, 0, sizeof *c);
 }
 
@@ -85,6 +86,36 @@ const struct config_option *config_find(const char *flag, size_t len)
             return &config_options[i];
     }
     return NULL;
+}
+
+void config_place(char out[ERR_FIELD_MAX], const struct config_origins *from, uint32_t line,
+                  const char *member)
+{
+    size_t len = (size_t)snprintf(out, ERR_FIELD_MAX, "%s", from->file);
+
+    if (line > 0)
+        len += (size_t)snprintf(out + len, ERR_FIELD_MAX - len, ":%" PRIu32, line);
+    if (member != NULL)
+        (void)snprintf(out + len, ERR_FIELD_MAX - len, ": %.*s", CONFIG_NAME_MAX, member);
+}
+
+void config_where(char out[ERR_FIELD_MAX], const struct config *c, const char *field)
+{
+    const struct config_option *o = NULL;
+    char name[CONFIG_NAME_MAX];
+
+    (void)snprintf(out, ERR_FIELD_MAX, "%s", field);
+    if (strncmp(field, "--", 2) == 0)
+        o = config_find(field + 2, strlen(field + 2));
+    if (o == NULL)
+        return;
+    if (c->origins->layers[o - config_options] == LAYER_ENV) {
+        config_env_name(name, o);
+        (void)snprintf(out, ERR_FIELD_MAX, "%s", name);
+    } else if (c->origins->layers[o - config_options] == LAYER_FILE) {
+        config_member_name(name, o);
+        config_place(out, c->origins, c->origins->lines[o - config_options], name);
+    }
 }
 
 void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix,
@@ -135,8 +166,8 @@ static int check_range(const struct config_option *o, const char *field, const c
     if (v >= o->min && v <= o->max)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, field,
-                   "'%.60s' is out of range, allowed are %" PRIu64 " to %" PRIu64 "%s", text,
-                   o->min, o->max, unit_of(o->kind));
+                   "'%.60s' is out of range, expected %" PRIu64 " to %" PRIu64 "%s", text, o->min,
+                   o->max, unit_of(o->kind));
 }
 
 static int set_number(uint64_t *out, const struct config_option *o, const char *field,
@@ -174,7 +205,7 @@ static int set_nbytes(uint64_t *out, const struct config_option *o, const char *
         return 0;
     }
     return err_set(e, ERR_BAD_REQUEST, field,
-                   "'%.60s' is not a number of bytes, as 1048576, 512KiB, 64MiB, 2GiB or 1TiB",
+                   "'%.60s' is not a number of bytes, such as 1048576, 512KiB, 64MiB, 2GiB or 1TiB",
                    text);
 }
 
@@ -213,7 +244,7 @@ static int set_str(struct config *c, const char **out, const struct config_optio
     if (check_choice(o, field, text, e) != 0)
         return -1;
     if (text[0] == '\0' && o->def[0] != '\0')
-        return err_set(e, ERR_BAD_REQUEST, field, "it is empty, %s is wanted", o->arg);
+        return err_set(e, ERR_BAD_REQUEST, field, "it is empty, %s is expected", o->arg);
     if (text[0] != '\0') {
         kept = keep(c, text);
         if (kept == NULL)
@@ -243,7 +274,7 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
                const char *field, const char *text, struct err *e)
 {
     char *at = (char *)&l->config + o->offset;
-    enum config_layer *said = &l->layers[o - config_options];
+    enum config_layer *said = &l->config.origins->layers[o - config_options];
     int rc = 0;
 
     if (strnlen(text, CONFIG_VALUE_LEN_MAX + 1) > CONFIG_VALUE_LEN_MAX)
@@ -277,7 +308,7 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
 static int refuse_listen(const char *text, const char *option, const char *why, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, option,
-                   "'%.120s': %s; wanted is ADDRESS:PORT, as 127.0.0.1:8700 or [::1]:8700, or "
+                   "'%.120s': %s; expected ADDRESS:PORT, as 127.0.0.1:8700 or [::1]:8700, or "
                    "unix:PATH",
                    text, why);
 }

@@ -1,5 +1,6 @@
-/* The program: `baton serve`, `baton --help`, `baton --version`. */
+/* The program: `baton serve`, `baton help`, `baton version`. */
 #include "base/log.h"
+#include "base/near_miss.h"
 #include "driver/nccl.h"
 #include "handlers/body.h"
 #include "server/check.h"
@@ -20,11 +21,36 @@ static int usage(FILE *to, int rc)
     (void)fprintf(to, "baton " BATON_VERSION
                       ": inference control for reinforcement-learning post-training\n"
                       "\n"
-                      "usage: baton serve --model DIR [options]    run the server\n"
-                      "       baton serve --check [options]        say what it would start with\n"
-                      "       baton serve --help                   every option, with its default\n"
-                      "       baton --version\n");
+                      "usage: baton serve DIR [options]     run the server; also --model DIR\n"
+                      "       baton serve --check [options] say what it would start with\n"
+                      "       baton serve --help            every option, with its default\n"
+                      "       baton help                    this text, as --help\n"
+                      "       baton version                 as --version\n"
+                      "\n"
+                      "Weights are pushed to a running server by client/baton.py, or by\n"
+                      "POST /v1/update_weights.\n");
     return rc;
+}
+
+/* What came in the place of a command, and which one was probably meant. */
+static int unknown_command(const char *word)
+{
+    static const char *const commands[] = {"serve", "help", "version", NULL};
+    const char *near = near_miss(word, commands);
+
+    (void)fprintf(stderr, "baton: unknown command '%.60s'", word);
+    if (near != NULL)
+        (void)fprintf(stderr, "; did you mean '%s'?", near);
+    (void)fputs("\n\n", stderr);
+    return usage(stderr, 2);
+}
+
+/* Is the only argument this word, written as a command, an option or a letter? */
+static bool is_word(int argc, char **argv, const char *command, const char *option,
+                    const char *letter)
+{
+    return argc == 2 && (strcmp(argv[1], command) == 0 || strcmp(argv[1], option) == 0 ||
+                         strcmp(argv[1], letter) == 0);
 }
 
 static int level_of(const char *name, enum log_level *out)
@@ -54,9 +80,15 @@ static void block_signals(void)
     (void)signal(SIGPIPE, SIG_IGN);
 }
 
-static void report(const struct err *e)
+/* @c  NULL, or the configuration: an option is named as it was given, in a file or by a variable */
+static void report(const struct config *c, const struct err *e)
 {
-    (void)fprintf(stderr, "baton: %s%s%s\n", e->field, e->field[0] != '\0' ? ": " : "", e->msg);
+    char where[ERR_FIELD_MAX];
+
+    (void)snprintf(where, sizeof where, "%s", e->field);
+    if (c != NULL)
+        config_where(where, c, e->field);
+    (void)fprintf(stderr, "baton: %s%s%s\n", where, where[0] != '\0' ? ": " : "", e->msg);
 }
 
 static int run(const struct config *c, bool check)
@@ -68,7 +100,7 @@ static int run(const struct config *c, bool check)
     if (level_of(c->log_level, &least) != 0) {
         (void)err_set(&e, ERR_BAD_REQUEST, "--log-level",
                       "'%.32s' is not one of debug, info, warn, error", c->log_level);
-        report(&e);
+        report(c, &e);
         return 2;
     }
     body_init();         /* all before threads: jansson's allocator, the seed that the first */
@@ -76,13 +108,13 @@ static int run(const struct config *c, bool check)
     nccl_environment();
     block_signals();
     if (log_open(STDERR_FILENO, least, &e) != 0) {
-        report(&e);
+        report(c, &e);
         return 1;
     }
     rc = check ? serve_check(c, stdout, &e) : serve(c, &e);
     log_close();
     if (rc != 0)
-        report(&e);
+        report(c, &e);
     if (rc == 0)
         return 0;
     return strncmp(e.field, "--", 2) == 0 ? 2 : 1; /* 2: what was asked for; 1: what happened */
@@ -106,7 +138,7 @@ static int command_serve(int argc, char **argv)
             argv[n++] = argv[i];
     }
     if (config_load(&c, n, argv, environ, &e) != 0) {
-        report(&e);
+        report(NULL, &e);
         return 2;
     }
     rc = run(&c, check);
@@ -116,11 +148,13 @@ static int command_serve(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    if (argc >= 2 && strcmp(argv[1], "serve") == 0)
+    if (argc < 2)
+        return usage(stderr, 2);
+    if (strcmp(argv[1], "serve") == 0)
         return command_serve(argc - 2, argv + 2);
-    if (argc == 2 && strcmp(argv[1], "--version") == 0)
+    if (is_word(argc, argv, "version", "--version", "-V"))
         return puts("baton " BATON_VERSION) < 0;
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
+    if (is_word(argc, argv, "help", "--help", "-h"))
         return usage(stdout, 0);
-    return usage(stderr, 2);
+    return unknown_command(argv[1]);
 }

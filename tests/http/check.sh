@@ -94,7 +94,7 @@ has "cuda: not available: cuDeviceTotalMem: CUDA_ERROR_UNKNOWN (999)"
 check 2 --model "$WORK/nobody"
 has "baton: --model: "
 check 2 --model "$MODEL" --no-such-option
-has "unknown option '--no-such-option'"
+has "baton: --no-such-option: unknown option"
 check 2 --model "$MODEL" --weights none --listen 0.0.0.0:0
 has "beyond loopback"
 check 2 --model "$MODEL" --weights "$WORK/nothing.safetensors"

@@ -243,6 +243,10 @@ static void test_config_load_forms(void **state)
     assert_int_equal(load(&c, LIST_OF("--model", "a", "--model", "b"), NULL, &e), 0);
     assert_string_equal(c.model, "b");
     config_fini(&c);
+    assert_int_equal(load(&c, LIST_OF("dir", "--insecure"), NULL, &e), 0);
+    assert_string_equal(c.model, "dir");
+    assert_true(c.insecure);
+    config_fini(&c);
 }
 
 /* One row a rule: where the error points, and words that the message must have. */
@@ -253,10 +257,16 @@ static const struct refusal {
     {"unknown flag, underscores", "--max_num_batched_tokens=5", NULL, NULL, NULL,
      "--max_num_batched_tokens", "did you mean --max-num-batched-tokens?"},
     {"unknown flag, nothing near", "--frobnicate", NULL, NULL, NULL, "--frobnicate",
-     "--help lists them"},
+     "unknown option; 'baton serve --help' lists all"},
+    {"another server's flag", "--port", "9000", NULL, NULL, "--port", "--listen ADDRESS:PORT"},
+    {"another server's flag, attached", "--model-path=x", NULL, NULL, NULL, "--model-path",
+     "--model DIR"},
     {"no value", "--model", NULL, NULL, NULL, "--model", "needs a value, DIR"},
     {"a flag as value", "--model", "--insecure", NULL, NULL, "--model", "needs a value"},
-    {"an argument", "model", NULL, NULL, NULL, "", "unexpected argument 'model'"},
+    {"an argument behind options", "--insecure", "model", NULL, NULL, "",
+     "unexpected argument 'model'; a model directory stands before all options"},
+    {"two models", "model", "--model=other", NULL, NULL, "--model", "there is 'model' before"},
+    {"an empty argument", "", NULL, NULL, NULL, "", "unexpected argument ''"},
     {"one dash", "-h", NULL, NULL, NULL, "", "unexpected argument '-h'"},
     {"a truth value apart", "--insecure", "false", NULL, NULL, "", "--insecure=false"},
     {"not a truth value", "--insecure=yes", NULL, NULL, NULL, "--insecure",
@@ -267,8 +277,8 @@ static const struct refusal {
     {"negative", "--max-num-seqs=-5", NULL, NULL, NULL, "--max-num-seqs", "'-5'"},
     {"a blank", "--max-num-seqs", " 5", NULL, NULL, "--max-num-seqs", "' 5'"},
     {"empty number", "--max-num-seqs=", NULL, NULL, NULL, "--max-num-seqs", "''"},
-    {"below", "--max-num-seqs", "0", NULL, NULL, "--max-num-seqs", "allowed are 1 to 65536"},
-    {"above", "--max-num-seqs", "65537", NULL, NULL, "--max-num-seqs", "allowed are 1 to 65536"},
+    {"below", "--max-num-seqs", "0", NULL, NULL, "--max-num-seqs", "expected 1 to 65536"},
+    {"above", "--max-num-seqs", "65537", NULL, NULL, "--max-num-seqs", "expected 1 to 65536"},
     {"overflow", "--max-num-seqs", "18446744073709551617", NULL, NULL, "--max-num-seqs", "1 to"},
     {"milliseconds", "--pin-timeout", "9", NULL, NULL, "--pin-timeout", "milliseconds"},
     {"bytes suffix", "--kv-cache", "64MB", NULL, NULL, "--kv-cache", "64MiB"},
@@ -280,27 +290,34 @@ static const struct refusal {
     {"empty config", "--config=", NULL, NULL, NULL, "--config", "empty"},
     {"no such file", "--config=/nowhere/x.json", NULL, NULL, NULL, "--config", "No such file"},
     {"a directory", "--config=/tmp", NULL, NULL, NULL, "--config", "cannot be read"},
-    {"empty listen", "--listen=", NULL, NULL, NULL, "--listen", "ADDRESS is wanted"},
+    {"empty listen", "--listen=", NULL, NULL, NULL, "--listen", "ADDRESS is expected"},
     {"variable", NULL, NULL, "BATON_MAX_NUM_SEQS=0", NULL, "BATON_MAX_NUM_SEQS", "1 to 65536"},
     {"variable list", NULL, NULL, "BATON_ALLOW_PATH=/a::/b", NULL, "BATON_ALLOW_PATH", "empty"},
-    {"file syntax", NULL, NULL, NULL, "{\"model\": }", "--config", "line 1"},
-    {"file twice", NULL, NULL, NULL, "{\"model\": \"a\", \"model\": \"b\"}", "--config",
+    {"file syntax", NULL, NULL, NULL, "{\n\"model\": }", "FILE:2", "column"},
+    {"file twice", NULL, NULL, NULL, "{\"model\": \"a\",\n \"model\": \"b\"}", "FILE:2",
      "duplicate"},
-    {"file not an object", NULL, NULL, NULL, "[]", "--config", "not a JSON object"},
-    {"file empty", NULL, NULL, NULL, "", "--config", "line"},
-    {"file member", NULL, NULL, NULL, "{\"max-num-seq\": 1}", "/max-num-seq",
+    {"file not an object", NULL, NULL, NULL, "[]", "FILE:1", "not a JSON object"},
+    {"file empty", NULL, NULL, NULL, "", "FILE:1", "not JSON"},
+    {"file member", NULL, NULL, NULL, "{\n\"max-num-seq\": 1}", "FILE:2: max-num-seq",
      "did you mean max_num_seqs?"},
-    {"file member, far", NULL, NULL, NULL, "{\"x\": 1}", "/x", "unknown member 'x'"},
-    {"file null", NULL, NULL, NULL, "{\"model\": null}", "/model", "a string"},
-    {"file type", NULL, NULL, NULL, "{\"max_num_seqs\": \"5\"}", "/max_num_seqs", "an integer"},
-    {"file real", NULL, NULL, NULL, "{\"max_num_seqs\": 5.0}", "/max_num_seqs", "an integer"},
-    {"file negative", NULL, NULL, NULL, "{\"max_num_seqs\": -5}", "/max_num_seqs", "'-5'"},
-    {"file range", NULL, NULL, NULL, "{\"max_num_seqs\": 0}", "/max_num_seqs", "1 to 65536"},
-    {"file bool", NULL, NULL, NULL, "{\"insecure\": 1}", "/insecure", "true or false"},
-    {"file list", NULL, NULL, NULL, "{\"allow_path\": \"/a\"}", "/allow_path", "an array"},
-    {"file list item", NULL, NULL, NULL, "{\"allow_path\": [\"/a\", 1]}", "/allow_path",
+    {"file member, far", NULL, NULL, NULL, "{\"x\": 1}", "FILE:1: x", "unknown member"},
+    {"file null", NULL, NULL, NULL, "{\"model\": null}", "FILE:1: model", "a string"},
+    {"file type", NULL, NULL, NULL, "{\"max_num_seqs\": \"5\"}", "FILE:1: max_num_seqs",
+     "an integer"},
+    {"file real", NULL, NULL, NULL, "{\"max_num_seqs\": 5.0}", "FILE:1: max_num_seqs",
+     "an integer"},
+    {"file negative", NULL, NULL, NULL, "{\"max_num_seqs\": -5}", "FILE:1: max_num_seqs", "'-5'"},
+    {"file range", NULL, NULL, NULL, "{\"max_num_seqs\": 0}", "FILE:1: max_num_seqs", "1 to 65536"},
+    {"file bool", NULL, NULL, NULL, "{\"insecure\": 1}", "FILE:1: insecure", "true or false"},
+    {"file list", NULL, NULL, NULL, "{\"allow_path\": \"/a\"}", "FILE:1: allow_path", "an array"},
+    {"file list item", NULL, NULL, NULL, "{\"allow_path\": [\"/a\", 1]}", "FILE:1: allow_path",
      "entry 1 is not a string"},
-    {"file choice", NULL, NULL, NULL, "{\"engine\": \"x\"}", "/engine", "embedded, none"},
+    {"file, the line of a member that is like another's value", NULL, NULL, NULL,
+     "{\"model\": \"engine\", \"allow_path\":\n [\"engine\", \"{\\\"\"],\n\n \"engine\"\n: \"x\"}",
+     "FILE:4: engine", "embedded, none"},
+    {"file, a member spelt with an escape", NULL, NULL, NULL, "{\"engin\\u0065\": \"x\"}",
+     "FILE: engine", "embedded, none"},
+    {"file choice", NULL, NULL, NULL, "{\"engine\": \"x\"}", "FILE:1: engine", "embedded, none"},
 };
 
 static void test_config_load_refuses(void **state)
@@ -310,18 +327,23 @@ static void test_config_load_refuses(void **state)
         const struct refusal *r = &refusals[i];
         const char *args[4] = {0}, *env[2] = {r->env, NULL};
         size_t n = 0;
+        char field[ERR_FIELD_MAX];
         struct config c;
         struct err e;
 
-        if (r->file != NULL)
+        (void)snprintf(field, sizeof field, "%s", r->field);
+        if (r->file != NULL) {
             args[n++] = file_with(r->file);
+            if (strncmp(r->field, "FILE", 4) == 0)
+                (void)snprintf(field, sizeof field, "%s%s", strchr(args[0], '/'), r->field + 4);
+        }
         if (r->flag != NULL)
             args[n++] = r->flag;
         if (r->value != NULL)
             args[n++] = r->value;
         if (load(&c, args, env, &e) == 0)
             fail_msg("%s: was accepted", r->what);
-        if (e.code != ERR_BAD_REQUEST || strcmp(e.field, r->field) != 0 ||
+        if (e.code != ERR_BAD_REQUEST || strcmp(e.field, field) != 0 ||
             strstr(e.msg, r->says) == NULL)
             fail_msg("%s: %s '%s' at '%s'", r->what, err_wire_name(e.code), e.msg, e.field);
         assert_null(c.storage); /* untouched on failure */
@@ -388,9 +410,11 @@ static void test_config_load_warns_of_unknown_variables(void **state)
     char text[4096];
 
     (void)state;
-    assert_true(logged(text, sizeof text,
-                       LIST_OF("BATON_SERVICE_HOST=10.0.0.1", "BATON_MODLE=x", "BATONX=1")) > 0);
-    assert_non_null(strstr(text, "BATON_SERVICE_HOST is not an option"));
+    assert_true(
+        logged(text, sizeof text,
+               LIST_OF("BATON_FOO=10.0.0.1", "BATON_MODLE=x", "BATONX=1", "BATON_PORT=9000")) > 0);
+    assert_non_null(strstr(text, "BATON_FOO is not an option"));
+    assert_non_null(strstr(text, "BATON_PORT is not an option"));
     assert_non_null(strstr(text, "BATON_MODLE is not an option, did you mean BATON_MODEL?"));
     assert_null(strstr(text, "BATONX"));
     assert_null(strstr(text, "10.0.0.1")); /* values may be secrets */
@@ -398,6 +422,50 @@ static void test_config_load_warns_of_unknown_variables(void **state)
         logged(text, sizeof text,
                LIST_OF("BATON_URL=x", "BATON_LOG_LEVEL=info", "BATON_CONFIG=", "HOME=/")),
         0);
+}
+
+/* As Kubernetes sets them for services named "baton" and "baton-a". */
+static void test_config_load_ignores_the_variables_of_services(void **state)
+{
+    char text[4096];
+
+    (void)state;
+    assert_int_equal(
+        logged(text, sizeof text,
+               LIST_OF("BATON_SERVICE_HOST=10.0.0.1", "BATON_SERVICE_PORT=8700",
+                       "BATON_SERVICE_PORT_HTTP=8700", "BATON_PORT=tcp://10.0.0.1:8700",
+                       "BATON_PORT_8700_TCP=tcp://10.0.0.1:8700", "BATON_PORT_8700_TCP_PROTO=tcp",
+                       "BATON_PORT_8700_TCP_PORT=8700", "BATON_PORT_8700_TCP_ADDR=10.0.0.1",
+                       "BATON_A_SERVICE_HOST=10.0.0.1", "BATON_A_PORT=udp://10.0.0.1:1")),
+        0);
+}
+
+/* What is found wrong later, when files are read and sockets opened, is named as it was given. */
+static void test_config_where_names_the_layer(void **state)
+{
+    const char *file = file_with("{\n\"model\": \"/m\", \"weights\": \"/w\",\n"
+                                 "\"kv_cache\": \"1GiB\", \"allow_path\": [\"/a\"]}");
+    char where[ERR_FIELD_MAX], want[ERR_FIELD_MAX];
+    struct config c;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(load(&c, LIST_OF(file, "--weights=/x"), LIST_OF("BATON_LISTEN=[::1]:0"), &e),
+                     0);
+    config_where(where, &c, "--allow-path");
+    (void)snprintf(want, sizeof want, "%s:3: allow_path", strchr(file, '/'));
+    assert_string_equal(where, want);
+    config_where(where, &c, "--weights");
+    assert_string_equal(where, "--weights");
+    config_where(where, &c, "--listen");
+    assert_string_equal(where, "BATON_LISTEN");
+    config_where(where, &c, "--engine");
+    assert_string_equal(where, "--engine");
+    config_where(where, &c, "/names/3");
+    assert_string_equal(where, "/names/3");
+    config_where(where, &c, "");
+    assert_string_equal(where, "");
+    config_fini(&c);
 }
 
 static void test_config_help_names_every_option(void **state)
@@ -552,6 +620,8 @@ int main(void)
         cmocka_unit_test(test_config_load_refuses),
         cmocka_unit_test(test_config_load_bounds_what_comes),
         cmocka_unit_test(test_config_load_warns_of_unknown_variables),
+        cmocka_unit_test(test_config_load_ignores_the_variables_of_services),
+        cmocka_unit_test(test_config_where_names_the_layer),
         cmocka_unit_test(test_config_help_names_every_option),
         cmocka_unit_test(test_config_listen_parse_accepts),
         cmocka_unit_test(test_config_listen_parse_unix),

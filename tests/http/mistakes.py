@@ -1,0 +1,126 @@
+"""Everyday mistakes: each is answered in one line that says what is wrong and what to do.
+
+Usage: mistakes.py command BATON MODEL WORK
+"""
+
+import os
+import subprocess
+import sys
+
+WAIT_S = 60
+
+# The arguments, the exit status, and what must stand in the line that says "baton:". {m} is a model
+# directory, {w} a folder with what files() makes; BATON_X=Y before the arguments is a variable.
+COMMANDS = [
+    ("server --model {m}", 2, ["unknown command 'server'; did you mean 'serve'?"]),
+    ("serv", 2, ["did you mean 'serve'?"]),
+    ("push x.safetensors", 2, ["unknown command 'push'"]),
+    ("-v", 2, ["unknown command '-v'"]),
+    ("serve {m} more", 2, ["unexpected argument 'more'", "'baton serve DIR'", "--model"]),
+    ("serve --listen 127.0.0.1:0 {m}", 2, ["unexpected argument", "'baton serve DIR'", "--model"]),
+    ("serve {m} --model {m}", 2, ["--model: ", "give one of the two"]),
+    ("serve -p 9000", 2, ["unexpected argument '-p'", "two dashes", "'baton serve --help'"]),
+    ("serve --insecure false", 2, ["unexpected argument 'false'", "--insecure=false"]),
+    ("serve --model {m} --port 9000", 2,
+     ["baton: --port: unknown option, did you mean --listen ADDRESS:PORT?"]),
+    ("serve --model {m} --host 0.0.0.0", 2, ["--listen ADDRESS:PORT"]),
+    ("serve --model-path {m}", 2, ["did you mean --model DIR?"]),
+    ("serve --model {m} --max-num-seq 5", 2,
+     ["baton: --max-num-seq: unknown option, did you mean --max-num-seqs?"]),
+    ("serve --model {m} --frobnicate 5", 2,
+     ["baton: --frobnicate: unknown option; 'baton serve --help' lists all"]),
+    ("serve --model {m} --listen 9000", 2,
+     ["--listen: '9000': it has no port; expected ADDRESS:PORT"]),
+    ("serve --model {m} --max-versions 1", 2, ["'1' is out of range, expected 2 to 64"]),
+    ("serve --model {m} --kv-cache 1GB", 2, ["--kv-cache: '1GB' is not a number of bytes", "2GiB"]),
+    ("BATON_LISTEN=9000 serve --check --model {m}", 2, ["baton: BATON_LISTEN: '9000': it has no port"]),
+    ("BATON_MODEL=/nowhere serve --check", 2, ["baton: BATON_MODEL: "]),
+    ("serve --check --config {w}/nothing.json", 2, ["--config: '{w}/nothing.json' cannot be opened"]),
+    ("serve --check --config {w}/comma.json", 2, ["baton: {w}/comma.json:3: it is not JSON"]),
+    ("serve --check --config {w}/typo.json", 2,
+     ["baton: {w}/typo.json:2: kv_cach: unknown member, did you mean kv_cache?"]),
+    ("serve --check --config {w}/type.json", 2, ["baton: {w}/type.json:3: listen: a string is expected"]),
+    ("serve --check --config {w}/listen.json --model {m}", 2,
+     ["baton: {w}/listen.json:2: listen: '9000': it has no port"]),
+]
+
+# What is no mistake, and is answered on standard output.
+GOOD = [
+    ("-V", "baton "), ("--version", "baton "), ("version", "baton "),
+    ("help", "usage: baton serve DIR"), ("--help", "usage: baton serve DIR"), ("-h", "usage:"),
+    ("serve {m} --check --weights none", "configuration: ok"),
+    ("serve --check {m} --weights=none", "configuration: ok"),
+]
+
+# Variables that Kubernetes sets for a service named "baton".
+SERVICE_LINKS = {
+    "BATON_SERVICE_HOST": "10.0.0.1", "BATON_SERVICE_PORT": "8700", "BATON_SERVICE_PORT_HTTP": "8700",
+    "BATON_PORT": "tcp://10.0.0.1:8700", "BATON_PORT_8700_TCP": "tcp://10.0.0.1:8700",
+    "BATON_PORT_8700_TCP_PROTO": "tcp", "BATON_PORT_8700_TCP_PORT": "8700",
+    "BATON_PORT_8700_TCP_ADDR": "10.0.0.1",
+}
+
+
+class Tally:
+    def __init__(self):
+        self.n = 0
+        self.wrong = []
+
+    def check(self, what, found, wanted, text, words):
+        self.n += 1
+        if found != wanted:
+            self.wrong.append(f"{what}: ended with {found}, expected {wanted}: {text}")
+        self.wrong += [f"{what}: '{word}' is not in: {text}" for word in words if word not in text]
+
+    def end(self):
+        if self.wrong:
+            sys.exit("\n".join(self.wrong))
+        print(f"{self.n} mistakes")
+
+
+def files(work, model):
+    def text(name, content):
+        with open(os.path.join(work, name), "w", encoding="utf-8") as f:
+            f.write(content)
+
+    text("comma.json", '{"model": "x",\n"listen": "127.0.0.1:0",\n}')
+    text("typo.json", '{"model": "x",\n"kv_cach": 1}')
+    text("type.json", '{"model": "x",\n\n"listen": 1}')
+    text("listen.json", '{"insecure": false,\n"listen": "9000"}')
+
+
+def run(baton, words, where):
+    """Its exit status, and what it said on standard output and on standard error."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    words = words.format(**where).split()
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        env[name] = value
+    done = subprocess.run([baton, *words], env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=WAIT_S, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def commands(baton, model, work):
+    where = {"m": model, "w": work}
+    tally = Tally()
+    files(work, model)
+    for words, status, said in COMMANDS:
+        found, _, text = run(baton, words, where)
+        line = "\n".join(line for line in text.splitlines() if line.startswith("baton: "))
+        tally.check(words, found, status, line, [word.format(**where) for word in said])
+    for words, said in GOOD:
+        found, text, _ = run(baton, words, where)
+        tally.check(words, found, 0, text, [said])
+    links = " ".join(f"{name}={value}" for name, value in SERVICE_LINKS.items())
+    found, _, text = run(baton, f"{links} serve {{m}} --check --weights none", where)
+    tally.check("variables of a Kubernetes service", (found, text), (0, ""), text, [])
+    tally.end()
+
+
+def main():
+    what, *rest = sys.argv[1:]
+    {"command": commands}[what](*rest)
+
+
+main()
