@@ -152,6 +152,8 @@ struct engine_stats {
     uint64_t n_recomputed_tokens;       /* whose KV was made again, for `recompute` */
     uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */
     uint64_t kv_tokens_used, kv_tokens_max;
+    uint64_t failing_serial; /* of the latest weights that alone made logits which are not finite;
+                                0: there are none */
     bool frozen, kv_released;
     uint64_t step_us_max; /* longest step since start */
 };

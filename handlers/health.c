@@ -62,6 +62,24 @@ static int weights_ready(const struct app *app, struct err *why)
     return 0;
 }
 
+/* The same weights would fail the same prompt again: what the engine saw of these bytes stays true,
+ * whatever they are called, until others are served. What a request asks for cannot make it so:
+ * logits are looked at before any sampling rule. */
+static int logits_ready(const struct app *app, struct err *why)
+{
+    struct engine_stats s = {0};
+    struct store_info info;
+
+    app->engine->ops->stats(app->engine, &s); /* first: a commit meanwhile ends what it says */
+    store_info(app->store, &info);
+    if (s.failing_serial == 0 || s.failing_serial != info.serial)
+        return 0;
+    return err_set(why, ERR_LOGITS, "",
+                   "a generation with weights '%.256s' (serial %llu) ended because their logits "
+                   "are not finite (NaN or infinity); ready again once an update commits others",
+                   info.label, (unsigned long long)info.serial);
+}
+
 /* Paused, a generate may well be taken; it is not served now. */
 static int gate_ready(const struct app *app, struct err *why)
 {
@@ -88,7 +106,8 @@ static int check_ready(const struct app *app, struct err *why)
         return app_live(app, why) ? fleet_ready(app, why) : -1;
     if (app->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
-    if (!app_live(app, why) || weights_ready(app, why) != 0 || gate_ready(app, why) != 0)
+    if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
+        gate_ready(app, why) != 0)
         return -1;
     admission_stats(app->generate, &s);
     if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)

@@ -376,6 +376,9 @@ static void take_want(struct scheduler *s, uint32_t i, uint64_t now_us)
     uint32_t n_tokens = q->rec->out.n_tokens;
 
     seq_take(q, w->pos, &s->choices[i], &made);
+    if (!s->choices[i].finite && seq_blames(q, made.serial) &&
+        made.serial > s->stats.failing_serial)
+        s->stats.failing_serial = made.serial;
     if (q->rec->out.n_tokens == n_tokens)
         return;
     s->stats.n_generated_tokens++;

@@ -440,17 +440,37 @@ static void take_token(struct seq *q, const struct choice *c, const struct seq_s
     out->finish = finish_of(q, c->id);
 }
 
-void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step)
+bool seq_blames(const struct seq *q, uint64_t serial)
 {
+    return q->req.adapter == NULL && q->kv_serial == serial;
+}
+
+/* Says which weights it was: a label for people, the serial for a label that was given twice. */
+static void fail_logits(struct seq *q, uint32_t pos, const struct seq_step *step)
+{
+    const struct gen_output *out = &q->rec->out;
+    char adapter[128] = "", kv[64] = "";
     struct err e = {0};
 
+    if (q->req.adapter != NULL)
+        (void)snprintf(adapter, sizeof adapter, "LoRA adapter '%.64s' (revision %llu) on ",
+                       out->adapter, (unsigned long long)out->adapter_revision);
+    if (q->kv_serial != step->serial)
+        (void)snprintf(kv, sizeof kv, "; its KV cache is in part of serial %llu",
+                       (unsigned long long)q->kv_serial);
+    (void)err_set(&e, ERR_LOGITS, "",
+                  "the logits after token %u are not finite (NaN or infinity), with %sweights "
+                  "'%.256s' (serial %llu)%s",
+                  pos, adapter, step->name->text, (unsigned long long)step->serial, kv);
+    seq_fail(q, &e);
+}
+
+void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step)
+{
     if (q->rec->out.finish != GEN_RUNNING)
         return;
     if (!c->finite) {
-        (void)err_set(&e, ERR_ENGINE, "",
-                      "the logits after token %u are not finite, with weights of serial %llu", pos,
-                      (unsigned long long)step->serial);
-        seq_fail(q, &e);
+        fail_logits(q, pos, step);
         return;
     }
     if (c->given)

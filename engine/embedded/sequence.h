@@ -53,7 +53,8 @@ struct seq {
     uint32_t n_step;        /* of them, by the step that is being made */
     uint32_t n_lost;        /* tokens whose KV was written once and thrown away */
     uint32_t n_rebuilds;    /* how often, since the last output token */
-    uint64_t kv_serial;     /* recompute: of the version that all of the KV is of */
+    uint64_t kv_serial;     /* of the version that its first row was made with, which with recompute
+                               all of the KV is of */
     const struct version *version; /* pinned; NULL: it reads what is served. Set from its first row
                                       on with `finish`, and see SEQ_REBUILDS_MAX */
     uint32_t n_reported;           /* output tokens that the sink has been told of */
@@ -104,6 +105,10 @@ void seq_ask(struct seq *q, uint32_t pos, struct choice *out);
 /* seq_take - use what chooser_run made of it. Sets out.finish when the sequence is at its end; one
  * that has ended stays as it is. No allocation. */
 void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step);
+
+/* seq_blames - are these weights alone to blame for what the sequence computes with them? Not where
+ * an adapter was added, and not where KV that older weights made was read. */
+bool seq_blames(const struct seq *q, uint64_t serial);
 
 /* seq_fail - end with GEN_ERROR. @e is copied; a sequence that has ended keeps its end. */
 void seq_fail(struct seq *q, const struct err *e);

@@ -119,13 +119,52 @@ static void test_bad_logits_are_never_sampled(void **state)
     assert_int_equal(good.finish, GEN_LENGTH);
     assert_true(unseen.finish == GEN_LENGTH || unseen.finish == GEN_STOP);
     assert_int_equal(seen.finish, GEN_ERROR);
-    assert_int_equal(seen.out->error.code, ERR_ENGINE);
+    assert_int_equal(seen.out->error.code, ERR_LOGITS);
+    assert_non_null(strstr(seen.out->error.msg, "with weights 'v1' (serial 1)"));
+    assert_int_equal(stats_of(&b).failing_serial, 1);
     assert_int_equal(sampled.finish, GEN_ERROR);
     assert_int_equal(sampled.out->n_tokens, 0);
     job_fini(&good);
     job_fini(&seen);
     job_fini(&unseen);
     job_fini(&sampled);
+    bench_fini(&b);
+}
+
+/* Weights are blamed for what they alone computed: not for KV that older ones left behind. */
+static void test_the_failing_weights_are_told(void **state)
+{
+    uint32_t mixed[40], own[] = {4, FAKE_POISON};
+    struct job jobs[3] = {0};
+    struct gen_params p;
+    struct bench b;
+    struct err e = {0};
+
+    (void)state;
+    bench_init(&b, 8, 16, 100);
+    gen_params_init(&p);
+    bench_prompt(mixed, 40);
+    mixed[39] = FAKE_POISON;
+    gate_shut();
+    assert_int_equal(job_submit(b.en, &jobs[0], mixed, 40, &p, &e), 0);
+    gate_wait_held(); /* in the first of three steps */
+    commit(&b);
+    gate_open();
+    job_wait(&jobs[0]);
+    assert_int_equal(jobs[0].finish, GEN_ERROR);
+    assert_non_null(strstr(jobs[0].out->error.msg,
+                           "'v2' (serial 2); its KV cache is in part of serial 1"));
+    assert_int_equal(stats_of(&b).failing_serial, 0);
+    assert_int_equal(job_submit(b.en, &jobs[1], own, 2, &p, &e), 0);
+    job_wait(&jobs[1]);
+    assert_int_equal(stats_of(&b).failing_serial, 2);
+    commit(&b);
+    submit(&b, &jobs[2], 4, 20);
+    job_wait(&jobs[2]);
+    assert_int_equal(jobs[2].finish, GEN_LENGTH);
+    assert_int_equal(stats_of(&b).failing_serial, 2); /* and what is served is 3 */
+    for (size_t i = 0; i < 3; i++)
+        job_fini(&jobs[i]);
     bench_fini(&b);
 }
 
@@ -335,6 +374,7 @@ int main(void)
         cmocka_unit_test(test_cancel_ends_within_a_step),
         cmocka_unit_test(test_cancel_at_any_point),
         cmocka_unit_test(test_bad_logits_are_never_sampled),
+        cmocka_unit_test(test_the_failing_weights_are_told),
         cmocka_unit_test(test_kv_exhaustion_queues_in_order),
         cmocka_unit_test(test_what_never_fits_is_refused),
         cmocka_unit_test(test_context_limits_the_output),
