@@ -53,7 +53,9 @@ static int check(const char *text, size_t len, const char *path, const char *opt
         return err_set(e, ERR_BAD_REQUEST, option, "'%.200s' is longer than %d bytes", path,
                        SECRET_FILE_NBYTES_MAX);
     if (memchr(text, '\0', len) != NULL)
-        return err_set(e, ERR_BAD_REQUEST, option, "'%.200s' has a NUL byte, text is wanted", path);
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "'%.200s' has a NUL byte, text (of a key or a certificate: PEM) is expected",
+                       path);
     return 0;
 }
 

@@ -123,8 +123,8 @@ int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to,
         return 0;
     name_down(app, down, sizeof down);
     return err_set(e, ERR_UNSYNCED, "",
-                   "%zu upstreams answer, and --min-ready is %zu: nothing was done; down: %s", *n,
-                   min_ready, down);
+                   "upstreams that answer: %zu, and --min-ready is %zu: nothing was done; down: %s",
+                   *n, min_ready, down);
 }
 
 uint64_t fleet_update_us(const struct app *app)

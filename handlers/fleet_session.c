@@ -130,8 +130,8 @@ void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct
             cause = p;
     }
     if (cause == NULL) {
-        (void)err_set(e, ERR_UNSYNCED, "", "%zu upstreams take part, and --min-ready is %zu", n,
-                      min_ready);
+        (void)err_set(e, ERR_UNSYNCED, "", "upstreams that take part: %zu, and --min-ready is %zu",
+                      n, min_ready);
         return;
     }
     fleet_session_tell(&cause->why, e);

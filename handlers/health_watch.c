@@ -136,7 +136,9 @@ static void answer_ready(struct exchange *x, const struct health *h)
     else
         reply_json(x, 503,
                    json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", why, "message",
-                             "the main listener says more"));
+                             h->ready_why == ERR_DRAINING
+                                 ? "the server is stopping: send requests to another one"
+                                 : "ask GET /readyz of --listen: its answer says more"));
 }
 
 static void watch_dispatch(void *arg, struct exchange *x)

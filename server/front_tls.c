@@ -29,6 +29,8 @@ int front_tls_check(const char *cert, const char *key, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the certificate");
     rc = gnutls_certificate_set_x509_key_mem(both, &cert_pem, &key_pem, GNUTLS_X509_FMT_PEM);
     gnutls_certificate_free_credentials(both);
+    if (rc == GNUTLS_E_CERTIFICATE_KEY_MISMATCH)
+        return err_set(e, ERR_BAD_REQUEST, "", "the key does not belong to the certificate");
     if (rc < 0)
         return err_set(e, ERR_BAD_REQUEST, "", "the certificate and its key are not usable: %s",
                        gnutls_strerror(rc));

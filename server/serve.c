@@ -30,6 +30,7 @@
 #include "server/admission.h"
 #include "server/config.h"
 #include "server/life.h"
+#include "server/model_dir.h"
 #include "server/serve_fleet.h"
 #include "server/serve_listen.h"
 #include "transport/cuda_ipc.h"
@@ -95,38 +96,29 @@ static void base_name(const char *path, char *out, size_t cap)
     (void)snprintf(out, cap, "%s", slash != NULL && slash[1] != '\0' ? slash + 1 : whole);
 }
 
-static bool has_weights(const char *dir)
-{
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    char path[PATH_LEN_MAX];
-    struct stat st;
-
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, names[i]) < sizeof path &&
-            stat(path, &st) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* Names the option whose value was wrong, before what was wrong with it. Always -1. */
 static int blame(struct err *e, const char *option, const char *value)
 {
     struct err cause = *e;
+    const char *field = strcmp(cause.field, "/path") == 0 ? "" : cause.field; /* a request's */
+    bool named = strstr(cause.msg, value) != NULL;
 
     err_clear(e);
-    return err_set(e, cause.code, option, "%.200s: %s%s%.250s", value, cause.field,
-                   cause.field[0] != '\0' ? ": " : "", cause.msg);
+    return err_set(e, cause.code, option, "%.200s%s%s%s%.250s", named ? "" : value,
+                   named ? "" : ": ", field, field[0] != '\0' ? ": " : "", cause.msg);
 }
 
 /* --weights, or the model's own, or nothing. */
 static int open_first_weights(struct house *h, const struct config *c, struct err *e)
 {
     const char *path = c->weights;
+    bool has = path != NULL;
 
     if (path != NULL && strcmp(path, "none") == 0)
         return 0;
-    if (path == NULL && (c->model == NULL || !has_weights(c->model)))
+    if (path == NULL && c->model != NULL && model_dir_weights(&has, c->model, e) != 0)
+        return blame(e, "--model", c->model);
+    if (!has)
         return 0;
     if (file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e) ==
         0)
@@ -167,8 +159,11 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
         return err_set(e, ERR_BAD_REQUEST, "--engine",
                        "engine '%.32s' is not one of embedded, none", c->engine);
     if (c->model == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "--model", "a Hugging Face model directory is required");
-    if (model_config_load(&h->model, c->model, e) != 0 ||
+        return err_set(
+            e, ERR_BAD_REQUEST, "--model",
+            "it is missing; a Hugging Face model directory is expected, as in 'baton serve "
+            "--model DIR'");
+    if (model_dir_check(c->model, e) != 0 || model_config_load(&h->model, c->model, e) != 0 ||
         tokenizer_load(&h->tokenizer, c->model, e) != 0)
         return blame(e, "--model", c->model);
     load_chat(h, c);

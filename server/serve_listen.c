@@ -4,12 +4,12 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/secret_file.h"
 #include "handlers/health_watch.h"
 #include "handlers/relay.h"
 #include "handlers/route.h"
 #include "server/auth.h"
 #include "server/front.h"
-#include "base/secret_file.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -56,6 +56,52 @@ static int read_addresses(struct listeners *l, const struct config *c, struct er
     return 0;
 }
 
+/* What a PEM file holds; it may be both. */
+static bool has_certificate(const char *pem)
+{
+    return strstr(pem, "-----BEGIN CERTIFICATE-----") != NULL ||
+           strstr(pem, "-----BEGIN X509 CERTIFICATE-----") != NULL;
+}
+
+static bool has_key(const char *pem)
+{
+    return strstr(pem, "PRIVATE KEY-----") != NULL;
+}
+
+static bool is_locked(const char *pem)
+{
+    return strstr(pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----") != NULL ||
+           strstr(pem, "Proc-Type: 4,ENCRYPTED") != NULL;
+}
+
+/* GnuTLS only says that something is not there. */
+static int check_pem(const struct listeners *l, const struct config *c, struct err *e)
+{
+    bool swapped = has_key(l->cert) && has_certificate(l->key);
+
+    if (!has_certificate(l->cert) && swapped)
+        return err_set(e, ERR_BAD_REQUEST, "--tls-cert",
+                       "'%.150s' is a private key, and '%.150s' of --tls-key is a certificate: "
+                       "swap the two",
+                       c->tls_cert, c->tls_key);
+    if (!has_certificate(l->cert))
+        return err_set(
+            e, ERR_BAD_REQUEST, "--tls-cert",
+            "'%.200s' %s; a certificate in PEM is expected (-----BEGIN CERTIFICATE-----)",
+            c->tls_cert, has_key(l->cert) ? "is a private key" : "is none");
+    if (!has_key(l->key))
+        return err_set(
+            e, ERR_BAD_REQUEST, "--tls-key",
+            "'%.200s' %s; a private key in PEM is expected (-----BEGIN PRIVATE KEY-----)",
+            c->tls_key, has_certificate(l->key) ? "is a certificate" : "is none");
+    if (is_locked(l->key))
+        return err_set(e, ERR_BAD_REQUEST, "--tls-key",
+                       "'%.200s' is locked by a password; a key without one is expected, as "
+                       "'openssl pkey -in FILE -out FILE' writes",
+                       c->tls_key);
+    return 0;
+}
+
 static int read_tls(struct listeners *l, const struct config *c, struct err *e)
 {
     struct err why = {0};
@@ -70,9 +116,12 @@ static int read_tls(struct listeners *l, const struct config *c, struct err *e)
     /* Public, and so of any mode; bounded and read as the other one is. */
     if (public_file_read(&l->cert, &l->cert_len, c->tls_cert, "--tls-cert", e) != 0)
         return -1;
+    if (check_pem(l, c, e) != 0)
+        return -1;
     if (front_tls_check(l->cert, l->key, &why) == 0)
         return 0;
-    return err_set(e, why.code, "--tls-cert", "%s", why.msg);
+    return err_set(e, why.code, "--tls-key", "'%.100s' with the certificate '%.100s': %s",
+                   c->tls_key, c->tls_cert, why.msg);
 }
 
 int listeners_read(struct listeners *l, const struct config *c, struct err *e)

@@ -62,6 +62,31 @@ struct header {
     char label[LABEL_LEN_MAX + 1]; /* "safetensors", or with the name of the file */
 };
 
+/* What a file in place of a safetensors file may be, by how it begins; NULL: nobody knows. */
+static const char *foreign_format(const void *data)
+{
+    static const struct {
+        const char *begins;
+        size_t len;
+        const char *is;
+    } formats[] = {
+        {"PK\3\4", 4, "a zip file, as torch.save writes"},
+        {"\x80\2", 2, "a pickle, as torch.save and pickle.dump write"},
+        {"\x80\4", 2, "a pickle, as torch.save and pickle.dump write"},
+        {"\x80\5", 2, "a pickle, as torch.save and pickle.dump write"},
+        {"version ", 8, "a Git LFS pointer, and 'git lfs pull' fetches what it points to"},
+        {"GGUF", 4, "a GGUF file"},
+        {"\x89HDF", 4, "an HDF5 file"},
+        {"\x93NUMPY", 6, "a NumPy file"},
+        {"{", 1, "JSON"},
+    };
+
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        if (memcmp(data, formats[i].begins, formats[i].len) == 0)
+            return formats[i].is;
+    return NULL;
+}
+
 static int head_nbytes(const void *data, size_t have, const char *label, uint64_t *out,
                        struct err *e)
 {
@@ -73,11 +98,17 @@ static int head_nbytes(const void *data, size_t have, const char *label, uint64_
     }
     memcpy(&n, data, sizeof n);
     n = le64toh(n);
-    if (n == 0 || n > SAFETENSORS_HEADER_MAX)
+    if (n > SAFETENSORS_HEADER_MAX && foreign_format(data) != NULL)
         return err_set(e, ERR_BAD_REQUEST, "",
-                       "%s: the first 8 bytes say that the header has %llu bytes; 1 to %d are "
-                       "allowed",
-                       label, (unsigned long long)n, (int)SAFETENSORS_HEADER_MAX);
+                       "%s: this is %s; a safetensors file is expected, as "
+                       "safetensors.torch.save_file writes",
+                       label, foreign_format(data));
+    if (n == 0 || n > SAFETENSORS_HEADER_MAX)
+        return err_set(
+            e, ERR_BAD_REQUEST, "",
+            "%s: the first 8 bytes say that the header has %llu bytes, expected 1 to %d; "
+            "is this a safetensors file?",
+            label, (unsigned long long)n, (int)SAFETENSORS_HEADER_MAX);
     *out = SAFETENSORS_PREFIX + n;
     return 0;
 }

@@ -63,7 +63,7 @@ static int read_peft_type(struct adapter_config *c, const char *key, const json_
 {
     (void)c;
     if (!json_is_string(v) || strcmp(json_string_value(v), "LORA") != 0)
-        return refuse(key, v, "LORA is", e);
+        return refuse(key, v, "LORA", e);
     return 0;
 }
 
@@ -71,7 +71,7 @@ static int read_task_type(struct adapter_config *c, const char *key, const json_
 {
     (void)c;
     if (!json_is_string(v) || strcmp(json_string_value(v), "CAUSAL_LM") != 0)
-        return refuse(key, v, "CAUSAL_LM is", e);
+        return refuse(key, v, "CAUSAL_LM", e);
     return 0;
 }
 
@@ -79,7 +79,7 @@ static int read_bias(struct adapter_config *c, const char *key, const json_t *v,
 {
     (void)c;
     if (!neutral(v, 0) && (!json_is_string(v) || strcmp(json_string_value(v), "none") != 0))
-        return refuse(key, v, "none is", e);
+        return refuse(key, v, "none", e);
     return 0;
 }
 
@@ -87,7 +87,7 @@ static int rank_of(double *out, const char *key, const json_t *v, struct err *e)
 {
     char allowed[FOUND_MAX];
 
-    (void)snprintf(allowed, sizeof allowed, "an integer within 1..%d is", ADAPTER_RANK_MAX);
+    (void)snprintf(allowed, sizeof allowed, "an integer within 1..%d", ADAPTER_RANK_MAX);
     if (!json_is_integer(v) || json_integer_value(v) < 1 ||
         json_integer_value(v) > ADAPTER_RANK_MAX)
         return refuse(key, v, allowed, e);
@@ -100,7 +100,7 @@ static int alpha_of(double *out, const char *key, const json_t *v, struct err *e
     double alpha = json_is_number(v) ? json_number_value(v) : -1.0;
 
     if (!(alpha > 0.0) || alpha > ADAPTER_ALPHA_MAX)
-        return refuse(key, v, "a number above 0, at most 1e6, is", e);
+        return refuse(key, v, "a number above 0, at most 1e6", e);
     *out = alpha;
     return 0;
 }
@@ -123,7 +123,7 @@ static int read_alpha(struct adapter_config *c, const char *key, const json_t *v
 static int read_rslora(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
 {
     if (!json_is_boolean(v))
-        return refuse(key, v, "true and false are", e);
+        return refuse(key, v, "true and false", e);
     c->rslora = json_is_true(v);
     return 0;
 }
@@ -136,7 +136,7 @@ static int read_init(struct adapter_config *c, const char *key, const json_t *v,
     const char *text = json_string_value(v);
 
     if (!json_is_boolean(v) && text == NULL)
-        return refuse(key, v, "true, false and a method's name are", e);
+        return refuse(key, v, "true, false and a method's name", e);
     for (size_t i = 0; text != NULL && i < sizeof methods / sizeof methods[0]; i++)
         if (strncmp(text, methods[i], strlen(methods[i])) == 0)
             c->base_changed = true;
@@ -153,7 +153,7 @@ static int read_overrides(struct adapter_overrides *out, const char *key, const 
     json_t *value;
 
     if (!json_is_object(v))
-        return refuse(key, v, "an object of patterns is", e);
+        return refuse(key, v, "an object of patterns", e);
     if (json_object_size(v) > ADAPTER_PATTERNS_MAX)
         return err_set(e, ERR_TOO_LARGE, field_of(key, field),
                        "%s has %zu patterns, at most %d fit", key, json_object_size(v),
@@ -203,7 +203,7 @@ static int read_names(struct names *out, const char *key, const json_t *v, struc
         size_t len = json_string_length(item);
 
         if (!json_is_string(item) || len == 0 || len > PLAN_NAME_LEN_MAX)
-            return refuse(key, item, "a list of module names is", e);
+            return refuse(key, item, "a list of module names", e);
         if (names_find(out, json_string_value(item)) == NAMES_NONE &&
             names_add(out, json_string_value(item), e) != 0)
             return -1;
@@ -217,12 +217,12 @@ static int read_targets(struct adapter_config *c, const char *key, const json_t 
 
     if (json_is_array(v)) {
         if (json_array_size(v) == 0)
-            return refuse(key, v, "at least one module is", e);
+            return refuse(key, v, "at least one module", e);
         c->targets = TARGETS_NAMES;
         return read_names(&c->target_names, key, v, e);
     }
     if (!json_is_string(v))
-        return refuse(key, v, "a list, a regular expression and \"all-linear\" are", e);
+        return refuse(key, v, "a list, a regular expression and \"all-linear\"", e);
     if (strcmp(json_string_value(v), "all-linear") == 0) {
         c->targets = TARGETS_ALL;
         return 0;
@@ -239,7 +239,7 @@ static int read_excluded(struct adapter_config *c, const char *key, const json_t
     if (json_is_array(v))
         return read_names(&c->excluded_names, key, v, e);
     if (!json_is_string(v))
-        return refuse(key, v, "a list and a regular expression are", e);
+        return refuse(key, v, "a list and a regular expression", e);
     if (json_string_length(v) == 0)
         return 0;
     return adapter_pattern_new(&c->excluded_pattern, json_string_value(v), PATTERN_WHOLE,
@@ -255,7 +255,7 @@ static int read_layers(struct adapter_config *c, const char *key, const json_t *
 
         if (!json_is_integer(item) || json_integer_value(item) < 0 ||
             json_integer_value(item) >= MODEL_LAYERS_MAX)
-            return refuse(key, item, "layers within 0..1023 are", e);
+            return refuse(key, item, "layers within 0..1023", e);
         c->layers[json_integer_value(item)] = true;
     }
     c->some_layers = n > 0;
@@ -275,7 +275,7 @@ static int read_layers_pattern(struct adapter_config *c, const char *key, const 
 
         if (text == NULL || strspn(text, "abcdefghijklmnopqrstuvwxyz"
                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(text))
-            return refuse(key, item, "the name of a list of layers is", e);
+            return refuse(key, item, "the name of a list of layers", e);
         ours = ours || strcmp(text, "layers") == 0 || text[0] == '\0';
     }
     c->other_stack = !ours;
@@ -304,20 +304,20 @@ static const struct key keys[] = {
     {"layers_pattern", read_layers_pattern, NULL},
     {"init_lora_weights", read_init, NULL},
 
-    {"use_dora", NULL, "adapters without DoRA are"},
-    {"lora_bias", NULL, "adapters without biases are"},
-    {"modules_to_save", NULL, "adapters without whole modules are"},
-    {"layer_replication", NULL, "adapters for the layers as they are, are"},
-    {"trainable_token_indices", NULL, "adapters without embeddings are"},
-    {"target_parameters", NULL, "adapters of linear modules are"},
-    {"fan_in_fan_out", NULL, "weights stored [out, in] are"},
-    {"use_qalora", NULL, "plain LoRA is"},
-    {"use_bdlora", NULL, "plain LoRA is"},
-    {"arrow_config", NULL, "plain LoRA is"},
-    {"kasa_config", NULL, "plain LoRA is"},
-    {"monteclora_config", NULL, "plain LoRA is"},
-    {"velora_config", NULL, "plain LoRA is"},
-    {"alora_invocation_tokens", NULL, "plain LoRA is"},
+    {"use_dora", NULL, "adapters without DoRA"},
+    {"lora_bias", NULL, "adapters without biases"},
+    {"modules_to_save", NULL, "adapters without whole modules"},
+    {"layer_replication", NULL, "adapters for the layers as they stand"},
+    {"trainable_token_indices", NULL, "adapters without embeddings"},
+    {"target_parameters", NULL, "adapters of linear modules"},
+    {"fan_in_fan_out", NULL, "weights stored [out, in]"},
+    {"use_qalora", NULL, "plain LoRA"},
+    {"use_bdlora", NULL, "plain LoRA"},
+    {"arrow_config", NULL, "plain LoRA"},
+    {"kasa_config", NULL, "plain LoRA"},
+    {"monteclora_config", NULL, "plain LoRA"},
+    {"velora_config", NULL, "plain LoRA"},
+    {"alora_invocation_tokens", NULL, "plain LoRA"},
 
     /* Of the training, or of where it came from. */
     {"auto_mapping", NULL, NULL},

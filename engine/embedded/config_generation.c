@@ -18,7 +18,7 @@ static int read_number(float *out, bool *given, const json_t *o, const char *key
         return 0;
     if (!json_is_number(v) || !(number >= least && number <= most) || (open && number <= least))
         return config_refuse(e, "/generation_config", key, config_quoted(v, found, sizeof found),
-                             "what a request may ask for is");
+                             "what a request may ask for");
     *out = (float)number;
     *given = true;
     return 0;
@@ -34,7 +34,7 @@ static int read_integer(int64_t *out, bool *given, const json_t *o, const char *
         return 0;
     if (!json_is_integer(v) || json_integer_value(v) < least || json_integer_value(v) > INT32_MAX)
         return config_refuse(e, "/generation_config", key, config_quoted(v, found, sizeof found),
-                             "what a request may ask for is");
+                             "what a request may ask for");
     *out = json_integer_value(v);
     *given = true;
     return 0;

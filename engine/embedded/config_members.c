@@ -18,7 +18,16 @@ int config_refuse(struct err *e, const char *dict, const char *key, const char *
     char field[ERR_FIELD_MAX];
 
     (void)snprintf(field, sizeof field, "%s/%s", dict, key);
-    return err_set(e, ERR_BAD_REQUEST, field, "%s %s is not supported: %s", key, found, allowed);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s %s is not supported; supported: %s", key, found,
+                   allowed);
+}
+
+int config_missing(struct err *e, const char *dict, const char *key, const char *expected)
+{
+    char field[ERR_FIELD_MAX];
+
+    (void)snprintf(field, sizeof field, "%s/%s", dict, key);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is missing, expected %s", key, expected);
 }
 
 const char *config_quoted(const json_t *v, char *out, size_t cap)
@@ -38,9 +47,9 @@ int config_u32(uint32_t *out, const json_t *o, const char *key, bool required, u
 
     if (v == NULL && !required)
         return 0;
-    (void)snprintf(allowed, sizeof allowed, "an integer within %u..%u is", least, most);
+    (void)snprintf(allowed, sizeof allowed, "an integer within %u..%u", least, most);
     if (v == NULL)
-        return config_refuse(e, "", key, "missing", allowed);
+        return config_missing(e, "", key, allowed);
     if (!json_is_integer(v) || json_integer_value(v) < (json_int_t)least ||
         json_integer_value(v) > (json_int_t)most)
         return config_refuse(e, "", key, config_quoted(v, found, sizeof found), allowed);
@@ -57,7 +66,7 @@ int config_positive(double *out, const json_t *o, const char *dict, const char *
         return 0;
     if (!json_is_number(v) || !isfinite(json_number_value(v)) || json_number_value(v) <= 0.0)
         return config_refuse(e, dict, key, config_quoted(v, found, sizeof found),
-                             "a number above 0 is");
+                             "a number above 0");
     *out = json_number_value(v);
     return 0;
 }
@@ -70,8 +79,7 @@ int config_bool(bool *out, const json_t *o, const char *key, struct err *e)
     if (v == NULL)
         return 0;
     if (!json_is_boolean(v))
-        return config_refuse(e, "", key, config_quoted(v, found, sizeof found),
-                             "true and false are");
+        return config_refuse(e, "", key, config_quoted(v, found, sizeof found), "true and false");
     *out = json_is_true(v);
     return 0;
 }

@@ -17,8 +17,10 @@ json_t *config_member(const json_t *o, const char *key);
 /* config_quoted - a value as it stands in a message: JSON, cut short. Returns out. */
 const char *config_quoted(const json_t *v, char *out, size_t cap);
 
-/* config_refuse - "<key> <found> is not supported: <allowed>" at "<dict>/<key>"; always -1.
+/* config_refuse - "<key> <found> is not supported; supported: <allowed>" at "<dict>/<key>";
+ * config_missing - "<key> is missing, expected <expected>"; both always -1.
  * @dict  JSON pointer of the object that holds the key: "" or "/rope_scaling" */
+int config_missing(struct err *e, const char *dict, const char *key, const char *expected);
 int config_refuse(struct err *e, const char *dict, const char *key, const char *found,
                   const char *allowed);
 

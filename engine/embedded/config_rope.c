@@ -15,7 +15,7 @@ static int check_partial(const json_t *o, const char *where, struct err *e)
     if (config_positive(&partial, o, where, "partial_rotary_factor", e) != 0)
         return -1;
     if (partial < 1.0 || partial > 1.0)
-        return config_refuse(e, where, "partial_rotary_factor", "other than 1", "1 is");
+        return config_refuse(e, where, "partial_rotary_factor", "other than 1", "1");
     return 0;
 }
 
@@ -24,7 +24,7 @@ static int read_needed(double *out, const json_t *dict, const char *where, const
                        struct err *e)
 {
     if (config_member(dict, key) == NULL)
-        return config_refuse(e, where, key, "missing", "a number above 0 is");
+        return config_missing(e, where, key, "a number above 0");
     return config_positive(out, dict, where, key, e);
 }
 
@@ -40,7 +40,7 @@ static int read_llama3(struct model_config *c, const json_t *dict, const char *w
         return -1;
     if (!(s->low_freq_factor < s->high_freq_factor))
         return config_refuse(e, where, "high_freq_factor", "not above low_freq_factor",
-                             "a larger number is");
+                             "a larger number");
     return 0;
 }
 
@@ -62,7 +62,7 @@ static int read_kind(struct model_config *c, const json_t *dict, const char *whe
         return read_llama3(c, dict, where, e);
     }
     return config_refuse(e, where, key, config_quoted(type, found, sizeof found),
-                         "\"default\", \"linear\" and \"llama3\" are");
+                         "\"default\", \"linear\" and \"llama3\"");
 }
 
 /* In float32, as they are computed, up to the last position. */
@@ -85,9 +85,9 @@ static int check_angles(const struct model_config *c, const char *where_theta, c
     unscaled.rope_kind = ROPE_DEFAULT;
     if (!angles_are_finite(&unscaled))
         return config_refuse(e, where_theta, "rope_theta", "makes infinite angles",
-                             "a larger number is");
+                             "a larger number");
     if (!angles_are_finite(c))
-        return config_refuse(e, where, "factor", "makes infinite angles", "a larger number is");
+        return config_refuse(e, where, "factor", "makes infinite angles", "a larger number");
     return 0;
 }
 
@@ -109,11 +109,11 @@ int config_rope(struct model_config *c, const json_t *o, struct err *e)
         return check_angles(c, "", "", e);
     if (!json_is_object(dict))
         return config_refuse(e, "", where + 1, config_quoted(dict, found, sizeof found),
-                             "an object is");
+                             "an object");
     json_object_foreach(dict, inner, v)
     {
         if (json_is_object(v)) /* one set for each layer type */
-            return config_refuse(e, where, inner, "an object", "one set for all layers is");
+            return config_refuse(e, where, inner, "an object", "one set for all layers");
     }
     if (config_positive(&c->rope_theta, dict, where, "rope_theta", e) != 0 ||
         check_partial(dict, where, e) != 0 || read_kind(c, dict, where, e) != 0)

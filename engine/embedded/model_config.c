@@ -48,9 +48,9 @@ static int read_bias(bool *out, const json_t *o, const char *key, enum bias_rule
     if (config_bool(&by_key, o, key, e) != 0)
         return -1;
     if (rule == BIAS_ALWAYS && !by_key)
-        return config_refuse(e, "", key, "false", "true is, for this architecture");
+        return config_refuse(e, "", key, "false", "true, for this architecture");
     if (rule == BIAS_NEVER && by_key)
-        return config_refuse(e, "", key, "true", "false is, for this architecture");
+        return config_refuse(e, "", key, "true", "false, for this architecture");
     *out = by_key;
     return 0;
 }
@@ -101,9 +101,14 @@ static int find_arch(const struct arch **out, const json_t *o, struct err *e)
         if (name != NULL && strcmp(name, archs[i].name) == 0)
             a = &archs[i];
     }
+    if (list == NULL) {
+        (void)config_missing(e, "", "architectures", known);
+        return -1;
+    }
     if (a == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/architectures", "architecture %s is not supported: %s",
-                       list == NULL ? "missing" : config_quoted(list, found, sizeof found), known);
+        return err_set(e, ERR_BAD_REQUEST, "/architectures",
+                       "architecture %s is not supported; supported: %s",
+                       config_quoted(list, found, sizeof found), known);
     if (type != NULL &&
         (!json_is_string(type) || strcmp(json_string_value(type), a->model_type) != 0))
         return err_set(e, ERR_BAD_REQUEST, "/model_type", "model_type %s is not '%s' of %s",
@@ -129,7 +134,7 @@ static int check_layer_types(const struct model_config *c, const json_t *o, stru
             continue;
         (void)snprintf(field, sizeof field, "/layer_types/%zu", i);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "layer type %s is not supported: \"full_attention\" is",
+                       "layer type %s is not supported; supported: \"full_attention\"",
                        config_quoted(t, found, sizeof found));
     }
     return 0;
@@ -150,7 +155,7 @@ static int check_window(const struct model_config *c, const json_t *o, struct er
     return config_refuse(e, "", "sliding_window",
                          v == NULL ? "missing, which means 4096,"
                                    : config_quoted(v, found, sizeof found),
-                         "null, or at least max_position_embeddings, is");
+                         "null, or at least max_position_embeddings");
 }
 
 /* What would change the arithmetic and is not built. */
@@ -165,14 +170,14 @@ static int refuse_unsupported(const struct model_config *c, const json_t *o, str
 
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
         if (config_member(o, absent[i]) != NULL)
-            return config_refuse(e, "", absent[i], "of any kind", "a config without it is");
+            return config_refuse(e, "", absent[i], "of any kind", "a config without it");
     if (name == NULL || (strcmp(name, "silu") != 0 && strcmp(name, "swish") != 0))
         return config_refuse(e, "", "hidden_act", config_quoted(act, found, sizeof found),
-                             "\"silu\" is");
+                             "\"silu\"");
     if (config_bool(&sliding, o, "use_sliding_window", e) != 0)
         return -1;
     if (sliding)
-        return config_refuse(e, "", "use_sliding_window", "true", "false is");
+        return config_refuse(e, "", "use_sliding_window", "true", "false");
     if (check_window(c, o, e) != 0)
         return -1;
     return check_layer_types(c, o, e);
@@ -213,7 +218,7 @@ static int parse_dtype(struct model_config *c, const json_t *o, struct err *e)
         d = json_is_string(v) ? dtype_parse(json_string_value(v)) : DTYPE_NONE;
     if (d != DTYPE_F32 && d != DTYPE_BF16 && d != DTYPE_F16)
         return config_refuse(e, "", key, config_quoted(v, found, sizeof found),
-                             "bfloat16, float16 and float32 are");
+                             "bfloat16, float16 and float32");
     c->dtype = d;
     return 0;
 }
@@ -275,7 +280,7 @@ static int parse_members(struct model_config *c, const json_t *o, struct err *e)
     c->rms_norm_eps = (float)fmin(eps, (double)FLT_MAX);
     if (!(c->rms_norm_eps > 0 && eps <= (double)FLT_MAX))
         return config_refuse(e, "", "rms_norm_eps", "beyond what a float holds",
-                             "a number above 0 is");
+                             "a number above 0");
     return refuse_unsupported(c, o, e);
 }
 

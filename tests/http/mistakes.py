@@ -3,9 +3,12 @@
 Usage: mistakes.py command BATON MODEL WORK
 """
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 
 WAIT_S = 60
 
@@ -42,6 +45,29 @@ COMMANDS = [
     ("serve --check --config {w}/type.json", 2, ["baton: {w}/type.json:3: listen: a string is expected"]),
     ("serve --check --config {w}/listen.json --model {m}", 2,
      ["baton: {w}/listen.json:2: listen: '9000': it has no port"]),
+    ("serve", 2, ["--model: it is missing", "'baton serve --model DIR'"]),
+    ("serve Qwen/Qwen3-0.6B", 2,
+     ["--model: there is no directory 'Qwen/Qwen3-0.6B'; a local one is expected",
+      "'huggingface-cli download Qwen/Qwen3-0.6B --local-dir DIR'"]),
+    ("serve --model {w}/nowhere", 2, ["--model: there is no directory '{w}/nowhere'"]),
+    ("serve --model {m}/config.json", 2, ["is a file; the directory that holds config.json is expected"]),
+    ("serve --model {w}/empty", 2, ["'{w}/empty' has no config.json; a Hugging Face model directory"]),
+    ("serve --check --model {w}/bin", 2,
+     ["--model: '{w}/bin' has its weights in pytorch_model.bin, and only .safetensors is read: convert",
+      "--weights none"]),
+    ("serve --model {w}/gpt2", 2,
+     ['--model: {w}/gpt2: /architectures: architecture ["GPT2LMHeadModel"] is not supported; '
+      "supported: Qwen3ForCausalLM, "]),
+    ("serve --model {w}/sliding", 2,
+     ["/sliding_window: sliding_window 256 is not supported; supported: null, or at least "
+      "max_position_embeddings\n"]),
+    ("serve {m} --weights nope", 2, ["baton: --weights: there is no file or directory 'nope'\n"]),
+    ("serve {m} --weights {w}/empty", 2, ["--weights: directory '{w}/empty' has neither model.safetensors"]),
+    ("serve {m} --weights {w}/x.pt", 2,
+     ["'{w}/x.pt': this is a zip file, as torch.save writes; a safetensors file is expected"]),
+    ("serve {m} --weights {w}/pointer.safetensors", 2, ["a Git LFS pointer", "'git lfs pull'"]),
+    ("serve --upstream http://127.0.0.1:1 --model {m}", 2, ["--model: ", "leave out --upstream"]),
+    ("serve {m} --min-ready 1", 2, ["--min-ready: it is of engines that --upstream names"]),
 ]
 
 # What is no mistake, and is answered on standard output.
@@ -50,6 +76,7 @@ GOOD = [
     ("help", "usage: baton serve DIR"), ("--help", "usage: baton serve DIR"), ("-h", "usage:"),
     ("serve {m} --check --weights none", "configuration: ok"),
     ("serve --check {m} --weights=none", "configuration: ok"),
+    ("serve --check {w}/bin --weights none", "first weights: none"),
 ]
 
 # Variables that Kubernetes sets for a service named "baton".
@@ -86,6 +113,21 @@ def files(work, model):
     text("comma.json", '{"model": "x",\n"listen": "127.0.0.1:0",\n}')
     text("typo.json", '{"model": "x",\n"kv_cach": 1}')
     text("type.json", '{"model": "x",\n\n"listen": 1}')
+    def model_dir(name, **change):
+        os.mkdir(os.path.join(work, name))
+        for file in "config.json", "tokenizer.json":
+            shutil.copy(os.path.join(model, file), os.path.join(work, name))
+        with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
+            text(os.path.join(name, "config.json"), json.dumps(dict(json.load(f), **change)))
+
+    os.mkdir(os.path.join(work, "empty"))
+    model_dir("bin")
+    text("bin/pytorch_model.bin", "")
+    model_dir("gpt2", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    model_dir("sliding", architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=256)
+    with zipfile.ZipFile(os.path.join(work, "x.pt"), "w") as z:
+        z.writestr("x/data.pkl", b"\x80\2}q\0.")
+    text("pointer.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     text("listen.json", '{"insecure": false,\n"listen": "9000"}')
 
 
@@ -107,7 +149,7 @@ def commands(baton, model, work):
     files(work, model)
     for words, status, said in COMMANDS:
         found, _, text = run(baton, words, where)
-        line = "\n".join(line for line in text.splitlines() if line.startswith("baton: "))
+        line = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("baton: "))
         tally.check(words, found, status, line, [word.format(**where) for word in said])
     for words, said in GOOD:
         found, text, _ = run(baton, words, where)

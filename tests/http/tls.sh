@@ -61,9 +61,22 @@ refused() { # TEXT OPTION...
 }
 refused '--tls-key: --tls-cert and --tls-key' --tls-cert "$WORK/ec.pem"
 refused '--tls-cert: --tls-cert and --tls-key' --tls-key "$WORK/ec.key"
-refused 'The certificate and the given key do not match' --tls-cert "$WORK/ec.pem" --tls-key "$WORK/rsa.key"
-refused '--tls-cert: the certificate and its key are not usable' --tls-cert "$WORK/ec.key" --tls-key "$WORK/ec.key"
+refused 'ec.pem'\'': the key does not belong to the certificate' --tls-cert "$WORK/ec.pem" --tls-key "$WORK/rsa.key"
+refused 'is a private key; a certificate in PEM is expected' --tls-cert "$WORK/ec.key" --tls-key "$WORK/ec.key"
 refused "nothing.pem' cannot be opened" --tls-cert "$WORK/nothing.pem" --tls-key "$WORK/ec.key"
 : >"$WORK/empty"
 refused '--tls-key: ' --tls-cert "$WORK/ec.pem" --tls-key "$WORK/empty"
+refused "--tls-cert: '$WORK/ec.key' is a private key, and '$WORK/ec.pem' of --tls-key is a certificate: swap the two" \
+  --tls-cert "$WORK/ec.key" --tls-key "$WORK/ec.pem"
+refused "--tls-key: '$WORK/ec.pem' is a certificate; a private key in PEM is expected" --tls-cert "$WORK/ec.pem" \
+  --tls-key "$WORK/ec.pem"
+echo 'no PEM' >"$WORK/text"
+refused "--tls-cert: '$WORK/text' is none; a certificate in PEM is expected" --tls-cert "$WORK/text" --tls-key "$WORK/ec.key"
+refused "--tls-key: '$WORK/text' is none; a private key in PEM is expected" --tls-cert "$WORK/ec.pem" --tls-key "$WORK/text"
+openssl x509 -in "$WORK/ec.pem" -outform der -out "$WORK/ec.der"
+refused "PEM" --tls-cert "$WORK/ec.der" --tls-key "$WORK/ec.key"
+openssl pkey -in "$WORK/ec.key" -aes128 -passout pass:secret -out "$WORK/locked.key"
+refused "--tls-key: '$WORK/locked.key' is locked by a password" --tls-cert "$WORK/ec.pem" --tls-key "$WORK/locked.key"
+{ echo -----BEGIN CERTIFICATE-----; echo AAAA; echo -----END CERTIFICATE-----; } >"$WORK/odd.pem"
+refused "odd.pem': the certificate and its key are not usable" --tls-cert "$WORK/odd.pem" --tls-key "$WORK/ec.key"
 done_testing

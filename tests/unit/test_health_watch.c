@@ -168,7 +168,9 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     expect(&c, "/readyz", 503, "\"reason\":\"no_engine\"");
     health_watch_stop(w);
     /* Who looks no more does not say that it is ready, whatever was seen last. */
-    expect(&c, "/readyz", 503, "\"reason\":\"draining\"");
+    expect(&c, "/readyz", 503,
+           "\"reason\":\"draining\",\"message\":\"the server is stopping: send requests to another "
+           "one\"");
     expect(&c, "/livez", 200, "{\"live\":true}");
 
     life_set(&life, LIFE_DRAINING); /* of its weights nobody asks then, and there are none here */

@@ -236,6 +236,37 @@ static void test_safetensors_head_nbytes_bounds(void **state)
     assert_int_equal(e.code, ERR_BAD_REQUEST);
 }
 
+static void test_safetensors_head_nbytes_names_other_formats(void **state)
+{
+    static const struct {
+        const char *head, *says;
+    } rows[] = {
+        {"PK\3\4\0\0\10\10", "this is a zip file, as torch.save writes; a safetensors file"},
+        {"PK\3\4\24\0\0\0", "this is a zip file"},
+        {"\x80\2\x8a\nl\xfc\x9c"
+         "F",
+         "this is a pickle"},
+        {"version https", "a Git LFS pointer, and 'git lfs pull'"},
+        {"GGUF\3\0\0\0", "this is a GGUF file"},
+        {"\x89HDF\r\n\x1a\n", "this is an HDF5 file"},
+        {"\x93NUMPY\1\0", "this is a NumPy file"},
+        {"{\"names\"", "this is JSON"},
+        {"hello hello", "7307126058341131624 bytes, expected 1 to 100000000"},
+        {"{\1\0\0\0\0\0\0", NULL}, /* a header of 379 bytes */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct err e = {0};
+        uint64_t n = 0;
+
+        assert_int_equal(safetensors_head_nbytes(rows[i].head, 8, &n, &e),
+                         rows[i].says == NULL ? 0 : -1);
+        if (rows[i].says != NULL && strstr(e.msg, rows[i].says) == NULL)
+            fail_msg("'%s' is not in '%s'", rows[i].says, e.msg);
+    }
+}
+
 static void test_safetensors_parse_wants_the_whole_head(void **state)
 {
     uint64_t nbytes;
@@ -354,6 +385,7 @@ int main(void)
         cmocka_unit_test(test_safetensors_parse_orders_by_place),
         cmocka_unit_test(test_safetensors_parse_decodes_names),
         cmocka_unit_test(test_safetensors_head_nbytes_bounds),
+        cmocka_unit_test(test_safetensors_head_nbytes_names_other_formats),
         cmocka_unit_test(test_safetensors_parse_wants_the_whole_head),
         cmocka_unit_test(test_safetensors_parse_100000_tensors),
         cmocka_unit_test(test_safetensors_open_fixture),

@@ -1,0 +1,19 @@
+/* Is --model what it should be? Asked before anything of it is read, so that the everyday mistakes
+ * are named: the name of a hub, a file, weights in another format. */
+#ifndef BATON_SERVER_MODEL_DIR_H
+#define BATON_SERVER_MODEL_DIR_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+
+/* model_dir_check - is this a directory with a config.json?
+ * Threads: any. Blocks: on the file system.
+ * Errors: ERR_NOT_FOUND, ERR_UNREADABLE; the message names `dir` and what is expected. */
+int model_dir_check(const char *dir, struct err *e);
+
+/* model_dir_weights - *out: does it hold weights that can be read?
+ * Errors: ERR_BAD_REQUEST when it has none but has some in another format. */
+int model_dir_weights(bool *out, const char *dir, struct err *e);
+
+#endif
