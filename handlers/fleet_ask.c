@@ -83,10 +83,16 @@ static void read_refusal(struct fleet_said *said, const char *name)
     json_decref(answer);
 }
 
+/* Of one that did not answer: its own fault, or what we lack. */
+static enum err_code code_of_silence(enum err_code why)
+{
+    if (why == ERR_NO_MEMORY)
+        return ERR_NO_MEMORY;
+    return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
+}
+
 void fleet_read(struct fleet_said *said, const char *name, struct fan_answer *a)
 {
-    enum err_code code = a->why.code == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
-
     said->status = a->status;
     said->text = a->text;
     said->text_len = a->text_len;
@@ -98,7 +104,8 @@ void fleet_read(struct fleet_said *said, const char *name, struct fan_answer *a)
         read_refusal(said, name);
     } else {
         said->end = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
-        (void)err_set(&said->why, code, "", "%.100s: %.350s", name, a->why.msg);
+        (void)err_set(&said->why, code_of_silence(a->why.code), "", "%.100s: %.320s%s", name,
+                      a->why.msg, a->sent ? "; it may have been processed" : "");
     }
 }
 

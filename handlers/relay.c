@@ -265,27 +265,41 @@ static void say_sent(const struct relay *r, const struct http_end *end, struct e
                       WHY_MAX, r->at.name, WHY_MAX, end->why);
 }
 
+static void say_ours(const struct http_end *end, struct err *e)
+{
+    (void)err_set(e, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s",
+                  end->sent ? "for an answer from upstream; the request may have been processed"
+                            : "for a connection upstream; nothing was sent");
+}
+
+/* Before the permit goes back: the next in line is not sent there too. */
+void relay_missed(struct relay *r, bool unreachable, const struct err *e)
+{
+    r->ticket.answered = false;
+    fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, e);
+    relay_fail(r, e);
+}
+
 void relay_break(struct relay *r, const struct http_end *end)
 {
-    struct fleet *fleet = r->loop->all->fleet;
+    bool unreachable = end->outcome == HTTP_UNREACHABLE;
     struct err e = {0};
 
     if (end->outcome == HTTP_NO_MEMORY) {
-        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory or descriptor for a connection upstream");
+        say_ours(end, &e);
         relay_fail(r, &e);
-        return;
-    }
-    if (end->sent)
+    } else if (end->sent) {
         say_sent(r, end, &e);
-    else
+        relay_missed(r, unreachable, &e);
+    } else {
         say_unsent(r, end, &e);
-    /* Before the permit goes back: the next in line is not sent there too. */
-    if (r->stage == RELAY_ASKED)
-        fleet_missed(fleet, r->ticket.upstream, end->outcome == HTTP_UNREACHABLE, &e);
-    if (r->stage == RELAY_ASKED && !end->sent && may_try_again(r))
+        if (!may_try_again(r)) {
+            relay_missed(r, unreachable, &e);
+            return;
+        }
+        fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, &e);
         try_another(r, NULL);
-    else
-        relay_fail(r, &e);
+    }
 }
 
 void relay_cut(struct relay *r, const struct err *why)

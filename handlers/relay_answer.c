@@ -64,8 +64,11 @@ static void begin_whole(struct relay *r)
     if (r->body != NULL)
         return;
     give_up_call(r);
-    (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for an answer of %lld bytes",
-                  (long long)r->head.content_length);
+    (void)err_set(
+        &e, ERR_NO_MEMORY, "",
+        "this server has no memory for an answer of %lld bytes; the request may have been "
+        "processed",
+        (long long)r->head.content_length);
     relay_fail(r, &e);
 }
 
@@ -103,16 +106,21 @@ static void refuse_another(struct relay *r)
     relay_fail(r, &e);
 }
 
-/* At once: what follows such a head may never end. */
+/* At once: what follows such a head may never end. A redirect may be our client's doing, by what it
+ * asks for; any other status is none. */
 static void refuse_bad(struct relay *r)
 {
+    bool redirects = r->head.status >= 300 && r->head.status < 400;
     struct err e = {0};
 
-    (void)err_set(&e, ERR_UPSTREAM, "",
-                  "%.200s gave no answer to pass on: it answered %d, and redirects are not "
-                  "followed",
-                  r->at.name, r->head.status);
-    relay_fail(r, &e);
+    (void)err_set(&e, ERR_UPSTREAM, "", "%.200s gave no answer to pass on: it answered %d, %s",
+                  r->at.name, r->head.status,
+                  redirects ? "and redirects are not followed"
+                            : "which is no status of an answer; it may have been processed");
+    if (redirects)
+        relay_fail(r, &e);
+    else
+        relay_missed(r, false, &e);
 }
 
 static void on_head(void *arg, const struct http_head *head)
@@ -120,12 +128,12 @@ static void on_head(void *arg, const struct http_head *head)
     struct relay *r = arg;
 
     r->head = *head;
-    r->ticket.answered = true;
+    r->ticket.answered = true; /* unless it breaks (relay_missed) */
     if (is_another(r))
         refuse_another(r);
     else if (wire_refuses_key(head->status))
         relay_refused(r);
-    else if (head->status < 200 || (head->status >= 300 && head->status < 400))
+    else if (!http_is_answer(head->status))
         refuse_bad(r);
     else if (head->status == 204 ||
              (head->content_length >= 0 && head->content_length <= RELAY_WHOLE_NBYTES_MAX))

@@ -94,6 +94,9 @@ void relay_refused(struct relay *r);
 /* relay_break - its call ended without a whole answer. */
 void relay_break(struct relay *r, const struct http_end *end);
 
+/* relay_missed - the upstream is at fault: it is counted, and the client is told. */
+void relay_missed(struct relay *r, bool unreachable, const struct err *e);
+
 /* ---- relay_answer.c ---- */
 
 struct http_events relay_events(struct relay *r);

@@ -11,7 +11,7 @@ struct part {
     struct http_call *call; /* NULL: none, or ended */
     struct wire_request request;
     struct fan_answer *answer; /* of the fan */
-    bool too_long;
+    bool too_long, lacks;      /* what came is dropped: over the bound; we have no memory for it */
 };
 
 struct fan {
@@ -46,18 +46,20 @@ static void on_head(void *arg, const struct http_head *head)
     ((struct part *)arg)->answer->status = head->status;
 }
 
-/* The text grows as it comes. Without memory, or over the bound, what follows is dropped, and the
- * answer is none. */
+/* The text grows as it comes. Without memory, or over the bound, it ends, and what follows is
+ * dropped. */
 static bool on_data(void *arg, const void *data, size_t len)
 {
     struct part *p = arg;
     struct fan_answer *a = p->answer;
-    char *grown = NULL;
+    char *grown;
 
-    if (!p->too_long && len <= FAN_TEXT_MAX - a->text_len)
-        grown = realloc(a->text, a->text_len + len + 1);
+    p->too_long = p->too_long || len > FAN_TEXT_MAX - a->text_len;
+    if (p->too_long || p->lacks)
+        return true;
+    grown = realloc(a->text, a->text_len + len + 1);
     if (grown == NULL) {
-        p->too_long = true;
+        p->lacks = true;
         return true;
     }
     memcpy(grown + a->text_len, data, len);
@@ -73,9 +75,10 @@ static void judge(struct part *p, const struct http_end *end)
     char said[256] = "";
 
     a->sent = end->sent;
-    if (end->outcome == HTTP_NO_MEMORY) {
-        (void)err_set(&a->why, ERR_NO_MEMORY, "", "no memory or descriptor to ask it %s",
-                      p->request.path);
+    a->unreachable = end->outcome == HTTP_UNREACHABLE;
+    if (end->outcome == HTTP_NO_MEMORY || p->lacks) {
+        (void)err_set(&a->why, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s %s",
+                      end->sent ? "for its answer to" : "to ask it", p->request.path);
     } else if (end->outcome == HTTP_TIMED_OUT) {
         (void)err_set(&a->why, ERR_TIMEOUT, "", "it did not answer %s in time", p->request.path);
     } else if (end->outcome != HTTP_WHOLE) {
@@ -90,7 +93,7 @@ static void judge(struct part *p, const struct http_end *end)
         (void)err_set(&a->why, ERR_ENGINE, "", "it answered %s with %d: %s", p->request.path,
                       a->status, said);
     }
-    if (end->outcome != HTTP_WHOLE)
+    if (end->outcome != HTTP_WHOLE || p->lacks)
         a->status = 0;
     a->good = a->why.code == ERR_NONE;
 }

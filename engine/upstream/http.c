@@ -7,15 +7,16 @@
 #include "engine/upstream/http_priv.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
-enum { WATCHES_EACH = 3 }; /* a connection, and two ends of a name lookup */
+enum {
+    WATCHES_EACH = 3,      /* a connection, and two ends of a name lookup */
+    LENGTH_DIGITS_MAX = 18 /* of a Content-Length */
+};
 
 /* When a connection ends libcurl walks those to the same server [conncache.c of 7.88.1,
  * bundle_remove_conn]: thousands, where each takes minutes. A scope, which means nothing but to a
@@ -196,20 +197,44 @@ static void read_header(struct http_head *head, const char *line, size_t len)
         keep(head->boot_id, value, n);
 }
 
-/* False: it comes in a way that nobody asked for. */
-static bool read_coding(struct http_call *call, const char *line, size_t len)
+/* How long the body is and how it comes must be plain: who reads a wrong end of one answer takes
+ * what follows for the next. */
+static const char both[] = "it gave a length for a body in chunks";
+
+static void read_coding(struct http_call *call, const char *line, size_t len)
 {
     static const char chunked[] = "chunked", identity[] = "identity";
     const char *value;
     size_t n;
 
     if (!header_is(line, len, "Transfer-Encoding", &value, &n))
-        return true;
+        return;
     if (n == sizeof identity - 1 && strncasecmp(value, identity, n) == 0)
-        return true;
-    call->odd = call->chunked || n != sizeof chunked - 1 || strncasecmp(value, chunked, n) != 0;
+        return;
+    if (call->chunked || n != sizeof chunked - 1 || strncasecmp(value, chunked, n) != 0)
+        call->odd = "its body is in a transfer coding that nobody asked for";
+    else if (call->head.content_length >= 0)
+        call->odd = both;
     call->chunked = true;
-    return !call->odd;
+}
+
+static void read_length(struct http_call *call, const char *line, size_t len)
+{
+    const char *value;
+    int64_t length = 0;
+    size_t n, i;
+
+    if (!header_is(line, len, "Content-Length", &value, &n))
+        return;
+    for (i = 0; i < n && i < LENGTH_DIGITS_MAX && value[i] >= '0' && value[i] <= '9'; i++)
+        length = length * 10 + (value[i] - '0');
+    if (n == 0 || i < n)
+        call->odd = "its Content-Length is no length";
+    else if (call->head.content_length >= 0 && call->head.content_length != length)
+        call->odd = "it gave two lengths for one body";
+    else if (call->chunked)
+        call->odd = both;
+    call->head.content_length = length;
 }
 
 /* An interim answer (100) has headers too; those of the last one count, and none that follow the
@@ -229,9 +254,11 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
         call->chunked = false;
     } else {
         read_header(&call->head, line, len);
+        read_length(call, line, len);
+        read_coding(call, line, len);
     }
     call->in_head = line[0] != '\r' && line[0] != '\n';
-    return read_coding(call, line, len) ? len : 0;
+    return call->odd == NULL ? len : 0;
 }
 
 /* Before the first byte of the body, or at an end without one. */
@@ -339,73 +366,6 @@ void call_free(struct http_call *call)
     free(call);
 }
 
-static enum http_outcome outcome_of(CURLcode code, int status)
-{
-    switch (code) {
-    case CURLE_OK:
-        return status >= 200 && (status < 300 || status >= 400) ? HTTP_WHOLE : HTTP_BROKEN;
-    case CURLE_COULDNT_RESOLVE_HOST:
-    case CURLE_COULDNT_CONNECT:
-    case CURLE_SSL_CONNECT_ERROR:
-    case CURLE_PEER_FAILED_VERIFICATION:
-    case CURLE_SSL_CACERT_BADFILE:
-        return HTTP_UNREACHABLE;
-    case CURLE_OPERATION_TIMEDOUT:
-        return HTTP_TIMED_OUT;
-    case CURLE_OUT_OF_MEMORY:
-        return HTTP_NO_MEMORY;
-    default:
-        return HTTP_BROKEN;
-    }
-}
-
-static bool is_lack(long os_errno)
-{
-    return os_errno == EMFILE || os_errno == ENFILE || os_errno == ENOMEM || os_errno == ENOBUFS ||
-           os_errno == EADDRNOTAVAIL;
-}
-
-/* libcurl keeps the reason when a connect fails, and none when there is no socket for it. */
-static curl_socket_t open_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *at)
-{
-    struct http_call *call = arg;
-    int fd = socket(at->family, at->socktype | SOCK_CLOEXEC, at->protocol);
-
-    (void)purpose;
-    if (fd < 0 && is_lack(errno))
-        call->lacks = true;
-    return fd >= 0 ? fd : CURL_SOCKET_BAD;
-}
-
-/* Did we lack what a connection takes? Then it says nothing of who was not reached. */
-static bool is_ours(const struct http_call *call)
-{
-    long os_errno = 0;
-
-    (void)curl_easy_getinfo(call->easy, CURLINFO_OS_ERRNO, &os_errno);
-    return call->lacks || is_lack(os_errno);
-}
-
-static void describe(struct http_end *end, const struct http_call *call, CURLcode code)
-{
-    if (end->outcome == HTTP_WHOLE)
-        return;
-    if (code == CURLE_OK)
-        (void)snprintf(end->why, sizeof end->why, "it answered %d, and redirects are not followed",
-                       call->head.status);
-    else if (call->odd)
-        (void)snprintf(end->why, sizeof end->why,
-                       "its body is in a transfer coding that nobody asked for");
-    else if (call->chunks.at == CHUNKS_BAD)
-        (void)snprintf(end->why, sizeof end->why, "what came is not in chunks, as it had said");
-    else if (call->head_nbytes > HTTP_HEAD_NBYTES_MAX)
-        (void)snprintf(end->why, sizeof end->why, "its headers are longer than %d bytes",
-                       HTTP_HEAD_NBYTES_MAX);
-    else
-        (void)snprintf(end->why, sizeof end->why, "%.200s",
-                       call->error[0] != '\0' ? call->error : curl_easy_strerror(code));
-}
-
 void call_over(struct http_call *call, const struct http_end *end)
 {
     struct http_events events = call->events;
@@ -425,14 +385,15 @@ static void call_ended(struct http_call *call, CURLcode code)
         return;
     }
     call->depth++;
-    if (!call->cancelled && code == CURLE_OK)
+    if (!call->cancelled && code == CURLE_OK && !call->in_head)
         tell_head(call);
     call->depth--;
-    end.outcome = outcome_of(code, call->head.status);
-    if (code == CURLE_COULDNT_CONNECT && is_ours(call))
-        end.outcome = HTTP_NO_MEMORY;
     end.sent = http_sent(call);
-    describe(&end, call, code);
+    end.outcome = call_outcome(&(struct call_facts){.code = code,
+                                                    .status = call->head.status,
+                                                    .sent = end.sent,
+                                                    .lacks = call_lacks(call, code)});
+    call_describe(&end, call, code);
     call_over(call, &end);
 }
 
@@ -585,7 +546,7 @@ static int set_how(struct http_call *call, const struct http_request *req)
     /* Else whoever ends a call waits on the loop for the thread that looks its name up. */
     SET(call, CURLOPT_QUICK_EXIT, 1L);
     SET(call, CURLOPT_PRIVATE, (void *)call);
-    SET(call, CURLOPT_OPENSOCKETFUNCTION, open_socket);
+    SET(call, CURLOPT_OPENSOCKETFUNCTION, call_open_socket);
     SET(call, CURLOPT_OPENSOCKETDATA, (void *)call);
     SET(call, CURLOPT_ERRORBUFFER, call->error);
     SET(call, CURLOPT_HEADERFUNCTION, on_header);

@@ -84,10 +84,15 @@ struct http_head {
 enum http_outcome {
     HTTP_WHOLE,       /* the whole answer came */
     HTTP_UNREACHABLE, /* no connection */
+    HTTP_UNRESOLVED,  /* its name has no address, or nobody says which */
     HTTP_TIMED_OUT,
-    HTTP_BROKEN,   /* the connection ended early, or what came is no HTTP */
-    HTTP_NO_MEMORY /* ours, or no descriptor or port */
+    HTTP_BROKEN,   /* the connection ended early, or what came is no HTTP, or over our limits */
+    HTTP_NO_MEMORY /* ours, or no descriptor or port: says nothing of the server */
 };
+
+/* http_is_answer - is it the status of an answer that may be passed on? No redirect, nothing that
+ * HTTP does not know. */
+bool http_is_answer(int status);
 
 struct http_end {
     enum http_outcome outcome;

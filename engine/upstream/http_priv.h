@@ -48,12 +48,12 @@ struct http_call {
     size_t head_nbytes, body_len;
     struct chunks chunks; /* of a body in chunks */
     char error[CURL_ERROR_SIZE];
-    unsigned depth; /* of callbacks that run */
+    const char *odd; /* static: what its head says of its body, and cannot be; NULL: nothing */
+    unsigned depth;  /* of callbacks that run */
     bool told_head, cancelled;
     bool later;    /* libcurl is to get it, or to lose it, when its callback has returned */
-    bool in_head;  /* its lines come */
+    bool in_head;  /* its lines come; libcurl is content when the connection ends there */
     bool chunked;  /* its head says so */
-    bool odd;      /* its head says how it comes, and that is not ours to undo */
     bool may_pass; /* past libcurl, which has its connection for this call alone */
     bool passes;   /* `past` has its fd */
     bool refused;  /* libcurl has paused it, or it is in `kept` */
@@ -69,6 +69,28 @@ void call_leave_curl(struct http_call *call);
 void call_free(struct http_call *call);
 /* call_over - free it, and tell how it ended unless it was cancelled. */
 void call_over(struct http_call *call, const struct http_end *end);
+
+/* ---- http_outcome.c ---- */
+
+/* call_outcome - whose fault is the end of a call? Ours only where nothing was sent, or where we
+ * ended it. Any thread. */
+struct call_facts {
+    CURLcode code;
+    int status; /* of its head; 0: none came whole */
+    bool sent;
+    bool lacks; /* call_lacks */
+};
+enum http_outcome call_outcome(const struct call_facts *f);
+
+/* call_lacks - had we no descriptor, memory or port for its connection? Then it says nothing of who
+ * was not reached. */
+bool call_lacks(const struct http_call *call, CURLcode code);
+
+/* call_open_socket - of CURLOPT_OPENSOCKETFUNCTION: libcurl keeps the reason when a connect fails,
+ * and none when there is no socket for it. */
+curl_socket_t call_open_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *at);
+
+void call_describe(struct http_end *end, const struct http_call *call, CURLcode code);
 
 /* ---- http_past.c ---- */
 

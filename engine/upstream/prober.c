@@ -60,7 +60,7 @@ static void on_token(struct probe *p, const struct fan_answer *a)
     if (wire_refuses_key(a->status))
         refused(p, FLEET_REFUSED_WORK, a);
     else if (p->mute)
-        fleet_missed(prober->cfg.fleet, p->upstream, !a->sent, &a->why);
+        fleet_missed(prober->cfg.fleet, p->upstream, a->unreachable, &a->why);
     else
         fleet_admitted(prober->cfg.fleet, p->upstream);
 }
@@ -93,7 +93,7 @@ static void on_who(struct probe *p, const struct fan_answer *a)
             return;
         }
     if (!a[0].good) {
-        fleet_silent(fleet, p->upstream, !a[0].sent, &a[0].why);
+        fleet_silent(fleet, p->upstream, a[0].unreachable, &a[0].why);
         return;
     }
     if (p->mute)
@@ -126,7 +126,7 @@ static void on_answer(void *arg, struct fan_answer *answers, size_t n)
     if (!cfg->who(cfg->arg, p->upstream, &now) || now.target != p->who.target)
         return; /* it is another's index by now, or spoken to otherwise */
     if (lacked_memory(answers, n))
-        return; /* it was not asked */
+        return; /* it was not asked, or not heard */
     if (p->question == WIRE_TOKEN)
         on_token(p, answers);
     else
