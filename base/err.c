@@ -13,21 +13,28 @@ struct err_row {
     bool retryable;
 };
 
-static const struct err_row rows[ERR_CODE_COUNT] = {
-    [ERR_NONE] = {200, "none", false},
+static const struct err_row rows[ERR_CODE_COUNT] = {[ERR_NONE] = {200, "none", false},
 #define X(code, status, wire, retryable) [code] = {status, wire, retryable},
-    ERR_CODES(X)
+                                                    ERR_CODES(X)
 #undef X
 };
 
-static void fill(struct err *e, enum err_code code, const char *field, const char *fmt,
-                     va_list ap)
+/* What a stranger wrote and a message quotes may hold line ends and escapes. */
+static void keep_one_line(char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < ' ' || *text == '\x7f')
+            *text = ' ';
+}
+
+static void fill(struct err *e, enum err_code code, const char *field, const char *fmt, va_list ap)
 {
     assert(e->code == ERR_NONE);
     assert(code > ERR_NONE && code < ERR_CODE_COUNT);
     e->code = code;
     (void)snprintf(e->field, sizeof e->field, "%s", field);
     (void)vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    keep_one_line(e->msg);
 }
 
 void err_fill(struct err *e, enum err_code code, const char *field, const char *fmt, ...)

@@ -69,7 +69,8 @@ struct err {
 
 /* err_set - fill a clean `e`, so that a failing line reads `return err_set(...)`.
  * @field  JSON pointer ("/names/3") or "" ; copied, cut at ERR_FIELD_MAX
- * @fmt    lower case, no final stop, no function names; cut at ERR_MSG_MAX
+ * @fmt    lower case, no final stop, no function names; cut at ERR_MSG_MAX; control characters in
+ *         what it quotes become blanks
  *
  * Value: -1, always; a macro, so that the compiler knows it and can follow the failing paths.
  * Asserts that `e` is clean (a second report is our bug). Threads: any; `e` is the caller's. */

@@ -55,6 +55,15 @@ static void test_set_fills_and_cuts(void **state)
     assert_int_equal(e.code, ERR_INTERNAL);
 }
 
+static void test_what_is_quoted_stays_on_one_line(void **state)
+{
+    struct err e = {0};
+
+    (void)state;
+    (void)err_set(&e, ERR_BAD_REQUEST, "", "unknown member '%s'", "a\nb\r\x1b[2J\x7f\tc\xc3\xa9");
+    assert_string_equal(e.msg, "unknown member 'a b  [2J  c\xc3\xa9'");
+}
+
 static void test_what_we_lack_is_no_mistake_of_the_client(void **state)
 {
     static const int ours[] = {EMFILE, ENFILE, ENOMEM, ENOBUFS};
@@ -94,6 +103,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_whole),
         cmocka_unit_test(test_set_fills_and_cuts),
+        cmocka_unit_test(test_what_is_quoted_stays_on_one_line),
         cmocka_unit_test(test_what_we_lack_is_no_mistake_of_the_client),
         cmocka_unit_test(test_second_report_is_a_bug),
     };
