@@ -331,16 +331,9 @@ static void unlink_call(struct http_call *call)
         call->next->prev_next = call->prev_next;
 }
 
-static void keep_handle(struct http_client *c, CURL *easy)
-{
-    if (c->n_handles == HTTP_HANDLES_KEPT) {
-        curl_easy_cleanup(easy);
-        return;
-    }
-    curl_easy_reset(easy);
-    c->handles[c->n_handles++] = easy;
-}
-
+/* A handle is used once: libcurl 7.88 remembers the last header of an answer past its end and past
+ * curl_easy_reset, and appends to its freed memory what a next answer begins with, if that is the
+ * continuation of a line [lib/headers.c, unfold_value]. Making one costs a microsecond. */
 void call_leave_curl(struct http_call *call)
 {
     struct http_client *c = call->client;
@@ -353,7 +346,7 @@ void call_leave_curl(struct http_call *call)
     call->watch = NULL;
     curl_slist_free_all(call->headers);
     call->headers = NULL;
-    keep_handle(c, call->easy);
+    curl_easy_cleanup(call->easy);
     call->easy = NULL;
 }
 
@@ -581,7 +574,7 @@ static int prepare(struct http_call *call, const struct http_request *req)
 
     if (bring_watches(c) != 0)
         return -1;
-    call->easy = c->n_handles > 0 ? c->handles[--c->n_handles] : curl_easy_init();
+    call->easy = curl_easy_init();
     if (call->easy == NULL || set_headers(call, req) != 0 || set_where(call, req) != 0 ||
         set_what(call, req) != 0 || set_how(call, req) != 0)
         return -1;
@@ -725,8 +718,6 @@ void http_client_free(struct http_client *c)
     while (c->calls != NULL)
         http_cancel(c->calls);
     (void)curl_multi_cleanup(c->multi);
-    while (c->n_handles > 0)
-        curl_easy_cleanup(c->handles[--c->n_handles]);
     loop_timer_cancel(c->loop, &c->timer);
     while (c->spare != NULL) {
         struct watch *next = c->spare->next;

@@ -22,9 +22,8 @@ enum {
     HTTP_HEAD_NBYTES_MAX = 64 << 10, /* of one answer's headers */
     HTTP_VALUE_MAX = 256,            /* of a header that is kept */
     HTTP_WHY_MAX = 256,
-    HTTP_PIECE_NBYTES = 32 << 10,   /* of a body, that come at once at most */
-    HTTP_IDLE_CONNECTIONS_MAX = 64, /* kept for requests that may be sent twice */
-    HTTP_HANDLES_KEPT = 256
+    HTTP_PIECE_NBYTES = 32 << 10,  /* of a body, that come at once at most */
+    HTTP_IDLE_CONNECTIONS_MAX = 64 /* kept for requests that may be sent twice */
 };
 
 struct http_client;

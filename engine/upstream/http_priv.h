@@ -25,8 +25,6 @@ struct http_client {
     size_t n_watches;    /* spare or not: WATCHES_EACH for each of the calls, at least */
     struct http_call *calls;
     size_t n_calls;
-    CURL *handles[HTTP_HANDLES_KEPT]; /* that ended calls left */
-    size_t n_handles;
     size_t n_fresh; /* calls so far on a connection of their own */
     unsigned depth; /* of libcurl's callbacks that run events */
     size_t n_later; /* calls that are `later` */

@@ -667,6 +667,25 @@ static void test_a_header_begins_no_new_head(void **state)
     peer_stop(&p);
 }
 
+/* libcurl continues the last header line of the answer before, and that is gone. */
+static void test_a_head_that_begins_in_mid_line_continues_no_other(void **state)
+{
+    static const char *const lines[] = {"A: b\r\n", " c: d\r\n", " c: d\r\nA: b\r\n", "\te: f\r\n"};
+    struct asked *a = *state;
+
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        char text[256];
+        struct peer p = {.pieces = {text}};
+
+        (void)snprintf(text, sizeof text, "HTTP/1.1 200 OK\r\n%sContent-Length: 0\r\n\r\n",
+                       lines[i]);
+        play(a, &p);
+        wait_for(&a->done);
+        assert_true(a->end.outcome == HTTP_WHOLE || a->end.outcome == HTTP_BROKEN);
+        peer_stop(&p);
+    }
+}
+
 static void test_a_coding_that_nobody_asked_for_is_refused(void **state)
 {
     static const char *const heads[] = {
@@ -708,6 +727,7 @@ int main(void)
         TEST(test_a_redirect_is_no_whole_answer),
         TEST(test_nonsense_that_was_refused_first_is_told),
         TEST(test_a_header_begins_no_new_head),
+        TEST(test_a_head_that_begins_in_mid_line_continues_no_other),
         TEST(test_a_coding_that_nobody_asked_for_is_refused),
     };
     struct err e = {0};
