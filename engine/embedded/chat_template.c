@@ -337,7 +337,7 @@ static int cut_after_final(const struct chat_input *in, size_t from, struct buf 
     if (len == 0)
         return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
                        "the final message has no text that could be continued");
-    if (find_last(out->data + from, out->len - from, text, len, &at, e) != 0)
+    if (out->len > from && find_last(out->data + from, out->len - from, text, len, &at, e) != 0)
         return -1;
     rest = out->len - from - at;
     if (rest == 0)
