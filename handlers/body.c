@@ -112,6 +112,24 @@ int body_only(const json_t *object, const char *at, const char *const *members, 
     return 0;
 }
 
+int body_only_of(const json_t *body, const struct route *route, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    const char *name, *hint;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+    {
+        (void)value;
+        hint = route->hint == NULL || listed(name, route->members) ? NULL : route->hint(name);
+        if (hint == NULL)
+            continue;
+        make_field(field, "", name);
+        return err_set(e, ERR_BAD_REQUEST, field, "unknown member '%.100s': %s", name, hint);
+    }
+    return body_only(body, "", route->members, e);
+}
+
 int body_query_only(const struct exchange *x, const struct route *route, struct err *e)
 {
     char field[ERR_FIELD_MAX];

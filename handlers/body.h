@@ -39,6 +39,9 @@ int body_parse_text(json_t **out, const struct exchange *x, const char *text, si
 /* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
 int body_only(const json_t *object, const char *at, const char *const *members, struct err *e);
 
+/* body_only_of - the same for a whole body; what the route has a hint for is refused with it. */
+int body_only_of(const json_t *body, const struct route *route, struct err *e);
+
 /* body_query_only - refuse query members that the route does not list, or that come twice. */
 int body_query_only(const struct exchange *x, const struct route *route, struct err *e);
 

@@ -124,7 +124,7 @@ static int check_object(const json_t *root, const struct route *route, struct er
     if (!json_is_object(root))
         return err_set(e, ERR_BAD_REQUEST, "", "the body is %s, a JSON object is wanted",
                        body_type_name(root));
-    return route->strict ? body_only(root, "", route->members, e) : 0;
+    return route->strict ? body_only_of(root, route, e) : 0;
 }
 
 /* Through the dialect's way in, if the row has one. Steals root. */

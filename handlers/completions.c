@@ -267,6 +267,9 @@ static int completions_parse(struct completions_op *op, const json_t *body, stru
         parse_flags(op, body, e) != 0 || generate_neutral(body, "", completions_rules, e) != 0 ||
         completions_sampling(op, body, e) != 0 || settle_logprobs(op, e) != 0)
         return -1;
+    if (body_given(body, "prompt") == NULL && body_given(body, "messages") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/prompt",
+                       "'prompt' is required; messages go to /v1/chat/completions");
     return completions_prompts(op, json_object_get(body, "prompt"), e);
 }
 

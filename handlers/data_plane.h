@@ -14,6 +14,9 @@ int handle_chat_render(struct app *app, struct exchange *x, struct err *e);
 int handle_tokenize(struct app *app, struct exchange *x, struct err *e);
 int handle_detokenize(struct app *app, struct exchange *x, struct err *e);
 
+/* generate_hint - where a member belongs that /v1/generate does not take; NULL: nowhere known. */
+const char *generate_hint(const char *member);
+
 extern const char *const generate_members[], *const completions_members[], *const chat_members[];
 extern const char *const tokenize_members[], *const detokenize_members[];
 

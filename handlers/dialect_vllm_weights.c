@@ -32,11 +32,20 @@ int vllm_world_size_out(json_t **reply, const struct exchange *x)
 }
 
 /* The object `member` of the body, which is required. */
-static int info_of(const json_t **out, const json_t *body, const char *member, struct err *e)
+/* @ours  the native route, which whoever left its /v1 away meant */
+static int info_of(const json_t **out, const json_t *body, const char *member, const char *ours,
+                   struct err *e)
 {
-    return body_required(body, "", member, e) != 0 || body_object(out, body, "", member, e) != 0
-               ? -1
-               : 0;
+    char field[ERR_FIELD_MAX];
+
+    if (body_given(body, member) != NULL)
+        return body_object(out, body, "", member, e);
+    (void)snprintf(field, sizeof field, "/%s", member);
+    return err_set(
+        e, ERR_BAD_REQUEST, field,
+        "%s is missing, it is required: this route takes vLLM's form; POST this server's "
+        "own to %s",
+        member, ours);
 }
 
 /* Nothing on NCCL's wire says how tensors travel, and a group does not remember it: a trainer that
@@ -66,7 +75,7 @@ int vllm_init_in(json_t **body, const struct exchange *x, struct err *e)
     bool group = false;
 
     (void)x;
-    if (info_of(&info, *body, "init_info", e) != 0)
+    if (info_of(&info, *body, "init_info", "/v1/weight_transfer/init", e) != 0)
         return -1;
     if (body_given(info, "base_model_path") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/init_info/base_model_path",
@@ -160,7 +169,7 @@ int vllm_update_in(json_t **body, const struct exchange *x, struct err *e)
     const json_t *info = NULL;
 
     (void)x;
-    if (info_of(&info, *body, "update_info", e) != 0)
+    if (info_of(&info, *body, "update_info", "/v1/update_weights", e) != 0)
         return -1;
     if (body_given(info, "target_version") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/update_info/target_version",

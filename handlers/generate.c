@@ -38,6 +38,25 @@ const char *const generate_members[] = {"token_ids",
                                         "assistant_tokens_mask",
                                         NULL};
 
+const char *generate_hint(const char *member)
+{
+    static const char *const elsewhere[][2] = {
+        {"prompt", "text goes to /v1/completions; token ids are token_ids"},
+        {"text", "text goes to /v1/completions; token ids are token_ids"},
+        {"messages", "messages go to /v1/chat/completions; token ids are token_ids"},
+        {"input_ids", "token ids are token_ids"},
+        {"prompt_token_ids", "token ids are token_ids"},
+    };
+
+    for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0]; i++)
+        if (strcmp(member, elsewhere[i][0]) == 0)
+            return elsewhere[i][1];
+    for (const char *const *m = generate_sampling_members; *m != NULL; m++)
+        if (strcmp(member, *m) == 0)
+            return "it belongs inside sampling_params";
+    return NULL;
+}
+
 static const struct neutral_rule generate_rules[] = {{"priority", NEUTRAL_NUMBER, 0},
                                                      {"features", NEUTRAL_NULL, 0},
                                                      {"kv_transfer_params", NEUTRAL_NULL, 0},

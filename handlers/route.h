@@ -17,7 +17,7 @@ enum route_form {
     FORM_OPENAI, /* as vLLM, and trainers that speak to it */
     FORM_SGLANG,
     FORM_SGLANG_LORA /* with our statuses: its other clients retry by them */
-}; /* of error bodies */
+};                   /* of error bodies */
 
 /* Whose form of our operations a row speaks. */
 enum route_dialect {
@@ -57,19 +57,20 @@ enum route_body {
 };
 
 struct route {
-    unsigned methods;       /* of enum exchange_method, or-ed */
-    const char *pattern;    /* "/v1/weights/{name}"; the last segment only may be a variable, and
-                               it takes the rest of the path */
-    const char *operation;  /* operationId in openapi/baton.yaml; the metrics label */
+    unsigned methods;      /* of enum exchange_method, or-ed */
+    const char *pattern;   /* "/v1/weights/{name}"; the last segment only may be a variable, and
+                              it takes the rest of the path */
+    const char *operation; /* operationId in openapi/baton.yaml; the metrics label */
     enum route_lane lane;
     enum route_role role;
     enum route_body body;
-    bool json_optional;     /* an empty body is {} */
-    bool strict;            /* unknown members are refused */
+    bool json_optional; /* an empty body is {} */
+    bool strict;        /* unknown members are refused */
     enum route_form form;
-    uint64_t body_max;      /* bytes; ROUTE_BODY_CONFIG = --json-body-max */
-    const char *const *members; /* JSON members, NULL-terminated; NULL: none */
-    const char *const *query;   /* query members, NULL-terminated; NULL: none */
+    uint64_t body_max;                       /* bytes; ROUTE_BODY_CONFIG = --json-body-max */
+    const char *const *members;              /* JSON members, NULL-terminated; NULL: none */
+    const char *const *query;                /* query members, NULL-terminated; NULL: none */
+    const char *(*hint)(const char *member); /* of an unknown one: where it belongs; or NULL */
 
     /* All zero on native rows; handlers/dialect.h. */
     enum route_dialect dialect;

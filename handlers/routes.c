@@ -1,6 +1,7 @@
 /* The one table of routes. openapi/baton.yaml describes the same rows; a test compares them. */
 #include "handlers/route.h"
 
+#include "base/near_miss.h"
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
@@ -16,7 +17,8 @@ enum {
     ROUTE_NO_BODY_MAX = 65536,   /* what a bodyless route reads and drops */
     ROUTE_SMALL_MAX = 1 << 20,   /* control members */
     ROUTE_FINISH_MAX = 16 << 20, /* checksums by name */
-    ROUTE_DATA_MAX = 16 << 20    /* prompts */
+    ROUTE_DATA_MAX = 16 << 20,   /* prompts */
+    ROUTE_PATH_MAX = 200         /* longer ones are not compared with those that there are */
 };
 
 #define GET_HEAD (METHOD_GET | METHOD_HEAD)
@@ -122,8 +124,9 @@ const struct route routes[] = {
             handle_lora_unload),
     VIEW(LANE_LOOP, "/v1/lora_adapters", "loraList", NULL, handle_lora_list),
 
-    DATA("/v1/generate", "generate", LANE_GENERATE, true, FORM_NATIVE, generate_members,
-         handle_generate),
+    {METHOD_POST, "/v1/generate", "generate", LANE_GENERATE, ROLE_GENERATE, BODY_JSON, false, true,
+     FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,
+     .handle = handle_generate},
     DATA("/inference/v1/generate", "inferenceGenerate", LANE_GENERATE, false, FORM_OPENAI,
          generate_members, handle_generate),
     DATA("/v1/completions", "completions", LANE_GENERATE, false, FORM_OPENAI, completions_members,
@@ -168,6 +171,51 @@ static void list_methods(unsigned methods, char *out, size_t cap)
     }
 }
 
+static bool is_path(const char *path, unsigned dialects)
+{
+    size_t at;
+
+    for (size_t i = 0; i < n_routes; i++)
+        if ((dialects & 1U << routes[i].dialect) != 0 &&
+            (matches(routes[i].pattern, path, false, &at) ||
+             matches(routes[i].pattern, path, true, &at)))
+            return true;
+    return false;
+}
+
+static const char *closest(const char *path, unsigned dialects)
+{
+    const char *patterns[sizeof routes / sizeof routes[0] + 1];
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_routes; i++)
+        if ((dialects & 1U << routes[i].dialect) != 0 && strchr(routes[i].pattern, '{') == NULL)
+            patterns[n++] = routes[i].pattern;
+    patterns[n] = NULL;
+    return near_miss(path, patterns);
+}
+
+/* Without the slashes at its end, with the /v1 that it lacks, or without a slip of the finger. */
+static void refuse_path(const char *path, unsigned dialects, struct err *e)
+{
+    static const char version[] = "/v1";
+    char meant[ROUTE_PATH_MAX + sizeof version];
+    const char *near = NULL;
+    size_t len = strlen(path);
+
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    if (len <= ROUTE_PATH_MAX) {
+        (void)snprintf(meant, sizeof meant, "%s%.*s", version, (int)len, path);
+        near = is_path(meant + sizeof version - 1, dialects) ? meant + sizeof version - 1
+               : is_path(meant, dialects)                    ? meant
+                                                             : closest(path, dialects);
+    }
+    (void)err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s%s%s%s", path,
+                  near == NULL ? "" : ", did you mean ", near == NULL ? "" : near,
+                  near == NULL ? "" : "?");
+}
+
 const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
                                size_t *arg, struct err *e)
 {
@@ -189,7 +237,7 @@ const struct route *route_find(const char *path, enum exchange_method method, un
         }
     }
     if (allowed == 0) {
-        (void)err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", path);
+        refuse_path(path, dialects, e);
         return NULL;
     }
     list_methods(allowed, list, sizeof list);

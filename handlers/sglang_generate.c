@@ -137,8 +137,11 @@ static int parse_prompts(struct sglang_op *op, const json_t *body, struct err *e
 
     if ((text == NULL) == (ids == NULL))
         return err_set(e, ERR_BAD_REQUEST, "/text",
-                       "'text' and 'input_ids' are %s; one of them is needed",
-                       text == NULL ? "missing" : "both given");
+                       "'text' and 'input_ids' are %s; one of them is needed%s",
+                       text == NULL ? "missing" : "both given",
+                       body_given(body, "token_ids") != NULL
+                           ? ": this route takes SGLang's form, token_ids go to /v1/generate"
+                           : "");
     op->c.prompts_at = text != NULL ? "/text" : "/input_ids";
     if (completions_prompts(&op->c, text != NULL ? text : ids, e) != 0)
         return -1;

@@ -1,8 +1,10 @@
 """Everyday mistakes: each is answered in one line that says what is wrong and what to do.
 
 Usage: mistakes.py command BATON MODEL WORK
+       mistakes.py request URL WORK
 """
 
+import http.client
 import json
 import os
 import shutil
@@ -77,6 +79,39 @@ GOOD = [
     ("serve {m} --check --weights none", "configuration: ok"),
     ("serve --check {m} --weights=none", "configuration: ok"),
     ("serve --check {w}/bin --weights none", "first weights: none"),
+]
+
+JSON, TENSORS = "application/json", "application/vnd.safetensors"
+
+# The method, the path, what its body is and the body ("@FILE" in {w}), the status, and what must
+# stand in the answer's message.
+REQUESTS = [
+    ("POST", "/update_weights", JSON, '{"path": "x.safetensors"}', 400,
+     ["update_info is missing", "vLLM", "own to /v1/update_weights"]),
+    ("POST", "/init_weight_transfer_engine", JSON, "{}", 400, ["own to /v1/weight_transfer/init"]),
+    ("POST", "/update_weights/start", JSON, "{}", 404, ["did you mean /v1/update_weights/start?"]),
+    ("GET", "/weights", None, None, 404, ["did you mean /v1/weights?"]),
+    ("POST", "/completions", JSON, "{}", 404, ["did you mean /v1/completions?"]),
+    ("POST", "/v1/update_weights/", JSON, "{}", 404,
+     ["there is no route /v1/update_weights/, did you mean /v1/update_weights?"]),
+    ("GET", "/v1/weight", None, None, 404, ["did you mean /v1/weights?"]),
+    ("GET", "/v1/update_weights", None, None, 405, ["/v1/update_weights takes POST"]),
+    ("POST", "/generate", JSON, '{"token_ids": [1]}', 400, ["token_ids go to /v1/generate"]),
+    ("POST", "/v1/generate", JSON, '{"prompt": "x"}', 400,
+     ["unknown member 'prompt': text goes to /v1/completions; token ids are token_ids"]),
+    ("POST", "/v1/generate", JSON, '{"messages": []}', 400, ["messages go to /v1/chat/completions"]),
+    ("POST", "/v1/generate", JSON, '{"token_ids": [1], "max_tokens": 3}', 400,
+     ["unknown member 'max_tokens': it belongs inside sampling_params"]),
+    ("POST", "/v1/generate", JSON, '{"token_idz": [1]}', 400, ["did you mean 'token_ids'?"]),
+    ("POST", "/v1/completions", JSON, '{"messages": []}', 400,
+     ["'prompt' is required; messages go to /v1/chat/completions"]),
+    ("POST", "/v1/update_weights", TENSORS, "@x.pt", 400,
+     ["this is a zip file, as torch.save writes; a safetensors file is expected"]),
+    ("POST", "/v1/update_weights", TENSORS, "@pointer.safetensors", 400, ["a Git LFS pointer"]),
+    ("POST", "/v1/update_weights", JSON, '{"path": "/etc/hostname"}', 403, ["--allow-path"]),
+    ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 200, None),
+    ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 409,
+     [" is open (open, its lease ends in ", " s): finish or abort it first"]),
 ]
 
 # Variables that Kubernetes sets for a service named "baton".
@@ -160,9 +195,25 @@ def commands(baton, model, work):
     tally.end()
 
 
+def requests(url, work):
+    tally = Tally()
+    for method, path, kind, body, status, said in REQUESTS:
+        if body is not None and body.startswith("@"):
+            with open(os.path.join(work, body[1:]), "rb") as f:
+                body = f.read()
+        c = http.client.HTTPConnection(url.partition("//")[2], timeout=WAIT_S)
+        c.request(method, path, body, {} if kind is None else {"Content-Type": kind})
+        answer = c.getresponse()
+        text = answer.read().decode()
+        c.close()
+        message = "" if said is None else json.loads(text)["error"]["message"]
+        tally.check(f"{method} {path} {body}", answer.status, status, message or text, said or [])
+    tally.end()
+
+
 def main():
     what, *rest = sys.argv[1:]
-    {"command": commands}[what](*rest)
+    {"command": commands, "request": requests}[what](*rest)
 
 
 main()

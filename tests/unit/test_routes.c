@@ -53,8 +53,14 @@ static void test_route_find_refuses(void **state)
     } rows[] = {
         {METHOD_GET, "/nothing", ERR_NOT_FOUND, "/nothing"},
         {METHOD_GET, "/", ERR_NOT_FOUND, "/"},
-        {METHOD_GET, "/health/", ERR_NOT_FOUND, "/health/"},
-        {METHOD_GET, "/v1/weights/", ERR_NOT_FOUND, "/v1/weights/"},
+        {METHOD_GET, "/health/", ERR_NOT_FOUND, "no route /health/, did you mean /health?"},
+        {METHOD_GET, "/v1/weights/", ERR_NOT_FOUND, "/v1/weights/, did you mean /v1/weights?"},
+        {METHOD_POST, "/v1/pause//", ERR_NOT_FOUND, "did you mean /v1/pause?"},
+        {METHOD_GET, "/status", ERR_NOT_FOUND, "did you mean /v1/status?"},
+        {METHOD_POST, "/chat/completions/", ERR_NOT_FOUND, "did you mean /v1/chat/completions?"},
+        {METHOD_GET, "/update_weights/upd-1", ERR_NOT_FOUND, "mean /v1/update_weights/upd-1?"},
+        {METHOD_GET, "/v1/wieghts", ERR_NOT_FOUND, "did you mean /v1/weights?"},
+        {METHOD_GET, "/V1/Weights", ERR_NOT_FOUND, "did you mean /v1/weights?"},
         {METHOD_POST, "/health", ERR_BAD_METHOD, "GET, HEAD"},
         {METHOD_OTHER, "/health", ERR_BAD_METHOD, "GET"},
         /* A fixed path is not taken for a variable because its method is wrong. */
@@ -76,6 +82,32 @@ static void test_route_find_refuses(void **state)
         assert_non_null(strstr(e.msg, rows[i].says));
         assert_int_equal(at, 99);
     }
+}
+
+/* A route of a dialect that is off is not proposed, nor is anything for what is far from all. */
+static void test_route_find_proposes_what_there_is(void **state)
+{
+    char path[1024];
+    struct err e = {0};
+    size_t at;
+
+    (void)state;
+    assert_null(route_find("/update_weight_version/", METHOD_POST, 1U << DIALECT_NATIVE, &at, &e));
+    assert_null(strstr(e.msg, "did you mean"));
+    err_clear(&e);
+    assert_null(route_find("/update_weights", METHOD_POST, 1U << DIALECT_NATIVE, &at, &e));
+    assert_non_null(strstr(e.msg, "did you mean /v1/update_weights?"));
+    err_clear(&e);
+    assert_null(route_find("/nothing/of/the/kind", METHOD_POST, ~0U, &at, &e));
+    assert_string_equal(e.msg, "there is no route /nothing/of/the/kind");
+    memset(path, '/', sizeof path);
+    path[sizeof path - 1] = '\0';
+    err_clear(&e);
+    assert_null(route_find(path, METHOD_GET, ~0U, &at, &e));
+    memset(path + 1, 'a', sizeof path - 2);
+    err_clear(&e);
+    assert_null(route_find(path, METHOD_GET, ~0U, &at, &e));
+    assert_null(strstr(e.msg, "did you mean"));
 }
 
 /* Rows of one path, of which the body takes one: all that the front needs to know is the same. Two
@@ -172,6 +204,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_route_find_matches),
         cmocka_unit_test(test_route_find_refuses),
+        cmocka_unit_test(test_route_find_proposes_what_there_is),
         cmocka_unit_test(test_routes_are_whole),
         cmocka_unit_test(test_no_loop_reads_a_body),
         cmocka_unit_test(test_dialect_rows_translate),
