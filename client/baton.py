@@ -73,7 +73,8 @@ _CANONICAL = {alias: name for name, (_, aliases) in DTYPES.items() for alias in 
 
 
 class BatonError(Exception):
-    """The server refused, or could not be reached. `message` is in the server's words."""
+    """The server refused, or could not be reached, or this process has no GPU for what it asks
+    for. `message` is in the server's words if `status` is not 0."""
 
     def __init__(self, message, status=0, code="", param=None, retryable=False, details=None,
                  request_id=""):
@@ -136,25 +137,57 @@ def _tensor(name, value):
         raise ValueError(f"tensor {name!r}: {e}") from e
 
 
+def _pairs(tensors):
+    """Names and tensors, in a list: an iterable can be read once."""
+    if callable(getattr(tensors, "state_dict", None)):
+        raise ValueError(f"tensors is a {type(tensors).__name__}: push its state_dict()")
+    try:
+        return [(name, value)
+                for name, value in (tensors.items() if hasattr(tensors, "items") else tensors)]
+    except (TypeError, ValueError) as e:
+        raise ValueError("tensors is a dict of name to tensor, an iterable of such pairs, or the "
+                         f"path of a safetensors file, not {type(tensors).__name__}: {e}") from e
+
+
+def _cuda(what):
+    """torch, with CUDA started in this process."""
+    try:
+        import torch
+
+        torch.cuda.init()
+    except (ImportError, AssertionError, RuntimeError) as e:
+        raise BatonError(f"{what} needs torch with CUDA in this process: {e}; without a GPU push by "
+                         "via='shm' or via='body'", code="no_gpu") from e
+    return torch
+
+
 def _named(tensors):
-    pairs = tensors.items() if hasattr(tensors, "items") else tensors
-    out = [(str(name), _tensor(name, value)) for name, value in pairs]
+    out = [(str(name), _tensor(name, value)) for name, value in _pairs(tensors)]
     if not out:
         raise ValueError("there is nothing to push: no tensors were given")
     return out
 
 
 def load_file(path):
-    """The tensors of a safetensors file, name -> Tensor, over a read-only map of it."""
+    """The tensors of a safetensors file, name -> Tensor, over a read-only map of it. ValueError if
+    it is none."""
     with open(path, "rb") as f:
+        if os.fstat(f.fileno()).st_size < 8:
+            raise ValueError(f"{path}: not a safetensors file, it has less than 8 bytes")
         mapped = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
-    (n,) = struct.unpack("<Q", mapped[:8])
-    header = json.loads(bytes(mapped[8:8 + n]))
-    header.pop("__metadata__", None)
-    order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    return {name: Tensor(t["dtype"], t["shape"],
-                         mapped[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]])
-            for name, t in order}
+    if mapped[:4] == b"PK\3\4" or mapped[:2] in (b"\x80\2", b"\x80\4", b"\x80\5"):
+        raise ValueError(f"{path}: not a safetensors file, but one of torch.save or pickle: load it "
+                         "and push its tensors, or save it by safetensors.torch.save_file")
+    try:
+        (n,) = struct.unpack("<Q", mapped[:8])
+        header = json.loads(bytes(mapped[8:8 + n]))
+        header.pop("__metadata__", None)
+        order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        return {name: Tensor(t["dtype"], t["shape"],
+                             mapped[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]])
+                for name, t in order}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        raise ValueError(f"{path}: not a safetensors file, its header cannot be read: {e}") from e
 
 
 def _sum_numpy(data, numpy):
@@ -204,6 +237,9 @@ def plan_digest(named):
 
 
 def _connect(url, timeout):
+    if not isinstance(url, str):
+        raise ValueError(f"url is one server's, a string such as 'http://127.0.0.1:8700', not "
+                         f"{type(url).__name__}; join() takes a list of servers")
     parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
     if parts.scheme not in ("http", "https"):
         raise ValueError(f"url {url!r}: the scheme is http or https")
@@ -870,9 +906,7 @@ class Group:
     """
 
     def __init__(self, url, device=None, library=None, timeout=60.0):
-        import torch
-
-        torch.cuda.init()
+        torch = _cuda("join")
         self.url = url if isinstance(url, str) else list(url)
         self._urls = [url] if isinstance(url, str) else self.url
         if not self._urls or len(set(self._urls)) < len(self._urls):
@@ -1242,8 +1276,8 @@ def push(tensors, url=None, via="auto", weight_version=None, checksums=True, par
     members = {k: v for k, v in (("weight_version", weight_version), ("partial", partial),
                                  ("convert", convert), ("update_id", update_id)) if v}
     progress = _Bar() if progress is True else progress
-    if not isinstance(tensors, (str, os.PathLike)):  # an iterable can be read once
-        tensors = list(tensors.items() if hasattr(tensors, "items") else tensors)
+    if not isinstance(tensors, (str, os.PathLike)):
+        tensors = _pairs(tensors)
     if placement is not None and via != "ipc":
         raise ValueError(f"placement goes with via 'ipc', not {via!r}")
     if via == "auto":
@@ -1363,9 +1397,7 @@ class Attached:
     """
 
     def __init__(self, url, device=None, lease_s=60, timeout=600.0):
-        import torch
-
-        torch.cuda.init()
+        _cuda("attach")
         self._url, self._timeout, self._lost = url, timeout, None
         self._stop = threading.Event()
         answer = request(url, "GET", f"/v1/weights/handles?lease_s={int(lease_s)}", timeout=timeout)

@@ -10,7 +10,7 @@ for via in shm body path; do
   same .phase committed
   serves step-00100 "by-$via"
 done
-"$PYTHON" - "$URL" "$CHECKPOINTS/step-01500.safetensors" "$CLIENT" <<'P'
+"$PYTHON" - "$URL" "$CHECKPOINTS/step-01500.safetensors" "$CLIENT" "$WORK/x" <<'P'
 import os, sys
 sys.path.insert(0, os.path.dirname(sys.argv[3]))
 import baton
@@ -71,7 +71,63 @@ try:
     raise SystemExit("nobody listens there")
 except baton.BatonError as e:
     assert e.retryable and e.code == "connection", e
+
+# Mistakes: one line that names the file or the argument, and says what to do.
+import types, zipfile
+
+work = os.path.dirname(sys.argv[4])
+
+
+def refused(kind, words, *args, **options):
+    try:
+        baton.push(*args, **options)
+    except kind as e:
+        assert all(word in str(e) for word in words), e
+    else:
+        raise SystemExit(f"accepted: {args}")
+
+
+def file(name, content):
+    with open(os.path.join(work, name), "wb") as f:
+        f.write(content)
+    return os.path.join(work, name)
+
+
+with zipfile.ZipFile(os.path.join(work, "x.pt"), "w") as z:
+    z.writestr("x/data.pkl", b"")
+for name, words in {
+        file("short", b"abc"): ["not a safetensors file, it has less"],
+        file("empty", b""): ["not a safetensors file, it has less"],
+        file("junk", b"hello hello hello"): ["not a safetensors file, its header"],
+        file("list", b"\2\0\0\0\0\0\0\0[]"): ["not a safetensors file, its header"],
+        file("pickle", b"\x80\2}q\0.abcdef"): ["torch.save or pickle", "save_file"],
+        os.path.join(work, "x.pt"): ["torch.save or pickle", "safetensors.torch.save_file"]}.items():
+    refused(ValueError, [name, *words], name, url, via="body")
+
+
+class Model:
+    def state_dict(self):
+        return {}
+
+
+refused(ValueError, ["tensors is a Model: push its state_dict()"], Model(), url)
+refused(ValueError, ["tensors is a dict of name to tensor", "not int"], 5, url)
+refused(ValueError, ["tensors is a dict of name to tensor", "not list"], [1, 2], url)
+refused(ValueError, ["url is one server's", "not list; join()"], partial, [url, url])
+
+
+def no_cuda():
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(init=no_cuda))
+for call in baton.attach, baton.join:
+    try:
+        call(url)
+        raise SystemExit("there is no CUDA here")
+    except baton.BatonError as e:
+        assert e.code == "no_gpu" and "needs torch with CUDA in this process: Torch not" in e.message, e
 P
-N_CHECKS=$((N_CHECKS + 11))
+N_CHECKS=$((N_CHECKS + 23))
 serves step-01500 p
 done_testing

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# The README's curl examples, as they stand there, one after the other.
+# The README's server line and its curl examples, as they stand there, one after the other.
 # shellcheck source=tests/http/lib.sh
 source "$(dirname "$0")/lib.sh"
 cd "$CHECKPOINTS"
-start_server --model .. --weights step-00000.safetensors --allow-path . --allow-path "$MODEL/adapters"
+README=$(dirname "$CLIENT")/../README.md
+serve=$(grep --max-count=1 '/build/release/baton serve --model \.\. ' "$README") || fail "the server's line was not found"
+read -ra options <<<"${serve#*baton serve }"
+start_server "${options[@]}"
 BUCKET=baton-test-$$-readme
 SHM_FILES+=("/dev/shm/$BUCKET")
-sed --quiet '/^## Use it with curl/,/^## Use it with your/p' "$(dirname "$CLIENT")/../README.md" |
-  sed --quiet '/^```sh$/,/^```$/p' | sed "/^\`\`\`/d; s#http://127.0.0.1:8700#$URL#; s#my-bucket#$BUCKET#g; s#/adapters/policy#$MODEL/adapters/shout#g" >"$WORK/examples"
+sed --quiet '/^## Use it with curl/,/^## Use it with your/p' "$README" |
+  sed --quiet '/^```sh$/,/^```$/p' | sed "/^\`\`\`/d; s#http://127.0.0.1:8700#$URL#; s#my-bucket#$BUCKET#g" >"$WORK/examples"
 grep --quiet update_weights/finish "$WORK/examples" || fail "the examples were not found"
 timeout 60 bash -euo pipefail "$WORK/examples" >"$WORK/body" 2>"$WORK/words" ||
   fail "an example failed: $(tail --bytes=600 "$WORK/body" "$WORK/words")"
