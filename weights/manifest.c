@@ -369,43 +369,63 @@ int manifest_match(const struct manifest *m, const struct tensor_spec *t, bool c
     return manifest_match_next(m, &none, t, convert, i, out, e);
 }
 
+bool manifest_find(const struct manifest *m, const struct manifest_match *last, const char *name,
+                   struct manifest_match *out)
+{
+    const struct manifest_whole *w = (const struct manifest_whole *)m;
+    uint32_t next = last->index + 1; /* behind an alias: the first */
+    struct manifest_match match = {.index = plan_find_near(m->plan, name, next)};
+    uint32_t number;
+
+    if (match.index == PLAN_NO_TENSOR) {
+        number = names_find(&w->names, name);
+        if (number == NAMES_NONE && !is_rotary(name))
+            return false;
+        match.alias = number != NAMES_NONE ? &m->aliases[number] : &rotary_alias;
+    }
+    *out = match;
+    return true;
+}
+
+int manifest_check_shape(const struct manifest *m, const struct manifest_match *match,
+                         const struct tensor_spec *t, uint32_t i, struct err *e)
+{
+    const struct alias *alias = match->alias;
+    const uint64_t rotary[] = {m->n_rotary};
+
+    if (alias == NULL)
+        return check_shape(t, m->plan->tensors[match->index].ndim,
+                           m->plan->tensors[match->index].shape, i, e);
+    if (is_rotary(t->name))
+        return m->n_rotary > 0 ? check_shape(t, 1, rotary, i, e) : 0;
+    return alias->kind != ALIAS_IGNORED ? check_shape(t, alias->ndim, alias->shape, i, e) : 0;
+}
+
+static int check_match(const struct manifest *m, const struct manifest_match *match,
+                       const struct tensor_spec *t, bool convert, uint32_t i, struct err *e)
+{
+    const struct alias *alias = match->alias;
+    uint32_t index = alias == NULL ? match->index : PLAN_NO_TENSOR;
+
+    if (alias != NULL && alias->kind != ALIAS_IGNORED)
+        index = alias->targets[0];
+    if (manifest_check_shape(m, match, t, i, e) != 0)
+        return -1;
+    if (index != PLAN_NO_TENSOR)
+        return check_dtype(t, m->plan->tensors[index].dtype, convert, i, e);
+    return is_rotary(t->name) && m->n_rotary > 0 ? check_dtype(t, DTYPE_F32, true, i, e) : 0;
+}
+
 int manifest_match_next(const struct manifest *m, const struct manifest_match *last,
                         const struct tensor_spec *t, bool convert, uint32_t i,
                         struct manifest_match *out, struct err *e)
 {
-    const struct manifest_whole *w = (const struct manifest_whole *)m;
-    uint32_t next = last->index + 1; /* behind an alias: the first */
-    struct manifest_match match = {.index = plan_find_near(m->plan, t->name, next)};
-    const struct tensor_spec *want;
-    uint32_t number;
+    struct manifest_match match;
 
-    if (match.index != PLAN_NO_TENSOR) {
-        want = &m->plan->tensors[match.index];
-        if (check_shape(t, want->ndim, want->shape, i, e) != 0 ||
-            check_dtype(t, want->dtype, convert, i, e) != 0)
-            return -1;
-        *out = match;
-        return 0;
-    }
-    number = names_find(&w->names, t->name);
-    if (number != NAMES_NONE)
-        match.alias = &m->aliases[number];
-    else if (is_rotary(t->name))
-        match.alias = &rotary_alias;
-    else
-        return unknown_name(w, t->name, i, e);
-    if (is_rotary(t->name) && m->n_rotary > 0) {
-        const uint64_t shape[] = {m->n_rotary};
-
-        if (check_shape(t, 1, shape, i, e) != 0 || check_dtype(t, DTYPE_F32, true, i, e) != 0)
-            return -1;
-    }
-    if (match.alias->kind != ALIAS_IGNORED) {
-        want = &m->plan->tensors[match.alias->targets[0]];
-        if (check_shape(t, match.alias->ndim, match.alias->shape, i, e) != 0 ||
-            check_dtype(t, want->dtype, convert, i, e) != 0)
-            return -1;
-    }
+    if (!manifest_find(m, last, t->name, &match))
+        return unknown_name((const struct manifest_whole *)m, t->name, i, e);
+    if (check_match(m, &match, t, convert, i, e) != 0)
+        return -1;
     *out = match;
     return 0;
 }

@@ -65,6 +65,15 @@ int manifest_match_next(const struct manifest *m, const struct manifest_match *l
                         const struct tensor_spec *t, bool convert, uint32_t i,
                         struct manifest_match *out, struct err *e);
 
+/* manifest_find - what `name` stands for, whatever is in it. False: the model has no such name.
+ * @last  what the one before it was found as, or one of PLAN_NO_TENSOR; @out may be it */
+bool manifest_find(const struct manifest *m, const struct manifest_match *last, const char *name,
+                   struct manifest_match *out);
+
+/* manifest_check_shape - of a tensor that was found. Errors: ERR_MISMATCH at /shapes/<i>. */
+int manifest_check_shape(const struct manifest *m, const struct manifest_match *match,
+                         const struct tensor_spec *t, uint32_t i, struct err *e);
+
 /* manifest_derive_rotary - say what ".rotary_emb.inv_freq" is derived to be. Names with that ending
  * are then checked: another shape is ERR_MISMATCH in manifest_match, another value in
  * manifest_check_ignored.

@@ -1,0 +1,128 @@
+/* A byte for each tensor of the model, and a plan of all that came. */
+#include "weights/tally.h"
+
+#include "weights/update_priv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct tally {
+    const struct manifest *manifest; /* borrowed; NULL: not known */
+    bool *has;                       /* owned; [n_tensors] of the manifest; NULL without one */
+    uint32_t n_missing;              /* of them */
+    uint32_t first;                  /* all before this one have come */
+    struct plan_builder *came;       /* owned; each name once; NULL once it was taken */
+    uint32_t n_came;
+};
+
+int tally_new(struct tally **out, const struct manifest *m, struct err *e)
+{
+    uint32_t n = m != NULL ? m->plan->n_tensors : 0;
+    struct tally *t = calloc(1, sizeof *t);
+
+    if (t != NULL && n > 0)
+        t->has = calloc(n, sizeof *t->has);
+    if (t == NULL || (n > 0 && t->has == NULL) || plan_builder_new(&t->came, e) != 0) {
+        tally_free(t);
+        err_clear(e);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to count %u tensors", n);
+    }
+    t->manifest = m;
+    t->n_missing = n;
+    *out = t;
+    return 0;
+}
+
+void tally_free(struct tally *t)
+{
+    if (t == NULL)
+        return;
+    plan_builder_free(t->came);
+    free(t->has);
+    free(t);
+}
+
+static int refuse_again(const char *name, uint32_t i, struct err *e)
+{
+    char field[48];
+
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    return err_set(e, ERR_CONFLICT, field, "'%.*s' has come in this update already",
+                   plan_name_cut(name), name);
+}
+
+int tally_check(const struct tally *t, const struct plan *list, bool shapes, bool once,
+                struct err *e)
+{
+    struct manifest_match match = {.index = PLAN_NO_TENSOR};
+
+    for (uint32_t i = 0; i < list->n_tensors; i++) {
+        const struct tensor_spec *one = &list->tensors[i];
+
+        if (once && plan_builder_find(t->came, one->name) != PLAN_NO_TENSOR)
+            return refuse_again(one->name, i, e);
+        if (shapes && t->manifest != NULL &&
+            manifest_find(t->manifest, &match, one->name, &match) &&
+            manifest_check_shape(t->manifest, &match, one, i, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void mark(struct tally *t, const struct manifest_match *match)
+{
+    uint32_t n;
+    const uint32_t *targets = match_targets(match, &n);
+
+    for (uint32_t k = 0; k < n; k++) {
+        t->n_missing -= !t->has[targets[k]];
+        t->has[targets[k]] = true;
+    }
+}
+
+int tally_add(struct tally *t, const struct plan *list, struct err *e)
+{
+    struct manifest_match match = {.index = PLAN_NO_TENSOR};
+
+    for (uint32_t i = 0; i < list->n_tensors; i++) {
+        const struct tensor_spec *one = &list->tensors[i];
+
+        if (t->manifest != NULL && manifest_find(t->manifest, &match, one->name, &match))
+            mark(t, &match);
+        if (plan_builder_find(t->came, one->name) != PLAN_NO_TENSOR)
+            continue;
+        if (plan_builder_add(t->came, one->name, one->dtype, one->shape, one->ndim, UINT64_MAX,
+                             e) != 0)
+            return -1;
+        t->n_came++;
+    }
+    while (t->n_missing > 0 && t->has[t->first])
+        t->first++;
+    return 0;
+}
+
+uint32_t tally_n_came(const struct tally *t)
+{
+    return t->n_came;
+}
+
+uint32_t tally_missing(const struct tally *t, const char **out, uint32_t cap)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = t->first; n < t->n_missing && n < cap; i++)
+        if (!t->has[i])
+            out[n++] = t->manifest->plan->tensors[i].name;
+    return t->n_missing;
+}
+
+int tally_manifest(struct manifest **out, struct tally *t, struct err *e)
+{
+    struct plan_builder *came = t->came;
+    struct plan *plan;
+
+    t->came = NULL;
+    if (plan_builder_finish(came, &plan, e) != 0)
+        return -1;
+    return manifest_new(out, plan, NULL, 0, e);
+}
