@@ -39,6 +39,7 @@ void fleet_control_free(struct fleet_control *fc)
     fleet_session_unref(fc->session);
     for (size_t i = 0; i < FLEET_ENDED_KEPT; i++)
         fleet_session_unref(fc->ended[i]);
+    fleet_spec_unref(fc->spec);
     fleet_adapters_fini(&fc->adapters);
     cnd_fini(&fc->changed);
     mtx_fini(&fc->lock);

@@ -11,6 +11,7 @@
 #include "handlers/fleet_adapters.h"
 #include "handlers/fleet_ask.h"
 #include "handlers/fleet_control.h"
+#include "handlers/fleet_cover.h"
 #include "handlers/fleet_fit.h"
 #include "handlers/fleet_session.h"
 #include "handlers/gate.h"
@@ -71,6 +72,8 @@ struct fleet_control {
     bool took[FLEET_MAX];
     bool behind[FLEET_MAX]; /* it did not answer when the others were paused, or resumed */
     uint64_t behind_due_us; /* CLOCK_NEVER: nobody is */
+    struct fleet_spec *spec; /* one reference; NULL: nothing is known of the model */
+    const char *coverage;    /* static: of the last update that was committed; NULL: none */
     bool weights_asleep, kv_asleep;
     int sleep_level;
     uint64_t epoch; /* of pauses and resumes */

@@ -21,6 +21,7 @@ void fleet_session_unref(struct fleet_session *s)
 {
     if (s == NULL || --s->n_refs > 0)
         return;
+    fleet_cover_free(s->cover);
     json_decref(s->told);
     free(s);
 }

@@ -12,6 +12,7 @@
 #include "engine/upstream/fleet.h"
 #include "engine/upstream/wire.h"
 #include "handlers/fleet_ask.h"
+#include "handlers/fleet_cover.h"
 #include "weights/update.h"
 
 #include <jansson.h>
@@ -69,7 +70,9 @@ struct fleet_session {
     uint64_t n_received; /* requests that brought some */
     uint64_t serial;     /* of the fleet, once committed */
     struct err error;    /* why it was aborted */
-    json_t *told; /* owned, never changed; the last that a two-phase part said of its update */
+    struct fleet_cover *cover; /* owned; NULL: only those in two phases take part */
+    json_t *told; /* owned, never changed; the last that a two-phase part said of its update, or
+                     without one what has come (fleet_cover.h) */
     size_t n_parts;
     struct fleet_part parts[];
 };

@@ -6,6 +6,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/fleet_control.h"
+#include "handlers/fleet_cover.h"
 #include "handlers/fleet_fit.h"
 #include "handlers/reply.h"
 #include "handlers/status_parts.h"
@@ -100,11 +101,13 @@ static json_t *upstreams_json(const struct app *app)
 
 /* the status */
 
-static json_t *weights_json(const struct fleet_stats *s)
+static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
 {
-    return json_pack("{s:s, s:o, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced", "serial",
-                     s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
-                     "weight_version", text_or_null(s->label));
+    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced",
+                     "serial", s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
+                     "weight_version", text_or_null(s->label), "coverage",
+                     fleet_coverage(app->fleet_control), "spec",
+                     fleet_spec_json(app->fleet_control));
 }
 
 /* As an engine of our own would say it. */
@@ -137,7 +140,7 @@ json_t *fleet_status_json(const struct app *app)
         json_object_update_new(
             status,
             json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
-                      weights_json(&s), "update", fleet_update_json(app->fleet_control),
+                      weights_json(app, &s), "update", fleet_update_json(app->fleet_control),
                       "admission", "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
                       lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
                       status_http_json(app), "model", "pause", fleet_pause_json(app->fleet_control),

@@ -132,6 +132,7 @@ static void log_ended(const struct fleet_session *s, size_t n_done)
     log_str(&r, "weight_version", s->label);
     log_u64(&r, "serial", s->serial);
     log_u64(&r, "upstreams", n_done);
+    log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_cover_word(s) : NULL);
     log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
     log_end(&r);
 }
@@ -271,7 +272,7 @@ static int prove(struct app *app, struct fleet_session *s, const json_t *body, s
         if (s->parts[i].two_phase)
             batch_add(&b, s, i, body);
     if (b.n == 0)
-        return 0;
+        return fleet_cover_prove(s, e);
     if (fleet_ask(app, WIRE_VERIFY, b.to, b.n, fleet_update_us(app), &said, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
@@ -510,6 +511,7 @@ static int serve(struct app *app, struct fleet_session *s, const char *label, st
     }
     if (rc != 0)
         return n_done > 0 ? let_finished_go(app, s), -1 : -1;
+    fleet_cover_commit(app->fleet_control, s);
     close_session(app->fleet_control, s, &none);
     let_finished_go(app, s);
     log_ended(s, n_done);

@@ -100,10 +100,10 @@ static json_t *session_json(struct app *app, const struct fleet_session *s)
                         ? (double)(s->lease_until_us - now) / 1e6
                         : 0;
     json_t *own = json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id, "phase",
-        update_phase_name(s->phase), "mode", "staged", "placement",
-        s->sharded ? "sharded" : "replicated", "partial", (int)s->partial, "weight_version",
-        s->label[0] != '\0' ? json_string(s->label) : json_null(), "serial",
+        "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id,
+        "phase", update_phase_name(s->phase), "coverage", fleet_cover_word(s), "mode", "staged",
+        "placement", s->sharded ? "sharded" : "replicated", "partial", (int)s->partial,
+        "weight_version", s->label[0] != '\0' ? json_string(s->label) : json_null(), "serial",
         s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "lease_left_s", left_s,
         "deadline_left_s", left_s, "boot_id", app->life->boot_id, "error", error_json(&s->error),
         "upstreams", parts_json(app, s));
@@ -136,8 +136,10 @@ json_t *fleet_session_details(struct app *app, struct fleet_session *s)
 
     if (copy == NULL)
         return NULL;
-    details = json_pack("{s:s, s:s, s:o}", "update_id", copy->id, "phase",
-                        update_phase_name(copy->phase), "upstreams", parts_json(app, copy));
+    details = json_pack("{s:s, s:s, s:o, s:o*, s:o*}", "update_id", copy->id, "phase",
+                        update_phase_name(copy->phase), "upstreams", parts_json(app, copy),
+                        "n_missing", json_deep_copy(json_object_get(copy->told, "n_missing")),
+                        "missing", json_deep_copy(json_object_get(copy->told, "missing")));
     copy_free(app->fleet_control, copy);
     return details;
 }

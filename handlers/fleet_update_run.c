@@ -326,8 +326,8 @@ static int begin(struct app *app, const struct fleet_begin *req, struct fleet_se
     s->sharded = req->sharded;
     s->lease_s = req->lease_s;
     take_parts(app, s, to);
-    if (start_parts(app, s, req, details, e) != 0) {
-        fleet_session_unref(s);
+    if (fleet_cover_begin(fc, s, e) != 0 || start_parts(app, s, req, details, e) != 0) {
+        fleet_unref(fc, s);
         return -1;
     }
     s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
@@ -746,12 +746,17 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
     struct fleet_control *fc = app->fleet_control;
     enum session_verdict verdict = SESSION_AGAIN;
     struct err ignored = {0};
+    struct fleet_list list = {0};
     size_t n_before;
 
-    if (check_words(app, s, t, e) != 0 || enter(fc, s, e) != 0)
+    if (check_words(app, s, t, e) != 0 || fleet_list_read(&list, s, t->body, e) != 0)
         return -1;
+    if (enter(fc, s, e) != 0) {
+        fleet_list_fini(&list);
+        return -1;
+    }
     n_before = n_refused(fc, s);
-    if ((t->by_group && drop_strangers(app, s, e) != 0) ||
+    if (fleet_cover_check(s, &list, e) != 0 || (t->by_group && drop_strangers(app, s, e) != 0) ||
         fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
     } else {
@@ -759,6 +764,9 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
             abort_requests(app);
         verdict = send_named(app, s, t, e);
     }
+    if (verdict == SESSION_GOES_ON)
+        fleet_cover_took(fc, s, &list);
+    fleet_list_fini(&list);
     if (verdict != SESSION_OVER && n_refused(fc, s) > n_before)
         release_refused(app, s);
     leave(fc, s);

@@ -67,14 +67,23 @@ static json_t *rate_json(const struct update_info *info)
     return json_integer((json_int_t)((double)info->nbytes_done * 1e6 / (double)info->receive_us));
 }
 
+/* Of the model's tensors, which are known here. */
+static const char *coverage(const struct update_info *info)
+{
+    if (info->partial)
+        return "partial";
+    return info->n_missing > 0 ? "incomplete" : "whole";
+}
+
 json_t *update_json(const struct update_info *info)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, s:I, "
+        "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
+        "s:I, "
         "s:o, "
         "s:o, s:s?, s:o, s:o}",
-        "update_id", info->id, "phase", update_phase_name(info->phase), "mode",
-        info->in_place ? "in_place" : "staged", "placement",
+        "update_id", info->id, "phase", update_phase_name(info->phase), "coverage", coverage(info),
+        "mode", info->in_place ? "in_place" : "staged", "placement",
         info->sharded ? "sharded" : "replicated", "partial", (int)info->partial, "weight_version",
         info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
         info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "staging_nbytes",

@@ -20,7 +20,8 @@ enum { CONFIG_LIST_MAX = 256 };
  * says so. */
 #define CONFIG_OPTIONS(X)                                                                          \
     X(STR, model, "model", "DIR", "", 0, 0,                                                        \
-      "Hugging Face model directory: config.json, tokenizer.json, weights")                        \
+      "Hugging Face model directory: config.json, tokenizer.json, weights; with --upstream only "  \
+      "what an update must bring is read of it")                                                   \
     X(STR, weights, "weights", "FILE", "", 0, 0,                                                   \
       "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "       \
       "default: those of --model, if it has any")                                                  \
@@ -31,7 +32,8 @@ enum { CONFIG_LIST_MAX = 256 };
     X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \
       "embedded, or none: a store without generation (with --manifest)")                           \
     X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
-      "with --engine none: what an update must cover, a .safetensors file or JSON columns")        \
+      "with --engine none, or --upstream: what an update must cover, a .safetensors file or JSON " \
+      "columns")                                                                                   \
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
       "engine to stand in front of, instead of one of its own: URL[,DIALECT][,key-file=FILE]"      \
       "[,ca-file=FILE]; URL is http://HOST:PORT, https://HOST:PORT (without a port 80, 443) or "   \

@@ -5,13 +5,30 @@
 #include <string.h>
 
 /* Of an engine and weights of its own. */
-static const char *const own[] = {
-    "model",        "weights",          "weight-version", "served-model-name",
-    "engine",       "manifest",         "engine-threads", "engine-pin",
-    "max-num-seqs", "allow-path",       "on-update",      "kv-cache",
-    "max-loras",    "max-lora-rank",    "max-lora-bytes", "max-model-len",
-    "device",       "cuda-library",     "nccl-library",   "allow-trainer",
-    "max-versions", "max-weight-bytes", "pin-timeout",    "max-num-batched-tokens"};
+static const char *const own[] = {"weights",
+                                  "weight-version",
+                                  "served-model-name",
+                                  "engine",
+                                  "engine-threads",
+                                  "engine-pin",
+                                  "max-num-seqs",
+                                  "allow-path",
+                                  "on-update",
+                                  "kv-cache",
+                                  "max-loras",
+                                  "max-lora-rank",
+                                  "max-lora-bytes",
+                                  "max-model-len",
+                                  "device",
+                                  "cuda-library",
+                                  "nccl-library",
+                                  "allow-trainer",
+                                  "max-versions",
+                                  "max-weight-bytes",
+                                  "pin-timeout",
+                                  "max-num-batched-tokens"};
+/* In front of upstreams each says what an update must bring: one of them. */
+static const char *const model[] = {"model"}, *const manifest[] = {"manifest"};
 /* Of upstreams. */
 static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout"};
 
@@ -45,12 +62,17 @@ int config_fit(const struct config_loader *l, struct err *e)
 
     if (l->config.upstream.n > 0 || l->config.upstream_file != NULL) {
         o = given(l, own, sizeof own / sizeof own[0]);
-        return o == NULL ? 0
-                         : refuse(l, o,
-                                  "it is of an engine or of weights of this server's own, and "
-                                  "with --upstream there are none: leave it out, or leave out "
-                                  "--upstream",
-                                  e);
+        if (o != NULL)
+            return refuse(l, o,
+                          "it is of an engine or of weights of this server's own, and with "
+                          "--upstream there are none: leave it out, or leave out --upstream",
+                          e);
+        o = given(l, manifest, 1);
+        if (o == NULL || given(l, model, 1) == NULL)
+            return 0;
+        return refuse(
+            l, o, "with --upstream --model says too what an update must bring; give one of them",
+            e);
     }
     o = given(l, theirs, sizeof theirs / sizeof theirs[0]);
     return o == NULL ? 0

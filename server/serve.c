@@ -96,8 +96,7 @@ static void base_name(const char *path, char *out, size_t cap)
     (void)snprintf(out, cap, "%s", slash != NULL && slash[1] != '\0' ? slash + 1 : whole);
 }
 
-/* Names the option whose value was wrong, before what was wrong with it. Always -1. */
-static int blame(struct err *e, const char *option, const char *value)
+int serve_blame(struct err *e, const char *option, const char *value)
 {
     struct err cause = *e;
     const char *field = strcmp(cause.field, "/path") == 0 ? "" : cause.field; /* a request's */
@@ -117,13 +116,13 @@ static int open_first_weights(struct house *h, const struct config *c, struct er
     if (path != NULL && strcmp(path, "none") == 0)
         return 0;
     if (path == NULL && c->model != NULL && model_dir_weights(&has, c->model, e) != 0)
-        return blame(e, "--model", c->model);
+        return serve_blame(e, "--model", c->model);
     if (!has)
         return 0;
     if (file_source_open_local(&h->first, &h->first_weights, path != NULL ? path : c->model, e) ==
         0)
         return 0;
-    return blame(e, path != NULL ? "--weights" : "--model", path != NULL ? path : c->model);
+    return serve_blame(e, path != NULL ? "--weights" : "--model", path != NULL ? path : c->model);
 }
 
 static bool has_engine(const struct config *c)
@@ -153,7 +152,7 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
                            "--engine none needs --manifest FILE: what must an update cover?");
         return manifest_load(&h->manifest, c->manifest, e) == 0
                    ? 0
-                   : blame(e, "--manifest", c->manifest);
+                   : serve_blame(e, "--manifest", c->manifest);
     }
     if (strcmp(c->engine, "embedded") != 0)
         return err_set(e, ERR_BAD_REQUEST, "--engine",
@@ -165,7 +164,7 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
             "--model DIR'");
     if (model_dir_check(c->model, e) != 0 || model_config_load(&h->model, c->model, e) != 0 ||
         tokenizer_load(&h->tokenizer, c->model, e) != 0)
-        return blame(e, "--model", c->model);
+        return serve_blame(e, "--model", c->model);
     load_chat(h, c);
     return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
 }
@@ -538,7 +537,8 @@ static int build_frame(struct house *h, const struct config *c, struct err *e)
 static int build_fleet(struct house *h, const struct config *c, struct err *e)
 {
     if (build_frame(h, c, e) != 0 || fleet_open(&h->app, c, e) != 0 ||
-        fleet_control_new(&h->app.fleet_control, &h->app, e) != 0 || build_pools(h, c, e) != 0 ||
+        fleet_control_new(&h->app.fleet_control, &h->app, e) != 0 ||
+        fleet_open_spec(&h->app, c, e) != 0 || build_pools(h, c, e) != 0 ||
         listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
     return upstreams_start(h->app.upstreams, e);
@@ -721,7 +721,7 @@ static int covers(const struct house *h, const struct config *c, struct err *e)
     if (why.code == ERR_NONE)
         return 0;
     *e = why;
-    return blame(e, c->weights != NULL ? "--weights" : "--model",
+    return serve_blame(e, c->weights != NULL ? "--weights" : "--model",
                  c->weights != NULL ? c->weights : c->model);
 }
 

@@ -25,6 +25,9 @@ struct serve_report {
     bool mirror;                /* beside GPUs, a copy in host memory for the engine */
 };
 
+/* serve_blame - name the option whose value was wrong, before what was wrong with it. Always -1. */
+int serve_blame(struct err *e, const char *option, const char *value);
+
 /* serve_inspect - read what serve reads before anything runs: model, tokenizer, manifest, the first
  * weights' header (not their bytes), CUDA and --device. Starts nothing, listens nowhere, creates no
  * context on a GPU.

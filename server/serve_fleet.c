@@ -2,9 +2,14 @@
 #include "server/serve_fleet.h"
 
 #include "base/log.h"
+#include "engine/embedded/model_config.h"
 #include "engine/upstream/spec.h"
 #include "engine/upstream/upstreams.h"
+#include "handlers/fleet_cover.h"
 #include "handlers/relay.h"
+#include "server/model_dir.h"
+#include "server/serve.h"
+#include "transport/file.h"
 
 #include <string.h>
 
@@ -38,6 +43,46 @@ int fleet_open(struct app *app, const struct config *c, struct err *e)
     if (http_init(e) != 0 || upstreams_new(&app->upstreams, &cfg, e) != 0)
         return -1;
     return relays_new(&app->relays, app->upstreams, e);
+}
+
+/* Of its files the headers alone are read. */
+static int model_spec(struct manifest **out, const char *dir, struct err *e)
+{
+    struct file_weights stored = {0};
+    struct source *source = NULL;
+    bool has = false;
+    int rc;
+
+    if (model_dir_check(dir, e) != 0 || model_dir_weights(&has, dir, e) != 0 ||
+        (has && file_source_open_local(&source, &stored, dir, e) != 0))
+        return -1;
+    rc = model_spec_load(out, dir, stored.plan, e);
+    source_close(source);
+    file_weights_fini(&stored);
+    return rc;
+}
+
+/* @out, @from  NULL: neither option is given */
+static int spec_load(struct manifest **out, const char **from, const struct config *c,
+                     struct err *e)
+{
+    *out = NULL;
+    *from = c->manifest != NULL ? "--manifest" : c->model != NULL ? "--model" : NULL;
+    if (c->manifest != NULL && manifest_load(out, c->manifest, e) != 0)
+        return serve_blame(e, *from, c->manifest);
+    if (c->manifest == NULL && c->model != NULL && model_spec(out, c->model, e) != 0)
+        return serve_blame(e, *from, c->model);
+    return 0;
+}
+
+int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
+{
+    struct manifest *spec;
+    const char *from;
+
+    if (spec_load(&spec, &from, c, e) != 0)
+        return -1;
+    return spec != NULL ? fleet_spec_give(app->fleet_control, spec, from, e) : 0;
 }
 
 void fleet_reload(struct app *app)
@@ -79,21 +124,40 @@ static void put_upstream(struct upstreams *u, size_t i, FILE *to)
     (void)fputc('\n', to);
 }
 
+static void put_spec(const struct manifest *spec, const char *from, FILE *to)
+{
+    if (spec != NULL)
+        (void)fprintf(to, "updates: each must bring the %u tensors of %s\n",
+                      (unsigned)spec->plan->n_tensors, from);
+    else
+        (void)fputs("updates: each must bring what the one before brought; nothing is known of the "
+                    "first (--model or --manifest would say what it must bring)\n",
+                    to);
+}
+
 int fleet_check(const struct config *c, FILE *to, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
     struct upstreams *u = NULL;
+    struct manifest *spec = NULL;
     struct fleet_stats s;
+    const char *from;
     bool written;
 
-    if (http_init(e) != 0 || upstreams_new(&u, &cfg, e) != 0)
+    if (spec_load(&spec, &from, c, e) != 0)
         return -1;
+    if (http_init(e) != 0 || upstreams_new(&u, &cfg, e) != 0) {
+        manifest_free(spec);
+        return -1;
+    }
     fleet_stats(upstreams_fleet(u), &s);
     (void)fprintf(to, "configuration: ok, would listen on %s\n", c->listen);
     (void)fprintf(to, "upstreams: %zu, of which %zu must serve the current version\n",
                   s.n_upstreams, s.min_ready);
     for (size_t i = 0; i < s.n_upstreams; i++)
         put_upstream(u, i, to);
+    put_spec(spec, from, to);
+    manifest_free(spec);
     upstreams_free(u);
     written = fflush(to) == 0 && !ferror(to);
     return written ? 0 : err_set(e, ERR_INTERNAL, "", "the report could not be written");

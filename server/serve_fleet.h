@@ -19,6 +19,11 @@ bool fleet_wanted(const struct config *c);
  */
 int fleet_open(struct app *app, const struct config *c, struct err *e);
 
+/* fleet_open_spec - gives app->fleet_control what each update has to bring, if --model or
+ * --manifest say it: it is read of them, and nothing else. Errors: of what is read, at the option.
+ */
+int fleet_open_spec(struct app *app, const struct config *c, struct err *e);
+
 /* fleet_reload - read again what says which upstreams there are; logs how that went. */
 void fleet_reload(struct app *app);
 

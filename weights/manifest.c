@@ -322,7 +322,7 @@ static int check_dtype(const struct tensor_spec *t, enum dtype want, bool conver
                    could ? "; \"convert\": true would convert it" : "");
 }
 
-static bool is_rotary(const char *name)
+bool manifest_is_rotary(const char *name)
 {
     size_t len = strlen(name), n = sizeof rotary_suffix - 1;
 
@@ -345,7 +345,7 @@ int manifest_check_ignored(const struct manifest *m, const struct tensor_spec *t
     float slack = dtype_nbytes(t->dtype) >= 4 ? 1e-5F : 1e-2F; /* of the value: stored narrower */
     const char *from = data;
 
-    if (!is_rotary(t->name))
+    if (!manifest_is_rotary(t->name))
         return 0;
     for (uint32_t k = 0; k < m->n_rotary; k++) {
         float value, want = m->rotary[k];
@@ -379,7 +379,7 @@ bool manifest_find(const struct manifest *m, const struct manifest_match *last, 
 
     if (match.index == PLAN_NO_TENSOR) {
         number = names_find(&w->names, name);
-        if (number == NAMES_NONE && !is_rotary(name))
+        if (number == NAMES_NONE && !manifest_is_rotary(name))
             return false;
         match.alias = number != NAMES_NONE ? &m->aliases[number] : &rotary_alias;
     }
@@ -396,7 +396,7 @@ int manifest_check_shape(const struct manifest *m, const struct manifest_match *
     if (alias == NULL)
         return check_shape(t, m->plan->tensors[match->index].ndim,
                            m->plan->tensors[match->index].shape, i, e);
-    if (is_rotary(t->name))
+    if (manifest_is_rotary(t->name))
         return m->n_rotary > 0 ? check_shape(t, 1, rotary, i, e) : 0;
     return alias->kind != ALIAS_IGNORED ? check_shape(t, alias->ndim, alias->shape, i, e) : 0;
 }
@@ -413,7 +413,8 @@ static int check_match(const struct manifest *m, const struct manifest_match *ma
         return -1;
     if (index != PLAN_NO_TENSOR)
         return check_dtype(t, m->plan->tensors[index].dtype, convert, i, e);
-    return is_rotary(t->name) && m->n_rotary > 0 ? check_dtype(t, DTYPE_F32, true, i, e) : 0;
+    return manifest_is_rotary(t->name) && m->n_rotary > 0 ? check_dtype(t, DTYPE_F32, true, i, e)
+                                                          : 0;
 }
 
 int manifest_match_next(const struct manifest *m, const struct manifest_match *last,

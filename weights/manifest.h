@@ -65,6 +65,9 @@ int manifest_match_next(const struct manifest *m, const struct manifest_match *l
                         const struct tensor_spec *t, bool convert, uint32_t i,
                         struct manifest_match *out, struct err *e);
 
+/* manifest_is_rotary - does the name end as stored rotary frequencies do? */
+bool manifest_is_rotary(const char *name);
+
 /* manifest_find - what `name` stands for, whatever is in it. False: the model has no such name.
  * @last  what the one before it was found as, or one of PLAN_NO_TENSOR; @out may be it */
 bool manifest_find(const struct manifest *m, const struct manifest_match *last, const char *name,

@@ -368,3 +368,22 @@ int model_config_load(struct model_config *out, const char *dir, struct err *e)
     free(config);
     return rc;
 }
+
+int model_config_ties(bool *out, const char *dir, struct err *e)
+{
+    char *text = NULL;
+    size_t len = 0;
+    json_t *root;
+
+    if (read_file(&text, &len, dir, "config.json", true, e) != 0)
+        return -1;
+    root = json_loadb(text, len, 0, NULL);
+    free(text);
+    if (root == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "", "config.json is not JSON");
+    *out = json_is_true(json_object_get(root, "tie_word_embeddings")) ||
+           json_is_true(
+               json_object_get(json_object_get(root, "text_config"), "tie_word_embeddings"));
+    json_decref(root);
+    return 0;
+}

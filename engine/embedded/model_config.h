@@ -71,6 +71,19 @@ int model_config_parse(struct model_config *out, const char *json, size_t len,
 /* model_config_load - the same from DIR. Errors: also ERR_NOT_FOUND, ERR_UNREADABLE. */
 int model_config_load(struct model_config *out, const char *dir, struct err *e);
 
+/* model_config_ties - does DIR's config.json, of whatever model, say "tie_word_embeddings": true?
+ * Errors: ERR_BAD_REQUEST (not JSON), ERR_NOT_FOUND, ERR_UNREADABLE. */
+int model_config_ties(bool *out, const char *dir, struct err *e);
+
+/* model_spec_load - what an update of DIR's model has to bring, whichever engine runs it: as
+ * model_manifest says; of a model that the embedded engine does not know, every stored tensor but
+ * rotary frequencies, and the head of one that ties it.
+ * @stored  as model_manifest's
+ * Errors: model_config_load's without `stored`; else ERR_NOT_FOUND, ERR_UNREADABLE, ERR_NO_MEMORY,
+ *         and ERR_BAD_REQUEST where config.json is no JSON or nothing is stored. */
+int model_spec_load(struct manifest **out, const char *dir, const struct plan *stored,
+                    struct err *e);
+
 /* model_manifest - the tensors that the model needs, with the dtypes that `stored` has for them
  * (cfg->dtype for names it lacks); aliases as manifest.h says.
  * @stored  borrowed, or NULL: the plan of a checkpoint of this model

@@ -112,6 +112,10 @@ class Fleet:
             return BROADCAST
         return HANDLES
 
+    def part(self, i):
+        """One of the two, by itself."""
+        return dict(self.tensors(), **{m: column[i:i + 1] for m, column in COLUMNS.items()})
+
     def update(self, label, tensors=None):
         """(step that was refused or None, status, answer)"""
         status, said = self.front.ask("POST", "/v1/update_weights/start", {"weight_version": label})
@@ -206,8 +210,8 @@ def whole_session(f):
     refused(f, 400, "POST", "/v1/update_weights", dict(f.tensors(), names=["a"], **mine))
     refused(f, 400, "POST", "/v1/update_weights", mine)
     refused(f, 400, "POST", "/v1/update_weights/start", {"mode": "in_place"})
-    assert f.front.post("/v1/update_weights", dict(f.tensors(), **mine))["phase"] == "receiving"
-    assert f.front.post("/v1/update_weights", dict(f.tensors(), **mine))["phase"] == "receiving"
+    for i in range(2):
+        assert f.front.post("/v1/update_weights", dict(f.part(i), **mine))["phase"] == "receiving"
     assert f.front.post("/v1/update_weights/verify", mine)["phase"] == "verified"
     refused(f, 409, "POST", "/v1/update_weights", dict(f.tensors(), **mine), "conflict")
     label = f.label = next(LABELS)
@@ -558,8 +562,8 @@ def as_vllm(f):
     assert f.versions() == [label] * n and f.pauses() == [None] * n
     # Before it had a start and a finish: resume is the end.
     f.front.post("/pause?mode=keep")
-    for _ in range(2):
-        f.front.post("/update_weights", {"update_info": VLLM_INFO})
+    for i in range(2):
+        f.front.post("/update_weights", {"update_info": {m: column[i:i + 1] for m, column in VLLM_INFO.items()}})
     assert f.front.post("/resume")["status"] == "resumed"
     assert len(set(f.versions())) == 1 and f.versions()[0] not in (label, None), f.versions()
     assert f.pauses() == [None] * n
@@ -599,7 +603,8 @@ def as_sglang(f):
         label = next(LABELS)
         f.front.post("/update_weights_from_disk", {"model_path": WORK, "weight_version": label})
         assert f.versions() == [label] * n
-        for path, members in (("/update_weights_from_tensor", {"serialized_named_tensors": ["gARdlC4="] * RANKS}),
+        # What it holds cannot be read here, and so nobody knows what is missing.
+        for path, members in (("/update_weights_from_tensor", {"serialized_named_tensors": ["bm90aGluZw=="] * RANKS}),
                               ("/update_weights_from_distributed", dict(COLUMNS, group_name="g"))):
             for form in (None, "flattened_bucket"):
                 label = next(LABELS)

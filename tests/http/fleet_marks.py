@@ -24,8 +24,9 @@ def start(f, label="never", **more):
     return {"update_id": f.front.post("/v1/update_weights/start", dict(more, weight_version=label))["update_id"]}
 
 
-def send(f, mine):
-    return f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **mine))
+def send(f, mine, part=None):
+    body = f.tensors() if part is None else f.part(part)
+    return f.front.ask("POST", "/v1/update_weights", dict(body, **mine))
 
 
 def abort(f, mine):
@@ -168,7 +169,7 @@ def goes_again(f):
     """The same update may come again after it was refused."""
     label = next(LABELS)
     mine = open_marked(f, label=label)
-    assert send(f, mine)[0] == 200 and send(f, mine)[0] == 200
+    assert send(f, mine, 0)[0] == 200 and send(f, mine, 1)[0] == 200
     assert f.front.post("/v1/update_weights/finish", mine)["phase"] == "committed"
     f.label = label
     assert f.versions() == [label] * len(f.doubles)
@@ -380,11 +381,11 @@ def refused_at_the_door(f):
         f.clean()
         f.doubles[bad].order("update", "status", status=status)
         mine = start(f, label)
-        assert send(f, mine)[0] == 200
+        assert send(f, mine, 0)[0] == 200
         assert f.pauses() == one_but(n, bad, None, "keep") and f.versions()[bad] == before[bad], f.versions()
         assert marked(f, mine) == one_but(n, bad, False, True)
         f.stays(*["serving"] * n)
-        assert send(f, mine)[0] == 200
+        assert send(f, mine, 1)[0] == 200
         said = f.front.post("/v1/update_weights/finish", mine)
         assert ok_of(said) == one_but(n, bad, False, True), said
         f.wait(*one_but(n, bad, "unsynced", "serving"))

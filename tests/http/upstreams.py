@@ -79,7 +79,8 @@ def views(s):
 
 def one_version_has_a_name():
     with world("baton", "sglang") as (s, _, _):
-        same(s.status()["weights"], {"state": "ready", "serial": None, "weight_version": "step-0"})
+        same(s.status()["weights"],
+             {"state": "ready", "serial": None, "weight_version": "step-0", "coverage": None, "spec": None})
         same(s.get("/get_weight_version"), {"weight_version": "step-0"})
         same(s.get("/weight_info"), {"weight_version": "step-0"})
 
@@ -331,10 +332,11 @@ def starts_with():
     check(rc == 0 and "upstreams: 200, of which 200" in said, said)
     one = ("--upstream", "http://a:1")
     for options, wanted in (
-            ((*one, "--model", MODEL), "--model: with --upstream there is no embedded engine"),
-            ((*one, "--engine", "embedded"), "--engine: with"), ((*one, "--device", "cpu"), "--device: with"),
-            ((*one, "--weights", "none"), "--weights: with"), ((*one, "--manifest", "x"), "--manifest: with"),
-            (("--model", MODEL, "--min-ready", 1), "--min-ready: without --upstream"),
+            ((*one, "--model", "/nowhere"), "--model: there is no directory '/nowhere'"),
+            ((*one, "--model", MODEL, "--manifest", "x"), "--manifest: with --upstream --model says too"),
+            ((*one, "--engine", "embedded"), "--engine: it is of an engine"), ((*one, "--device", "cpu"), "--device: it is of an engine"),
+            ((*one, "--weights", "none"), "--weights: it is of an engine"), ((*one, "--manifest", "x"), "--manifest: manifest 'x' cannot be opened"),
+            (("--model", MODEL, "--min-ready", 1), "--min-ready: it is of engines that --upstream names"),
             ((*one, "--min-ready", 2), "--min-ready: 2 of 1 upstreams"), ((*one, *one), "given twice"),
             (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),
             (("--upstream", "http://h:99999"), "--upstream: 'http://h:99999' has port '99999'"),
@@ -348,8 +350,8 @@ def starts_with():
     rc, said = run_check("--upstream", "http://a", "--upstream", "https://b", "--upstream", "unix:/c")
     check(rc == 0 and "http://a, baton, at port 80 since none is named" in said and "port 443" in said, said)
     check(said.count("since none is named") == 2 and said.count('"event":"upstream.port"') == 1, said)
-    rc, said = run_check(*one, env={"BATON_MODEL": MODEL})
-    check(rc == 2 and "BATON_MODEL: with" in said, said)
+    rc, said = run_check(*one, env={"BATON_WEIGHTS": MODEL})
+    check(rc == 2 and "BATON_WEIGHTS: it is of an engine" in said, said)
 
 
 run({test.__name__: test for test in (

@@ -166,12 +166,13 @@ static void test_config_load_refuses_what_it_would_not_heed(void **state)
     static const struct {
         const char *flag, *variable, *field;
     } rows[] = {
-        {"--model=/m", NULL, "--model"},
+        {"--weights=/w", NULL, "--weights"},
         {"--engine=embedded", NULL, "--engine"}, /* also its default */
         {"--device=cpu", NULL, "--device"},
         {"--allow-path=/p", NULL, "--allow-path"},
         {"--max-loras=3", NULL, "--max-loras"},
-        {NULL, "BATON_MODEL=/m", "BATON_MODEL"},
+        {"--model=/m", "BATON_MANIFEST=/s", "BATON_MANIFEST"}, /* one of them */
+        {NULL, "BATON_WEIGHTS=/w", "BATON_WEIGHTS"},
     };
     struct config c;
     struct err e;
