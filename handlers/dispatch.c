@@ -109,7 +109,7 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
 }
 
 /* Of what no handler has looked at. */
-static void refuse_unread(struct app *app, struct exchange *x)
+static void refuse_unread(struct app *app, const struct exchange *x)
 {
     const struct route *route = x->route;
 
@@ -283,9 +283,12 @@ static bool stopped_at_door(const struct err *e)
 static void app_reject(void *arg, struct exchange *x, const struct err *e,
                        struct exchange_reply *out)
 {
+    struct app *app = ((const struct door *)arg)->app;
+
     if (!stopped_at_door(e))
-        refuse_unread(((const struct door *)arg)->app, x);
+        refuse_unread(app, x);
     reply_error_make(x->route, e, NULL, out);
+    route_add_allow(out, x, app->dialects, e);
 }
 
 static void app_done(void *arg, const struct exchange *x, const struct front_outcome *o)

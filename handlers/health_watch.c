@@ -159,6 +159,7 @@ static void watch_reject(void *arg, struct exchange *x, const struct err *e,
 {
     (void)arg;
     reply_error_make(x->route, e, NULL, out);
+    route_add_allow(out, x, 1U << DIALECT_NATIVE, e);
 }
 
 /* Neither counted nor logged: both would be shared with the rest of the server. */

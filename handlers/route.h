@@ -98,6 +98,11 @@ extern const size_t n_routes;
 const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
                                size_t *arg, struct err *e);
 
+/* route_add_allow - to the answer to ERR_BAD_METHOD, of route_find: the header that says which
+ * methods the path takes. Other errors: nothing. */
+void route_add_allow(struct exchange_reply *out, const struct exchange *x, unsigned dialects,
+                     const struct err *e);
+
 /* route_claimed - of the rows for the path and method of `first`, the one whose claim the body
  * fulfils; else the one that claims nothing; else `first`.
  * @first  found by route_find; it and all of its path run on the same lane

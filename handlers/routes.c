@@ -159,6 +159,8 @@ static bool matches(const char *pattern, const char *path, bool variable, size_t
     return strncmp(pattern, path, len) == 0 && path[len] != '\0';
 }
 
+enum { METHODS_CAP = 64 };
+
 static void list_methods(unsigned methods, char *out, size_t cap)
 {
     size_t len = 0;
@@ -216,33 +218,58 @@ static void refuse_path(const char *path, unsigned dialects, struct err *e)
                   near == NULL ? "" : "?");
 }
 
-const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
-                               size_t *arg, struct err *e)
+/* The row, or NULL and which methods the path takes. */
+static const struct route *look_up(const char *path, unsigned method, unsigned dialects,
+                                   size_t *arg, unsigned *allowed)
 {
-    unsigned allowed = 0;
-    char list[64];
     size_t at;
 
+    *allowed = 0;
     /* A fixed path wins over a variable, also when only its method is wrong. */
-    for (int variable = 0; variable <= 1 && allowed == 0; variable++) {
+    for (int variable = 0; variable <= 1 && *allowed == 0; variable++) {
         for (size_t i = 0; i < n_routes; i++) {
             if ((dialects & 1U << routes[i].dialect) == 0 ||
                 !matches(routes[i].pattern, path, variable != 0, &at))
                 continue;
-            if ((routes[i].methods & (unsigned)method) != 0) {
+            if ((routes[i].methods & method) != 0) {
                 *arg = at;
                 return &routes[i];
             }
-            allowed |= routes[i].methods;
+            *allowed |= routes[i].methods;
         }
     }
-    if (allowed == 0) {
-        refuse_path(path, dialects, e);
-        return NULL;
-    }
-    list_methods(allowed, list, sizeof list);
-    (void)err_set(e, ERR_BAD_METHOD, "", "%.200s takes %s", path, list);
     return NULL;
+}
+
+const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
+                               size_t *arg, struct err *e)
+{
+    unsigned allowed;
+    const struct route *route = look_up(path, method, dialects, arg, &allowed);
+    char list[METHODS_CAP];
+
+    if (route != NULL)
+        return route;
+    list_methods(allowed, list, sizeof list);
+    if (allowed == 0)
+        refuse_path(path, dialects, e);
+    else
+        (void)err_set(e, ERR_BAD_METHOD, "", "%.200s takes %s", path, list);
+    return NULL;
+}
+
+void route_add_allow(struct exchange_reply *out, const struct exchange *x, unsigned dialects,
+                     const struct err *e)
+{
+    char list[METHODS_CAP];
+    unsigned allowed;
+    size_t at;
+
+    if (e->code != ERR_BAD_METHOD)
+        return;
+    (void)look_up(x->path, 0, dialects, &at, &allowed);
+    list_methods(allowed, list, sizeof list);
+    exchange_reply_header(out, "Allow", "%s", list);
 }
 
 /* The next row of the same path behind `r`, or NULL. */

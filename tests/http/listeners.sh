@@ -110,6 +110,7 @@ expect 404 GET /v1/status "${HEALTH[@]}"
 expect 404 GET /metrics "${HEALTH[@]}"
 expect 404 GET /version "${HEALTH[@]}"
 expect 405 POST /livez "${HEALTH[@]}"
+[[ $(header Allow) == 'GET, HEAD' ]] || fail "Allow is '$(header Allow)'"
 URL=$control
 expect 200 POST /v1/pause
 URL=http://localhost
