@@ -25,7 +25,7 @@ static void make_last_resort(enum route_form form, struct exchange_reply *out)
         "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"unavailable_error\","
         "\"code\":\"out_of_memory\",\"param\":null,\"retryable\":true,\"details\":null}}";
     static const char openai[] =
-        "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"InternalServerError\","
+        "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"ServiceUnavailable\","
         "\"param\":null,\"code\":503}}";
 
     static const char sglang[] = "{\"success\":false,\"message\":\"no memory for the answer\","
@@ -168,6 +168,7 @@ static const char *openai_type(int status)
         {417, "Expectation Failed"},
         {422, "UnprocessableEntityError"},
         {499, "Client Closed Request"},
+        {503, "ServiceUnavailable"},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

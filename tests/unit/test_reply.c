@@ -195,7 +195,7 @@ static void test_reply_error_make_every_code(void **state)
         {499, "invalid_request_error", "Client Closed Request"},
         {500, "server_error", "InternalServerError"},
         {502, "server_error", "InternalServerError"},
-        {503, "unavailable_error", "InternalServerError"},
+        {503, "unavailable_error", "ServiceUnavailable"},
         {504, "server_error", "InternalServerError"},
         {507, "unavailable_error", "InternalServerError"},
     };
