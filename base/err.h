@@ -26,12 +26,14 @@
     X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                          \
     X(ERR_ENDED, 409, "update_ended", false)                                 \
     X(ERR_TOO_LARGE, 413, "too_large", false)                                \
+    X(ERR_TARGET_TOO_LONG, 414, "target_too_long", false)                    \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \
     X(ERR_EXPECTATION, 417, "expectation_failed", false)                     \
     X(ERR_MISMATCH, 422, "manifest_mismatch", false)                         \
     X(ERR_INCOMPLETE, 422, "incomplete_update", false)                       \
     X(ERR_CHECKSUM, 422, "checksum_mismatch", false)                         \
     X(ERR_UNREADABLE, 422, "source_unreadable", false)                       \
+    X(ERR_HEAD_TOO_LARGE, 431, "head_too_large", false)                      \
     X(ERR_GONE, 499, "client_gone", true)                                    \
     X(ERR_INTERNAL, 500, "internal_error", false)                            \
     X(ERR_ENGINE, 500, "engine_error", false)                                \
@@ -49,6 +51,7 @@
     X(ERR_UNSYNCED, 503, "weights_unsynced", true)                           \
     X(ERR_INCONSISTENT, 503, "weights_inconsistent", true)                   \
     X(ERR_NO_MEMORY, 503, "out_of_memory", true)                             \
+    X(ERR_HTTP_VERSION, 505, "http_version_not_supported", false)            \
     X(ERR_NO_STAGING, 507, "insufficient_staging", true)
 
 enum err_code {

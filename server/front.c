@@ -169,7 +169,8 @@ int front_new(struct front **out, const struct front_cfg *cfg, struct err *e)
     }
     front_fit_nofile(f);
     size_shards(f);
-    if ((f->tls && front_tls_check(cfg->tls_cert, cfg->tls_key, e) != 0) ||
+    if (front_find_library(f, e) != 0 ||
+        (f->tls && front_tls_check(cfg->tls_cert, cfg->tls_key, e) != 0) ||
         front_prebuild(f, e) != 0 || front_listen(f, e) != 0)
         goto err_free;
     for (size_t i = 0; i < f->n_shards; i++)

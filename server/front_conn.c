@@ -150,11 +150,19 @@ static struct conn *conn_new(struct part *p, int fd, const struct sockaddr *peer
 
 static void lingering_open(struct shard *s, int fd);
 
+/* Of requests behind one whose answer has closed the connection. */
+static bool has_unread(const struct conn *c)
+{
+    int n = 0;
+
+    return ioctl(c->fd, FIONREAD, &n) == 0 && n > 0;
+}
+
 static void conn_free(struct conn *c)
 {
     assert(c->req == NULL);
     loop_unwatch(c->shard->loop, &c->hangup);
-    if (c->linger && !c->dead)
+    if (!c->dead && (c->linger || has_unread(c)))
         lingering_open(c->shard, c->fd);
     set_deadline(c, CLOCK_NEVER);
     *c->prev_next = c->next;

@@ -1,8 +1,12 @@
 /* Framing rules, and copying of what a request said into its exchange.
  *
  * libmicrohttpd 0.9.75 is permissive: what another HTTP party might read differently is refused
- * here, so that nobody can smuggle a second request past a proxy. One thing stays hidden from us:
- * it cuts a value, or the path, at a NUL byte. */
+ * here, so that nobody can smuggle a second request past a proxy. It also hides bytes: it cuts a
+ * value, or the path, at a NUL, moves the name of a header that goes on in the next line elsewhere
+ * and appends that line to it, and takes a line that begins with a colon for the end of the head.
+ * All texts that it gives us lie in the head as it came, with NULs for the line ends: if one does
+ * not begin where the last one ended, something between them was hidden, and the head is refused.
+ */
 #include "base/id.h"
 #include "server/front_priv.h"
 
@@ -15,6 +19,8 @@ struct header_scan {
     const char *content_length, *transfer_encoding, *expect;
     const char *content_type, *authorization, *session_id, *request_id;
     size_t n_content_length, n_transfer_encoding, n_host, n_authorization;
+    const char *end; /* of the last text of the head that we know */
+    size_t nbytes;   /* of libmicrohttpd's memory, but for the head itself */
     bool failed;
 };
 
@@ -42,6 +48,31 @@ static bool has_control(const char *s, size_t len)
     return false;
 }
 
+/* "\r\n" or "\n", which are NULs now. */
+static bool is_line_end(const char *from, const char *to)
+{
+    return (to == from + 1 || to == from + 2) && from[0] == '\0' && to[-1] == '\0';
+}
+
+/* "Name:   value", right behind the line before it. */
+static bool is_next_line(const char *end, const char *key, size_t key_len, const char *value)
+{
+    const char *p = key + key_len + 1;
+
+    if (!is_line_end(end, key))
+        return false;
+    while (p != value && (*p == ' ' || *p == '\t'))
+        p++;
+    return p == value;
+}
+
+static int refuse_hidden(struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "the head has a NUL byte, a header that goes on in the next line, or a line "
+                   "that begins with a colon");
+}
+
 static void keep_first(const char **slot, const char *value)
 {
     if (*slot == NULL)
@@ -53,16 +84,22 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
 {
     struct header_scan *h = cls;
 
-    (void)kind;
+    h->nbytes += FRONT_HEADER_RECORD_NBYTES;
+    if (kind == MHD_COOKIE_KIND) {
+        h->nbytes += key_len + value_len + 2;
+        return MHD_YES;
+    }
     if (!is_token(key, key_len)) {
         (void)err_set(h->e, ERR_BAD_REQUEST, "", "a header name is not a token");
         h->failed = true;
         return MHD_NO;
     }
-    if (value == NULL) {
-        value = "";
-        value_len = 0;
+    if (value == NULL || !is_next_line(h->end, key, key_len, value)) {
+        (void)refuse_hidden(h->e);
+        h->failed = true;
+        return MHD_NO;
     }
+    h->end = value + value_len;
     if (has_control(value, value_len)) {
         (void)err_set(h->e, ERR_BAD_REQUEST, "", "header '%.64s' has a control byte in its value",
                       key);
@@ -110,6 +147,40 @@ static int parse_length(const char *text, uint64_t *out, struct err *e)
     }
     *out = n;
     return 0;
+}
+
+int filter_too_large(struct err *e)
+{
+    return err_set(e, ERR_HEAD_TOO_LARGE, "",
+                   "the head is over the limit of %d bytes, in which each header and each cookie "
+                   "counts as %d more than its text",
+                   FRONT_HEAD_NBYTES_MAX, FRONT_HEADER_RECORD_NBYTES);
+}
+
+/* The head as a whole. libmicrohttpd would close the connection if it left no room for the head of
+ * our answer. */
+static int check_head(const struct request *r, const struct request_line *line,
+                      const struct header_scan *h, struct err *e)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
+        r->mc, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    size_t nbytes = info != NULL ? info->header_size : SIZE_MAX / 2;
+    const char *blank = line->method + nbytes; /* behind it */
+
+    if (nbytes + h->nbytes > FRONT_HEAD_NBYTES_MAX)
+        return filter_too_large(e);
+    if (line->target + strlen(r->target) + 1 != line->version ||
+        (blank != h->end + 2 && blank != h->end + 4)) /* two times "\n", or "\r\n" */
+        return refuse_hidden(e);
+    return 0;
+}
+
+int filter_length(const struct request *r, struct err *e)
+{
+    const char *text = MHD_lookup_connection_value(r->mc, MHD_HEADER_KIND, "Content-Length");
+    uint64_t ignored;
+
+    return text != NULL ? parse_length(text, &ignored, e) : 0;
 }
 
 /* One way to tell where the body ends, and who asks; and only one. */
@@ -304,6 +375,11 @@ static void take_request_id(struct exchange *x, const char *given)
     }
 }
 
+void filter_request_id(struct request *r)
+{
+    take_request_id(r->x, MHD_lookup_connection_value(r->mc, MHD_HEADER_KIND, "X-Request-Id"));
+}
+
 static enum exchange_method method_of(const char *name)
 {
     static const enum exchange_method known[] = {METHOD_GET, METHOD_HEAD, METHOD_POST, METHOD_PUT,
@@ -315,21 +391,27 @@ static enum exchange_method method_of(const char *name)
     return METHOD_OTHER;
 }
 
+/* Of libmicrohttpd's copy of the headers. */
+static void wipe(const char *text, size_t len)
+{
+    union {
+        const char *in;
+        char *out;
+    } both = {text};
+
+    explicit_bzero(both.out, len);
+}
+
 /* libmicrohttpd keeps a request's header until the next one comes, maybe minutes later: long enough
  * for a key to end up in a core file. It is done with it, and reads it as an empty value. */
 static enum MHD_Result wipe_key(void *cls, enum MHD_ValueKind kind, const char *name,
                                 size_t name_len, const char *value, size_t value_len)
 {
-    union {
-        const char *in;
-        char *out;
-    } both = {value};
-
     (void)cls;
     (void)kind;
     (void)name_len;
     if (value != NULL && strcasecmp(name, "Authorization") == 0)
-        explicit_bzero(both.out, value_len);
+        wipe(value, value_len);
     return MHD_YES;
 }
 
@@ -339,26 +421,33 @@ void filter_wipe_key(struct MHD_Connection *mc)
 }
 
 /* A request that fails here is closed after its answer, unless only its Expect is unknown: then its
- * framing is sound. */
-int filter_request(struct request *r, const char *method, const char *version, struct err *e)
+ * framing is sound. Of a request without a body libmicrohttpd may not see an Expect: it would say
+ * "100 Continue" and then call us for an answer in a state in which it takes none. */
+int filter_request(struct request *r, const struct request_line *line, struct err *e)
 {
-    struct header_scan h = {.e = e};
+    struct header_scan h = {.e = e, .end = line->version + strlen(line->version)};
     int rc;
 
-    r->http11 = strcmp(version, "HTTP/1.0") != 0;
-    r->x->method = method_of(method);
-    (void)MHD_get_connection_values_n(r->mc, MHD_HEADER_KIND, scan_header, &h);
+    r->http11 = strcmp(line->version, "HTTP/1.0") != 0;
+    r->x->method = method_of(line->method);
+    (void)MHD_get_connection_values_n(
+        r->mc, (enum MHD_ValueKind)(MHD_HEADER_KIND | MHD_COOKIE_KIND), scan_header, &h);
     take_request_id(r->x, h.request_id);
     r->must_close = true;
-    rc = h.failed || check_framing(r, &h, e) != 0 || fill_exchange(r, &h, e) != 0 ? -1 : 0;
+    rc = h.failed || check_head(r, line, &h, e) != 0 || check_framing(r, &h, e) != 0 ||
+                 fill_exchange(r, &h, e) != 0
+             ? -1
+             : 0;
     filter_wipe_key(r->mc);
     if (rc != 0)
         return -1;
     r->must_close = false;
     if (h.expect == NULL)
         return 0;
-    r->expects = true;
+    r->expects = r->x->content_length > 0;
     if (strcasecmp(h.expect, "100-continue") != 0)
         return err_set(e, ERR_EXPECTATION, "", "Expect '%.64s' is not 100-continue", h.expect);
+    if (!r->expects)
+        wipe(h.expect, strlen(h.expect));
     return 0;
 }

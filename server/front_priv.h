@@ -17,7 +17,9 @@
 #include <sys/types.h>
 
 enum {
-    FRONT_POOL_NBYTES = 16 << 10,        /* memory of one connection; headers over it are a 431 */
+    FRONT_HEAD_NBYTES_MAX = 16 << 10,    /* of a request, with so much more for each header and */
+    FRONT_HEADER_RECORD_NBYTES = 64,     /* each cookie; over it the head is a 431 */
+    FRONT_POOL_NBYTES = 20 << 10,        /* memory of one connection: an answer's head fits too */
     FRONT_BACKLOG = 4096,                /* of listen(2) */
     FRONT_ZERO_TURNS_MAX = 64,           /* idle turns without a wait before the spin guard */
     FRONT_GUARD_WAIT_US = 1000,          /* what the spin guard then waits */
@@ -151,6 +153,9 @@ struct shard {
     atomic_uint_fast64_t beat_us; /* relaxed: when `beat` last ran */
 };
 
+typedef enum MHD_Result front_queue_fn(struct MHD_Connection *mc, unsigned status,
+                                       struct MHD_Response *response);
+
 struct front {
     struct front_cfg cfg; /* immutable */
     uint16_t port;        /* immutable */
@@ -160,6 +165,7 @@ struct front {
     ino_t path_ino;
     size_t n_shards;
     struct shard *shards;           /* owned */
+    front_queue_fn *queue_response; /* immutable; libmicrohttpd's MHD_queue_response */
     struct MHD_Response *no_memory; /* prebuilt; shared by all connections */
     struct MHD_Response *internal;  /* prebuilt */
 
@@ -199,6 +205,7 @@ void accept_end(struct shard *s);   /* closes the socket */
 extern const char front_tls_priorities[]; /* GnuTLS's: which versions */
 /* Bytes past libmicrohttpd, encrypted. Returns how many went out, -1 if none did. */
 ssize_t front_tls_send(struct MHD_Connection *mc, const void *data, size_t len);
+void front_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 
 /* front_conn.c: sockets, deadlines, hang-ups. */
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
@@ -212,6 +219,9 @@ void conn_finish_all(struct shard *s);       /* kills what has no answer to wait
 bool conn_any_unsent(const struct shard *s); /* is an answer there that has not gone out whole? */
 void conn_close_all(struct shard *s);        /* wake everything before libmicrohttpd stops */
 void lingering_close(struct lingering *l);
+
+/* front_library.c: what libmicrohttpd refuses itself. Errors: ERR_INTERNAL. */
+int front_find_library(struct front *f, struct err *e); /* sets f->queue_response */
 
 /* front_request.c: what libmicrohttpd calls for a request. */
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc);
@@ -228,7 +238,9 @@ void request_dispatch(struct request *r); /* to the application, with its own re
 /* front_reply.c: answers. */
 void request_refuse(struct request *r, const struct err *e); /* the application words the answer */
 enum MHD_Result request_queue(struct request *r); /* in the access handler, answer is there */
-void request_send_raw(struct request *r);         /* answer mid-upload, past libmicrohttpd */
+void request_send_raw(struct request *r); /* the answer past libmicrohttpd; it must close then */
+/* The same to what libmicrohttpd refuses: the answer that is there, or e. */
+void request_send_refusal(struct request *r, const struct err *e);
 int front_prebuild(struct front *f, struct err *e);
 
 /* front_stream.c: chunks past libmicrohttpd. */
@@ -243,7 +255,13 @@ enum MHD_Result body_piece(struct request *r, const char *data, size_t *size);
 enum MHD_Result body_over(struct request *r);
 
 /* front_filter.c: framing rules, and the request half of an exchange. No state. */
-int filter_request(struct request *r, const char *method, const char *version, struct err *e);
+struct request_line {
+    const char *method, *target, *version; /* libmicrohttpd's; the target where it begins */
+};
+int filter_request(struct request *r, const struct request_line *line, struct err *e);
+int filter_too_large(struct err *e); /* a head */
+int filter_length(const struct request *r, struct err *e); /* is its Content-Length a number? */
+void filter_request_id(struct request *r); /* of one whose headers may not all have come */
 void filter_wipe_key(struct MHD_Connection *mc); /* from libmicrohttpd's copy of the headers */
 
 #endif

@@ -180,7 +180,8 @@ static struct MHD_Response *stream_response(struct request *r)
 /* Gives `resp` to libmicrohttpd; keeps no reference. */
 static enum MHD_Result queue(struct request *r, struct MHD_Response *resp, bool shared)
 {
-    enum MHD_Result rc = MHD_queue_response(r->mc, (unsigned)r->status, resp);
+    const struct front *f = r->conn->shard->front;
+    enum MHD_Result rc = f->queue_response(r->mc, (unsigned)r->status, resp);
 
     if (!shared)
         MHD_destroy_response(resp);
@@ -237,23 +238,18 @@ static void raw_head(struct buf *b, const struct request *r, const struct exchan
     buf_puts(b, "\r\n");
 }
 
-void request_send_raw(struct request *r)
+static void send_raw(struct request *r, const struct exchange_reply *reply)
 {
-    struct exchange_reply reply;
     struct buf b = {0};
     size_t head_len;
 
-    assert(!r->queued && !r->raw_sent);
-    if (exchange_answered(r->x) != ANSWER_REPLY)
-        return; /* a stream cannot be told this way: it is cut */
-    exchange_reply_take(r->x, &reply);
     r->raw_sent = true;
-    r->status = reply.status;
-    r->log_code = reply.log_code;
-    raw_head(&b, r, &reply);
+    r->status = reply->status;
+    r->log_code = reply->log_code;
+    raw_head(&b, r, reply);
     head_len = b.len;
-    if (reply.len > 0)
-        buf_append(&b, reply.data, reply.len);
+    if (reply->len > 0 && r->x->method != METHOD_HEAD)
+        buf_append(&b, reply->data, reply->len);
     if (!b.failed) {
         ssize_t n = r->conn->shard->front->tls
                         ? front_tls_send(r->mc, b.data, b.len)
@@ -263,7 +259,34 @@ void request_send_raw(struct request *r)
         r->nbytes_out = n > (ssize_t)head_len ? (uint64_t)n - head_len : 0;
     }
     buf_fini(&b);
-    if (reply.release != NULL)
-        reply.release(reply.release_arg);
+    if (reply->release != NULL)
+        reply->release(reply->release_arg);
     r->conn->linger = true;
+}
+
+void request_send_raw(struct request *r)
+{
+    struct exchange_reply reply;
+
+    assert(!r->queued && !r->raw_sent);
+    if (exchange_answered(r->x) != ANSWER_REPLY)
+        return; /* a stream cannot be told this way: it is cut */
+    exchange_reply_take(r->x, &reply);
+    send_raw(r, &reply);
+}
+
+void request_send_refusal(struct request *r, const struct err *e)
+{
+    struct front *f = r->conn->shard->front;
+    struct exchange_reply reply = {0};
+
+    if (exchange_answered(r->x) != ANSWER_NONE) {
+        request_send_raw(r);
+        return;
+    }
+    /* Not by the exchange: a reader of the body, who may answer meanwhile, is told that it ended.
+     */
+    front_count(&r->conn->shard->n_rejected);
+    f->cfg.app->reject(f->cfg.app_arg, r->x, e, &reply);
+    send_raw(r, &reply);
 }

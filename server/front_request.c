@@ -56,7 +56,20 @@ void request_dispatch(struct request *r)
     cfg->app->dispatch(cfg->app_arg, exchange_ref(r->x));
 }
 
-/* The request line is there. Returns con_cls; NULL without memory. */
+/* The query is read by us: libmicrohttpd would take memory of its connection for each member. */
+static void hide_query(const char *target)
+{
+    union {
+        const char *in;
+        char *out;
+    } both = {strchr(target, '?')};
+
+    if (both.in != NULL)
+        both.out[1] = '\0';
+}
+
+/* The request line is there; or, with a NULL target, is not one. Returns con_cls; NULL without
+ * memory. */
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
 {
     struct shard *s = ((struct part *)cls)->shard;
@@ -82,6 +95,8 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
         free(r);
         return NULL;
     }
+    if (target != NULL)
+        hide_query(target);
     r->x->loop_app = s->loop_app;
     c->req = r;
     if (c->n_requests++ > 0) /* the first one's headers are due from the accept on */
@@ -117,11 +132,11 @@ static int route(struct request *r, struct err *e)
     return 0;
 }
 
-static int admit(struct request *r, const char *method, const char *version, struct err *e)
+static int admit(struct request *r, const struct request_line *line, struct err *e)
 {
     struct shard *s = r->conn->shard;
 
-    if (filter_request(r, method, version, e) != 0)
+    if (filter_request(r, line, e) != 0)
         return -1;
     if (s->n_conns > s->n_conns_max) {
         r->must_close = true;
@@ -147,17 +162,17 @@ static enum MHD_Result refuse_early(struct request *r, const struct err *e)
         return MHD_YES;
     }
     r->must_close = true;
-    r->conn->linger = true;
-    return request_queue(r);
+    request_send_raw(r); /* libmicrohttpd may have no room left for it */
+    return MHD_NO;
 }
 
-static enum MHD_Result first_call(struct request *r, const char *method, const char *version)
+static enum MHD_Result first_call(struct request *r, const struct request_line *line)
 {
     struct err e = {0};
     int rc;
 
     front_count(&r->conn->shard->n_requests);
-    rc = admit(r, method, version, &e);
+    rc = admit(r, line, &e);
     /* No key outlives its judgement, nor a refusal that came before it. */
     explicit_bzero(r->x->authorization, strlen(r->x->authorization));
     if (rc != 0)
@@ -193,7 +208,7 @@ static enum MHD_Result answer_no_memory(struct shard *s, struct MHD_Connection *
         return MHD_YES;
     }
     front_count(&s->n_rejected);
-    return MHD_queue_response(mc, 503, s->front->no_memory);
+    return s->front->queue_response(mc, 503, s->front->no_memory);
 }
 
 enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char *url,
@@ -202,9 +217,9 @@ enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char 
 {
     struct part *p = cls;
     struct request *r = *con_cls;
+    struct request_line line = {method, url, version};
     enum MHD_Result rc;
 
-    (void)url;
     p->moved = true;
     if (r == NULL)
         return answer_no_memory(p->shard, mc, size);
@@ -213,7 +228,7 @@ enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char 
     if (r->suspended)
         return MHD_YES; /* the next chunk of a buffer whose first one suspended us: not taken */
     if (r->stage == STAGE_HEADERS)
-        return first_call(r, method, version);
+        return first_call(r, &line);
     if (*size > 0)
         return body_piece(r, data, size);
     rc = last_call(r);
@@ -264,7 +279,7 @@ void request_end(struct request *r, bool sent)
     exchange_detach(r->x, r->sent);
     loop_unpost(s->loop, &r->wake);
     r->conn->req = NULL;
-    conn_deadline(r->conn, s->front->cfg.idle_timeout_us);
+    conn_deadline(r->conn, r->raw_sent ? FRONT_GRACE_US : s->front->cfg.idle_timeout_us);
     if (r->routed)
         tell_done(r);
     exchange_unref(r->x);

@@ -37,6 +37,15 @@ int front_tls_check(const char *cert, const char *key, struct err *e)
     return 0;
 }
 
+void front_tls_end(struct MHD_Connection *mc)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
+        mc, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+
+    if (info != NULL && info->tls_session != NULL)
+        (void)gnutls_bye(info->tls_session, GNUTLS_SHUT_WR);
+}
+
 ssize_t front_tls_send(struct MHD_Connection *mc, const void *data, size_t len)
 {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(

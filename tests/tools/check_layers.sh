@@ -28,7 +28,7 @@ declare -A only=(
   [curl/curl.h]="engine/upstream/ client/"
   [cuda.h]="driver/"
   [nccl.h]="driver/"
-  [dlfcn.h]="driver/"
+  [dlfcn.h]="driver/ server/front_library.c"
 )
 
 n=0

@@ -189,14 +189,17 @@ static void test_reply_error_make_every_code(void **state)
         {408, "invalid_request_error", "Request Timeout"},
         {409, "conflict_error", "Conflict"},
         {413, "invalid_request_error", "Request Entity Too Large"},
+        {414, "invalid_request_error", "BadRequestError"},
         {415, "invalid_request_error", "BadRequestError"}, /* and a 400 there, as in vLLM */
         {417, "invalid_request_error", "Expectation Failed"},
         {422, "unprocessable_error", "UnprocessableEntityError"},
+        {431, "invalid_request_error", "BadRequestError"},
         {499, "invalid_request_error", "Client Closed Request"},
         {500, "server_error", "InternalServerError"},
         {502, "server_error", "InternalServerError"},
         {503, "unavailable_error", "ServiceUnavailable"},
         {504, "server_error", "InternalServerError"},
+        {505, "server_error", "InternalServerError"},
         {507, "unavailable_error", "InternalServerError"},
     };
 
