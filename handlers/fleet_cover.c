@@ -330,7 +330,7 @@ static void log_unknown(const struct fleet_session *s)
     const struct fleet_cover *c = s->cover;
     struct log_rec r;
 
-    log_begin(&r, LOG_WARN, "fleet.coverage_unknown");
+    log_begin(&r, c->n_unseen > 0 ? LOG_INFO : LOG_WARN, "fleet.coverage_unknown");
     log_str(&r, "update_id", s->id);
     log_u64(&r, "n_tensors", tally_n_came(c->tally));
     log_u64(&r, "n_unseen", c->n_unseen);

@@ -305,6 +305,27 @@ static int start_parts(struct app *app, struct fleet_session *s, const struct fl
     return rc;
 }
 
+/* What a partial update does not bring must be there: of those that answer, the ones that serve the
+ * fleet's version. */
+static int keep_in_step(struct app *app, struct fleet_to *to, size_t *n, struct err *e)
+{
+    size_t n_kept = 0, min_ready = fleet_min_ready(app);
+    struct upstream_info info;
+
+    for (size_t i = 0; i < *n; i++) {
+        fleet_info(fleet_of(app), to[i].upstream, &info);
+        if (info.synced && !info.fenced)
+            to[n_kept++] = to[i];
+    }
+    *n = n_kept;
+    return n_kept >= min_ready
+               ? 0
+               : err_set(e, ERR_UNSYNCED, "/partial",
+                         "a partial update keeps the rest of what is served: %zu upstreams serve "
+                         "the fleet's version, and --min-ready is %zu; send a whole one",
+                         n_kept, min_ready);
+}
+
 static int begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
                  json_t **details, struct err *e)
 {
@@ -315,7 +336,7 @@ static int begin(struct app *app, const struct fleet_begin *req, struct fleet_se
     size_t n;
 
     if (check_none_open(fc, e) != 0 || fleet_alive_enough(app, NULL, to, &n, e) != 0 ||
-        fleet_session_new(&s, n, e) != 0)
+        (req->partial && keep_in_step(app, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);

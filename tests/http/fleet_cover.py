@@ -10,7 +10,7 @@ import sys
 import threading
 
 import fleet_control
-from fleet_control import LABELS, VLLM_JOIN, WHICH, WORK, Fleet, ok_of, refused, told
+from fleet_control import LABELS, VLLM_JOIN, WHICH, WORK, Fleet, ok_of, reboot, refused, told
 from fleet_world import until
 from ipc_trainer import Export
 from sglang_pickles import Pickles
@@ -196,6 +196,34 @@ def partial(f):
     pushed(f, "as_before", ALL)
 
 
+def partial_on_what(f):
+    """A part of a model heals nobody: who has half of another, or was restarted, waits for a whole one."""
+    if ENGINE == "vllm":
+        return
+    refused_half(f, HALF)
+    status, said = push(f, HALF, partial=True)
+    assert (status, said["error"]["code"]) == (503, "weights_unsynced"), said
+    assert "a whole" in said["error"]["message"], said
+    f.stays(*["fenced"] * len(f.doubles))
+    pushed(f, "as_before", ALL)
+    reboot(f.doubles[1])
+    f.wait("serving", "unsynced")
+    assert push(f, HALF, partial=True)[0] == 503
+    group(f)
+    pushed(f, "as_before", ALL)
+    with engines(2, min_ready=1) as g:
+        group(g)
+        pushed(g, "unknown", ALL)
+        reboot(g.doubles[1])
+        g.wait("serving", "unsynced")
+        group(g)
+        g.clean()
+        status, said = push(g, HALF, partial=True)
+        assert status == 200 and ok_of(said) == [True, False], said
+        g.stays("serving", "unsynced")
+        assert not g.doubles[1].journal("update"), g.doubles[1].journal("update")
+
+
 def unseen(f):
     """Of a directory that the engines open themselves no names are seen."""
     if ENGINE == "vllm":
@@ -341,14 +369,26 @@ def other_names(f):
 
 
 def unknown_model(f, n_tensors):
-    """A model that the embedded engine could not run: what is stored has to come."""
+    """A model that the embedded engine could not run: what is stored has to come, but what is tied or derived."""
     group(f)
     assert spec(f) == {"from": "--model", "n_tensors": n_tensors}
     refused_half(f, HALF)
     pushed(f, "whole", ALL)
 
 
-def write_model(name, **config):
+def with_more(content, *names):
+    """A checkpoint with more tensors in it, of one element each."""
+    n = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:8 + n]), content[8 + n:]
+    for name in names:
+        header[name] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
+        data += bytes(4)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def write_model(name, *more, **config):
     """The checkpoint under another configuration."""
     path = os.path.join(WORK, name)
     os.mkdir(path)
@@ -357,7 +397,7 @@ def write_model(name, **config):
     with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file)
     with open(CHECKPOINT, "rb") as source, open(os.path.join(path, "model.safetensors"), "wb") as to:
-        to.write(source.read())
+        to.write(with_more(source.read(), *more))
     return path
 
 
@@ -403,7 +443,7 @@ def main():
             told("batons_prove", batons_prove, f)
         return
     with engines() as f:
-        for p in (learned, verified, while_it_comes, in_one_request, twice, partial, unseen, as_vllm, as_sglang,
+        for p in (learned, verified, while_it_comes, in_one_request, twice, partial, partial_on_what, unseen, as_vllm, as_sglang,
                   as_pickles, at_once):
             told(p.__name__, p, f)
     with engines(2, "--manifest", CHECKPOINT) as f:
@@ -412,7 +452,8 @@ def main():
     with engines(2, "--model", whole) as f:
         told("given by --model", given, f, "--model")
         told("other_names", other_names, f)
-    unknown = write_model("unknown", architectures=["NobodysForCausalLM"], model_type="nobodys")
+    unknown = write_model("unknown", HEAD, "model.layers.0.self_attn.rotary_emb.inv_freq",
+                          architectures=["NobodysForCausalLM"], model_type="nobodys")
     with engines(2, "--model", unknown) as f:
         told("unknown_model", unknown_model, f, len(ALL))
     told("says_at_check", says_at_check, unknown)
