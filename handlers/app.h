@@ -67,6 +67,7 @@ struct app {
     struct admission *generate, *detokenize;
     struct admission *prompts; /* completions whose prompts are made ready on `text` */
     struct workers *control, *generate_pool, *text;
+    struct workers *operation, *pause, *resume, *abort; /* NULL without upstreams */
     struct metrics *metrics;
     const struct cuda_info *cuda;      /* what was found at start */
     struct device *const *devices;     /* the ranks of the store, in its order; NULL without GPUs */

@@ -237,13 +237,33 @@ static int enter_text(struct app *app, struct hop *h, struct err *e)
     return -1;
 }
 
+static struct workers *pool_of(const struct app *app, enum route_lane lane)
+{
+    switch (lane) {
+    case LANE_CONTROL:
+        return app->control;
+    case LANE_OPERATION:
+        return app->operation;
+    case LANE_PAUSE:
+        return app->pause;
+    case LANE_RESUME:
+        return app->resume;
+    case LANE_ABORT:
+        return app->abort;
+    case LANE_GENERATE:
+    case LANE_TEXT:
+    case LANE_LOOP:
+        break;
+    }
+    return app->generate_pool;
+}
+
 static int post_hop(struct app *app, struct hop *h, enum route_lane lane, struct err *e)
 {
     if (lane == LANE_TEXT)
         return enter_text(app, h, e);
     h->job = (struct job){.run = hop_run, .arg = h};
-    return workers_post(lane == LANE_CONTROL ? app->control : app->generate_pool, &h->job,
-                        WORKERS_NORMAL, e);
+    return workers_post(pool_of(app, lane), &h->job, WORKERS_NORMAL, e);
 }
 
 static void app_dispatch(void *arg, struct exchange *x)

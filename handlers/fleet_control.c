@@ -230,7 +230,7 @@ static void on_due(void *arg)
     fc->lapsing = true;
     fc->lapse = (struct job){.run = lapse_run, .arg = fc};
     mtx_unlock(&fc->lock);
-    (void)workers_post(fc->app->control, &fc->lapse, WORKERS_URGENT, &ignored);
+    (void)workers_post(fc->app->abort, &fc->lapse, WORKERS_URGENT, &ignored);
 }
 
 /* While an end is under way its trainer waits for it. */

@@ -17,7 +17,7 @@
 struct app;
 struct fleet_control;
 
-/* fleet_control_new - after upstreams_new; app->upstreams and app->control are used.
+/* fleet_control_new - after upstreams_new; app->upstreams and app->abort are used.
  * Errors: ERR_NO_MEMORY. */
 int fleet_control_new(struct fleet_control **out, struct app *app, struct err *e);
 

@@ -160,7 +160,7 @@ static int label_parsed(struct app *app, struct exchange *x, const json_t *body,
         return -1;
     if (ends_open(app))
         return end_open(app, x, req.label, e);
-    if (fleet_step(app->fleet_control, "another name", e) != 0)
+    if (fleet_step(app->fleet_control, x, "another name", e) != 0)
         return -1;
     rc = check_whole(app->fleet_control, e);
     if (rc == 0 && req.abort_requests)

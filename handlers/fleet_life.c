@@ -227,7 +227,7 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = pause_parse(&req, x, body, e);
     if (rc == 0)
-        rc = fleet_flow(app->fleet_control, fleet_pausing, e);
+        rc = fleet_flow(app->fleet_control, x, fleet_pausing, e);
     if (rc == 0) {
         rc = pause_turn(app, x, &req, body, e);
         fleet_flow_end(app->fleet_control);

@@ -433,7 +433,7 @@ int fleet_lora_load(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = load_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, "the load of an adapter", e);
+        rc = fleet_turn(app->fleet_control, x, "the load of an adapter", e);
     if (rc == 0) {
         rc = load_turn(app, x, &req, body, e);
         fleet_turn_end(app->fleet_control);
@@ -543,7 +543,7 @@ int fleet_lora_unload(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = name_parse(&name, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, "the unload of an adapter", e);
+        rc = fleet_turn(app->fleet_control, x, "the unload of an adapter", e);
     if (rc == 0) {
         rc = unload_turn(app, x, name, body, e);
         fleet_turn_end(app->fleet_control);

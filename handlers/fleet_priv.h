@@ -25,6 +25,7 @@ enum {
     FLEET_LATE_US = 2000000,    /* beyond what the upstream itself was given */
     FLEET_TURN_US = 60000000,   /* until what is under way must have ended */
     FLEET_BUSY_US = 3000000,    /* the same, for who must not wait behind one that hangs */
+    FLEET_GONE_US = 200000,     /* until who waits looks whether its client has left */
     FLEET_ENDED_KEPT = 16,      /* updates that can still be asked about */
     FLEET_BEHIND_US = 500000    /* until who missed a pause or a resume is looked for again */
 };
@@ -110,14 +111,17 @@ static inline struct fleet *fleet_of(struct app *app)
  * fleet_flow - for who stops upstreams, or lets them go on. Taken after a turn, never before one,
  * and for no longer than it takes to ask for that. A pause of a trainer waits for another one of a
  * trainer, but of our own steps only a moment.
- * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when. */
-int fleet_turn(struct fleet_control *fc, const char *what, struct err *e);
-int fleet_step(struct fleet_control *fc, const char *what, struct err *e);
+ * @x     whose client waits, from the moment that it came; NULL: of our own accord, or of what is
+ *        to be done though its client has left
+ * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when; ERR_GONE:
+ *        the client has left. */
+int fleet_turn(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
+int fleet_step(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
 void fleet_turn_end(struct fleet_control *fc); /* of either */
 int fleet_ending(struct fleet_control *fc, const char *what, struct err *e);
 int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e);
 void fleet_ending_end(struct fleet_control *fc);
-int fleet_flow(struct fleet_control *fc, const char *what, struct err *e);
+int fleet_flow(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
 void fleet_flow_end(struct fleet_control *fc);
 
 /* fleet_flow_soon - the same, for what need not be now: false at once while a pause has it. */
@@ -174,6 +178,7 @@ int fleet_put(json_t *reply, const char *member, json_t *value);
 /* updates (fleet_update_run.c) */
 
 struct fleet_begin {
+    struct exchange *x;  /* whose client waits; or NULL */
     const char *label;   /* "" = none */
     const json_t *start; /* of the native start, without its label */
     bool implicit, unnamed, partial, sharded;

@@ -90,7 +90,8 @@ static int resync_turn(struct app *app, size_t upstream, struct err *e)
     return fleet_resync(fleet_of(app), upstream, &saw, e);
 }
 
-static int resync(struct app *app, const json_t *body, size_t *out, struct err *e)
+static int resync(struct app *app, struct exchange *x, const json_t *body, size_t *out,
+                  struct err *e)
 {
     const char *name = NULL;
     int rc;
@@ -98,7 +99,7 @@ static int resync(struct app *app, const json_t *body, size_t *out, struct err *
     if (body_required(body, "", "upstream", e) != 0 ||
         body_str(&name, body, "", "upstream", e) != 0)
         return -1;
-    if (fleet_turn(app->fleet_control, "a resync", e) != 0)
+    if (fleet_turn(app->fleet_control, x, "a resync", e) != 0)
         return -1;
     upstreams_hold(app->upstreams);
     rc = upstreams_find(app->upstreams, name, out, e);
@@ -117,7 +118,7 @@ int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = resync(app, body, &i, e);
+    rc = resync(app, x, body, &i, e);
     json_decref(body);
     if (rc == 0)
         reply_json(x, 200, fleet_one_json(app, i));

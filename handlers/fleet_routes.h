@@ -14,7 +14,7 @@ typedef int handle_fn(struct app *app, struct exchange *x, struct err *e);
 
 struct fleet_row {
     handle_fn *native;    /* of struct route */
-    enum route_lane lane; /* LANE_LOOP or LANE_CONTROL; the same for all rows of one path */
+    enum route_lane lane; /* of the rows of one path the first one's counts */
     handle_fn *handle;
 };
 

@@ -166,7 +166,7 @@ int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
     if (rc == 0)
         rc = tags_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_turn(fc, "a sleep", e);
+        rc = fleet_turn(fc, x, "a sleep", e);
     if (rc == 0) {
         rc = check_no_update(fc, false, e);
         if (rc == 0) {
@@ -197,7 +197,7 @@ int fleet_wake(struct app *app, struct exchange *x, struct err *e)
         fleet_unref(fc, s);
     }
     if (rc == 0)
-        rc = fleet_turn(fc, "a wake", e);
+        rc = fleet_turn(fc, x, "a wake", e);
     if (rc == 0) {
         rc = req.kv ? check_no_update(fc, true, e) : 0;
         if (rc == 0)

@@ -234,7 +234,7 @@ int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e)
     if (rc == 0)
         give_up_last(app, x->route);
     if (rc == 0)
-        rc = fleet_turn(fc, "the start of a group", e);
+        rc = fleet_turn(fc, x, "the start of a group", e);
     if (rc == 0) {
         rc = join(app, x, &req, body, &details, e);
         fleet_turn_end(fc);
@@ -308,7 +308,7 @@ int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e)
     if (body != NULL)
         rc = body_str(&name, body, "", "group_name", e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, "the end of a group", e);
+        rc = fleet_turn(app->fleet_control, x, "the end of a group", e);
     if (rc == 0) {
         rc = check_name(app->fleet_control, name, e);
         if (rc == 0)

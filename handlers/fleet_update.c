@@ -70,7 +70,7 @@ static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
 int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
 {
     const struct route *route = x->route;
-    struct fleet_begin req = {.unnamed = route->session != SESSION_NAMED};
+    struct fleet_begin req = {.x = x, .unnamed = route->session != SESSION_NAMED};
     struct fleet_session *s;
     json_t *body, *details = NULL;
     int rc;

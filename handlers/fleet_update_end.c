@@ -397,7 +397,7 @@ static int align(struct app *app, struct fleet_session *s, struct err *e)
         was_out = was_out || (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out);
     if (!was_out)
         return 0;
-    if (fleet_flow(app->fleet_control, "the end of an update", e) != 0)
+    if (fleet_flow(app->fleet_control, NULL, "the end of an update", e) != 0)
         return -1;
     rc = align_flow(app, s, e);
     fleet_flow_end(app->fleet_control);
@@ -557,7 +557,7 @@ int fleet_end(struct app *app, struct fleet_session *s, const char *label, const
     struct fleet_control *fc = app->fleet_control;
     int rc;
 
-    if (fleet_step(fc, "the end of an update", e) != 0)
+    if (fleet_step(fc, NULL, "the end of an update", e) != 0)
         return -1;
     rc = end_turn(app, s, label, body, commit_too, e);
     fleet_turn_end(fc);

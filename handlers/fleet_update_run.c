@@ -365,7 +365,7 @@ int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_ses
 {
     int rc;
 
-    if (fleet_step(app->fleet_control, "the start of an update", e) != 0)
+    if (fleet_step(app->fleet_control, req->x, "the start of an update", e) != 0)
         return -1;
     upstreams_hold(app->upstreams); /* the session remembers indexes: until close_session */
     rc = begin(app, req, out, details, e);
@@ -469,7 +469,7 @@ static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
 
     if (keep == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
-    } else if (fleet_flow(app->fleet_control, "the start of an update", e) == 0) {
+    } else if (fleet_flow(app->fleet_control, NULL, "the start of an update", e) == 0) {
         (void)to_hold(app, s, &b, keep);
         rc = ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e);
         fleet_flow_end(app->fleet_control);
@@ -511,7 +511,7 @@ static int open_parts(struct app *app, struct fleet_session *s, struct err *e)
 
     if (!fleet_session_overwrites(s) || s->ready)
         return 0;
-    if (fleet_step(app->fleet_control, "the start of an update", e) != 0)
+    if (fleet_step(app->fleet_control, NULL, "the start of an update", e) != 0)
         return -1;
     rc = open_turn(app, s, e);
     fleet_turn_end(app->fleet_control);
@@ -686,7 +686,7 @@ static void release_refused(struct app *app, struct fleet_session *s)
     struct fleet_control *fc = app->fleet_control;
     struct err ignored = {0};
 
-    if (fleet_step(fc, "an update without one that refused it", &ignored) != 0)
+    if (fleet_step(fc, NULL, "an update without one that refused it", &ignored) != 0)
         return;
     if (fleet_is_open(fc, s))
         fleet_release(app, s, true);

@@ -328,7 +328,10 @@ static void put_pools(struct app *app, struct buf *out)
     const struct {
         const char *name;
         struct workers *pool;
-    } rows[] = {{"control", app->control}, {"generate", app->generate_pool}, {"text", app->text}};
+    } rows[] = {{"control", app->control}, {"generate", app->generate_pool},
+                {"text", app->text},       {"operation", app->operation},
+                {"pause", app->pause},     {"resume", app->resume},
+                {"abort", app->abort}};
 
     prom_head(out, "baton_pool_queued", "gauge", "Jobs that wait for a thread");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -44,7 +44,17 @@ struct route_claim {
 
 /* Where the handler runs. A loop handler must be instant; a text handler is admitted by the
  * detokenize semaphore first. */
-enum route_lane { LANE_LOOP, LANE_CONTROL, LANE_GENERATE, LANE_TEXT };
+enum route_lane {
+    LANE_LOOP,
+    LANE_CONTROL,
+    LANE_GENERATE,
+    LANE_TEXT,
+    /* In front of upstream engines: who waits for a lock waits on threads of nobody else's. */
+    LANE_OPERATION, /* the operation lock */
+    LANE_PAUSE,     /* the pause lock */
+    LANE_RESUME,    /* the end of our own steps */
+    LANE_ABORT      /* the abort lock */
+};
 
 /* Whose key a route takes; a role may do what the ones before it may. HEALTH is open to anyone and
  * tells only that much; it and WATCH answer in every state. */

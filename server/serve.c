@@ -297,7 +297,7 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
     return build_adapters(h, c, e);
 }
 
-/* In front of upstreams these threads do nothing but wait for them, or for each other's turn. */
+/* In front of upstreams these threads do nothing but wait for them, or for a lock. */
 enum { FLEET_THREADS = 16 };
 
 static int build_pools(struct house *h, const struct config *c, struct err *e)
@@ -315,7 +315,9 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
         workers_new(&h->app.generate_pool, &generate, e) != 0 ||
         workers_new(&h->app.text, &text, e) != 0 || generations_new(&h->app.generations, e) != 0)
         return -1;
-    return 0;
+    if (h->app.upstreams == NULL)
+        return 0;
+    return fleet_pools_new(&h->app, c->control_queue, FLEET_THREADS, e);
 }
 
 /* What stands between requests and an engine of our own. */
@@ -570,6 +572,7 @@ static void stop_all(struct house *h)
     upstreams_stop(a->upstreams); /* so that no thread waits for an answer of theirs */
     if (a->control != NULL)
         workers_stop(a->control);
+    fleet_pools_stop(a);
     if (a->loads != NULL)
         lora_loads_stop(a->loads);
     if (a->gate != NULL)
@@ -609,6 +612,7 @@ static void take_down(struct house *h)
     if (a->engine != NULL)
         a->engine->ops->free(a->engine);
     workers_free(a->control);
+    fleet_pools_free(a);
     workers_free(a->generate_pool);
     workers_free(a->text);
     lora_loads_free(a->loads);

@@ -85,6 +85,42 @@ int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
     return spec != NULL ? fleet_spec_give(app->fleet_control, spec, from, e) : 0;
 }
 
+int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struct err *e)
+{
+    const struct {
+        const char *name;
+        struct workers **pool;
+    } rows[] = {{"operation", &app->operation},
+                {"pause", &app->pause},
+                {"resume", &app->resume},
+                {"abort", &app->abort}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct workers_cfg cfg = {rows[i].name, n_threads, n_queue_max};
+
+        if (workers_new(rows[i].pool, &cfg, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+void fleet_pools_stop(struct app *app)
+{
+    struct workers *pools[] = {app->operation, app->pause, app->resume, app->abort};
+
+    for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++)
+        if (pools[i] != NULL)
+            workers_stop(pools[i]);
+}
+
+void fleet_pools_free(struct app *app)
+{
+    workers_free(app->operation);
+    workers_free(app->pause);
+    workers_free(app->resume);
+    workers_free(app->abort);
+}
+
 void fleet_reload(struct app *app)
 {
     struct fleet_stats s;

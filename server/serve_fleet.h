@@ -24,6 +24,12 @@ int fleet_open(struct app *app, const struct config *c, struct err *e);
  */
 int fleet_open_spec(struct app *app, const struct config *c, struct err *e);
 
+/* fleet_pools_new - the threads of those who wait for a lock (app->operation … abort).
+ * Errors: as workers_new's; what was started is fleet_pools_free's. */
+int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struct err *e);
+void fleet_pools_stop(struct app *app); /* as workers_stop; nothing where there are none */
+void fleet_pools_free(struct app *app);
+
 /* fleet_reload - read again what says which upstreams there are; logs how that went. */
 void fleet_reload(struct app *app);
 

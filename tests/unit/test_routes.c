@@ -1,6 +1,9 @@
 /* The route table: who answers what. */
 #include "handlers/route.h"
 
+#include "handlers/control_plane.h"
+#include "handlers/fleet_routes.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -199,9 +202,35 @@ static void test_no_loop_reads_a_body(void **state)
     assert_int_equal(n_walks, sizeof walks / sizeof walks[0]);
 }
 
+static bool is_of_an_update(enum route_lane lane)
+{
+    return lane == LANE_GENERATE || lane == LANE_OPERATION;
+}
+
+/* The lane is that of a path's first row, before the body says which of them it is. Only the steps
+ * of an update share a path with what begins one. */
+static void test_what_must_not_wait_shares_no_path_with_what_does(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_routes; i++)
+        for (size_t k = 0; k < i; k++) {
+            const struct fleet_row *a = fleet_row_of(&routes[i]), *b = fleet_row_of(&routes[k]);
+
+            if (a == NULL || b == NULL || a->lane == b->lane || a->native == handle_unsupported ||
+                b->native == handle_unsupported ||
+                (is_of_an_update(a->lane) && is_of_an_update(b->lane)) ||
+                strcmp(routes[i].pattern, routes[k].pattern) != 0 ||
+                (routes[i].methods & routes[k].methods) == 0)
+                continue;
+            fail_msg("%s: lane %d of %s, %d of %s", routes[i].pattern, (int)a->lane,
+                     routes[i].operation, (int)b->lane, routes[k].operation);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_must_not_wait_shares_no_path_with_what_does),
         cmocka_unit_test(test_route_find_matches),
         cmocka_unit_test(test_route_find_refuses),
         cmocka_unit_test(test_route_find_proposes_what_there_is),
