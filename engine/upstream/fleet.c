@@ -19,6 +19,32 @@ uint64_t fleet_mix(uint64_t x)
     return x ^ x >> 31;
 }
 
+void fleet_blame(struct upstream *u, const struct err *why)
+{
+    uint64_t words = fleet_affinity(why->msg);
+
+    if (u->error_wall_s == 0 || words != u->error_words)
+        u->error_wall_s = clock_wall_s();
+    u->error_words = words;
+    u->error = *why;
+}
+
+const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s)
+{
+    bool silent = u->no_answer.code != ERR_NONE;
+
+    *wall_s = silent ? u->no_answer_wall_s : u->error_wall_s;
+    return silent ? &u->no_answer : &u->error;
+}
+
+/* Of the lock's holder: words that are made here. */
+#define BLAME(u, ...)                                                                              \
+    do {                                                                                           \
+        struct err why_ = {0};                                                                     \
+        (void)err_set(&why_, ERR_UNSYNCED, "", __VA_ARGS__);                                       \
+        fleet_blame((u), &why_);                                                                   \
+    } while (0)
+
 static void join_locked(struct fleet *f, size_t upstream, const char *name)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -32,10 +58,12 @@ static void join_locked(struct fleet *f, size_t upstream, const char *name)
 
     fresh.hash = name != NULL ? fleet_affinity(name) : fleet_mix(upstream);
     memcpy(fresh.n_outstanding, u->n_outstanding, sizeof fresh.n_outstanding);
-    if (fresh.fenced)
-        fresh.error = u->error;
-    else if (f->serial > 0)
-        (void)err_set(&fresh.error, ERR_UNSYNCED, "", "it came after version '%s'", f->label);
+    if (fresh.fenced) {
+        fleet_blame(&fresh, &u->error);
+        fresh.error_wall_s = u->error_wall_s;
+    } else if (f->serial > 0) {
+        BLAME(&fresh, "it came after version '%s'", f->label);
+    }
     fresh.state = fresh.last = fleet_state_of(&fresh);
     *u = fresh;
 }
@@ -110,6 +138,9 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c)
 
     fleet_decide_locked(f);
     fleet_blame_unfit_locked(f);
+    for (size_t i = 0; i < f->n; i++)
+        if (f->upstreams[i].error.code == ERR_NONE)
+            f->upstreams[i].error_wall_s = 0;
     stand(f, c->n, c->after);
     any = fleet_any_serving_locked(f);
     mtx_unlock(&f->lock);
@@ -199,7 +230,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         return;
     u->synced = false;
     if (!u->fenced) /* why that is says more */
-        u->error = why;
+        fleet_blame(u, &why);
 }
 
 /* What it said of its weights before holds for the same process only. */
@@ -223,6 +254,7 @@ static void note_locked(const struct fleet *f, struct upstream *u, const struct 
     u->refused[FLEET_REFUSED_STATUS] = false;
     u->n_misses = 0;
     u->n_silent = 0;
+    err_clear(&u->no_answer);
     u->heard_us = clock_now_us();
 }
 
@@ -234,10 +266,9 @@ static void forget_key_locked(const struct fleet *f, struct upstream *u)
         return;
     err_clear(&u->error);
     if (u->fenced)
-        (void)err_set(&u->error, ERR_UNSYNCED, "",
-                      "it is not as the others are, and only a whole update makes that good");
+        BLAME(u, "it is not as the others are, and only a whole update makes that good");
     else if (!u->synced && f->serial > 0)
-        (void)err_set(&u->error, ERR_UNSYNCED, "", "its weights are not version '%s'", f->label);
+        BLAME(u, "its weights are not version '%s'", f->label);
 }
 
 bool fleet_is_unfinished(const char *label)
@@ -251,11 +282,10 @@ static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
     if (f->updating || u->fenced || !fleet_is_unfinished(u->saw.label))
         return;
     u->fenced = true;
-    err_clear(&u->error);
-    (void)err_set(&u->error, ERR_UNSYNCED, "",
-                  "an update of it never ended ('%s'): its weights are of no version",
-                  u->saw.label);
+    BLAME(u, "an update of it never ended ('%s'): its weights are of no version", u->saw.label);
 }
+
+static const char serves_nobody[] = "it would serve nobody: ";
 
 void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw)
 {
@@ -274,10 +304,11 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     fence_unfinished_locked(f, u);
     fleet_decide_locked(f);
     u->n_lives += was && !u->synced && saw->process[0] == '\0'; /* by its words alone */
-    if (fleet_is_sound(u) && !u->refused[FLEET_REFUSED_WORK])
+    if ((fleet_is_sound(u) && !u->refused[FLEET_REFUSED_WORK]) ||
+        strncmp(u->error.msg, serves_nobody, sizeof serves_nobody - 1) == 0)
         err_clear(&u->error);
     if (u->error.code == ERR_NONE && u->saw.unready[0] != '\0')
-        (void)err_set(&u->error, ERR_UNSYNCED, "", "it would serve nobody: %s", u->saw.unready);
+        BLAME(u, "%s%s", serves_nobody, u->saw.unready);
     fleet_change_end(f, &c);
 }
 
@@ -292,6 +323,7 @@ bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
 {
     struct upstream *u = &f->upstreams[upstream];
     struct fleet_change c;
+    struct err why = {0};
     bool same;
 
     mtx_lock(&f->lock);
@@ -302,7 +334,8 @@ bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
     fleet_change_begin(f, &c);
     same = is_same_locked(u, process);
     if (!same) {
-        say_restarted(f, &u->error);
+        say_restarted(f, &why);
+        fleet_blame(u, &why);
         u->synced = false;
         u->told = false;
     }
@@ -316,7 +349,15 @@ static void miss_locked(struct upstream *u, bool refused, const struct err *why)
     u->n_missed++;
     if (refused || u->n_misses >= FLEET_MISSES_DOWN)
         u->alive = false;
-    u->error = *why;
+    u->no_answer = *why;
+    u->no_answer_wall_s = clock_wall_s();
+}
+
+/* It answered, but for what it serves if that was not the question. */
+void fleet_answered_locked(struct upstream *u)
+{
+    if (u->alive && u->n_silent == 0)
+        err_clear(&u->no_answer);
 }
 
 void fleet_missed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
@@ -337,8 +378,8 @@ void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct e
     miss_locked(u, refused, why);
     u->n_silent++;
     if (u->n_silent >= FLEET_SILENT_MAX && u->heard) {
-        err_clear(&u->error);
-        (void)err_set(&u->error, why->code, "",
+        err_clear(&u->no_answer);
+        (void)err_set(&u->no_answer, why->code, "",
                       "its version cannot be known: %u questions in a row got no answer; %.300s",
                       u->n_silent, why->msg);
     }
@@ -353,7 +394,8 @@ void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what, co
     assert(why->code == ERR_UPSTREAM_KEY);
     fleet_change_begin(f, &c);
     u->refused[what] = true;
-    u->error = *why;
+    fleet_blame(u, why);
+    fleet_answered_locked(u);
     fleet_change_end(f, &c);
 }
 
@@ -436,7 +478,7 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
 
     fleet_change_begin(f, &c);
     u->fenced = true;
-    u->error = *why;
+    fleet_blame(u, why);
     fleet_change_end(f, &c);
 }
 
@@ -515,8 +557,6 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
 
 static void step_locked(const struct fleet *f, struct upstream *u, bool done)
 {
-    struct err why = {0};
-
     if (done) {
         u->synced = true;
         u->fenced = false;
@@ -524,6 +564,7 @@ static void step_locked(const struct fleet *f, struct upstream *u, bool done)
         u->saw.label[0] = '\0'; /* what it said before holds no more */
         u->saw.unready[0] = '\0';
         err_clear(&u->error);
+        fleet_answered_locked(u);
         return;
     }
     if (u->removed)
@@ -531,8 +572,7 @@ static void step_locked(const struct fleet *f, struct upstream *u, bool done)
     u->synced = false;
     if (u->fenced)
         return;
-    (void)err_set(&why, ERR_UNSYNCED, "", "it did not take version '%s'", f->label);
-    u->error = why;
+    BLAME(u, "it did not take version '%s'", f->label);
 }
 
 static void name_locked(struct fleet *f, const char *label)

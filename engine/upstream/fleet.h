@@ -252,7 +252,9 @@ struct upstream_info {
     uint64_t n_granted;
     uint64_t n_missed; /* questions and requests that it did not answer, or not as it should */
     uint64_t heard_us; /* when it last answered a question about itself; 0: never. base/clock.h */
-    struct err error;  /* the last one; clean: none */
+    struct err error;  /* what is wrong with it; clean: nothing */
+    int64_t
+        error_wall_s; /* since when that is so; of what it did not answer, when it did not last */
 };
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
 

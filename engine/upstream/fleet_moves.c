@@ -49,6 +49,7 @@ static bool next_locked(struct fleet *f, struct fleet_move *m)
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
         const char *now = fleet_state_of(u);
+        int64_t wall_s;
 
         if (!is_news(now, waits))
             continue;
@@ -62,7 +63,7 @@ static bool next_locked(struct fleet *f, struct fleet_move *m)
                                  .to = now,
                                  .is_last = ++u->n_moves == FLEET_MOVES_MAX,
                                  .n_untold = u->n_untold,
-                                 .why = u->error};
+                                 .why = *fleet_error_of(u, &wall_s)};
         memcpy(m->label, u->synced && u->saw.label[0] == '\0' ? f->label : u->saw.label,
                sizeof m->label);
         u->state = now;
@@ -93,8 +94,11 @@ void fleet_tell_moves(struct fleet *f)
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
 {
     const struct upstream *u = &f->upstreams[upstream];
+    const struct err *error;
+    int64_t error_wall_s;
 
     mtx_lock(&f->lock);
+    error = fleet_error_of(u, &error_wall_s);
     *out = (struct upstream_info){.alive = u->alive && !u->refused[FLEET_REFUSED_STATUS],
                                   .synced = u->synced,
                                   .lacks = !fleet_is_fit(u),
@@ -108,7 +112,8 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
                                   .n_granted = u->n_granted,
                                   .n_missed = u->n_missed,
                                   .heard_us = u->heard_us,
-                                  .error = u->error};
+                                  .error = *error,
+                                  .error_wall_s = error_wall_s};
     memcpy(out->n_outstanding, u->n_outstanding, sizeof out->n_outstanding);
     mtx_unlock(&f->lock);
 }

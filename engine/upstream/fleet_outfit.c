@@ -24,21 +24,24 @@ void fleet_blame_unfit_locked(struct fleet *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
+        struct err why = {0};
 
         if (!u->alive || u->error.code != ERR_NONE)
             continue;
         if (is_refused(u)) /* an update has ended well there all the same */
-            (void)err_set(&u->error, ERR_UPSTREAM_KEY, "",
+            (void)err_set(&why, ERR_UPSTREAM_KEY, "",
                           "it refuses the key of this server, or wants one (key-file)");
         else if (u->strayed)
-            (void)err_set(&u->error, ERR_UNSYNCED, "",
+            (void)err_set(&why, ERR_UNSYNCED, "",
                           "it began, or was away, when the others were told to stand still: it "
                           "serves when they go on");
         else if (u->lack.code != ERR_NONE && !fleet_is_fit(u))
-            u->error = u->lack;
+            why = u->lack;
         else if (!fleet_is_fit(u))
-            (void)err_set(&u->error, ERR_UNSYNCED, "",
+            (void)err_set(&why, ERR_UNSYNCED, "",
                           "it may have been restarted, and lack adapters of the fleet");
+        if (why.code != ERR_NONE)
+            fleet_blame(u, &why);
     }
 }
 

@@ -189,18 +189,21 @@ static bool all_refuse_locked(const struct fleet *f, size_t *first)
 static int refuse_locked(const struct fleet *f, struct err *e)
 {
     size_t first = 0;
+    int64_t wall_s;
 
     if (all_refuse_locked(f, &first))
         return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; of %s: %.250s",
-                       fleet_who(f, first).text, f->upstreams[first].error.msg);
+                       fleet_who(f, first).text,
+                       fleet_error_of(&f->upstreams[first], &wall_s)->msg);
     if (fleet_undecided_locked(f, e))
         return -1;
     for (size_t i = 0; i < f->n; i++) {
         const struct upstream *u = &f->upstreams[i];
+        const struct err *error = fleet_error_of(u, &wall_s);
 
-        if (!u->removed && u->error.code != ERR_NONE)
+        if (!u->removed && error->code != ERR_NONE)
             return err_set(e, ERR_UNSYNCED, "", "no upstream serves; of %s: %.250s",
-                           fleet_who(f, i).text, u->error.msg);
+                           fleet_who(f, i).text, error->msg);
     }
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
 }
@@ -267,8 +270,10 @@ void fleet_leave(struct fleet *f, struct fleet_ticket *t)
     assert(t->state == TICKET_GRANTED);
     t->state = TICKET_IDLE;
     u->n_outstanding[lane]--;
-    if (t->answered)
+    if (t->answered) {
         u->n_misses = 0;
+        fleet_answered_locked(u);
+    }
     f->lines[lane].n_running--;
     waiting = f->lines[lane].head != NULL;
     mtx_unlock(&f->lock);

@@ -25,7 +25,11 @@ struct upstream {
     struct upstream_saw saw;
     size_t n_outstanding[FLEET_LANES];
     uint64_t n_granted, n_missed, heard_us;
-    struct err error;
+    struct err error;     /* why it is out of step, fenced or refused; clean: it is not */
+    int64_t error_wall_s; /* since when that is so; 0: it is not */
+    uint64_t error_words; /* a hash of them */
+    struct err no_answer; /* to the last that it was asked; clean: it answered */
+    int64_t no_answer_wall_s;
 
     /* What it has besides the weights (fleet_outfit.c). */
     bool needs_outfit;
@@ -67,6 +71,17 @@ struct fleet_who {
 struct fleet_who fleet_who(const struct fleet *f, size_t upstream);
 
 uint64_t fleet_mix(uint64_t x); /* spreads whatever bits differ over the whole word */
+
+/* fleet_blame - why it is out of step from now on; the same words again are not news. */
+void fleet_blame(struct upstream *u, const struct err *why);
+
+/* fleet_error_of - what is wrong with it, and since when or when last: that it does not answer goes
+ * first, and is forgotten when it does. */
+const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s);
+
+/* fleet_answered_locked - it answered somebody: unless its own questions go unanswered, or it is
+ * down, nothing else is held against it. */
+void fleet_answered_locked(struct upstream *u);
 
 /* fleet_is_sound - does what runs there run as it should? */
 static inline bool fleet_is_sound(const struct upstream *u)

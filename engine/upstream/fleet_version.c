@@ -110,17 +110,18 @@ struct fleet_named fleet_name_of(const char *label)
 static void blame_locked(const struct fleet *f, struct upstream *u)
 {
     bool undecided = !f->decided;
+    struct err why = {0};
 
     if (!u->alive || u->fenced || u->error.code == ERR_UPSTREAM_KEY)
         return;
-    err_clear(&u->error);
     if (undecided)
-        (void)err_set(&u->error, ERR_UNSYNCED, "",
+        (void)err_set(&why, ERR_UNSYNCED, "",
                       "it serves weights %s, and which are the fleet's is not decided",
                       fleet_name_of(u->saw.label).text);
     else
-        (void)err_set(&u->error, ERR_UNSYNCED, "", "it serves weights %s, the fleet %s",
+        (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights %s, the fleet %s",
                       fleet_name_of(u->saw.label).text, fleet_name_of(f->label).text);
+    fleet_blame(u, &why);
 }
 
 /* Of one that serves nobody it will be found when it does; what another said before its last

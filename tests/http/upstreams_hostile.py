@@ -159,10 +159,12 @@ def one(s, h, what, answer, dialect):
     s.post("/v1/resume")
     with h.answering(answer, is_question):
         until(f"{what}: it leaves rotation: {s.upstreams()}", lambda: state_of(s, h.url) == "down", SOON_S)
-        error = s.upstreams()[h.url]["error"]
+        said = s.upstreams()[h.url]
+        error = said["error"]
+        check(abs(time.time() - said["last_error_at"]) < SOON_S, said)
         check(error["code"] in ("engine_error", "timeout", "upstream_error"), f"{what}: {error}")
     becomes(s, h.url, "serving")
-    same(s.upstreams()[h.url]["error"], None, what)
+    same([s.upstreams()[h.url][m] for m in ("error", "last_error_at")], [None, None], what)
     same(generate(s)[0], 200, what)
 
 

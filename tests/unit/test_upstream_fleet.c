@@ -553,9 +553,49 @@ static void test_a_long_walk(void **cmocka_state)
     fleet_free(w.f);
 }
 
+/* That it does not answer is what is wrong while it does not; then it is what was wrong before. */
+static void test_an_answer_disproves_that_there_is_none(void **state)
+{
+    struct fleet *f = fleet_of(2);
+    struct err late = {.code = ERR_TIMEOUT, .msg = "late"};
+    struct err torn = {.code = ERR_UPSTREAM, .msg = "it took half of an update"};
+    struct upstream_info info;
+    struct asker a;
+
+    (void)state;
+    hear(f, 0, "p0", "v1");
+    hear(f, 1, "p1", "v1");
+    fleet_fence(f, 0, &torn);
+    for (int i = 0; i < 25; i++)
+        for (size_t u = 0; u < 2; u++)
+            fleet_silent(f, u, false, &late);
+    for (size_t u = 0; u < 2; u++) {
+        fleet_info(f, u, &info);
+        assert_non_null(strstr(info.error.msg, "25 questions in a row got no answer; late"));
+        assert_true(info.error_wall_s > 0);
+        hear(f, u, u == 0 ? "p0" : "p1", "v1");
+    }
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.error.msg, torn.msg); /* an answer does not disprove this */
+    assert_true(info.error_wall_s > 0);
+    fleet_info(f, 1, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    assert_int_equal(info.error_wall_s, 0);
+    fleet_missed(f, 1, false, &late); /* a client's answer disproves a client's miss */
+    fleet_info(f, 1, &info);
+    assert_string_equal(info.error.msg, "late");
+    assert_int_equal(enter(f, &a, ""), 1);
+    a.ticket.answered = true;
+    fleet_leave(f, &a.ticket);
+    fleet_info(f, 1, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_answer_disproves_that_there_is_none),
         cmocka_unit_test(test_nobody_serves_until_enough_answer),
         cmocka_unit_test(test_the_least_loaded_is_next_and_equals_take_turns),
         cmocka_unit_test(test_a_full_fleet_queues_in_order_and_then_refuses),
