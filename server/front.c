@@ -88,6 +88,8 @@ static void shard_close(struct shard *s)
     conn_close_all(s);
     while (s->lingers != NULL)
         lingering_close(s->lingers);
+    while (s->greetings != NULL)
+        greeting_close(s->greetings);
     loop_timer_cancel(s->loop, &s->sweep);
     parts_stop(s);
     assert(s->conns == NULL);

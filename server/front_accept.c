@@ -21,7 +21,7 @@ static void pause_accepting(struct shard *s)
 
 static bool has_room(const struct shard *s)
 {
-    return s->n_conns < s->n_conns_limit;
+    return s->n_conns + s->n_greetings < s->n_conns_limit;
 }
 
 /* After a failure: of one peer, whom the next in the queue may follow; or of ours. */
@@ -50,6 +50,10 @@ static bool accept_one(struct shard *s)
     fd = accept4(s->listen_fd, (struct sockaddr *)&peer, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return goes_on(s, errno);
+    if (s->front->tls) {
+        greeting_open(s, fd, &peer, len);
+        return true;
+    }
     /* It closes the socket if it fails. What has come already is read in the next turn: by then it
      * is known if the peer has gone, and nothing is done for it. */
     (void)MHD_add_connection(part_with_room(s)->daemon, fd, (struct sockaddr *)&peer, len);
@@ -88,6 +92,10 @@ void accept_rest(struct shard *s)
         before = n;
         while (n < FRONT_BACKLOG && accept_one(s))
             n++;
+        for (struct greeting *g = s->greetings, *next; g != NULL; g = next) {
+            next = g->next;
+            greeting_look(g);
+        }
         for (size_t i = 0; i < s->n_parts; i++)
             part_due(&s->parts[i]);
         (void)parts_run(s);

@@ -148,8 +148,6 @@ static struct conn *conn_new(struct part *p, int fd, const struct sockaddr *peer
     return c;
 }
 
-static void lingering_open(struct shard *s, int fd);
-
 /* Of requests behind one whose answer has closed the connection. */
 static bool has_unread(const struct conn *c)
 {
@@ -316,6 +314,13 @@ void conn_sweep(void *arg)
         if (l->deadline_us <= now_us)
             lingering_close(l);
     }
+    for (struct greeting *g = s->greetings, *next; g != NULL; g = next) {
+        next = g->next;
+        if (g->deadline_us <= now_us) {
+            front_count(&s->n_timeouts);
+            greeting_close(g);
+        }
+    }
     accept_begin(s);
     loop_timer_set(s->loop, &s->sweep, now_us + sweep_us(&s->front->cfg));
 }
@@ -374,7 +379,7 @@ static void lingering_read(void *arg, uint32_t events)
         lingering_close(l);
 }
 
-static void lingering_open(struct shard *s, int fd)
+void lingering_open(struct shard *s, int fd)
 {
     struct lingering *l;
     struct err e = {0};

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 enum {
@@ -68,6 +69,16 @@ struct lingering {
     struct lingering *next, **prev_next;
     struct loop_watch watch; /* owns its fd */
     uint64_t deadline_us;
+};
+
+/* A socket of a TLS listener whose first byte has not come. */
+struct greeting {
+    struct shard *shard;
+    struct greeting *next, **prev_next;
+    struct loop_watch watch; /* owns its fd */
+    uint64_t deadline_us;
+    struct sockaddr_storage peer;
+    socklen_t peer_len;
 };
 
 enum stage {
@@ -142,7 +153,9 @@ struct shard {
     struct loop_item quiesce, finish, beat;
     struct conn *conns, *timed;
     struct lingering *lingers;
-    size_t n_conns, n_lingers;
+    struct greeting *greetings;
+    size_t n_conns, n_lingers, n_greetings;
+    uint64_t plain_second; /* when plain HTTP to a TLS listener was last logged */
     bool quiesced;
     uint64_t finish_by_us; /* everything is closed then; 0: not finishing */
     uint64_t log_second;   /* rate limit of the library's messages */
@@ -218,10 +231,16 @@ void conn_sweep(void *arg);                  /* timer of the shard */
 void conn_finish_all(struct shard *s);       /* kills what has no answer to wait for */
 bool conn_any_unsent(const struct shard *s); /* is an answer there that has not gone out whole? */
 void conn_close_all(struct shard *s);        /* wake everything before libmicrohttpd stops */
+void lingering_open(struct shard *s, int fd); /* with a descriptor of its own; as many as fit */
 void lingering_close(struct lingering *l);
 
 /* front_library.c: what libmicrohttpd refuses itself. Errors: ERR_INTERNAL. */
 int front_find_library(struct front *f, struct err *e); /* sets f->queue_response */
+
+/* front_greeting.c: what begins a connection to a listener of TLS. */
+void greeting_open(struct shard *s, int fd, const struct sockaddr_storage *peer, socklen_t len);
+void greeting_look(struct greeting *g);  /* may free it */
+void greeting_close(struct greeting *g); /* and its socket */
 
 /* front_request.c: what libmicrohttpd calls for a request. */
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc);

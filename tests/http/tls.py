@@ -191,10 +191,30 @@ def no_handshake(server):
                 got += more
         except ConnectionError:
             pass
-        must(b"HTTP/1.1" not in got, f"{what} was answered: {got[:200]!r}")
+        if what == "plain HTTP":
+            head, _, body = got.partition(b"\r\n\r\n")
+            must(head.startswith(b"HTTP/1.1 400 ") and b"Connection: close" in head, got)
+            must("this port speaks HTTPS" in json.loads(body)["error"]["message"], got)
+        else:
+            must(b"HTTP/1.1" not in got, f"{what} was answered: {got[:200]!r}")
         s.close()
     must(ended(silent), "a connection whose first header does not come goes on")
     silent.close()
+
+
+def plain_bodies(server, checkpoint):
+    """Plain HTTP is answered whole, also while its body is still under way."""
+    with open(checkpoint, "rb") as f:
+        body = f.read()
+    for _ in range(20):
+        s = server.plain()
+        try:
+            s.sendall(post_head("/v1/update_weights", len(body), "application/vnd.safetensors") + body)
+        except ConnectionError:
+            pass
+        status, raw = answer_of(s)
+        must(status == 400 and json.loads(raw)["error"]["code"] == "bad_request", raw)
+        s.close()
 
 
 def old_versions(server):
@@ -285,6 +305,7 @@ def main():
     early_refusal(server)
     gone_while_waiting(server)
     late_bodies(server)
+    plain_bodies(server, checkpoint)
     no_handshake(server)
     status = server.ask("GET", "/v1/status")
     must(status[0] == 200 and status[1]["live"], status)
