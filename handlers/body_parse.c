@@ -39,17 +39,26 @@ static bool is_json(const char *type)
     static const char name[] = "application/json";
     size_t len = sizeof name - 1;
 
-    return type[0] == '\0' ||
-           (strncasecmp(type, name, len) == 0 && strchr("; \t", type[len]) != NULL);
+    return strncasecmp(type, name, len) == 0 && strchr("; \t", type[len]) != NULL;
 }
 
+/* A web page can send a body without a type, and no type but those of forms, to another's server
+ * without being asked first: on control routes no type is not JSON. */
 static int check_type(const struct exchange *x, const struct route *route, struct err *e)
 {
+    const char *other = route->body == BODY_TENSORS ? " or application/vnd.safetensors" : "";
+
     if (is_json(x->content_type))
         return 0;
-    return err_set(e, ERR_MEDIA_TYPE, "", "content type '%.100s' is not application/json%s",
-                   x->content_type,
-                   route->body == BODY_TENSORS ? " or application/vnd.safetensors" : "");
+    if (x->content_type[0] != '\0')
+        return err_set(e, ERR_MEDIA_TYPE, "", "content type '%.100s' is not application/json%s",
+                       x->content_type, other);
+    if (route->role != ROLE_CONTROL || x->body_len == 0)
+        return 0;
+    return err_set(e, ERR_MEDIA_TYPE, "",
+                   "the body has no Content-Type, and without one it is not read here: send "
+                   "Content-Type: application/json%s",
+                   other);
 }
 
 static int check_depth(const char *text, size_t len, struct err *e)

@@ -39,6 +39,9 @@ static const struct route lenient = {.body = BODY_JSON, .members = members};
 static const struct route optional = {.body = BODY_JSON, .json_optional = true, .strict = true};
 static const struct route tensors = {.body = BODY_TENSORS, .strict = true, .members = members};
 
+static const struct route control = {
+    .body = BODY_JSON, .role = ROLE_CONTROL, .json_optional = true, .members = members};
+
 static int parse_typed(json_t **out, const struct route *route, const char *type, const char *text,
                        size_t len, struct err *e)
 {
@@ -115,6 +118,22 @@ static void test_body_parse_media_types(void **state)
     }
     assert_int_equal(parse_typed(&o, &tensors, "text/plain", "{}", 2, &e), -1);
     assert_non_null(strstr(e.msg, "or application/vnd.safetensors"));
+}
+
+/* A page may send bytes without a type anywhere; a body that is not there needs none. */
+static void test_body_parse_wants_a_type_on_control_routes(void **state)
+{
+    json_t *o;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(parse_typed(&o, &control, "", "{}", 2, &e), -1);
+    assert_int_equal(e.code, ERR_MEDIA_TYPE);
+    assert_non_null(strstr(e.msg, "send Content-Type: application/json"));
+    assert_int_equal(parse_typed(&o, &control, "", "", 0, &e), 0);
+    json_decref(o);
+    assert_int_equal(parse(&o, &control, "{}", &e), 0);
+    json_decref(o);
 }
 
 static const struct refusal {
@@ -544,6 +563,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_body_parse_accepts),
         cmocka_unit_test(test_body_parse_media_types),
+        cmocka_unit_test(test_body_parse_wants_a_type_on_control_routes),
         cmocka_unit_test(test_body_parse_refuses),
         cmocka_unit_test(test_body_parse_refuses_a_raw_nul),
         cmocka_unit_test(test_body_parse_bounds_depth),
