@@ -78,7 +78,8 @@ static void read_refusal(struct fleet_said *said, const char *name)
         code = code_of_status(said->status);
     (void)err_set(&said->why, code, param != NULL && param[0] == '/' ? param : "",
                   "%.100s %s%d: %s", name,
-                  code == ERR_UPSTREAM_KEY ? "refuses the key of this server: " : "answered ",
+                  said->status == 401 || said->status == 403 ? "refuses the key of this server: "
+                                                             : "answered ",
                   said->status, words);
     json_decref(answer);
 }
@@ -111,7 +112,7 @@ void fleet_read(struct fleet_said *said, const char *name, struct fan_answer *a)
 
 bool fleet_worked(const struct fleet_said *said)
 {
-    static const int doors[] = {401, 403, 404, 405, 413, 415};
+    static const int doors[] = {401, 403, 404, 405, 413, 415, 421};
 
     if (said->end == FLEET_SKIPPED || said->end == FLEET_UNSENT)
         return false;

@@ -228,13 +228,11 @@ static void try_another(struct relay *r, const struct err *why)
 /* What was no fault of its key is found by the question that follows at once. */
 void relay_refused(struct relay *r)
 {
-    bool given = r->at.target->authorization != NULL;
     struct err e = {0};
 
     drop_call(r);
     (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
-                  given ? "refuses the key of this server (its key-file)"
-                        : "wants a key, and this server has none for it (key-file)",
+                  wire_refusal(r->head.status, r->at.target->authorization != NULL),
                   r->head.status);
     fleet_refused(r->loop->all->fleet, r->ticket.upstream, FLEET_REFUSED_WORK, &e);
     upstreams_look(r->loop->all->upstreams);

@@ -42,10 +42,7 @@ static void refused(struct probe *p, enum fleet_refusal what, const struct fan_a
     struct err why = {0};
 
     (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it %s: %.300s",
-                  p->who.target->authorization != NULL
-                      ? "refuses the key of this server (its key-file)"
-                      : "wants a key, and this server has none for it (key-file)",
-                  a->why.msg);
+                  wire_refusal(a->status, p->who.target->authorization != NULL), a->why.msg);
     fleet_refused(p->prober->cfg.fleet, p->upstream, what, &why);
 }
 

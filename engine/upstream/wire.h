@@ -92,8 +92,12 @@ void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *te
 int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, const char *text,
                     size_t len, struct err *e);
 
-/* wire_refuses_key - does this status of an answer say that our key was not taken? */
+/* wire_refuses_key - does this status of an answer say that our key was not taken? 421 does: with a
+ * key of its own a baton answers to any name.
+ * wire_refusal - what such a status says of the upstream, and what to do: "wants a key, …".
+ * @has_key  one was sent */
 bool wire_refuses_key(int status);
+const char *wire_refusal(int status, bool has_key);
 
 /* wire_read_name - what an answer of status 200 to WIRE_NAME says; "": that it has none.
  * @out  of one that is longer its first WIRE_NAME_MAX bytes, which is more than any name of ours

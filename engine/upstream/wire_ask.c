@@ -139,7 +139,17 @@ int wire_read_name(char out[WIRE_NAME_MAX + 1], enum wire_dialect d, const char 
 
 bool wire_refuses_key(int status)
 {
-    return status == 401 || status == 403;
+    return status == 401 || status == 403 || status == 421;
+}
+
+const char *wire_refusal(int status, bool has_key)
+{
+    if (has_key)
+        return "refuses the key of this server (its key-file)";
+    if (status == 421)
+        return "does not answer to the name in its URL without a key: start it with "
+               "--allowed-host, or give this server a key for it (key-file)";
+    return "wants a key, and this server has none for it (key-file)";
 }
 
 static uint64_t positive(const json_t *value)

@@ -83,7 +83,7 @@ class Asked:
     def __init__(self, s, body, path="/v1/completions"):
         self.said, self.socket = None, socket.create_connection(("127.0.0.1", s.port), timeout=90)
         data = json.dumps(body).encode()
-        self.socket.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        self.socket.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                             b"Content-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
 
     def leave(self):
@@ -276,6 +276,10 @@ def refused_text(dialect):
             said = fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')
             assert said[0] == 200 and said[4] == b.url, said
         assert a.journal("tokenize")
+    with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):  # our name for it is none of its own
+        d.order("completions", "status", times=0, status=421, text='{"error":{"code":"misdirected_request"}}')
+        said = code_of(post(s, completion()), 502)
+        assert said[0] == 502 and "421" in said[1] and "--allowed-host" in said[1], said
 
 
 def broken_streams(dialect):
@@ -333,7 +337,7 @@ def slow_reader(dialect):
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
             c.connect(("127.0.0.1", s.port))
             data = json.dumps(completion(n, stream=True)).encode()
-            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
             d.wait("it came", lambda: d.journal("completions"))
             same, before = 0, -1
             while same < 20:  # others are served meanwhile, and it has come no further

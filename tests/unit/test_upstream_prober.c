@@ -255,18 +255,24 @@ static void *open_status_main(void *arg)
 
 static void test_who_refuses_our_key_is_found_by_either_question(void **state)
 {
-    struct peer shut, half;
+    struct peer shut, half, misnamed;
     struct upstream_info info;
     struct world w;
 
     (void)state;
     peer_start(&shut, keyless);
+    peer_start(&misnamed, "HTTP/1.1 421 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     peer_listen(&half);
     half.says = keyless;
     assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
-    world_open(&w, (const char *const[N]){shut.url, half.url, "unix:/nowhere"}, 2);
+    world_open(&w, (const char *const[N]){shut.url, half.url, misnamed.url}, 2);
     await_state(&w, 0, "refused");
     await_state(&w, 1, "refused");
+    await_state(&w, 2, "refused");
+    fleet_info(w.fleet, 2, &info);
+    assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+    assert_non_null(strstr(info.error.msg, "421"));
+    assert_non_null(strstr(info.error.msg, "--allowed-host"));
     for (size_t i = 0; i < 2; i++) {
         fleet_info(w.fleet, i, &info);
         assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
@@ -278,6 +284,7 @@ static void test_who_refuses_our_key_is_found_by_either_question(void **state)
     world_close(&w);
     peer_stop(&shut);
     peer_stop(&half);
+    peer_stop(&misnamed);
 }
 
 /* Only the question that was refused shows that it is no more. */
