@@ -29,6 +29,7 @@
     X(ERR_TARGET_TOO_LONG, 414, "target_too_long", false)                    \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \
     X(ERR_EXPECTATION, 417, "expectation_failed", false)                     \
+    X(ERR_MISDIRECTED, 421, "misdirected_request", false)                    \
     X(ERR_MISMATCH, 422, "manifest_mismatch", false)                         \
     X(ERR_INCOMPLETE, 422, "incomplete_update", false)                       \
     X(ERR_CHECKSUM, 422, "checksum_mismatch", false)                         \

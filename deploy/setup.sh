@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test]   (default: build)
+# Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test|browser]   (default: build)
+# browser: what test installs, and the browser of http_browser, 110 MB, without which it is skipped
 set -euo pipefail
 
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev
@@ -7,8 +8,11 @@ build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-
 test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp openssl shellcheck procps)
 
 packages=("${build[@]}")
-if [[ ${1:-build} == test ]]; then
+if [[ ${1:-build} != build ]]; then
   packages+=("${test[@]}")
+fi
+if [[ ${1:-build} == browser ]]; then
+  packages+=(chromium)
 fi
 
 missing=()

@@ -277,6 +277,30 @@ static const char *bearer(const char *authorization, size_t *len)
     return key;
 }
 
+/* The role of the key in the header's value; AUTH_ANYONE if it is none of ours. False: the value is
+ * not of the form that a key has. */
+static bool read_role(enum auth_role *out, struct auth *a, const char *authorization)
+{
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    size_t len = 0;
+    const char *key = a->cfg.key_file != NULL ? bearer(authorization, &len) : NULL;
+
+    if (key == NULL)
+        return false;
+    digest_of(digest, key, len);
+    mtx_lock(&a->lock);
+    *out = role_of(&a->ring, digest);
+    mtx_unlock(&a->lock);
+    return true;
+}
+
+bool auth_knows(struct auth *a, const char *authorization)
+{
+    enum auth_role role = AUTH_ANYONE;
+
+    return read_role(&role, a, authorization) && role != AUTH_ANYONE;
+}
+
 static int refuse_keyless(const struct auth *a, const char *authorization, struct err *e)
 {
     if (a->cfg.key_file == NULL)
@@ -291,20 +315,12 @@ static int refuse_keyless(const struct auth *a, const char *authorization, struc
 int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
                struct err *e)
 {
-    uint8_t digest[SHA256_DIGEST_SIZE];
     enum auth_role has;
-    const char *key;
-    size_t len = 0;
 
     if (need == AUTH_ANYONE || trusted || !auth_asks(a))
         return 0;
-    key = a->cfg.key_file != NULL ? bearer(authorization, &len) : NULL;
-    if (key == NULL)
+    if (!read_role(&has, a, authorization))
         return refuse_keyless(a, authorization, e);
-    digest_of(digest, key, len);
-    mtx_lock(&a->lock);
-    has = role_of(&a->ring, digest);
-    mtx_unlock(&a->lock);
     if (has == AUTH_ANYONE)
         return err_set(e, ERR_UNAUTHORIZED, "", "the key is not one that this server knows");
     if (has < need)

@@ -54,6 +54,10 @@ size_t auth_n_keys(struct auth *a, enum auth_role role); /* of exactly that role
 /* auth_trusts - does a peer at this address need no key? `auth` is a struct auth. Threads: any. */
 bool auth_trusts(const void *auth, const struct sockaddr *peer);
 
+/* auth_knows - does the header's value carry a key of this server, of whichever role?
+ * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no. */
+bool auth_knows(struct auth *a, const char *authorization);
+
 /* auth_check - may this request do what takes the role `need`?
  * @authorization  the header's value, "" without one
  * @trusted        what auth_trusts said of the peer

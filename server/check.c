@@ -103,7 +103,7 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
     }
     if (serve_inspect(config, r, e) != 0)
         goto out;
-    (void)fprintf(to, "configuration: ok, would listen on %s\n", config->listen);
+    listeners_put(config, to);
     if (config->model != NULL && strcmp(config->engine, "none") != 0)
         (void)fprintf(to, "model: %s, %" PRIu64 " tokens in its vocabulary\n", config->model,
                       r->vocab_size);

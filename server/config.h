@@ -64,6 +64,12 @@ enum { CONFIG_LIST_MAX = 256 };
     X(LIST, trust, "trust", "CIDR", "", 0, 0,                                                      \
       "addresses whose requests need no key, as 10.0.0.0/8, or unix for those over a unix "        \
       "socket; repeatable; others need one of --api-key-file")                                     \
+    X(WORDS, allowed_host, "allowed-host", "NAME", "", 0, 0,                                       \
+      "a name of this server that requests without a key may use, besides its addresses and "      \
+      "localhost; NAME, *.SUFFIX, or * for any; repeatable, in the variable with blanks between")  \
+    X(WORDS, allow_origin, "allow-origin", "ORIGIN", "", 0, 0,                                     \
+      "web pages that may use this server: SCHEME://HOST[:PORT], or * for all; repeatable, in "    \
+      "the variable with blanks between; none: those of no other origin")                          \
     X(STR, tls_cert, "tls-cert", "FILE", "", 0, 0,                                                 \
       "certificate of --listen and --control-listen, PEM, with its chain behind it; with "         \
       "--tls-key; default: plain HTTP")                                                            \

@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 
 struct front;
+struct origin_rules;
 
 enum front_body {
     FRONT_BODY_WHOLE, /* collected, bounded by body_max, then dispatched */
@@ -83,6 +84,7 @@ struct front_cfg {
     /* Asked once for each accepted socket; the answer is exchange.peer_trusted. May be NULL. */
     bool (*trusts)(const void *arg, const struct sockaddr *peer);
     const void *trusts_arg;
+    const struct origin_rules *origins; /* borrowed; whose pages are served; NULL: all are */
     const struct front_app *app;
     void *app_arg;
 };

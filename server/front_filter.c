@@ -18,6 +18,7 @@ struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
     const char *content_type, *authorization, *session_id, *request_id;
+    struct origin_request *origin;
     size_t n_content_length, n_transfer_encoding, n_host, n_authorization;
     const char *end; /* of the last text of the head that we know */
     size_t nbytes;   /* of libmicrohttpd's memory, but for the head itself */
@@ -114,6 +115,7 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         h->transfer_encoding = value;
     } else if (strcasecmp(key, "Host") == 0) {
         h->n_host++;
+        origin_header(h->origin, key, value);
     } else if (strcasecmp(key, "Expect") == 0) {
         keep_first(&h->expect, value);
     } else if (strcasecmp(key, "Content-Type") == 0) {
@@ -125,6 +127,8 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         keep_first(&h->session_id, value);
     } else if (strcasecmp(key, "X-Request-Id") == 0) {
         keep_first(&h->request_id, value);
+    } else {
+        origin_header(h->origin, key, value);
     }
     return MHD_YES;
 }
@@ -425,11 +429,13 @@ void filter_wipe_key(struct MHD_Connection *mc)
  * "100 Continue" and then call us for an answer in a state in which it takes none. */
 int filter_request(struct request *r, const struct request_line *line, struct err *e)
 {
-    struct header_scan h = {.e = e, .end = line->version + strlen(line->version)};
+    struct header_scan h = {
+        .e = e, .origin = &r->origin, .end = line->version + strlen(line->version)};
     int rc;
 
     r->http11 = strcmp(line->version, "HTTP/1.0") != 0;
     r->x->method = method_of(line->method);
+    r->origin.options = strcmp(line->method, "OPTIONS") == 0;
     (void)MHD_get_connection_values_n(
         r->mc, (enum MHD_ValueKind)(MHD_HEADER_KIND | MHD_COOKIE_KIND), scan_header, &h);
     take_request_id(r->x, h.request_id);

@@ -3,11 +3,13 @@
 #ifndef BATON_SERVER_FRONT_PRIV_H
 #define BATON_SERVER_FRONT_PRIV_H
 
+#include "base/buf.h"
 #include "base/exchange.h"
 #include "base/exchange_priv.h"
 #include "base/loop.h"
 #include "base/mtx.h"
 #include "server/front.h"
+#include "server/origin.h"
 
 #include <microhttpd.h>
 #include <stdatomic.h>
@@ -98,6 +100,7 @@ struct request {
     struct MHD_Connection *mc;
     struct exchange *x; /* one reference */
     char *target;       /* owned; request target as it came */
+    struct origin_request origin; /* its values are libmicrohttpd's, which keeps them to the end */
     struct front_plan plan;
     struct loop_item wake; /* posted by any thread, under the exchange's lock */
     enum stage stage;
@@ -108,6 +111,7 @@ struct request {
     bool suspended;       /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
     bool queued;          /* a response is with libmicrohttpd */
     bool must_close;      /* framing in doubt, or the body was not read to its end */
+    bool preflight;       /* answered without the application */
     bool raw_sent;        /* answered past libmicrohttpd */
     bool sent;            /* libmicrohttpd says that the whole answer went out */
     bool passes;          /* a stream whose chunks go past libmicrohttpd */
@@ -261,6 +265,11 @@ void request_send_raw(struct request *r); /* the answer past libmicrohttpd; it m
 /* The same to what libmicrohttpd refuses: the answer that is there, or e. */
 void request_send_refusal(struct request *r, const struct err *e);
 int front_prebuild(struct front *f, struct err *e);
+
+/* front_origin.c: which requests of web pages are served (server/origin.h). */
+int origin_admit(struct request *r, struct err *e); /* sets r->preflight */
+bool origin_add_headers(const struct request *r, struct MHD_Response *resp);
+void origin_put_headers(const struct request *r, struct buf *head); /* of a raw answer */
 
 /* front_stream.c: chunks past libmicrohttpd. */
 bool stream_may_pass(const struct request *r);

@@ -124,6 +124,10 @@ static int route(struct request *r, struct err *e)
     r->routed = true;
     open_count(f, 1);
     x->peer_trusted = r->conn->trusted;
+    if (origin_admit(r, e) != 0)
+        return -1;
+    if (r->preflight)
+        return 0;
     if (f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e) != 0)
         return -1;
     if (x->content_length != UINT64_MAX && x->content_length > r->plan.body_max)
@@ -145,14 +149,13 @@ static int admit(struct request *r, const struct request_line *line, struct err 
     return route(r, e);
 }
 
-/* The answer is known from the headers. A short rest of the body is read first, so that the
+/* The answer is there, with the headers alone. A short rest of the body is read first, so that the
  * connection lives on; a long one is refused at once, and the socket lingers for what is under way.
  */
-static enum MHD_Result refuse_early(struct request *r, const struct err *e)
+static enum MHD_Result answer_early(struct request *r)
 {
     bool body = r->x->content_length > 0;
 
-    request_refuse(r, e);
     if (!body && !r->must_close) {
         r->stage = STAGE_WAIT; /* the last call queues it */
         return MHD_YES;
@@ -168,6 +171,7 @@ static enum MHD_Result refuse_early(struct request *r, const struct err *e)
 
 static enum MHD_Result first_call(struct request *r, const struct request_line *line)
 {
+    static const struct exchange_reply allowed = {.status = 204};
     struct err e = {0};
     int rc;
 
@@ -175,8 +179,14 @@ static enum MHD_Result first_call(struct request *r, const struct request_line *
     rc = admit(r, line, &e);
     /* No key outlives its judgement, nor a refusal that came before it. */
     explicit_bzero(r->x->authorization, strlen(r->x->authorization));
-    if (rc != 0)
-        return refuse_early(r, &e);
+    if (rc != 0) {
+        request_refuse(r, &e);
+        return answer_early(r);
+    }
+    if (r->preflight) {
+        exchange_refuse(r->x, &allowed);
+        return answer_early(r);
+    }
     body_begin(r);
     return MHD_YES;
 }

@@ -9,6 +9,7 @@
 #include "handlers/relay.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
+#include "server/serve_listen.h"
 #include "transport/file.h"
 
 #include <string.h>
@@ -187,7 +188,7 @@ int fleet_check(const struct config *c, FILE *to, struct err *e)
         return -1;
     }
     fleet_stats(upstreams_fleet(u), &s);
-    (void)fprintf(to, "configuration: ok, would listen on %s\n", c->listen);
+    listeners_put(c, to);
     (void)fprintf(to, "upstreams: %zu, of which %zu must serve the current version\n",
                   s.n_upstreams, s.min_ready);
     for (size_t i = 0; i < s.n_upstreams; i++)

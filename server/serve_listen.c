@@ -131,6 +131,10 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
     l->config = c;
     if (auth_new(&l->auth, &cfg, e) != 0 || read_addresses(l, c, e) != 0)
         return -1;
+    l->origins = (struct origin_rules){c->allowed_host.items, c->allowed_host.n,
+                                       c->allow_origin.items, c->allow_origin.n, l->auth};
+    if (origin_rules_check(&l->origins, e) != 0)
+        return -1;
     return read_tls(l, c, e);
 }
 
@@ -174,9 +178,11 @@ static struct shares share_descriptors(const struct config *c)
     return s;
 }
 
-static struct front_cfg front_at(const struct config *c, const struct config_listen *at,
+static struct front_cfg front_at(const struct listeners *l, const struct config_listen *at,
                                  const char *boot_id)
 {
+    const struct config *c = l->config;
+
     return (struct front_cfg){
         .address = at->address,
         .port = at->port,
@@ -187,12 +193,13 @@ static struct front_cfg front_at(const struct config *c, const struct config_lis
         .idle_timeout_us = c->idle_timeout * 1000,
         .drop_timeout_us = c->body_stall_timeout * 1000,
         .boot_id = boot_id,
+        .origins = &l->origins,
     };
 }
 
 int listeners_open_health(struct listeners *l, const char *boot_id, struct err *e)
 {
-    struct front_cfg cfg = front_at(l->config, &l->health_at, boot_id);
+    struct front_cfg cfg = front_at(l, &l->health_at, boot_id);
 
     if (l->config->health_listen == NULL)
         return 0;
@@ -213,7 +220,7 @@ static void give_keys(const struct listeners *l, struct front_cfg *cfg, struct d
 static int open_front(struct listeners *l, const char *boot_id, struct err *e)
 {
     const struct config *c = l->config;
-    struct front_cfg cfg = front_at(c, &l->at, boot_id);
+    struct front_cfg cfg = front_at(l, &l->at, boot_id);
     struct front *made;
 
     l->door = (struct door){l->app, l->auth, ROLES_ANYWHERE | ROLE_BIT(ROLE_GENERATE)};
@@ -231,7 +238,7 @@ static int open_front(struct listeners *l, const char *boot_id, struct err *e)
 static int open_control(struct listeners *l, const char *boot_id, struct err *e)
 {
     const struct config *c = l->config;
-    struct front_cfg cfg = front_at(c, &l->control_at, boot_id);
+    struct front_cfg cfg = front_at(l, &l->control_at, boot_id);
     struct front *made;
 
     if (c->control_listen == NULL)
@@ -300,6 +307,22 @@ bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us)
 {
     return front_wait_idle(l->app->front, deadline_us) &&
            (l->app->control_front == NULL || front_wait_idle(l->app->control_front, deadline_us));
+}
+
+static void put_list(const struct config_list *list, FILE *to)
+{
+    for (size_t i = 0; i < list->n; i++)
+        (void)fprintf(to, ", %s", list->items[i]);
+    (void)fputc('\n', to);
+}
+
+void listeners_put(const struct config *c, FILE *to)
+{
+    (void)fprintf(to, "configuration: ok, would listen on %s\n", c->listen);
+    (void)fputs("hosts that requests without a key may name: addresses, localhost", to);
+    put_list(&c->allowed_host, to);
+    (void)fputs("web pages that may use it: its own", to);
+    put_list(&c->allow_origin, to);
 }
 
 /* "127.0.0.1:8701", "[::1]:8701", "unix:/run/baton.sock". */

@@ -5,10 +5,12 @@
 #include "base/err.h"
 #include "handlers/app.h"
 #include "server/config.h"
+#include "server/origin.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 struct auth;
 struct health_watch;
@@ -23,6 +25,7 @@ struct listeners {
     struct config_listen at;         /* --listen */
     struct config_listen control_at; /* --control-listen, if it is given */
     struct config_listen health_at;  /* --health-listen, if it is given */
+    struct origin_rules origins;     /* of all of them */
     struct door door, control_door;
     char *cert, *key; /* owned, wiped once the fronts have read them; NULL without TLS */
     size_t cert_len, key_len;
@@ -47,6 +50,9 @@ void listeners_reload(struct listeners *l);
  * all. */
 void listeners_quiesce(struct listeners *l);
 bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us);
+
+/* listeners_put - what --check says of them. */
+void listeners_put(const struct config *c, FILE *to);
 
 /* listeners_log - "address", "port", and what else there is, of the line that says it serves. */
 void listeners_log(const struct listeners *l, struct log_rec *r);

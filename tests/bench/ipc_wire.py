@@ -89,7 +89,7 @@ def dumps(value):
 
 def head_of(path, length):
     return (
-        f"POST {path} HTTP/1.1\r\nHost: baton\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
 

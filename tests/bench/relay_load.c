@@ -412,10 +412,10 @@ static char *make_request(const char *path, const char *body)
     int n;
 
     if (*body == '\0')
-        n = asprintf(&text, "GET %s HTTP/1.1\r\nHost: bench\r\n\r\n", path);
+        n = asprintf(&text, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
     else
         n = asprintf(&text,
-                     "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+                     "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                      "Content-Length: %zu\r\n\r\n%s",
                      path, strlen(body), body);
     if (n < 0)

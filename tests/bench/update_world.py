@@ -17,7 +17,7 @@ import ipc_wire as wire
 
 PAGE_NBYTES = 4096
 PROBE_EVERY_S = 0.002
-HEALTH = b"GET /health HTTP/1.1\r\nHost: baton\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 _libc = ctypes.CDLL(None)
 _libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]

@@ -349,7 +349,7 @@ def push_big(state, url, version):
 def request_bytes(update_id, body):
     data = json.dumps(dict(body, update_id=update_id)).encode()
     return (
-        f"POST /v1/update_weights HTTP/1.1\r\nHost: baton\r\nContent-Type: application/json\r\n"
+        f"POST /v1/update_weights HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     ).encode() + data
 

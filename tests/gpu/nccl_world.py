@@ -314,7 +314,7 @@ def hanging_post(server, path, body):
     text = json.dumps(body).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=ANSWER_S) as s:
         s.sendall(
-            b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(text), text)
         )
         yield s

@@ -355,7 +355,7 @@ def accept_only_truth(w, a, rows):
 
 
 def cut_head(length):
-    return (f"POST /v1/update_weights?weight_version=cut HTTP/1.1\r\nHost: x\r\n"
+    return (f"POST /v1/update_weights?weight_version=cut HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Type: {TENSORS}\r\n{length}\r\n\r\n").encode()
 
 

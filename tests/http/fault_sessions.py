@@ -11,7 +11,7 @@ from fault_world import TENSORS, Fault, body_of, members_of, push
 
 DOORS = ("shm", "body", "path", "chunked")
 ONE_TOKEN = {"token_ids": [1], "sampling_params": {"max_tokens": 1}}
-GENERATE = ("POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: "
+GENERATE = ("POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
             f"{len(json.dumps(ONE_TOKEN))}\r\n\r\n{json.dumps(ONE_TOKEN)}").encode()
 
 
@@ -165,7 +165,7 @@ def abort_under_a_body(w):
     body = body_of(rows)
     n = w.rng.randrange(8 + struct.unpack("<Q", body[:8])[0], len(body))
     update = start(w)
-    s = w.raw((f"POST /v1/update_weights?update_id={update} HTTP/1.1\r\nHost: x\r\nContent-Type: {TENSORS}"
+    s = w.raw((f"POST /v1/update_weights?update_id={update} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {TENSORS}"
                f"\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body[:n])
     with s:
         w.wait("the body is being received", lambda: (w.status()["update"] or {}).get("phase") == "receiving")
@@ -225,7 +225,7 @@ def cut_chunk_sent_again(w):
     update = start(w, weight_version=label)
     body = body_of(parts[0])
     head = 8 + struct.unpack("<Q", body[:8])[0]
-    s = w.raw((f"POST /v1/update_weights?update_id={update}&chunk_id=c HTTP/1.1\r\nHost: x\r\n"
+    s = w.raw((f"POST /v1/update_weights?update_id={update}&chunk_id=c HTTP/1.1\r\nHost: localhost\r\n"
                f"Content-Type: {TENSORS}\r\nContent-Length: {len(body)}\r\n\r\n").encode() +
               body[:w.rng.randrange(head, len(body))])
     w.wait("the body is being received", lambda: w.status()["update"]["phase"] == "receiving")

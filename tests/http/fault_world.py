@@ -305,7 +305,7 @@ def push(w, via, rows, label=None, sums=True, **members):
     path = "/v1/update_weights" + ("?" + query if query else "")
     if via == "body":
         return w.ask("POST", path, body, {"Content-Type": TENSORS})
-    s = w.raw(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {TENSORS}\r\n"
+    s = w.raw(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {TENSORS}\r\n"
               "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode())
     with s:
         for at in range(0, len(body), 300000):

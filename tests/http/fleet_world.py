@@ -187,7 +187,7 @@ def added(event, so_far):
 def request_bytes(path, body, headers):
     data = json.dumps(body).encode()
     lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
-    return (f"POST {path} HTTP/1.1\r\nHost: fleet\r\nContent-Type: application/json\r\n{lines}"
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lines}"
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 

@@ -11,13 +11,13 @@ import time
 import urllib.request
 
 WAIT_S = 120  # longest that anything may take; whoever waits longer has found a stall
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LENGTH = re.compile(rb"(?im)^content-length: *(\d+)\r$")
 
 
 def post(path, body, headers=b""):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return (b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s"
+    return (b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s"
             b"Content-Length: %d\r\n\r\n%s" % (path.encode(), headers, len(body), body))
 
 

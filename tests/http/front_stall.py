@@ -84,7 +84,7 @@ def dying(address, url, pid, n):
     """Bytes and the end of the connection come in one wake-up, or one after the other."""
     process = Process(pid)
     half = post("/v1/generate", b"x" * 1000)[:-400]
-    upload = (b"POST /v1/update_weights HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.safetensors\r\n"
+    upload = (b"POST /v1/update_weights HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.safetensors\r\n"
               b"Content-Length: 100000\r\n\r\n" + (2000).to_bytes(8, "little") + b'{"')
     wait("no connection is left", lambda: ask(url, "/v1/status")["http"]["connections"] == 1)
     before = process.n_sockets()
@@ -127,26 +127,26 @@ def half_closed(address, process, pid, before, n, half):
         crowd.close()
 
 
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 HOSTILE = [
     ("chunk extension over the pool", [CHUNKED + b"5;" + b"a" * 65536]),
     ("trailer over the pool", [CHUNKED + b"1\r\nx\r\n0\r\nX: " + b"y" * 65536]),
     ("chunk size without an end", [CHUNKED + b"0" * 65536]),
     ("header blocks around the pool's size",
-     [b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"a" * (POOL_NBYTES - n) for n in range(-64, 1600, 8)]),
+     [b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * (POOL_NBYTES - n) for n in range(-64, 1600, 8)]),
     ("whole header blocks around the pool's size",
-     [b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nA: " + b"a" * (POOL_NBYTES - n) + b"\r\n\r\n"
+     [b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nA: " + b"a" * (POOL_NBYTES - n) + b"\r\n\r\n"
       for n in range(-64, 1600, 8)]),
     ("targets around the pool's size",
      [b"GET /" + b"a" * (POOL_NBYTES - n) for n in range(-64, 1600, 8)]),
     ("blank lines", [b"\r\n" * 30000]),
     ("half a body", [post("/tokenize", b"x" * 100)[:-50]]),
-    ("half a tensor body", [b"POST /v1/update_weights HTTP/1.1\r\nHost: x\r\nContent-Type: application/"
+    ("half a tensor body", [b"POST /v1/update_weights HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/"
                             b"vnd.safetensors\r\nContent-Length: 100000\r\n\r\n" + b"\x10\x27" + b"\0" * 6]),
     ("a TLS hello", [bytes.fromhex("16030100c8010000c40303") + b"\0" * 200]),
     ("requests behind one that waits", [generate(100000) + HEALTH * 2000]),
-    ("answers that nobody reads", [(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") * 2000]),
+    ("answers that nobody reads", [(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n") * 2000]),
 ]
 
 

@@ -48,7 +48,7 @@ raw() {
   local want=$1 fd line
   shift
   exec {fd}<>"/dev/tcp/127.0.0.1/${URL##*:}"
-  printf '%s\r\n' "$@" 'Host: t' '' >&"$fd"
+  printf '%s\r\n' "$@" 'Host: localhost' '' >&"$fd"
   read -r -t 60 line <&"$fd" || fail "no answer to: $*"
   [[ $line == "HTTP/1.1 $want "* ]] || fail "'$line', wanted $want, to: $*"
   N_CHECKS=$((N_CHECKS + 1))
@@ -66,11 +66,11 @@ raw 400 'GET /v1/weights HTTP/1.1' 'A Name: x' "Authorization: Bearer $control"
 raw 400 'POST /v1/sleep HTTP/1.1' 'Content-Length: x' "Authorization: Bearer $control"
 raw 401 'GET /v1/weights HTTP/1.1' "Proxy-Authorization: Bearer $control"
 raw 403 'GET /v1/%77eights HTTP/1.1' "Authorization: Bearer $watch"
-raw 403 'GET http://t/v1/weights HTTP/1.1' "Authorization: Bearer $watch"
+raw 403 'GET http://localhost/v1/weights HTTP/1.1' "Authorization: Bearer $watch"
 raw 404 'GET /V1/weights HTTP/1.1' "Authorization: Bearer $control"
 raw 404 'GET //v1/weights HTTP/1.1' "Authorization: Bearer $control"
 no_key_left
-raw 401 'POST /v1/resume HTTP/1.1' 'Transfer-Encoding: chunked' 'Trailer: Authorization' 'Host: t' '' 0 \
+raw 401 'POST /v1/resume HTTP/1.1' 'Transfer-Encoding: chunked' 'Trailer: Authorization' 'Host: localhost' '' 0 \
   "Authorization: Bearer $control"
 stop_server
 

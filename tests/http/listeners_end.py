@@ -19,7 +19,7 @@ from front_crowd import Crowd, post, wait
 
 N_ASKERS = 256
 APART_S = 0.01
-STATUS = b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n"
+STATUS = b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG = post("/tokenize", {"prompt": "In the beginning " * 40000})
 
 

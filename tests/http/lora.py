@@ -695,7 +695,7 @@ def run_drain():
                        ("unload", {"lora_name": "d"})):
         text = json.dumps(body).encode()
         c = socket.create_connection((HOST, PORT), timeout=PATIENCE_S)
-        c.sendall(b"POST /v1/%s_lora_adapter HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        c.sendall(b"POST /v1/%s_lora_adapter HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
                   b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                   % (path.encode(), len(text)))
         check(c.recv(100).startswith(b"HTTP/1.1 100"), "its head was taken")

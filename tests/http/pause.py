@@ -209,7 +209,7 @@ def gone():
     running(1)
     s = socket.create_connection((HOST, PORT), timeout=PATIENCE_S)
     body = b'{"mode": "wait"}'
-    s.sendall(b"POST /v1/pause HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    s.sendall(b"POST /v1/pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
               b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     wait_for("a pause", lambda: status()["pause"])
     assert status()["pause"]["acknowledged"] is False

@@ -20,9 +20,9 @@ import sys
 import time
 
 WAIT_S = 60
-HOST = b"Host: x\r\n"
+HOST = b"Host: localhost\r\n"
 TEXT = b'{"prompt":"a"}'
-GOOD = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+GOOD = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HOSTILE_N = 400
 OPEN, CLOSED = "open", "closed"
 
@@ -31,8 +31,8 @@ def get(headers=b"", target=b"/version", method=b"GET", version=b"HTTP/1.1", hos
     return method + b" " + target + b" " + version + b"\r\n" + host + headers + b"\r\n"
 
 
-def post(headers, body, target=b"/tokenize"):
-    return b"POST " + target + b" HTTP/1.1\r\n" + HOST + headers + b"\r\n" + body
+def post(headers, body, target=b"/tokenize", host=HOST):
+    return b"POST " + target + b" HTTP/1.1\r\n" + host + headers + b"\r\n" + body
 
 
 def chunks(*pieces, end=b"0\r\n\r\n"):
@@ -58,7 +58,10 @@ ROWS = [
     ("unknown method", get(method=b"FOO!@"), [405], OPEN),
     ("wrong method", get(method=b"PUT"), [405], OPEN),
     ("unknown path", get(target=b"/nothing"), [404], OPEN),
-    ("absolute form", get(target=b"http://host/version"), [200], OPEN),
+    ("absolute form", get(target=b"http://localhost/version"), [200], OPEN),
+    ("absolute form, another host", get(target=b"http://evil.example/version"), [421], OPEN),
+    ("another Host", get(host=b"Host: evil.example\r\n"), [421], OPEN),
+    ("another Host, a body", post(LENGTH, TEXT, host=b"Host: evil.example\r\n"), [421], OPEN),
     ("asterisk form", get(target=b"*", method=b"OPTIONS"), [404], OPEN),
     ("escaped path", get(target=b"/%76ersion"), [200], OPEN),
     ("escaped NUL in the path", get(target=b"/version%00x"), [400], CLOSED),
@@ -328,7 +331,7 @@ def hostile_head(rng):
     length = pick(b"%d" % len(body), b"5, 5", b"+5", b"-1", b"0x10", b"", b"1" + b"0" * 22, b"18446744073709551616",
                   b"9223372036854775808", b"1e3", b"5;5", None)
     coding = pick(None, b"chunked", b"gzip, chunked", b"identity", b"chunked, chunked", b"")
-    lines = [b"Host: x"] * pick(1, 0, 2)
+    lines = [b"Host: localhost"] * pick(1, 0, 2)
     lines += [b"A%d: %s" % (i, b"b" * pick(1, 40, 300)) for i in range(pick(1, 10, 100, 300, 1000))]
     lines += [b"Cookie: " + b"a=b;" * pick(1, 100, 400, 900, 4000)] if rng.random() < 0.3 else []
     lines += [b"Content-Length: " + length] * pick(1, 2) if length is not None and (body or rng.random() < 0.3) else []
@@ -385,7 +388,7 @@ def connections(address):
 def row_checks():
     checks = [(row[0], run_row, row[1:]) for row in ROWS]
     checks += [
-        ("a header's byte now and then", run_drip, (b"GET /version HTTP/1.1\r\nHost: x\r\nA: ", b"a" * 10000, [])),
+        ("a header's byte now and then", run_drip, (b"GET /version HTTP/1.1\r\nHost: localhost\r\nA: ", b"a" * 10000, [])),
         ("a body's byte now and then", run_drip, (post(b"Content-Length: 10000\r\n", b""), b"a" * 10000, [408])),
         ("a chunk's byte now and then", run_drip, (post(CHUNKED, b"2000\r\n"), b"a" * 10000, [408])),
         ("silence", run_idle, (False,)),

@@ -17,7 +17,7 @@ PATIENCE_S = 240
 
 
 def head(path, nbytes):
-    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {nbytes}\r\n\r\n").encode()
 
 

@@ -80,7 +80,7 @@ def ended(s):
 
 
 def post_head(path, length, kind="application/json"):
-    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {length}\r\n\r\n").encode()
 
 
@@ -100,7 +100,7 @@ def odd_pieces(server, checkpoint, rng):
         status, raw = answer_of(s)
         must(status == 200, f"pieces up to {largest}: {status} {raw[:300]!r}")
         must(json.loads(raw)["weight_version"] == f"odd-{i}", f"pieces up to {largest}: {raw!r}")
-        s.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
+        s.sendall(b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
         status, raw = answer_of(s)
         must(status == 200, f"a request after an update on one connection: {status}")
         must(json.loads(raw)["weights"]["weight_version"] == f"odd-{i}", raw[:300])
@@ -180,7 +180,7 @@ def no_handshake(server):
     silent = server.connect()
     peers = []
     for what, data in (("nothing", b""), ("half a hello", hello[:len(hello) // 2]), ("a hello", hello),
-                       ("plain HTTP", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"),
+                       ("plain HTTP", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
                        ("noise", bytes(range(256)))):
         peers.append((what, server.plain()))
         peers[-1][1].sendall(data)
@@ -232,7 +232,7 @@ def old_versions(server):
         context = ssl.create_default_context(cafile=CERTIFICATE)
         context.minimum_version = context.maximum_version = version
         s = server.connect(context)
-        s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         must(answer_of(s)[0] == 200, f"{version} was not taken")
         s.close()
 

@@ -362,7 +362,7 @@ def idle(w):
 def sweep_cancel(w, server, counts):
     """The client goes away from a long generation; memory fails from then on."""
     body = json.dumps({"token_ids": [1], "sampling_params": {"max_tokens": 900, "ignore_eos": True}})
-    head = f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    head = f"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
     for n_to_fail in HOW_MANY:
         for n in range(1, 40):
             s = w.raw(head)
@@ -420,7 +420,7 @@ def drained(memory, n, n_to_fail, golden):
     body = json.dumps({"token_ids": case["prompt_token_ids"],
                        "sampling_params": {"max_tokens": 16, "temperature": 0}})
     s = socket.create_connection((url.hostname, url.port), timeout=WAIT_S)
-    s.sendall(f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    s.sendall(f"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
     idle = socket.create_connection((url.hostname, url.port), timeout=WAIT_S)
     memory.arm(n, n_to_fail)
     server.stop()

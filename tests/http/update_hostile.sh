@@ -71,7 +71,7 @@ def ask(method, path, data=None):
 def upload(path, chunked, n):
     s = socket.create_connection((at.hostname, at.port), timeout=60)
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
-    s.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{framing}\r\n"
+    s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n"
               "Content-Type: application/vnd.safetensors\r\n\r\n".encode())
     data = body[:n]
     s.sendall(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)

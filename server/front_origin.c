@@ -1,0 +1,49 @@
+/* Between a request of the front and the rules of server/origin.h. */
+#include "server/front_priv.h"
+
+static const struct origin_rules *rules_of(const struct request *r)
+{
+    return r->conn->shard->front->cfg.origins;
+}
+
+int origin_admit(struct request *r, struct err *e)
+{
+    const struct origin_rules *rules = rules_of(r);
+
+    if (rules == NULL)
+        return 0;
+    r->origin.target = r->target;
+    r->origin.authorization = r->x->authorization;
+    r->origin.tls = r->conn->shard->front->tls;
+    r->origin.unix_socket = !r->conn->tcp;
+    r->preflight = origin_is_preflight(rules, &r->origin);
+    return origin_check(rules, &r->origin, e);
+}
+
+static size_t headers_of(const struct request *r,
+                         struct origin_answer_header out[ORIGIN_ANSWER_HEADERS_MAX])
+{
+    const struct origin_rules *rules = rules_of(r);
+
+    return rules != NULL ? origin_answer(rules, &r->origin, out) : 0;
+}
+
+bool origin_add_headers(const struct request *r, struct MHD_Response *resp)
+{
+    struct origin_answer_header headers[ORIGIN_ANSWER_HEADERS_MAX];
+    size_t n = headers_of(r, headers);
+
+    for (size_t i = 0; i < n; i++)
+        if (MHD_add_response_header(resp, headers[i].name, headers[i].value) != MHD_YES)
+            return false;
+    return true;
+}
+
+void origin_put_headers(const struct request *r, struct buf *head)
+{
+    struct origin_answer_header headers[ORIGIN_ANSWER_HEADERS_MAX];
+    size_t n = headers_of(r, headers);
+
+    for (size_t i = 0; i < n; i++)
+        buf_printf(head, "%s: %s\r\n", headers[i].name, headers[i].value);
+}
