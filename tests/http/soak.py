@@ -24,7 +24,7 @@ BATON, MODEL, _, WORK = sys.argv[1:5]
 SECONDS, SEED = float(sys.argv[5]), int(sys.argv[6])
 WARM_SHARE, WARM_S_MAX = 0.2, 60  # before the first count of what it holds
 QUIET_S = 120
-FDS_MAX, THREADS_MAX = 2, 0  # more at the end than after the warm-up
+FDS_MAX, THREADS_MAX = 8, 0  # more at the end than after the warm-up; idle connections upstream come and go
 RSS_MAX = 96 << 20  # a sanitizer keeps what was freed
 TEMPLATE = {"bos_token": None, "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
 
@@ -39,7 +39,7 @@ class Soak:
         self.prompts, self.texts = [c["prompt_token_ids"] for c in cases], [c["prompt"] for c in cases]
         self.truth = Truth({(step, i): c["greedy_token_ids"] for step, g in golden.items()
                             for i, c in enumerate(g["cases"])})
-        self.tally, self.loaded, self.doing = Tally(), set(), ""
+        self.tally, self.loaded, self.doing = Tally(), {}, ""
         self.model, self.root = os.path.join(WORK, "model"), os.path.join(WORK, "root")
         shutil.copytree(MODEL, self.model)
         os.mkdir(self.root)

@@ -90,8 +90,8 @@ def ids(soak, rng, path="/v1/generate", **more):
         if error["code"] not in NOT_NOW | {503}:
             raise Trouble(f"a stream ended with {error}")
         return f"generate ended: {error['code']}"
-    greedy = p["temperature"] == 0 and "model" not in body
-    judge_choices(soak, choices, floor, n_tokens, at if greedy else None, p.get("n", 1))
+    made_by = (soak.loaded[body["model"]], at) if "model" in body else at  # an adapter's is another text
+    judge_choices(soak, choices, floor, n_tokens, made_by if p["temperature"] == 0 else None, p.get("n", 1))
     return f"generate {'streamed' if body['stream'] else 'whole'}"
 
 
@@ -265,12 +265,11 @@ def bad_requests(soak, rng):
 # ---- adapters, on a thread of their own ----
 
 def load_adapter(soak, rng):
-    name = rng.choice(["one", "two"])
-    path = os.path.join(soak.adapters, rng.choice(["shout", "rslora"]))
-    reply = good(soak, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path,
-                                                         "load_inplace": True}, (200, 409, 503))
+    name, kind = rng.choice(["one", "two"]), rng.choice(["shout", "rslora"])
+    reply = good(soak, "POST", "/v1/load_lora_adapter", {
+        "lora_name": name, "lora_path": os.path.join(soak.adapters, kind), "load_inplace": True}, (200, 409, 503))
     if reply.status == 200:
-        soak.loaded.add(name)
+        soak.loaded[name] = kind
     return f"lora load {reply.status}"
 
 
@@ -279,7 +278,7 @@ def unload_adapter(soak, rng):
     reply = good(soak, "POST", "/v1/unload_lora_adapter", {"lora_name": name}, (200, 404))
     if (reply.status == 200) != (name in soak.loaded):
         raise Trouble(f"{name} of {soak.loaded}: {reply}")
-    soak.loaded.discard(name)
+    soak.loaded.pop(name, None)
     return f"lora unload {reply.status}"
 
 
@@ -290,6 +289,7 @@ def generate_adapted(soak, rng):
 
 
 def broken_adapter(soak, rng):
+    """Refused, and what has that name stays as it was."""
     path = os.path.join(soak.root, "broken")
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(os.path.join(soak.adapters, "shout"), path)
@@ -306,7 +306,8 @@ def broken_adapter(soak, rng):
                 f.write(data[:len(data) // 2])
             else:
                 f.write(json.dumps(dict(json.loads(data), **({"r": 0} if how == "rank" else {"use_dora": True}))).encode())
-    good(soak, "POST", "/v1/load_lora_adapter", {"lora_name": "broken", "lora_path": path}, (400, 404, 413, 422, 503))
+    good(soak, "POST", "/v1/load_lora_adapter", {"lora_name": rng.choice(["broken", "one"]), "lora_path": path,
+                                                 "load_inplace": True}, (400, 404, 413, 422, 503))
     return f"lora broken: {how}"
 
 

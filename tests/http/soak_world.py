@@ -201,7 +201,7 @@ class Truth:
             return version
 
     def check(self, spans, ids, floor, prompt=None):
-        """@floor  the version that served when the request began; @prompt  of greedy ids, else None"""
+        """@floor  the version that served when the request began; @prompt  what greedy ids were made of, else None"""
         at, before = 0, 0
         for span in spans:
             if span["start"] != at or span["end"] <= at or span["serial"] < before:
