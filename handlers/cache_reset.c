@@ -7,16 +7,19 @@
 #include "handlers/gate.h"
 #include "handlers/reply.h"
 
-const char *const reset_cache_members[] = {"running", NULL};
+const char *const reset_cache_members[] = {"running", "external", NULL};
 
 static int running_parse(bool *out, struct exchange *x, struct err *e)
 {
+    bool external = false; /* upstreams may have one beyond their own; there is none here */
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = body_bool(out, body, "", "running", e);
+    if (rc == 0)
+        rc = body_bool(&external, body, "", "external", e);
     json_decref(body);
     return rc;
 }

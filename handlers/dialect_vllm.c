@@ -11,7 +11,7 @@ const char *const vllm_sleep_members[] = {"level", "tags", NULL};
 const char *const vllm_wake_query[] = {"tags", NULL};
 const char *const vllm_wake_members[] = {"tags", NULL};
 const char *const vllm_reset_query[] = {"reset_running_requests", "reset_external", NULL};
-const char *const vllm_reset_members[] = {"reset_running_requests", NULL};
+const char *const vllm_reset_members[] = {"reset_running_requests", "reset_external", NULL};
 const char *const vllm_abort_members[] = {"request_ids", NULL};
 
 /* vLLM aborts unless told otherwise. No cache outlives its weights here, so nothing has to be
@@ -32,12 +32,16 @@ int vllm_pause_in(json_t **body, const struct exchange *x, struct err *e)
 /* vLLM reads the query, SkyRL's own server the body, whatever that is otherwise. */
 int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e)
 {
-    bool running = false;
+    bool running = false, external = false;
 
     if (body_bool(&running, *body, "", "reset_running_requests", e) != 0 ||
-        dialect_flag(&running, x, "reset_running_requests", e) != 0)
+        dialect_flag(&running, x, "reset_running_requests", e) != 0 ||
+        body_bool(&external, *body, "", "reset_external", e) != 0 ||
+        dialect_flag(&external, x, "reset_external", e) != 0)
         return -1;
     (void)json_object_clear(*body);
+    if (external && dialect_set(*body, "external", json_true(), e) != 0)
+        return -1;
     return dialect_set(*body, "running", json_boolean(running), e);
 }
 

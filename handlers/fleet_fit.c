@@ -4,6 +4,7 @@
 #include "handlers/fleet_fit.h"
 
 #include "base/log.h"
+#include "handlers/fleet_cache.h"
 #include "handlers/fleet_priv.h"
 
 #include <stdio.h>
@@ -45,6 +46,8 @@ void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream)
         return;
     fleet_adapters_is_in(&fc->adapters, upstream, life, at.removed || at.dialect != WIRE_SGLANG);
     err_clear(&f->why);
+    if (at.removed || at.dialect != WIRE_SGLANG)
+        err_clear(&f->stale); /* another process: nothing is cached */
     f->due_us = f->wait_us = 0;
 }
 
@@ -68,6 +71,14 @@ static void say_lack(const struct fleet_adapter *a, const struct err *why, struc
                       a->name);
 }
 
+static void say_stale(const struct err *why, struct err *out)
+{
+    (void)err_set(out, ERR_UNSYNCED, "",
+                  "its caches may hold what other weights made, and it is asked to empty them; the "
+                  "last time: %.250s",
+                  why->msg);
+}
+
 static void tell_one(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_adapter *a;
@@ -77,7 +88,9 @@ static void tell_one(struct fleet_control *fc, size_t upstream)
     mtx_lock(&fc->lock);
     fleet_fit_see_locked(fc, upstream);
     a = fleet_adapters_bars(&fc->adapters, upstream);
-    if (a != NULL)
+    if (fc->fits[upstream].stale.code != ERR_NONE)
+        say_stale(&fc->fits[upstream].stale, &lack);
+    else if (a != NULL)
         say_lack(a, &fc->fits[upstream].why, &lack);
     outfit = (struct fleet_outfit){
         .life = fc->adapters.lives[upstream], .change = fc->adapters.changes, .lack = &lack};
@@ -96,6 +109,26 @@ void fleet_fit_tell(struct app *app)
     mtx_unlock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         tell_one(fc, i);
+}
+
+void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_fitting *f = &fc->fits[upstream];
+    bool changes;
+
+    if (why->code != ERR_NONE)
+        fleet_fit_watch(fc);
+    mtx_lock(&fc->lock);
+    fleet_fit_see_locked(fc, upstream);
+    changes = why->code != ERR_NONE || f->stale.code != ERR_NONE;
+    f->stale = *why;
+    f->n_stale += why->code != ERR_NONE;
+    f->due_us = f->wait_us = 0;
+    fc->adapters.changes += changes;
+    mtx_unlock(&fc->lock);
+    if (changes)
+        tell_one(fc, upstream);
 }
 
 json_t *fleet_fit_lacks_json(const struct app *app, size_t upstream)
@@ -130,7 +163,7 @@ static bool may_begin_locked(struct fleet_control *fc, size_t upstream)
 
     return !f->running && fc->n_fitting < FIT_JOBS_MAX && f->due_us <= clock_now_us() &&
            !fc->weights_asleep && !fc->kv_asleep && !fleet_is_held_locked(fc, upstream) &&
-           fleet_adapters_owes(&fc->adapters, upstream);
+           (f->stale.code != ERR_NONE || fleet_adapters_owes(&fc->adapters, upstream));
 }
 
 static void end_locked(struct fleet_fitting *f)
@@ -162,7 +195,7 @@ static void watch_one(struct fleet_control *fc, size_t upstream)
     fleet_info(fleet_of(fc->app), upstream, &info);
     mtx_lock(&fc->lock);
     fleet_fit_see_locked(fc, upstream);
-    bars = fleet_adapters_bars(&fc->adapters, upstream) != NULL;
+    bars = f->stale.code != ERR_NONE || fleet_adapters_bars(&fc->adapters, upstream) != NULL;
     begins = info.alive && !info.removed && may_begin_locked(fc, upstream);
     if (begins) {
         f->running = true;
@@ -212,6 +245,7 @@ static enum fleet_has unloaded(struct app *app, const struct fleet_to *to, const
 
     if (fleet_ask(app, WIRE_LORA_UNLOAD, to, 1, FLEET_CACHE_US, &said, why) != 0)
         return has;
+    fleet_empty_adapters(app, said, 1);
     if (said->end == FLEET_GOOD || fleet_has_no_adapter(app, said, name))
         has = FLEET_HAS_NONE;
     else
@@ -247,6 +281,8 @@ static enum fleet_has loaded(struct app *app, const struct fleet_to *to,
         (void)unloaded(app, to, fit->name, &ignored);
     if (fleet_ask(app, WIRE_LORA_LOAD, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
         return has;
+    if (fit->may_have)
+        fleet_empty_adapters(app, said, 1);
     *why = said->why;
     if (said->end == FLEET_GOOD)
         has = is_same(said, fit, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
@@ -305,6 +341,48 @@ static void note_locked(struct fleet_fitting *f, const struct err *why)
     f->due_us = clock_after_us(f->wait_us);
 }
 
+static void log_emptied(const struct fleet_control *fc, size_t upstream)
+{
+    struct upstream_at at;
+    struct log_rec r;
+
+    upstreams_at(fc->app->upstreams, upstream, &at);
+    log_begin(&r, LOG_INFO, "fleet.cache_emptied");
+    log_str(&r, "upstream", at.name);
+    log_end(&r);
+}
+
+/* One that runs nothing of ours has nobody who would make his KV again. False: not now. */
+static bool empty_one(struct fleet_fitting *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct fleet_cached one = {.upstream = f->upstream, .preempt = fleet_recomputes(fc->app)};
+    struct upstream_info info;
+    struct err why = {0};
+    uint64_t n_stale;
+    bool stale;
+
+    mtx_lock(&fc->lock);
+    n_stale = f->n_stale;
+    stale = f->stale.code != ERR_NONE;
+    mtx_unlock(&fc->lock);
+    if (!stale)
+        return true;
+    fleet_info(fleet_of(fc->app), f->upstream, &info);
+    one.preempt = one.preempt || info.n_outstanding[FLEET_GENERATE] == 0;
+    fleet_empty(fc->app, &one, 1, &why);
+    mtx_lock(&fc->lock);
+    if (f->n_stale == n_stale) {
+        f->stale = why;
+        fc->adapters.changes++;
+    }
+    note_locked(f, &why);
+    mtx_unlock(&fc->lock);
+    if (why.code == ERR_NONE)
+        log_emptied(fc, f->upstream);
+    return why.code == ERR_NONE;
+}
+
 /* False: there is nothing more to ask it for, or not now. */
 static bool fit_one(struct fleet_fitting *f)
 {
@@ -335,7 +413,7 @@ static void fit_run(void *arg)
     struct fleet_fitting *f = arg;
     struct fleet_control *fc = f->fc;
 
-    while (fit_one(f))
+    while (empty_one(f) && fit_one(f))
         continue;
     tell_one(fc, f->upstream);
     mtx_lock(&fc->lock);

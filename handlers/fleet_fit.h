@@ -1,5 +1,5 @@
-/* Upstreams that lack adapters of the fleet, or have too many, are made as the others are: before
- * they get traffic. */
+/* Upstreams that lack adapters of the fleet, or have too many, or something in their caches that
+ * other weights made, are made as the others are: before they get traffic. */
 #ifndef BATON_HANDLERS_FLEET_FIT_H
 #define BATON_HANDLERS_FLEET_FIT_H
 
@@ -23,6 +23,8 @@ struct fleet_fitting {
     bool running;
     uint64_t due_us, wait_us; /* not before; after the next failure */
     struct err why;           /* of the last failure */
+    struct err stale;         /* why its caches could not be emptied; clean: they are not stale */
+    uint64_t n_stale;         /* grows each time that this is found */
 };
 
 /* fleet_fit_init - before anything else here. */
@@ -35,6 +37,11 @@ void fleet_fit_watch(struct fleet_control *fc);
 /* fleet_fit_tell - the adapters have changed, or who has them: who lacks some is out of rotation
  * when this returns, who does not is in it. Threads: any. Blocks: no. No lock held. */
 void fleet_fit_tell(struct app *app);
+
+/* fleet_fit_stale - its caches may have entries of other weights than it serves, and it is asked to
+ * empty them before it gets traffic; or they do not any more.
+ * @why  clean: they are empty. Threads: any. Blocks: no. No lock held. */
+void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why);
 
 /* fleet_fit_see_locked - notes which processes there are now: what those before had is lost. */
 void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream);

@@ -2,7 +2,7 @@
  *
  * A load that failed somewhere is taken back where it was new. One that replaced an adapter cannot
  * be: the upstreams that did not follow get it again then, and no requests before they have it. */
-#include "handlers/fleet_run.h"
+#include "handlers/fleet_cache.h"
 
 #include "handlers/body.h"
 #include "handlers/reply.h"
@@ -414,6 +414,8 @@ static int load_turn(struct app *app, struct exchange *x, const struct lora_req 
         fleet_fit_tell(app);
         return -1;
     }
+    if (known)
+        fleet_empty_adapters(app, said, n);
     rc = judge_load(app, req, body, known, said, n, &h, &revision, e);
     if (rc == 0)
         fleet_reply(app, x, reply_json_of(fc, req->name, revision, said, n), said, n);
@@ -522,6 +524,7 @@ static int unload_turn(struct app *app, struct exchange *x, const char *name, co
         fleet_said_free(said, n);
         return none_has_it(name, e);
     }
+    fleet_empty_adapters(app, said, n);
     revision = judge_unload(app, name, said, n, &h);
     if (fleet_cause(said, n) == NULL) {
         fleet_reply(app, x, reply_json_of(fc, name, revision, said, n), said, n);

@@ -1,6 +1,6 @@
 /* Putting an upstream into step by somebody's word. What is known of it is as old as its last
  * answer: it is asked now what it serves, and whether it generates, and its own word goes first. */
-#include "handlers/fleet_run.h"
+#include "handlers/fleet_cache.h"
 
 #include "handlers/body.h"
 #include "handlers/fleet_status.h"
@@ -87,6 +87,7 @@ static int resync_turn(struct app *app, size_t upstream, struct err *e)
     if (fleet_may_resync(fleet_of(app), upstream, e) != 0 ||
         ask_what(app, upstream, &saw, e) != 0 || ask_token(app, upstream, e) != 0)
         return -1;
+    fleet_empty_one(app, upstream); /* nobody knows what made its entries */
     return fleet_resync(fleet_of(app), upstream, &saw, e);
 }
 

@@ -1,5 +1,5 @@
 /* How an update of the fleet ends: proven by all that can, then served by all; or given up. */
-#include "handlers/fleet_run.h"
+#include "handlers/fleet_cache.h"
 
 #include "base/log.h"
 
@@ -455,27 +455,6 @@ static size_t commit(struct app *app, struct fleet_session *s)
     return n_finished(s);
 }
 
-/* What was kept of prompts was made by other weights. Those whose engine holds frozen requests may
- * refuse: what is frozen goes on with its own, as its trainer chose by keeping it. */
-static void drop_caches(struct app *app, const struct fleet_batch *b)
-{
-    struct fleet_said *said = NULL;
-    struct err ignored = {0};
-    const struct fleet_said *cause;
-    struct log_rec r;
-
-    if (b->n == 0 ||
-        fleet_ask(app, WIRE_RESET_CACHE, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
-        return;
-    cause = fleet_cause(said, b->n);
-    if (cause != NULL) {
-        log_begin(&r, LOG_WARN, "fleet.cache_kept");
-        log_str(&r, "error", cause->why.msg);
-        log_end(&r);
-    }
-    fleet_said_free(said, b->n);
-}
-
 static void let_finished_go(struct app *app, struct fleet_session *s)
 {
     struct fleet_batch b = {0};
@@ -483,10 +462,8 @@ static void let_finished_go(struct app *app, struct fleet_session *s)
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].finished && s->parts[i].held)
             batch_add(&b, s, i, NULL);
-    if (!goes_on(app->fleet_control))
-        return;
-    drop_caches(app, &b);
-    let_go(app, s, &b);
+    if (goes_on(app->fleet_control))
+        let_go(app, s, &b);
 }
 
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
@@ -499,6 +476,7 @@ static int serve(struct app *app, struct fleet_session *s, const char *label, st
     name_it(app, s, label);
     fleet_updating(fleet_of(app), true);
     fleet_release(app, s, true);
+    fleet_empty_parts(app, s);
     rc = finish_parts(app, s, e);
     if (rc == 0)
         rc = align(app, s, e);

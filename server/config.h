@@ -108,10 +108,11 @@ enum { CONFIG_LIST_MAX = 256 };
       "tokens in one step of the embedded engine")                                                 \
     X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
       "longest prompt and output together; 0: the model's own")                                    \
-    X(STR, on_update, "on-update", "MODE", "continue", 0, 0,                                       \
+    X(STR, on_update, "on-update", "MODE", "", 0, 0,                                               \
       "what a commit does to sequences that run, unless the request says: continue (the next "     \
       "token reads the new weights), finish (they end on the version they began with), or "        \
-      "recompute (their KV is made again with the new weights first)")                             \
+      "recompute (their KV is made again with the new weights first); default: continue. In "      \
+      "front of vLLM and SGLang: recompute (the default) or continue")                             \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
     X(INT, max_loras, "max-loras", "N", "64", 1, 4096,                                             \

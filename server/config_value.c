@@ -241,7 +241,7 @@ static int set_str(struct config *c, const char **out, const struct config_optio
 {
     const char *kept = NULL;
 
-    if (check_choice(o, field, text, e) != 0)
+    if ((text[0] != '\0' || o->def[0] != '\0') && check_choice(o, field, text, e) != 0)
         return -1;
     if (text[0] == '\0' && o->def[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field, "it is empty, %s is expected", o->arg);

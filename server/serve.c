@@ -280,7 +280,8 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
 
     if (!has_engine(c))
         return 0;
-    if (gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
+    if (c->on_update != NULL &&
+        gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
         return -1;
     if (embedded_new(&h->app.engine, &cfg, e) != 0)
         return -1;

@@ -41,6 +41,10 @@ int fleet_open(struct app *app, const struct config *c, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
 
+    app->on_update = GEN_ON_UPDATE_RECOMPUTE;
+    if (c->on_update != NULL &&
+        gen_on_update_parse(&app->on_update, c->on_update, "--on-update", e) != 0)
+        return -1;
     if (http_init(e) != 0 || upstreams_new(&app->upstreams, &cfg, e) != 0)
         return -1;
     return relays_new(&app->relays, app->upstreams, e);

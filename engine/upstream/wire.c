@@ -131,7 +131,7 @@ static const struct {
     [WIRE_RESUME] = {"POST", "/v1/resume", false},
     [WIRE_SLEEP] = {"POST", "/v1/sleep", true},
     [WIRE_WAKE] = {"POST", "/v1/wake", true},
-    [WIRE_RESET_CACHE] = {"POST", "/v1/reset_cache", false},
+    [WIRE_RESET_CACHE] = {"POST", "/v1/reset_cache", true},
     [WIRE_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
     [WIRE_LORA_LOAD] = {"POST", "/v1/load_lora_adapter", true},
     [WIRE_LORA_UNLOAD] = {"POST", "/v1/unload_lora_adapter", true},
@@ -150,6 +150,8 @@ static int make_baton(struct wire_request *out, enum wire_op op, const json_t *n
 {
     json_t *body;
 
+    if (baton_rows[op].method == NULL)
+        return 0; /* its cache is keyed by the weights */
     if (!baton_rows[op].has_body)
         return set_path(out, baton_rows[op].method, baton_rows[op].path);
     body = json_copy((json_t *)(uintptr_t)native);
@@ -289,6 +291,22 @@ static int vllm_pause(struct wire_request *out, const json_t *native, struct err
     return 0;
 }
 
+static bool says(const json_t *native, const char *member)
+{
+    return json_is_true(json_object_get(native, member));
+}
+
+static int vllm_reset(struct wire_request *out, const json_t *native)
+{
+    bool running = says(native, "running"), external = says(native, "external");
+
+    (void)set_path(out, "POST", "");
+    (void)snprintf(out->path, sizeof out->path, "/reset_prefix_cache%s%s%s%s",
+                   running || external ? "?" : "", running ? "reset_running_requests=true" : "",
+                   running && external ? "&" : "", external ? "reset_external=true" : "");
+    return 0;
+}
+
 /* Its sleep knows no parts, its wake does. */
 static int vllm_sleep(struct wire_request *out, const json_t *native, struct err *e)
 {
@@ -373,7 +391,9 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
     case WIRE_WAKE:
         return vllm_wake(out, native, e);
     case WIRE_RESET_CACHE:
-        return set_path(out, "POST", "/reset_prefix_cache");
+        return vllm_reset(out, native);
+    case WIRE_RESET_ENCODER:
+        return set_path(out, "POST", "/reset_encoder_cache");
     case WIRE_ABORT_REQUESTS:
         if (given(native, "request_ids") &&
             json_array_size(json_object_get(native, "request_ids")) == 0)
@@ -430,13 +450,24 @@ static json_t *marked(json_t *body, const struct wire_about *about)
     return NULL;
 }
 
+/* Whatever its trainer asked for: where requests are held an older one does not survive a flush
+ * that fails, and all are told to flush at the end of the update. Steals body. */
+static json_t *unflushed(json_t *body)
+{
+    if (body == NULL || json_object_set_new(body, "flush_cache", json_false()) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
 static int sglang_from_disk(struct wire_request *out, const json_t *native,
                             const struct wire_about *about, struct err *e)
 {
     static const struct pair pairs[] = {
         {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
 
-    return set_body(out, "/update_weights_from_disk", marked(pick(native, pairs), about), e);
+    return set_body(out, "/update_weights_from_disk", unflushed(marked(pick(native, pairs), about)),
+                    e);
 }
 
 /* One broadcast of all tensors back to back is what it calls flattened. */
@@ -465,12 +496,9 @@ static int sglang_from_tensor(struct wire_request *out, const json_t *native,
                                         {"serialized_format", "load_format"},
                                         {"weight_version", "weight_version"},
                                         {0}};
-    json_t *body = marked(pick(native, pairs), about);
 
-    if (body != NULL && json_object_set_new(body, "flush_cache", json_false()) != 0) {
-        json_decref(body);
-        body = NULL;
-    }
+    json_t *body = unflushed(marked(pick(native, pairs), about));
+
     return set_body(out, "/update_weights_from_tensor", body, e);
 }
 
@@ -507,10 +535,8 @@ static int sglang_update(struct wire_request *out, const json_t *native,
         return sglang_from_disk(out, native, about, e);
     if (sglang_cut(native, &load_format, e) != 0)
         return -1;
-    body = marked(pick(native, pairs), about);
-    if (body != NULL &&
-        (json_object_set_new(body, "flush_cache", json_false()) != 0 ||
-         (load_format != NULL && set_text(body, "load_format", load_format) != 0))) {
+    body = unflushed(marked(pick(native, pairs), about));
+    if (body != NULL && load_format != NULL && set_text(body, "load_format", load_format) != 0) {
         json_decref(body);
         body = NULL;
     }
@@ -590,6 +616,8 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
         return sglang_memory(out, "/resume_memory_occupation", native, e);
     case WIRE_RESET_CACHE:
         return set_body(out, "/flush_cache", json_object(), e);
+    case WIRE_RETRACT:
+        return set_body(out, "/pause_generation", json_pack("{s:s}", "mode", "retract"), e);
     case WIRE_ABORT_REQUESTS:
         return sglang_abort_requests(out, native, e);
     case WIRE_LORA_LOAD:

@@ -29,7 +29,9 @@ enum wire_op {
     WIRE_RESUME,
     WIRE_SLEEP,
     WIRE_WAKE,
-    WIRE_RESET_CACHE,
+    WIRE_RESET_CACHE,   /* of prefixes; "running": preempt what runs, "external": beyond it too */
+    WIRE_RESET_ENCODER, /* of what was made of images: where that is another cache */
+    WIRE_RETRACT,       /* what is held gives up its KV: where its reset does not do that */
     WIRE_ABORT_REQUESTS,
     WIRE_LORA_LOAD,
     WIRE_LORA_UNLOAD,
@@ -124,6 +126,12 @@ bool wire_read_open_update(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, s
  * Errors: ERR_UPSTREAM: what it says instead. */
 int wire_read_done(enum wire_dialect d, enum wire_op op, const json_t *native,
                    const struct wire_about *about, const char *text, size_t len, struct err *e);
+
+/* wire_resets_surely - does an answer of success to WIRE_RESET_CACHE prove that the cache is empty?
+ * Many versions of vLLM answer alike when nothing was reset, but never where they were told to
+ * preempt what runs.
+ * @native  as it was given to wire_make */
+bool wire_resets_surely(enum wire_dialect d, const json_t *native, const char *text, size_t len);
 
 /* wire_read_absent - does an answer that refuses to unload an adapter say that it has none of that
  * name? */

@@ -104,6 +104,19 @@ static int other_done(enum wire_op op, const json_t *native, const json_t *answe
     return 0;
 }
 
+bool wire_resets_surely(enum wire_dialect d, const json_t *native, const char *text, size_t len)
+{
+    json_t *answer;
+    bool success;
+
+    if (d != WIRE_VLLM || json_is_true(json_object_get(native, "running")))
+        return true;
+    answer = json_loadb(text, len, 0, NULL);
+    success = json_is_true(json_object_get(answer, "success"));
+    json_decref(answer);
+    return success;
+}
+
 /* An SGLang has one status for all that is wrong [srt/lora/lora_registry.py, unregister]. */
 static bool says_absent(const json_t *answer, const char *name)
 {

@@ -2,7 +2,8 @@
  *
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
- *   [--journal N] [--idle-ms N] [--plain-finish] */
+ *   [--journal N] [--idle-ms N] [--plain-finish]
+ *   [--old-flush] [--silent-reset] [--own-kv] */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -261,16 +262,39 @@ static void parse_dialect(struct options *o, const char *name)
         usage();
 }
 
+static void parse_flag(struct options *o, int which)
+{
+    if (which == 'F')
+        o->plain_finish = true;
+    else if (which == 'O')
+        o->old_flush = true;
+    else if (which == 'S')
+        o->silent_reset = true;
+    else if (which == 'K')
+        o->own_kv = true;
+    else
+        usage();
+}
+
 static void parse_options(struct options *o, int argc, char **argv)
 {
-    static const struct option known[] = {
-        {"dialect", 1, NULL, 'd'},      {"port", 1, NULL, 'p'},
-        {"unix", 1, NULL, 'u'},         {"model", 1, NULL, 'm'},
-        {"world-size", 1, NULL, 'w'},   {"weight-version", 1, NULL, 'v'},
-        {"key", 1, NULL, 'k'},          {"tokens", 1, NULL, 't'},
-        {"interval-us", 1, NULL, 'i'},  {"pad", 1, NULL, 'P'},
-        {"journal", 1, NULL, 'j'},      {"idle-ms", 1, NULL, 'I'},
-        {"plain-finish", 0, NULL, 'F'}, {0}};
+    static const struct option known[] = {{"dialect", 1, NULL, 'd'},
+                                          {"port", 1, NULL, 'p'},
+                                          {"unix", 1, NULL, 'u'},
+                                          {"model", 1, NULL, 'm'},
+                                          {"world-size", 1, NULL, 'w'},
+                                          {"weight-version", 1, NULL, 'v'},
+                                          {"key", 1, NULL, 'k'},
+                                          {"tokens", 1, NULL, 't'},
+                                          {"interval-us", 1, NULL, 'i'},
+                                          {"pad", 1, NULL, 'P'},
+                                          {"journal", 1, NULL, 'j'},
+                                          {"idle-ms", 1, NULL, 'I'},
+                                          {"plain-finish", 0, NULL, 'F'},
+                                          {"old-flush", 0, NULL, 'O'},
+                                          {"silent-reset", 0, NULL, 'S'},
+                                          {"own-kv", 0, NULL, 'K'},
+                                          {0}};
     int which;
 
     while ((which = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -311,11 +335,8 @@ static void parse_options(struct options *o, int argc, char **argv)
         case 'I':
             o->idle_us = number(optarg) * 1000;
             break;
-        case 'F':
-            o->plain_finish = true;
-            break;
         default:
-            usage();
+            parse_flag(o, which);
         }
     }
     if (o->dialect == 0 || optind != argc || o->port > 65535 || o->world_size == 0 ||
@@ -372,6 +393,7 @@ int main(int argc, char **argv)
         conn_end(c, "stopped");
     sweep(e);
     journal_free(e);
+    cache_fini(&e->cache);
     json_decref(e->group);
     free(e->heap);
     (void)close(e->listen_fd);

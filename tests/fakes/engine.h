@@ -48,6 +48,9 @@ struct options {
     uint64_t interval_us; /* between two tokens of one request */
     uint64_t idle_us;     /* a connection without a request is closed then; 0: never */
     bool plain_finish;    /* a vLLM whose end of an update takes no name */
+    bool old_flush;       /* an SGLang before 0.5.23: what was retracted keeps its cache */
+    bool silent_reset;    /* a vLLM before 0.28: a reset answers nothing, done or not */
+    bool own_kv; /* what is held may go on with the KV of other weights, as it was told to */
 };
 
 /* ---- faults and the journal (engine_journal.c) ---- */
@@ -178,7 +181,41 @@ bool job_is(const struct conn *c, const char *id);
 void job_tick(struct conn *c);
 void job_abort(struct conn *c);
 void job_free(struct conn *c);
+/* job_preempt - it gives up its KV, and makes it again with its next token. */
+void job_preempt(struct conn *c);
+/* job_preempted - was it, and has it not made it again? */
+bool job_preempted(const struct conn *c);
 extern const struct route data_routes[];
+
+/* ---- the prefix cache (engine_cache.c) ----
+ *
+ * An entry is the KV of the first tokens of a prompt, and remembers which weights made it. What
+ * generates from an entry of other weights says so in its tokens. A baton's double has none: its
+ * cache is keyed by the weights. */
+
+enum {
+    CACHE_ENTRIES_MAX = 1 << 16,
+    CACHE_KEYS_MAX = 64 /* tokens of a prompt that are looked up */
+};
+
+struct cache_entry {
+    uint64_t key, weights; /* key 0: free */
+};
+
+struct cache {
+    struct cache_entry *entries; /* owned; [CACHE_ENTRIES_MAX], open addressing; NULL: none yet */
+    size_t n;
+};
+
+/* cache_use - the KV of a prompt, from the cache and what it lacks into it.
+ * @keys     [n_keys], of the first 1, 2, ... tokens
+ * @weights  which make what it lacks
+ * @stale    set when an entry of other weights was used
+ * Returns: how many of the first tokens were found; never the last of the prompt. */
+size_t cache_use(struct cache *c, const uint64_t *keys, size_t n_keys, uint64_t weights,
+                 bool *stale);
+void cache_reset(struct cache *c);
+void cache_fini(struct cache *c);
 
 /* ---- state (engine_state.c) and each dialect's words for it ---- */
 
@@ -196,6 +233,8 @@ struct engine {
     bool has_label, torn;      /* torn: weights came that belong to no version yet */
     char whole[LABEL_MAX + 1]; /* the name of those that were whole last */
     uint64_t serial, epoch;    /* epoch: counts every change of what makes tokens */
+    uint64_t weights;          /* counts every change of the weights, by whatever name */
+    struct cache cache;
     enum phase phase;
     char update_id[ID_LEN + 8], update_label[LABEL_MAX + 1];
     bool update_partial;
@@ -209,7 +248,7 @@ struct engine {
     struct fault *faults;
     struct entry *journal, **journal_end;
     size_t n_entries, n_dropped;
-    uint64_t n_requests, n_accepted, n_tokens_made, n_boots;
+    uint64_t n_requests, n_accepted, n_tokens_made, n_tokens_stale, n_boots;
     size_t n_conns, n_running; /* running: jobs that have begun */
 
     int epoll_fd, listen_fd, signal_fd;
@@ -229,6 +268,10 @@ void state_commit(struct engine *e, const char *label); /* NULL: nameless */
 void state_name(struct engine *e, const char *label);   /* what it serves stays; "": nameless */
 bool is_unfinished(const char *label); /* is it what a baton names half an update? */
 void state_touch(struct engine *e);
+void state_weights(struct engine *e); /* others came, or went */
+void state_preempt(struct engine *e); /* all that run */
+/* state_holds_kv - does a request hold KV? @preempted  also one that was preempted */
+bool state_holds_kv(const struct engine *e, bool preempted);
 void state_pause(struct conn *c, enum pause pause); /* answers when it holds */
 void state_resume(struct engine *e);
 void state_sleep(struct engine *e, unsigned what);

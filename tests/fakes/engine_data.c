@@ -3,9 +3,10 @@
  * Token i of an answer is 256 * (fnv1a32(maker) % 997) + (fnv1a32(prompt) + 31 * i) % 256, where
  * the prompt is its ids, 4 bytes each, the low one first, and the maker the version's label: or
  * "v<serial>" where it has none, or "torn" while weights have come that belong to no version yet;
- * "/<adapter>#<n>" behind it for the nth load of an adapter. Its text is " t<id>"; every other byte
- * of a text is a token too, 997 * 256 + that byte. */
-#include "tests/fakes/engine.h"
+ * "/<adapter>#<n>" behind it for the nth load of an adapter, and "stale:" before it where the KV of
+ * what came before was made by other weights (engine_cache.c). Its text is " t<id>"; every other
+ * byte of a text is a token too, 997 * 256 + that byte. */
+#include "tests/fakes/engine_ids.h"
 
 #include "base/clock.h"
 
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TAGS = 997, STEPS = 256, BYTES = TAGS * STEPS, VOCAB = BYTES + 256, MODEL_LEN = 1 << 20 };
+enum { MODEL_LEN = 1 << 20 };
 enum { MAKER_MAX = 2 * LABEL_MAX + 32, CREATED = 1763700000 };
 enum form { FORM_COMPLETION, FORM_CHAT, FORM_TOKENS, FORM_SGLANG };
 
@@ -40,115 +41,11 @@ struct job {
     struct buf template; /* of an event with one token */
     size_t template_at;  /* of the token in it; SIZE_MAX: there is none */
     uint64_t epoch, due_us;
+    uint64_t keys[CACHE_KEYS_MAX]; /* [n_keys], of the prompt's first 1, 2, ... tokens */
+    size_t n_keys, n_cached;
+    bool has_kv, preempted, stale; /* stale: an entry of other weights is in its KV */
+    uint64_t kv_weights;           /* which made its KV */
 };
-
-struct ids {
-    uint32_t *at; /* owned */
-    size_t n, cap;
-};
-
-static uint32_t fnv1a(uint32_t hash, const void *data, size_t len)
-{
-    const uint8_t *at = data;
-
-    for (size_t i = 0; i < len; i++)
-        hash = (hash ^ at[i]) * 16777619U;
-    return hash;
-}
-
-static uint32_t fnv1a_of(const void *data, size_t len)
-{
-    return fnv1a(2166136261U, data, len);
-}
-
-/* text and ids */
-
-static void ids_add(struct ids *ids, uint32_t id)
-{
-    if (ids->n == ids->cap) {
-        ids->cap = ids->cap == 0 ? 64 : ids->cap * 2;
-        ids->at = must(realloc(ids->at, ids->cap * sizeof *ids->at));
-    }
-    ids->at[ids->n++] = id;
-}
-
-static void tokenize(struct ids *out, const char *text)
-{
-    while (*text != '\0') {
-        char *end = NULL;
-        unsigned long id = BYTES;
-
-        if (text[0] == ' ' && text[1] == 't' && text[2] >= '0' && text[2] <= '9')
-            id = strtoul(text + 2, &end, 10);
-        if (id >= BYTES) {
-            id = BYTES + (unsigned char)*text;
-            end = NULL;
-        }
-        ids_add(out, (uint32_t)id);
-        text = end != NULL ? end : text + 1;
-    }
-}
-
-static void put_text(struct buf *b, const uint32_t *ids, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        char byte = (char)(ids[i] - BYTES);
-
-        if (ids[i] < BYTES)
-            buf_printf(b, " t%u", ids[i]);
-        else
-            buf_append(b, &byte, 1);
-    }
-}
-
-static void put_ids(struct buf *b, const uint32_t *ids, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        buf_printf(b, i > 0 ? ",%u" : "%u", ids[i]);
-}
-
-/* False: it is no list of token ids. */
-static bool ids_of_list(struct ids *out, const json_t *list)
-{
-    const json_t *one;
-    size_t i;
-
-    json_array_foreach(list, i, one)
-    {
-        if (!json_is_integer(one) || json_integer_value(one) < 0 ||
-            json_integer_value(one) >= VOCAB)
-            return false;
-        ids_add(out, (uint32_t)json_integer_value(one));
-    }
-    return json_is_array(list);
-}
-
-static bool ids_of_prompt(struct ids *out, const json_t *prompt)
-{
-    const json_t *first = json_array_get(prompt, 0);
-
-    if (json_is_string(first) || json_is_array(first))
-        return json_array_size(prompt) == 1 && ids_of_prompt(out, first);
-    if (!json_is_string(prompt))
-        return ids_of_list(out, prompt);
-    tokenize(out, json_string_value(prompt));
-    return true;
-}
-
-static bool ids_of_messages(struct ids *out, const json_t *messages)
-{
-    const json_t *one;
-    size_t i;
-
-    json_array_foreach(messages, i, one)
-    {
-        tokenize(out, text_member(one, "role", ""));
-        tokenize(out, ":");
-        tokenize(out, text_member(one, "content", ""));
-        tokenize(out, "\n");
-    }
-    return json_array_size(messages) > 0;
-}
 
 /* events and answers */
 
@@ -233,8 +130,8 @@ static void put_sglang(struct buf *b, const struct job *j, const char *finish)
     put_string(b, j->id);
     buf_puts(b, ",\"finish_reason\":");
     put_finish(b, j, finish);
-    buf_printf(b, ",\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"cached_tokens\":0",
-               j->n_prompt, j->n_made);
+    buf_printf(b, ",\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"cached_tokens\":%zu",
+               j->n_prompt, j->n_made, j->n_cached);
     if (j->n_spans > 0) {
         buf_puts(b, ",\"weight_version\":");
         put_label(b, &j->spans[j->n_spans - 1]);
@@ -335,8 +232,51 @@ static void send_token(struct conn *c)
 
 /* jobs */
 
+/* Which weights make its KV: those of its adapter count, where reloading it keeps its name. */
+static uint64_t weights_of(const struct conn *c)
+{
+    return c->e->weights << 16 | c->job->n_load;
+}
+
+/* The KV of its prompt, before its first token, and again when it had to give it up. */
+static void make_kv(struct conn *c)
+{
+    struct job *j = c->job;
+    bool was_stale = j->stale;
+
+    j->has_kv = true;
+    j->preempted = false;
+    j->kv_weights = weights_of(c);
+    if (c->e->o.dialect != BATON)
+        j->n_cached = cache_use(&c->e->cache, j->keys, j->n_keys, j->kv_weights, &j->stale);
+    if (j->stale != was_stale)
+        j->epoch = 0; /* no engine's: its next token begins a span */
+}
+
+void job_preempt(struct conn *c)
+{
+    struct job *j = c->job;
+
+    c->e->n_running -= j->running;
+    j->running = j->has_kv = false;
+    j->preempted = true;
+}
+
+bool job_preempted(const struct conn *c)
+{
+    return !c->job->stalled && c->job->preempted;
+}
+
+/* A baton makes its KV again, or keeps it by the request's wish. */
+static bool is_stale(const struct conn *c)
+{
+    return c->e->o.dialect != BATON && !c->e->o.own_kv &&
+           (c->job->stale || c->job->kv_weights != weights_of(c));
+}
+
 static void new_span(struct conn *c)
 {
+    char maker[MAKER_MAX];
     struct engine *e = c->e;
     struct job *j = c->job;
     struct span *s;
@@ -356,6 +296,10 @@ static void new_span(struct conn *c)
     if (j->adapter != NULL)
         (void)snprintf(s->maker + len, sizeof s->maker - len, "/%s#%u", j->adapter->name,
                        j->n_load);
+    if (is_stale(c)) {
+        memcpy(maker, s->maker, sizeof maker);
+        (void)snprintf(s->maker, sizeof s->maker, "stale:%.*s", MAKER_MAX - 8, maker);
+    }
     j->tag = fnv1a_of(s->maker, strlen(s->maker)) % TAGS;
     j->epoch = e->epoch;
 }
@@ -373,6 +317,7 @@ static void make_token(struct conn *c)
     j->tokens[j->n_made] = j->tag * STEPS + (j->hash + 31 * (uint32_t)j->n_made) % STEPS;
     j->n_made++;
     c->e->n_tokens_made++;
+    c->e->n_tokens_stale += is_stale(c);
     if (c->entry != NULL)
         c->entry->n_tokens = j->n_made;
     if (j->stream)
@@ -491,6 +436,8 @@ void job_tick(struct conn *c)
     if (!j->running)
         c->e->n_running++;
     j->running = true;
+    if (!j->has_kv)
+        make_kv(c);
     begin_stream(c);
     do {
         if (cut(c))
@@ -574,6 +521,23 @@ static bool set_model(struct conn *c, const json_t *body)
     return false;
 }
 
+/* An engine that reloads an adapter under its name keeps the entries of that name. */
+static void set_keys(struct conn *c, const struct ids *ids)
+{
+    struct job *j = c->job;
+    uint64_t key = 14695981039346656037U;
+
+    if (j->adapter != NULL)
+        key ^= (uint64_t)fnv1a_of(j->adapter->name, strlen(j->adapter->name)) << 32;
+    if (j->adapter != NULL && c->e->o.dialect == SGLANG)
+        key ^= j->n_load;
+    j->n_keys = ids->n < CACHE_KEYS_MAX ? ids->n : CACHE_KEYS_MAX;
+    for (size_t i = 0; i < j->n_keys; i++) {
+        key = (key ^ ids->at[i]) * 1099511628211U;
+        j->keys[i] = key != 0 ? key : 1;
+    }
+}
+
 static bool set_prompt(struct conn *c, const json_t *body)
 {
     static const char *const members[] = {"prompt", "messages", "token_ids", "input_ids"};
@@ -597,6 +561,7 @@ static bool set_prompt(struct conn *c, const json_t *body)
 
         j->hash = fnv1a(j->hash, le, sizeof le);
     }
+    set_keys(c, &ids);
     free(ids.at);
     if (!good)
         conn_refuse(c, 400, "bad_request", "%s is no one prompt that it understands",

@@ -366,6 +366,7 @@ static void state_show(struct conn *c)
     (void)json_object_set_new(all, "accepted", json_integer((json_int_t)e->n_accepted));
     (void)json_object_set_new(all, "requests", json_integer((json_int_t)e->n_requests));
     (void)json_object_set_new(all, "tokens_made", json_integer((json_int_t)e->n_tokens_made));
+    (void)json_object_set_new(all, "tokens_stale", json_integer((json_int_t)e->n_tokens_stale));
     conn_reply_json(c, 200, all);
 }
 

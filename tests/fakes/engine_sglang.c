@@ -60,6 +60,37 @@ static void load(struct conn *c, const json_t *body)
                               (json_int_t)waiting));
 }
 
+/* the cache */
+
+/* Refused while a request holds KV; also one that waits, unless it is paused: what came since waits
+ * before its door, and what was retracted has none, though a version before 0.5.23 counts it. */
+static bool may_flush(const struct engine *e)
+{
+    if (state_holds_kv(e, e->o.old_flush))
+        return false;
+    return e->pause != PAUSE_NONE || state_waiting(e) == 0;
+}
+
+/* By default, as its engine does. An older one does not survive a flush that is refused. */
+static bool flush_after(struct conn *c, const json_t *body)
+{
+    static const char refused[] = "Weights were updated, but the cache was not flushed because "
+                                  "requests are still running or queued.";
+    const json_t *wish = json_object_get(body, "flush_cache");
+
+    if (wish != NULL && !json_is_true(wish))
+        return true;
+    if (may_flush(c->e)) {
+        cache_reset(&c->e->cache);
+        return true;
+    }
+    if (c->e->o.old_flush)
+        engine_restart(c->e, 200);
+    else
+        conn_reply_json(c, 400, json_pack("{s:b, s:s}", "success", 0, "message", refused));
+    return false;
+}
+
 /* updates */
 
 static void init(struct conn *c, const json_t *body)
@@ -85,6 +116,7 @@ static void received(struct conn *c, const json_t *body)
     const char *label = text_member(body, "weight_version", NULL);
 
     c->e->n_received++;
+    state_weights(c->e);
     if (true_member(body, "abort_all_requests"))
         (void)state_abort(c->e, NULL, true);
     if (label != NULL && is_unfinished(label))
@@ -93,7 +125,8 @@ static void received(struct conn *c, const json_t *body)
         state_commit(c->e, label);
     else
         state_touch(c->e);
-    say(c, "Succeeded to update the weights.");
+    if (flush_after(c, body))
+        say(c, "Succeeded to update the weights.");
 }
 
 static void update(struct conn *c, const json_t *body)
@@ -162,6 +195,8 @@ static void pause_it(struct conn *c, const json_t *body)
 {
     const char *mode = text_member(body, "mode", "abort");
 
+    if (strcmp(mode, "retract") == 0)
+        state_preempt(c->e);
     if (strcmp(mode, "in_place") == 0 || strcmp(mode, "retract") == 0)
         state_pause(c, PAUSE_KEEP);
     else if (strcmp(mode, "abort") == 0)
@@ -208,8 +243,12 @@ static void regain(struct conn *c, const json_t *body)
 static void flush(struct conn *c, const json_t *body)
 {
     (void)body;
-    if (is_idle(c))
-        conn_reply_text(c, 200, "Cache flushed.\n");
+    if (!may_flush(c->e)) {
+        conn_refuse(c, 400, "conflict", "Flush cache failed.");
+        return;
+    }
+    cache_reset(&c->e->cache);
+    conn_reply_text(c, 200, "Cache flushed.\n");
 }
 
 static void abort_request(struct conn *c, const json_t *body)

@@ -27,6 +27,8 @@ void state_reset(struct engine *e)
     memcpy(e->whole, e->label, sizeof e->whole);
     e->serial = 1;
     e->epoch++;
+    e->weights++;
+    cache_reset(&e->cache);
     e->phase = UPDATE_NONE;
     e->update_id[0] = '\0';
     e->n_received = 0;
@@ -65,6 +67,27 @@ void state_touch(struct engine *e)
 {
     e->torn = true;
     e->epoch++;
+}
+
+void state_weights(struct engine *e)
+{
+    e->weights++;
+}
+
+void state_preempt(struct engine *e)
+{
+    for (struct conn *c = e->conns; c != NULL; c = c->next)
+        if (!c->dead && c->job != NULL && job_is_live(c, false))
+            job_preempt(c);
+}
+
+bool state_holds_kv(const struct engine *e, bool preempted)
+{
+    for (const struct conn *c = e->conns; c != NULL; c = c->next)
+        if (!c->dead && c->job != NULL &&
+            (job_is_live(c, false) || (preempted && job_preempted(c))))
+            return true;
+    return false;
 }
 
 /* pause and sleep */
@@ -120,6 +143,8 @@ void state_resume(struct engine *e)
 void state_sleep(struct engine *e, unsigned what)
 {
     e->asleep |= what;
+    if ((what & SLEEP_KV) != 0)
+        cache_reset(&e->cache);
 }
 
 void state_wake(struct engine *e, unsigned what)

@@ -115,6 +115,7 @@ static void update(struct conn *c, const json_t *body)
         return;
     }
     c->e->n_received++;
+    state_weights(c->e);
     state_touch(c->e);
     say(c, "Weights updated");
 }
@@ -204,6 +205,8 @@ static void go_to_sleep(struct conn *c, const json_t *body)
     (void)state_abort(c->e, NULL, false);
     state_sleep(c->e, SLEEP_ALL);
     if (strcmp(level, "2") == 0)
+        state_weights(c->e);
+    if (strcmp(level, "2") == 0)
         state_touch(c->e); /* dropped: only an update makes them a version's again */
     reply_empty(c, body);
 }
@@ -217,6 +220,31 @@ static void wake(struct conn *c, const json_t *body)
     what |= strstr(query, "tags=kv_cache") != NULL ? SLEEP_KV : 0;
     state_wake(c->e, what);
     reply_empty(c, body);
+}
+
+static bool query_says(const struct conn *c, const char *member)
+{
+    char value[8] = "false";
+
+    (void)request_query(&c->req, member, value, sizeof value);
+    return strcmp(value, "true") == 0;
+}
+
+/* Refused while a request holds KV, unless it is told to preempt what runs. */
+static void reset_cache(struct conn *c, const json_t *body)
+{
+    struct engine *e = c->e;
+    bool done;
+
+    if (query_says(c, "reset_running_requests"))
+        state_preempt(e);
+    done = !state_holds_kv(e, false);
+    if (done)
+        cache_reset(&e->cache);
+    if (e->o.silent_reset)
+        reply_empty(c, body);
+    else
+        conn_reply_json(c, 200, json_pack("{s:b}", "success", (int)done));
 }
 
 static void abort_requests(struct conn *c, const json_t *body)
@@ -284,7 +312,8 @@ const struct route vllm_routes[] = {
     {VLLM, "POST", "/sleep", "sleep", go_to_sleep, false},
     {VLLM, "POST", "/wake_up", "wake", wake, false},
     {VLLM, "GET", "/is_sleeping", "is_sleeping", is_sleeping, false},
-    {VLLM, "POST", "/reset_prefix_cache", "reset_cache", reply_empty, false},
+    {VLLM, "POST", "/reset_prefix_cache", "reset_cache", reset_cache, false},
+    {VLLM, "POST", "/reset_encoder_cache", "reset_encoder", reply_empty, false},
     {VLLM, "POST", "/abort_requests", "abort_requests", abort_requests, false},
     {VLLM, "POST", "/v1/load_lora_adapter", "lora_load", lora_load, false},
     {VLLM, "POST", "/v1/unload_lora_adapter", "lora_unload", lora_unload, false},

@@ -11,9 +11,10 @@ import tempfile
 
 import fake_engine_control as control
 import fake_engine_faults as faults
-from fake_engine_world import (LONG, N, PROMPT, Double, completion, events_of, expected, finish_of, ids_of, pause,
-                               refused, resume, serves, text_of, tokens_now)
+from fake_engine_world import (LONG, N, PROMPT, Double, completion, events_of, expected, finish_of, forget,
+                               ids_of, pause, refused, resume, serves_afresh, text_of, tokens_now)
 
+Double.must_be_fresh = False  # what is stale is made on purpose here
 BINARY, N_STREAMS = sys.argv[1], int(sys.argv[2])
 
 
@@ -87,11 +88,11 @@ def identity(d):
     before = ask()
     assert ask() == before and len(before) > 0
     d.order("", "wrong_version", label="step-9")
-    serves(d, "step-9")
+    serves_afresh(d, "step-9")
     d.order("", "restart")
     after = ask()
     assert after[0] != before[0] or d.dialect == "sglang" and after[1] != before[1], (before, after)
-    serves(d, "step-0")  # what it was started with
+    serves_afresh(d, "step-0")  # what it was started with
 
 
 def request_of(n_tokens):
@@ -155,7 +156,7 @@ def options():
         path = os.path.join(folder, "engine.socket")
         with Double(BINARY, "vllm", "--unix", path) as d:
             assert d.url == "unix:" + path
-            serves(d, "v1")  # nameless
+            serves_afresh(d, "v1")  # nameless
             d.order("health", "restart", ms=50)
             faults.broken(d, "GET", "/health")
             d.wait_back(lambda: d.state()["boots"] == 2)
@@ -185,6 +186,21 @@ def options():
         assert os.spawnv(os.P_WAIT, BINARY, [BINARY, *bad]) == 2, bad
 
 
+def held_by_old(dialect):
+    """As older engines do it: an SGLang keeps what it retracts, a vLLM does not say what it did."""
+    option = {"vllm": "--silent-reset", "sglang": "--old-flush"}[dialect]
+    with double(dialect, "--interval-us", 2000, option) as d:
+        running = d.stream("/v1/completions", completion(LONG))
+        next(running)
+        pause(d, "keep")
+        if dialect == "vllm":
+            assert d.good("POST", "/reset_prefix_cache") == ""
+        else:
+            d.post("/pause_generation", {"mode": "retract"})
+            assert not forget(d)
+        running.close()
+
+
 def main():
     for dialect in ("baton", "vllm", "sglang"):
         for promise in (data_plane, identity, *control.of(dialect), *faults.ALL):
@@ -193,6 +209,8 @@ def main():
         for promise in (*control.TIMED, *faults.TIMED, crowd):
             with double(dialect, "--interval-us", 2000) as d:
                 promise(d)
+    held_by_old("vllm")
+    held_by_old("sglang")
     options()
     print("ok")
 

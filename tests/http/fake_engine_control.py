@@ -2,8 +2,8 @@
 
 import json
 
-from fake_engine_world import (LONG, N, PROMPT, STEPS, completion, events_of, expected, finish_of, ids_of, pause,
-                               refused, resume, serves, tag, tokens_now)
+from fake_engine_world import (LONG, N, PROMPT, STEPS, completion, events_of, expected, finish_of, forget, ids_of,
+                               pause, refused, resume, serves_afresh, tag, tokens_now)
 
 NCCL = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 3}
 COLUMNS = {"names": ["a", "b"], "shapes": [[1], [2, 3]]}
@@ -22,16 +22,16 @@ def baton_update(d):
     assert d.post("/v1/weight_transfer/init", dict(NCCL, transport="nccl"))["rank_offset"] == 1
     refused(d, 400, "POST", "/v1/update_weights", dict(nccl, dtypes=["bfloat16"]))
     assert d.post("/v1/update_weights", nccl)["phase"] == "receiving"
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     assert d.post("/v1/update_weights/verify", u)["phase"] == "verified"
     assert d.post("/v1/update_weights/renew", u)["phase"] == "verified"
     assert d.get("/v1/status")["update"]["update_id"] == u["update_id"]
     refused(d, 409, "POST", "/v1/update_weights", nccl)
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     done = d.post("/v1/update_weights/finish", u)
     assert (done["phase"], done["weight_version"], done["serial"]) == ("committed", "step-1", 2), done
     assert d.post("/v1/update_weights/finish", u) == done
-    serves(d, "step-1")
+    serves_afresh(d, "step-1")
     refused(d, 409, "POST", "/v1/update_weights/abort", u)
     u = {"update_id": d.post("/v1/update_weights/start", {})["update_id"]}
     assert d.post("/v1/update_weights/abort", u)["phase"] == "aborted"
@@ -39,14 +39,14 @@ def baton_update(d):
     assert refused(d, 409, "POST", "/v1/update_weights/finish", u)["error"]["code"] == "update_ended"
     u = {"update_id": d.post("/v1/update_weights/start", {})["update_id"]}
     refused(d, 422, "POST", "/v1/update_weights/verify", u)
-    serves(d, "step-1")
+    serves_afresh(d, "step-1")
     d.post("/v1/update_weights", dict(COLUMNS, dtypes=DTYPES, weight_version="step-2"))
-    serves(d, "step-2")
+    serves_afresh(d, "step-2")
     u = {"update_id": d.post("/v1/update_weights/start", {})["update_id"]}
     d.post("/v1/update_weights?update_id=" + u["update_id"], b"tensors",
            headers={"Content-Type": "application/vnd.safetensors"})
     d.post("/v1/update_weights/finish", u)
-    serves(d, "v4")  # nameless
+    serves_afresh(d, "v4")  # nameless
     assert d.good("DELETE", "/v1/weight_transfer")["state"] == "none"
 
 
@@ -62,15 +62,15 @@ def vllm_update(d):
     d.post("/init_weight_transfer_engine", {"init_info": NCCL})
     assert d.state()["group"] == NCCL
     refused(d, 400, "POST", "/update_weights", {"update_info": COLUMNS})
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     d.post("/update_weights", info)
-    serves(d, "torn")
+    serves_afresh(d, "torn")
     assert d.get("/weight_info")["weight_version"] == "step-0"
     d.post("/finish_weight_update", {"weight_version": "step-1"})
-    serves(d, "step-1")
+    serves_afresh(d, "step-1")
     assert d.get("/weight_info")["weight_version"] == "step-1"
     assert d.post("/update_weight_version", {"new_version": "step-2"})["new_version"] == "step-2"
-    serves(d, "step-2")
+    serves_afresh(d, "step-2")
 
 
 def sglang_update(d):
@@ -80,17 +80,17 @@ def sglang_update(d):
     assert said["success"] is False, said
     d.post("/init_weights_update_group", dict(NCCL, master_port="29500"))
     d.post("/update_weights_from_distributed", columns)
-    serves(d, "torn")
+    serves_afresh(d, "torn")
     d.post("/update_weight_version", {"new_version": "step-1", "abort_all_requests": False})
-    serves(d, "step-1")
+    serves_afresh(d, "step-1")
     d.post("/update_weights_from_distributed", dict(columns, weight_version="step-2"))
-    serves(d, "step-2")
+    serves_afresh(d, "step-2")
     refused(d, 400, "POST", "/update_weights_from_tensor", {"serialized_named_tensors": ["a"]})
     d.post("/update_weights_from_tensor", {"serialized_named_tensors": ["a", "b"], "weight_version": "step-3"})
-    serves(d, "step-3")
+    serves_afresh(d, "step-3")
     refused(d, 400, "POST", "/update_weights_from_disk", {"model_path": "/nowhere"})
     d.post("/update_weights_from_disk", {"model_path": "/", "weight_version": "step-4"})
-    serves(d, "step-4")
+    serves_afresh(d, "step-4")
     d.post("/destroy_weights_update_group")
     refused(d, 400, "POST", "/destroy_weights_update_group", {})
 
@@ -166,18 +166,18 @@ def sleeps(d):
         d.post(wake, {"tags": ["weights"]})
         assert d.state()["kv_released"] and not d.state()["weights_asleep"]
         d.post(wake)
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     if d.dialect == "vllm":
         d.post("/sleep?level=2")
         d.post(wake)
-        serves(d, "torn")
+        serves_afresh(d, "torn")
     if d.dialect == "baton":
         assert d.post(sleep, {"level": 2})["weights"] == "dropped"
         d.post(wake)
         assert refused(d, 503, "GET", "/health/ready") == {"ready": False}
         refused(d, 503, "POST", "/v1/completions", completion())
         d.post("/v1/update_weights", dict(COLUMNS, dtypes=DTYPES, weight_version="step-1"))
-        serves(d, "step-1")
+        serves_afresh(d, "step-1")
         assert d.get("/health/ready") == {"ready": True}
 
 
@@ -189,13 +189,17 @@ def adapters(d):
     refused(d, missing, "POST", load, {"lora_name": "odd", "lora_path": "/nowhere"})
     d.post(load, {"lora_name": "l", "lora_path": "/"})
     assert tokens_now(d, **choose) == expected(PROMPT, "step-0/l#1", 0, N)
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     if d.dialect == "sglang":
         assert refused(d, 400, "POST", load, {"lora_name": "l", "lora_path": "/"})["error_message"]
     else:
         if d.dialect == "vllm":
             refused(d, 400, "POST", load, {"lora_name": "l", "lora_path": "/"})
+        assert tokens_now(d, **choose) == expected(PROMPT, "step-0/l#1", 0, N)
         d.post(load, {"lora_name": "l", "lora_path": "/tmp", "load_inplace": True})
+        if d.dialect == "vllm":  # its cache knows the adapter's name only
+            assert tokens_now(d, **choose) == expected(PROMPT, "stale:step-0/l#2", 0, N)
+        assert forget(d)
         assert tokens_now(d, **choose) == expected(PROMPT, "step-0/l#2", 0, N)
         assert d.journal("completions")[-1]["versions"] == ["step-0/l#2"]
     d.post(unload, {"lora_name": "l"})
@@ -219,10 +223,10 @@ def in_the_middle(d):
     """What runs during an update shows in its tokens who made which: vLLM and SGLang overwrite."""
     running = d.stream("/v1/completions", completion(LONG))
     seen = ids_of(next(running)["choices"][0]["text"])
-    makers = ["step-0", "torn", "step-1"]
+    makers = ["step-0", "stale:torn", "stale:step-1"]
     columns = dict(COLUMNS, dtypes=DTYPES)
     if d.dialect == "baton":
-        makers.remove("torn")
+        makers = ["step-0", "step-1"]
         u = {"update_id": d.post("/v1/update_weights/start", {})["update_id"]}
         steps = [("/v1/update_weights", dict(columns, **u)), ("/v1/update_weights/finish",
                                                               dict(u, weight_version="step-1"))]
@@ -233,7 +237,7 @@ def in_the_middle(d):
                  ("/finish_weight_update", {"weight_version": "step-1"})]
     else:
         d.post("/init_weights_update_group", NCCL)
-        steps = [("/update_weights_from_distributed", columns),
+        steps = [("/update_weights_from_distributed", dict(columns, flush_cache=False)),
                  ("/update_weight_version", {"new_version": "step-1", "abort_all_requests": False})]
     for path, body in steps:
         d.post(path, body)
@@ -247,8 +251,61 @@ def in_the_middle(d):
     assert d.journal("completions")[0]["versions"] == makers
 
 
-TIMED = (pauses, sleeps, aborts, in_the_middle)  # of a double that takes its time for a token
+def overwrite(d, label, **more):
+    """An update that leaves the cache as it is, unless told otherwise."""
+    columns = dict(COLUMNS, dtypes=DTYPES, weight_version=label, **{"flush_cache": False, **more})
+    if d.dialect == "sglang":
+        return d.ask("POST", "/update_weights_from_distributed", columns)
+    d.post("/start_weight_update")
+    d.post("/update_weights", {"update_info": dict(COLUMNS, dtype_names=DTYPES)})
+    return d.ask("POST", "/finish_weight_update", {"weight_version": label})
+
+
+def cached(d):
+    """What the weights of before have cached is told apart from what others have made."""
+    if d.dialect == "baton":
+        return
+    init = {"init_info": NCCL} if d.dialect == "vllm" else NCCL
+    d.post("/init_weight_transfer_engine" if d.dialect == "vllm" else "/init_weights_update_group", init)
+    assert tokens_now(d) == tokens_now(d) == expected(PROMPT, "step-0", 0, N)
+    assert overwrite(d, "step-1")[0] == 200
+    assert tokens_now(d) == tokens_now(d, prompt=PROMPT) == expected(PROMPT, "stale:step-1", 0, N)
+    assert tokens_now(d, prompt=PROMPT + "!") == expected(PROMPT + "!", "stale:step-1", 0, N)
+    assert tokens_now(d, prompt="Other") == expected("Other", "step-1", 0, N)
+    assert forget(d) and tokens_now(d) == expected(PROMPT, "step-1", 0, N)
+    if d.dialect == "sglang":
+        assert overwrite(d, "step-2", flush_cache=True)[0] == 200
+        assert tokens_now(d) == expected(PROMPT, "step-2", 0, N)
+
+
+def held(d):
+    """A cache is not emptied while a request holds KV, unless that is given up; then it is made again."""
+    if d.dialect == "baton":
+        return
+    init = {"init_info": NCCL} if d.dialect == "vllm" else NCCL
+    d.post("/init_weight_transfer_engine" if d.dialect == "vllm" else "/init_weights_update_group", init)
+    running = d.stream("/v1/completions", completion(LONG))
+    next(running)
+    assert not forget(d)
+    pause(d, "keep")
+    assert overwrite(d, "step-1")[0] == 200 and not forget(d)
+    if d.dialect == "vllm":
+        assert d.post("/reset_prefix_cache?reset_running_requests=true")["success"]
+    else:
+        assert overwrite(d, "step-2", flush_cache=True)[0] == 400
+        d.post("/pause_generation", {"mode": "retract"})
+        assert forget(d)
+    d.post({"vllm": "/resume", "sglang": "/continue_generation"}[d.dialect])
+    made = d.state()["tokens_made"]
+    d.wait("it goes on", lambda: d.state()["tokens_made"] > made)
+    running.close()
+    d.wait("it is cancelled", lambda: d.state()["running"] == 0)
+    label = {"vllm": "step-1", "sglang": "step-2"}[d.dialect]
+    assert d.journal("completions")[-1]["versions"] == ["step-0", label]
+
+
+TIMED = (pauses, sleeps, aborts, in_the_middle, held)  # of a double that takes its time for a token
 
 
 def of(dialect):
-    return {"baton": baton_update, "vllm": vllm_update, "sglang": sglang_update}[dialect], adapters
+    return {"baton": baton_update, "vllm": vllm_update, "sglang": sglang_update}[dialect], adapters, cached

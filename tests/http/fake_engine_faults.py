@@ -3,7 +3,7 @@
 import http.client
 import json
 
-from fake_engine_world import LONG, N, completion, expected, pause, refused, resume, serves
+from fake_engine_world import LONG, N, completion, expected, pause, refused, resume, serves_afresh
 
 LAST = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
 GONE = (ConnectionError, http.client.HTTPException)
@@ -47,18 +47,18 @@ def faults(d):
     slow = d.last()
     assert slow["ended_us"] - slow["came_us"] >= 50_000 and slow["executed"], slow
     d.order("completions", "slow", ms=50)
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     assert d.last()["ended_us"] - d.last()["came_us"] >= 50_000
     d.order("completions", "status", times=0)
     assert [d.ask("POST", "/v1/completions", completion())[0] for _ in range(3)] == [500] * 3
     d.good("DELETE", "/fault")
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
     for bad in ({}, {"on": "x", "do": "odd"}, {"do": "hang"}, {"on": "x", "do": "hang", "nth": 0}):
         assert refused(d, 400, "POST", "/fault", bad)
     d.order("pause", "wrong_version", label="step-8")
     pause(d, "keep")
     resume(d)
-    serves(d, "step-8")
+    serves_afresh(d, "step-8")
 
 
 def slow_pause(d):
@@ -167,7 +167,7 @@ def restarts(d):
             pass
     assert [r["end"] for r in d.journal("completions")] == ["restarted"] * 3
     assert d.state()["pause"] is None and d.state()["running"] == 0
-    serves(d, "step-0")
+    serves_afresh(d, "step-0")
 
 
 def journal(d):

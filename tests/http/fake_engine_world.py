@@ -60,6 +60,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 class Double:
     """A process; with Double(...) as d: … ends it, and it is an error unless that went well."""
+    must_be_fresh = True
 
     def __init__(self, binary, dialect, *options):
         self.dialect, self.process = dialect, subprocess.Popen(
@@ -73,10 +74,16 @@ class Double:
 
     def __exit__(self, kind, *_):
         was_killed = self.process.returncode is not None
+        if not kind and not was_killed and self.must_be_fresh:
+            self.is_fresh()
         self.process.terminate()
         code = self.process.wait(WAIT_S)
         self.process.stdout.close()
         assert kind or was_killed or code == 0, f"the double ended with {code}"
+
+    def is_fresh(self):
+        """No token was made from what other weights had cached."""
+        assert self.state()["tokens_stale"] == 0, self.journal()
 
     def kill(self):
         """Dead for good; its journal too."""
@@ -186,9 +193,22 @@ def tokens_now(d, n=N, prompt=PROMPT, **more):
     return ids_of(d.post("/v1/completions", dict(more, prompt=prompt, max_tokens=n))["choices"][0]["text"])
 
 
+def forget(d, **more):
+    """The prefix cache is emptied, as who has changed the weights must ask for."""
+    if d.dialect == "vllm":
+        return d.post("/reset_prefix_cache", **more)["success"]
+    return d.dialect == "baton" or d.ask("POST", "/flush_cache", {}, **more)[0] == 200
+
+
 def serves(d, maker):
     found = tokens_now(d)
     assert found == expected(PROMPT, maker, 0, N), (d.dialect, maker, found)
+
+
+def serves_afresh(d, maker):
+    """Whatever was cached."""
+    assert forget(d), d.dialect
+    serves(d, maker)
 
 
 def refused(d, status, method, path, body=None, **more):

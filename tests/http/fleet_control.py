@@ -62,6 +62,9 @@ class Fleet:
 
     def __exit__(self, kind, *_):
         try:
+            for d in self.doubles:
+                if not kind and d.process.poll() is None and d.must_be_fresh:
+                    d.is_fresh()
             self.front.__exit__(kind)
         finally:
             for d in self.doubles:
@@ -157,8 +160,8 @@ def refused(f, status, method, path, body=None, code=None):
 # ---- that it goes well ----
 
 ORDER = {"baton": ["start", "update", "verify", "finish"],
-         "vllm": ["pause", "mark", "start", "update", "finish", "reset_cache", "resume"],
-         "sglang": ["pause", "mark", "update", "finish", "reset_cache", "resume"]}
+         "vllm": ["pause", "mark", "start", "update", "reset_cache", "reset_encoder", "finish", "resume"],
+         "sglang": ["pause", "mark", "update", "reset_cache", "finish", "resume"]}
 
 
 def goes_well(f):
@@ -470,7 +473,7 @@ def one_phase(f):
     """The quorum goes on: 3 of 4. Who was touched and did not get there is fenced and stays paused."""
     dialect, bad = f.doubles[0].dialect, 2
     n = len(f.doubles)
-    ops = [op for op in ORDER[dialect] if op not in ("reset_cache", "resume")]
+    ops = [op for op in ORDER[dialect] if op not in ("reset_cache", "reset_encoder", "resume")]
     for op, fault in itertools.product(ops, BREAKS):
         step, _, said = breaks(f, bad, op, fault)
         assert step is None and ok_of(said) == [i != bad for i in range(n)], (op, fault, step, said)

@@ -114,8 +114,11 @@ def learned(f):
     said = pushed(f, "unknown", HALF[:10], HALF[10:])
     assert (said["n_tensors_done"], said["n_tensors_total"]) == (len(HALF), 0), said
     assert spec(f) == {"from": "update", "n_tensors": len(HALF)}
-    with open(fleet_control.LOG, encoding="utf-8") as log:
-        assert '"event":"fleet.coverage_unknown"' in log.read()
+
+    def is_logged():
+        with open(fleet_control.LOG, encoding="utf-8") as log:
+            return '"event":"fleet.coverage_unknown"' in log.read()
+    until("it is logged", is_logged)
     pushed(f, "as_before", ALL)  # more than before; and so it is from now on
     assert spec(f) == {"from": "update", "n_tensors": len(ALL)}
     message = refused_half(f, HALF)

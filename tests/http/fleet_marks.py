@@ -447,7 +447,8 @@ def plain_finish():
         g.update_all()
         g.clean()
         g.update_all()
-        assert g.ops(0) == ["pause", "mark", "start", "update", "finish", "relabel", "reset_cache", "resume"], g.ops(0)
+        assert g.ops(0) == ["pause", "mark", "start", "update", "reset_cache",
+                            "reset_encoder", "finish", "relabel", "resume"], g.ops(0)
         for fault in ("status", "hang", "close_before"):
             g.clean()
             g.doubles[1].order("relabel", fault)

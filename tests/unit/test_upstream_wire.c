@@ -42,6 +42,22 @@ static const struct row rows[] = {
     {WIRE_VLLM, WIRE_FINISH, "{\"update_id\":\"u\",\"weight_version\":\"a\"}",
      "POST /finish_weight_update", "{\"weight_version\":\"a\"}"},
     {WIRE_VLLM, WIRE_PAUSE, "{\"mode\":\"keep\"}", "POST /pause?mode=keep&clear_cache=false", NULL},
+    {WIRE_BATON, WIRE_RESET_CACHE, "{\"running\":true}", "POST /v1/reset_cache",
+     "{\"running\":true}"},
+    {WIRE_BATON, WIRE_RESET_ENCODER, "{}", NULL, NULL},
+    {WIRE_BATON, WIRE_RETRACT, "{}", NULL, NULL},
+    {WIRE_VLLM, WIRE_RESET_CACHE, "{}", "POST /reset_prefix_cache", NULL},
+    {WIRE_VLLM, WIRE_RESET_CACHE, "{\"running\":false,\"external\":true}",
+     "POST /reset_prefix_cache?reset_external=true", NULL},
+    {WIRE_VLLM, WIRE_RESET_CACHE, "{\"running\":true}",
+     "POST /reset_prefix_cache?reset_running_requests=true", NULL},
+    {WIRE_VLLM, WIRE_RESET_CACHE, "{\"running\":true,\"external\":true}",
+     "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true", NULL},
+    {WIRE_VLLM, WIRE_RESET_ENCODER, "{}", "POST /reset_encoder_cache", NULL},
+    {WIRE_VLLM, WIRE_RETRACT, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_RESET_CACHE, "{\"running\":true}", "POST /flush_cache", "{}"},
+    {WIRE_SGLANG, WIRE_RESET_ENCODER, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_RETRACT, "{}", "POST /pause_generation", "{\"mode\":\"retract\"}"},
     {WIRE_VLLM, WIRE_SLEEP, "{\"level\":2}", "POST /sleep?level=2", NULL},
     {WIRE_VLLM, WIRE_WAKE, "{\"tags\":[\"weights\",\"kv_cache\"]}",
      "POST /wake_up?tags=weights&tags=kv_cache", NULL},
@@ -85,7 +101,8 @@ static const struct row rows[] = {
      "{\"serialized_named_tensors\":[\"x\"],\"load_format\":\"flattened_bucket\","
      "\"flush_cache\":false}"},
     {WIRE_SGLANG, WIRE_UPDATE, "{\"path\":\"/w\",\"weight_version\":\"a\"}",
-     "POST /update_weights_from_disk", "{\"model_path\":\"/w\",\"weight_version\":\"a\"}"},
+     "POST /update_weights_from_disk",
+     "{\"model_path\":\"/w\",\"weight_version\":\"a\",\"flush_cache\":false}"},
     {WIRE_SGLANG, WIRE_FINISH, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
      "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
     {WIRE_SGLANG, WIRE_FINISH, "{}", NULL, NULL},
@@ -528,9 +545,38 @@ static void test_wire_read_done_believes_the_body(void **state)
     }
 }
 
+static void test_wire_resets_surely_takes_silence_for_no_proof(void **state)
+{
+    static const struct {
+        enum wire_dialect dialect;
+        const char *native, *answer;
+        bool surely;
+    } said[] = {
+        {WIRE_VLLM, "{\"running\":true}", "", true}, /* it would have failed */
+        {WIRE_VLLM, "{\"running\":false}", "", false},
+        {WIRE_VLLM, "{}", "{\"success\":true}", true},
+        {WIRE_VLLM, "{}", "{\"success\":\"true\"}", false},
+        {WIRE_VLLM, "{}", "{\"success\":true", false},
+        {WIRE_VLLM, "{}", "true", false},
+        {WIRE_SGLANG, "{}", "Cache flushed.\n", true},
+        {WIRE_BATON, "{}", "{}", true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        json_t *native = json_loads(said[i].native, 0, NULL);
+
+        assert_int_equal(wire_resets_surely(said[i].dialect, native, said[i].answer,
+                                            strlen(said[i].answer)),
+                         said[i].surely);
+        json_decref(native);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wire_resets_surely_takes_silence_for_no_proof),
         cmocka_unit_test(test_wire_make_says_it_in_their_words),
         cmocka_unit_test(test_wire_make_puts_in_what_is_each_ones_own),
         cmocka_unit_test(test_wire_make_refuses_what_they_have_no_words_for),

@@ -1,0 +1,343 @@
+"""No reply is made from what other weights cached, whoever paused the upstreams and whoever resumes them.
+
+The doubles' caches remember which weights made each entry, and a token that read an entry of others says so;
+Fleet and Double check at their end that there was none.
+Usage: as fleet_control.py, vllm or sglang.
+"""
+
+import http.client
+import json
+import threading
+
+import fleet_control
+from fake_engine_world import LONG, N, PROMPT, completion, events, expected, ids_of
+from fleet_control import COLUMNS, HANDLES, JOIN, LABELS, RANKS, WHICH, Fleet, ok_of, reboot, told
+from fleet_world import n_traffic, until
+
+fleet_control.TIMEOUT_MS = 4000
+VLLM_INFO = {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[1], [2, 3]], "packed": True,
+             "ipc_handles_pickled": HANDLES["ipc_handles_pickled"]}
+RESET = {"vllm": ["reset_cache", "reset_encoder"], "sglang": ["reset_cache"]}[WHICH]
+SLOW = ("--interval-us", 2000)
+
+
+def generate(f, n=N, prompt=PROMPT, status=200):
+    said = f.front.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": n})
+    assert said[0] == status, said
+    return ids_of(said[1]["choices"][0]["text"]) if status == 200 else said[1]["error"]["message"]
+
+
+def warm(f):
+    """Every upstream caches what the weights of now make of it."""
+    for _ in range(4 * len(f.doubles)):
+        generate(f)
+
+
+def all_serve(f, label):
+    for d in f.doubles:
+        n = d.state()["tokens_made"]
+        until("it is asked", lambda: generate(f) == expected(PROMPT, label, 0, N) and d.state()["tokens_made"] > n)
+
+
+def pause(f, mode):
+    if WHICH == "vllm":
+        f.front.post(f"/pause?mode={mode}")
+    else:
+        f.front.post("/pause_generation", {"mode": mode.replace("keep", "in_place")})
+
+
+def resume(f):
+    f.front.post("/resume" if WHICH == "vllm" else "/continue_generation")
+
+
+def join(f):
+    world = 1 + len(f.doubles) * RANKS
+    if WHICH == "vllm":
+        f.front.post("/init_weight_transfer_engine", {"init_info": {}})
+    else:
+        f.front.post("/init_weights_update_group", dict(JOIN, rank_offset=1, world_size=world, group_name="g"))
+
+
+def trainer_updates(f, label, **more):
+    """As a trainer does that knows nothing but its engine's own routes."""
+    if WHICH == "vllm":
+        f.front.post("/start_weight_update", {"is_checkpoint_format": True})
+        f.front.post("/update_weights", {"update_info": VLLM_INFO})
+        f.front.post("/finish_weight_update", {"weight_version": label})
+    else:
+        f.front.post("/update_weights_from_distributed",
+                     dict(COLUMNS, group_name="g", weight_version=label, **{"flush_cache": True, **more}))
+
+
+def native_updates(f, label):
+    step, _, said = f.update(label)
+    assert step is None and all(ok_of(said)), said
+
+
+# ---- nothing runs ----
+
+def usual(f):
+    """Pause, update, resume by the engine's own routes; one client, and nothing is under way."""
+    for mode in ("abort", "keep") if WHICH == "sglang" else ("abort", "keep", "wait"):
+        label = next(LABELS)
+        warm(f)
+        f.clean()
+        pause(f, mode)
+        trainer_updates(f, label)
+        resume(f)
+        all_serve(f, label)
+        for i in range(len(f.doubles)):
+            ops = [op for op in f.ops(i) if op in (*RESET, "finish", "resume")]
+            assert ops[:len(RESET) + 2] == [*RESET, "finish", "resume"], ops
+
+
+def by_our_routes(f):
+    """Paused by /v1/pause, or by nobody; resumed by the end of its lease, or with the update."""
+    for mode in (None, "keep", "abort"):
+        label = next(LABELS)
+        warm(f)
+        if mode is not None:
+            f.front.post("/v1/pause", {"mode": mode, "lease_s": 1} if mode == "abort" else {"mode": mode})
+        native_updates(f, label)
+        if mode == "keep":
+            f.front.post("/v1/resume")
+        if mode == "abort":
+            until("the pause ends with its lease", lambda: f.front.status()["pause"] is None)
+        all_serve(f, label)
+
+
+def not_flushed(f):
+    """A trainer that leaves the flush to others gets none of the old entries either."""
+    label = next(LABELS)
+    warm(f)
+    trainer_updates(f, label, flush_cache=False)
+    resume(f)
+    all_serve(f, label)
+
+
+def asleep(f):
+    label = next(LABELS)
+    warm(f)
+    f.front.post("/v1/sleep", {"level": 1})
+    f.front.post("/v1/wake", {"tags": ["weights"]})
+    native_updates(f, label)
+    f.front.post("/v1/wake", {"tags": ["kv_cache"]})
+    all_serve(f, label)
+
+
+def by_trainer(f):
+    """Its own words about caches reach the engines."""
+    f.clean()
+    if WHICH == "vllm":
+        f.front.post("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
+        f.front.post("/reset_prefix_cache", {"reset_running_requests": False})
+        found = [[e["query"] for e in d.journal("reset_cache")] for d in f.doubles]
+        assert found == [["reset_running_requests=true&reset_external=true", ""]] * len(f.doubles), found
+    else:
+        f.front.good("GET", "/flush_cache")
+        assert [len(d.journal("reset_cache")) for d in f.doubles] == [1] * len(f.doubles)
+
+
+def adapters(f):
+    """An engine that knows an adapter by its name keeps what the one before it cached."""
+    def ask():
+        said = f.front.post("/v1/completions", {"model" if WHICH == "vllm" else "lora_path": "l", "prompt": PROMPT,
+                                                "max_tokens": N})
+        return ids_of(said["choices"][0]["text"])
+    for n in (1, 2, 3):
+        f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"})
+        f.wait(*["serving"] * len(f.doubles))
+        for _ in range(4 * len(f.doubles)):
+            assert ask() == expected(PROMPT, f"{f.label}/l#{n}", 0, N), n
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "l"})
+
+
+# ---- something is held ----
+
+class Stream:
+    """A generation that goes on; what made its tokens is in its double's journal."""
+
+    def __init__(self, f, prompt=PROMPT):
+        self.c = http.client.HTTPConnection("127.0.0.1", f.front.port, timeout=60)
+        self.c.request("POST", "/v1/completions", json.dumps(dict(completion(LONG, stream=True), prompt=prompt)),
+                       {"Content-Type": "application/json"})
+        self.events = events(self.c.getresponse())
+        next(self.events)
+
+    def next(self, n=1):
+        for _ in range(n):
+            next(self.events)
+
+    def close(self):
+        self.c.close()
+
+
+def made_by(d):
+    return d.journal("completions")[0]["versions"]
+
+
+def running(f, d, n):
+    d.wait("as many run", lambda: d.state()["running"] == n)
+
+
+def held(f):
+    """What runs goes on after the update with KV that the new weights made; nobody reads what the old ones did."""
+    d, before = f.doubles[0], f.label
+    for step in (trainer_updates, native_updates):
+        label = next(LABELS)
+        d.good("DELETE", "/journal")
+        warm(f)
+        d.good("DELETE", "/journal")
+        s = Stream(f)
+        if step is trainer_updates:
+            pause(f, "keep")
+        step(f, label)
+        if step is trainer_updates:
+            resume(f)
+        f.wait("serving")
+        made = d.state()["tokens_made"]
+        until("it goes on", lambda: d.state()["tokens_made"] > made + 3)
+        assert generate(f) == expected(PROMPT, label, 0, N)
+        s.next(3)
+        s.close()
+        running(f, d, 0)
+        assert made_by(d) == [before, label], made_by(d)
+        before = label
+    f.label = before
+
+
+def queued(f):
+    """What came while they stood still reads nothing that the old weights cached."""
+    d, label = f.doubles[0], next(LABELS)
+    warm(f)
+    pause(f, "keep")
+    found = []
+    t = threading.Thread(target=lambda: found.append(generate(f)))
+    t.start()
+    d.wait("it waits", lambda: d.state()["waiting"] == 1)
+    trainer_updates(f, label)
+    resume(f)
+    t.join()
+    assert found == [expected(PROMPT, label, 0, N)], found
+
+
+def goes_on(f):
+    """--on-update continue: what is held keeps its KV, and nothing new comes until it has ended."""
+    d, label = f.doubles[0], next(LABELS)
+    warm(f)
+    s = Stream(f)
+    native_updates(f, label)
+    f.wait("unsynced")
+    assert f.versions() == [label] and not f.front.ready()
+    words = f.front.upstreams()[d.url]["error"]["message"]
+    assert "caches may hold what other weights made" in words, words
+    assert "caches may hold" in generate(f, status=503)
+    s.next(3)
+    assert d.state()["running"] == 1 and f.states() == ["unsynced"]
+    s.close()
+    f.wait("serving")
+    assert f.front.ready() and generate(f) == expected(PROMPT, label, 0, N)
+
+
+def old_sglang(f):
+    """It cannot drop what is held: it gets nothing new until that has ended."""
+    goes_on(f)
+    d, label = f.doubles[0], next(LABELS)
+    s = Stream(f)
+    pause(f, "keep")
+    trainer_updates(f, label)
+    resume(f)
+    f.wait("unsynced")
+    boots = d.state()["boots"]
+    s.next(3)
+    s.close()
+    f.wait("serving")
+    assert generate(f) == expected(PROMPT, label, 0, N) and d.state()["boots"] == boots
+
+
+# ---- a reset that fails ----
+
+def fails_once(f):
+    """It is asked again, and gets nothing meanwhile."""
+    last = f.doubles[-1]
+    for fault in ({"do": "status"}, {"do": "close_before"}, {"do": "close_after"}, {"do": "hang"},
+                  {"do": "status", "status": 200, "text": '{"success": false}'}):
+        if WHICH == "sglang" and fault.get("status") == 200:
+            continue
+        label = next(LABELS)
+        warm(f)
+        f.clean()
+        last.order("reset_cache", fault.pop("do"), times=1, **fault)
+        native_updates(f, label)
+        f.wait(*["serving"] * len(f.doubles))
+        all_serve(f, label)
+        assert len(last.journal("reset_cache")) >= 2
+    f.clean()
+
+
+def never(f):
+    """The others serve; it does not, and says why; a new process of it has nothing cached."""
+    d, label = f.doubles[-1], next(LABELS)
+    warm(f)
+    d.order("reset_cache", "status", times=0)
+    native_updates(f, label)
+    f.wait(*["serving"] * (len(f.doubles) - 1), "unsynced")
+    assert not f.front.ready() and "asked to empty them" in f.front.upstreams()[d.url]["error"]["message"]
+    n = n_traffic(d)
+    for _ in range(8):
+        assert generate(f) == expected(PROMPT, label, 0, N)
+    assert n_traffic(d) == n
+    f.stays(*["serving"] * (len(f.doubles) - 1), "unsynced")
+    f.clean()
+    f.wait(*["serving"] * len(f.doubles))
+    all_serve(f, label)
+
+
+def vouched_for(f):
+    """Of one that somebody vouches for nobody knows what made its entries."""
+    d = f.doubles[-1]
+    f.update_all()
+    reboot(d, ms=1)
+    f.wait(*["serving"] * (len(f.doubles) - 1), "unsynced")
+    d.post("/update_weight_version", {"new_version": f.label, "abort_all_requests": False})
+    f.clean()
+    f.front.post("/v1/upstreams/resync", {"upstream": d.url})
+    assert [e["op"] for e in d.journal() if e["op"] in RESET] == RESET
+    f.wait(*["serving"] * len(f.doubles))
+
+
+def quietly(f):
+    """A vLLM that says nothing may have done nothing, unless it was told to preempt what runs."""
+    d, label = f.doubles[0], next(LABELS)
+    warm(f)
+    s = Stream(f)
+    native_updates(f, label)
+    f.wait("unsynced")
+    s.close()
+    running(f, d, 0)
+    f.wait("serving")
+    assert generate(f) == expected(PROMPT, label, 0, N)
+
+
+def with_fleet(promises, *dialects, engine=(), **more):
+    with Fleet(*dialects, engine=("--weight-version", "step-0", *engine), **more) as f:
+        join(f)
+        f.update_all()
+        for p in promises:
+            told(p.__name__, p, f)
+
+
+def main():
+    with_fleet([usual, by_our_routes, not_flushed, asleep, by_trainer, fails_once, never, vouched_for], WHICH, WHICH)
+    with_fleet([adapters], WHICH, WHICH)
+    with_fleet([held, queued], WHICH, engine=SLOW)
+    continues = {"options": ("--on-update", "continue"), "engine": (*SLOW, "--own-kv")}
+    with_fleet([goes_on], WHICH, **continues)
+    if WHICH == "vllm":
+        with_fleet([held, queued], WHICH, engine=(*SLOW, "--silent-reset"))
+        with_fleet([quietly], WHICH, options=continues["options"], engine=(*continues["engine"], "--silent-reset"))
+    else:
+        with_fleet([old_sglang], WHICH, engine=(*SLOW, "--old-flush", "--own-kv"))
+
+
+main()
