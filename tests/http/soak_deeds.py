@@ -150,7 +150,7 @@ def slow(soak, rng):
         "max_tokens": n_tokens, "ignore_eos": True, "n": 2}}).encode()
     with socket.create_connection(("127.0.0.1", soak.server.port), timeout=WAIT_S) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        s.sendall(b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        s.sendall(b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
                   b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         said = b""
         for _ in range(60):
@@ -219,12 +219,12 @@ def flood(soak, rng):
     return "tokenize"
 
 
-HOSTILE = [b"", b"\r\n", b"GET", b"GET / HTTP/1.1\r\n", b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 90000,
-           b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{", b"\x16\x03\x01\x02\x00" * 40,
-           b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
-           b"BREW /v1/status HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n",
-           b"POST /v1/pause HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]",
-           b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n{}\n"]
+HOSTILE = [b"", b"\r\n", b"GET", b"GET / HTTP/1.1\r\n", b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 90000,
+           b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{", b"\x16\x03\x01\x02\x00" * 40,
+           b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+           b"BREW /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n",
+           b"POST /v1/pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]",
+           b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n{}\n"]
 
 
 def hostile(soak, rng):
