@@ -150,7 +150,7 @@ enum { CONFIG_LIST_MAX = 256 };
     X(MS, body_timeout, "body-timeout", "MS", "60000", 100, 3600000,                               \
       "longest time to send a whole JSON body")                                                    \
     X(MS, idle_timeout, "idle-timeout", "MS", "75000", 2500, 86400000,                             \
-      "a connection without a request is closed after this")                                       \
+      "a connection without a request is closed after this, or when others need its place")        \
     X(INT, max_connections, "max-connections", "N", "0", 0, 1000000,                               \
       "connections at once; 0: what the descriptor limit allows")                                  \
     X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \

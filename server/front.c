@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { RESERVE_MAX = 256 };
+enum { RESERVE_MIN = 8, RESERVE_MAX = 256 };
 
 static void library_panic(void *cls, const char *file, unsigned line, const char *reason)
 {
@@ -29,11 +29,13 @@ static void shard_close(struct shard *s);
 static uint64_t shard_turn(void *arg)
 {
     struct shard *s = arg;
-    uint64_t wait_us;
+    uint64_t wait_us, shed_us;
 
     if (s->n_parts == 0)
         return CLOCK_NEVER;
     wait_us = parts_run(s);
+    shed_us = conn_shed(s);
+    wait_us = shed_us < wait_us ? shed_us : wait_us;
     if (s->finish_by_us > 0 &&
         ((!conn_any_unsent(s) && s->n_lingers == 0) || clock_passed(s->finish_by_us))) {
         shard_close(s);
@@ -136,6 +138,8 @@ static void size_shards(struct front *f)
     if (most < 2)
         most = 2;
     reserve = most / 16;
+    if (reserve < RESERVE_MIN)
+        reserve = most / 4 < RESERVE_MIN ? most / 4 : RESERVE_MIN;
     if (reserve < 1)
         reserve = 1;
     if (reserve > RESERVE_MAX)
@@ -168,6 +172,7 @@ int front_new(struct front **out, const struct front_cfg *cfg, struct err *e)
     for (size_t i = 0; i < f->n_shards; i++) {
         f->shards[i].front = f;
         f->shards[i].listen_fd = -1;
+        f->shards[i].idle_end = &f->shards[i].idle;
     }
     front_fit_nofile(f);
     size_shards(f);

@@ -75,11 +75,59 @@ void conn_deadline(struct conn *c, uint64_t after_us)
         set_deadline(c, after_us == CLOCK_NEVER ? CLOCK_NEVER : clock_after_us(after_us));
 }
 
+void conn_busy(struct conn *c)
+{
+    struct shard *s = c->shard;
+
+    if (c->prev_idle == NULL)
+        return;
+    *c->prev_idle = c->next_idle;
+    if (c->next_idle != NULL)
+        c->next_idle->prev_idle = c->prev_idle;
+    else
+        s->idle_end = c->prev_idle;
+    c->prev_idle = NULL;
+    s->n_idle--;
+}
+
+void conn_idle(struct conn *c)
+{
+    struct shard *s = c->shard;
+
+    if (c->dead || c->prev_idle != NULL)
+        return;
+    c->idle_since_us = clock_now_us();
+    c->next_idle = NULL;
+    c->prev_idle = s->idle_end;
+    *s->idle_end = c;
+    s->idle_end = &c->next_idle;
+    s->n_idle++;
+}
+
+uint64_t conn_shed(struct shard *s)
+{
+    uint64_t now_us;
+
+    if (s->n_conns - s->n_dead <= s->n_conns_max || s->idle == NULL)
+        return CLOCK_NEVER;
+    now_us = clock_now_us();
+    while (s->n_conns - s->n_dead > s->n_conns_max && s->idle != NULL) {
+        uint64_t until_us = s->idle->idle_since_us + FRONT_IDLE_US_MIN;
+
+        if (now_us < until_us)
+            return until_us - now_us;
+        conn_kill(s->idle);
+    }
+    return CLOCK_NEVER;
+}
+
 void conn_kill(struct conn *c)
 {
     if (c->dead)
         return;
+    conn_busy(c);
     c->dead = true;
+    c->shard->n_dead++;
     set_deadline(c, CLOCK_NEVER);
     if (c->req != NULL) {
         exchange_mark_gone(c->req->x);
@@ -140,6 +188,7 @@ static struct conn *conn_new(struct part *p, int fd, const struct sockaddr *peer
     }
     set_options(fd);
     conn_deadline(c, cfg->header_timeout_us);
+    conn_idle(c);
     c->next = s->conns;
     c->prev_next = &s->conns;
     if (c->next != NULL)
@@ -163,6 +212,8 @@ static void conn_free(struct conn *c)
     if (!c->dead && (c->linger || has_unread(c)))
         lingering_open(c->shard, c->fd);
     set_deadline(c, CLOCK_NEVER);
+    conn_busy(c);
+    c->shard->n_dead -= c->dead;
     *c->prev_next = c->next;
     if (c->next != NULL)
         c->next->prev_next = c->prev_next;

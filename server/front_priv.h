@@ -32,6 +32,7 @@ enum {
     FRONT_DROP_NBYTES_MAX = 1 << 20,     /* a known rest up to this is read before an early error */
     FRONT_GRACE_US = 1000 * 1000,        /* from an answer mid-upload, or the end, to the cut */
     FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
+    FRONT_IDLE_US_MIN = 5 * 1000,        /* idle so long, a connection may give way to another */
     FRONT_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
     FRONT_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */
     FRONT_LINGER_UNIX_NBYTES = 64 << 10, /* if it is a unix socket */
@@ -52,6 +53,8 @@ struct conn {
     struct part *part;
     struct conn *next, **prev_next;    /* in shard->conns */
     struct conn *next_due, **prev_due; /* in shard->timed; prev_due is NULL without a deadline */
+    struct conn *next_idle, **prev_idle; /* in shard->idle; prev_idle is NULL while it is not */
+    uint64_t idle_since_us;
     struct loop_watch hangup;
     int fd;               /* libmicrohttpd's */
     uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
@@ -151,15 +154,17 @@ struct shard {
     int listen_fd;            /* owned; -1 once closed */
     struct loop_watch listen; /* of listen_fd */
     bool listening;           /* it is watched */
-    size_t n_conns_max;       /* over it, new requests are shed */
+    size_t n_conns_max;       /* over it, idle connections give way, and requests are shed */
     size_t n_conns_limit;     /* at it, nobody is accepted */
     struct loop_timer sweep;
     struct loop_item quiesce, finish, beat;
     struct conn *conns, *timed;
+    struct conn *idle, **idle_end; /* without a request whose head has come, the longest first */
     struct lingering *lingers;
     struct greeting *greetings;
     size_t n_conns, n_lingers, n_greetings;
     uint64_t plain_second; /* when plain HTTP to a TLS listener was last logged */
+    size_t n_idle, n_dead; /* of n_conns */
     bool quiesced;
     uint64_t finish_by_us; /* everything is closed then; 0: not finishing */
     uint64_t log_second;   /* rate limit of the library's messages */
@@ -228,6 +233,11 @@ void front_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe);
 void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
+void conn_idle(struct conn *c);              /* its request, if it had one, is over */
+void conn_busy(struct conn *c);              /* the head of a request has come */
+/* Those that have been idle the longest give way while there are more than n_conns_max. Returns in
+ * how many microseconds the next one may. */
+uint64_t conn_shed(struct shard *s);
 void conn_kill(struct conn *c);              /* the exchange is gone, the socket is shut down */
 /* Its peer finds it broken: of HTTP/1.0 an end is a whole answer. */
 void conn_reset(struct conn *c);

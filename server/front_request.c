@@ -139,14 +139,17 @@ static int route(struct request *r, struct err *e)
 static int admit(struct request *r, const struct request_line *line, struct err *e)
 {
     struct shard *s = r->conn->shard;
+    size_t n_busy;
 
     if (filter_request(r, line, e) != 0)
         return -1;
-    if (s->n_conns > s->n_conns_max) {
-        r->must_close = true;
-        return err_set(e, ERR_OVERLOADED, "", "too many connections (%zu)", s->n_conns);
-    }
-    return route(r, e);
+    if (route(r, e) != 0)
+        return -1;
+    n_busy = s->n_conns - s->n_dead - s->n_idle;
+    if (n_busy <= s->n_conns_max || r->plan.reserved)
+        return 0;
+    r->must_close = true;
+    return err_set(e, ERR_OVERLOADED, "", "too many connections are at work (%zu)", n_busy);
 }
 
 /* The answer is there, with the headers alone. A short rest of the body is read first, so that the
@@ -176,6 +179,7 @@ static enum MHD_Result first_call(struct request *r, const struct request_line *
     int rc;
 
     front_count(&r->conn->shard->n_requests);
+    conn_busy(r->conn);
     rc = admit(r, line, &e);
     /* No key outlives its judgement, nor a refusal that came before it. */
     explicit_bzero(r->x->authorization, strlen(r->x->authorization));
@@ -289,6 +293,7 @@ void request_end(struct request *r, bool sent)
     exchange_detach(r->x, r->sent);
     loop_unpost(s->loop, &r->wake);
     r->conn->req = NULL;
+    conn_idle(r->conn);
     conn_deadline(r->conn, r->raw_sent ? FRONT_GRACE_US : s->front->cfg.idle_timeout_us);
     if (r->routed)
         tell_done(r);

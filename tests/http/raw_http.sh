@@ -16,4 +16,27 @@ serve_model --header-timeout 1000 --body-timeout 1000 --idle-timeout 2500 --tls-
   --tls-key "$WORK/key.pem"
 "$PYTHON" "$(dirname "$0")/raw_http.py" 127.0.0.1 "${URL##*:}" "$WORK/cert.pem" || fail "see above"
 N_CHECKS=$((N_CHECKS + 1))
+stop_server
+
+# With few descriptors: slow bodies of generates and hundreds of connections that say nothing keep
+# nobody from health and control.
+ulimit -n 256
+serve_model --header-timeout 600000 --body-timeout 600000
+"$PYTHON" - "${URL##*:}" <<'P' || fail "health or control were kept out"
+import http.client, socket, sys, time
+at = ("127.0.0.1", int(sys.argv[1]))
+head = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 20\r\n\r\n{")
+held = [socket.create_connection(at) for _ in range(12)]
+for one in held:
+    one.sendall(head)
+held += [socket.create_connection(at) for _ in range(200)]
+for method, path in (("GET", "/health"), ("GET", "/v1/status"), ("POST", "/v1/pause"), ("POST", "/v1/resume")):
+    began = time.monotonic()
+    c = http.client.HTTPConnection(*at, timeout=60)
+    c.request(method, path)
+    status = c.getresponse().status
+    assert status == 200 and time.monotonic() - began < 5, (path, status, time.monotonic() - began)
+P
+N_CHECKS=$((N_CHECKS + 1))
 done_testing

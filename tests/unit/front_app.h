@@ -201,6 +201,7 @@ static inline int app_route(void *app, struct exchange *x, struct front_plan *ou
     (void)snprintf(a->last_query, sizeof a->last_query, "%.63s", q != NULL ? q : "(none)");
     mtx_unlock(&a->lock);
     *out = (struct front_plan){.body = FRONT_BODY_WHOLE, .body_max = APP_BODY_MAX};
+    out->reserved = strcmp(x->path, "/reserved") == 0;
     if (strcmp(x->path, "/deny") == 0)
         return err_set(e, ERR_FORBIDDEN, "", "denied");
     if (x->method == METHOD_OTHER)
@@ -217,7 +218,7 @@ static inline void app_dispatch(void *app, struct exchange *x)
 {
     struct app *a = app;
 
-    if (strcmp(x->path, "/echo") == 0)
+    if (strcmp(x->path, "/echo") == 0 || strcmp(x->path, "/reserved") == 0)
         answer_echo(x);
     else if (strcmp(x->path, "/work") == 0)
         app_post(a, x, run_echo);

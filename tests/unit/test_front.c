@@ -473,35 +473,88 @@ static void test_quiesce_and_wait_idle(void **state)
     client_close(&c);
 }
 
+enum { FEW = 16, FEW_BUSY = 12, CROWD = 300 };
+
 static void few_connections(struct front_cfg *cfg)
 {
-    cfg->n_connections_max = 16; /* 15 are served, the 16th is told */
+    cfg->n_connections_max = FEW; /* FEW_BUSY may be at work */
+}
+
+static void ask_new(const char *path, int status)
+{
+    struct client c;
+    struct response r;
+
+    client_open(&c, app.port);
+    client_send(&c, "GET ");
+    client_send(&c, path);
+    client_send(&c, " HTTP/1.1\r\n" HOST "\r\n");
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, status);
+    if (status == 503) {
+        assert_string_equal(response_header(&r, "Connection"), "close");
+        assert_string_equal(response_header(&r, "Retry-After"), "1");
+        assert_true(client_closed(&c));
+    }
+    response_free(&r);
+    client_close(&c);
 }
 
 static void test_shed_over_the_limit(void **state)
 {
-    struct client c[16];
-    struct response r;
+    struct client c[FEW_BUSY];
     struct front_stats stats;
 
     (void)state;
     app_start(&app, few_connections);
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < FEW_BUSY; i++) {
         client_open(&c[i], app.port);
-        ask(&c[i], "GET /echo HTTP/1.1\r\n" HOST "\r\n", &r);
-        assert_int_equal(r.status, i < 15 ? 200 : 503);
-        if (i == 15) {
-            assert_string_equal(response_header(&r, "Connection"), "close");
-            assert_string_equal(response_header(&r, "Retry-After"), "1");
-            assert_true(client_closed(&c[i]));
-        }
+        client_send(&c[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+    }
+    ask_new("/echo", 503);
+    ask_new("/reserved", 200);
+    front_stats(app.front, &stats);
+    assert_int_equal(stats.n_accepted, FEW_BUSY + 2);
+    assert_int_equal(stats.n_rejected, 1);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&c[i]);
+    app_stop(&app);
+}
+
+/* Connections that say nothing, or nothing more, keep nobody out, whatever the others hold. */
+static void test_idle_connections_give_way(void **state)
+{
+    struct client busy[FEW_BUSY], idle[CROWD];
+    struct response r;
+    uint64_t began_us;
+
+    (void)state;
+    app_start(&app, few_connections);
+    for (int i = 0; i < FEW_BUSY; i++) {
+        client_open(&busy[i], app.port);
+        client_send(&busy[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+    }
+    began_us = clock_now_us();
+    for (int i = 0; i < CROWD; i++) {
+        client_open(&idle[i], app.port);
+        if (i % 3 == 1)
+            (void)client_try_send(&idle[i], "GET /echo HTTP/1.1\r\nHo", 22);
+        if (i % 3 == 2)
+            (void)client_try_send(&idle[i], "GET /reserved HTTP/1.1\r\nHost: x\r\n\r\n", 37);
+    }
+    ask_new("/reserved", 200);
+    assert_true(clock_now_us() - began_us < 2 * 1000 * 1000);
+    for (int i = 0; i < FEW_BUSY; i++) { /* who is at work is left alone */
+        client_send(&busy[i], "y");
+        client_response(&busy[i], &r, false);
+        assert_string_equal(r.body, "xy");
         response_free(&r);
     }
-    front_stats(app.front, &stats);
-    assert_int_equal(stats.n_accepted, 16);
-    assert_int_equal(stats.n_rejected, 1);
-    for (int i = 0; i < 16; i++)
-        client_close(&c[i]);
+    ask_new("/echo", 200);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&busy[i]);
+    for (int i = 0; i < CROWD; i++)
+        client_close(&idle[i]);
     app_stop(&app);
 }
 
@@ -583,10 +636,8 @@ static void test_two_shards_and_racing_hang_ups(void **state)
 
 static void test_new_names_what_is_wrong(void **state)
 {
-    static const struct front_app ops = {.route = app_route,
-                                         .dispatch = app_dispatch,
-                                         .reject = app_reject,
-                                         .done = app_done};
+    static const struct front_app ops = {
+        .route = app_route, .dispatch = app_dispatch, .reject = app_reject, .done = app_done};
     struct front_cfg cfg = {.n_shards = 1, .n_connections_max = 16, .app = &ops};
     struct front *f = NULL;
     struct err e = {0};
@@ -607,10 +658,8 @@ static void test_new_names_what_is_wrong(void **state)
  * the first one's requests. */
 static void test_no_second_server_on_a_port(void **state)
 {
-    static const struct front_app ops = {.route = app_route,
-                                         .dispatch = app_dispatch,
-                                         .reject = app_reject,
-                                         .done = app_done};
+    static const struct front_app ops = {
+        .route = app_route, .dispatch = app_dispatch, .reject = app_reject, .done = app_done};
     struct front_cfg cfg = {.address = "127.0.0.1",
                             .n_shards = 2,
                             .n_connections_max = 16,
@@ -650,6 +699,7 @@ int main(void)
         cmocka_unit_test(test_hold_and_stop),
         T(test_quiesce_and_wait_idle),
         cmocka_unit_test(test_shed_over_the_limit),
+        cmocka_unit_test(test_idle_connections_give_way),
         T(test_multiples_of_128_do_not_stall),
         cmocka_unit_test(test_two_shards_and_racing_hang_ups),
         T(test_new_names_what_is_wrong),

@@ -172,8 +172,10 @@ static void test_limits_are_of_all_parts(void **state)
 
     (void)state;
     app_start(&a, full);
-    for (size_t i = 0; i < FULL; i++)
+    for (size_t i = 0; i < FULL; i++) {
         client_open(&c[i], a.port);
+        client_send(&c[i], "POST /reserved HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+    }
     client_open(&late, a.port);
     client_send(&late, "GET /echo HTTP/1.1\r\n" HOST "\r\n");
     look_until(&l, &a, FULL, false); /* they all have come, and the last one waits outside */
