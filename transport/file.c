@@ -1,9 +1,10 @@
 /* Safetensors files as a source.
  *
  * A writer that truncates or rewrites a file while it is read must not be believed: its length and
- * its time of change are noted before the header is read, and compared after the last byte. */
+ * its times are noted before the header is read, and compared after the last byte. */
 #include "transport/file.h"
 
+#include "base/file_stamp.h"
 #include "base/log.h"
 #include "transport/file_index.h"
 #include "transport/ranges.h"
@@ -28,16 +29,10 @@ _Static_assert((int)FILE_INDEX_FILES_MAX <= (int)RANGES_FILES_MAX, "every file o
 
 enum { OPEN_TRIES_MAX = 16, FILE_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK };
 
-/* What a file looked like before its header was read. */
-struct stamp {
-    off_t nbytes;
-    struct timespec changed;
-};
-
 struct file_source {
     struct source source; /* first */
     struct ranges ranges;
-    struct stamp stamps[RANGES_FILES_MAX]; /* [ranges.files.n] */
+    struct file_stamp stamps[RANGES_FILES_MAX]; /* [ranges.files.n]; before each header was read */
 };
 
 /* One tensor of the files. */
@@ -74,31 +69,29 @@ static int file_fill(struct source *s, const struct plan *plan, uint32_t first, 
     return ranges_fill(&((struct file_source *)s)->ranges, plan, first, n, dst, p, e);
 }
 
-static bool stamp_of(int fd, struct stamp *out)
+static bool stamp_of(int fd, struct file_stamp *out)
 {
     struct stat st;
 
     if (fstat(fd, &st) != 0)
         return false;
-    *out = (struct stamp){.nbytes = st.st_size, .changed = st.st_mtim};
+    *out = file_stamp_of(&st);
     return true;
 }
 
 static int file_finish(struct source *s, struct progress *p, struct err *e)
 {
     const struct file_source *f = (struct file_source *)s;
-    struct stamp now;
+    struct file_stamp now;
 
     (void)p;
     for (uint32_t i = 0; i < f->ranges.files.n; i++) {
-        const struct stamp *was = &f->stamps[i];
         const char *name = f->ranges.files.items[i];
 
         if (!stamp_of(f->ranges.fds[i], &now))
             return err_set_errno(e, ERR_UNREADABLE, "/path", errno, "file '%.*s' cannot be read",
                                  plan_text_cut(name, 160), name);
-        if (now.nbytes != was->nbytes || now.changed.tv_sec != was->changed.tv_sec ||
-            now.changed.tv_nsec != was->changed.tv_nsec)
+        if (!file_stamp_same(&now, &f->stamps[i]))
             return err_set(e, ERR_UNREADABLE, "/path", "file '%.*s' was changed while it was read",
                            plan_text_cut(name, 160), name);
     }

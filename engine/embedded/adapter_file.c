@@ -1,10 +1,10 @@
 /* One look at the directory either succeeds, fails for good, or fails in a way that time may mend:
- *   absent     a file is missing or shorter than it says: until the deadline
- *   unsettled  a file is whole but wrong: perhaps a mixture of two steps, so it must have been left
- *              alone for adapter_wait's settle_ms before it is blamed
- * A file's times have the grain of the system's tick: a writer that writes twice within one tick
- * could not be seen, so files that changed within the last RACY_MS are not read yet.
- * Rejected: inotify, which tells nothing about what another machine writes. */
+ *   absent     a file is missing, empty or shorter than it says: until the deadline
+ *   unsettled  a file is whole, as far as can be told, but wrong: perhaps a mixture of two steps,
+ * so it must have been left alone for adapter_wait's settle_ms before it is blamed A file's times
+ * have the grain of the system's tick: a writer that writes twice within one tick could not be
+ * seen, so files that changed within the last RACY_MS are not read yet. Rejected: inotify, which
+ * tells nothing about what another machine writes. */
 #include "engine/embedded/adapter_file.h"
 
 #include "base/clock.h"
@@ -35,7 +35,7 @@ enum verdict { FINAL, ABSENT, UNSETTLED };
 struct file {
     const char *name;
     int fd; /* owned; -1: none */
-    struct adapter_stamp stamp;
+    struct file_stamp stamp;
 };
 
 /* One look. */
@@ -101,38 +101,6 @@ static int cannot_open(struct look *l, const char *name, int errnum, struct err 
                          dir_cut(l), l->dir->path, slash, name);
 }
 
-static struct adapter_stamp stamp_of(const struct stat *st)
-{
-    return (struct adapter_stamp){.dev = st->st_dev,
-                                  .ino = st->st_ino,
-                                  .nbytes = st->st_size,
-                                  .modified = st->st_mtim,
-                                  .changed = st->st_ctim};
-}
-
-static bool same_time(struct timespec x, struct timespec y)
-{
-    return x.tv_sec == y.tv_sec && x.tv_nsec == y.tv_nsec;
-}
-
-static bool same_stamp(const struct adapter_stamp *x, const struct adapter_stamp *y)
-{
-    return x->dev == y->dev && x->ino == y->ino && x->nbytes == y->nbytes &&
-           same_time(x->modified, y->modified) && same_time(x->changed, y->changed);
-}
-
-/* Milliseconds since the file was last touched; negative for a clock ahead of ours. */
-static int64_t stamp_age_ms(const struct adapter_stamp *s)
-{
-    struct timespec now, last = s->changed;
-
-    if (s->modified.tv_sec > last.tv_sec ||
-        (s->modified.tv_sec == last.tv_sec && s->modified.tv_nsec > last.tv_nsec))
-        last = s->modified;
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)(now.tv_sec - last.tv_sec) * 1000 + (now.tv_nsec - last.tv_nsec) / 1000000;
-}
-
 static int open_file(struct look *l, struct file *f, struct err *e)
 {
     struct stat st;
@@ -147,8 +115,8 @@ static int open_file(struct look *l, struct file *f, struct err *e)
         return err_set(e, ERR_UNREADABLE, "/lora_path", "'%.*s/%s' is not a regular file",
                        dir_cut(l), l->dir->path, f->name);
     }
-    f->stamp = stamp_of(&st);
-    age = stamp_age_ms(&f->stamp);
+    f->stamp = file_stamp_of(&st);
+    age = file_stamp_age_ms(&f->stamp);
     l->racy = l->racy || (age < RACY_MS && age > -RACY_MS);
     return 0;
 }
@@ -227,6 +195,11 @@ static int read_config(struct look *l, struct adapter_config **out, struct err *
     char *text;
     int rc;
 
+    if (nbytes == 0) {
+        l->verdict = ABSENT;
+        return err_set(e, ERR_UNREADABLE, "/lora_path", "'%.*s/%s' is empty", dir_cut(l),
+                       l->dir->path, f->name);
+    }
     l->verdict = UNSETTLED;
     if (nbytes > ADAPTER_CONFIG_NBYTES_MAX)
         return err_set(e, ERR_TOO_LARGE, "/lora_path",
@@ -240,7 +213,7 @@ static int read_config(struct look *l, struct adapter_config **out, struct err *
     rc = read_exact(l, f, 0, text, nbytes, e);
     if (rc == 0) {
         rc = adapter_config_parse(out, text, nbytes, e);
-        l->verdict = rc == 0 || e->code == ERR_UNREADABLE ? ABSENT : UNSETTLED;
+        l->verdict = UNSETTLED;
     }
     free(text);
     return rc;
@@ -335,13 +308,13 @@ static bool unchanged(const struct look *l)
     for (size_t i = 0; i < ADAPTER_FILES; i++) {
         const struct file *f = &l->files[i];
         struct stat there, ours;
-        struct adapter_stamp x, y;
+        struct file_stamp x, y;
 
         if (f->fd < 0 || fstat(f->fd, &ours) != 0 || fstatat(l->dirfd, f->name, &there, 0) != 0)
             return false;
-        x = stamp_of(&ours);
-        y = stamp_of(&there);
-        if (!same_stamp(&x, &f->stamp) || !same_stamp(&y, &f->stamp))
+        x = file_stamp_of(&ours);
+        y = file_stamp_of(&there);
+        if (!file_stamp_same(&x, &f->stamp) || !file_stamp_same(&y, &f->stamp))
             return false;
     }
     return true;
@@ -422,9 +395,9 @@ static bool settled(const struct look *l, struct adapter_sight *sight)
     if (!unchanged(l))
         return false;
     for (size_t i = 0; i < ADAPTER_FILES; i++) {
-        int64_t age = stamp_age_ms(&l->files[i].stamp);
+        int64_t age = file_stamp_age_ms(&l->files[i].stamp);
 
-        same = same && same_stamp(&l->files[i].stamp, &sight->stamps[i]);
+        same = same && file_stamp_same(&l->files[i].stamp, &sight->stamps[i]);
         youngest = age < youngest ? age : youngest;
     }
     if (!same)

@@ -11,13 +11,12 @@
 #define BATON_ENGINE_EMBEDDED_ADAPTER_FILE_H
 
 #include "base/err.h"
+#include "base/file_stamp.h"
 #include "engine/embedded/adapter.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/types.h>
-#include <time.h>
 
 enum {
     ADAPTER_HEAD_NBYTES_MAX = 32 << 20,
@@ -46,18 +45,10 @@ struct adapter_wait {
                            ADAPTER_SETTLE_MS */
 };
 
-/* What a file looked like. */
-struct adapter_stamp {
-    dev_t dev;
-    ino_t ino;
-    off_t nbytes;
-    struct timespec modified, changed;
-};
-
 /* What the looks of one load have seen so far; zeroed: nothing. */
 struct adapter_sight {
-    struct adapter_stamp stamps[ADAPTER_FILES]; /* of the last look */
-    uint64_t since_us;                          /* when they were first so */
+    struct file_stamp stamps[ADAPTER_FILES]; /* of the last look */
+    uint64_t since_us;                       /* when they were first so */
 };
 
 /* Asked for room once the size is known, before the memory is taken; again with another size when

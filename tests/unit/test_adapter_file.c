@@ -525,6 +525,9 @@ static void test_load_refuses_hostile_files(void **state)
         struct loading l = load(LONG_MS, NULL, NULL);
 
         expect_error(&l, ERR_BAD_REQUEST, "use_dora");
+        put_text(CONFIG, "{\"r\": 4");
+        l = load(LONG_MS, NULL, NULL);
+        expect_error(&l, ERR_UNREADABLE, CONFIG);
     }
     assert_int_equal(atomic_load(&nbytes_mapped), 0);
     step_free(&s);
@@ -542,18 +545,21 @@ static bool correct_at_third(void *arg)
 
 static void test_load_gives_a_fresh_mistake_time_to_be_mended(void **state)
 {
+    static const char *const mistakes[] = {"{\"r\":6}", "{\"r\":", "no JSON", ""};
     struct step s = step_new(4, 1);
     struct arrival a;
     struct loading l;
 
     (void)state;
-    do { /* again where the machine slept before the mistake could be mended */
-        a = (struct arrival){.step = &s};
-        step_write(&s);
-        put_text(CONFIG, "{\"r\":6}");
-        l = load(LONG_MS, correct_at_third, &a);
-    } while (l.rc != 0 && a.n_looks <= 3);
-    expect(&l, &s);
+    for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
+        do { /* again where the machine slept before the mistake could be mended */
+            a = (struct arrival){.step = &s};
+            step_write(&s);
+            put_text(CONFIG, mistakes[i]);
+            l = load(LONG_MS, correct_at_third, &a);
+        } while (l.rc != 0 && a.n_looks <= 3);
+        expect(&l, &s);
+    }
     step_free(&s);
 }
 
