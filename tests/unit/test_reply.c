@@ -192,6 +192,7 @@ static void test_reply_error_make_every_code(void **state)
         {414, "invalid_request_error", "BadRequestError"},
         {415, "invalid_request_error", "BadRequestError"}, /* and a 400 there, as in vLLM */
         {417, "invalid_request_error", "Expectation Failed"},
+        {421, "invalid_request_error", "BadRequestError"},
         {422, "unprocessable_error", "UnprocessableEntityError"},
         {431, "invalid_request_error", "BadRequestError"},
         {499, "invalid_request_error", "Client Closed Request"},
