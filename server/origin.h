@@ -12,6 +12,9 @@
  *           add a key to whatever a page sends. Without Origin, which a browser leaves out of an
  *           image's request, Sec-Fetch-Site must not tell of another site.
  *
+ * Over plain HTTP beyond loopback a browser sends no Sec-Fetch-Site: a GET without Origin may then
+ * be any page's, and only keys keep it from a route that acts.
+ *
  * Programs that are no browser send neither Origin nor Sec-Fetch-Site. X-Forwarded-Host is not
  * read: anyone can send it. */
 #ifndef BATON_SERVER_ORIGIN_H
