@@ -175,8 +175,8 @@ int config_file_load(struct config_loader *l, struct err *e)
 {
     json_t *root = NULL, *value;
     const char *member;
-    char *text;
-    size_t len;
+    char *text = NULL;
+    size_t len = 0;
     int rc;
 
     if (read_file(&text, &len, l, e) != 0)
