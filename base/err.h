@@ -33,6 +33,7 @@
     X(ERR_MISMATCH, 422, "manifest_mismatch", false)                         \
     X(ERR_INCOMPLETE, 422, "incomplete_update", false)                       \
     X(ERR_CHECKSUM, 422, "checksum_mismatch", false)                         \
+    X(ERR_NON_FINITE, 422, "non_finite_weights", false)                      \
     X(ERR_UNREADABLE, 422, "source_unreadable", false)                       \
     X(ERR_HEAD_TOO_LARGE, 431, "head_too_large", false)                      \
     X(ERR_GONE, 499, "client_gone", true)                                    \

@@ -106,7 +106,7 @@ static json_t *loaded_json(const struct lora_load *l, const struct loaded *d)
 
     return json_pack(
         "{s:s, s:s, s:I, s:s, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:o, s:I, "
-        "s:o, s:I, s:b, s:o}",
+        "s:o, s:I, s:o, s:I, s:b, s:o}",
         "status", "ok", "lora_name", l->name, "revision", (json_int_t)o->revision, "digest",
         d->digest, "unchanged", (int)o->unchanged, "replaced", (int)o->replaced, "pinned",
         (int)l->options.pinned, "rank", (json_int_t)d->rank, "nbytes", (json_int_t)d->nbytes,
@@ -114,7 +114,8 @@ static json_t *loaded_json(const struct lora_load *l, const struct loaded *d)
         told_json(&r->matched), "n_unmatched", (json_int_t)r->unmatched.n, "unmatched",
         told_json(&r->unmatched), "n_ignored", (json_int_t)r->ignored.n, "ignored",
         told_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
-        told_json(&r->missing), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
+        told_json(&r->missing), "n_non_finite", (json_int_t)r->non_finite.n, "non_finite",
+        told_json(&r->non_finite), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
         "base_changed", (int)r->base_changed, "loaded_adapters", lora_loaded_json(l->app));
 }
 
@@ -149,6 +150,19 @@ static void log_loaded(const struct lora_load *l, const struct loaded *d)
     log_end(&r);
 }
 
+static void warn_non_finite(const struct lora_load *l, const struct loaded *d)
+{
+    for (uint32_t i = 0; i < d->report.non_finite.n && i < LORA_NAMES_TOLD_MAX; i++) {
+        struct log_rec r;
+
+        log_begin(&r, LOG_WARN, "lora.non_finite");
+        log_str(&r, "lora_name", l->name);
+        log_u64(&r, "revision", d->outcome.revision);
+        log_str(&r, "tensor", d->report.non_finite.items[i]);
+        log_end(&r);
+    }
+}
+
 /* ---- the work ---- */
 
 static bool load_gone(void *arg)
@@ -174,7 +188,8 @@ static struct adapter_spec spec_of(const struct lora_load *l)
         .config = l->config,
         .rank_max = cfg->rank_max,
         .nbytes_max = cfg->nbytes_max < ADAPTER_NBYTES_MAX ? cfg->nbytes_max : ADAPTER_NBYTES_MAX,
-        .allow_partial = l->allow_partial};
+        .allow_partial = l->allow_partial,
+        .non_finite = cfg->non_finite};
 }
 
 static int take_room(void *arg, uint64_t nbytes, struct err *e)
@@ -200,7 +215,7 @@ static int read_directory(struct lora_load *l, struct adapter **out, struct adap
 /* The tensors on their way into the adapter. */
 struct taking {
     const struct lora_load *l;
-    const struct adapter_builder *builder;
+    struct adapter_builder *builder;
     void *aside; /* owned; room for any that is not wanted: a source has them in its way */
 };
 
@@ -217,9 +232,8 @@ static void *taking_place(void *arg, uint32_t i)
     return place != NULL ? place : t->aside;
 }
 
-static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)
+static int check_sum(const struct lora_load *l, uint32_t i, const void *bytes, struct err *e)
 {
-    const struct lora_load *l = ((const struct taking *)arg)->l;
     const struct update_chunk *c = l->chunk;
     const struct checksum *sums = c->ranks != NULL ? c->ranks[0].checksums : c->checksums;
     const bool *has_sum = c->ranks != NULL ? c->ranks[0].has_checksum : c->has_checksum;
@@ -237,6 +251,15 @@ static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)
     (void)snprintf(field, sizeof field, "/checksums/%u", i);
     return err_set(e, ERR_CHECKSUM, field, "tensor '%.*s' has checksum %s, not %s",
                    plan_name_cut(t->name), t->name, found, wanted);
+}
+
+static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)
+{
+    const struct taking *t = arg;
+
+    return check_sum(t->l, i, bytes, e) != 0
+               ? -1
+               : adapter_builder_came(t->builder, plan_of(t->l), i, e);
 }
 
 static void *aside_new(const struct plan *plan, const struct adapter_builder *b, struct err *e)
@@ -373,6 +396,7 @@ static void load_run(void *arg)
                    : d.outcome.unchanged ? LORA_UNCHANGED
                                          : LORA_LOADED);
     if (rc == 0) {
+        warn_non_finite(l, &d);
         log_loaded(l, &d);
         answer_loaded(l, &d);
     } else {

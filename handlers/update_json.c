@@ -80,7 +80,7 @@ json_t *update_json(const struct update_info *info)
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
         "s:I, "
-        "s:o, "
+        "s:o, s:I, s:o, "
         "s:o, s:s?, s:o, s:o}",
         "update_id", info->id, "phase", update_phase_name(info->phase), "coverage", coverage(info),
         "mode", info->in_place ? "in_place" : "staged", "placement",
@@ -94,8 +94,10 @@ json_t *update_json(const struct update_info *info)
         info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
         (double)info->lease_left_us / 1e6, "deadline_left_s", (double)info->deadline_left_us / 1e6,
         "n_missing", (json_int_t)info->n_missing, "missing",
-        names_json(info->missing, info->n_missing), "mappings", mappings_json(info), "checksums_on",
-        checksums_on(info), "timing", timing_json(info), "error", error_json(&info->error));
+        names_json(info->missing, info->n_missing), "n_non_finite", (json_int_t)info->non_finite.n,
+        "non_finite", names_json(info->non_finite.names, info->non_finite.n), "mappings",
+        mappings_json(info), "checksums_on", checksums_on(info), "timing", timing_json(info),
+        "error", error_json(&info->error));
 }
 
 json_t *update_details(const struct update_info *info)

@@ -135,6 +135,10 @@ enum { CONFIG_LIST_MAX = 256 };
       "longest time to join a trainer's NCCL group, unless the request says timeout_s")            \
     X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \
       "bound on weights in memory, served and staging together; 0: what the machine has free")     \
+    X(STR, non_finite, "non-finite", "WHAT", "refuse", 0, 0,                                       \
+      "what to do with weights and LoRA adapters that hold NaN or infinity, as far as they come "  \
+      "to host memory: refuse (422, names the tensor), warn (take them, and say so in the log "    \
+      "and the reply), allow (do not look); what goes from GPU to GPU is not looked at")           \
     X(INT, max_versions, "max-versions", "N", "3", 2, 64,                                          \
       "versions alive at once, the one being staged counted")                                      \
     X(NBYTES, json_body_max, "json-body-max", "BYTES", "64MiB", 65536, UINT64_MAX / 2,             \

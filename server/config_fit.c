@@ -11,7 +11,8 @@ static const char *const own[] = {"weights",          "weight-version", "served-
                                   "max-loras",        "max-lora-rank",  "max-lora-bytes",
                                   "max-model-len",    "device",         "cuda-library",
                                   "nccl-library",     "allow-trainer",  "max-versions",
-                                  "max-weight-bytes", "pin-timeout",    "max-num-batched-tokens"};
+                                  "max-weight-bytes", "pin-timeout",    "max-num-batched-tokens",
+                                  "non-finite"};
 /* In front of upstreams each says what an update must bring: one of them. */
 static const char *const model[] = {"model"}, *const manifest[] = {"manifest"};
 /* Of upstreams. */

@@ -21,11 +21,14 @@ const struct config_option config_options[CONFIG_N_OPTIONS] = {
 static const char *const engine_words[] = {"embedded", "none", NULL};
 static const char *const level_words[] = {"debug", "info", "warn", "error", NULL};
 static const char *const on_update_words[] = {"continue", "finish", "recompute", NULL};
+static const char *const non_finite_words[] = {"refuse", "warn", "allow", NULL};
 static const struct {
     const char *flag;
     const char *const *words;
-} choices[] = {
-    {"engine", engine_words}, {"log-level", level_words}, {"on-update", on_update_words}};
+} choices[] = {{"engine", engine_words},
+               {"log-level", level_words},
+               {"on-update", on_update_words},
+               {"non-finite", non_finite_words}};
 
 /* Strings live as long as the config: a list of blocks, freed together. */
 struct text {

@@ -223,6 +223,7 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
         .pin_timeout_us = c->pin_timeout * 1000,
     };
 
+    (void)non_finite_policy_parse(&updates_cfg.non_finite, c->non_finite); /* is one of the words */
     h->manifest = NULL; /* moved in, also on failure */
     if (store_new(&h->app.store, &store_cfg, e) != 0 ||
         leases_new(&h->app.leases, h->app.store, e) != 0)
@@ -254,6 +255,7 @@ static int build_adapters(struct house *h, const struct config *c, struct err *e
                                   .nbytes_max = c->max_lora_bytes,
                                   .base_names = h->base_names};
 
+    (void)non_finite_policy_parse(&cfg.non_finite, c->non_finite);
     h->base_names[0] = h->app.model_name;
     h->app.model = &h->model;
     if (adapters_new(&h->app.adapters, &cfg, e) != 0)

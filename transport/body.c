@@ -80,6 +80,7 @@ static int body_fill(struct source *s, const struct plan *plan, uint32_t first, 
                 return -1;
             return name_tensor(&run, &cause, e);
         }
+        progress_came(p, (char *)dst + done, piece);
     }
     tell(&run);
     return 0;

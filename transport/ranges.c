@@ -149,9 +149,26 @@ static void run_fail(struct run *run, uint64_t at, const struct err *e)
     atomic_store_explicit(&run->failed, true, memory_order_relaxed);
 }
 
+/* As read_piece, for somebody who looks at what comes. */
+static int read_telling(const struct run *run, uint64_t at, uint64_t nbytes, uint64_t *done)
+{
+    const struct range *from = &run->r->at[run->first];
+    uint64_t most = run->p->came != NULL ? SOURCE_CAME_NBYTES : nbytes, want, n;
+    int rc = 0;
+
+    *done = 0;
+    do {
+        want = nbytes - *done < most ? nbytes - *done : most;
+        rc = read_piece(run->r->fds[from->file], from->offset + at + *done, run->dst + at + *done,
+                        want, &n);
+        progress_came(run->p, run->dst + at + *done, n);
+        *done += n;
+    } while (rc == 0 && n == want && *done < nbytes);
+    return rc;
+}
+
 static int run_piece(struct run *run, uint64_t at, struct err *e)
 {
-    const struct ranges *r = run->r;
     uint64_t left = run->nbytes - at, done;
     uint64_t want = left < SOURCE_PIECE_NBYTES ? left : SOURCE_PIECE_NBYTES;
     int rc;
@@ -161,8 +178,7 @@ static int run_piece(struct run *run, uint64_t at, struct err *e)
     atomic_store_explicit(&run->p->tensor,
                           tensor_at(run->plan, run->first, run->end, run->begin + at),
                           memory_order_relaxed);
-    rc = read_piece(r->fds[r->at[run->first].file], r->at[run->first].offset + at, run->dst + at,
-                    want, &done);
+    rc = read_telling(run, at, want, &done);
     atomic_fetch_add_explicit(&run->p->nbytes_done, done, memory_order_relaxed);
     if (rc == 0 && done == want)
         return 0;

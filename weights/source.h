@@ -30,7 +30,17 @@ struct progress {
     uint64_t deadline_us;             /* immutable during a fill, and so are those below */
     bool (*gone)(void *arg);          /* has whoever waits for the answer gone away? NULL: never */
     void *gone_arg;
+    /* To be told by a fill of what it has written, soon, while it is in a cache: pieces in any
+     * order, by several threads, each byte once. NULL: nobody looks. */
+    void (*came)(void *arg, const void *at, uint64_t nbytes);
+    void *came_arg;
 };
+
+static inline void progress_came(const struct progress *p, const void *at, uint64_t nbytes)
+{
+    if (p->came != NULL && nbytes > 0)
+        p->came(p->came_arg, at, nbytes);
+}
 
 /* progress_check - to be called between pieces of at most SOURCE_PIECE_NBYTES.
  * Errors: ERR_TIMEOUT (deadline passed), ERR_CONFLICT (the update was aborted), ERR_GONE. */
@@ -38,6 +48,7 @@ int progress_check(const struct progress *p, struct err *e);
 
 enum {
     SOURCE_PIECE_NBYTES = 8 << 20,
+    SOURCE_CAME_NBYTES = 256 << 10, /* to be told of at once: what a processor's cache holds */
     SOURCE_POSTED_MAX =
         16 /* buckets of the third kind that are under way; none needs memory of its
               own, and the smallest are over in less time than waking a thread takes */

@@ -23,6 +23,7 @@
 #include "base/err.h"
 #include "base/id.h"
 #include "weights/checksum.h"
+#include "weights/non_finite.h"
 #include "weights/plan.h"
 #include "weights/source.h"
 #include "weights/store.h"
@@ -34,6 +35,7 @@ enum {
     UPDATE_ID_MAX = 40, /* "upd-" + ID_LEN */
     UPDATE_CHUNK_ID_MAX = 128,
     UPDATE_MISSING_MAX = 32,   /* names listed in a reply; the rest is counted */
+    UPDATE_NON_FINITE_MAX = 32, /* so too, of tensors that are not finite */
     UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
     UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
@@ -57,6 +59,12 @@ enum update_phase {
 };
 const char *update_phase_name(enum update_phase phase);
 
+/* Tensors that hold what is not finite: the first UPDATE_NON_FINITE_MAX that were seen. */
+struct non_finite_names {
+    uint32_t n;
+    const char *names[UPDATE_NON_FINITE_MAX]; /* borrowed from the manifest, which outlives all */
+};
+
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
@@ -78,6 +86,7 @@ struct update_info {
                                            running chunk, else the lease; 0 once ended */
     uint32_t n_missing;                 /* of the manifest; 0 if partial */
     const char *missing[UPDATE_MISSING_MAX];   /* borrowed from the manifest, which outlives all */
+    struct non_finite_names non_finite;        /* of the chunks that arrived; NON_FINITE_WARN */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     struct err error;                          /* why it was aborted; clean otherwise */
 };
@@ -89,6 +98,8 @@ struct updates_cfg {
     uint64_t receive_timeout_us;  /* longest single chunk */
     uint64_t pin_timeout_us;      /* how long the first chunk waits for readers to let go (in_place)
                                      or for a version to be freed */
+    enum non_finite_policy non_finite; /* what is done about numbers that are not finite, in what
+                                          comes to host memory */
     void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
     void *arg;
 };
@@ -189,8 +200,8 @@ void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
  * not remembered. Whole updates by themselves are remembered only if they name their version
  * (label): without it, the next step's update of the same tensors could pass for a repeated one.
  * `done` brings, beside what the source says: ERR_CHECKSUM at /checksums/<i> (of the bytes as
- * sent), ERR_MISMATCH (a tied name differs), ERR_NO_STAGING, ERR_CONFLICT (aborted meanwhile, why;
- * readers did not let go), ERR_DRAINING.
+ * sent), ERR_NON_FINITE at /names/<i>, ERR_MISMATCH (a tied name differs), ERR_NO_STAGING,
+ * ERR_CONFLICT (aborted meanwhile, why; readers did not let go), ERR_DRAINING.
  * Errors: ERR_NOT_FOUND   no such update_id
  *         ERR_ENDED       it has ended: how is in the message
  *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already

@@ -130,9 +130,11 @@ static int push_tie(struct session *s, const struct tie *tie, uint64_t nbytes, s
     return 0;
 }
 
-int fill_keep_tie(struct fill *f, uint32_t place, bool everywhere, const struct tensor_spec *t,
-                  const struct alias *alias, struct slab *slab, struct err *e)
+int fill_keep_tie(struct fill *f, uint32_t rank, uint32_t i, uint32_t place, bool everywhere,
+                  struct slab *slab, struct err *e)
 {
+    const struct tensor_spec *t = &f->ranks[rank].plan->tensors[i];
+    const struct alias *alias = f->ranks[rank].layout->parts[i].match.alias;
     const struct tensor_spec *to = target_spec(f, alias->targets[0]);
     struct tie tie = {.alias = alias, .place = place, .everywhere = everywhere};
 
@@ -144,6 +146,8 @@ int fill_keep_tie(struct fill *f, uint32_t place, bool everywhere, const struct 
         dtype_convert(converted->base, to->dtype, slab->base, t->dtype, to->numel);
         slab_unref(slab);
         slab = converted;
+        if (finite_check_converted(f, rank, i, slab->base, to, e) != 0)
+            goto err_slab_unref;
     }
     tie.slab = slab;
     tie.data = slab->base;
@@ -178,8 +182,8 @@ static int choose_mirrors(struct fill *f, struct err *e)
     return 0;
 }
 
-static struct fill *fill_new(struct session *s, struct update_job *job, uint64_t pin_timeout_us,
-                             struct err *e)
+static struct fill *fill_new(struct session *s, struct update_job *job,
+                             const struct updates_cfg *cfg, struct err *e)
 {
     struct store *store = s->staging->store;
     uint32_t n_ranks = store_n_ranks(store);
@@ -197,7 +201,8 @@ static struct fill *fill_new(struct session *s, struct update_job *job, uint64_t
     f->store = store;
     f->m = store_manifest(store);
     f->source = c->source;
-    f->pin_deadline_us = clock_after_us(pin_timeout_us);
+    f->pin_deadline_us = clock_after_us(cfg->pin_timeout_us);
+    f->non_finite = cfg->non_finite;
     f->n_ranks = n_ranks;
     for (uint32_t r = 0; r < n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
@@ -322,6 +327,7 @@ static void fill_free(struct fill *f, struct staging *g)
         free(f->ranks[r].sums);
     slab_unref(f->scratch);
     slab_unref(f->converted);
+    free(f->marks);
     free(f->mirrors);
     free(f);
 }
@@ -334,13 +340,13 @@ void chunk_drop(struct update_job *job)
     job->fill = NULL;
 }
 
-int chunk_begin(struct session *s, struct update_job *job, uint64_t pin_timeout_us,
+int chunk_begin(struct session *s, struct update_job *job, const struct updates_cfg *cfg,
                 enum source_wait wait, struct err *e)
 {
     struct fill *f = job->fill;
 
     if (f == NULL) {
-        f = fill_new(s, job, pin_timeout_us, e);
+        f = fill_new(s, job, cfg, e);
         if (f == NULL)
             return -1;
         if (rooms_take(f, wait, e) != 0) {

@@ -66,6 +66,9 @@ struct fill {
     uint32_t i_posted, n_posted;
     unsigned char *mirrors; /* owned; [n_tensors] of the manifest: the rank from which the host's
                                copy takes each, or MIRRORS_NONE; NULL: every rank gets the same */
+    enum non_finite_policy non_finite;
+    atomic_uchar *marks; /* owned; [n_tensors] of the plan, of sources that fill: what was seen of
+                            each, relaxed; NULL: nobody has looked */
     uint32_t n_ranks;
     struct rank_fill ranks[]; /* [n_ranks] */
 };
@@ -116,6 +119,23 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
 int fill_scratch(struct fill *f, void **out, struct err *e);
 int fill_converted(struct fill *f, void **out, struct err *e);
 
+/* update_finite.c: numbers that are not finite. By the policy they are an error (ERR_NON_FINITE at
+ * /names/<i>), noted in the job and logged, or not looked for.
+ *
+ * finite_fill: the source's fill of tensors [first, first + n) at dst, and a look at all of it;
+ * finite_check_filled: what was seen of one of them, which lies at `bytes`.
+ * finite_check_host: looks at tensor i of a rank, as it came, in host memory.
+ * finite_check_converted: looks at what became of it, or of a part of it.
+ * finite_found: what to do about it. @as the dtype that the bytes have */
+int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e);
+int finite_check_filled(const struct fill *f, uint32_t i, const void *bytes, struct err *e);
+int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
+                      struct err *e);
+int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
+                           const struct tensor_spec *to, struct err *e);
+int finite_found(const struct fill *f, uint32_t rank, uint32_t i, const struct non_finite *found,
+                 enum dtype as, struct err *e);
+
 /* Of what is the same for every rank: a tensor that came to `from` in host memory and cannot be
  * served as it is goes to every place (CONVERT), or is compared (IGNORED). update_fill.c */
 int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e);
@@ -126,9 +146,10 @@ static inline uint32_t fill_tied_place(const struct fill *f)
     return store_has_host(f->store) ? store_host_place(f->store) : 0;
 }
 
-/* Keeps the bytes of a tied name, in a slab that is moved in, until they can be compared. */
-int fill_keep_tie(struct fill *f, uint32_t place, bool everywhere, const struct tensor_spec *t,
-                  const struct alias *alias, struct slab *slab, struct err *e);
+/* Keeps the bytes of a tied name, tensor i of a rank, in a slab that is moved in, until they can be
+ * compared. */
+int fill_keep_tie(struct fill *f, uint32_t rank, uint32_t i, uint32_t place, bool everywhere,
+                  struct slab *slab, struct err *e);
 
 /* update_copies.c: what is queued on GPUs. */
 

@@ -50,7 +50,7 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
     const char *at = dst;
 
     atomic_store_explicit(&progress_of(f)->tensor, first, memory_order_relaxed);
-    if (f->source->ops->fill(f->source, r->plan, first, n, dst, progress_of(f), e) != 0)
+    if (finite_fill(f, first, n, dst, e) != 0)
         return -1;
     for (uint32_t i = first; i < first + n; i++) {
         const struct tensor_spec *t = &r->plan->tensors[i];
@@ -63,6 +63,8 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
             if (fill_verify(f, 0, i, &sum, e) != 0)
                 return -1;
         }
+        if (finite_check_filled(f, i, at, e) != 0)
+            return -1;
         at += t->nbytes;
     }
     return 0;
@@ -198,6 +200,8 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
 
         dtype_convert((char *)to + nbytes_to, spec->dtype, (const char *)from + at, t->dtype,
                       spec->numel);
+        if (finite_check_converted(f, 0, i, (char *)to + nbytes_to, spec, e) != 0)
+            return -1;
         nbytes_to += spec->nbytes;
         at += spec->numel * dtype_nbytes(t->dtype);
     }
@@ -234,8 +238,7 @@ static int fill_tied(struct fill *f, uint32_t i, struct err *e)
         slab_unref(slab);
         return -1;
     }
-    return fill_keep_tie(f, fill_tied_place(f), true, t, common(f)->layout->parts[i].match.alias,
-                         slab, e);
+    return fill_keep_tie(f, 0, i, fill_tied_place(f), true, slab, e);
 }
 
 static int fill_parts(struct fill *f, struct err *e)

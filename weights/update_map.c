@@ -75,7 +75,8 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
 
         dtype_convert(to, spec->dtype, from, t->dtype, spec->numel);
         from += spec->numel * dtype_nbytes(t->dtype);
-        if (place_write(f->store, rank, spot_target(f, spot_of_rank(f, rank), part, k), to,
+        if (finite_check_converted(f, rank, i, to, spec, e) != 0 ||
+            place_write(f->store, rank, spot_target(f, spot_of_rank(f, rank), part, k), to,
                         spec->nbytes, e) != 0)
             return -1;
         if (fill_mirrors(f, rank, targets[k]) &&
@@ -100,14 +101,16 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
         if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
             return -1;
         if (place_read(f->store, rank, slab->base, came_mapped(f, rank, i).addr, t->nbytes, e) !=
-            0) {
+                0 ||
+            finite_check_host(f, rank, i, slab->base, e) != 0) {
             slab_unref(slab);
             return -1;
         }
-        return fill_keep_tie(f, rank, false, t, part->match.alias, slab, e);
+        return fill_keep_tie(f, rank, i, rank, false, slab, e);
     }
     if (fill_scratch(f, &from, e) != 0 ||
-        place_read(f->store, rank, from, came_mapped(f, rank, i).addr, t->nbytes, e) != 0)
+        place_read(f->store, rank, from, came_mapped(f, rank, i).addr, t->nbytes, e) != 0 ||
+        finite_check_host(f, rank, i, from, e) != 0)
         return -1;
     if (part->how == PART_IGNORED)
         return manifest_check_ignored(f->m, t, from, e);

@@ -75,6 +75,9 @@ struct update_job {
     void *done_arg;
 
     struct fill *fill; /* owned; worker only; NULL until it has begun */
+    struct non_finite_names non_finite; /* worker only: seen in the chunk */
+    char label[VERSION_LABEL_MAX + 1];  /* worker only, for messages: the chunk's, or the session's
+                                           when the job began; "" = none yet */
     struct err ahead;  /* worker only: why beginning ahead failed */
 
     struct update_job *next;  /* guarded by the updates' lock */
@@ -125,6 +128,7 @@ struct session {
     uint64_t serial;
     uint64_t receive_us, verify_us, commit_us;
     struct err error;
+    struct non_finite_names non_finite;
     uint32_t n_missing; /* once ended */
     const char *missing[UPDATE_MISSING_MAX];
     struct chunk_key *answers; /* owned; ring of the chunks that arrived */
@@ -308,6 +312,12 @@ int plan_layout(struct updates *u, struct plan *plan, bool convert, struct layou
                 struct err *e);
 void plans_free(struct updates *u); /* all that are kept; nobody else is there any more */
 
+/* update_finite.c */
+
+/* Notes a name, borrowed from the manifest. Returns false when it is known already. */
+bool non_finite_note(struct non_finite_names *names, const char *name);
+void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from);
+
 /* update_fill.c: chunks whose source writes into host memory. Worker only, no lock. */
 
 int chunk_fill(struct fill *f, struct err *e);
@@ -332,7 +342,7 @@ int chunk_recv(struct fill *f, struct err *e);
 
 /* Begins to move a chunk's bytes, if they can move while the worker does something else. 1: with
  * SOURCE_TRY, not all could be begun. */
-int chunk_begin(struct session *s, struct update_job *job, uint64_t pin_timeout_us,
+int chunk_begin(struct session *s, struct update_job *job, const struct updates_cfg *cfg,
                 enum source_wait wait, struct err *e);
 
 /* Moves what is left, verifies it, and puts it into the session's staging. Staged: after an error

@@ -217,15 +217,17 @@ static int host_part(struct fill *f, uint32_t i, struct err *e)
 
     if (part->how != PART_TIED)
         return fill_scratch(f, &from, e) != 0 ||
-                       place_read(f->store, 0, from, at, t->nbytes, e) != 0
+                       place_read(f->store, 0, from, at, t->nbytes, e) != 0 ||
+                       finite_check_host(f, 0, i, from, e) != 0
                    ? -1
                    : fill_land(f, i, from, e);
     tied = f->tied[--f->n_tied];
-    if (place_read(f->store, 0, tied->base, at, t->nbytes, e) != 0) {
+    if (place_read(f->store, 0, tied->base, at, t->nbytes, e) != 0 ||
+        finite_check_host(f, 0, i, tied->base, e) != 0) {
         slab_unref(tied);
         return -1;
     }
-    return fill_keep_tie(f, fill_tied_place(f), true, t, part->match.alias, tied, e);
+    return fill_keep_tie(f, 0, i, fill_tied_place(f), true, tied, e);
 }
 
 static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)

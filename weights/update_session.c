@@ -584,6 +584,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->lease_left_us = lease_left(u, s);
     out->deadline_left_us = deadline_left(u, s);
     out->n_missing = claims_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
+    out->non_finite = s->non_finite;
     out->receive_us = s->receive_us;
     out->verify_us = s->verify_us;
     out->commit_us = s->commit_us;

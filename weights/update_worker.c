@@ -122,6 +122,9 @@ static int enter(struct updates *u, struct update_job *job, enum update_phase ph
         s->running = job;
         job->began_us = clock_now_us();
         job->progress.deadline_us = clock_after_us(u->cfg.receive_timeout_us);
+        memcpy(job->label,
+               job->chunk != NULL && job->chunk->label[0] != '\0' ? job->chunk->label : s->label,
+               sizeof job->label);
     }
     mtx_unlock(&u->lock);
     if (rc == 0)
@@ -217,6 +220,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
     } else {
         claims_arrive_locked(u, s, job);
         session_remember_locked(s, &job->key);
+        non_finite_join(&s->non_finite, &job->non_finite);
         u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
         if (job->chunk->label[0] != '\0')
             memcpy(s->label, job->chunk->label, sizeof s->label);
@@ -434,7 +438,7 @@ static int begin(struct updates *u, struct update_job *job, enum source_wait wai
 {
     if (ensure_staging(u, job->session, &job->progress, e) != 0)
         return -1;
-    return chunk_begin(job->session, job, u->cfg.pin_timeout_us, wait, e);
+    return chunk_begin(job->session, job, &u->cfg, wait, e);
 }
 
 /* The next job, if it is a chunk of the same update whose bytes a GPU can copy meanwhile. It stays

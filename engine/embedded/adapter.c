@@ -110,6 +110,7 @@ void adapter_report_fini(struct adapter_report *r)
     names_fini(&r->unmatched);
     names_fini(&r->ignored);
     names_fini(&r->missing);
+    names_fini(&r->non_finite);
     memset(r, 0, sizeof *r);
 }
 
@@ -450,6 +451,24 @@ static void make_digest(struct adapter *a, const struct model_config *c)
         (void)snprintf(a->digest + 2 * i, 3, "%02x", sum[i]);
 }
 
+int adapter_builder_came(struct adapter_builder *b, const struct plan *plan, uint32_t i,
+                         struct err *e)
+{
+    const struct tensor_spec *t = &plan->tensors[i];
+    const void *bytes = adapter_builder_place(b, i);
+    struct non_finite found = {0};
+    char field[32];
+
+    if (bytes == NULL || b->spec.non_finite == NON_FINITE_ALLOW ||
+        !non_finite_in(bytes, t->nbytes, t->dtype))
+        return 0;
+    if (b->spec.non_finite == NON_FINITE_WARN)
+        return names_add(&b->report.non_finite, t->name, e);
+    non_finite_count(&found, bytes, t->nbytes, t->dtype, 0);
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    return non_finite_refuse(&found, t->name, t->numel, " of the adapter", field, e);
+}
+
 struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report)
 {
     struct adapter *a = b->adapter;
@@ -486,6 +505,7 @@ int adapter_new(struct adapter **out, struct adapter_report *report,
 
         if (place != NULL)
             memcpy(place, (const char *)bytes + t->offset, t->nbytes);
+        rc = adapter_builder_came(b, plan, i, e);
     }
     free(bytes);
     if (rc != 0) {

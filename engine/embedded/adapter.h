@@ -10,6 +10,7 @@
 #include "engine/embedded/adapter_config.h"
 #include "engine/embedded/model_config.h"
 #include "weights/names.h"
+#include "weights/non_finite.h"
 #include "weights/plan.h"
 
 #include <stdbool.h>
@@ -63,6 +64,7 @@ struct adapter_spec {
     uint32_t rank_max;                /* --max-lora-rank */
     uint64_t nbytes_max;              /* of one adapter; at most ADAPTER_NBYTES_MAX */
     bool allow_partial;               /* take what matches, if anything does */
+    enum non_finite_policy non_finite; /* of tensors that match */
 };
 
 /* What became of each tensor. Names as they came; `missing` are paths of modules. */
@@ -71,6 +73,7 @@ struct adapter_report {
     struct names unmatched; /* no module of this model, or one that the config leaves out */
     struct names ignored;   /* known to say nothing: stored rotary frequencies */
     struct names missing;   /* the config targets them, but they have no tensors */
+    struct names non_finite; /* hold NaN or infinity; NON_FINITE_WARN */
     uint32_t n_keys_ignored;
     bool base_changed; /* trained from base weights that were changed at its start (PiSSA, ...) */
 };
@@ -99,6 +102,12 @@ int adapter_builder_reserve(struct adapter_builder *b, struct err *e);
 /* adapter_builder_place - where the bytes of tensor i of the plan go, all of them; NULL when they
  * are not wanted. After adapter_builder_reserve. */
 void *adapter_builder_place(const struct adapter_builder *b, uint32_t i);
+
+/* adapter_builder_came - tensor i of the plan that the builder was made with is in its place, or
+ * was read and is not wanted. To be called once for each, while its bytes are in a cache.
+ * Errors: ERR_NON_FINITE at /names/<i>, ERR_NO_MEMORY. */
+int adapter_builder_came(struct adapter_builder *b, const struct plan *plan, uint32_t i,
+                         struct err *e);
 
 /* adapter_builder_finish - all bytes are in place: one reference to the adapter, the report (the
  * caller's, may be NULL). Consumes the builder. Reads every byte, for the digest. */

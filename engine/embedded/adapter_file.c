@@ -298,6 +298,8 @@ static int read_tensors(struct look *l, struct adapter_builder *b, const struct 
         if (place != NULL &&
             read_exact(l, &l->files[1], s->nbytes_head + t->offset, place, t->nbytes, e) != 0)
             return -1;
+        if (adapter_builder_came(b, s->plan, i, e) != 0)
+            return -1;
     }
     return 0;
 }
@@ -328,10 +330,12 @@ static int fill(struct look *l, struct adapter_builder *b, const struct safetens
     if (l->room != NULL && l->room->take != NULL &&
         l->room->take(l->room->arg, adapter_builder_nbytes(b), e) != 0)
         return -1;
-    if (adapter_builder_reserve(b, e) != 0 || read_tensors(l, b, s, e) != 0)
+    if (adapter_builder_reserve(b, e) != 0 ||
+        (read_tensors(l, b, s, e) != 0 && e->code != ERR_NON_FINITE))
         return -1;
     if (unchanged(l))
-        return 0;
+        return e->code == ERR_NONE ? 0 : -1;
+    err_clear(e);
     l->verdict = ABSENT;
     return err_set(e, ERR_UNREADABLE, "/lora_path", "'%.*s' was changed while it was read",
                    dir_cut(l), l->dir->path);

@@ -25,6 +25,7 @@ struct adapters_config {
     uint32_t n_max;                /* --max-loras: names; 1..ADAPTERS_MAX */
     uint32_t rank_max;             /* --max-lora-rank; 1..ADAPTER_RANK_MAX */
     uint64_t nbytes_max;           /* of all revisions alive, and of those being loaded */
+    enum non_finite_policy non_finite; /* of what is loaded */
     const char *const *base_names; /* NULL-terminated; borrowed: what the base model is called */
 };
 

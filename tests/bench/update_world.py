@@ -28,14 +28,15 @@ def address_of(memory):
 
 
 class Memory:
-    """Bytes of our own, no two pages alike, and as many to copy them to; all of them touched."""
+    """Bytes of our own, no two pages alike and finite as bfloat16, and as many to copy them to; all
+    of them touched."""
 
     def __init__(self, nbytes):
         self.nbytes = nbytes
         self.bytes, self._target = mmap.mmap(-1, nbytes), mmap.mmap(-1, nbytes)
         for one in (self.bytes, self._target):
             one.madvise(mmap.MADV_HUGEPAGE)
-        piece = os.urandom(16 << 20)
+        piece = os.urandom(16 << 20).translate(bytes(b & 0x3F for b in range(256)))
         for at in range(0, nbytes, len(piece)):
             self.bytes[at : at + len(piece)] = piece[: nbytes - at]
         for at in range(0, nbytes - 8, PAGE_NBYTES):

@@ -194,7 +194,7 @@ static struct plan *big_plan(void)
     const struct fx_tensor *at[BIG_N];
 
     for (unsigned i = 0; i < BIG_N; i++) {
-        tensors[i] = (struct fx_tensor){names[i], i == 0 ? DTYPE_U8 : DTYPE_F32, 1, {0}};
+        tensors[i] = (struct fx_tensor){names[i], i == 0 ? DTYPE_U8 : DTYPE_I32, 1, {0}};
         tensors[i].shape[0] = big_nbytes[i] / dtype_nbytes(tensors[i].dtype);
         at[i] = &tensors[i];
     }

@@ -29,12 +29,19 @@ static inline void on_change(void *arg)
     mtx_unlock(&b->lock);
 }
 
+/* Of the updates that bench_open makes, and what they serve; NULL: fx_manifest. */
+static enum non_finite_policy bench_non_finite = NON_FINITE_REFUSE;
+static struct manifest *(*bench_manifest)(void);
+
 static inline void bench_open_with(struct bench *b, uint64_t nbytes_max, uint64_t receive_us)
 {
-    struct store_cfg store_cfg = {
-        .manifest = fx_manifest(), .n_versions_max = 3, .nbytes_max = nbytes_max};
+    struct store_cfg store_cfg = {.manifest = bench_manifest != NULL ? bench_manifest()
+                                                                     : fx_manifest(),
+                                  .n_versions_max = 3,
+                                  .nbytes_max = nbytes_max};
     struct updates_cfg cfg = {.receive_timeout_us = receive_us,
                               .pin_timeout_us = RECEIVE_US,
+                              .non_finite = bench_non_finite,
                               .on_change = on_change,
                               .arg = b};
     struct err e = {0};
