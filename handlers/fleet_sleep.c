@@ -88,23 +88,27 @@ static void fence_failed(struct app *app, const struct fleet_said *said, size_t 
             fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
 }
 
-/* Whoever was away is not as the others are either, when it is back. */
+/* Whoever was away is not as the others are either, when it is back: a resync makes that good. */
 static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, bool asleep)
 {
     bool asked[FLEET_MAX] = {false};
     size_t n_all = upstreams_n(app->upstreams);
     struct upstream_at at;
-    struct err why = {0};
 
-    (void)err_set(&why, ERR_UNSYNCED, "", "it did not answer when the fleet was %s",
-                  asleep ? "put to sleep" : "woken");
     for (size_t i = 0; i < n; i++)
         asked[to[i].upstream] = true;
     for (size_t i = 0; i < n_all; i++) {
         upstreams_at(app->upstreams, i, &at);
         if (!asked[i] && !at.removed)
-            fleet_fence(fleet_of(app), i, &why);
+            fleet_fence_absent(fleet_of(app), i, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
+}
+
+static void note_told(struct app *app, const struct fleet_said *said, size_t n, bool asleep)
+{
+    for (size_t i = 0; i < n; i++)
+        if (said_good(&said[i]))
+            fleet_fence_told(fleet_of(app), said[i].upstream, asleep);
 }
 
 /* What slept at level 2 has no weights that it could serve, whoever wakes it. */
@@ -136,6 +140,7 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
     if (n_changed > 0) {
         fence_failed(app, said, n);
         fence_absent(app, to, n, asleep);
+        note_told(app, said, n, asleep);
         if (asleep && req->weights && req->level == 2)
             fence_dropped(app, said, n);
         note(app->fleet_control, req, asleep);

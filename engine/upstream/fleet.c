@@ -51,7 +51,8 @@ static void join_locked(struct fleet *f, size_t upstream, const char *name)
     bool same = name != NULL && u->name != NULL && strcmp(name, u->name) == 0;
     struct upstream fresh = {.name = name,
                              .needs_outfit = f->needs_outfit,
-                             .fenced = same && u->fenced,
+                             .fenced = same ? u->fenced : FLEET_FENCE_NONE,
+                             .fence_life = u->fence_life,
                              .strayed = f->still,
                              .n_lives = u->n_lives + 1,
                              .fit_change = u->fit_change};
@@ -279,9 +280,9 @@ bool fleet_is_unfinished(const char *label)
 /* Whoever began it did not live to end it. What is said during one of ours may be of that one. */
 static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
 {
-    if (f->updating || u->fenced || !fleet_is_unfinished(u->saw.label))
+    if (f->updating || u->fenced == FLEET_FENCE_UPDATE || !fleet_is_unfinished(u->saw.label))
         return;
-    u->fenced = true;
+    u->fenced = FLEET_FENCE_UPDATE;
     BLAME(u, "an update of it never ended ('%s'): its weights are of no version", u->saw.label);
 }
 
@@ -477,9 +478,43 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    u->fenced = true;
+    u->fenced = FLEET_FENCE_UPDATE;
     fleet_blame(u, why);
     fleet_change_end(f, &c);
+}
+
+static void blame_absent(struct upstream *u)
+{
+    BLAME(u,
+          "it did not answer when the fleet was %s: name it to /v1/upstreams/resync when it is "
+          "back, or push a whole update",
+          u->fenced == FLEET_FENCE_SLEEP ? "put to sleep" : "woken");
+}
+
+void fleet_fence_absent(struct fleet *f, size_t upstream, enum fleet_fence what)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    if (u->fenced == FLEET_FENCE_NONE) {
+        u->fenced = what;
+        u->fence_life = u->n_lives;
+        blame_absent(u);
+    }
+    fleet_change_end(f, &c);
+}
+
+void fleet_fence_told(struct fleet *f, size_t upstream, bool asleep)
+{
+    struct upstream *u = &f->upstreams[upstream];
+
+    mtx_lock(&f->lock);
+    if (u->fenced == FLEET_FENCE_SLEEP || u->fenced == FLEET_FENCE_WAKE) {
+        u->fenced = asleep ? FLEET_FENCE_WAKE : FLEET_FENCE_SLEEP;
+        u->fence_life = u->n_lives;
+    }
+    mtx_unlock(&f->lock);
 }
 
 static int may_resync_locked(const struct fleet *f, size_t upstream, struct err *e)
@@ -489,7 +524,7 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
 
     if (u->removed)
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", who.text);
-    if (u->fenced)
+    if (u->fenced == FLEET_FENCE_UPDATE)
         return err_set(e, ERR_CONFLICT, "",
                        "%s is fenced: it is not as the others are, and only a whole update makes "
                        "that good",
@@ -546,6 +581,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
         }
         note_locked(f, u, saw);
         u->synced = true;
+        u->fenced = FLEET_FENCE_NONE;
         u->refused[FLEET_REFUSED_WORK] = false;
         u->serial = f->serial;
         f->epoch++; /* what was asked before says nothing against it */
@@ -559,7 +595,7 @@ static void step_locked(const struct fleet *f, struct upstream *u, bool done)
 {
     if (done) {
         u->synced = true;
-        u->fenced = false;
+        u->fenced = FLEET_FENCE_NONE;
         u->serial = f->serial;
         u->saw.label[0] = '\0'; /* what it said before holds no more */
         u->saw.unready[0] = '\0';

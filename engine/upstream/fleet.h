@@ -15,7 +15,8 @@
  *   strayed  all others stand still (a pause, a sleep), and it may not have been told: until they
  *            go on
  *   fenced   an update touched it and did not end well there, maybe one of a server before this
- *            one: until the next one that does
+ *            one: until the next one that does; or it was away when the others were put to sleep
+ *            or woken: until a resync, too
  *   removed  the configuration names it no more: it gets nothing new, and what runs there may end
  *
  * An upstream's index is its own until it is removed and idle, and somebody says that it may go to
@@ -154,6 +155,22 @@ void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life);
  * asked for under another one may be of before. */
 uint64_t fleet_epoch(struct fleet *f);
 
+/* What keeps it out until it is made good. */
+enum fleet_fence {
+    FLEET_FENCE_NONE,
+    FLEET_FENCE_SLEEP, /* it was away when the others were put to sleep: it is awake */
+    FLEET_FENCE_WAKE,  /* … when they were woken: it may sleep, if it is the same process */
+    FLEET_FENCE_UPDATE /* nobody knows what it has: a whole update */
+};
+
+/* fleet_fence_absent - it was away then: until fleet_resync, if nothing worse fences it already.
+ * @what  FLEET_FENCE_SLEEP or _WAKE */
+void fleet_fence_absent(struct fleet *f, size_t upstream, enum fleet_fence what);
+
+/* fleet_fence_told - one that is fenced as absent was put to sleep, or woken, with the others
+ * since: what that left it in is known, and that it is to be vouched for stays. */
+void fleet_fence_told(struct fleet *f, size_t upstream, bool asleep);
+
 /* fleet_fence - an update began to change it and did not end well there. */
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
 
@@ -162,8 +179,8 @@ int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
 
 /* fleet_resync - somebody vouches for its weights. Where no version is decided yet, its own is.
  * @saw  its answer just now
- * Errors: ERR_CONFLICT: it is fenced or unready, serves another version than the fleet (to name
- *         none is no contradiction after the first update), or an update is under way;
+ * Errors: ERR_CONFLICT: it is fenced by an update, or unready, serves another version than the
+ * fleet (to name none is no contradiction after the first update), or an update is under way;
  *         ERR_NOT_FOUND: it is removed. */
 int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *saw, struct err *e);
 
@@ -240,9 +257,11 @@ uint64_t fleet_affinity(const char *session);
 struct upstream_info {
     bool alive; /* it answers us */
     bool synced, fenced, removed;
-    bool refuses_work; /* fleet_refused */
-    bool lacks;        /* fleet_outfit; or it has not been looked at */
-    uint64_t n_lives;  /* processes that it was, as far as can be told; never the same again */
+    enum fleet_fence fence;
+    uint64_t fence_life; /* n_lives when it was fenced */
+    bool refuses_work;   /* fleet_refused */
+    bool lacks;          /* fleet_outfit; or it has not been looked at */
+    uint64_t n_lives;    /* processes that it was, as far as can be told; never the same again */
     /* static: "serving", "unready", "unsynced", "fenced", "refused", "down", "unknown", "removed"
      */
     const char *state;

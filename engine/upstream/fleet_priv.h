@@ -15,7 +15,9 @@ enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 struct upstream {
     const char *name; /* borrowed; NULL: it has none */
     uint64_t hash;    /* of the name, or else of the index: for affinity */
-    bool heard, alive, synced, fenced, removed;
+    bool heard, alive, synced, removed;
+    enum fleet_fence fenced;
+    uint64_t fence_life;          /* n_lives when it was */
     bool strayed;                 /* the others stand still, and it may not have been told */
     bool told;                    /* saw.label is what it serves now, as far as it says */
     bool refused[FLEET_REFUSALS]; /* our key was, and has not been taken since */

@@ -207,18 +207,72 @@ def nobody_to_name(f):
     mend(f)
 
 
-def away_from_sleep(f):
-    """Who is not there when the others fall asleep, or wake, serves nobody until an update."""
-    n, away = len(f.doubles), f.doubles[-1]
-    f.clean()
+def back(f, away):
+    """It answers again, and what is wrong with it is no longer that it does not."""
+    until("it is back", lambda: "/v1/upstreams/resync" in f.front.upstreams()[away.url]["error"]["message"])
+
+
+def misses_sleep(f, n, away):
     away.order("who", "hang", times=0)
     f.wait(*["serving"] * (n - 1), "down")
     f.front.post("/v1/sleep", {"level": 1})
     away.good("DELETE", "/fault")
     f.wait(*["serving"] * (n - 1), "fenced")
-    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * (n - 1) + [False]
+    back(f, away)
+
+
+def away_from_sleep(f):
+    """Who is not there when the others fall asleep, or wake, serves nobody until an update, or a resync, which puts it
+    to sleep as they are, or wakes it."""
+    n, away = len(f.doubles), f.doubles[-1]
+    f.clean()
+    misses_sleep(f, n, away)
     f.front.post("/v1/wake", {})
+    f.front.post("/v1/sleep", {"level": 1})  # and now with the others: it is asked for no token while it sleeps
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n
+    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
+    assert "wake all of it" in said["error"]["message"], said
+    f.front.post("/v1/wake", {})
+    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
+    f.stays(*["serving"] * n)
+    misses_sleep(f, n, away)
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * (n - 1) + [False]
+    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n
+    f.stays(*["serving"] * n)
+    away.order("who", "hang", times=0)
+    f.wait(*["serving"] * (n - 1), "down")
+    f.front.post("/v1/wake", {})
+    away.good("DELETE", "/fault")
+    f.wait(*["serving"] * (n - 1), "fenced")
+    back(f, away)
+    assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * (n - 1) + [True]
+    if WHICH == "sglang":  # restarted or not: nobody can tell
+        said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
+        assert "whole update" in said["error"]["message"], said
+    else:
+        f.front.post("/v1/upstreams/resync", {"upstream": away.url})
+        assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * n
+        f.stays(*["serving"] * n)
+        dropped_meanwhile(f, n, away)
     mend(f)
+
+
+def dropped_meanwhile(f, n, away):
+    """At level 2 the others lose their weights: it is not made to lose its own, and may serve them afterwards."""
+    away.order("who", "hang", times=0)
+    f.wait(*["serving"] * (n - 1), "down")
+    f.front.post("/v1/sleep", {"level": 2})
+    away.good("DELETE", "/fault")
+    f.wait(*["fenced"] * n)
+    back(f, away)
+    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
+    assert "level 2" in said["error"]["message"] and "whole update" in said["error"]["message"], said
+    f.front.post("/v1/wake", {})
+    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": f.doubles[0].url}, "conflict")
+    assert "whole update" in said["error"]["message"], said
+    f.front.post("/v1/upstreams/resync", {"upstream": away.url})
+    f.wait(*["fenced"] * (n - 1), "serving")
 
 
 def adapters_of_before(f):
