@@ -12,7 +12,7 @@ static const uint8_t mapped[MAPPED_BITS / 8] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x
 static int refuse(const char *text, const char *why, const char *field, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, field,
-                   "'%.80s': %s; wanted is an address or a block, as 10.0.0.0/8 or fd00::/8", text,
+                   "'%.80s': %s; expected an address or a block, as 10.0.0.0/8 or fd00::/8", text,
                    why);
 }
 

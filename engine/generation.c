@@ -39,7 +39,7 @@ int gen_on_update_parse(enum gen_on_update *out, const char *text, const char *f
         return 0;
     }
     return err_set(e, ERR_BAD_REQUEST, field,
-                   "'%.64s' is no way to meet an update; allowed are continue, finish, recompute",
+                   "'%.64s' is no way to meet an update; expected continue, finish or recompute",
                    text);
 }
 
@@ -77,10 +77,10 @@ static int check_counts(const struct gen_params *p, const char *prefix, struct e
                       "min_tokens is %u; it must not exceed max_tokens, %u", p->min_tokens,
                       p->max_tokens);
     if (p->logprobs < -1 || p->logprobs > GEN_LOGPROBS_MAX)
-        return refuse(e, prefix, "logprobs", "logprobs is %d; allowed are 0 to %d", p->logprobs,
+        return refuse(e, prefix, "logprobs", "logprobs is %d; expected 0 to %d", p->logprobs,
                       (int)GEN_LOGPROBS_MAX);
     if (p->prompt_logprobs < -1 || p->prompt_logprobs > GEN_LOGPROBS_MAX)
-        return refuse(e, prefix, "prompt_logprobs", "prompt_logprobs is %d; allowed are 0 to %d",
+        return refuse(e, prefix, "prompt_logprobs", "prompt_logprobs is %d; expected 0 to %d",
                       p->prompt_logprobs, (int)GEN_LOGPROBS_MAX);
     return 0;
 }
@@ -88,7 +88,7 @@ static int check_counts(const struct gen_params *p, const char *prefix, struct e
 static int check_shape(const struct gen_params *p, const char *prefix, struct err *e)
 {
     if (!isfinite(p->temperature) || p->temperature < 0 || p->temperature > TEMPERATURE_MAX)
-        return refuse(e, prefix, "temperature", "temperature is %.9g; allowed are 0 to %g",
+        return refuse(e, prefix, "temperature", "temperature is %.9g; expected 0 to %g",
                       (double)p->temperature, (double)TEMPERATURE_MAX);
     if (!(p->top_p > 0 && p->top_p <= 1))
         return refuse(e, prefix, "top_p", "top_p is %.9g; it must be above 0 and at most 1",
@@ -97,7 +97,7 @@ static int check_shape(const struct gen_params *p, const char *prefix, struct er
         return refuse(e, prefix, "top_k", "top_k is %d; it must be positive, or 0 or -1 for off",
                       p->top_k);
     if (!(p->min_p >= 0 && p->min_p <= 1))
-        return refuse(e, prefix, "min_p", "min_p is %.9g; allowed are 0 to 1", (double)p->min_p);
+        return refuse(e, prefix, "min_p", "min_p is %.9g; expected 0 to 1", (double)p->min_p);
     return 0;
 }
 
@@ -105,7 +105,7 @@ static int check_penalty(float penalty, const char *prefix, const char *member, 
 {
     if (penalty >= -PENALTY_MAX && penalty <= PENALTY_MAX)
         return 0;
-    return refuse(e, prefix, member, "%s is %.9g; allowed are %g to %g", member, (double)penalty,
+    return refuse(e, prefix, member, "%s is %.9g; expected %g to %g", member, (double)penalty,
                   (double)-PENALTY_MAX, (double)PENALTY_MAX);
 }
 
@@ -125,10 +125,10 @@ static int check_stops(const struct gen_params *p, const char *prefix, struct er
     char member[32];
 
     if (p->n_stop_ids > GEN_STOP_IDS_MAX)
-        return refuse(e, prefix, "stop_token_ids", "%u stop token ids; allowed are %d",
+        return refuse(e, prefix, "stop_token_ids", "%u stop token ids; at most %d are allowed",
                       p->n_stop_ids, (int)GEN_STOP_IDS_MAX);
     if (p->n_stops > GEN_STOPS_MAX)
-        return refuse(e, prefix, "stop", "%u stop strings; allowed are %d", p->n_stops,
+        return refuse(e, prefix, "stop", "%u stop strings; at most %d are allowed", p->n_stops,
                       (int)GEN_STOPS_MAX);
     for (uint32_t i = 0; i < p->n_stops; i++) {
         size_t len = strlen(p->stops[i]);

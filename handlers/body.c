@@ -52,7 +52,7 @@ static int refuse_type(const char *at, const char *member, const json_t *v, cons
     char field[ERR_FIELD_MAX];
 
     make_field(field, at, member);
-    return err_set(e, ERR_BAD_REQUEST, field, "%s is %s, %s is wanted", member, body_type_name(v),
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is %s, expected %s", member, body_type_name(v),
                    wanted);
 }
 
@@ -79,7 +79,7 @@ static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const
         (void)snprintf(out, LIST_TEXT_MAX, ", none is taken here");
         return;
     }
-    len = (size_t)snprintf(out, LIST_TEXT_MAX, ", allowed are");
+    len = (size_t)snprintf(out, LIST_TEXT_MAX, ", expected one of");
     for (; *names != NULL && len + strlen(*names) + 8 < LIST_TEXT_MAX; names++)
         len += (size_t)snprintf(out + len, LIST_TEXT_MAX - len, " %s%s", *names,
                                 names[1] != NULL ? "," : "");
@@ -226,7 +226,7 @@ int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, 
     if (value < min || value > max) {
         make_field(field, at, member);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is %" PRId64 ", allowed are %" PRId64 " to %" PRId64, member, value, min,
+                       "%s is %" PRId64 ", expected %" PRId64 " to %" PRId64, member, value, min,
                        max);
     }
     *out = value;
@@ -248,7 +248,7 @@ int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member,
     if (value < 0 || (uint64_t)value < min || (uint64_t)value > max) {
         make_field(field, at, member);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is %" PRId64 ", allowed are %" PRIu64 " to %" PRIu64, member, value, min,
+                       "%s is %" PRId64 ", expected %" PRIu64 " to %" PRIu64, member, value, min,
                        max);
     }
     *out = (uint64_t)value;
@@ -302,8 +302,8 @@ int query_bool(bool *out, const struct exchange *x, const char *member, struct e
         return 0;
     if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0) {
         make_field(field, "", member);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', allowed are true and false",
-                       member, text);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', expected true or false", member,
+                       text);
     }
     *out = text[0] == 't';
     return 0;
@@ -337,7 +337,7 @@ int query_u64(uint64_t *out, const struct exchange *x, const char *member, uint6
     if (!all_digits(&value, text) || value < min || value > max) {
         make_field(field, "", member);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is '%.60s', allowed are whole numbers from %" PRIu64 " to %" PRIu64,
+                       "%s is '%.60s', expected a whole number from %" PRIu64 " to %" PRIu64,
                        member, text, min, max);
     }
     *out = value;

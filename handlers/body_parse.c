@@ -131,7 +131,7 @@ static int load(json_t **out, const char *text, size_t len, bool strict, struct 
 static int check_object(const json_t *root, const struct route *route, struct err *e)
 {
     if (!json_is_object(root))
-        return err_set(e, ERR_BAD_REQUEST, "", "the body is %s, a JSON object is wanted",
+        return err_set(e, ERR_BAD_REQUEST, "", "the body is %s, expected a JSON object",
                        body_type_name(root));
     return route->strict ? body_only_of(root, route, e) : 0;
 }
@@ -162,7 +162,7 @@ int body_parse(json_t **out, const struct exchange *x, const struct route *route
         return body_parse_text(out, x, x->body, x->body_len, route, e);
     if (check_type(x, route, e) != 0)
         return -1;
-    return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, a JSON object is wanted");
+    return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, expected a JSON object");
 }
 
 int body_parse_text(json_t **out, const struct exchange *x, const char *text, size_t len,

@@ -71,8 +71,7 @@ static int part_text(const char **out, size_t *len, const json_t *part, size_t i
     }
     if (!json_is_string(text)) {
         place(field, i, "content", k, "/text");
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where a string belongs",
-                       found_name(text));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s where a string belongs", found_name(text));
     }
     *out = json_string_value(text);
     *len = json_string_length(text);
@@ -164,8 +163,7 @@ static int set_calls(json_t *message, size_t i, struct err *e)
         return 0;
     if (!json_is_array(calls)) {
         place(field, i, "tool_calls", 0, NULL);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where an array belongs",
-                       found_name(calls));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s where an array belongs", found_name(calls));
     }
     json_array_foreach(calls, k, call)
     {
@@ -208,7 +206,7 @@ static int parse_messages(struct chat_request *c, const json_t *body, const stru
         return -1;
     n = json_array_size(messages);
     if (n == 0 || n > CHAT_MESSAGES_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/messages", "%zu messages; allowed are 1 to %d", n,
+        return err_set(e, ERR_BAD_REQUEST, "/messages", "%zu messages; expected 1 to %d", n,
                        CHAT_MESSAGES_MAX);
     c->messages = json_deep_copy(messages);
     if (c->messages == NULL)
@@ -244,8 +242,7 @@ static int parse_tools(struct chat_request *c, const json_t *body, struct err *e
         if (json_is_object(tool))
             continue;
         (void)snprintf(field, sizeof field, "/tools/%zu", i);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where an object belongs",
-                       found_name(tool));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s where an object belongs", found_name(tool));
     }
     c->tools = json_array_size(tools) > 0 ? kept(tools) : NULL;
     c->documents = documents != NULL ? kept(documents) : NULL;

@@ -155,7 +155,7 @@ int dialect_flag(bool *out, const struct exchange *x, const char *member, struct
         }
     }
     (void)snprintf(field, sizeof field, "/%s", member);
-    return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', allowed are true and false", member,
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', expected true or false", member,
                    text);
 }
 

@@ -39,7 +39,7 @@ static int too_few(const struct app *app, const struct fleet_stats *s, struct er
         if (!at.removed && strcmp(info.state, "serving") != 0)
             add_why(text, &len, at.name, &info);
     }
-    return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, wanted are %zu%s",
+    return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",
                    s->n_serving, s->n_upstreams, s->min_ready, text);
 }
 
@@ -74,7 +74,7 @@ static int control_ready(struct fleet_control *fc, const struct fleet_stats *s, 
                      lifecycle_pause_name(fc->hold.mode));
     else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
         rc = err_set(why, ERR_PAUSED, "",
-                     "an update holds %zu of the %zu upstreams that serve, wanted are %zu", n_held,
+                     "an update holds %zu of the %zu upstreams that serve, %zu are needed", n_held,
                      s->n_serving, s->min_ready);
     mtx_unlock(&fc->lock);
     return rc;

@@ -152,8 +152,8 @@ static int add_stop(struct gen_params *g, const json_t *v, const char *field, st
         return err_set(e, ERR_BAD_REQUEST, field, "a stop must be a string, found %s",
                        body_type_name(v));
     if (len == 0 || len > GEN_STOP_LEN_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "a stop string has %zu bytes; allowed are 1 to %d", len, GEN_STOP_LEN_MAX);
+        return err_set(e, ERR_BAD_REQUEST, field, "a stop string has %zu bytes; expected 1 to %d",
+                       len, GEN_STOP_LEN_MAX);
     if (strlen(json_string_value(v)) != len)
         return err_set(e, ERR_BAD_REQUEST, field, "a stop string has a NUL character in it");
     g->stops[g->n_stops] = strdup(json_string_value(v));
@@ -238,7 +238,7 @@ static int read_logprobs(int32_t *out, const json_t *o, const char *at, const ch
     if (vocab_size > GEN_LOGPROBS_MAX) {
         (void)snprintf(field, sizeof field, "%s/%s", at, member);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is -1, the whole vocabulary of %u tokens; allowed are 0 to %d", member,
+                       "%s is -1, the whole vocabulary of %u tokens; expected 0 to %d", member,
                        vocab_size, GEN_LOGPROBS_MAX);
     }
     *out = (int32_t)vocab_size;

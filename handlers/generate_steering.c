@@ -150,9 +150,10 @@ static int forbid_word(struct steering *s, const struct word *w, const char *fie
 
     for (size_t i = 0; i < (both ? 2 : 1); i++) {
         if (w->n[i] > STEERING_BAD_TOKENS_MAX || !steering_forbid(s, w->ids[i], (uint32_t)w->n[i]))
-            return err_set(e, ERR_BAD_REQUEST, field,
-                           "the bad words up to this one make too many tokens; allowed are %d",
-                           STEERING_BAD_TOKENS_MAX);
+            return err_set(
+                e, ERR_BAD_REQUEST, field,
+                "the bad words up to this one make too many tokens; at most %d are allowed",
+                STEERING_BAD_TOKENS_MAX);
     }
     return 0;
 }
@@ -168,8 +169,8 @@ static int read_word(struct steering *s, const json_t *v, const struct tokenizer
         return err_set(e, ERR_BAD_REQUEST, field, "a bad word must be a string, found %s",
                        body_type_name(v));
     if (len == 0 || len > GENERATE_BAD_WORD_LEN_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field, "a bad word has %zu bytes; allowed are 1 to %d",
-                       len, GENERATE_BAD_WORD_LEN_MAX);
+        return err_set(e, ERR_BAD_REQUEST, field, "a bad word has %zu bytes; expected 1 to %d", len,
+                       GENERATE_BAD_WORD_LEN_MAX);
     rc = encode_word(&w, t, json_string_value(v), len, field, e);
     if (rc == 0)
         rc = forbid_word(s, &w, field, e);

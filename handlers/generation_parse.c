@@ -10,7 +10,7 @@
 static int check_len(const char *s, const char *field, size_t max, struct err *e)
 {
     if (s != NULL && (s[0] == '\0' || strlen(s) > max))
-        return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; allowed are 1 to %zu",
+        return err_set(e, ERR_BAD_REQUEST, field, "a string of %zu bytes; expected 1 to %zu",
                        strlen(s), max);
     return 0;
 }
@@ -22,7 +22,7 @@ static int check_salt(const char *s, struct err *e)
     if (n >= 1 && n <= GENERATION_CACHE_SALT_MAX)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "/cache_salt",
-                   "a string of %llu characters; allowed are 1 to %d", (unsigned long long)n,
+                   "a string of %llu characters; expected 1 to %d", (unsigned long long)n,
                    GENERATION_CACHE_SALT_MAX);
 }
 

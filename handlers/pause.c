@@ -60,7 +60,7 @@ int pause_parse(struct gate_pause *req, const struct exchange *x, const json_t *
         body_str(&holder, body, "", "holder", e) != 0)
         return -1;
     if (holder[0] == '\0' || strlen(holder) > GATE_HOLDER_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/holder", "a name of %zu bytes; allowed are 1 to %d",
+        return err_set(e, ERR_BAD_REQUEST, "/holder", "a name of %zu bytes; expected 1 to %d",
                        strlen(holder), GATE_HOLDER_MAX);
     (void)snprintf(req->holder, sizeof req->holder, "%s", holder);
     req->lease_s = (uint32_t)lease_s;

@@ -106,7 +106,7 @@ static int check_key(const char *key, size_t len, size_t line, struct err *e)
 {
     if (len < AUTH_KEY_LEN_MIN || len > AUTH_KEY_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, option,
-                       "line %zu: its key has %zu characters, allowed are %d to %d", line, len,
+                       "line %zu: its key has %zu characters, expected %d to %d", line, len,
                        AUTH_KEY_LEN_MIN, AUTH_KEY_LEN_MAX);
     for (size_t i = 0; i < len; i++)
         if (key[i] <= 0x20 || key[i] >= 0x7f)

@@ -202,7 +202,7 @@ static int garbage(struct tcpstore *s, const struct request *r, const uint8_t *b
     for (size_t i = 0; i < n && i < SHOWN_NBYTES; i++)
         (void)snprintf(hex + 3 * i, 4, " %02x", bytes[i]);
     s->broken = true;
-    return err_set(e, ERR_UNREADABLE, "", "%s answered %s with%s; wanted is %s", s->what, r->name,
+    return err_set(e, ERR_UNREADABLE, "", "%s answered %s with%s; expected %s", s->what, r->name,
                    hex, wanted);
 }
 

@@ -82,7 +82,7 @@ static int check_entry(struct entry it, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, FIELD,
                        "cpu stands alone: weights lie in host memory, or on GPUs");
     return err_set(e, ERR_BAD_REQUEST, FIELD,
-                   "'%.*s' is not a device; allowed are cpu, cuda:<number> and the UUID of a GPU",
+                   "'%.*s' is not a device; expected cpu, cuda:<number> or the UUID of a GPU",
                    (int)(it.len < 64 ? it.len : 64), it.text);
 }
 

@@ -62,7 +62,7 @@ static int check_key(const char *text, size_t *len, const char *path, const char
         return err_set(e, ERR_BAD_REQUEST, field, "key file '%.200s' has more than one line", path);
     if (n == 0 || n > SPEC_KEY_MAX)
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "the key in '%.200s' has %zu bytes, wanted are 1 to %d", path, n,
+                       "the key in '%.200s' has %zu bytes, expected 1 to %d", path, n,
                        SPEC_KEY_MAX);
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')

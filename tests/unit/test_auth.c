@@ -162,7 +162,7 @@ static void test_auth_new_refuses_lines(void **state)
         {"anyone " CONTROL_KEY "\n", "line 1: its first word"},
         {"watch " WATCH_KEY "\ncontrol\n", "line 2: it has no key"},
         {"control 0123456789 abcdef\n", "line 1: it has more than a role and a key"},
-        {"control 0123456789abcde\n", "line 1: its key has 15 characters, allowed are 16 to 256"},
+        {"control 0123456789abcde\n", "line 1: its key has 15 characters, expected 16 to 256"},
         {"control 0123456789abcdef\x7f\n", "line 1: character 17 of its key is not visible"},
         {"control 0123456789\xc3\xa9xxxxxx\n", "line 1: character 11 of its key is not visible"},
         {"watch " WATCH_KEY "\n\ncontrol " WATCH_KEY "\n", "line 3: it has the key of line 1"},

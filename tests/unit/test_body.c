@@ -141,7 +141,7 @@ static const struct refusal {
 } refusals[] = {
     {"empty", "", "", "the body is empty"},
     {"blank", "  ", "", "not JSON"},
-    {"an array", "[]", "", "the body is an array, a JSON object is wanted"},
+    {"an array", "[]", "", "the body is an array, expected a JSON object"},
     {"null", "null", "", "the body is null"},
     {"a string", "\"x\"", "", "the body is a string"},
     {"a number", "1.5", "", "the body is a real number"},
@@ -166,7 +166,7 @@ static const struct refusal {
     {"near, by case", "{\"weightVersion\": []}", "/weightVersion",
      "did you mean 'weight_version'?"},
     {"far", "{\"temperature\": 1}", "/temperature",
-     "unknown member 'temperature', allowed are names, shapes, sizes, lease_s, weight_version, "
+     "unknown member 'temperature', expected one of names, shapes, sizes, lease_s, weight_version, "
      "a/b~c"},
     {"pointer escapes", "{\"x/y~z\": 1}", "/x~1y~0z", "unknown member 'x/y~z'"},
     {"nameless", "{\"\": 1}", "/", "unknown member ''"},
@@ -423,7 +423,7 @@ static void test_body_readers_take_their_type_only(void **state)
                 fail_msg("reader %c, member %s", reader_letters[reader], rows[i].member);
             if (taken)
                 continue;
-            (void)snprintf(want, sizeof want, "%s is %s, %s is wanted", rows[i].member, rows[i].is,
+            (void)snprintf(want, sizeof want, "%s is %s, expected %s", rows[i].member, rows[i].is,
                            wanted[reader]);
             (void)snprintf(field, sizeof field, "/at/%s", rows[i].member);
             assert_string_equal(e.msg, want);
@@ -474,16 +474,16 @@ static void test_body_readers_range(void **state)
     (void)state;
     assert_int_equal(body_u64(&u, o, "/p", "i", 5, 5, &e), 0);
     assert_int_equal(body_u64(&u, o, "/p", "i", 6, 9, &e), -1);
-    assert_string_equal(e.msg, "i is 5, allowed are 6 to 9");
+    assert_string_equal(e.msg, "i is 5, expected 6 to 9");
     assert_string_equal(e.field, "/p/i");
     memset(&e, 0, sizeof e);
     assert_int_equal(body_u64(&u, o, "", "i", 0, 4, &e), -1);
     memset(&e, 0, sizeof e);
     assert_int_equal(body_u64(&u, o, "", "neg", 0, UINT64_MAX, &e), -1);
-    assert_string_equal(e.msg, "neg is -5, allowed are 0 to 18446744073709551615");
+    assert_string_equal(e.msg, "neg is -5, expected 0 to 18446744073709551615");
     memset(&e, 0, sizeof e);
     assert_int_equal(body_i64(&i, o, "", "neg", -4, 4, &e), -1);
-    assert_string_equal(e.msg, "neg is -5, allowed are -4 to 4");
+    assert_string_equal(e.msg, "neg is -5, expected -4 to 4");
     memset(&e, 0, sizeof e);
     assert_int_equal(body_i64(&i, o, "", "i", -4, 4, &e), -1);
     assert_int_equal(u, 5); /* only what was accepted */

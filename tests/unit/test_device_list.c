@@ -66,7 +66,7 @@ static void test_device_list_parse_refuses(void **state)
         const char *says;
     } rows[] = {
         {"gpu", ERR_BAD_REQUEST, "'gpu' is not a device"},
-        {"cuda", ERR_BAD_REQUEST, "allowed are cpu, cuda:<number>"},
+        {"cuda", ERR_BAD_REQUEST, "expected cpu, cuda:<number>"},
         {"CPU", ERR_BAD_REQUEST, "'CPU'"},
         {"cuda:", ERR_BAD_REQUEST, "'cuda:'"},
         {"cuda:-1", ERR_BAD_REQUEST, "'cuda:-1'"},

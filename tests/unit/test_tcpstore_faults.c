@@ -311,7 +311,7 @@ static void test_who_is_no_store_is_shown(void **state)
     static const struct {
         const char *answer, *shown;
     } rows[] = {
-        {"HTTP/1.1 400 Bad Request\r\n", "answered PING with 48 54 54 50; wanted is what was sent"},
+        {"HTTP/1.1 400 Bad Request\r\n", "answered PING with 48 54 54 50; expected what was sent"},
         {"SSH-2.0-OpenSSH_9.2\r\n", "answered PING with 53 53 48 2d;"},
         {"\xff\xff\xff\xff", "answered PING with ff ff ff ff;"},
     };
