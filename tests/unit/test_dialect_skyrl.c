@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-static char no_type[] = "";
+static char typed_json[] = "application/json";
 static const unsigned skyrl = 1U << DIALECT_NATIVE | 1U << DIALECT_SKYRL;
 
 struct in_row {
@@ -27,7 +27,7 @@ static void check_in(const struct in_row *row)
                          .path = (char *)(uintptr_t)row->path,
                          .body = (char *)(uintptr_t)row->body,
                          .body_len = strlen(row->body),
-                         .content_type = no_type};
+                         .content_type = typed_json};
     struct err e = {0};
     size_t at = 0;
     const struct route *first = route_find(row->path, METHOD_POST, skyrl, &at, &e), *route;

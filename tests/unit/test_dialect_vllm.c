@@ -15,7 +15,7 @@
 
 enum { QUERY_MAX = 4 };
 
-static char no_type[] = "";
+static char typed_json[] = "application/json";
 static const unsigned vllm = 1U << DIALECT_NATIVE | 1U << DIALECT_VLLM;
 
 struct in_row {
@@ -46,7 +46,7 @@ static const struct route *row_for(struct exchange *x, const char *path, const c
     x->path = (char *)(uintptr_t)path;
     x->body = (char *)(uintptr_t)body;
     x->body_len = strlen(body);
-    x->content_type = no_type;
+    x->content_type = typed_json;
     x->route = route_claimed(first, METHOD_POST, vllm, body, x->body_len);
     return x->route;
 }

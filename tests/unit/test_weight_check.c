@@ -38,7 +38,7 @@ static void no_wake(struct exchange_front *front)
 static json_t *ask(const char *text, struct err *e)
 {
     static struct exchange_front front = {.wake = no_wake};
-    static char type[] = "", path[] = "/v1/weights/check";
+    static char type[] = "application/json", path[] = "/v1/weights/check";
     struct exchange *x;
     json_t *answer = NULL;
     size_t at = 0;
