@@ -173,6 +173,7 @@ int front_new(struct front **out, const struct front_cfg *cfg, struct err *e)
         f->shards[i].front = f;
         f->shards[i].listen_fd = -1;
         f->shards[i].idle_end = &f->shards[i].idle;
+        f->shards[i].greetings_end = &f->shards[i].greetings;
     }
     front_fit_nofile(f);
     size_shards(f);

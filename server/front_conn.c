@@ -106,17 +106,23 @@ void conn_idle(struct conn *c)
 
 uint64_t conn_shed(struct shard *s)
 {
-    uint64_t now_us;
+    while (s->n_conns - s->n_dead + s->n_greetings > s->n_conns_max) {
+        const struct greeting *g = s->greetings;
+        const struct conn *c = s->idle;
+        bool unread = g != NULL && (c == NULL || g->since_us < c->idle_since_us);
+        uint64_t now_us = clock_now_us(), until_us;
 
-    if (s->n_conns - s->n_dead <= s->n_conns_max || s->idle == NULL)
-        return CLOCK_NEVER;
-    now_us = clock_now_us();
-    while (s->n_conns - s->n_dead > s->n_conns_max && s->idle != NULL) {
-        uint64_t until_us = s->idle->idle_since_us + FRONT_IDLE_US_MIN;
-
+        if (g == NULL && c == NULL)
+            break;
+        until_us = (unread ? g->since_us : c->idle_since_us) + FRONT_IDLE_US_MIN;
         if (now_us < until_us)
             return until_us - now_us;
-        conn_kill(s->idle);
+        if (!unread) { /* libmicrohttpd closes it in its next run */
+            conn_kill(s->idle);
+            continue;
+        }
+        greeting_close(s->greetings);
+        accept_begin(s);
     }
     return CLOCK_NEVER;
 }

@@ -35,6 +35,8 @@ static void greeting_free(struct greeting *g)
     *g->prev_next = g->next;
     if (g->next != NULL)
         g->next->prev_next = g->prev_next;
+    else
+        g->shard->greetings_end = g->prev_next;
     g->shard->n_greetings--;
     free(g);
 }
@@ -123,12 +125,11 @@ void greeting_open(struct shard *s, int fd, const struct sockaddr_storage *peer,
         free(g);
         return;
     }
+    g->since_us = clock_now_us();
     g->deadline_us = clock_after_us(s->front->cfg.header_timeout_us);
-    g->next = s->greetings;
-    g->prev_next = &s->greetings;
-    if (g->next != NULL)
-        g->next->prev_next = &g->next;
-    s->greetings = g;
+    g->prev_next = s->greetings_end;
+    *s->greetings_end = g;
+    s->greetings_end = &g->next;
     s->n_greetings++;
     greeting_look(g); /* it may be there already, and before a listener closes it must be known */
 }

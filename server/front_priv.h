@@ -81,7 +81,7 @@ struct greeting {
     struct shard *shard;
     struct greeting *next, **prev_next;
     struct loop_watch watch; /* owns its fd */
-    uint64_t deadline_us;
+    uint64_t since_us, deadline_us;
     struct sockaddr_storage peer;
     socklen_t peer_len;
 };
@@ -161,7 +161,7 @@ struct shard {
     struct conn *conns, *timed;
     struct conn *idle, **idle_end; /* without a request whose head has come, the longest first */
     struct lingering *lingers;
-    struct greeting *greetings;
+    struct greeting *greetings, **greetings_end; /* the longest first */
     size_t n_conns, n_lingers, n_greetings;
     uint64_t plain_second; /* when plain HTTP to a TLS listener was last logged */
     size_t n_idle, n_dead; /* of n_conns */
