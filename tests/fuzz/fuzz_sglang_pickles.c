@@ -38,7 +38,7 @@ struct part {
     const char *torch; /* its name there */
     uint32_t ndim;
     uint64_t shape[NDIM_MAX], numel, nbytes, at; /* bytes into the storage */
-    char name[16];
+    char name[24];
 };
 
 struct made {

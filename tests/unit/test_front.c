@@ -540,7 +540,7 @@ static void test_idle_connections_give_way(void **state)
         if (i % 3 == 1)
             (void)client_try_send(&idle[i], "GET /echo HTTP/1.1\r\nHo", 22);
         if (i % 3 == 2)
-            (void)client_try_send(&idle[i], "GET /reserved HTTP/1.1\r\nHost: x\r\n\r\n", 37);
+            (void)client_try_send(&idle[i], "GET /reserved HTTP/1.1\r\nHost: x\r\n\r\n", 35);
     }
     ask_new("/reserved", 200);
     assert_true(clock_now_us() - began_us < 2 * 1000 * 1000);
