@@ -110,11 +110,11 @@ sglang_out sglang_loads_out;
                        .members = sglang_continue_members, .out = sglang_continue_out),            \
         SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG, METHOD_GET | METHOD_POST, BODY_NONE,               \
                    ROUTE_NO_BODY_MAX, "/flush_cache", "sglangFlush", handle_flush_cache,           \
-                   .out = sglang_flush_out),                                                       \
-        SGLANG_BOTH("/release_memory_occupation", "sglangRelease", handle_sleep,                   \
+                   .get_acts = true, .out = sglang_flush_out),                                     \
+        SGLANG_BOTH("/release_memory_occupation", "sglangRelease", handle_sleep, .get_acts = true, \
                     .members = sglang_memory_members, .into = sleep_members,                       \
                     .in = sglang_release_in, .out = dialect_out_null),                             \
-        SGLANG_BOTH("/resume_memory_occupation", "sglangResume", handle_wake,                      \
+        SGLANG_BOTH("/resume_memory_occupation", "sglangResume", handle_wake, .get_acts = true,    \
                     .members = sglang_memory_members, .into = wake_members,                        \
                     .in = sglang_memory_in, .out = dialect_out_null),                              \
         SGLANG_CONTROL("/abort_request", "sglangAbort", handle_abort_requests,                     \

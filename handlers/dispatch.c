@@ -98,6 +98,7 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
     out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->config->json_body_max
                                                          : route->body_max;
     out->of_get = route->body == BODY_JSON;
+    out->get_acts = route->get_acts;
     out->reserved = route->role != ROLE_GENERATE;
     if (route->body == BODY_TENSORS && body_is_tensors(x)) {
         if (check_stream(app, e) != 0)

@@ -31,6 +31,7 @@ struct front_plan {
     enum front_body body;
     uint64_t body_max; /* bytes; over it ERR_TOO_LARGE, early when Content-Length tells */
     bool of_get;       /* a GET's body is read too, not dropped */
+    bool get_acts;     /* a GET is no view: where origin_check_act refuses one, it is refused */
     bool reserved;     /* served when others are refused for the number of connections */
     /* FRONT_BODY_STREAM: as safetensors_head_nbytes: 0 and *out = length of the head once known,
      * 0 and *out = 0 while more bytes are needed, -1 when the head is refused. */

@@ -20,6 +20,13 @@ int origin_admit(struct request *r, struct err *e)
     return origin_check(rules, &r->origin, e);
 }
 
+int origin_admit_act(const struct request *r, struct err *e)
+{
+    bool acts = r->x->method == METHOD_GET && r->plan.get_acts;
+
+    return rules_of(r) != NULL && acts ? origin_check_act(&r->origin, e) : 0;
+}
+
 static size_t headers_of(const struct request *r,
                          struct origin_answer_header out[ORIGIN_ANSWER_HEADERS_MAX])
 {

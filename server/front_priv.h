@@ -278,6 +278,7 @@ int front_prebuild(struct front *f, struct err *e);
 
 /* front_origin.c: which requests of web pages are served (server/origin.h). */
 int origin_admit(struct request *r, struct err *e); /* sets r->preflight */
+int origin_admit_act(const struct request *r, struct err *e); /* once it is routed */
 bool origin_add_headers(const struct request *r, struct MHD_Response *resp);
 void origin_put_headers(const struct request *r, struct buf *head); /* of a raw answer */
 

@@ -128,7 +128,7 @@ static int route(struct request *r, struct err *e)
         return -1;
     if (r->preflight)
         return 0;
-    if (f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e) != 0)
+    if (f->cfg.app->route(f->cfg.app_arg, x, &r->plan, e) != 0 || origin_admit_act(r, e) != 0)
         return -1;
     if (x->content_length != UINT64_MAX && x->content_length > r->plan.body_max)
         return err_set(e, ERR_TOO_LARGE, "", "the body has %llu bytes, over the limit of %llu",

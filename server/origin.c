@@ -74,6 +74,7 @@ void origin_header(struct origin_request *q, const char *name, const char *value
         {"Host", &q->host},
         {"Origin", &q->origin},
         {"Sec-Fetch-Site", &q->fetch_site},
+        {"User-Agent", &q->user_agent},
         {"Access-Control-Request-Method", &q->asks_method},
         {"Access-Control-Request-Headers", &q->asks_headers},
         {"Access-Control-Request-Private-Network", &q->asks_private_network},
@@ -249,6 +250,24 @@ int origin_check(const struct origin_rules *rules, const struct origin_request *
         err_clear(e);
     }
     return check_origins(rules, q, e);
+}
+
+/* All browsers begin it so. */
+static bool is_browser(const struct origin_request *q)
+{
+    static const char begins[] = "Mozilla/";
+
+    return q->user_agent != NULL && strncasecmp(q->user_agent, begins, sizeof begins - 1) == 0;
+}
+
+int origin_check_act(const struct origin_request *q, struct err *e)
+{
+    if (q->origin != NULL || q->fetch_site != NULL || !is_browser(q))
+        return 0;
+    return err_set(e, ERR_FORBIDDEN, "",
+                   "a browser made this request and does not say for what page (it has neither "
+                   "Origin nor Sec-Fetch-Site): what acts is not done for it by a GET; send it "
+                   "with another User-Agent, or open the server by https or on loopback");
 }
 
 bool origin_is_preflight(const struct origin_rules *rules, const struct origin_request *q)

@@ -12,8 +12,9 @@
  *           add a key to whatever a page sends. Without Origin, which a browser leaves out of an
  *           image's request, Sec-Fetch-Site must not tell of another site.
  *
- * Over plain HTTP beyond loopback a browser sends no Sec-Fetch-Site: a GET without Origin may then
- * be any page's, and only keys keep it from a route that acts.
+ * Over plain HTTP beyond loopback a browser sends no Sec-Fetch-Site, and its GET without Origin may
+ * be an image's of any page or what a person typed. So where a GET acts, as SGLang's /flush_cache
+ * does, one whose User-Agent is a browser's must have one of both. Nothing exempts from that.
  *
  * Programs that are no browser send neither Origin nor Sec-Fetch-Site. X-Forwarded-Host is not
  * read: anyone can send it. */
@@ -50,6 +51,7 @@ int origin_rules_check(const struct origin_rules *rules, struct err *e);
 /* What a request says; borrowed. NULL: it has no such header. */
 struct origin_request {
     const char *host, *origin, *fetch_site; /* Host, Origin, Sec-Fetch-Site */
+    const char *user_agent;                 /* User-Agent */
     /* Of a preflight: Access-Control-Request-Method, -Headers, -Private-Network. */
     const char *asks_method, *asks_headers, *asks_private_network;
     const char *target;        /* as it came: "/path", "http://host/path" */
@@ -67,6 +69,12 @@ void origin_header(struct origin_request *q, const char *name, const char *value
  * Errors: ERR_MISDIRECTED  the rule of Host
  *         ERR_FORBIDDEN    the rule of Origin */
 int origin_check(const struct origin_rules *rules, const struct origin_request *q, struct err *e);
+
+/* origin_check_act - may this GET, which origin_check let pass, act?
+ *
+ * Threads: any. Blocks: no. Allocates nothing.
+ * Errors: ERR_FORBIDDEN  a browser's, which does not say what page made it */
+int origin_check_act(const struct origin_request *q, struct err *e);
 
 /* origin_is_preflight - is it a browser's question whether a page of --allow-origin may send what
  * it wants to? It carries no key, and is answered with the headers below alone. */

@@ -197,6 +197,34 @@ def served_as_before(s):
     assert a.json()["error"]["retryable"] is False, a
 
 
+# GETs that act; all others are views, which a person may open.
+ACTING = {"/flush_cache", "/release_memory_occupation", "/resume_memory_occupation", "/v1/weights/handles"}
+# Of Chromium at plain HTTP beyond loopback, for an image and for the address bar alike.
+UNTOLD = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0 Safari/537.36"}
+
+
+def untold_page_gets_views_only(s, rows):
+    """No GET acts for a browser that does not say what page asks; trainers' do."""
+    before = state(s.main)
+    n = 0
+    for method, path in rows:
+        if method not in ("GET", "HEAD"):
+            continue
+        a = s.main.ask(method, path, UNTOLD)
+        if method == "GET" and path in ACTING:
+            must(a, 403, "Sec-Fetch-Site", "https")
+            must(s.main.ask(method, path, {**UNTOLD, "Authorization": "Bearer " + KEY}), 403)
+            n += 1
+        else:
+            assert a.status != 403, f"{method} {path}: {a}"
+        assert state(s.main) == before, f"{method} {path}: {before}, {state(s.main)}"
+    assert n == len(ACTING), n
+    for path in ACTING - {"/v1/weights/handles"}:  # which wants a GPU
+        for headers in ({"User-Agent": "python-requests/2.32.3"}, {**UNTOLD, "Sec-Fetch-Site": "none"}):
+            must(s.main.ask("GET", path, headers), 200)
+        must(s.main.ask("POST", path, UNTOLD), 200)
+
+
 def as_recorded(s):
     n, answers = replay.replay(SESSION, "127.0.0.1", s.main.port)
     assert n >= 40 and {a.status for a in answers} == {403, 421}, n
@@ -209,6 +237,7 @@ def one_listener(rows):
         as_recorded(s)
         assert state(s.main) == before, (before, state(s.main))
         assert '"status":421,"code":"misdirected_request"' in s.text()
+        untold_page_gets_views_only(s, rows)
         served_as_before(s)
         untyped_is_not_json(s.main, rows)
 

@@ -293,6 +293,45 @@ static void test_origin_of_the_page(void **state)
     }
 }
 
+/* Without a header that tells of the page, a browser's image and its address bar look the same. */
+static void test_a_browser_says_what_page_lets_a_get_act(void **state)
+{
+#define CHROMIUM "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/156.0.0.0 Safari/537.36"
+    static const struct {
+        struct origin_request q;
+        enum err_code code;
+    } rows[] = {
+        {{.user_agent = CHROMIUM}, ERR_FORBIDDEN},
+        {{.user_agent = "Mozilla/5.0 (X11; rv:140.0) Gecko/20100101 Firefox/140.0"}, ERR_FORBIDDEN},
+        {{.user_agent = "mozilla/4.0"}, ERR_FORBIDDEN},
+        {{.user_agent = CHROMIUM, .tls = true}, ERR_FORBIDDEN},
+        {{.user_agent = CHROMIUM, .unix_socket = true}, ERR_FORBIDDEN},
+        {{.user_agent = CHROMIUM, .authorization = "Bearer " KEY}, ERR_FORBIDDEN},
+        /* origin_check let these pass */
+        {{.user_agent = CHROMIUM, .fetch_site = "none"}, ERR_NONE},
+        {{.user_agent = CHROMIUM, .fetch_site = "same-origin"}, ERR_NONE},
+        {{.user_agent = CHROMIUM, .origin = APP}, ERR_NONE},
+        /* no browser */
+        {{.user_agent = NULL}, ERR_NONE},
+        {{.user_agent = ""}, ERR_NONE},
+        {{.user_agent = "curl/8.5.0"}, ERR_NONE},
+        {{.user_agent = "python-requests/2.32.3"}, ERR_NONE},
+        {{.user_agent = "Python/3.12 aiohttp/3.11.11"}, ERR_NONE},
+        {{.user_agent = "Mozilla"}, ERR_NONE},
+        {{.user_agent = "trainer (like Mozilla/5.0)"}, ERR_NONE},
+    };
+    struct err e;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        memset(&e, 0, sizeof e);
+        if (origin_check_act(&rows[i].q, &e) != (rows[i].code == ERR_NONE ? 0 : -1) ||
+            e.code != rows[i].code)
+            fail_msg("row %zu, User-Agent %s: %s", i, rows[i].q.user_agent, e.msg);
+    }
+#undef CHROMIUM
+}
+
 static void test_name_and_page_are_asked_for_each(void **state)
 {
     struct origin_rules both = {hosts, 3, origins, 3, NULL};
@@ -405,12 +444,15 @@ static void test_header_keeps_the_first(void **state)
     origin_header(&q, "X-Forwarded-Host", "localhost");
     origin_header(&q, "Forwarded", "host=localhost");
     origin_header(&q, "Sec-Fetch-Site", "cross-site");
+    origin_header(&q, "user-agent", "curl/8.5.0");
+    origin_header(&q, "User-Agent", "Mozilla/5.0");
     origin_header(&q, "Access-Control-Request-Method", "POST");
     origin_header(&q, "Access-Control-Request-Headers", "x");
     origin_header(&q, "Access-Control-Request-Private-Network", "true");
     assert_string_equal(q.origin, EVIL);
     assert_string_equal(q.host, "a");
     assert_string_equal(q.fetch_site, "cross-site");
+    assert_string_equal(q.user_agent, "curl/8.5.0");
     assert_string_equal(q.asks_method, "POST");
     assert_string_equal(q.asks_headers, "x");
     assert_string_equal(q.asks_private_network, "true");
@@ -482,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_message_names_the_host_and_the_option),
         cmocka_unit_test(test_key_exempts_from_the_host),
         cmocka_unit_test(test_origin_of_the_page),
+        cmocka_unit_test(test_a_browser_says_what_page_lets_a_get_act),
         cmocka_unit_test(test_name_and_page_are_asked_for_each),
         cmocka_unit_test(test_answer_lets_the_page_read),
         cmocka_unit_test(test_answer_allows_so_many_headers),
