@@ -19,11 +19,6 @@ enum { BODY_DEPTH_MAX = 32 };
 
 struct route;
 
-/* body_init - let a parse that ran out of memory say so: jansson reports that as a syntax error, or
- * not at all. Sets jansson's allocator, which is the whole process's.
- * Threads: main's, before any other uses jansson. */
-void body_init(void);
-
 /* body_parse - the exchange's body as a JSON object (new), checked against its route, and through
  * its way in where that speaks a dialect: strict or not, optional or not; duplicate members,
  * trailing bytes, depth over BODY_DEPTH_MAX are refused, and on strict routes unknown members,

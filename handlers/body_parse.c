@@ -1,9 +1,7 @@
-/* The body as a JSON object. Nothing is parsed that is too deep for jansson's recursion, and a
- * parse that ran out of memory is never taken for the client's mistake, nor for a success:
- * jansson 2.14 ignores a failed growth of its token buffer, which would shorten a long name or
- * number. */
+/* The body as a JSON object. Nothing is parsed that is too deep for jansson's recursion. */
 #include "handlers/body.h"
 
+#include "base/json_parse.h"
 #include "handlers/body_scan.h"
 #include "handlers/dialect.h"
 #include "handlers/route.h"
@@ -12,26 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
-/* While a thread parses, its first failed allocation is remembered and every later one fails too,
- * so that jansson stops at once instead of going on with a shortened token. */
-static _Thread_local struct {
-    bool parsing, starved;
-} memory;
-
-static void *parse_malloc(size_t nbytes)
-{
-    void *p = memory.parsing && memory.starved ? NULL : malloc(nbytes);
-
-    if (p == NULL)
-        memory.starved = true;
-    return p;
-}
-
-void body_init(void)
-{
-    json_set_alloc_funcs(parse_malloc, free);
-}
 
 /* "application/json", with or without parameters. */
 static bool is_json(const char *type)
@@ -75,14 +53,6 @@ static int check_depth(const char *text, size_t len, struct err *e)
                    BODY_DEPTH_MAX, at, line, column);
 }
 
-/* Without body_init, what is left of a lack of memory: no text at all, or "invalid token" at a
- * string, whose real mistakes all have texts of their own. */
-static bool looks_starved(const json_error_t *why)
-{
-    return why->text[0] == '\0' || json_error_code(why) == json_error_out_of_memory ||
-           strncmp(why->text, "invalid token near '\"", 21) == 0;
-}
-
 /* jansson's offset is behind the token that it stopped at. */
 static int refuse(const char *text, size_t len, const json_error_t *why, struct err *e)
 {
@@ -108,20 +78,13 @@ static int refuse(const char *text, size_t len, const json_error_t *why, struct 
  * strings are names, none is allowed. */
 static int load(json_t **out, const char *text, size_t len, bool strict, struct err *e)
 {
-    json_error_t why = {0};
-    json_t *root;
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL);
+    json_error_t why;
     bool starved;
+    json_t *root = json_parse(text, len, flags, &why, &starved);
 
-    memory.parsing = true;
-    memory.starved = false;
-    root = json_loadb(
-        text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL), &why);
-    memory.parsing = false;
-    starved = memory.starved || (root == NULL && looks_starved(&why));
-    if (starved) {
-        json_decref(root);
+    if (starved)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to parse a body of %zu bytes", len);
-    }
     if (root == NULL)
         return refuse(text, len, &why, e);
     *out = root;

@@ -1,8 +1,8 @@
 /* The program: `baton serve`, `baton help`, `baton version`. */
+#include "base/json_parse.h"
 #include "base/log.h"
 #include "base/near_miss.h"
 #include "driver/nccl.h"
-#include "handlers/body.h"
 #include "server/check.h"
 #include "server/config.h"
 #include "server/serve.h"
@@ -103,7 +103,7 @@ static int run(const struct config *c, bool check)
         report(c, &e);
         return 2;
     }
-    body_init();         /* all before threads: jansson's allocator, the seed that the first */
+    json_parse_init();   /* all before threads: jansson's allocator, the seed that the first */
     json_object_seed(0); /* object would race for, and the process's environment */
     nccl_environment();
     block_signals();

@@ -3,6 +3,7 @@
  * path, the layers that are named bound only what a list found by its end. */
 #include "engine/embedded/adapter_config.h"
 
+#include "base/json_parse.h"
 #include "engine/embedded/config_members.h"
 #include "weights/plan.h"
 
@@ -386,15 +387,16 @@ static int read_all(struct adapter_config *c, const json_t *root, struct err *e)
 static int parse_json(json_t **out, const char *json, size_t len, struct err *e)
 {
     json_error_t why;
+    bool starved;
 
     if (len > ADAPTER_CONFIG_NBYTES_MAX)
         return err_set(e, ERR_TOO_LARGE, DICT,
                        "adapter_config.json has %zu bytes, at most %d are read", len,
                        ADAPTER_CONFIG_NBYTES_MAX);
-    *out = json_loadb(json, len, JSON_REJECT_DUPLICATES, &why);
+    *out = json_parse(json, len, JSON_REJECT_DUPLICATES, &why, &starved);
     if (*out != NULL)
         return 0;
-    if (json_error_code(&why) == json_error_out_of_memory || why.text[0] == '\0')
+    if (starved)
         return no_memory(e);
     return err_set(e, ERR_UNREADABLE, DICT, "adapter_config.json: %s at line %d, column %d",
                    why.text, why.line, why.column);

@@ -1,6 +1,7 @@
 /* Any bytes as the body of a strict and of a lenient route, then every reader on what came out.
  * A refusal explains itself: a code of the request's own, a message, a field that is a pointer, and
  * an answer that can be built from it. An acceptance respects the limits. */
+#include "base/json_parse.h"
 #include "handlers/body.h"
 #include "handlers/body_scan.h"
 #include "handlers/reply.h"
@@ -160,7 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 
     CHECK(body != NULL);
     if (!ready) {
-        body_init();
+        json_parse_init();
         json_object_seed(1); /* the same run for the same input */
         ready = true;
     }

@@ -63,7 +63,7 @@ def faults(d):
 
 def slow_pause(d):
     """An answer that is on its way is not given twice."""
-    d.order("pause", "slow", ms=100)
+    d.order("pause", "slow", ms=500)
     with d.socket() as s:
         s.sendall(b"POST %s HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}" % PAUSE[d.dialect].encode() + LAST)
         d.wait("it is paused", lambda: d.state()["pause"] is not None)

@@ -1,4 +1,5 @@
 /* Bodies: what is accepted is what was sent, and a refusal names the culprit. */
+#include "base/json_parse.h"
 #include "handlers/body.h"
 
 #include "handlers/route.h"
@@ -553,7 +554,7 @@ static void test_query_readers(void **state)
 static int setup(void **state)
 {
     (void)state;
-    body_init();
+    json_parse_init();
     json_object_seed(0);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* Columns that are read from the text: whatever a body holds, the answer is the one that the tree
  * gives. */
+#include "base/json_parse.h"
 #include "handlers/body_columns.h"
 
 #include "handlers/app.h"
@@ -42,7 +43,7 @@ static int set_up(void **state)
 {
     (void)state;
     route = (struct route){.body = BODY_TENSORS, .strict = true, .members = update_members};
-    body_init();
+    json_parse_init();
     return 0;
 }
 

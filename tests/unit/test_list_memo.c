@@ -1,5 +1,6 @@
 /* Lists that came before: known by all of their bytes or not at all, and then the same plan as when
  * they are read. */
+#include "base/json_parse.h"
 #include "handlers/list_memo.h"
 
 #include "handlers/app.h"
@@ -428,6 +429,6 @@ int main(void)
         cmocka_unit_test(test_an_almost_known_list_is_read),
     };
 
-    body_init();
+    json_parse_init();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
