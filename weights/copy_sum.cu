@@ -11,7 +11,10 @@
  * of word j - 1 and the lower bytes of word j. Rotated right by 8k bits it is r_j, in which each
  * byte has the weight that it has in its own word, so A is the sum of r_j; and B is the sum of
  * (j + 1) r_j, less once what belongs to the word before: the k low bytes of v_j, which r_j has on
- * top. Bytes beyond the piece are zero. */
+ * top. Bytes beyond the piece are zero.
+ *
+ * Numbers that are not finite are looked for in the v_j too, as in weights/non_finite.c: whoever
+ * launches has seen that no element lies across two of them. */
 #include "weights/copy_sum.h"
 
 namespace {
@@ -20,7 +23,11 @@ enum { UNROLL = 4, WARP = 32, SAME_ALIGNMENT = -1 };
 
 struct sum {
     unsigned long long a, b;
+    uint32_t found; /* top bits of elements that are not finite; other bits mean nothing */
 };
+
+/* What is made of the bytes beside the copy. */
+enum make { NOTHING, SUM, SUM_AND_LOOK };
 
 /* One block's part of a piece: what is stored in [lo, hi). */
 struct tile {
@@ -30,6 +37,7 @@ struct tile {
     uint64_t lo, hi;
     uint32_t rotate; /* 8k */
     bool copied;
+    uint32_t mask, step, keep; /* the piece's */
 };
 
 /* The bytes of the tile that 16-byte accesses reach. */
@@ -40,21 +48,25 @@ struct middle {
 };
 
 /* @place  the word's index from the tile's base, plus one */
-__device__ __forceinline__ void add_word(sum &s, uint32_t v, uint32_t place, uint32_t rotate)
+template <make MAKE>
+__device__ __forceinline__ void add_word(sum &s, uint32_t v, uint32_t place, const tile &t)
 {
-    const uint32_t r = __funnelshift_r(v, v, rotate);
+    const uint32_t rotate = t.rotate, r = __funnelshift_r(v, v, rotate);
 
+    if (MAKE == SUM_AND_LOOK)
+        s.found |= ((v & t.mask) + t.step) & (v | t.keep);
     s.a += r;
     s.b += static_cast<unsigned long long>(place) * r;
     s.b -= __funnelshift_r(0, v, rotate); /* v << (32 - rotate), and 0 for 0 */
 }
 
-__device__ __forceinline__ void add_words(sum &s, uint4 v, uint32_t place, uint32_t rotate)
+template <make MAKE>
+__device__ __forceinline__ void add_words(sum &s, uint4 v, uint32_t place, const tile &t)
 {
-    add_word(s, v.x, place, rotate);
-    add_word(s, v.y, place + 1, rotate);
-    add_word(s, v.z, place + 2, rotate);
-    add_word(s, v.w, place + 3, rotate);
+    add_word<MAKE>(s, v.x, place, t);
+    add_word<MAKE>(s, v.y, place + 1, t);
+    add_word<MAKE>(s, v.z, place + 2, t);
+    add_word<MAKE>(s, v.w, place + 3, t);
 }
 
 /* 16 bytes that begin WORDS whole words and `bits` bits after lo's first. */
@@ -70,9 +82,9 @@ template <int WORDS> __device__ __forceinline__ uint4 joined(uint4 lo, uint4 hi,
 
 /* UNROLL stores of each thread, from index `first` on; BOUNDED: of them those below `n`. All loads
  * come before the first store. */
-template <int WORDS, bool COPIED, bool SUMMED, bool BOUNDED>
-__device__ __forceinline__ void move_step(const middle &m, uint32_t first, uint32_t n,
-                                          uint32_t place, uint32_t rotate, sum &s)
+template <int WORDS, bool COPIED, make MAKE, bool BOUNDED>
+__device__ __forceinline__ void move_step(const tile &t, const middle &m, uint32_t first,
+                                          uint32_t n, uint32_t place, sum &s)
 {
     constexpr bool same = WORDS == SAME_ALIGNMENT;
     uint4 v[UNROLL], next[UNROLL];
@@ -96,12 +108,12 @@ __device__ __forceinline__ void move_step(const middle &m, uint32_t first, uint3
             v[u] = joined<same ? 0 : WORDS>(v[u], next[u], m.shift % 4 * 8);
         if (COPIED && (!BOUNDED || i < n))
             __stcs(reinterpret_cast<uint4 *>(m.lo) + i, v[u]);
-        if (SUMMED) /* what was not loaded is zero, and adds nothing */
-            add_words(s, v[u], place + 4 * i, rotate);
+        if (MAKE != NOTHING) /* what was not loaded is zero, and adds nothing */
+            add_words<MAKE>(s, v[u], place + 4 * i, t);
     }
 }
 
-template <int WORDS, bool COPIED, bool SUMMED>
+template <int WORDS, bool COPIED, make MAKE>
 __device__ __forceinline__ void move_middle(const tile &t, const middle &m, sum &s)
 {
     const uint32_t n = static_cast<uint32_t>((m.hi - m.lo) / 16);
@@ -110,12 +122,13 @@ __device__ __forceinline__ void move_middle(const tile &t, const middle &m, sum 
     uint32_t done = 0;
 
     for (; done + step <= n; done += step)
-        move_step<WORDS, COPIED, SUMMED, false>(m, done + threadIdx.x, n, place, t.rotate, s);
+        move_step<WORDS, COPIED, MAKE, false>(t, m, done + threadIdx.x, n, place, s);
     if (done < n)
-        move_step<WORDS, COPIED, SUMMED, true>(m, done + threadIdx.x, n, place, t.rotate, s);
+        move_step<WORDS, COPIED, MAKE, true>(t, m, done + threadIdx.x, n, place, s);
 }
 
 /* The bytes that are stored in [from, to), word by word. @thread  0 takes the first word */
+template <make MAKE>
 __device__ __forceinline__ void move_edge(const tile &t, uint64_t from, uint64_t to,
                                           uint32_t thread, sum &s)
 {
@@ -131,7 +144,7 @@ __device__ __forceinline__ void move_edge(const tile &t, uint64_t from, uint64_t
                 v |= static_cast<uint32_t>(byte) << (8 * i);
             }
         }
-        add_word(s, v, static_cast<uint32_t>((at - t.base) / 4) + 1, t.rotate);
+        add_word<MAKE>(s, v, static_cast<uint32_t>((at - t.base) / 4) + 1, t);
     }
 }
 
@@ -158,22 +171,22 @@ __device__ __forceinline__ middle middle_of(const tile &t)
     return m;
 }
 
-template <bool COPIED, bool SUMMED>
+template <bool COPIED, make MAKE>
 __device__ __forceinline__ void move_tile(const tile &t, const middle &m, sum &s)
 {
     if (m.shift == 0)
-        move_middle<SAME_ALIGNMENT, COPIED, SUMMED>(t, m, s);
+        move_middle<SAME_ALIGNMENT, COPIED, MAKE>(t, m, s);
     else if (m.shift < 4)
-        move_middle<0, COPIED, SUMMED>(t, m, s);
+        move_middle<0, COPIED, MAKE>(t, m, s);
     else if (m.shift < 8)
-        move_middle<1, COPIED, SUMMED>(t, m, s);
+        move_middle<1, COPIED, MAKE>(t, m, s);
     else if (m.shift < 12)
-        move_middle<2, COPIED, SUMMED>(t, m, s);
+        move_middle<2, COPIED, MAKE>(t, m, s);
     else
-        move_middle<3, COPIED, SUMMED>(t, m, s);
-    move_edge(t, t.lo, m.lo, threadIdx.x, s);
+        move_middle<3, COPIED, MAKE>(t, m, s);
+    move_edge<MAKE>(t, t.lo, m.lo, threadIdx.x, s);
     if (m.lo < m.hi) /* by the other end of the block, meanwhile */
-        move_edge(t, m.hi, t.hi, COPY_SUM_THREADS - 1 - threadIdx.x, s);
+        move_edge<MAKE>(t, m.hi, t.hi, COPY_SUM_THREADS - 1 - threadIdx.x, s);
 }
 
 __device__ __forceinline__ void add_over_warp(sum &s)
@@ -185,15 +198,16 @@ __device__ __forceinline__ void add_over_warp(sum &s)
     }
 }
 
-/* Every thread of the block comes here. */
-__device__ __forceinline__ void add_over_block(sum s, unsigned long long *out)
+/* Every thread of the block comes here. @top  of the piece */
+__device__ __forceinline__ void add_over_block(sum s, uint32_t top, unsigned long long *out)
 {
     __shared__ sum warps[COPY_SUM_THREADS / WARP];
+    bool found;
 
     add_over_warp(s);
     if (threadIdx.x % WARP == 0)
         warps[threadIdx.x / WARP] = s;
-    __syncthreads();
+    found = __syncthreads_or((s.found & top) != 0) != 0;
     if (threadIdx.x >= WARP)
         return;
     s.a = threadIdx.x < COPY_SUM_THREADS / WARP ? warps[threadIdx.x].a : 0;
@@ -202,6 +216,8 @@ __device__ __forceinline__ void add_over_block(sum s, unsigned long long *out)
     if (threadIdx.x == 0) {
         atomicAdd(&out[0], s.a);
         atomicAdd(&out[1], s.b);
+        if (found)
+            atomicOr(&out[2], 1ULL);
     }
 }
 
@@ -219,35 +235,45 @@ __device__ __forceinline__ tile tile_of(const copy_sum_piece &p, uint32_t index)
     t.hi = t.base + COPY_SUM_TILE_NBYTES < end ? t.base + COPY_SUM_TILE_NBYTES : end;
     t.rotate = static_cast<uint32_t>(p.dst % 4 * 8);
     t.copied = p.src != p.dst;
+    t.mask = p.mask;
+    t.step = p.step;
+    t.keep = p.keep;
     return t;
+}
+
+template <make MAKE> __device__ __forceinline__ void make_of(const tile &t, const middle &m, sum &s)
+{
+    if (t.copied)
+        move_tile<true, MAKE>(t, m, s);
+    else if (MAKE != NOTHING)
+        move_tile<false, MAKE>(t, m, s);
 }
 
 } /* namespace */
 
 /* @pieces      no two overlap in what they write, and none reads what another writes
  * @tile_piece  [gridDim.x] the piece of each tile
- * @sums        pairs (A, B), zeroed, one for each piece; or NULL */
+ * @made        [copy_sum_made] one for each piece; or NULL */
 extern "C" __global__ void __launch_bounds__(COPY_SUM_THREADS, 4)
     baton_copy_sum(const copy_sum_piece *pieces, const uint32_t *tile_piece,
-                   unsigned long long *sums)
+                   unsigned long long *made)
 {
     const uint32_t i = tile_piece[blockIdx.x];
     const copy_sum_piece p = pieces[i];
     const tile t = tile_of(p, blockIdx.x - p.first_tile);
     const middle m = middle_of(t);
-    sum s = {0, 0};
+    sum s = {0, 0, 0};
 
-    if (sums == nullptr) {
-        if (t.copied)
-            move_tile<true, false>(t, m, s);
+    if (made == nullptr) {
+        make_of<NOTHING>(t, m, s);
         return;
     }
-    if (t.copied)
-        move_tile<true, true>(t, m, s);
+    if (p.mask != 0)
+        make_of<SUM_AND_LOOK>(t, m, s);
     else
-        move_tile<false, true>(t, m, s);
+        make_of<SUM>(t, m, s);
     /* From the tile's base to the piece's first word; before it, for a piece's first tile. */
     s.b += static_cast<unsigned long long>(static_cast<long long>(t.base - p.dst / 4 * 4) / 4) *
            s.a;
-    add_over_block(s, &sums[2 * static_cast<size_t>(i)]);
+    add_over_block(s, p.top, &made[sizeof(copy_sum_made) / sizeof *made * i]);
 }

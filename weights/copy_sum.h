@@ -17,7 +17,15 @@ struct copy_sum_piece {
     uint64_t src, dst; /* any alignment; equal: only summed */
     uint64_t nbytes;
     uint32_t first_tile;
+    uint32_t mask, step, top, keep; /* weights/non_finite.h's, of aligned words in the destination;
+                                       mask 0: it is not looked at */
     uint32_t reserved;
+};
+
+/* What is made of a piece; zeroed before, or `found` set: then it stays so. */
+struct copy_sum_made {
+    uint64_t a, b;
+    uint64_t found; /* not 0: there is a number that is not finite */
 };
 
 /* copy_sum_tiles - how many tiles a piece has. @nbytes at most 2^63 */

@@ -383,18 +383,18 @@ int device_write(struct device *d, uint64_t dst, const void *src, uint64_t nbyte
 int device_sum(struct device *d, uint64_t addr, uint64_t nbytes, struct checksum *out,
                struct err *e)
 {
-    const struct device_piece piece = {addr, addr, nbytes};
+    const struct device_piece piece = {addr, addr, nbytes, DTYPE_NONE};
     struct device_batch *b;
-    struct checksum sum;
+    struct device_made made;
     int rc;
 
     if (device_batch_on(d, d->side, &b, e) != 0)
         return -1;
-    rc = device_batch_copy(b, &piece, 1, &sum, e);
+    rc = device_batch_copy(b, &piece, 1, &made, e);
     if (rc == 0)
         rc = device_batch_wait(b, NULL, e);
     device_batch_free(b);
     if (rc == 0)
-        *out = sum;
+        *out = made.sum;
     return rc;
 }

@@ -11,6 +11,7 @@
 #include "driver/cuda.h"
 #include "driver/cuda_info.h"
 #include "weights/checksum.h"
+#include "weights/dtype.h"
 #include "weights/slab.h"
 #include "weights/source.h"
 
@@ -99,6 +100,15 @@ int device_sum(struct device *d, uint64_t addr, uint64_t nbytes, struct checksum
 /* A piece of a copy between addresses that the GPU reaches. src == dst: only summed. */
 struct device_piece {
     uint64_t src, dst, nbytes;
+    enum dtype dtype; /* of its elements, whole ones, to be looked at while they are summed;
+                         DTYPE_NONE: nobody asks */
+};
+
+/* What is made of the bytes of a piece. */
+struct device_made {
+    struct checksum sum;
+    bool suspect; /* it may hold a number that is not finite: look. Also where it could not be seen
+                     in the pass that copies. False: it holds none, or nobody asked. */
 };
 
 /* A batch: copies queued together, and the sums of what they brought. Used by one thread. */
@@ -110,12 +120,13 @@ int device_batch_new(struct device *d, struct device_batch **out, struct err *e)
 /* device_batch_copy - queue the pieces. Few go by the driver's copies, many (or summed ones) by one
  * kernel where there are kernels; the caller has merged neighbours.
  * @pieces  [n], borrowed during the call
- * @sums    also sum each piece's bytes at dst; NULL, or [n] that must live until the batch is done:
- *          written by device_batch_wait, or by device_batch_poll when it says done
+ * @made    also sum each piece's bytes at dst, and look for numbers that are not finite; NULL, or
+ *          [n] that must live until the batch is done: written by device_batch_wait, or by
+ *          device_batch_poll when it says done
  * No piece may write what another of the same call reads or writes.
  * Errors: ERR_CUDA, ERR_NO_MEMORY. What was queued before stays queued, and of this call some. */
 int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
-                      struct checksum *sums, struct err *e);
+                      struct device_made *made, struct err *e);
 
 /* Between this GPU and host memory (page-locked, or the call blocks); after all that was queued. */
 int device_batch_to_host(struct device_batch *b, void *dst, uint64_t src, uint64_t nbytes,

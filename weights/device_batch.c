@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "weights/copy_sum.h"
+#include "weights/non_finite.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -28,20 +29,22 @@ enum {
     NAP_US_MAX = 1000
 };
 
-_Static_assert(READ_BACK_NBYTES % 4 == 0, "sums are joined at words");
-_Static_assert(sizeof(struct checksum) == 16, "the kernel's pairs");
+enum { READ_BACK_ALIGN = 8 }; /* sums are joined at words, and no element is cut */
+_Static_assert(READ_BACK_NBYTES % READ_BACK_ALIGN == 0, "whole elements of every dtype");
+_Static_assert(sizeof(struct copy_sum_made) == 24, "the kernel's three words");
 
 struct range {
     uint64_t addr, nbytes;
+    enum dtype dtype;
 };
 
 /* Sums that the batch owes its caller. */
 struct owed {
     struct owed *next;
-    struct checksum *out; /* borrowed; [n] */
+    struct device_made *out; /* borrowed; [n] */
     uint32_t n;
-    const struct checksum *made; /* in a block: the kernel's, when the batch is done; or NULL */
-    struct range ranges[];       /* [n] to be read back, without a kernel */
+    const struct copy_sum_made *made; /* the kernel's, in a block, once it is done; or NULL */
+    struct range ranges[];            /* [n] to be read back, without a kernel */
 };
 
 /* One thread's; no lock. */
@@ -58,7 +61,7 @@ struct device_batch {
     /* How far the first of `owed` has been read back. */
     uint32_t i;
     uint64_t nbytes_read;
-    struct checksum sum;
+    struct device_made made;
     struct device_block *bounce; /* owned */
 };
 
@@ -240,17 +243,17 @@ static void begin(struct device_batch *b)
 }
 
 /* @made  room for n ranges, where no kernel makes the sums */
-static struct owed *owed_new(const struct device_piece *pieces, uint32_t n, struct checksum *sums,
-                             bool read_back)
+static struct owed *owed_new(const struct device_piece *pieces, uint32_t n,
+                             struct device_made *made, bool read_back)
 {
     struct owed *o = calloc(1, sizeof *o + (read_back ? n * sizeof o->ranges[0] : 0));
 
     if (o == NULL)
         return NULL;
-    o->out = sums;
+    o->out = made;
     o->n = n;
     for (uint32_t i = 0; read_back && i < n; i++)
-        o->ranges[i] = (struct range){pieces[i].dst, pieces[i].nbytes};
+        o->ranges[i] = (struct range){pieces[i].dst, pieces[i].nbytes, pieces[i].dtype};
     return o;
 }
 
@@ -270,10 +273,11 @@ static int queue_dma(struct device_batch *b, const struct device_piece *pieces, 
     return 0;
 }
 
-/* What one launch needs besides the bytes: pieces, the piece of each tile, sums; in this order. */
+/* What one launch needs besides the bytes: pieces, the piece of each tile, what is made of each; in
+ * this order. */
 struct table {
     uint64_t n_tiles;
-    uint64_t tiles_at, sums_at, nbytes; /* offsets */
+    uint64_t tiles_at, made_at, nbytes; /* offsets */
     char *host;
     uint64_t dev;
 };
@@ -295,8 +299,8 @@ static int table_measure(struct table *t, const struct device_piece *pieces, uin
                            (unsigned long long)INT32_MAX * COPY_SUM_TILE_NBYTES);
     }
     t->tiles_at = n * sizeof(struct copy_sum_piece);
-    t->sums_at = (t->tiles_at + t->n_tiles * sizeof(uint32_t) + 15) / 16 * 16;
-    t->nbytes = t->sums_at + (summed ? n * sizeof(struct checksum) : 0);
+    t->made_at = (t->tiles_at + t->n_tiles * sizeof(uint32_t) + 15) / 16 * 16;
+    t->nbytes = t->made_at + (summed ? n * sizeof(struct copy_sum_made) : 0);
     return 0;
 }
 
@@ -321,9 +325,29 @@ static int table_place(struct table *t, struct device_batch *b, struct err *e)
     return 0;
 }
 
+/* The kernel looks at aligned words of 32 bits. What does not lie whole in one of them it could not
+ * judge: that is looked at by whoever reads the answer. Returns whether it is so. */
+static bool piece_look(struct copy_sum_piece *row, const struct device_piece *p)
+{
+    const struct non_finite_bits bits = non_finite_bits(p->dtype);
+    uint64_t size;
+
+    if (bits.top == 0)
+        return false;
+    size = p->dtype == DTYPE_C64 ? 4 : dtype_nbytes(p->dtype);
+    if (size > 4 || p->dst % size != 0)
+        return true;
+    row->mask = (uint32_t)bits.mask;
+    row->step = (uint32_t)bits.step;
+    row->top = (uint32_t)bits.top;
+    row->keep = (uint32_t)bits.keep;
+    return false;
+}
+
 static void table_fill(const struct table *t, const struct device_piece *pieces, uint32_t n,
                        bool summed)
 {
+    struct copy_sum_made *made = (struct copy_sum_made *)(void *)(t->host + t->made_at);
     struct copy_sum_piece *rows = (struct copy_sum_piece *)(void *)t->host;
     uint32_t *tile_piece = (uint32_t *)(void *)(t->host + t->tiles_at);
     uint32_t at = 0;
@@ -337,16 +361,17 @@ static void table_fill(const struct table *t, const struct device_piece *pieces,
                                           .first_tile = at};
         for (uint64_t k = 0; k < n_tiles; k++)
             tile_piece[at++] = i;
+        if (summed)
+            made[i] = (struct copy_sum_made){.found = piece_look(&rows[i], &pieces[i])};
     }
-    memset(t->host + t->sums_at, 0, t->nbytes - t->sums_at);
 }
 
 static int queue_launch(struct device_batch *b, const struct table *t, struct err *e)
 {
     const struct cu_api *cu = b->device->cu;
     CUdeviceptr pieces = t->dev, tile_piece = t->dev + t->tiles_at;
-    CUdeviceptr sums = t->nbytes > t->sums_at ? t->dev + t->sums_at : 0;
-    void *params[] = {&pieces, &tile_piece, &sums};
+    CUdeviceptr made = t->nbytes > t->made_at ? t->dev + t->made_at : 0;
+    void *params[] = {&pieces, &tile_piece, &made};
 
     if (cu_try(cu, cu->memcpy_htod_async(t->dev, t->host, t->nbytes, b->stream),
                "cuMemcpyHtoDAsync", e) != 0 ||
@@ -355,14 +380,14 @@ static int queue_launch(struct device_batch *b, const struct table *t, struct er
                                  1, 0, b->stream, params, NULL),
                "cuLaunchKernel", e) != 0)
         return -1;
-    if (sums == 0)
+    if (made == 0)
         return 0;
     return cu_try(
-        cu, cu->memcpy_dtoh_async(t->host + t->sums_at, sums, t->nbytes - t->sums_at, b->stream),
+        cu, cu->memcpy_dtoh_async(t->host + t->made_at, made, t->nbytes - t->made_at, b->stream),
         "cuMemcpyDtoHAsync", e);
 }
 
-/* @o  NULL, or what the sums are owed to */
+/* @o  NULL, or what is owed */
 static int queue_kernel(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
                         struct owed *o, struct err *e)
 {
@@ -372,21 +397,21 @@ static int queue_kernel(struct device_batch *b, const struct device_piece *piece
         return -1;
     table_fill(&t, pieces, n, o != NULL);
     if (o != NULL)
-        o->made = (const struct checksum *)(const void *)(t.host + t.sums_at);
+        o->made = (const struct copy_sum_made *)(const void *)(t.host + t.made_at);
     return t.n_tiles == 0 ? 0 : queue_launch(b, &t, e);
 }
 
 int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
-                      struct checksum *sums, struct err *e)
+                      struct device_made *made, struct err *e)
 {
     struct device *d = b->device;
-    bool kernel = d->kernel != NULL && (sums != NULL || n > DMA_PIECES_MAX);
+    bool kernel = d->kernel != NULL && (made != NULL || n > DMA_PIECES_MAX);
     struct owed *o = NULL;
     int rc;
 
     if (n == 0)
         return 0;
-    if (sums != NULL && (o = owed_new(pieces, n, sums, !kernel)) == NULL)
+    if (made != NULL && (o = owed_new(pieces, n, made, !kernel)) == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to sum %u pieces", n);
     if (device_enter(d, e) != 0)
         goto err_owed;
@@ -453,7 +478,7 @@ static void sum_join(struct checksum *sum, uint64_t nbytes_before, struct checks
     sum->b += part.b + nbytes_before / 4 * part.a;
 }
 
-/* The next bytes of o's ranges, at most *budget (whole words), which they lower. */
+/* The next bytes of o's ranges, at most *budget (of READ_BACK_ALIGN), which they lower. */
 static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, struct err *e)
 {
     const struct range *r = &o->ranges[b->i];
@@ -466,16 +491,23 @@ static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, s
         if (cu_try(d->cu, d->cu->memcpy_dtoh(b->bounce->host, r->addr + b->nbytes_read, nbytes),
                    "cuMemcpyDtoH", e) != 0)
             return -1;
-        sum_join(&b->sum, b->nbytes_read, checksum_of(b->bounce->host, nbytes));
+        sum_join(&b->made.sum, b->nbytes_read, checksum_of(b->bounce->host, nbytes));
+        b->made.suspect |= non_finite_in(b->bounce->host, nbytes, r->dtype);
     }
-    *budget -= (nbytes + 3) / 4 * 4;
+    *budget -= (nbytes + READ_BACK_ALIGN - 1) / READ_BACK_ALIGN * READ_BACK_ALIGN;
     b->nbytes_read += nbytes;
     if (b->nbytes_read == r->nbytes) {
-        o->out[b->i++] = b->sum;
+        o->out[b->i++] = b->made;
         b->nbytes_read = 0;
-        b->sum = (struct checksum){0, 0};
+        b->made = (struct device_made){{0, 0}, false};
     }
     return 0;
+}
+
+static void give_made(const struct owed *o)
+{
+    for (uint32_t i = 0; o->made != NULL && i < o->n; i++)
+        o->out[i] = (struct device_made){{o->made[i].a, o->made[i].b}, o->made[i].found != 0};
 }
 
 /* Gives what is owed, the oldest first; 1 when nothing is left, 0 when a later call goes on. */
@@ -486,8 +518,7 @@ static int settle(struct device_batch *b, struct err *e)
     while (b->owed != NULL) {
         struct owed *o = b->owed;
 
-        if (o->made != NULL)
-            memcpy(o->out, o->made, o->n * sizeof *o->out);
+        give_made(o);
         while (o->made == NULL && b->i < o->n) {
             if (budget == 0)
                 return 0;

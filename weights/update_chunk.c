@@ -324,7 +324,7 @@ static void fill_free(struct fill *f, struct staging *g)
     rooms_give(f, g);
     chunk_recv_give(f);
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        free(f->ranks[r].sums);
+        free(f->ranks[r].made);
     slab_unref(f->scratch);
     slab_unref(f->converted);
     free(f->marks);

@@ -26,7 +26,7 @@ struct rank_fill {
 
     /* Mapped and received chunks. */
     struct device_batch *batch; /* owned */
-    struct checksum *sums;      /* owned; [n_tensors] of what came, or NULL */
+    struct device_made *made;   /* owned; [n_tensors] of what came, or NULL */
     uint32_t next;              /* the first tensor of which nothing is queued */
 
     /* Received chunks. */
@@ -126,6 +126,8 @@ int fill_converted(struct fill *f, void **out, struct err *e);
  * finite_check_filled: what was seen of one of them, which lies at `bytes`.
  * finite_check_host: looks at tensor i of a rank, as it came, in host memory.
  * finite_check_converted: looks at what became of it, or of a part of it.
+ * finite_copied: the dtype as which a GPU looks at what it copies and sums, DTYPE_NONE if at
+ * nothing; finite_check_copied: looks at it in host memory, at the places that it was copied to.
  * finite_found: what to do about it. @as the dtype that the bytes have */
 int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e);
 int finite_check_filled(const struct fill *f, uint32_t i, const void *bytes, struct err *e);
@@ -133,6 +135,8 @@ int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const voi
                       struct err *e);
 int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
                            const struct tensor_spec *to, struct err *e);
+enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i);
+int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e);
 int finite_found(const struct fill *f, uint32_t rank, uint32_t i, const struct non_finite *found,
                  enum dtype as, struct err *e);
 
@@ -192,8 +196,9 @@ void replicas_record(const struct fill *f, uint32_t rank);
 
 /* A batch, and room for the sums. Repeating is harmless. Errors: ERR_CUDA, ERR_NO_MEMORY. */
 int rank_prepare(struct fill *f, uint32_t rank, struct err *e);
-/* The sums against those that were said. Errors: ERR_CHECKSUM. */
-int rank_verify(const struct fill *f, uint32_t rank, struct err *e);
+/* The sums against those that were said, and a look at what is suspect. Errors: ERR_CHECKSUM,
+ * ERR_NON_FINITE, ERR_CUDA, ERR_NO_MEMORY. */
+int rank_verify(struct fill *f, uint32_t rank, struct err *e);
 
 /* update_recv.c: memory on the GPUs and the host that a received chunk needs beside its rooms.
  * After an error nothing is held. Errors: ERR_NO_STAGING, ERR_NO_MEMORY, ERR_CUDA. */

@@ -14,7 +14,7 @@ struct pieces {
     uint64_t src_block, dst_block; /* of the last one */
 };
 
-static int piece_push(struct pieces *p, uint64_t src, uint64_t dst, uint64_t nbytes, struct err *e)
+static int piece_push(struct pieces *p, struct device_piece piece, struct err *e)
 {
     if (p->n == p->cap) {
         uint32_t cap = p->cap == 0 ? 64 : p->cap * 2;
@@ -25,7 +25,7 @@ static int piece_push(struct pieces *p, uint64_t src, uint64_t dst, uint64_t nby
         p->items = grown;
         p->cap = cap;
     }
-    p->items[p->n++] = (struct device_piece){src, dst, nbytes};
+    p->items[p->n++] = piece;
     return 0;
 }
 
@@ -45,7 +45,7 @@ static int piece_join(struct pieces *p, struct end src, struct end dst, uint64_t
     }
     p->src_block = src.block;
     p->dst_block = dst.block;
-    return piece_push(p, src.addr, dst.addr, nbytes, e);
+    return piece_push(p, (struct device_piece){src.addr, dst.addr, nbytes, DTYPE_NONE}, e);
 }
 
 struct end spot_end(const struct fill *f, struct spot at, const struct part *part, uint32_t k)
@@ -137,12 +137,16 @@ static int queue_summed(const struct fill *f, struct span span, struct device_ba
         struct end src = came(f, span.rank, i);
         uint64_t dst = span_place(f, (struct span){span.rank, i, 1});
 
-        rc = piece_push(&p, src.addr, dst != 0 ? dst : src.addr, r->plan->tensors[i].nbytes, e);
+        rc = piece_push(&p,
+                        (struct device_piece){src.addr, dst != 0 ? dst : src.addr,
+                                              r->plan->tensors[i].nbytes,
+                                              finite_copied(f, span.rank, i)},
+                        e);
         if (rc == 0 && dst == 0 && r->layout->parts[i].how == PART_DIRECT)
             rc = join_part(f, span.rank, i, src, rest, e);
     }
     if (rc == 0)
-        rc = device_batch_copy(b, p.items, p.n, r->sums + span.first, e);
+        rc = device_batch_copy(b, p.items, p.n, r->made + span.first, e);
     free(p.items);
     return rc;
 }
@@ -154,9 +158,9 @@ int span_copy(const struct fill *f, struct span span, struct device_batch *b, ca
     struct pieces p = {0};
     int rc = 0;
 
-    if (r->sums != NULL)
+    if (r->made != NULL)
         rc = queue_summed(f, span, b, came, &p, e);
-    for (uint32_t i = span.first; r->sums == NULL && i < span.first + span.n && rc == 0; i++)
+    for (uint32_t i = span.first; r->made == NULL && i < span.first + span.n && rc == 0; i++)
         if (r->layout->parts[i].how == PART_DIRECT)
             rc = join_part(f, span.rank, i, came(f, span.rank, i), &p, e);
     if (rc == 0 && p.n > 0)
@@ -220,20 +224,21 @@ int rank_prepare(struct fill *f, uint32_t rank, struct err *e)
         return 0;
     if (replicas_prepare(f, e) != 0)
         return -1;
-    if ((r->checksums != NULL || replicas_wanted(f)) && r->sums == NULL) {
-        r->sums = calloc(r->plan->n_tensors, sizeof *r->sums);
-        if (r->sums == NULL)
+    if ((r->checksums != NULL || replicas_wanted(f)) && r->made == NULL) {
+        r->made = calloc(r->plan->n_tensors, sizeof *r->made);
+        if (r->made == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
     }
     return device_batch_new(store_device(f->store, rank), &r->batch, e);
 }
 
-int rank_verify(const struct fill *f, uint32_t rank, struct err *e)
+int rank_verify(struct fill *f, uint32_t rank, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t i = 0; r->sums != NULL && i < r->plan->n_tensors; i++)
-        if (fill_verify(f, rank, i, &r->sums[i], e) != 0)
+    for (uint32_t i = 0; r->made != NULL && i < r->plan->n_tensors; i++)
+        if (fill_verify(f, rank, i, &r->made[i].sum, e) != 0 ||
+            (r->made[i].suspect && finite_check_copied(f, rank, i, e) != 0))
             return -1;
     return 0;
 }

@@ -2,8 +2,10 @@
  *
  * What is written to host memory is looked at by whoever writes it, piece by piece, while the piece
  * is in a cache. A piece may be cut inside an element, and the other half may be another thread's:
- * then the tensor is looked at again when all of it is there. Names that say nothing of the weights
- * (PART_IGNORED) are not looked at, nor what goes from GPU to GPU as it is. */
+ * then the tensor is looked at again when all of it is there. What goes from GPU to GPU as it is is
+ * looked at there, in the pass that makes its checksum; what is suspect then comes to the host to
+ * be counted. Names that say nothing of the weights (PART_IGNORED) are not looked at, nor what a
+ * GPU copies without a checksum. */
 #include "base/log.h"
 #include "weights/update_chunk_priv.h"
 
@@ -191,6 +193,35 @@ int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, cons
         return 0;
     non_finite_count(&found, bytes, to->nbytes, to->dtype, 0);
     return finite_found(f, rank, i, &found, to->dtype, e);
+}
+
+/* What is converted or tied is looked at when it comes to the host. */
+enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    return f->non_finite != NON_FINITE_ALLOW && f->ranks[rank].layout->parts[i].how == PART_DIRECT
+               ? spec(&f->ranks[rank], i)->dtype
+               : DTYPE_NONE;
+}
+
+int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
+{
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    uint64_t at = 0;
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    void *bytes;
+
+    if (fill_scratch(f, &bytes, e) != 0)
+        return -1;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t nbytes = target_spec(f, targets[k])->nbytes;
+
+        if (place_read(f->store, rank, (char *)bytes + at,
+                       spot_target(f, spot_of_rank(f, rank), part, k), nbytes, e) != 0)
+            return -1;
+        at += nbytes;
+    }
+    return finite_check_host(f, rank, i, bytes, e);
 }
 
 bool non_finite_note(struct non_finite_names *names, const char *name)

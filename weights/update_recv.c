@@ -177,7 +177,7 @@ static int queue_stayed(struct fill *f, uint32_t rank, uint32_t end, struct err 
     r->next = end;
     if (span.n == 0)
         return 0;
-    if (r->sums != NULL && span_copy(f, span, r->batch, came_to_stay, e) != 0)
+    if (r->made != NULL && span_copy(f, span, r->batch, came_to_stay, e) != 0)
         return -1;
     return r->mirrored ? span_mirror(f, span, r->batch, e) : 0;
 }

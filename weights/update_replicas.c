@@ -49,7 +49,7 @@ void replicas_record(const struct fill *f, uint32_t rank)
 
         if (part->how == PART_DIRECT && n == 1)
             *replica_at(f->session, rank, targets[0],
-                        f->m->plan->n_tensors) = (struct replica){true, r->sums[i]};
+                        f->m->plan->n_tensors) = (struct replica){true, r->made[i].sum};
     }
 }
 

@@ -3,11 +3,13 @@ that SkyRL uses, on one GPU, in one run.
 
 Usage: bench_ipc.py --baton BATON [--out FILE.json] [--quick] [--only PART[,PART...]]
 Parts: first (the whole model from unsynced), steady (half of it, again and again), slope (cost per
-tensor at equal bytes), checksums, generation (on the mirror of the small model).
+tensor at equal bytes), checksums, finite (what it costs to look for NaN in the pass that makes
+them: a server with --non-finite allow beside it, by turns), generation (on the mirror of the small
+model).
 
 The clock runs from the first request (start) to the reply of finish, HTTP and JSON included; the
-requests are written beforehand. The trainer is this process: one bucket of random bytes, exported
-once. After each measurement some tensors of what is served are compared with the bucket.
+requests are written beforehand. The trainer is this process: one bucket of random finite numbers,
+exported once. After each measurement some tensors of what is served are compared with the bucket.
 Ends with 0, or 1 if bytes were wrong, or 77 without a GPU."""
 
 import argparse
@@ -55,7 +57,7 @@ class Trainer:
 
     def __init__(self, torch, nbytes):
         self.torch = torch
-        self.bucket = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda:0")
+        self.bucket = torch.randint(0, 128, (nbytes,), dtype=torch.uint8, device="cuda:0")
         self.target = torch.empty_like(self.bucket)
         _, self.args = world.export(self.bucket)
         self.handles = world.pickled({world.uuid_of(0): self.args})
@@ -168,7 +170,7 @@ def prepare(trainer, connection, buckets, what, how, sums=None):
 class Served:
     """A server with a manifest of bfloat16 tensors, and the buckets that they come in."""
 
-    def __init__(self, args, trainer, named, bucket_nbytes):
+    def __init__(self, args, trainer, named, bucket_nbytes, *options):
         self.trainer, self.named = trainer, named
         self.buckets = wire.cut(named, bucket_nbytes)
         self.nbytes = wire.total_of(named)
@@ -184,6 +186,7 @@ class Served:
             "cuda:0",
             "--json-body-max",
             256 << 20,
+            *options,
         )
         self.wire = wire.Wire(self.server.port, 8)
 
@@ -376,6 +379,33 @@ def checksums(args, setting, trainer, report):
         report.part("checksums", named, served.buckets, raw, None, rows)
         report.data["checksums"]["made_on"] = found[modes[0]][0][1].get("checksums_on")
         print(f"  summed on: {report.data['checksums']['made_on']}")
+
+
+def finite(args, setting, trainer, report):
+    """Checksums made by a server that looks for NaN meanwhile, and by one that does not."""
+    named = wire.qwen3_30b_a3b(max(1, setting.half // 3))  # two servers, two versions in each
+    mode = "8 connections, plan_id"
+    with Served(args, trainer, named, setting.bucket_nbytes) as looks, Served(
+        args, trainer, named, setting.bucket_nbytes, "--non-finite", "allow"
+    ) as blind:
+        sums = trainer.checksums(looks.buckets)
+        actions = {"raw": lambda: trainer.raw(looks.buckets)}
+        for policy, served in (("refuse", looks), ("allow", blind)):
+            requests, how = served.ready(mode, sums)
+            actions[policy] = lambda s=served, r=requests, h=how: s.update(r, h)
+        found = interleave(setting, actions)
+        report.wrong += looks.wrong() + blind.wrong()
+    took = {policy: [t for t, _ in found[policy]] for policy in ("refuse", "allow")}
+    raw = spread([wall for wall, _ in found["raw"]])
+    rows = {f"--non-finite {policy}": spread(times) for policy, times in took.items()}
+    report.part("finite", named, looks.buckets, raw, None, rows)
+    rates = sorted(a / r for r, a in zip(took["refuse"], took["allow"]))
+    report.data["finite"]["refuse_to_allow"] = statistics.median(rates)
+    print(
+        f"  checksum for each tensor, refuse / allow: {statistics.median(rates):.3f} of the rate"
+        f" ({rates[0]:.3f} to {rates[-1]:.3f} in {len(rates)} turns)",
+        flush=True,
+    )
 
 
 def slope_of(points):
@@ -620,6 +650,7 @@ PARTS = {
     "first": first,
     "steady": steady,
     "checksums": checksums,
+    "finite": finite,
     "slope": slope,
     "generation": generation,
 }

@@ -67,7 +67,8 @@ class Content:
     prime, so that each tensor has bytes of its own, and its checksum is known without making it."""
 
     def __init__(self, seed):
-        self.base = random.Random(seed).randbytes(BASE_WORDS * WORD_NBYTES)
+        finite = bytes(b % 0x80 for b in range(256))  # as bytes of bfloat16
+        self.base = random.Random(seed).randbytes(BASE_WORDS * WORD_NBYTES).translate(finite)
         words = memoryview(self.base).cast("I")
         self.sums = [0, *itertools.accumulate(words)]
         self.places = [0, *itertools.accumulate(i * w for i, w in enumerate(words))]

@@ -8,6 +8,7 @@ from gpu_world import baton
 
 BLOCK_NBYTES = 4 * 1021  # of a tensor's pattern; a prime, so no shift of it looks alike
 GIB = 1 << 30
+FINITE = bytes(b % 0x70 for b in range(256))  # as bytes of any float dtype neither NaN nor infinity
 
 
 class Spec:
@@ -25,7 +26,7 @@ def total_of(specs):
 
 def block_of(seed, spec):
     """What a tensor's bytes repeat."""
-    block = random.Random(f"{seed}/{spec.name}").randbytes(BLOCK_NBYTES)
+    block = random.Random(f"{seed}/{spec.name}").randbytes(BLOCK_NBYTES).translate(FINITE)
     return bytes(b & 1 for b in block) if spec.dtype == "bool" else block
 
 

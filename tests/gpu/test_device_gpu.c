@@ -23,7 +23,8 @@ enum {
     SAMPLES = 20,
     BUCKET = 1 << 30,
     BUCKET_PIECES = 331,
-    IN_A_ROW = 8
+    IN_A_ROW = 8,
+    BAD = 500 /* in an arena: of a few pieces each */
 };
 
 #define LONG_NBYTES ((4ULL << 30) + (1 << 20) + 3) /* more than 32 bits count */
@@ -48,7 +49,7 @@ static struct progress patient(void)
     return p;
 }
 
-static void copy(const struct device_piece *pieces, uint32_t n, struct checksum *sums)
+static void copy(const struct device_piece *pieces, uint32_t n, struct device_made *sums)
 {
     struct progress p = patient();
     struct device_batch *b;
@@ -63,7 +64,7 @@ static void copy(const struct device_piece *pieces, uint32_t n, struct checksum 
 static uint64_t random_pieces(struct pieces_world *w, int round)
 {
     static struct device_piece pieces[PIECES_MAX];
-    static struct checksum sums[PIECES_MAX];
+    static struct device_made sums[PIECES_MAX];
     bool summed = round % 3 != 2;
     uint32_t n = pieces_make(w, pieces, PIECES_MAX);
 
@@ -71,14 +72,25 @@ static uint64_t random_pieces(struct pieces_world *w, int round)
     for (uint32_t i = 0; summed && i < n; i++) {
         const struct device_piece *p = &pieces[i];
 
-        if (checksum_equal(sums[i], pieces_sum(w, p)))
+        if (checksum_equal(sums[i].sum, pieces_sum(w, p)) &&
+            sums[i].suspect == pieces_suspect(w, p, device_has_kernels(d)))
             continue;
-        (void)fprintf(stderr, "piece %u of round %d: src %% 16 = %d, dst %% 128 = %d, %llu bytes\n",
-                      i, round, (int)(p->src % 16), (int)(p->dst % 128),
-                      (unsigned long long)p->nbytes);
-        need(-1, "sum");
+        (void)fprintf(stderr,
+                      "piece %u of round %d: src %% 16 = %d, dst %% 128 = %d, %llu bytes, %s\n", i,
+                      round, (int)(p->src % 16), (int)(p->dst % 128), (unsigned long long)p->nbytes,
+                      p->dtype != DTYPE_NONE ? dtype_name(p->dtype) : "no dtype");
+        need(-1, checksum_equal(sums[i].sum, pieces_sum(w, p)) ? "look for NaN" : "sum");
     }
     return n;
+}
+
+/* With few numbers that are not finite. */
+static void make_finite(struct pieces_world *w)
+{
+    pieces_fill_finite(w, w->host_src, ARENA, BAD);
+    pieces_fill_finite(w, w->host_dst, ARENA, BAD);
+    need(device_write(d, w->src, w->host_src, ARENA, &e), "device_write");
+    need(device_write(d, w->dst, w->host_dst, ARENA, &e), "device_write");
 }
 
 static void test_random_pieces(struct slab_pool *pool)
@@ -98,11 +110,13 @@ static void test_random_pieces(struct slab_pool *pool)
     need(device_write(d, w.src, w.host_src, ARENA, &e), "device_write");
     need(device_write(d, w.dst, w.host_dst, ARENA, &e), "device_write");
     for (int round = 0; round < ROUNDS; round++) {
+        if (round == ROUNDS / 2)
+            make_finite(&w);
         n += random_pieces(&w, round);
         need(device_read(d, back, w.dst, ARENA, &e), "device_read");
         need(memcmp(back, w.host_dst, ARENA), "bytes, or bytes between the pieces");
     }
-    (void)printf("%llu random pieces: every byte and every sum as expected\n",
+    (void)printf("%llu random pieces: every byte and every sum as expected, and NaN seen\n",
                  (unsigned long long)n);
     slab_unref(src);
     slab_unref(dst);
@@ -116,7 +130,8 @@ static void fill_random(uint64_t at, uint64_t nbytes, const unsigned char *bytes
 {
     need(device_write(d, at, bytes, n_random, &e), "device_write");
     for (uint64_t done = n_random; done < nbytes; done *= 2) {
-        struct device_piece p = {at, at + done, done < nbytes - done ? done : nbytes - done};
+        struct device_piece p = {at, at + done, done < nbytes - done ? done : nbytes - done,
+                                 DTYPE_NONE};
 
         copy(&p, 1, NULL);
     }
@@ -151,6 +166,7 @@ static void test_long_piece(struct slab_pool *pool)
     struct pieces_world w = {.seed = 99};
     struct slab *src, *dst;
     struct device_piece p;
+    struct device_made made;
     struct checksum sum, again;
 
     need(bytes == NULL || back == NULL, "host memory");
@@ -158,8 +174,9 @@ static void test_long_piece(struct slab_pool *pool)
     need(slab_new(&dst, pool, LONG_NBYTES + 64, &e), "slab_new");
     pieces_fill(&w, bytes, CHUNK);
     fill_random(src->addr, LONG_NBYTES + 64, bytes, CHUNK);
-    p = (struct device_piece){src->addr + 5, dst->addr + 3, LONG_NBYTES};
-    copy(&p, 1, &sum);
+    p = (struct device_piece){src->addr + 5, dst->addr + 3, LONG_NBYTES, DTYPE_NONE};
+    copy(&p, 1, &made);
+    sum = made.sum;
     again = read_long(p.dst, 5, bytes, back);
     need(!checksum_equal(sum, again), "sum of a long piece");
     need(device_sum(d, p.dst, LONG_NBYTES, &again, &e), "device_sum");
@@ -172,7 +189,7 @@ static void test_long_piece(struct slab_pool *pool)
 }
 
 /* The measuring: each case once a round, so that what disturbs one disturbs all. */
-enum how { DRIVER, KERNEL, SUMMED, SUM_ONLY };
+enum how { DRIVER, KERNEL, SUMMED, SUM_ONLY, LOOKED };
 
 struct bench {
     const char *name;
@@ -190,7 +207,9 @@ static struct bench benches[] = {
     {"kernel copy, 331, source + 2", KERNEL, BUCKET_PIECES, 2, {{0}}},
     {"copy and sum, 1 piece", SUMMED, 1, 0, {{0}}},
     {"copy and sum, 331 pieces", SUMMED, BUCKET_PIECES, 0, {{0}}},
+    {"the same, and a look for NaN", LOOKED, BUCKET_PIECES, 0, {{0}}},
     {"copy and sum, 331, source + 2", SUMMED, BUCKET_PIECES, 2, {{0}}},
+    {"the same, and a look for NaN", LOOKED, BUCKET_PIECES, 2, {{0}}},
     {"copy and sum, 331, source + 8", SUMMED, BUCKET_PIECES, 8, {{0}}},
     {"sum only, 331 pieces", SUM_ONLY, BUCKET_PIECES, 0, {{0}}},
 };
@@ -228,7 +247,7 @@ static void run_raw(const struct raw *r, const struct device_piece *pieces, uint
 static void run_kernel(const struct bench *bench, const struct device_piece *pieces, uint32_t n,
                        int times)
 {
-    static struct checksum sums[IN_A_ROW][BUCKET_PIECES + 17];
+    static struct device_made sums[IN_A_ROW][BUCKET_PIECES + 17];
     struct device_batch *b;
     int rc;
 
@@ -253,13 +272,14 @@ static uint32_t bench_pieces(const struct bench *bench, uint64_t src, uint64_t d
     for (uint32_t i = 0; i < bench->n; i++, at += each) {
         uint64_t nbytes = i + 1 < bench->n ? each : BUCKET - at;
 
-        pieces[i] = (struct device_piece){src + bench->shift + at, dst + at, nbytes};
+        pieces[i] = (struct device_piece){src + bench->shift + at, dst + at, nbytes,
+                                          bench->how == LOOKED ? DTYPE_BF16 : DTYPE_NONE};
         if (bench->how == SUM_ONLY)
             pieces[i].src = pieces[i].dst;
     }
     if (bench->how == KERNEL && n <= 16) {
         for (uint32_t i = 0; i < 17; i++)
-            pieces[n++] = (struct device_piece){src, dst, 0};
+            pieces[n++] = (struct device_piece){src, dst, 0, DTYPE_NONE};
     }
     return n;
 }

@@ -274,17 +274,17 @@ MIXED = [
 ]
 
 
-def make_mixed(_state=None, seed=1):
-    """Random bytes of each dtype, the same in every process."""
+def make_mixed(_state=None, seed=1, specs=None):
+    """Random bytes of each dtype, finite as any, the same in every process."""
     import torch
 
     generator = torch.Generator(device="cuda:0").manual_seed(seed)
     named = []
-    for name, dtype, shape in MIXED:
+    for name, dtype, shape in specs or MIXED:
         numel, dtype = 1, getattr(torch, dtype)
         for dim in shape:
             numel *= dim
-        top = 2 if dtype == torch.bool else 256
+        top = 2 if dtype == torch.bool else 0x70
         raw = torch.randint(
             0,
             top,
@@ -344,6 +344,80 @@ def mixed(checks, args, torch):
                         or tuple(served.tensors[n].shape) != s
                     ]
                     checks.same(wrong, [], "dtypes and shapes as torch sees them")
+
+
+# --- numbers that are not finite
+
+
+FINITE = [
+    ("a.bf16", "bfloat16", (33, 65)),
+    ("b.u8", "uint8", (1001,)),  # all that follows comes from odd places
+    ("c.f16", "float16", (70001,)),
+    ("d.f32", "float32", (40009,)),
+    ("e.e4m3", "float8_e4m3fn", (70001,)),
+    ("f.e5m2", "float8_e5m2", (131,)),
+    ("g.f64", "float64", (257,)),
+]
+
+
+def push_not_finite(state, url, name=None, value=0.0, last=False, proven=True):
+    """A whole update with a checksum for each tensor; one element of `name` is `value`."""
+    import torch
+
+    state.index, state.named = 0, make_mixed(specs=FINITE)
+    if name is not None:
+        tensor = dict(state.named)[name]
+        raw, width = world.raw_of(tensor), tensor.element_size()
+        at = raw.numel() - width if last else raw.numel() // width // 2 * width
+        raw[at : at + width] = torch.tensor([value]).to(tensor.dtype).view(torch.uint8).cuda()
+    total = sum(t.numel() * t.element_size() for _, t in state.named)
+    bucket = torch.empty(total, dtype=torch.uint8, device="cuda:0")
+    _, args = world.export(bucket)
+    world.pack(state.named, bucket)
+    torch.cuda.synchronize(0)
+    body = dict(world.vllm_packed_body(state.named, args, 0), weight_version="looked-at")
+    if proven:
+        body["checksums"] = baton.gpu_checksums([world.raw_of(t) for _, t in state.named])
+    try:
+        answer = baton.request(url, "POST", "/v1/update_weights", body)
+        return {k: answer[k] for k in ("phase", "n_non_finite", "non_finite")}
+    except baton.BatonError as e:
+        return {"status": e.status, "code": e.code, "param": e.param, "message": e.message}
+
+
+def expected_answer(policy, i, name):
+    if policy == "refuse":
+        return {"status": 422, "code": "non_finite_weights", "param": f"/names/{i}"}
+    named = [name] if policy == "warn" else []
+    return {"phase": "committed", "n_non_finite": len(named), "non_finite": named}
+
+
+def not_finite_at(checks, server, trainer, policy):
+    taken = {"phase": "committed", "n_non_finite": 0, "non_finite": []}
+    checks.same(trainer.ask(push_not_finite, server.url), taken, f"{policy}: finite weights")
+    for i, (name, dtype, _) in enumerate(FINITE):
+        if dtype == "uint8":
+            continue
+        for k, value in enumerate((float("nan"), float("inf"), float("-inf"))):
+            found = trainer.ask(push_not_finite, server.url, name, value, last=k % 2 == 0)
+            said = found.pop("message", name)
+            checks.same(found, expected_answer(policy, i, name), f"{policy}: {value} in {name}")
+            checks.that(name in said, f"{policy}: the answer names {name}", said)
+    if policy == "refuse":
+        wrong = world.differing(server.url, dict(make_mixed(specs=FINITE)))
+        checks.same(wrong, [], "what is served is still what it was")
+        found = trainer.ask(push_not_finite, server.url, "a.bf16", float("nan"), proven=False)
+        checks.same(found, taken, "without checksums nothing is read, and nothing seen")
+
+
+def not_finite(checks, args, torch):
+    """NaN and infinity of each dtype, seen in the pass that makes checksums."""
+    with tempfile.TemporaryDirectory() as folder, world.Worker() as trainer:
+        manifest = world.write_manifest(folder, FINITE)
+        serve = ("--engine", "none", "--manifest", manifest, "--device", "cuda:0")
+        for policy in ("refuse", "warn", "allow"):
+            with world.Server(args.baton, *serve, "--non-finite", policy) as server:
+                not_finite_at(checks, server, trainer, policy)
 
 
 # --- no growth
@@ -505,6 +579,7 @@ def lost_leases(checks, server, trainer):
 SECTIONS = {
     "forms": forms,
     "mixed": mixed,
+    "not_finite": not_finite,
     "attach": attaching,
     "preflight": ipc_faults.preflight,
     "refused": ipc_faults.refused,

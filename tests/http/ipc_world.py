@@ -263,8 +263,10 @@ class World:
         return Trainer(self.foreign, **server.environment)
 
     def data(self, specs=None):
-        """New bytes for each tensor."""
-        return {s.name: self.rng.randbytes(s.nbytes) for s in specs or self.specs}
+        """New bytes for each tensor, finite as any dtype."""
+        finite = bytes(b % 0x70 for b in range(256))
+        return {s.name: self.rng.randbytes(s.nbytes).translate(finite)
+                for s in specs or self.specs}
 
 
 def packed(specs, data):

@@ -4,6 +4,7 @@
 #define BATON_TESTS_UNIT_DEVICE_PIECES_H
 
 #include "weights/device.h"
+#include "weights/non_finite.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -44,6 +45,45 @@ static inline uint64_t pieces_length(struct pieces_world *w, uint64_t nbytes_max
     return nbytes < nbytes_max ? nbytes : nbytes_max;
 }
 
+/* Bytes of which no element is NaN or infinity, of whatever dtype and wherever it begins; and here
+ * and there two more, which are the upper bytes of one, or not. */
+static inline void pieces_fill_finite(struct pieces_world *w, unsigned char *bytes, uint64_t nbytes,
+                                      uint64_t n_bad)
+{
+    for (uint64_t i = 0; i < nbytes; i++)
+        bytes[i] = (unsigned char)(pieces_random(w) % 0x70);
+    for (; n_bad > 0; n_bad--)
+        memset(bytes + pieces_random(w) % (nbytes - 1), 0xff, 2);
+}
+
+/* Does each element lie whole in an aligned word of 32 bits, once it is copied? */
+static inline bool pieces_by_words(const struct device_piece *p)
+{
+    uint64_t size = p->dtype == DTYPE_C64 ? 4 : dtype_nbytes(p->dtype);
+
+    return size <= 4 && p->dst % size == 0;
+}
+
+/* pieces_suspect - what is to be said of a piece; a kernel says so too of what it could not see. */
+static inline bool pieces_suspect(const struct pieces_world *w, const struct device_piece *p,
+                                  bool kernel)
+{
+    return non_finite_in(w->host_dst + (p->dst - w->dst), p->nbytes, p->dtype) ||
+           (kernel && non_finite_bits(p->dtype).top != 0 && !pieces_by_words(p));
+}
+
+/* One dtype in four is none; half of the others come to lie as their elements want it. */
+static inline enum dtype pieces_dtype(struct pieces_world *w, uint64_t *at)
+{
+    enum dtype d = pieces_random(w) % 4 == 0
+                       ? DTYPE_NONE
+                       : (enum dtype)(1 + pieces_random(w) % (DTYPE_COUNT - 1));
+
+    if (d != DTYPE_NONE && pieces_random(w) % 2 == 0)
+        *at += (dtype_nbytes(d) - (w->dst + *at) % dtype_nbytes(d)) % dtype_nbytes(d);
+    return d;
+}
+
 /* pieces_make - up to `max` pieces that write apart from each other; returns how many fit. Some
  * have both sides aligned alike, some are only summed. The model's dst is brought up to date. */
 static inline uint32_t pieces_make(struct pieces_world *w, struct device_piece *out, uint32_t max)
@@ -52,12 +92,16 @@ static inline uint32_t pieces_make(struct pieces_world *w, struct device_piece *
     uint32_t n = 0;
 
     while (n < max && at < w->nbytes) {
-        uint64_t nbytes = pieces_length(w, w->nbytes - at);
-        uint64_t from = pieces_random(w) % (w->nbytes - nbytes + 1);
+        enum dtype dtype = pieces_dtype(w, &at);
+        uint64_t nbytes = pieces_length(w, at < w->nbytes ? w->nbytes - at : 0), from;
+
+        if (dtype != DTYPE_NONE)
+            nbytes -= nbytes % dtype_nbytes(dtype);
+        from = pieces_random(w) % (w->nbytes - nbytes + 1);
 
         if (pieces_random(w) % 3 == 0 && from + 16 + nbytes <= w->nbytes)
             from += ((w->dst + at) - (w->src + from)) % 16;
-        out[n] = (struct device_piece){w->src + from, w->dst + at, nbytes};
+        out[n] = (struct device_piece){w->src + from, w->dst + at, nbytes, dtype};
         if (pieces_random(w) % 8 == 0)
             out[n].src = out[n].dst;
         else

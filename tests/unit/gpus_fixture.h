@@ -122,6 +122,7 @@ struct gpus_cfg {
     bool mirror;
     struct manifest *manifest; /* moved in; NULL: fx_manifest */
     uint64_t receive_us;       /* 0: RECEIVE_US */
+    enum non_finite_policy non_finite;
 };
 
 struct gpus {
@@ -142,6 +143,7 @@ static inline void gpus_open(struct gpus *g, struct mfx_lib *lib, struct gpus_cf
                                   .mirror = want.mirror};
     struct updates_cfg cfg = {.receive_timeout_us = RECEIVE_US,
                               .pin_timeout_us = RECEIVE_US,
+                              .non_finite = want.non_finite,
                               .on_change = on_change,
                               .arg = &g->b};
     struct err e = {0};

@@ -204,6 +204,9 @@ static inline bool mfx_corrupt(const struct mfx_cfg *c, unsigned rank, uint32_t 
     return c->corrupt_at == (int)i && (c->corrupt_rank < 0 || c->corrupt_rank == (int)rank);
 }
 
+/* The name whose last element is sent as NaN, or NULL. */
+static const char *mfx_nan;
+
 /* Bytes as a rank sends them: of fx_model, of made-up names "made.<n>", or none. */
 static inline void mfx_sent(const struct tensor_spec *t, unsigned step, unsigned char *out)
 {
@@ -214,6 +217,8 @@ static inline void mfx_sent(const struct tensor_spec *t, unsigned step, unsigned
             out[k] = (unsigned char)((k * 5 + step * 11 + n * 3) & 0x3f);
     else if (t->nbytes > 0)
         fx_sent(t, step, out);
+    if (mfx_nan != NULL && strcmp(t->name, mfx_nan) == 0)
+        memset(out + t->nbytes - dtype_nbytes(t->dtype), 0xff, dtype_nbytes(t->dtype));
 }
 
 /* Puts a rank's tensors into its GPU's memory: packed as they come, each bucket on its own. */

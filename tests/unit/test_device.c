@@ -48,23 +48,40 @@ static void test_device_new_goes_on_without_kernels(void **state)
     assert_int_equal(n_without, 2); /* cuModuleLoadData and cuModuleGetFunction */
 }
 
+/* As many are suspect as not, about. */
+static void make_finite(struct arena *a)
+{
+    struct err e = {0};
+
+    pieces_fill_finite(&a->w, a->w.host_src, ARENA, 30);
+    pieces_fill_finite(&a->w, a->w.host_dst, ARENA, 30);
+    ok(device_write(a->d, a->w.src, a->w.host_src, ARENA, &e), &e);
+    ok(device_write(a->d, a->w.dst, a->w.host_dst, ARENA, &e), &e);
+}
+
 static void copies_are_the_models(struct fake_lib *f, bool summed, uint64_t seed)
 {
     static struct device_piece pieces[PIECES_MAX];
-    static struct checksum sums[PIECES_MAX];
+    static struct device_made sums[PIECES_MAX];
     struct err e = {0};
     struct arena a;
 
     arena_open(&a, f, seed);
     for (int round = 0; round < 12; round++) {
         struct device_batch *b = batch_of(a.d);
-        uint32_t n = pieces_make(&a.w, pieces, round % 3 == 0 ? 10 : PIECES_MAX);
+        uint32_t n;
 
+        if (round == 4)
+            make_finite(&a);
+        n = pieces_make(&a.w, pieces, round % 3 == 0 ? 10 : PIECES_MAX);
         memset(sums, 0x77, sizeof sums);
         ok(device_batch_copy(b, pieces, n, summed ? sums : NULL, &e), &e);
         wait_for(b);
-        for (uint32_t i = 0; summed && i < n; i++)
-            assert_true(checksum_equal(sums[i], pieces_sum(&a.w, &pieces[i])));
+        for (uint32_t i = 0; summed && i < n; i++) {
+            assert_true(checksum_equal(sums[i].sum, pieces_sum(&a.w, &pieces[i])));
+            assert_int_equal(sums[i].suspect,
+                             pieces_suspect(&a.w, &pieces[i], device_has_kernels(a.d)));
+        }
         device_batch_free(b);
         arena_assert(&a);
     }
@@ -83,7 +100,7 @@ static void test_device_batch_copy_moves_and_sums_every_byte(void **state)
 static void test_device_batch_copy_launches_once_for_many(void **state)
 {
     struct device_piece pieces[17];
-    struct checksum sums[17];
+    struct device_made sums[17];
     struct err e = {0};
     struct arena a;
     struct device_batch *b;
@@ -94,7 +111,7 @@ static void test_device_batch_copy_launches_once_for_many(void **state)
     b = batch_of(a.d);
     before = counts_of(&whole).n_launches;
     for (uint64_t i = 0; i < 17; i++)
-        pieces[i] = (struct device_piece){a.w.src + i * 100, a.w.dst + i * 100, i * 3};
+        pieces[i] = (struct device_piece){a.w.src + i * 100, a.w.dst + i * 100, i * 3, DTYPE_NONE};
     ok(device_batch_copy(b, pieces, 0, NULL, &e), &e);
     ok(device_batch_copy(b, pieces, 16, NULL, &e), &e);
     assert_int_equal(counts_of(&whole).n_launches, before);
@@ -105,7 +122,7 @@ static void test_device_batch_copy_launches_once_for_many(void **state)
     ok(device_batch_copy(b, pieces, 1, sums, &e), &e); /* of no bytes: nothing to launch */
     assert_int_equal(counts_of(&whole).n_launches, before + 2);
     wait_for(b);
-    assert_true(sums[0].a == 0 && sums[0].b == 0);
+    assert_true(sums[0].sum.a == 0 && sums[0].sum.b == 0);
     device_batch_free(b);
     device_batch_free(NULL);
     arena_close(&a);
@@ -140,7 +157,7 @@ static void test_device_sum_is_the_checksum(void **state)
 static void test_device_batch_poll_reads_back_in_parts(void **state)
 {
     struct device_piece piece;
-    struct checksum sums[3];
+    struct device_made sums[3];
     struct err e = {0};
     struct arena a;
     struct device_batch *b;
@@ -149,7 +166,7 @@ static void test_device_batch_poll_reads_back_in_parts(void **state)
     (void)state;
     arena_open(&a, &plain, 22);
     b = batch_of(a.d);
-    piece = (struct device_piece){a.w.src, a.w.dst, ARENA - 1};
+    piece = (struct device_piece){a.w.src, a.w.dst, ARENA - 1, DTYPE_NONE};
     for (int i = 0; i < 3; i++)
         ok(device_batch_copy(b, &piece, 1, &sums[i], &e), &e);
     while ((rc = device_batch_poll(b, &e)) == 0)
@@ -157,7 +174,7 @@ static void test_device_batch_poll_reads_back_in_parts(void **state)
     assert_int_equal(rc, 1);
     assert_true(n_polls >= 2);
     for (int i = 0; i < 3; i++)
-        assert_true(checksum_equal(sums[i], checksum_of(a.w.host_src, ARENA - 1)));
+        assert_true(checksum_equal(sums[i].sum, checksum_of(a.w.host_src, ARENA - 1)));
     device_batch_free(b);
     arena_close(&a);
 }
@@ -166,7 +183,7 @@ static void test_device_batch_wait_ends_early_when_told(void **state)
 {
     struct progress late = {0}, stopped = patient();
     struct device_piece piece;
-    struct checksum sum = {1, 2};
+    struct device_made made = {{1, 2}, false};
     struct err e = {0};
     struct arena a;
     struct device_batch *b;
@@ -174,10 +191,10 @@ static void test_device_batch_wait_ends_early_when_told(void **state)
     (void)state;
     arena_open(&a, &whole, 31);
     b = batch_of(a.d);
-    piece = (struct device_piece){a.w.src + 1, a.w.dst, 5000};
+    piece = (struct device_piece){a.w.src + 1, a.w.dst, 5000, DTYPE_NONE};
     memcpy(a.w.host_dst, a.w.host_src + 1, 5000);
     whole.hold(true);
-    ok(device_batch_copy(b, &piece, 1, &sum, &e), &e);
+    ok(device_batch_copy(b, &piece, 1, &made, &e), &e);
     assert_int_equal(device_batch_poll(b, &e), 0);
     late.deadline_us = clock_after_us(5000);
     assert_int_equal(device_batch_wait(b, &late, &e), -1);
@@ -187,10 +204,10 @@ static void test_device_batch_wait_ends_early_when_told(void **state)
     assert_int_equal(device_batch_wait(b, &stopped, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     err_clear(&e);
-    assert_true(sum.a == 1 && sum.b == 2);
+    assert_true(made.sum.a == 1 && made.sum.b == 2);
     whole.hold(false);
     wait_for(b);
-    assert_true(checksum_equal(sum, checksum_of(a.w.host_dst, 5000)));
+    assert_true(checksum_equal(made.sum, checksum_of(a.w.host_dst, 5000)));
     assert_int_equal(device_batch_poll(b, &e), 1);
     device_batch_free(b);
     arena_assert(&a);
@@ -201,7 +218,7 @@ static void test_device_batch_wait_ends_early_when_told(void **state)
 static void test_device_batch_free_waits_for_the_gpu(void **state)
 {
     struct device_piece piece;
-    struct checksum sum = {1, 2};
+    struct device_made made = {{1, 2}, false};
     struct err e = {0};
     struct arena a;
     struct device_batch *b;
@@ -209,11 +226,11 @@ static void test_device_batch_free_waits_for_the_gpu(void **state)
     (void)state;
     arena_open(&a, &whole, 32);
     b = batch_of(a.d);
-    piece = (struct device_piece){a.w.src, a.w.dst, ARENA};
+    piece = (struct device_piece){a.w.src, a.w.dst, ARENA, DTYPE_NONE};
     memcpy(a.w.host_dst, a.w.host_src, ARENA);
-    ok(device_batch_copy(b, &piece, 1, &sum, &e), &e);
+    ok(device_batch_copy(b, &piece, 1, &made, &e), &e);
     device_batch_free(b);
-    assert_true(sum.a == 1 && sum.b == 2);
+    assert_true(made.sum.a == 1 && made.sum.b == 2);
     arena_assert(&a);
     arena_close(&a);
 }
@@ -236,7 +253,7 @@ static void test_device_batch_orders_what_is_queued(void **state)
     ok(slab_new(&host, pool, ARENA, &e), &e);
     b = batch_of(a.d);
     memcpy(host->base, a.w.host_dst, ARENA);
-    piece = (struct device_piece){a.w.dst, a.w.src, ARENA};
+    piece = (struct device_piece){a.w.dst, a.w.src, ARENA, DTYPE_NONE};
     ok(device_batch_from_host(b, a.w.dst, host->base, ARENA, &e), &e);
     ok(device_batch_copy(b, &piece, 1, NULL, &e), &e);
     ok(device_batch_from_host(b, a.w.dst, word, sizeof word, &e), &e);
@@ -256,7 +273,7 @@ static void test_device_batch_orders_what_is_queued(void **state)
 static void test_a_steady_update_allocates_nothing(void **state)
 {
     static struct device_piece pieces[PIECES_MAX];
-    static struct checksum sums[2][PIECES_MAX];
+    static struct device_made sums[2][PIECES_MAX];
     struct fakecuda_counts before, after;
     struct err e = {0};
     struct arena a;

@@ -261,14 +261,16 @@ static int story_foreign(struct story *s, struct err *e)
 static int story_copy(struct story *s, const unsigned char *bytes, struct err *e)
 {
     struct device_piece pieces[STORY_PIECES], whole_piece;
-    struct checksum sums[STORY_PIECES], sum;
+    struct device_made sums[STORY_PIECES];
+    struct checksum sum;
     uint8_t handle[DEVICE_IPC_NBYTES];
     uint64_t each = STORY_NBYTES / STORY_PIECES, now, total;
     struct progress p = patient();
 
     for (uint64_t i = 0; i < STORY_PIECES; i++)
-        pieces[i] = (struct device_piece){s->src->addr + i * each, s->dst->addr + i * each, each};
-    whole_piece = (struct device_piece){s->src->addr, s->dst->addr, STORY_NBYTES};
+        pieces[i] = (struct device_piece){s->src->addr + i * each, s->dst->addr + i * each, each,
+                                          DTYPE_NONE};
+    whole_piece = (struct device_piece){s->src->addr, s->dst->addr, STORY_NBYTES, DTYPE_NONE};
     if (device_batch_new(s->d, &s->b, e) != 0 ||
         device_batch_copy(s->b, &whole_piece, 1, NULL, e) != 0 ||
         device_batch_copy(s->b, pieces, STORY_PIECES, sums, e) != 0 ||
@@ -283,7 +285,7 @@ static int story_copy(struct story *s, const unsigned char *bytes, struct err *e
     assert_memory_equal(s->host->base, bytes, STORY_NBYTES);
     assert_true(checksum_equal(sum, checksum_of(bytes, STORY_NBYTES)));
     for (uint64_t i = 0; i < STORY_PIECES; i++)
-        assert_true(checksum_equal(sums[i], checksum_of(bytes + i * each, each)));
+        assert_true(checksum_equal(sums[i].sum, checksum_of(bytes + i * each, each)));
     return 0;
 }
 
@@ -419,7 +421,7 @@ static void *others(void *arg)
 static void test_any_thread_may_call_beside_a_batch(void **state)
 {
     static struct device_piece pieces[PIECES_MAX];
-    static struct checksum sums[PIECES_MAX];
+    static struct device_made sums[PIECES_MAX];
     pthread_t threads[3];
     struct err e = {0};
     struct arena a;
@@ -435,7 +437,7 @@ static void test_any_thread_may_call_beside_a_batch(void **state)
         ok(device_batch_copy(b, pieces, n, sums, &e), &e);
         wait_for(b);
         for (uint32_t i = 0; i < n; i++)
-            assert_true(checksum_equal(sums[i], pieces_sum(&a.w, &pieces[i])));
+            assert_true(checksum_equal(sums[i].sum, pieces_sum(&a.w, &pieces[i])));
         device_batch_free(b);
     }
     for (size_t i = 0; i < 3; i++) {

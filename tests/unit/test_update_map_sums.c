@@ -244,6 +244,69 @@ static void test_checksum_of_what_is_served(void **state)
     }
 }
 
+/* Numbers that are not finite: seen in the pass that sums, whatever it is that makes the sums. */
+
+/* The model; or, in the other order, with q, k and v in one. */
+static struct plan *finite_plan(bool fused)
+{
+    const struct fx_tensor *tensors[] = {&fx_model[6], &fx_model[5], &fx_model[4], &fx_qkv,
+                                         &fx_model[0]};
+
+    return fused ? fx_plan(tensors, 5) : fx_plan_of(FX_ALL);
+}
+
+static void send_nan(struct gpus *g, struct plan *plan, uint32_t i, unsigned round,
+                     enum non_finite_policy policy)
+{
+    const struct update_info *info = &g->b.answer.info;
+    bool finite = plan->tensors[i].dtype == DTYPE_U8, summed = round % 3 != 0;
+    bool refused = !finite && summed && policy == NON_FINITE_REFUSE;
+    struct mfx_cfg cfg = MFX_STEP(2);
+    struct update_chunk *c;
+    char field[32];
+
+    mfx_nan = plan->tensors[i].name;
+    cfg.n_each = round % 4;
+    cfg.scattered = round / 4 % 2 != 0;
+    c = mfx_chunk(g, "", plan_ref(plan), cfg);
+    c->checksums = summed ? mfx_sums(plan, cfg.step) : NULL;
+    assert_int_equal(mfx_send(g, c), refused ? ERR_NON_FINITE : ERR_NONE);
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    assert_string_equal(g->b.answer.e.field, refused ? field : "");
+    assert_int_equal(refused, strstr(g->b.answer.e.msg, mfx_nan) != NULL);
+    assert_int_equal(refused, strstr(g->b.answer.e.msg, "NaN at index") != NULL);
+    assert_int_equal(info->non_finite.n, !finite && summed && policy == NON_FINITE_WARN);
+    if (info->non_finite.n > 0)
+        assert_string_equal(info->non_finite.names[0], mfx_nan);
+    mfx_nan = NULL;
+    if (refused)
+        mfx_assert_step(g, 1);
+}
+
+static void test_numbers_that_are_not_finite(void **state)
+{
+    (void)state;
+    for (unsigned k = 0; k < 12; k++) {
+        struct gpus_cfg cfg = mfx_worlds[k / 6 * (MFX_WORLDS - 1)];
+        struct gpus g;
+
+        cfg.non_finite = (enum non_finite_policy)(k % 3);
+        gpus_open(&g, &libs[k / 3 % 2], cfg);
+        for (unsigned fused = 0; fused < 2; fused++) {
+            struct plan *plan = finite_plan(fused != 0);
+
+            for (unsigned round = 0; round < 6; round++) {
+                for (uint32_t i = 0; i < plan->n_tensors; i++) {
+                    assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+                    send_nan(&g, plan, i, round, cfg.non_finite);
+                }
+            }
+            plan_unref(plan);
+        }
+        gpus_close(&g);
+    }
+}
+
 static int open_libs(void **state)
 {
     (void)state;
@@ -261,6 +324,7 @@ int main(void)
         cmocka_unit_test(test_checksums_at_finish_are_of_every_place),
         cmocka_unit_test(test_checksum_of_a_fused_name_at_finish),
         cmocka_unit_test(test_checksum_of_what_is_served),
+        cmocka_unit_test(test_numbers_that_are_not_finite),
     };
 
     return cmocka_run_group_tests(tests, open_libs, NULL);

@@ -400,6 +400,40 @@ static void test_checksums_of_every_rank(void **state)
     }
 }
 
+/* A received bucket too is looked at in the pass that makes its sums. */
+static void test_numbers_that_are_not_finite(void **state)
+{
+    (void)state;
+    for (unsigned k = 0; k < 2 * MFX_WORLDS; k++) {
+        struct gpus g;
+
+        gpus_open(&g, &libs[k % 2], mfx_worlds[k / 2]);
+        assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
+        for (unsigned turn = 0; turn < 4 * FX_N; turn++) {
+            struct plan *plan = turn / FX_N % 2 != 0 ? fx_plan_of(FX_ALL) : rfx_plan();
+            const struct tensor_spec *t = &plan->tensors[turn % FX_N];
+            bool refused = t->dtype != DTYPE_U8;
+            struct rfx_cfg cfg = RFX_STEP(refused ? 2 : 1);
+            struct rfx_group group = {0};
+            struct update_chunk *c;
+            char field[32];
+
+            cfg.n_each = turn / 16 * 2;
+            cfg.group = &group;
+            c = rfx_chunk(&g, "", plan, cfg);
+            mfx_nan = t->name;
+            c->checksums = mfx_sums(plan, cfg.step);
+            (void)snprintf(field, sizeof field, "/names/%u", turn % FX_N);
+            assert_int_equal(mfx_send(&g, c), refused ? ERR_NON_FINITE : ERR_NONE);
+            mfx_nan = NULL;
+            assert_string_equal(g.b.answer.e.field, refused ? field : "");
+            assert_int_equal(group.n_whole, 1);
+            assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
+        }
+        gpus_close(&g);
+    }
+}
+
 static int open_libs(void **state)
 {
     (void)state;
@@ -424,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_tied_name_must_agree),
         cmocka_unit_test(test_tied_name_alone_brings_its_target),
         cmocka_unit_test(test_checksums_of_every_rank),
+        cmocka_unit_test(test_numbers_that_are_not_finite),
     };
 
     return cmocka_run_group_tests(tests, open_libs, NULL);

@@ -32,7 +32,7 @@ static void run_fill(const uint64_t *params, unsigned n_blocks)
 }
 
 /* Adds the bytes [from, to) of a piece to its sums. */
-static void add_words(uint64_t sums[2], const char *bytes, uint64_t from, uint64_t to)
+static void add_words(struct copy_sum_made *made, const char *bytes, uint64_t from, uint64_t to)
 {
     uint64_t end;
 
@@ -42,13 +42,31 @@ static void add_words(uint64_t sums[2], const char *bytes, uint64_t from, uint64
         end = (word + 1) * 4 < to ? (word + 1) * 4 : to;
         for (uint64_t i = at; i < end; i++)
             value += (uint64_t)(unsigned char)bytes[i - from] << (8 * (i % 4));
-        sums[0] += value;
-        sums[1] += (word + 1) * value;
+        made->a += value;
+        made->b += (word + 1) * value;
     }
 }
 
+/* Is there a number that is not finite in the bytes that lie at [lo, hi) of the destination? */
+static bool look(const struct copy_sum_piece *p, const char *bytes, uint64_t lo, uint64_t hi)
+{
+    uint64_t end;
+
+    for (uint64_t at = lo; at < hi; at = end) {
+        uint32_t word = 0;
+
+        end = (at / 4 + 1) * 4 < hi ? (at / 4 + 1) * 4 : hi;
+        for (uint64_t i = at; i < end; i++)
+            word |= (uint32_t)(unsigned char)bytes[i - lo] << (8 * (i % 4));
+        if ((((word & p->mask) + p->step) & (word | p->keep) & p->top) != 0)
+            return true;
+    }
+    return false;
+}
+
 /* One block: the part of its piece that lies in its tile. */
-static void copy_sum_tile(const struct copy_sum_piece *p, uint64_t index, uint64_t sums[2])
+static void copy_sum_tile(const struct copy_sum_piece *p, uint64_t index,
+                          struct copy_sum_made *made)
 {
     uint64_t base = p->dst - p->dst % COPY_SUM_ALIGN;
     uint64_t lo = base + index * COPY_SUM_TILE_NBYTES;
@@ -64,31 +82,34 @@ static void copy_sum_tile(const struct copy_sum_piece *p, uint64_t index, uint64
     src = reach(COPY_SUM_KERNEL, p->src + (lo - p->dst), hi - lo);
     if (p->src != p->dst)
         memcpy(reach(COPY_SUM_KERNEL, lo, hi - lo), src, hi - lo);
-    if (sums != NULL)
-        add_words(sums, src, lo - p->dst, hi - p->dst);
+    if (made == NULL)
+        return;
+    add_words(made, src, lo - p->dst, hi - p->dst);
+    if (p->mask != 0 && look(p, src, lo, hi))
+        made->found = 1;
 }
 
 /* void baton_copy_sum(const struct copy_sum_piece *pieces, const uint32_t *tile_piece,
- *                     uint64_t *sums) */
+ *                     struct copy_sum_made *made) */
 static void run_copy_sum(const uint64_t *params, unsigned n_blocks)
 {
     const char *tile_piece = reach(COPY_SUM_KERNEL, params[1], 4 * (size_t)n_blocks);
 
     for (unsigned block = 0; block < n_blocks; block++) {
         struct copy_sum_piece p;
-        uint64_t sums[2];
-        char *sums_at = NULL;
+        struct copy_sum_made made;
+        char *made_at = NULL;
         uint32_t i;
 
         memcpy(&i, tile_piece + 4 * (size_t)block, 4);
         memcpy(&p, reach(COPY_SUM_KERNEL, params[0] + i * sizeof p, sizeof p), sizeof p);
         if (params[2] != 0) {
-            sums_at = reach(COPY_SUM_KERNEL, params[2] + i * sizeof sums, sizeof sums);
-            memcpy(sums, sums_at, sizeof sums);
+            made_at = reach(COPY_SUM_KERNEL, params[2] + i * sizeof made, sizeof made);
+            memcpy(&made, made_at, sizeof made);
         }
-        copy_sum_tile(&p, block - p.first_tile, sums_at != NULL ? sums : NULL);
-        if (sums_at != NULL)
-            memcpy(sums_at, sums, sizeof sums);
+        copy_sum_tile(&p, block - p.first_tile, made_at != NULL ? &made : NULL);
+        if (made_at != NULL)
+            memcpy(made_at, &made, sizeof made);
     }
 }
 
