@@ -448,8 +448,7 @@ size_t exchange_body_feed(struct exchange *x, const void *data, size_t n)
         r->left -= take;
         p->body_taken += take;
         p->body_moved_us = clock_now_us();
-        if (r->left == 0 ||
-            r->left / EXCHANGE_MOVED_NBYTES != (r->left + take) / EXCHANGE_MOVED_NBYTES)
+        if (r->left == 0)
             cnd_broadcast(&p->body_moved);
     }
     p->paused = take < n;

@@ -16,7 +16,6 @@
 enum {
     EXCHANGE_REQUEST_ID_MAX = 64,
     EXCHANGE_HEADERS_MAX = 8,
-    EXCHANGE_MOVED_NBYTES = 256 << 10,
     EXCHANGE_STREAM_NBYTES_MAX = 4 << 20 /* unsent bytes of one stream; over it the stream fails */
 };
 
@@ -141,8 +140,7 @@ void exchange_on_gone(struct exchange *x, void (*fn)(void *arg), void *arg);
 /* exchange_body_read - the next nbytes of a streamed body, straight into dst.
  * @stall_us     longest wait for a next byte
  * @deadline_us  absolute end of the whole read
- * @stop         may be NULL; polled every 100 ms at least, and about whenever EXCHANGE_MOVED_NBYTES
- *               have come; true fails the read with ERR_CONFLICT
+ * @stop         may be NULL; polled every 100 ms at least; true fails the read with ERR_CONFLICT
  * Threads: one reader at a time, no lock held. Blocks: until all are there.
  * Errors: ERR_GONE (the peer went), ERR_UNREADABLE (the body ended early: how many bytes were
  *         missing), ERR_TIMEOUT (stalled or past the deadline). dst is then undefined. */

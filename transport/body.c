@@ -1,8 +1,7 @@
 /* Weights from the request body.
  *
  * A range of tensors is read as the one run of bytes that it is, in pieces that bound how long a
- * stop goes unnoticed: the cost is by byte, not by tensor. What has come of a piece is told of
- * while the rest is on its way: the front's thread copies, and this one looks. */
+ * stop goes unnoticed: the cost is by byte, not by tensor. */
 #include "transport/body.h"
 
 #include "base/clock.h"
@@ -26,7 +25,6 @@ struct body_run {
     struct progress *p;
     uint32_t tensor, end; /* the one that the next byte belongs to */
     uint64_t tensor_end;  /* in bytes of the body's tensors */
-    char *dst;            /* of the bytes that were not told of yet */
 };
 
 /* Tells how far the bytes have come, also within a piece: a slow sender must not look dead. */
@@ -40,12 +38,10 @@ static void tell(struct body_run *run)
     atomic_store_explicit(&run->p->tensor, run->tensor, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&run->p->nbytes_done, taken - b->nbytes_told,
                                     memory_order_relaxed);
-    progress_came(run->p, run->dst, taken - b->nbytes_told);
-    run->dst += taken - b->nbytes_told;
     b->nbytes_told = taken;
 }
 
-/* Asked by the waiting read every 100 ms at least, and whenever EXCHANGE_MOVED_NBYTES have come. */
+/* Asked by the waiting read every 100 ms at least. */
 static bool stop_asked(void *arg)
 {
     struct body_run *run = arg;
@@ -66,7 +62,7 @@ static int body_fill(struct source *s, const struct plan *plan, uint32_t first, 
 {
     struct body_source *b = (struct body_source *)(void *)s;
     uint64_t first_end = b->nbytes_told + plan->tensors[first].nbytes;
-    struct body_run run = {b, plan, p, first, first + n, first_end, dst};
+    struct body_run run = {b, plan, p, first, first + n, first_end};
     struct err cause = {0};
     uint64_t nbytes = 0;
 
@@ -84,6 +80,7 @@ static int body_fill(struct source *s, const struct plan *plan, uint32_t first, 
                 return -1;
             return name_tensor(&run, &cause, e);
         }
+        progress_came(p, (char *)dst + done, piece);
     }
     tell(&run);
     return 0;
