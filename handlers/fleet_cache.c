@@ -8,6 +8,9 @@
  * has, and the upstream gets nothing new until that has ended and its cache is empty; so it is too
  * where an engine knows no other way (an SGLang before 0.5.23).
  *
+ * Of a process that this server has not asked yet nobody knows what made its entries: the server
+ * before it may have ended while they were stale. So it is asked before it gets its first request.
+ *
  * Rejected: to empty them when they are let go of. A trainer's pause outlives the update, and the
  * end of that was then an answer too late. Rejected, too: a fence. The weights are the right ones,
  * and only a whole update would lift it. */
@@ -54,11 +57,12 @@ static bool picks_held(const struct emptying *x, size_t i)
            x->why[i].code != ERR_NONE;
 }
 
-/* An engine that has no such cache has no route for it. */
-static bool has_none(enum wire_op op, const struct fleet_said *said)
+/* An engine that has no such cache has no route for it. A vLLM that is not in development mode has
+ * no route to empty its prefixes by, nor any for updates; only its adapters can have changed. */
+static bool has_none(enum wire_op op, bool lenient, const struct fleet_said *said)
 {
-    return op == WIRE_RESET_ENCODER && said->end == FLEET_REFUSED &&
-           (said->status == 404 || said->status == 405);
+    return (op == WIRE_RESET_ENCODER || (op == WIRE_RESET_CACHE && lenient)) &&
+           said->end == FLEET_REFUSED && (said->status == 404 || said->status == 405);
 }
 
 static void judge(const struct emptying *x, size_t i, enum wire_op op, const json_t *body,
@@ -68,7 +72,7 @@ static void judge(const struct emptying *x, size_t i, enum wire_op op, const jso
 
     upstreams_at(x->app->upstreams, said->upstream, &at);
     err_clear(&x->why[i]);
-    if (!said_good(said) && !has_none(op, said))
+    if (!said_good(said) && !has_none(op, x->list[i].lenient, said))
         x->why[i] = said->why;
     else if (op == WIRE_RESET_CACHE && said->end == FLEET_GOOD &&
              !wire_resets_surely(at.dialect, body, said->text != NULL ? said->text : "",
@@ -140,11 +144,10 @@ static void log_stale(const struct app *app, size_t upstream, const struct err *
     log_end(&r);
 }
 
-static void empty_or_bar(struct app *app, const struct fleet_cached *list, size_t n)
+/* @why  [n]; clean; set as fleet_empty's */
+static void empty_or_bar(struct app *app, const struct fleet_cached *list, size_t n,
+                         struct err *why)
 {
-    struct err why[FLEET_MAX];
-
-    memset(why, 0, n * sizeof *why);
     fleet_empty(app, list, n, why);
     for (size_t i = 0; i < n; i++) {
         if (why[i].code != ERR_NONE)
@@ -156,18 +159,27 @@ static void empty_or_bar(struct app *app, const struct fleet_cached *list, size_
 void fleet_empty_parts(struct app *app, struct fleet_session *s)
 {
     struct fleet_cached list[FLEET_MAX];
+    struct fleet_part *parts[FLEET_MAX];
+    struct err why[FLEET_MAX];
     size_t n = 0;
 
     mtx_lock(&app->fleet_control->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
-        const struct fleet_part *p = &s->parts[i];
+        struct fleet_part *p = &s->parts[i];
 
-        if (!p->two_phase && !p->out)
-            list[n++] = (struct fleet_cached){
-                .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(app)};
+        if (p->two_phase || p->out)
+            continue;
+        list[n] = (struct fleet_cached){
+            .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(app)};
+        parts[n++] = p;
     }
     mtx_unlock(&app->fleet_control->lock);
-    empty_or_bar(app, list, n);
+    memset(why, 0, n * sizeof *why);
+    empty_or_bar(app, list, n, why);
+    mtx_lock(&app->fleet_control->lock);
+    for (size_t i = 0; i < n; i++)
+        parts[i]->stale = why[i];
+    mtx_unlock(&app->fleet_control->lock);
 }
 
 /* An SGLang gives each load a name of its own. What runs with the adapter cannot keep the one that
@@ -175,24 +187,29 @@ void fleet_empty_parts(struct app *app, struct fleet_session *s)
 void fleet_empty_adapters(struct app *app, const struct fleet_said *said, size_t n)
 {
     struct fleet_cached list[FLEET_MAX];
+    struct err why[FLEET_MAX];
     struct upstream_at at;
     size_t n_list = 0;
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(app->upstreams, said[i].upstream, &at);
         if (at.dialect == WIRE_VLLM && fleet_worked(&said[i]))
-            list[n_list++] =
-                (struct fleet_cached){.upstream = said[i].upstream, .preempt = true};
+            list[n_list++] = (struct fleet_cached){
+                .upstream = said[i].upstream,
+                .lenient = !fleet_fit_is_stale(app, said[i].upstream),
+                .preempt = true};
     }
-    empty_or_bar(app, list, n_list);
+    memset(why, 0, n_list * sizeof *why);
+    empty_or_bar(app, list, n_list, why);
 }
 
 void fleet_empty_one(struct app *app, size_t upstream)
 {
     const struct fleet_cached one = {.upstream = upstream, .preempt = fleet_recomputes(app)};
+    struct err why = {0};
     struct upstream_at at;
 
     upstreams_at(app->upstreams, upstream, &at);
     if (!wire_is_two_phase(at.dialect))
-        empty_or_bar(app, &one, 1);
+        empty_or_bar(app, &one, 1, &why);
 }

@@ -8,6 +8,7 @@
 struct fleet_cached {
     size_t upstream;
     bool held;    /* it is paused: what it holds does not run on when it gives its KV up */
+    bool lenient; /* a process without a route for it is taken for one with empty caches */
     bool preempt; /* requests that hold KV give it up, and make it again */
 };
 

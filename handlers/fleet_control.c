@@ -51,15 +51,29 @@ void fleet_control_free(struct fleet_control *fc)
 /* The last word is of what is so: one is told under the lock, the other knows the order. */
 void fleet_tokens(struct fleet_control *fc)
 {
+    bool still, opened, held;
     uint64_t order;
-    bool still;
 
     mtx_lock(&fc->lock);
     order = ++fc->n_stills;
+    opened = fc->session != NULL && fc->session->opened;
+    held = opened || fc->n_replacing > 0;
     still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0;
-    upstreams_tokens(fc->app->upstreams, !still && !(fc->session != NULL && fc->session->opened));
+    upstreams_tokens(fc->app->upstreams, !still && !opened);
     mtx_unlock(&fc->lock);
     fleet_still(fleet_of(fc->app), still, order);
+    fleet_hold_back(fleet_of(fc->app), still || held, order);
+}
+
+void fleet_replacing(struct fleet_control *fc, bool on)
+{
+    mtx_lock(&fc->lock);
+    if (on)
+        fc->n_replacing++;
+    else
+        fc->n_replacing--;
+    mtx_unlock(&fc->lock);
+    fleet_tokens(fc);
 }
 
 void fleet_quiet(struct fleet_control *fc, bool on)

@@ -15,7 +15,9 @@ enum {
     FIT_LOOK_US = 250000,        /* until it is looked again who lacks something */
     FIT_AGAIN_US = 500000,       /* after a first failure; then twice as long each time … */
     FIT_AGAIN_MAX_US = 30000000, /* … but not longer */
-    FIT_JOBS_MAX = 4             /* at the same time: other work needs threads too */
+    FIT_EMPTY_MAX_US =
+        1000000,     /* the same, where what runs there keeps a cache from being emptied */
+    FIT_JOBS_MAX = 4 /* at the same time: other work needs threads too */
 };
 
 static void on_watch(void *arg);
@@ -46,8 +48,12 @@ void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream)
         return;
     fleet_adapters_is_in(&fc->adapters, upstream, life, at.removed || at.dialect != WIRE_SGLANG);
     err_clear(&f->why);
-    if (at.removed || at.dialect != WIRE_SGLANG)
-        err_clear(&f->stale); /* another process: nothing is cached */
+    err_clear(&f->stale);
+    f->unasked = !at.removed && !wire_is_two_phase(at.dialect);
+    if (f->unasked) {
+        (void)err_set(&f->stale, ERR_UNSYNCED, "", "it has not been asked yet");
+        f->n_stale++;
+    }
     f->due_us = f->wait_us = 0;
 }
 
@@ -74,8 +80,8 @@ static void say_lack(const struct fleet_adapter *a, const struct err *why, struc
 static void say_stale(const struct err *why, struct err *out)
 {
     (void)err_set(out, ERR_UNSYNCED, "",
-                  "its caches may hold what other weights made, and it is asked to empty them; the "
-                  "last time: %.250s",
+                  "its caches may hold what other weights made, and it is asked to empty them: "
+                  "%.250s",
                   why->msg);
 }
 
@@ -96,6 +102,20 @@ static void tell_one(struct fleet_control *fc, size_t upstream)
         .life = fc->adapters.lives[upstream], .change = fc->adapters.changes, .lack = &lack};
     mtx_unlock(&fc->lock);
     fleet_outfit(fleet_of(fc->app), upstream, &outfit);
+}
+
+void fleet_fit_begin(struct app *app)
+{
+    size_t n = upstreams_n(app->upstreams);
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, i, &at);
+        if (at.removed || wire_is_two_phase(at.dialect))
+            continue;
+        fleet_fit_watch(app->fleet_control);
+        tell_one(app->fleet_control, i);
+    }
 }
 
 void fleet_fit_tell(struct app *app)
@@ -123,12 +143,24 @@ void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why)
     fleet_fit_see_locked(fc, upstream);
     changes = why->code != ERR_NONE || f->stale.code != ERR_NONE;
     f->stale = *why;
-    f->n_stale += why->code != ERR_NONE;
+    f->unasked = false;
+    f->n_stale++;
     f->due_us = f->wait_us = 0;
     fc->adapters.changes += changes;
     mtx_unlock(&fc->lock);
     if (changes)
         tell_one(fc, upstream);
+}
+
+bool fleet_fit_is_stale(struct app *app, size_t upstream)
+{
+    struct fleet_control *fc = app->fleet_control;
+    bool stale;
+
+    mtx_lock(&fc->lock);
+    stale = fc->fits[upstream].stale.code != ERR_NONE;
+    mtx_unlock(&fc->lock);
+    return stale;
 }
 
 json_t *fleet_fit_lacks_json(const struct app *app, size_t upstream)
@@ -281,8 +313,7 @@ static enum fleet_has loaded(struct app *app, const struct fleet_to *to,
         (void)unloaded(app, to, fit->name, &ignored);
     if (fleet_ask(app, WIRE_LORA_LOAD, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
         return has;
-    if (fit->may_have)
-        fleet_empty_adapters(app, said, 1);
+    fleet_empty_adapters(app, said, 1);
     *why = said->why;
     if (said->end == FLEET_GOOD)
         has = is_same(said, fit, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
@@ -327,7 +358,7 @@ static void log_fitted(const struct fleet_control *fc, size_t upstream, const st
     log_end(&r);
 }
 
-static void note_locked(struct fleet_fitting *f, const struct err *why)
+static void note_locked(struct fleet_fitting *f, uint64_t wait_max_us, const struct err *why)
 {
     f->why = *why;
     f->due_us = 0;
@@ -336,8 +367,8 @@ static void note_locked(struct fleet_fitting *f, const struct err *why)
         return;
     }
     f->wait_us = f->wait_us == 0 ? FIT_AGAIN_US : 2 * f->wait_us;
-    if (f->wait_us > FIT_AGAIN_MAX_US)
-        f->wait_us = FIT_AGAIN_MAX_US;
+    if (f->wait_us > wait_max_us)
+        f->wait_us = wait_max_us;
     f->due_us = clock_after_us(f->wait_us);
 }
 
@@ -365,6 +396,7 @@ static bool empty_one(struct fleet_fitting *f)
     mtx_lock(&fc->lock);
     n_stale = f->n_stale;
     stale = f->stale.code != ERR_NONE;
+    one.lenient = f->unasked;
     mtx_unlock(&fc->lock);
     if (!stale)
         return true;
@@ -376,7 +408,7 @@ static bool empty_one(struct fleet_fitting *f)
         f->stale = why;
         fc->adapters.changes++;
     }
-    note_locked(f, &why);
+    note_locked(f, FIT_EMPTY_MAX_US, &why);
     mtx_unlock(&fc->lock);
     if (why.code == ERR_NONE)
         log_emptied(fc, f->upstream);
@@ -403,7 +435,7 @@ static bool fit_one(struct fleet_fitting *f)
     mtx_lock(&fc->lock);
     fleet_fit_see_locked(fc, f->upstream);
     fleet_adapters_end(&fc->adapters, f->upstream, &fit, has);
-    note_locked(f, &why);
+    note_locked(f, FIT_AGAIN_MAX_US, &why);
     mtx_unlock(&fc->lock);
     return why.code == ERR_NONE;
 }

@@ -24,7 +24,8 @@ struct fleet_fitting {
     uint64_t due_us, wait_us; /* not before; after the next failure */
     struct err why;           /* of the last failure */
     struct err stale;         /* why its caches could not be emptied; clean: they are not stale */
-    uint64_t n_stale;         /* grows each time that this is found */
+    bool unasked;             /* they may be: nobody here has asked its process yet */
+    uint64_t n_stale;         /* grows each time that `stale` is said anew */
 };
 
 /* fleet_fit_init - before anything else here. */
@@ -34,6 +35,11 @@ void fleet_fit_init(struct fleet_control *fc);
  * first upstream is asked for one. Threads: any. */
 void fleet_fit_watch(struct fleet_control *fc);
 
+/* fleet_fit_begin - at the start, and when other upstreams are configured: those that overwrite
+ * what they serve get no request before they have been asked to empty their caches. Threads:
+ * main's. No lock held. */
+void fleet_fit_begin(struct app *app);
+
 /* fleet_fit_tell - the adapters have changed, or who has them: who lacks some is out of rotation
  * when this returns, who does not is in it. Threads: any. Blocks: no. No lock held. */
 void fleet_fit_tell(struct app *app);
@@ -42,6 +48,9 @@ void fleet_fit_tell(struct app *app);
  * empty them before it gets traffic; or they do not any more.
  * @why  clean: they are empty. Threads: any. Blocks: no. No lock held. */
 void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why);
+
+/* fleet_fit_is_stale - by what was said last. Threads: any. No lock held. */
+bool fleet_fit_is_stale(struct app *app, size_t upstream);
 
 /* fleet_fit_see_locked - notes which processes there are now: what those before had is lost. */
 void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream);

@@ -379,6 +379,22 @@ static int judge_load(struct app *app, const struct lora_req *req, const json_t 
     return -1;
 }
 
+/* A server before this one may have loaded that name, too. Until all caches are empty nobody gets a
+ * new request: it would read, with the new adapter, what was cached with the one before. */
+static int ask_load(struct app *app, const struct lora_req *req, const struct fleet_to *to,
+                    size_t n, struct fleet_said **said, struct err *e)
+{
+    uint64_t timeout_us = req->timeout_s * 1000000 + FLEET_LATE_US;
+    int rc;
+
+    fleet_replacing(app->fleet_control, true);
+    rc = fleet_ask(app, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
+    if (rc == 0)
+        fleet_empty_adapters(app, *said, n);
+    fleet_replacing(app->fleet_control, false);
+    return rc;
+}
+
 static int load_turn(struct app *app, struct exchange *x, const struct lora_req *req,
                      const json_t *body, struct err *e)
 {
@@ -407,15 +423,12 @@ static int load_turn(struct app *app, struct exchange *x, const struct lora_req 
     have_now(app, req->name, &h);
     if (known)
         unload_first(app, to, n, body, &h);
-    if (fleet_ask(app, WIRE_LORA_LOAD, to, n, req->timeout_s * 1000000 + FLEET_LATE_US, &said, e) !=
-        0) {
+    if (ask_load(app, req, to, n, &said, e) != 0) {
         if (known)
             keep_before(app, req->name, &h);
         fleet_fit_tell(app);
         return -1;
     }
-    if (known)
-        fleet_empty_adapters(app, said, n);
     rc = judge_load(app, req, body, known, said, n, &h, &revision, e);
     if (rc == 0)
         fleet_reply(app, x, reply_json_of(fc, req->name, revision, said, n), said, n);

@@ -63,6 +63,7 @@ struct fleet_control {
     bool overtaken; /* a resume came while a pause had the flow */
     unsigned n_resuming;
     uint64_t resuming_us;          /* since when */
+    unsigned n_replacing;          /* loads of adapters that may replace one under its name */
     unsigned n_quiet;              /* who does not want upstreams to be asked for tokens */
     uint64_t n_stills;             /* how often the fleet was told who stands still */
     bool whole;                    /* an update by itself is under way: from its start to its end */
@@ -126,6 +127,10 @@ void fleet_flow_end(struct fleet_control *fc);
 
 /* fleet_flow_soon - the same, for what need not be now: false at once while a pause has it. */
 bool fleet_flow_soon(struct fleet_control *fc, const char *what);
+
+/* fleet_replacing - an adapter is being loaded, maybe in the place of another: until the other call
+ * new generates for upstreams that know an adapter by its name wait here. */
+void fleet_replacing(struct fleet_control *fc, bool on);
 
 /* fleet_quiet - upstreams are not asked for tokens, until the other call. */
 void fleet_quiet(struct fleet_control *fc, bool on);

@@ -52,7 +52,8 @@ struct fleet_part {
     char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update, or what it is marked by */
     enum fleet_end end;                     /* of the last step */
     int status;
-    struct err why; /* of its failure */
+    struct err why;   /* of its failure */
+    struct err stale; /* why its caches could not be emptied; clean: they were */
 };
 
 struct fleet_session {

@@ -39,7 +39,12 @@ static json_t *part_json(const struct fleet_session *s, const struct fleet_part 
     bool ok = !p->out && (s->phase != UPDATE_COMMITTED || p->finished) &&
               (s->phase != UPDATE_ABORTED || p->finished);
     const char *error = p->why.code != ERR_NONE ? p->why.msg : NULL;
+    char stale[ERR_MSG_MAX];
 
+    (void)snprintf(stale, sizeof stale, "it gets no requests until its caches are empty: %.350s",
+                   p->stale.msg);
+    if (ok && error == NULL && p->stale.code != ERR_NONE)
+        error = stale;
     if (!ok && error == NULL)
         error = "it did not get to its end";
     return fleet_part_json(name, ok, p->status, error);

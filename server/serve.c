@@ -18,6 +18,7 @@
 #include "handlers/app.h"
 #include "handlers/dialect.h"
 #include "handlers/fleet_control.h"
+#include "handlers/fleet_fit.h"
 #include "handlers/gate.h"
 #include "handlers/generations.h"
 #include "handlers/list_memo.h"
@@ -546,6 +547,7 @@ static int build_fleet(struct house *h, const struct config *c, struct err *e)
         fleet_open_spec(&h->app, c, e) != 0 || build_pools(h, c, e) != 0 ||
         listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
+    fleet_fit_begin(&h->app);
     return upstreams_start(h->app.upstreams, e);
 }
 

@@ -6,6 +6,7 @@
 #include "engine/upstream/spec.h"
 #include "engine/upstream/upstreams.h"
 #include "handlers/fleet_cover.h"
+#include "handlers/fleet_fit.h"
 #include "handlers/relay.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
@@ -136,6 +137,7 @@ void fleet_reload(struct app *app)
                  e.msg);
         return;
     }
+    fleet_fit_begin(app);
     fleet_stats(upstreams_fleet(app->upstreams), &s);
     log_line(LOG_INFO, "upstreams.read", "%zu upstreams, %zu of them must serve", s.n_upstreams,
              s.min_ready);

@@ -462,6 +462,28 @@ void fleet_still(struct fleet *f, bool on, uint64_t order)
     fleet_change_end(f, &c);
 }
 
+void fleet_gate(struct fleet *f, size_t upstream, bool has_gate)
+{
+    mtx_lock(&f->lock);
+    f->upstreams[upstream].no_gate = !has_gate;
+    mtx_unlock(&f->lock);
+}
+
+void fleet_hold_back(struct fleet *f, bool on, uint64_t order)
+{
+    bool ends = false;
+
+    mtx_lock(&f->lock);
+    if (order > f->held_order) {
+        f->held_order = order;
+        ends = f->held_back && !on;
+        f->held_back = on;
+    }
+    mtx_unlock(&f->lock);
+    if (ends)
+        fleet_grant_all(f);
+}
+
 uint64_t fleet_epoch(struct fleet *f)
 {
     uint64_t epoch;

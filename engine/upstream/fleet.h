@@ -147,6 +147,15 @@ void fleet_updating(struct fleet *f, bool on);
  * @order  more than before, or it is older than what is known. Threads: any. */
 void fleet_still(struct fleet *f, bool on, uint64_t order);
 
+/* fleet_hold_back - from now on, or not any more, generates for upstreams without a gate wait here:
+ * they stand still, and what waits within one of them might read what it had cached before.
+ * @order  as fleet_still's. Threads: any. */
+void fleet_hold_back(struct fleet *f, bool on, uint64_t order);
+
+/* fleet_gate - has it a gate of its own, which keeps what comes while it stands still? A baton has;
+ * at first an upstream has. Threads: as fleet_add. */
+void fleet_gate(struct fleet *f, size_t upstream, bool has_gate);
+
 /* fleet_stands_still - one that was away has been told.
  * @life  of upstream_info: n_lives before that; of another than it is now nothing is believed */
 void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life);

@@ -18,6 +18,7 @@ struct upstream {
     bool heard, alive, synced, removed;
     enum fleet_fence fenced;
     uint64_t fence_life;          /* n_lives when it was */
+    bool no_gate;                 /* fleet_gate */
     bool strayed;                 /* the others stand still, and it may not have been told */
     bool told;                    /* saw.label is what it serves now, as far as it says */
     bool refused[FLEET_REFUSALS]; /* our key was, and has not been taken since */
@@ -58,9 +59,10 @@ struct fleet {
     size_t n, min_ready;
     struct line lines[FLEET_LANES];
     size_t turn; /* where the search for the least loaded begins: equals take turns */
-    uint64_t serial, epoch, still_order;
+    uint64_t serial, epoch, still_order, held_order;
     char label[FLEET_LABEL_MAX + 1]; /* of the version that is decided */
     bool decided, updating, still, closed, needs_outfit;
+    bool held_back; /* generates for those without a gate wait here */
 
     struct fleet_cfg cfg; /* immutable */
 };

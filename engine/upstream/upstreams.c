@@ -174,7 +174,11 @@ static int make_fleet(struct upstreams *u, struct err *e)
         names[i] = u->slots[i].spec->url;
     memcpy(cfg.n_permits, u->cfg.n_permits, sizeof cfg.n_permits);
     memcpy(cfg.n_queue_max, u->cfg.n_queue_max, sizeof cfg.n_queue_max);
-    return fleet_new(&u->fleet, &cfg, e);
+    if (fleet_new(&u->fleet, &cfg, e) != 0)
+        return -1;
+    for (size_t i = 0; i < u->n; i++)
+        fleet_gate(u->fleet, i, wire_is_two_phase(u->slots[i].spec->dialect));
+    return 0;
 }
 
 static int make_prober(struct upstreams *u, struct err *e)
@@ -356,6 +360,7 @@ static void change_one(struct upstreams *u, struct change *c, struct spec_list *
     set_slot(u, c->index, spec, false);
     if (c->is_new)
         fleet_add(u->fleet, c->index, spec->url);
+    fleet_gate(u->fleet, c->index, wire_is_two_phase(spec->dialect));
     log_change(c->is_new ? "upstream.added" : "upstream.changed", spec);
 }
 

@@ -42,12 +42,12 @@ def wait_all(f):
     assert [of(f, d)["lacks"] for d in f.doubles] == [[]] * len(f.doubles), f.front.upstreams()
 
 
-def one_token(f, model):
+def one_token(f, model, n=1):
     """Its status, by the adapter's name as each dialect has it."""
     if f.doubles[0].dialect == "sglang":
-        return f.front.ask("POST", "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1},
+        return f.front.ask("POST", "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": n},
                                                  **({} if model is None else {"lora_path": model})})
-    return f.front.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1,
+    return f.front.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": n,
                                                    **({} if model is None else {"model": model})})
 
 
@@ -341,7 +341,8 @@ def back_while_still():
 def removed_while_paused():
     """What runs there goes on with the others, and ends."""
     names = os.path.join(fleet_control.WORK, "upstreams")
-    with Fleet(*[WHICH] * 2, min_ready=1) as f:
+    slow = ("--weight-version", "step-0", "--interval-us", 20000)
+    with Fleet(*[WHICH] * 2, min_ready=1, engine=slow) as f:
         f.front.__exit__(None)
         urls = [f"{d.url},{d.dialect}" for d in f.doubles]
 
@@ -353,12 +354,13 @@ def removed_while_paused():
         f.front = Server(fleet_control.BATON, fleet_control.LOG, "--upstream-file", names, "--probe-interval", 30,
                          "--min-ready", 1, "--dialects", "all")
         f.wait("serving", "serving")
-        f.front.post("/v1/pause")
         said = []
-        threads = [threading.Thread(target=lambda: said.append(one_token(f, None)[0]), daemon=True) for _ in range(2)]
+        threads = [threading.Thread(target=lambda: said.append(one_token(f, None, 100)[0]), daemon=True)
+                   for _ in range(2)]
         for t in threads:
             t.start()
-        until("both wait", lambda: [of(f, d)["outstanding"]["generate"] for d in f.doubles] == [1] * 2)
+        until("both run", lambda: [d.state()["running"] for d in f.doubles] == [1] * 2)
+        f.front.post("/v1/pause")
         write(urls[:1])
         f.front.process.send_signal(signal.SIGHUP)
         until("it is removed", lambda: f.doubles[1].url not in f.front.upstreams() or

@@ -145,11 +145,44 @@ def adapters(f):
                                                 "max_tokens": N})
         return ids_of(said["choices"][0]["text"])
     for n in (1, 2, 3):
+        if n == 3 and WHICH == "vllm":  # another server, which knows of no adapter
+            f.front.kill()
+            f.serve()
+            f.wait(*["serving"] * len(f.doubles))
         f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"})
         f.wait(*["serving"] * len(f.doubles))
         for _ in range(4 * len(f.doubles)):
             assert ask() == expected(PROMPT, f"{f.label}/l#{n}", 0, N), n
+    slow = f.doubles[-1]  # while the last one loads, nobody reads at another what the adapter before it cached
+    slow.order("lora_load", "slow", ms=400)
+    found, stop = [], threading.Event()
+
+    def client():
+        while not stop.is_set():
+            found.append(ask())
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    for t in clients:
+        t.start()
+    f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"})
+    n_then = len(found)
+    until("they are asked again", lambda: len(found) > n_then + 20)
+    stop.set()
+    for t in clients:
+        t.join()
+    f.wait(*["serving"] * len(f.doubles))
     f.front.post("/v1/unload_lora_adapter", {"lora_name": "l"})
+
+
+def adapters_only(f):
+    """A vLLM that is not in development mode takes adapters, and has no route to empty its cache by."""
+    for d in f.doubles:
+        d.must_be_fresh = False
+        d.order("reset_cache", "status", status=404, times=0)
+    for _ in range(2):
+        f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"})
+        f.stays(*["serving"] * len(f.doubles))
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "l"})
+    f.stays(*["serving"] * len(f.doubles))
 
 
 # ---- something is held ----
@@ -206,19 +239,82 @@ def held(f):
     f.label = before
 
 
+def waits_here(f, n=1):
+    until("it waits at the front", lambda: f.front.status()["admission"]["generate"]["waiting"] == n)
+
+
 def queued(f):
-    """What came while they stood still reads nothing that the old weights cached."""
+    """What comes while they stand still waits here, and reads nothing that the old weights cached."""
     d, label = f.doubles[0], next(LABELS)
     warm(f)
     pause(f, "keep")
     found = []
     t = threading.Thread(target=lambda: found.append(generate(f)))
     t.start()
-    d.wait("it waits", lambda: d.state()["waiting"] == 1)
+    waits_here(f)
     trainer_updates(f, label)
+    assert d.state()["waiting"] == 0 and not found
     resume(f)
     t.join()
     assert found == [expected(PROMPT, label, 0, N)], found
+
+
+def queued_while_held(f):
+    """Also where the cache cannot be emptied because of what is held."""
+    d = f.doubles[0]
+    for paused in (True, False):
+        label = next(LABELS)
+        warm(f)
+        s, found = Stream(f), []
+        t = threading.Thread(target=lambda: found.append(f.front.ask("POST", "/v1/completions", completion())))
+        if paused:
+            pause(f, "keep")
+            t.start()
+            waits_here(f)
+            trainer_updates(f, label)
+            resume(f)
+        else:
+            mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
+            f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
+            t.start()
+            waits_here(f)
+            f.front.post("/v1/update_weights/finish", mine)
+        f.wait("unsynced")
+        t.join()  # nobody serves it now, and nothing of it was sent
+        assert found[0][0] == 503, found
+        s.next(3)
+        s.close()
+        f.wait("serving")
+        assert generate(f) == expected(PROMPT, label, 0, N)
+
+
+def after_a_restart(f):
+    """Of this server: nobody knows any more whose caches were stale."""
+    join(f)
+    d, label = f.doubles[-1], next(LABELS)
+    warm(f)
+    d.order("reset_cache", "status", times=0)
+    native_updates(f, label)
+    f.wait(*["serving"] * (len(f.doubles) - 1), "unsynced")
+    f.front.kill()
+    f.serve()
+    f.wait(*["serving"] * (len(f.doubles) - 1), "unsynced")
+    assert not f.front.ready()
+    f.clean()
+    f.wait(*["serving"] * len(f.doubles))
+    join(f)
+    all_serve(f, label)
+
+
+def without_routes(f):
+    """An engine that nobody can update has no route to empty its cache by, and serves."""
+    f.front.kill()
+    for d in f.doubles:
+        d.order("reset_cache", "status", status=404, times=0)
+    f.serve()
+    f.wait(*["serving"] * len(f.doubles))
+    f.clean()
+    join(f)
 
 
 def goes_on(f):
@@ -280,7 +376,8 @@ def never(f):
     d, label = f.doubles[-1], next(LABELS)
     warm(f)
     d.order("reset_cache", "status", times=0)
-    native_updates(f, label)
+    step, _, said = f.update(label)
+    assert step is None and "caches" in said["upstreams"][-1]["error"], said
     f.wait(*["serving"] * (len(f.doubles) - 1), "unsynced")
     assert not f.front.ready() and "asked to empty them" in f.front.upstreams()[d.url]["error"]["message"]
     n = n_traffic(d)
@@ -328,16 +425,18 @@ def with_fleet(promises, *dialects, engine=(), **more):
 
 
 def main():
-    with_fleet([usual, by_our_routes, not_flushed, asleep, by_trainer, fails_once, never, vouched_for], WHICH, WHICH)
+    with_fleet([usual, by_our_routes, not_flushed, asleep, by_trainer, fails_once, never, vouched_for, after_a_restart,
+                without_routes], WHICH, WHICH)
     with_fleet([adapters], WHICH, WHICH)
     with_fleet([held, queued], WHICH, engine=SLOW)
     continues = {"options": ("--on-update", "continue"), "engine": (*SLOW, "--own-kv")}
-    with_fleet([goes_on], WHICH, **continues)
+    with_fleet([goes_on, queued_while_held], WHICH, **continues)
     if WHICH == "vllm":
+        with_fleet([adapters_only], WHICH, WHICH)
         with_fleet([held, queued], WHICH, engine=(*SLOW, "--silent-reset"))
         with_fleet([quietly], WHICH, options=continues["options"], engine=(*continues["engine"], "--silent-reset"))
     else:
-        with_fleet([old_sglang], WHICH, engine=(*SLOW, "--old-flush", "--own-kv"))
+        with_fleet([old_sglang, queued_while_held], WHICH, engine=(*SLOW, "--old-flush", "--own-kv"))
 
 
 main()
