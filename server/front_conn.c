@@ -81,6 +81,7 @@ void conn_busy(struct conn *c)
 
     if (c->prev_idle == NULL)
         return;
+    c->served = true;
     *c->prev_idle = c->next_idle;
     if (c->next_idle != NULL)
         c->next_idle->prev_idle = c->prev_idle;
@@ -96,7 +97,7 @@ void conn_idle(struct conn *c)
 
     if (c->dead || c->prev_idle != NULL)
         return;
-    c->idle_since_us = clock_now_us();
+    c->gives_way_us = clock_after_us(c->served ? FRONT_KEPT_US_MIN : FRONT_IDLE_US_MIN);
     c->next_idle = NULL;
     c->prev_idle = s->idle_end;
     *s->idle_end = c;
@@ -104,21 +105,32 @@ void conn_idle(struct conn *c)
     s->n_idle++;
 }
 
+static struct conn *first_to_go(const struct shard *s)
+{
+    struct conn *first = s->idle;
+
+    for (struct conn *c = s->idle; c != NULL; c = c->next_idle)
+        if (c->gives_way_us < first->gives_way_us)
+            first = c;
+    return first;
+}
+
 uint64_t conn_shed(struct shard *s)
 {
     while (s->n_conns - s->n_dead + s->n_greetings > s->n_conns_max) {
         const struct greeting *g = s->greetings;
-        const struct conn *c = s->idle;
-        bool unread = g != NULL && (c == NULL || g->since_us < c->idle_since_us);
-        uint64_t now_us = clock_now_us(), until_us;
+        struct conn *c = first_to_go(s);
+        uint64_t now_us = clock_now_us(), until_us = c != NULL ? c->gives_way_us : CLOCK_NEVER;
+        bool unread = g != NULL && g->since_us + FRONT_IDLE_US_MIN < until_us;
 
         if (g == NULL && c == NULL)
             break;
-        until_us = (unread ? g->since_us : c->idle_since_us) + FRONT_IDLE_US_MIN;
+        if (unread)
+            until_us = g->since_us + FRONT_IDLE_US_MIN;
         if (now_us < until_us)
             return until_us - now_us;
         if (!unread) { /* libmicrohttpd closes it in its next run */
-            conn_kill(s->idle);
+            conn_kill(c);
             continue;
         }
         greeting_close(s->greetings);

@@ -32,14 +32,15 @@ enum {
     FRONT_DROP_NBYTES_MAX = 1 << 20,     /* a known rest up to this is read before an early error */
     FRONT_GRACE_US = 1000 * 1000,        /* from an answer mid-upload, or the end, to the cut */
     FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
-    FRONT_IDLE_US_MIN = 5 * 1000,        /* idle so long, a connection may give way to another */
+    FRONT_IDLE_US_MIN = 5 * 1000,        /* without a request so long, a connection may give way */
+    FRONT_KEPT_US_MIN = 50 * 1000,       /* the same, of one that has had a request */
     FRONT_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
     FRONT_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */
     FRONT_LINGER_UNIX_NBYTES = 64 << 10, /* if it is a unix socket */
     FRONT_QUERY_MAX = 64,                /* query members */
     FRONT_BODY_CAP_FIRST = 1 << 20,      /* first allocation for a declared body, at most */
     FRONT_TCP_USER_TIMEOUT_MS = 60 * 1000,
-    FRONT_RAW_HEAD_MAX = 4096, /* header of an answer written past libmicrohttpd */
+    FRONT_RAW_HEAD_MAX = 4096,     /* header of an answer written past libmicrohttpd */
     FRONT_PIECE_NBYTES = 48 << 10, /* of a stream, written past it at once */
     FRONT_CHUNK_HEAD_MAX = 16
 };
@@ -51,10 +52,11 @@ struct request;
 struct conn {
     struct shard *shard;
     struct part *part;
-    struct conn *next, **prev_next;    /* in shard->conns */
-    struct conn *next_due, **prev_due; /* in shard->timed; prev_due is NULL without a deadline */
+    struct conn *next, **prev_next;      /* in shard->conns */
+    struct conn *next_due, **prev_due;   /* in shard->timed; prev_due is NULL without a deadline */
     struct conn *next_idle, **prev_idle; /* in shard->idle; prev_idle is NULL while it is not */
-    uint64_t idle_since_us;
+    bool served;                         /* it has had a request */
+    uint64_t gives_way_us;               /* from when on it may be closed for another */
     struct loop_watch hangup;
     int fd;               /* libmicrohttpd's */
     uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
@@ -101,8 +103,8 @@ struct request {
     struct exchange_front front; /* first: the exchange knows us by it */
     struct conn *conn;
     struct MHD_Connection *mc;
-    struct exchange *x; /* one reference */
-    char *target;       /* owned; request target as it came */
+    struct exchange *x;           /* one reference */
+    char *target;                 /* owned; request target as it came */
     struct origin_request origin; /* its values are libmicrohttpd's, which keeps them to the end */
     struct front_plan plan;
     struct loop_item wake; /* posted by any thread, under the exchange's lock */
@@ -110,15 +112,15 @@ struct request {
     bool routed; /* the application saw it: n_open counts it, done() is due */
     bool http11;
     bool chunked;
-    bool expects;         /* Expect: 100-continue */
-    bool suspended;       /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
-    bool queued;          /* a response is with libmicrohttpd */
-    bool must_close;      /* framing in doubt, or the body was not read to its end */
-    bool preflight;       /* answered without the application */
-    bool raw_sent;        /* answered past libmicrohttpd */
-    bool sent;            /* libmicrohttpd says that the whole answer went out */
-    bool passes;          /* a stream whose chunks go past libmicrohttpd */
-    char *rest;           /* owned: of a chunk, what the socket has not taken; or NULL */
+    bool expects;    /* Expect: 100-continue */
+    bool suspended;  /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
+    bool queued;     /* a response is with libmicrohttpd */
+    bool must_close; /* framing in doubt, or the body was not read to its end */
+    bool preflight;  /* answered without the application */
+    bool raw_sent;   /* answered past libmicrohttpd */
+    bool sent;       /* libmicrohttpd says that the whole answer went out */
+    bool passes;     /* a stream whose chunks go past libmicrohttpd */
+    char *rest;      /* owned: of a chunk, what the socket has not taken; or NULL */
     size_t rest_sent, rest_len;
     size_t body_cap;      /* of x->body */
     uint64_t head_nbytes; /* of a streamed body; 0 while unknown */
@@ -233,18 +235,18 @@ void front_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe);
 void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
-void conn_idle(struct conn *c);              /* its request, if it had one, is over */
-void conn_busy(struct conn *c);              /* the head of a request has come */
+void conn_idle(struct conn *c);                        /* its request, if it had one, is over */
+void conn_busy(struct conn *c);                        /* the head of a request has come */
 /* Those that have been idle the longest give way while there are more than n_conns_max. Returns in
  * how many microseconds the next one may. */
 uint64_t conn_shed(struct shard *s);
-void conn_kill(struct conn *c);              /* the exchange is gone, the socket is shut down */
+void conn_kill(struct conn *c); /* the exchange is gone, the socket is shut down */
 /* Its peer finds it broken: of HTTP/1.0 an end is a whole answer. */
 void conn_reset(struct conn *c);
-void conn_sweep(void *arg);                  /* timer of the shard */
-void conn_finish_all(struct shard *s);       /* kills what has no answer to wait for */
-bool conn_any_unsent(const struct shard *s); /* is an answer there that has not gone out whole? */
-void conn_close_all(struct shard *s);        /* wake everything before libmicrohttpd stops */
+void conn_sweep(void *arg);                   /* timer of the shard */
+void conn_finish_all(struct shard *s);        /* kills what has no answer to wait for */
+bool conn_any_unsent(const struct shard *s);  /* is an answer there that has not gone out whole? */
+void conn_close_all(struct shard *s);         /* wake everything before libmicrohttpd stops */
 void lingering_open(struct shard *s, int fd); /* with a descriptor of its own; as many as fit */
 void lingering_close(struct lingering *l);
 
@@ -277,7 +279,7 @@ void request_send_refusal(struct request *r, const struct err *e);
 int front_prebuild(struct front *f, struct err *e);
 
 /* front_origin.c: which requests of web pages are served (server/origin.h). */
-int origin_admit(struct request *r, struct err *e); /* sets r->preflight */
+int origin_admit(struct request *r, struct err *e);           /* sets r->preflight */
 int origin_admit_act(const struct request *r, struct err *e); /* once it is routed */
 bool origin_add_headers(const struct request *r, struct MHD_Response *resp);
 void origin_put_headers(const struct request *r, struct buf *head); /* of a raw answer */
@@ -298,9 +300,9 @@ struct request_line {
     const char *method, *target, *version; /* libmicrohttpd's; the target where it begins */
 };
 int filter_request(struct request *r, const struct request_line *line, struct err *e);
-int filter_too_large(struct err *e); /* a head */
+int filter_too_large(struct err *e);                       /* a head */
 int filter_length(const struct request *r, struct err *e); /* is its Content-Length a number? */
-void filter_request_id(struct request *r); /* of one whose headers may not all have come */
+void filter_request_id(struct request *r);       /* of one whose headers may not all have come */
 void filter_wipe_key(struct MHD_Connection *mc); /* from libmicrohttpd's copy of the headers */
 
 #endif

@@ -161,11 +161,15 @@ def adapters(f):
         while not stop.is_set():
             found.append(ask())
     clients = [threading.Thread(target=client) for _ in range(4)]
+    load = threading.Thread(target=lambda: f.front.post("/v1/load_lora_adapter",
+                                                        {"lora_name": "l", "lora_path": "/tmp"}))
+    n_loads = len(slow.journal("lora_load"))
+    load.start()
+    slow.wait("it loads", lambda: len(slow.journal("lora_load")) > n_loads)
     for t in clients:
         t.start()
-    f.front.post("/v1/load_lora_adapter", {"lora_name": "l", "lora_path": "/tmp"})
-    n_then = len(found)
-    until("they are asked again", lambda: len(found) > n_then + 20)
+    load.join()
+    until("they are asked again", lambda: len(found) > 20)
     stop.set()
     for t in clients:
         t.join()

@@ -101,8 +101,14 @@ class Server:
     def is_listening(self):
         """Its loops are the last that it starts."""
         tasks = f"/proc/{self.process.pid}/task"
-        return any(open(f"{tasks}/{t}/comm", encoding="ascii").read().startswith("front/")
-                   for t in os.listdir(tasks))
+        for task in os.listdir(tasks):
+            try:
+                with open(f"{tasks}/{task}/comm", encoding="ascii") as name:
+                    if name.read().startswith("front/"):
+                        return True
+            except FileNotFoundError:  # it has just ended
+                continue
+        return False
 
     def alive(self):
         if self.process.poll() is not None:
