@@ -1,15 +1,15 @@
 /* What upstreams cached of prompts and images was made by the weights that they had then. An update
  * that overwrites those weights empties the caches before it ends, while its upstreams stand still,
- * whoever paused them and whoever lets them go on: no request that is sent after it reads an entry
+ * whatever paused them and whatever resumes them: no request that is sent after it reads an entry
  * of another version.
  *
- * A cache cannot be emptied while a request holds KV. By default what is held is made to give it
- * up, and makes it again with the new weights. With --on-update continue it goes on with what it
- * has, and the upstream gets nothing new until that has ended and its cache is empty; so it is too
- * where an engine knows no other way (an SGLang before 0.5.23).
+ * A cache cannot be emptied while a request holds KV. By default held requests are preempted, and
+ * compute their KV again with the new weights. With --on-update continue, or in an SGLang before
+ * 0.5.23, which cannot flush while it holds a request, they go on; the upstream gets no other
+ * request until its cache is empty.
  *
- * Of a process that this server has not asked yet nobody knows what made its entries: the server
- * before it may have ended while they were stale. So it is asked before it gets its first request.
+ * What made the entries of a process that this server has not asked yet is unknown: an earlier
+ * server may have ended while they were stale. So it is asked before it gets its first request.
  *
  * Rejected: to empty them when they are let go of. A trainer's pause outlives the update, and the
  * end of that was then an answer too late. Rejected, too: a fence. The weights are the right ones,
