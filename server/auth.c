@@ -242,6 +242,11 @@ bool auth_asks(const struct auth *a)
     return a->cfg.key_file != NULL || a->cfg.n_trust > 0;
 }
 
+bool auth_has_keys(const struct auth *a)
+{
+    return a->cfg.key_file != NULL;
+}
+
 size_t auth_n_keys(struct auth *a, enum auth_role role)
 {
     size_t n = 0;

@@ -49,6 +49,7 @@ void auth_free(struct auth *a); /* accepts NULL */
 int auth_reload(struct auth *a, struct err *e);
 
 bool auth_asks(const struct auth *a);                    /* keys or addresses are given */
+bool auth_has_keys(const struct auth *a);                /* a key file is given */
 size_t auth_n_keys(struct auth *a, enum auth_role role); /* of exactly that role */
 
 /* auth_trusts - does a peer at this address need no key? `auth` is a struct auth. Threads: any. */

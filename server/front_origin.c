@@ -1,9 +1,23 @@
 /* Between a request of the front and the rules of server/origin.h. */
 #include "server/front_priv.h"
 
+#include "base/log.h"
+
 static const struct origin_rules *rules_of(const struct request *r)
 {
     return r->conn->shard->front->cfg.origins;
+}
+
+/* Often the server's own name, which nobody gave to --allowed-host. */
+static void log_misdirected(const struct request *r, const struct err *e)
+{
+    struct log_rec rec;
+
+    log_begin(&rec, LOG_WARN, "request.misdirected");
+    log_str(&rec, "request_id", r->x->request_id);
+    log_str(&rec, "host", r->origin.host);
+    log_str(&rec, "message", e->msg);
+    log_end(&rec);
 }
 
 int origin_admit(struct request *r, struct err *e)
@@ -16,8 +30,13 @@ int origin_admit(struct request *r, struct err *e)
     r->origin.authorization = r->x->authorization;
     r->origin.tls = r->conn->shard->front->tls;
     r->origin.unix_socket = !r->conn->tcp;
+    r->origin.trusted = r->x->peer_trusted;
     r->preflight = origin_is_preflight(rules, &r->origin);
-    return origin_check(rules, &r->origin, e);
+    if (origin_check(rules, &r->origin, e) == 0)
+        return 0;
+    if (e->code == ERR_MISDIRECTED)
+        log_misdirected(r, e);
+    return -1;
 }
 
 int origin_admit_act(const struct request *r, struct err *e)

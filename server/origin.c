@@ -242,13 +242,22 @@ static int check_origins(const struct origin_rules *rules, const struct origin_r
     return 0;
 }
 
+/* A server with keys gives a request without one only what is public: the rule would hide from a
+ * client that its key is wrong. A peer of --trust needs no key, so a page in its browser neither.
+ */
+static bool is_exempt_from_host(const struct origin_rules *rules, const struct origin_request *q)
+{
+    if (q->unix_socket)
+        return true;
+    if (rules->auth == NULL || !auth_has_keys(rules->auth))
+        return false;
+    return !q->trusted || auth_knows(rules->auth, q->authorization);
+}
+
 int origin_check(const struct origin_rules *rules, const struct origin_request *q, struct err *e)
 {
-    if (!q->unix_socket && check_hosts(rules, q, e) != 0) {
-        if (rules->auth == NULL || !auth_knows(rules->auth, q->authorization))
-            return -1;
-        err_clear(e);
-    }
+    if (!is_exempt_from_host(rules, q) && check_hosts(rules, q, e) != 0)
+        return -1;
     return check_origins(rules, q, e);
 }
 

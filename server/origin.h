@@ -5,9 +5,10 @@
  * rules, which hold on every route of every listener, before anything else looks at a request:
  *
  *   Host    The request names this server by an address, by localhost (or *.localhost) or by a
- *           name of --allowed-host, with or without a port. Exempt are requests with a key of this
- *           server, which no page has that was not given it, and those over a unix socket, which
- *           no browser reaches. A request of HTTP/1.0 without Host names nothing.
+ *           name of --allowed-host, with or without a port. Exempt are requests over a unix
+ *           socket, which no browser reaches, and, where the server has keys, those that have one
+ *           of them or need one: a page has none, and reads only what is public. Not exempt is a
+ *           peer of --trust without a key. A request of HTTP/1.0 without Host names nothing.
  *   Origin  The page is of this server itself or of --allow-origin. Nothing exempts: a proxy may
  *           add a key to whatever a page sends. Without Origin, which a browser leaves out of an
  *           image's request, Sec-Fetch-Site must not tell of another site.
@@ -41,7 +42,7 @@ struct origin_rules {
     size_t n_hosts;
     const char *const *origins; /* [n_origins], of --allow-origin */
     size_t n_origins;
-    struct auth *auth; /* borrowed; its keys exempt from the rule of Host; NULL: none do */
+    struct auth *auth; /* borrowed; with keys it exempts from the rule of Host; NULL: none does */
 };
 
 /* origin_rules_check - are the entries of both lists such as can ever match?
@@ -57,6 +58,7 @@ struct origin_request {
     const char *target;        /* as it came: "/path", "http://host/path" */
     const char *authorization; /* "" without one */
     bool tls, unix_socket;
+    bool trusted; /* the peer needs no key (--trust) */
     bool options; /* its method */
 };
 

@@ -132,14 +132,14 @@ FOREIGN = [
 ]
 
 
-def refused_everywhere(listener, rows, key=None):
-    """On each route and on none, with a key too, by each method."""
+def refused_everywhere(listener, rows, key=None, named=False):
+    """On each route and on none, with a key too, by each method. `named`: any name is good there."""
     with_key = {} if key is None else {"Authorization": "Bearer " + key}
     for method, path in [*rows, ("GET", "/nothing"), ("OPTIONS", "/v1/pause"), ("PATCH", "/v1/pause"), ("OPTIONS", "*")]:
         where = f"{listener.at} {method} {path}"
         body = b"{}" if method == "POST" else None
         for host in ("evil.example", "evil.example:8700", "localhost.evil.example", ""):
-            if listener.port is None:
+            if listener.port is None or named:
                 break
             a = listener.ask(method, path, {"Content-Type": "text/plain", "X-Forwarded-Host": "localhost"}, body, host)
             assert a.status == 421, f"{where} of {host}: {a}"
@@ -237,6 +237,7 @@ def one_listener(rows):
         as_recorded(s)
         assert state(s.main) == before, (before, state(s.main))
         assert '"status":421,"code":"misdirected_request"' in s.text()
+        assert '"event":"request.misdirected"' in s.text() and '"host":"evil.example:8700"' in s.text()
         untold_page_gets_views_only(s, rows)
         served_as_before(s)
         untyped_is_not_json(s.main, rows)
@@ -257,19 +258,40 @@ def three_listeners(rows):
                 "--control-listen", f"unix:{WORK}/control", "--trust", "unix", "--health-listen", "127.0.0.1:0") as s:
         data, control, health = Listener(s.main.at, cert), Listener(f"unix:{WORK}/control", cert), Listener(s.said["health"])
         before = state(data)
-        for listener in (data, control, health):
-            refused_everywhere(listener, rows, KEY)
+        refused_everywhere(data, rows, KEY)
+        refused_everywhere(control, rows, KEY)
+        refused_everywhere(health, rows, KEY, named=True)
         assert state(data) == before
-        for listener, path in ((data, "/v1/status"), (health, "/health"), (health, "/readyz")):
-            must(listener.ask("GET", path, with_key, host="baton.svc"), 200)
-            must(listener.ask("GET", path, wrong, host="baton.svc"), 421)
-            must(listener.ask("GET", path, host="baton.svc"), 421)
-            must(listener.ask("GET", path), 200)
+        must(data.ask("GET", "/v1/status", with_key, host="baton.svc"), 200)
+        must(data.ask("GET", "/v1/status", wrong, host="baton.svc"), 421)
+        must(data.ask("GET", "/v1/status", host="baton.svc"), 421)
+        must(data.ask("GET", "/v1/status"), 200)
+        must(health.ask("GET", "/health", host="baton.svc"), 200)
         for host in ("baton.svc", "evil.example", ""):
             must(control.ask("POST", "/v1/resume", host=host), 200)
         must(data.ask("GET", "/version", {"Origin": "https://localhost"}), 200)
         must(data.ask("GET", "/version", {"Origin": "http://localhost"}), 403)
         must(health.ask("GET", "/health", {"Origin": "http://localhost"}), 200)
+
+
+def keyed_by_any_name(rows):
+    """A client whose key is wrong is told so, by whatever name it came; probes need no key."""
+    with_key, wrong = {"Authorization": "Bearer " + KEY}, {"Authorization": "Bearer x" + KEY}
+    with Server("--api-key-file", os.path.join(WORK, "keys"), "--health-listen", "127.0.0.1:0") as s:
+        before, health = state(s.main, with_key), Listener(s.said["health"])
+        for method, path in rows:
+            a = s.main.ask(method, path, wrong, host="baton.svc")
+            assert a.status not in (403, 421), f"{method} {path}: {a}"
+        for host in ("baton.svc", "evil.example:1", ""):
+            must(s.main.ask("GET", "/v1/status", with_key, host=host), 200)
+            must(s.main.ask("GET", "/v1/status", wrong, host=host), 401, "the key is not one")
+            a = must(s.main.ask("POST", "/v1/pause", host=host), 401, "a key is needed")
+            assert a.headers["WWW-Authenticate"].startswith("Bearer"), a
+            for listener in (s.main, health):
+                for path in ("/health", "/livez"):
+                    must(listener.ask("GET", path, host=host), 200)
+        must(s.main.ask("GET", "/v1/status", {**with_key, "Origin": EVIL}, host="baton.svc"), 403)
+        assert state(s.main, with_key) == before
 
 
 def allowed_hosts():
@@ -363,6 +385,7 @@ def main():
     rows = routes()
     one_listener(rows)
     three_listeners(rows)
+    keyed_by_any_name(rows)
     allowed_hosts()
     allowed_origins()
     checked()
