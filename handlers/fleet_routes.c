@@ -7,6 +7,7 @@
 #include "handlers/fleet_control.h"
 #include "handlers/fleet_status.h"
 #include "handlers/relay.h"
+#include "handlers/relayed.h"
 #include "handlers/sglang_generate.h"
 
 #include <string.h>
@@ -21,6 +22,7 @@ static const struct fleet_row rows[] = {
     {handle_detokenize, LANE_LOOP, handle_relay},
     {handle_chat_render, LANE_LOOP, handle_relay},
     {handle_models, LANE_LOOP, handle_relay},
+    {handle_relayed, LANE_LOOP, handle_relay},
     /* Control plane. Who waits for the operation lock, however many they are, never keeps a pause,
      * a resume, an abort or a lease waiting for a thread: each of these has threads of its own. The
      * steps of an open update (tensors, their proof) run on those that generate where there is an

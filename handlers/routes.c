@@ -9,6 +9,7 @@
 #include "handlers/dialect_sglang.h"
 #include "handlers/dialect_skyrl.h"
 #include "handlers/dialect_vllm.h"
+#include "handlers/relayed.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -141,7 +142,8 @@ const struct route routes[] = {
     DATA("/detokenize", "detokenize", LANE_TEXT, false, FORM_OPENAI, detokenize_members,
          handle_detokenize),
 
-    DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES DIALECT_PRIME_RL_ROUTES};
+    RELAYED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
+        DIALECT_PRIME_RL_ROUTES};
 const size_t n_routes = sizeof routes / sizeof routes[0];
 
 /* Does the pattern stand for the path? *arg = where its variable begins in the path. */

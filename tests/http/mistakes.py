@@ -92,6 +92,7 @@ REQUESTS = [
     ("POST", "/update_weights/start", JSON, "{}", 404, ["did you mean /v1/update_weights/start?"]),
     ("GET", "/weights", None, None, 404, ["did you mean /v1/weights?"]),
     ("POST", "/completions", JSON, "{}", 404, ["did you mean /v1/completions?"]),
+    ("POST", "/v1/responses", JSON, "{}", 404, ["/v1/responses is passed on to engines that have it (--upstream)"]),
     ("POST", "/v1/update_weights/", JSON, "{}", 404,
      ["there is no route /v1/update_weights/, did you mean /v1/update_weights?"]),
     ("GET", "/v1/weight", None, None, 404, ["did you mean /v1/weights?"]),

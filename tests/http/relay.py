@@ -111,6 +111,14 @@ def old_client(s, body):
 TEXT = b'{ "prompt" :"In the \\u0062eginning \xc3\xa9", "max_tokens": 5 , "stream":%s, "odd":[1e0,  -0.0] }'
 
 
+RELAYED = ["/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/v1/systemone", "/cohere/v2/chat", "/invocations",
+           "/generative_scoring", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/classify", "/classify",
+           "/v1/embeddings", "/v2/embed", "/encode", "/pooling", "/v1/audio/transcriptions", "/v1/audio/translations",
+           "/v1/completions/render", "/v1/completions/derender", "/v1/chat/completions/derender", "/v1/responses/render",
+           "/v1/messages/render", "/v1/messages/count_tokens", "/cohere/v2/chat/render", "/v1/tokenize", "/v1/detokenize",
+           "/parse_function_call", "/separate_reasoning", "/v1/responses/resp_1/cancel"]
+
+
 def requests_of(dialect):
     """method, path, body"""
     chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": N}
@@ -130,6 +138,11 @@ def requests_of(dialect):
     yield "POST", "/detokenize", b'{"tokens":[255305, 255342]}'
     yield "GET", "/v1/models", None
     yield "GET", "/v1/models?x=%20y", None
+    for path in RELAYED:
+        yield "POST", path + "?x=%20y", json.dumps({"path": path, "stream": True}).encode()
+    yield "GET", "/v1/responses/resp_1?stream=true", None
+    yield "GET", "/tokenizer_info", None
+    yield "POST", "/v1/audio/transcriptions", b"--b\r\n\x00\xff\r\n--b--\r\n"
     # what the upstream refuses is the upstream's to refuse
     yield "POST", "/v1/completions", b"{not json"
     yield "POST", "/v1/completions", json.dumps(completion(LONG + 1)).encode()

@@ -1,0 +1,14 @@
+#include "handlers/relayed.h"
+
+#include "handlers/route.h"
+
+int handle_relayed(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+
+    (void)app;
+    return err_set(e, ERR_NOT_FOUND, "",
+                   "%s is passed on to engines that have it (--upstream); the embedded engine does "
+                   "not",
+                   route->pattern);
+}
