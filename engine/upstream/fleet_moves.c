@@ -15,7 +15,7 @@ const char *fleet_state_of(const struct upstream *u)
         return "fenced";
     if (u->refused[FLEET_REFUSED_STATUS] || u->refused[FLEET_REFUSED_WORK])
         return "refused";
-    if (!u->heard && !u->alive)
+    if (!u->heard && !u->alive && u->n_misses < FLEET_MISSES_DOWN)
         return "unknown";
     if (!u->alive)
         return "down";

@@ -90,7 +90,9 @@ static void on_who(struct probe *p, const struct fan_answer *a)
             return;
         }
     if (!a[0].good) {
-        fleet_silent(fleet, p->upstream, a[0].unreachable, &a[0].why);
+        (void)err_set(&why, a[0].why.code, "", "%.380s%s", a[0].why.msg,
+                      wire_other_dialect(p->who.dialect, a[0].status));
+        fleet_silent(fleet, p->upstream, a[0].unreachable, &why);
         return;
     }
     if (p->mute)

@@ -81,13 +81,15 @@ static void on_left(void *arg, size_t upstream)
 /* A trainer that finds requests refused has to be able to read why. */
 static void on_moved(void *arg, const struct fleet_move *m)
 {
-    bool left = strcmp(m->from, "serving") == 0;
+    bool bad = strcmp(m->from, "serving") == 0 || strcmp(m->to, "down") == 0 ||
+               strcmp(m->to, "refused") == 0;
+    enum log_level level = bad ? LOG_WARN : LOG_INFO;
     struct log_rec r;
 
     (void)arg;
-    if (!log_enabled(left ? LOG_WARN : LOG_INFO))
+    if (!log_enabled(level))
         return;
-    log_begin(&r, left ? LOG_WARN : LOG_INFO, "upstream.state");
+    log_begin(&r, level, "upstream.state");
     log_str(&r, "upstream", m->name);
     log_str(&r, "from", m->from);
     log_str(&r, "to", m->to);

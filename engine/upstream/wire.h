@@ -94,8 +94,12 @@ void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *te
 int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, const char *text,
                     size_t len, struct err *e);
 
-/* wire_refuses_key - does this status of an answer say that our key was not taken? 421 does: with a
- * key of its own a baton answers to any name.
+/* wire_other_dialect - what to write if an answer of this status to WIRE_WHO, which every upstream
+ * of the dialect knows, is another dialect's: "; if it is no baton, …"; "" for other statuses. */
+const char *wire_other_dialect(enum wire_dialect d, int status);
+
+/* wire_refuses_key - does this status of an answer say that we are not let in: by our key, or by
+ * the name in the URL (421, of a baton)?
  * wire_refusal - what such a status says of the upstream, and what to do: "wants a key, …".
  * @has_key  one was sent */
 bool wire_refuses_key(int status);

@@ -47,8 +47,9 @@ static void copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value)
  * upstream out of rotation until it is asked again. */
 static void unready_baton(struct upstream_saw *out, const json_t *status)
 {
-    static const char *const codes[] = {"starting", "draining", "weights_unsynced",
-                                        "weights_inconsistent", "non_finite_logits", "no_engine"};
+    static const char *const codes[] = {"starting",          "draining",
+                                        "weights_unsynced",  "weights_inconsistent",
+                                        "non_finite_logits", "no_engine"};
     const json_t *reason = json_object_get(status, "reason");
     const char *code = json_string_value(json_object_get(reason, "code"));
 
@@ -144,12 +145,23 @@ bool wire_refuses_key(int status)
 
 const char *wire_refusal(int status, bool has_key)
 {
+    if (status == 421)
+        return "does not answer to the name in its URL: start it with --allowed-host NAME, or "
+               "write its address in the URL";
     if (has_key)
         return "refuses the key of this server (its key-file)";
-    if (status == 421)
-        return "does not answer to the name in its URL without a key: start it with "
-               "--allowed-host, or give this server a key for it (key-file)";
     return "wants a key, and this server has none for it (key-file)";
+}
+
+const char *wire_other_dialect(enum wire_dialect d, int status)
+{
+    static const char *const hints[] = {
+        [WIRE_BATON] = "; if it is no baton, write URL,vllm or URL,sglang",
+        [WIRE_VLLM] = "; if it is no vLLM, write URL,sglang, or URL,baton",
+        [WIRE_SGLANG] = "; if it is no SGLang, write URL,vllm, or URL,baton",
+    };
+
+    return status == 404 || status == 405 ? hints[d] : "";
 }
 
 static uint64_t positive(const json_t *value)

@@ -10,7 +10,7 @@ import signal
 
 from fake_engine_world import PROMPT, Double, completion, expected, ids_of
 from fleet_world import Server, until
-from upstreams_world import (ENGINE, BATON, LOG, PROBES, asked, becomes, check, commit, double, logged, metric, refused,
+from upstreams_world import (ENGINE, BATON, LOG, PROBES, asked, becomes, check, closed_port, commit, double, logged, metric, refused,
                              run, same, state_of, why_not, world)
 
 
@@ -223,6 +223,20 @@ def key_taken_for_questions_only():
         s.post("/v1/completions", completion())
 
 
+def of_another_dialect():
+    """The log says what to write, also of one that never answered."""
+    for real, spec, hint in (("vllm", "", "URL,vllm"), ("sglang", "", "URL,sglang"), ("vllm", ",sglang", "URL,vllm"),
+                             (None, "", "did not answer")):
+        with contextlib.ExitStack() as stack:
+            url = stack.enter_context(double(real)).url if real else f"http://127.0.0.1:{closed_port()}"
+            s = stack.enter_context(Server(BATON, LOG, "--upstream", url + spec, *PROBES))
+            becomes(s, url, "down")
+            until("it is told", lambda: states_told(url) == [("unknown", "down", "warn")])
+            why = logged("upstream.state")[-1]["why"]
+            check(hint in why and (real is None or "404" in why), why)
+            check(hint in s.upstreams()[url]["error"]["message"], s.upstreams())
+
+
 def answers_clients_and_no_question():
     """Its version cannot be known: it leaves, though it misses nothing that clients ask. It is asked by SIGHUP only."""
     with world("sglang", server=("--probe-interval", 600000)) as (s, d):
@@ -247,5 +261,6 @@ run({"different_versions": different_versions, "most_have_it": most_have_it,
      "one_that_hangs_at_first": one_that_hangs_at_first, "another_version": another_version,
      "resync_asks_now": resync_asks_now, "changes_are_logged": changes_are_logged, "a_flood_is_not": a_flood_is_not,
      "key_taken_for_questions_only": key_taken_for_questions_only,
+     "of_another_dialect": of_another_dialect,
      "answers_clients_and_no_question": answers_clients_and_no_question,
      **{f"restarted_{d}": lambda d=d: restarted(d) for d in ("baton", "vllm", "sglang")}})

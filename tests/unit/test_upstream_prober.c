@@ -138,6 +138,27 @@ static void test_each_is_known_by_its_answers(void **state)
     peer_stop(&busy);
 }
 
+/* A vLLM or SGLang that is spoken to as a baton: it is down, and the error says what to write. */
+static void test_one_of_another_dialect_is_down(void **state)
+{
+    struct upstream_info info;
+    struct peer other;
+    struct world w;
+
+    (void)state;
+    peer_start(&other, "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    world_open(&w, (const char *const[N]){other.url, "unix:/nowhere", "unix:/nowhere"}, 0);
+    await_state(&w, 0, "down");
+    await_state(&w, 1, "down"); /* it never answered */
+    fleet_info(w.fleet, 0, &info);
+    assert_non_null(strstr(info.error.msg, "/v1/status with 404"));
+    assert_non_null(strstr(info.error.msg, "URL,vllm"));
+    fleet_info(w.fleet, 1, &info);
+    assert_null(strstr(info.error.msg, "URL,vllm"));
+    world_close(&w);
+    peer_stop(&other);
+}
+
 static void test_one_that_goes_away_is_down(void **state)
 {
     struct peer good, other;
@@ -311,6 +332,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_is_known_by_its_answers),
+        cmocka_unit_test(test_one_of_another_dialect_is_down),
         cmocka_unit_test(test_one_that_goes_away_is_down),
         cmocka_unit_test(test_what_we_lack_is_held_against_nobody),
         cmocka_unit_test(test_a_token_shows_who_only_talks),
