@@ -73,8 +73,10 @@ static int check_stream(const struct app *app, struct err *e)
     if (app->upstreams == NULL)
         return 0;
     return err_set(e, ERR_HAS_UPSTREAMS, "",
-                   "tensors in the request body are not passed on to upstream engines: name where "
-                   "they lie (path, shm, CUDA IPC, NCCL)");
+                   "tensors in the request body are not passed on to upstream engines: send them "
+                   "over NCCL, or say in JSON where they are: a baton takes path, shm or "
+                   "ipc_handles, a vLLM ipc_handles_pickled, an SGLang path or "
+                   "serialized_named_tensors");
 }
 
 static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)

@@ -61,7 +61,7 @@ int model_dir_check(const char *dir, struct err *e)
     return why == 0 ? 0 : err_set_errno(e, ERR_UNREADABLE, "", why, "'%.200s' cannot be read", dir);
 }
 
-int model_dir_weights(bool *out, const char *dir, struct err *e)
+int model_dir_weights(bool *out, const char *dir, const char *otherwise, struct err *e)
 {
     static const char *const ours[] = {"model.safetensors", "model.safetensors.index.json"};
     static const char *const theirs[] = {"pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -76,8 +76,7 @@ int model_dir_weights(bool *out, const char *dir, struct err *e)
         if (look(dir, theirs[i], &st) == 0)
             return err_set(e, ERR_BAD_REQUEST, "",
                            "'%.150s' has its weights in %s, and only .safetensors is read: convert "
-                           "them (save_pretrained of transformers writes model.safetensors), or "
-                           "start without weights by --weights none",
-                           dir, theirs[i]);
+                           "them (save_pretrained of transformers writes model.safetensors), or %s",
+                           dir, theirs[i], otherwise);
     return 0;
 }

@@ -13,7 +13,8 @@
 int model_dir_check(const char *dir, struct err *e);
 
 /* model_dir_weights - *out: does it hold weights that can be read?
+ * @otherwise  "start without", what else to do than to convert them
  * Errors: ERR_BAD_REQUEST when it has none but has some in another format. */
-int model_dir_weights(bool *out, const char *dir, struct err *e);
+int model_dir_weights(bool *out, const char *dir, const char *otherwise, struct err *e);
 
 #endif

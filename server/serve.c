@@ -104,7 +104,7 @@ int serve_blame(struct err *e, const char *option, const char *value)
     bool named = strstr(cause.msg, value) != NULL;
 
     err_clear(e);
-    return err_set(e, cause.code, option, "%.200s%s%s%s%.250s", named ? "" : value,
+    return err_set(e, cause.code, option, "%.200s%s%s%s%.400s", named ? "" : value,
                    named ? "" : ": ", field, field[0] != '\0' ? ": " : "", cause.msg);
 }
 
@@ -116,7 +116,8 @@ static int open_first_weights(struct house *h, const struct config *c, struct er
 
     if (path != NULL && strcmp(path, "none") == 0)
         return 0;
-    if (path == NULL && c->model != NULL && model_dir_weights(&has, c->model, e) != 0)
+    if (path == NULL && c->model != NULL &&
+        model_dir_weights(&has, c->model, "start without weights by --weights none", e) != 0)
         return serve_blame(e, "--model", c->model);
     if (!has)
         return 0;
@@ -731,7 +732,7 @@ static int covers(const struct house *h, const struct config *c, struct err *e)
         return 0;
     *e = why;
     return serve_blame(e, c->weights != NULL ? "--weights" : "--model",
-                 c->weights != NULL ? c->weights : c->model);
+                       c->weights != NULL ? c->weights : c->model);
 }
 
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e)

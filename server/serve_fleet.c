@@ -51,6 +51,21 @@ int fleet_open(struct app *app, const struct config *c, struct err *e)
     return relays_new(&app->relays, app->upstreams, e);
 }
 
+static const char otherwise[] =
+    "give --manifest FILE instead of --model, a .safetensors file of the model or JSON columns; or "
+    "neither";
+
+/* Without weights in the directory the tensors could only come from what config.json says. */
+static void blame_no_weights(struct err *e)
+{
+    struct err cause = *e;
+
+    err_clear(e);
+    (void)err_set(e, cause.code, cause.field,
+                  "%.300s, and '*.safetensors' is not there to name the tensors: %s", cause.msg,
+                  otherwise);
+}
+
 /* Of its files the headers alone are read. */
 static int model_spec(struct manifest **out, const char *dir, struct err *e)
 {
@@ -59,10 +74,12 @@ static int model_spec(struct manifest **out, const char *dir, struct err *e)
     bool has = false;
     int rc;
 
-    if (model_dir_check(dir, e) != 0 || model_dir_weights(&has, dir, e) != 0 ||
+    if (model_dir_check(dir, e) != 0 || model_dir_weights(&has, dir, otherwise, e) != 0 ||
         (has && file_source_open_local(&source, &stored, dir, e) != 0))
         return -1;
     rc = model_spec_load(out, dir, stored.plan, e);
+    if (rc != 0 && !has)
+        blame_no_weights(e);
     source_close(source);
     file_weights_fini(&stored);
     return rc;

@@ -99,8 +99,9 @@ static const char *text_of(const json_t *native, const char *member, const char 
 }
 
 /* Members that this dialect has no words for; up to a NULL. */
-static int refuse_given(const json_t *native, const char *const *members, const char *dialect,
-                        struct err *e)
+/* @takes  what the dialect takes instead; "" */
+static int refuse_instead(const json_t *native, const char *const *members, const char *dialect,
+                          const char *takes, struct err *e)
 {
     char field[64];
 
@@ -108,10 +109,16 @@ static int refuse_given(const json_t *native, const char *const *members, const 
         if (!given(native, *members))
             continue;
         (void)snprintf(field, sizeof field, "/%s", *members);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s upstreams know nothing of %s", dialect,
-                       *members);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s upstreams know nothing of %s%s", dialect,
+                       *members, takes);
     }
     return 0;
+}
+
+static int refuse_given(const json_t *native, const char *const *members, const char *dialect,
+                        struct err *e)
+{
+    return refuse_instead(native, members, dialect, "", e);
 }
 
 /* baton: our own words, with its own update's id and rank */
@@ -263,7 +270,8 @@ static int vllm_update(struct wire_request *out, const json_t *native, struct er
                                           NULL};
     json_t *info;
 
-    if (refuse_given(native, unknown, "vllm", e) != 0)
+    if (refuse_instead(native, unknown, "vllm",
+                       ": they take tensors over NCCL, or ipc_handles_pickled", e) != 0)
         return -1;
     info = pick(native, pairs);
     return set_body(out, "/update_weights",
@@ -527,7 +535,8 @@ static int sglang_update(struct wire_request *out, const json_t *native,
     const char *load_format = NULL;
     json_t *body;
 
-    if (refuse_given(native, unknown, "sglang", e) != 0)
+    if (refuse_instead(native, unknown, "sglang",
+                       ": they take tensors over NCCL, serialized_named_tensors or a path", e) != 0)
         return -1;
     if (given(native, "serialized_named_tensors"))
         return sglang_from_tensor(out, native, about, e);

@@ -411,6 +411,13 @@ def checked(*options):
 
 
 def says_at_check(unknown):
+    no_weights, other_weights = (os.path.join(os.path.dirname(unknown), name) for name in ("no_weights", "other_weights"))
+    for path in no_weights, other_weights:
+        os.mkdir(path)
+        with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"architectures": ["NobodysForCausalLM"]}, file)
+    with open(os.path.join(other_weights, "pytorch_model.bin"), "wb"):
+        pass
     for options, rc, wanted in (
             ((), 0, "nothing is known of the first"), (("--model", MODEL), 0, "the 46 tensors of --model"),
             (("--model", unknown), 0, "the 46 tensors of --model"),
@@ -418,7 +425,9 @@ def says_at_check(unknown):
             (("--model", MODEL, "--manifest", CHECKPOINT), 2, "--manifest: with --upstream --model says too"),
             (("--model", "/nowhere"), 2, "--model: there is no directory"),
             (("--manifest", "/nowhere"), 2, "--manifest: manifest '/nowhere'"),
-            (("--model", WORK), 2, "config.json")):
+            (("--model", WORK), 2, "config.json"),
+            (("--model", no_weights), 2, "--manifest FILE instead of --model"),
+            (("--model", other_weights), 2, "--manifest FILE instead of --model")):
         found, said = checked(*options)
         assert found == rc and wanted in said, (options, found, said)
 

@@ -221,6 +221,8 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         assert_int_equal(wire_make(&r, bad[i].dialect, bad[i].op, native, &none, &e), -1);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
         assert_string_equal(e.field, bad[i].field);
+        if (bad[i].op == WIRE_UPDATE && strstr(e.msg, "know nothing of") != NULL)
+            assert_non_null(strstr(e.msg, ": they take tensors over NCCL"));
         assert_null(r.body);
         json_decref(native);
     }
