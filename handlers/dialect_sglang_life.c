@@ -5,9 +5,6 @@
 
 #include <string.h>
 
-/* Some clients wait 30 s for a load and then ask again: they are answered before. */
-enum { LORA_TIMEOUT_S = 20 };
-
 const char *const sglang_pause_members[] = {"mode", NULL};
 const char *const sglang_continue_members[] = {"torch_empty_cache", NULL};
 const char *const sglang_memory_members[] = {"tags", NULL};
@@ -113,8 +110,6 @@ int sglang_lora_in(json_t **body, const struct exchange *x, struct err *e)
 
     (void)x;
     if (body_required(*body, "", "lora_path", e) != 0 || dialect_keep(body, *body, members, e) != 0)
-        return -1;
-    if (dialect_set(*body, "timeout_s", json_integer(LORA_TIMEOUT_S), e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }

@@ -16,8 +16,9 @@
 
 enum {
     LORA_THREADS = 4,
-    LORA_OPEN_MAX = 256, /* loads of a lane that are under way, or queue */
-    LORA_TIMEOUT_S_DEFAULT = 30,
+    LORA_OPEN_MAX = 256,         /* loads of a lane that are under way, or queue */
+    LORA_TIMEOUT_S_DEFAULT = 20, /* clients that wait 30 s, as SGLang's and prime-rl's, hear why */
+    LORA_APPEAR_S = 5, /* for lora_path to exist, unless timeout_s is given: it may be mistyped */
     LORA_TIMEOUT_S_MAX = 600,
     LORA_NAMES_TOLD_MAX = 4096 /* of each list in a reply; the counts beside them are whole */
 };

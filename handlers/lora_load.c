@@ -205,6 +205,7 @@ static int read_directory(struct lora_load *l, struct adapter **out, struct adap
     struct adapter_dir dir = {.dirfd = l->root, .path = l->rest, .inside = true};
     struct adapter_room room = {.take = take_room, .arg = l->place};
     struct adapter_wait wait = {.deadline_us = l->deadline_us,
+                                .appear_us = l->appear_us,
                                 .stop = lora_loads_stopping(l->app->loads),
                                 .gone = load_gone,
                                 .gone_arg = l};
@@ -411,7 +412,7 @@ static void load_run(void *arg)
 /* What a request says beside its tensors; the same members in JSON and in the query. */
 struct words {
     const char *name, *path;
-    bool in_place, pinned, allow_partial, has_if_revision;
+    bool in_place, pinned, allow_partial, has_if_revision, has_timeout;
     uint64_t if_revision, timeout_s;
 };
 
@@ -433,6 +434,7 @@ static int words_from_body(struct words *w, const json_t *body, struct err *e)
         body_bool(&three_d, body, "", "is_3d_lora_weight", e) != 0)
         return -1;
     w->has_if_revision = body_given(body, "if_revision") != NULL;
+    w->has_timeout = body_given(body, "timeout_s") != NULL;
     if (three_d)
         return err_set(e, ERR_BAD_REQUEST, "/is_3d_lora_weight",
                        "is_3d_lora_weight is true; models with experts are not supported");
@@ -467,6 +469,7 @@ static int load_new(struct lora_load **out, struct app *app, struct exchange *x,
     l->x = x;
     l->allow_partial = w->allow_partial;
     l->deadline_us = clock_after_us(w->timeout_s * 1000000);
+    l->appear_us = w->has_timeout ? 0 : clock_after_us(LORA_APPEAR_S * 1000000);
     l->options = (struct adapters_options){.only_new = !w->in_place,
                                            .has_if_revision = w->has_if_revision,
                                            .if_revision = w->if_revision,

@@ -26,7 +26,7 @@ struct lora_load {
     struct adapters_options options;
     struct adapters_load *place; /* owned until put or cancelled */
     bool allow_partial;
-    uint64_t deadline_us;
+    uint64_t deadline_us, appear_us; /* as of adapter_wait */
 
     char *path;       /* owned; a directory; NULL: tensors come by the chunk's source */
     int root;         /* owned; -1 without a path */

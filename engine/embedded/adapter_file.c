@@ -410,17 +410,25 @@ static bool settled(const struct look *l, struct adapter_sight *sight)
            (youngest < 0 && clock_now_us() - sight->since_us >= settle_ms * 1000ULL);
 }
 
+/* May a directory that is absent still come? One that is replaced is absent for a moment. */
+static bool may_appear(const struct look *l, const struct adapter_sight *sight)
+{
+    return l->dirfd >= 0 || sight->appeared || l->wait->appear_us == 0 ||
+           !clock_passed(l->wait->appear_us);
+}
+
 /* 1 when another look is worth it. */
 static int look_again(const struct look *l, struct adapter_sight *sight, const struct err *why,
                       struct err *e)
 {
     if (l->verdict == FINAL || (l->verdict == UNSETTLED && settled(l, sight)) ||
-        clock_passed(l->wait->deadline_us)) {
+        clock_passed(l->wait->deadline_us) || !may_appear(l, sight)) {
         *e = *why;
         return -1;
     }
     for (size_t i = 0; i < ADAPTER_FILES; i++)
         sight->stamps[i] = l->files[i].stamp;
+    sight->appeared = sight->appeared || l->dirfd >= 0;
     return check_ended(l, e) == 0 ? 1 : -1;
 }
 

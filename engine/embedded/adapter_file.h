@@ -37,7 +37,9 @@ struct adapter_dir {
 
 /* How long the call may take, and who may end it. */
 struct adapter_wait {
-    uint64_t deadline_us;    /* of base/clock.h */
+    uint64_t deadline_us; /* of base/clock.h */
+    uint64_t appear_us;   /* a directory that was never there by then is not waited for any longer;
+                             0: deadline_us */
     const atomic_bool *stop; /* NULL: nobody; relaxed */
     bool (*gone)(void *arg); /* has whoever waits for the answer gone away? NULL: never */
     void *gone_arg;
@@ -49,6 +51,7 @@ struct adapter_wait {
 struct adapter_sight {
     struct file_stamp stamps[ADAPTER_FILES]; /* of the last look */
     uint64_t since_us;                       /* when they were first so */
+    bool appeared;                           /* the directory was there at a look */
 };
 
 /* Asked for room once the size is known, before the memory is taken; again with another size when
@@ -66,9 +69,9 @@ struct adapter_room {
  *
  * Threads: a worker's, no lock held. Blocks: to read; looks at stop and gone between pieces of
  * 8 MiB, and before and after all else.
- * Errors: ERR_NOT_FOUND (the directory, or a file of it, until the deadline), ERR_UNREADABLE (still
- *         being written at the deadline; cannot be read), ERR_FORBIDDEN (leads outside),
- *         ERR_BAD_REQUEST (adapter_model.bin, a malformed file), ERR_TOO_LARGE, ERR_TIMEOUT (the
+ * Errors: ERR_NOT_FOUND (the directory until appear_us, a file of it until the deadline),
+ * ERR_UNREADABLE (still being written at the deadline; cannot be read), ERR_FORBIDDEN (leads
+ * outside), ERR_BAD_REQUEST (adapter_model.bin, a malformed file), ERR_TOO_LARGE, ERR_TIMEOUT (the
  *         deadline, while reading), ERR_CONFLICT (stopped), ERR_GONE, and those of
  *         adapter_config_parse, adapter_builder_new, adapter_builder_reserve and room->take.
  *         Messages name the file; outputs are untouched. */

@@ -197,6 +197,32 @@ static unsigned n_fds(void)
     return n;
 }
 
+/* What was never there is given up early; what is replaced, or has no files yet, is not. */
+static void test_load_gives_up_a_directory_that_never_appears(void **state)
+{
+    enum { APPEAR_MS = 100 };
+    struct model_config m = small_model();
+    struct adapter_spec spec = spec_of(&m, NULL);
+    struct adapter_wait w = {.deadline_us = clock_after_us(LONG_MS * 1000ULL),
+                             .appear_us = clock_after_us(APPEAR_MS * 1000ULL)};
+    struct adapter_dir d = {.dirfd = AT_FDCWD, .path = "/nonexistent/adapter"};
+    struct adapter_sight sight = {0};
+    struct adapter *a = NULL;
+    struct err e = {0};
+    uint64_t began = clock_now_us();
+
+    (void)state;
+    assert_int_equal(load_whole(&a, NULL, &spec, &d, NULL, &w, &e), -1);
+    assert_int_equal(e.code, ERR_NOT_FOUND);
+    assert_true(clock_now_us() - began >= APPEAR_MS * 1000ULL);
+    assert_false(clock_passed(w.deadline_us));
+    memset(&e, 0, sizeof e);
+    d.path = "/"; /* it has no files of an adapter */
+    assert_int_equal(adapter_file_look(&sight, &a, NULL, &spec, &d, NULL, &w, &e), 1);
+    d.path = "/nonexistent/adapter"; /* and then it is away for a moment */
+    assert_int_equal(adapter_file_look(&sight, &a, NULL, &spec, &d, NULL, &w, &e), 1);
+}
+
 static void test_load_reads_a_peft_directory(void **state)
 {
     static const char *const dirs[] = {SHOUT, RSLORA};
@@ -686,6 +712,7 @@ static void test_load_unwinds_every_failed_allocation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(test_load_gives_up_a_directory_that_never_appears),
         TEST(test_load_reads_a_peft_directory),
         TEST(test_load_waits_for_what_is_not_there_yet),
         TEST(test_load_names_what_was_missing),

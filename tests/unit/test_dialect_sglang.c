@@ -154,11 +154,11 @@ static void test_life_in(void **state)
         {sglang_abort_in, "{\"rid\":\"r\",\"abort_all\":true}", "{\"all\":true}", NULL, NULL},
         {sglang_abort_in, "{}", NULL, "/rid", "abort_all"},
         {sglang_lora_in, "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"lora_id\":\"5\"}",
-         "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"load_inplace\":true,\"timeout_s\":20}", NULL,
+         "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"load_inplace\":true}", NULL,
          NULL},
         {sglang_lora_in, "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"pinned\":true}",
          "{\"lora_name\":\"a\",\"lora_path\":\"/"
-         "p\",\"pinned\":true,\"load_inplace\":true,\"timeout_s\":20}",
+         "p\",\"pinned\":true,\"load_inplace\":true}",
          NULL, NULL},
         {sglang_lora_in, "{\"lora_name\":\"a\"}", NULL, "/lora_path", "required"},
         {sglang_unlora_in, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}", "{\"lora_name\":\"a\"}",
