@@ -18,9 +18,21 @@ enum {
     GEN_STOPS_MAX = 16, /* stop strings, and stop token ids: 64 */
     GEN_STOP_IDS_MAX = 64,
     GEN_STOP_LEN_MAX = 256,   /* bytes of one stop string */
-    GEN_LOGPROBS_MAX = 64,    /* top-k logprobs a token */
     GEN_ADAPTER_LEN_MAX = 256 /* bytes of an adapter's name */
 };
+
+/* Of which distribution the logprobs of output tokens are; those of a prompt are raw always. */
+enum gen_logprobs_mode {
+    GEN_LOGPROBS_RAW,       /* log softmax of the model's logits, before any sampling rule */
+    GEN_LOGPROBS_TEMPERED,  /* of logits / temperature, as SGLang */
+    GEN_LOGPROBS_PROCESSED, /* of what the token is drawn from: after masks, bias, penalties,
+                               temperature, min_p, top_k and top_p, as vLLM; greedy ends after the
+                               penalties */
+    GEN_LOGPROBS_N_MODES
+};
+
+/* gen_logprobs_mode_name - "raw_logprobs", "tempered_logprobs", "processed_logprobs". */
+const char *gen_logprobs_mode_name(enum gen_logprobs_mode mode);
 
 /* How to sample. Ranges are checked by gen_params_check. */
 struct gen_params {
@@ -39,7 +51,7 @@ struct gen_params {
     uint64_t seed;            /* always set: the caller draws one when the client gave none */
     int32_t logprobs;        /* -1 = none; k = the sampled token and the k best (0: sampled only) */
     int32_t prompt_logprobs; /* -1 = none; as logprobs */
-    bool logprobs_tempered;  /* of the output's: log softmax of logits / temperature, as SGLang */
+    enum gen_logprobs_mode logprobs_mode;
     bool ignore_eos;
     bool stops_see_special; /* stop strings are searched in text that shows special tokens */
     uint32_t n_stop_ids;
@@ -65,8 +77,7 @@ struct gen_top {
 
 struct gen_token {
     uint32_t id;
-    float logprob; /* raw: log softmax of the model's logits, before any sampling rule; but for
-                      logprobs_tempered. Without logprobs 0, as rank */
+    float logprob; /* as logprobs_mode says; without logprobs 0, as rank */
     uint32_t rank;
     uint32_t n_top;
     const struct gen_top *top; /* [n_top], best first; of the output */

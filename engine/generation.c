@@ -43,6 +43,17 @@ int gen_on_update_parse(enum gen_on_update *out, const char *text, const char *f
                    text);
 }
 
+const char *gen_logprobs_mode_name(enum gen_logprobs_mode mode)
+{
+    static const char *const names[GEN_LOGPROBS_N_MODES] = {
+        [GEN_LOGPROBS_RAW] = "raw_logprobs",
+        [GEN_LOGPROBS_TEMPERED] = "tempered_logprobs",
+        [GEN_LOGPROBS_PROCESSED] = "processed_logprobs",
+    };
+
+    return names[mode];
+}
+
 void gen_params_init(struct gen_params *p)
 {
     *p = (struct gen_params){
@@ -76,12 +87,12 @@ static int check_counts(const struct gen_params *p, const char *prefix, struct e
         return refuse(e, prefix, "min_tokens",
                       "min_tokens is %u; it must not exceed max_tokens, %u", p->min_tokens,
                       p->max_tokens);
-    if (p->logprobs < -1 || p->logprobs > GEN_LOGPROBS_MAX)
-        return refuse(e, prefix, "logprobs", "logprobs is %d; expected 0 to %d", p->logprobs,
-                      (int)GEN_LOGPROBS_MAX);
-    if (p->prompt_logprobs < -1 || p->prompt_logprobs > GEN_LOGPROBS_MAX)
-        return refuse(e, prefix, "prompt_logprobs", "prompt_logprobs is %d; expected 0 to %d",
-                      p->prompt_logprobs, (int)GEN_LOGPROBS_MAX);
+    if (p->logprobs < -1)
+        return refuse(e, prefix, "logprobs", "logprobs is %d; it must not be negative",
+                      p->logprobs);
+    if (p->prompt_logprobs < -1)
+        return refuse(e, prefix, "prompt_logprobs",
+                      "prompt_logprobs is %d; it must not be negative", p->prompt_logprobs);
     return 0;
 }
 
@@ -173,7 +184,8 @@ static uint32_t n_top(int32_t logprobs)
     return logprobs > 0 ? (uint32_t)logprobs : 0;
 }
 
-/* Blocks of n * k entries: n is bounded by the context and k by GEN_LOGPROBS_MAX. */
+/* Blocks of n * k entries: n is bounded by the context, k by the vocabulary, and both together by
+ * whoever submits. */
 static struct gen_top *tops_new(uint32_t n, int32_t logprobs)
 {
     return malloc((size_t)n * n_top(logprobs) * sizeof(struct gen_top));

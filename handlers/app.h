@@ -61,6 +61,8 @@ struct app {
     const char *model_name, *model_path; /* "" without a model */
     uint32_t vocab_size, max_model_len;  /* 0 without an engine */
     enum gen_on_update on_update;        /* of generations that do not say */
+    enum gen_logprobs_mode logprobs_mode;
+    uint64_t max_logprobs; /* with each token */
     unsigned dialects;                   /* that are answered: bits of route_find */
     struct gate *gate;               /* pause, sleep, and which call works in which state */
     struct generations *generations; /* those under way */

@@ -43,18 +43,18 @@ static const struct neutral_rule chat_rules[] = {
     COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
 /* The sampling members as a completion says them: logprobs as a number, max_tokens. New. */
-static int sampling_of(json_t **out, const json_t *body, struct err *e)
+static int sampling_of(json_t **out, const json_t *body, uint32_t vocab_size, struct err *e)
 {
     const json_t *max = body_given(body, "max_completion_tokens");
     bool logprobs = false, parallel = false;
-    uint64_t n_top = 0;
+    int64_t n_top = 0;
     json_t *o;
 
     if (body_bool(&logprobs, body, "", "logprobs", e) != 0 ||
         body_bool(&parallel, body, "", "parallel_tool_calls", e) != 0 ||
-        body_u64(&n_top, body, "", "top_logprobs", 0, GEN_LOGPROBS_MAX, e) != 0)
+        body_i64(&n_top, body, "", "top_logprobs", -1, (int64_t)vocab_size, e) != 0)
         return -1;
-    if (n_top > 0 && !logprobs)
+    if (n_top != 0 && !logprobs)
         return err_set(e, ERR_BAD_REQUEST, "/top_logprobs",
                        "top_logprobs are given, but 'logprobs' is not true");
     o = json_copy((json_t *)(uintptr_t)body);
@@ -75,7 +75,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
     json_t *sampling;
     int rc;
 
-    if (sampling_of(&sampling, body, e) != 0)
+    if (sampling_of(&sampling, body, g->app->vocab_size, e) != 0)
         return -1;
     rc = completions_sampling(op, sampling, e);
     json_decref(sampling);
@@ -101,6 +101,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
     g->n_prompts = 1;
     op->is_text = true;
     op->prompts_at = "/messages";
+    g->logprobs_at = "/top_logprobs";
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||

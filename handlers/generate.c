@@ -166,7 +166,7 @@ static json_t *whole_json(struct generate_op *op)
                      generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
     if (reply != NULL && (json_object_set_new(reply, "prompt_logprobs",
                                               generation_prompt_logprobs_json(
-                                                  g->seqs[0].out, GEN_LOGPROBS_MAX, NULL)) != 0 ||
+                                                  g->seqs[0].out, UINT32_MAX, NULL)) != 0 ||
                           json_object_set_new(reply, "kv_transfer_params", json_null()) != 0)) {
         json_decref(reply);
         return NULL;
@@ -337,6 +337,8 @@ int handle_generate(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     }
     generation_init(&op->g, app, x, &whole_ops, app->generate_pool);
+    op->g.logprobs_at = "/sampling_params/logprobs";
+    op->g.prompt_logprobs_at = "/sampling_params/prompt_logprobs";
     op->created_s = clock_wall_s();
     if (generate_parse(op, body, route->strict, e) != 0) {
         json_decref(body);

@@ -226,22 +226,16 @@ static int read_best_of(uint32_t n, const json_t *o, const char *at, struct err 
                    best_of, n);
 }
 
-/* -1 is the whole vocabulary, where that is not more than anybody gets. */
+/* -1 is the whole vocabulary. */
 static int read_logprobs(int32_t *out, const json_t *o, const char *at, const char *member,
                          uint32_t vocab_size, struct err *e)
 {
     const json_t *v = body_given(o, member);
-    char field[ERR_FIELD_MAX];
 
-    if (v == NULL || !json_is_integer(v) || json_integer_value(v) != -1)
-        return read_i32(out, o, at, member, 0, GEN_LOGPROBS_MAX, e);
-    if (vocab_size > GEN_LOGPROBS_MAX) {
-        (void)snprintf(field, sizeof field, "%s/%s", at, member);
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s is -1, the whole vocabulary of %u tokens; expected 0 to %d", member,
-                       vocab_size, GEN_LOGPROBS_MAX);
-    }
-    *out = (int32_t)vocab_size;
+    if (read_i32(out, o, at, member, -1, (int32_t)vocab_size, e) != 0)
+        return -1;
+    if (v != NULL && *out == -1)
+        *out = (int32_t)vocab_size;
     return 0;
 }
 

@@ -31,7 +31,10 @@ void generation_init(struct generation *g, struct app *app, struct exchange *x,
     g->ops = ops;
     g->pool = pool;
     g->work = (struct job){.run = generation_work, .arg = g};
+    g->logprobs_at = "/logprobs";
+    g->prompt_logprobs_at = "/prompt_logprobs";
     generate_params_init(&g->params);
+    g->params.gen.logprobs_mode = app->logprobs_mode;
     g->on_update = app->on_update;
 }
 
@@ -124,6 +127,39 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
     return 0;
 }
 
+/* @n_tokens  that have k logprobs each, over all sequences */
+static int check_logprobs(const struct generation *g, const char *at, int32_t k, uint64_t n_tokens,
+                          struct err *e)
+{
+    if (k > 0 && (uint64_t)k > g->app->max_logprobs)
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "%d logprobs with each token; at most %llu are allowed (--max-logprobs)", k,
+                       (unsigned long long)g->app->max_logprobs);
+    if (k <= 0 || n_tokens <= (uint64_t)GENERATION_LOGPROBS_MAX / (uint64_t)k)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, at,
+                   "%d logprobs with each of up to %llu tokens; a request may come to %d of them: "
+                   "ask for fewer logprobs, fewer tokens or fewer sequences",
+                   k, (unsigned long long)n_tokens, GENERATION_LOGPROBS_MAX);
+}
+
+/* What the answer can hold of them, before anything is computed. */
+static int check_all_logprobs(const struct generation *g, struct err *e)
+{
+    const struct gen_params *p = &g->params.gen;
+    uint64_t n_prompt = 0, n_made = 0;
+
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        uint32_t rest = g->app->max_model_len - g->prompts[i].n;
+
+        n_prompt += g->prompts[i].n;
+        n_made += (uint64_t)g->params.n * (p->max_tokens < rest ? p->max_tokens : rest);
+    }
+    if (check_logprobs(g, g->logprobs_at, p->logprobs, n_made, e) != 0)
+        return -1;
+    return check_logprobs(g, g->prompt_logprobs_at, p->prompt_logprobs, n_prompt, e);
+}
+
 int generation_expand(struct generation *g, const char *at, struct err *e)
 {
     struct generation_seq *seqs;
@@ -138,6 +174,8 @@ int generation_expand(struct generation *g, const char *at, struct err *e)
         return err_set(e, ERR_TOO_LARGE, at,
                        "the prompts of all sequences have %llu tokens; at most %d are allowed",
                        (unsigned long long)n_tokens, GENERATION_PROMPT_TOKENS_MAX);
+    if (check_all_logprobs(g, e) != 0)
+        return -1;
     seqs = calloc(n_seqs, sizeof *seqs);
     if (seqs == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u sequences", n_seqs);

@@ -28,8 +28,9 @@
 #include <stdint.h>
 
 enum {
-    GENERATION_SEQS_MAX = 1024,                /* prompts times n of one request */
-    GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576 /* over all sequences of one request */
+    GENERATION_SEQS_MAX = 1024,                 /* prompts times n of one request */
+    GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576, /* over all sequences of one request */
+    GENERATION_LOGPROBS_MAX = 2 * 1048576       /* entries that they can come to, likewise */
 };
 
 struct generation;
@@ -91,10 +92,11 @@ struct generation {
 
     /* Immutable once entered. */
     struct app *app;
-    const char *request_id; /* borrowed from the operation; NULL: none */
-    char *const *seq_ids;   /* [n_seqs], borrowed from it; NULL: sequences have no names */
-    char *lora;             /* owned; the adapter that `model` named; NULL: the base model */
-    struct exchange *x; /* the flow's reference; given up by the answer */
+    const char *request_id;                       /* borrowed from the operation; NULL: none */
+    const char *logprobs_at, *prompt_logprobs_at; /* pointers of those members in the request */
+    char *const *seq_ids; /* [n_seqs], borrowed from it; NULL: sequences have no names */
+    char *lora;           /* owned; the adapter that `model` named; NULL: the base model */
+    struct exchange *x;   /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
     struct workers *pool; /* where news and finish run */
     struct generate_params params;
@@ -142,8 +144,9 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
 
 /* generation_expand - make the sequences, n for each prompt.
  * @at  as above
- * Errors: as above; ERR_TOO_LARGE (the prompts of all sequences pass GENERATION_PROMPT_TOKENS_MAX),
- *         ERR_NO_MEMORY. */
+ * Errors: as above; ERR_BAD_REQUEST at logprobs_at or prompt_logprobs_at (more with each token than
+ *         --max-logprobs, or more in all than GENERATION_LOGPROBS_MAX); ERR_TOO_LARGE (the prompts
+ * of all sequences pass GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
 /* generation_watch - from now on the peer's leaving ends it, and the exchange is the flow's. */

@@ -246,14 +246,15 @@ static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *
 
     if (body_bool(&op->with_logprobs, flat, "", "return_logprob", e) != 0 ||
         body_i64(&start, flat, "", "logprob_start_len", -1, INT32_MAX, e) != 0 ||
-        body_u64(&n_top, flat, "", "top_logprobs_num", 0, GEN_LOGPROBS_MAX, e) != 0)
+        body_u64(&n_top, flat, "", "top_logprobs_num", 0, op->c.g.app->vocab_size, e) != 0)
         return -1;
+    op->c.g.logprobs_at = op->c.g.prompt_logprobs_at = "/top_logprobs_num";
     op->logprob_start = op->with_logprobs ? start : -1;
     if (!op->with_logprobs)
         return 0;
     op->n_top = (uint32_t)n_top;
     gen->logprobs = (int32_t)n_top;
-    gen->logprobs_tempered = true;
+    gen->logprobs_mode = GEN_LOGPROBS_TEMPERED;
     if (start < 0)
         return 0;
     gen->prompt_logprobs = (int32_t)n_top;

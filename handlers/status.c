@@ -13,7 +13,23 @@
 #include "server/admission.h"
 #include "server/life.h"
 #include "weights/device.h"
+#include "weights/dtype.h"
 #include "weights/store.h"
+
+/* The type that most of their bytes have. */
+static enum dtype main_dtype(const struct plan *plan)
+{
+    uint64_t nbytes[DTYPE_COUNT] = {0};
+    enum dtype best = plan->tensors[0].dtype;
+
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        enum dtype d = plan->tensors[i].dtype;
+
+        nbytes[d] += plan->tensors[i].nbytes;
+        best = nbytes[d] > nbytes[best] ? d : best;
+    }
+    return best;
+}
 
 static json_t *weights_json(const struct app *app)
 {
@@ -24,13 +40,13 @@ static json_t *weights_json(const struct app *app)
     store_info(app->store, &info);
     age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
                           : json_null();
-    return json_pack("{s:s, s:o, s:o, s:I, s:I, s:s, s:I, s:I, s:o}", "state",
-                     store_state_name(info.state), "serial",
-                     info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(),
-                     "weight_version", info.serial > 0 ? json_string(info.label) : json_null(),
-                     "nbytes", (json_int_t)plan->nbytes, "n_tensors", (json_int_t)plan->n_tensors,
-                     "plan_digest", plan->digest, "versions_alive", (json_int_t)info.n_live,
-                     "n_commits", (json_int_t)info.n_commits, "age_s", age);
+    return json_pack(
+        "{s:s, s:o, s:o, s:s, s:I, s:I, s:s, s:I, s:I, s:o}", "state", store_state_name(info.state),
+        "serial", info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(),
+        "weight_version", info.serial > 0 ? json_string(info.label) : json_null(), "dtype",
+        dtype_name(main_dtype(plan)), "nbytes", (json_int_t)plan->nbytes, "n_tensors",
+        (json_int_t)plan->n_tensors, "plan_digest", plan->digest, "versions_alive",
+        (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
 }
 
 static json_t *update_or_null(const struct app *app)
@@ -61,16 +77,17 @@ static json_t *engine_json(const struct app *app)
     if (app->engine == NULL)
         return json_null();
     app->engine->ops->stats(app->engine, &s);
-    return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "name",
-                     app->engine->ops->name, "heartbeat_age_ms",
-                     now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
-                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
-                     (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max,
-                     "n_steps", (json_int_t)s.n_steps, "n_prompt_tokens",
-                     (json_int_t)s.n_prompt_tokens, "n_generated_tokens",
-                     (json_int_t)s.n_generated_tokens, "n_recomputed_tokens",
-                     (json_int_t)s.n_recomputed_tokens, "step_ms_max", (double)s.step_us_max / 1e3,
-                     "on_update", gen_on_update_name(app->on_update));
+    return json_pack(
+        "{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s, s:s, s:I}", "name",
+        app->engine->ops->name, "heartbeat_age_ms",
+        now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
+        (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
+        (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max, "n_steps",
+        (json_int_t)s.n_steps, "n_prompt_tokens", (json_int_t)s.n_prompt_tokens,
+        "n_generated_tokens", (json_int_t)s.n_generated_tokens, "n_recomputed_tokens",
+        (json_int_t)s.n_recomputed_tokens, "step_ms_max", (double)s.step_us_max / 1e3, "on_update",
+        gen_on_update_name(app->on_update), "logprobs_mode",
+        gen_logprobs_mode_name(app->logprobs_mode), "max_logprobs", (json_int_t)app->max_logprobs);
 }
 
 json_t *status_http_json(const struct app *app)

@@ -108,6 +108,13 @@ enum { CONFIG_LIST_MAX = 256 };
       "tokens in one step of the embedded engine")                                                 \
     X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
       "longest prompt and output together; 0: the model's own")                                    \
+    X(STR, logprobs_mode, "logprobs-mode", "MODE", "raw_logprobs", 0, 0,                           \
+      "which logprobs of sampled tokens are told, as in vLLM: raw_logprobs (of the model's "       \
+      "logits) or processed_logprobs (of what the token was drawn from: after penalties, "         \
+      "temperature, top_k and top_p; TRL wants these); SGLang's /generate tells its own")          \
+    X(LIMIT, max_logprobs, "max-logprobs", "N", "-1", 0, 16777216,                                 \
+      "most logprobs that a request may ask for with each token, of prompt or output; over it "    \
+      "400; -1: as many as the vocabulary has")                                                    \
     X(STR, on_update, "on-update", "MODE", "", 0, 0,                                               \
       "what a commit does to sequences that run, unless the request says: continue (the next "     \
       "token reads the new weights), finish (they end on the version they began with), or "        \
@@ -163,11 +170,14 @@ enum { CONFIG_LIST_MAX = 256 };
 
 #define CONFIG_TYPE_STR    const char *
 #define CONFIG_TYPE_INT    uint64_t
+#define CONFIG_TYPE_LIMIT  uint64_t
 #define CONFIG_TYPE_MS     uint64_t
 #define CONFIG_TYPE_NBYTES uint64_t
 #define CONFIG_TYPE_BOOL   bool
 #define CONFIG_TYPE_LIST   struct config_list
 #define CONFIG_TYPE_WORDS  struct config_list
+
+#define CONFIG_NO_LIMIT UINT64_MAX
 
 struct config_list {
     const char *items[CONFIG_LIST_MAX]; /* owned by the config */

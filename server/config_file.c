@@ -94,6 +94,7 @@ static const char *expected(enum config_kind kind)
     static const char *const names[] = {
         [KIND_STR] = "a string",
         [KIND_INT] = "an integer",
+        [KIND_LIMIT] = "an integer",
         [KIND_MS] = "an integer (milliseconds)",
         [KIND_NBYTES] = "an integer (bytes) or a string such as \"64MiB\"",
         [KIND_BOOL] = "true or false",
@@ -108,7 +109,8 @@ static const char *expected(enum config_kind kind)
 static const char *scalar_text(char number[NUMBER_TEXT_MAX], enum config_kind kind,
                                const json_t *value)
 {
-    bool is_number = kind == KIND_INT || kind == KIND_MS || kind == KIND_NBYTES;
+    bool is_number = kind == KIND_INT || kind == KIND_LIMIT || kind == KIND_MS ||
+                     kind == KIND_NBYTES;
 
     if (json_is_string(value) && (kind == KIND_STR || kind == KIND_NBYTES))
         return json_string_value(value);

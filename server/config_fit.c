@@ -12,7 +12,7 @@ static const char *const own[] = {"weights",          "weight-version", "served-
                                   "max-model-len",    "device",         "cuda-library",
                                   "nccl-library",     "allow-trainer",  "max-versions",
                                   "max-weight-bytes", "pin-timeout",    "max-num-batched-tokens",
-                                  "non-finite"};
+                                  "non-finite",       "logprobs-mode",  "max-logprobs"};
 /* In front of upstreams each says what an update must bring: one of them. */
 static const char *const model[] = {"model"}, *const manifest[] = {"manifest"};
 /* Of upstreams. */

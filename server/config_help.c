@@ -81,7 +81,7 @@ static void range_text(char *out, size_t cap, const struct config_option *o)
     char least[24];
 
     out[0] = '\0';
-    if (o->kind == KIND_INT || o->kind == KIND_MS)
+    if (o->kind == KIND_INT || o->kind == KIND_LIMIT || o->kind == KIND_MS)
         (void)snprintf(out, cap, "; %" PRIu64 " to %" PRIu64, o->min, o->max);
     if (o->kind == KIND_NBYTES && o->min > 0) {
         nbytes_text(least, sizeof least, o->min);

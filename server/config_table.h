@@ -9,7 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum config_kind { KIND_STR, KIND_INT, KIND_MS, KIND_NBYTES, KIND_BOOL, KIND_LIST, KIND_WORDS };
+enum config_kind {
+    KIND_STR,
+    KIND_INT,
+    KIND_LIMIT, /* an integer; -1 for none, which is CONFIG_NO_LIMIT */
+    KIND_MS,
+    KIND_NBYTES,
+    KIND_BOOL,
+    KIND_LIST,
+    KIND_WORDS
+};
 
 struct config_option {
     enum config_kind kind;

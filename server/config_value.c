@@ -21,12 +21,14 @@ const struct config_option config_options[CONFIG_N_OPTIONS] = {
 static const char *const engine_words[] = {"embedded", "none", NULL};
 static const char *const level_words[] = {"debug", "info", "warn", "error", NULL};
 static const char *const on_update_words[] = {"continue", "finish", "recompute", NULL};
+static const char *const logprobs_words[] = {"raw_logprobs", "processed_logprobs", NULL};
 static const char *const non_finite_words[] = {"refuse", "warn", "allow", NULL};
 static const struct {
     const char *flag;
     const char *const *words;
 } choices[] = {{"engine", engine_words},
                {"log-level", level_words},
+               {"logprobs-mode", logprobs_words},
                {"on-update", on_update_words},
                {"non-finite", non_finite_words}};
 
@@ -189,6 +191,15 @@ static int set_number(uint64_t *out, const struct config_option *o, const char *
     return 0;
 }
 
+static int set_limit(uint64_t *out, const struct config_option *o, const char *field,
+                     const char *text, struct err *e)
+{
+    if (strcmp(text, "-1") != 0)
+        return set_number(out, o, field, text, e);
+    *out = CONFIG_NO_LIMIT;
+    return 0;
+}
+
 static int set_nbytes(uint64_t *out, const struct config_option *o, const char *field,
                       const char *text, struct err *e)
 {
@@ -293,6 +304,9 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
     case KIND_INT:
     case KIND_MS:
         rc = set_number((uint64_t *)(void *)at, o, field, text, e);
+        break;
+    case KIND_LIMIT:
+        rc = set_limit((uint64_t *)(void *)at, o, field, text, e);
         break;
     case KIND_NBYTES:
         rc = set_nbytes((uint64_t *)(void *)at, o, field, text, e);

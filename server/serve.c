@@ -287,6 +287,9 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
     if (c->on_update != NULL &&
         gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
         return -1;
+    if (strcmp(c->logprobs_mode, gen_logprobs_mode_name(GEN_LOGPROBS_PROCESSED)) == 0)
+        h->app.logprobs_mode = GEN_LOGPROBS_PROCESSED;
+    h->app.max_logprobs = c->max_logprobs;
     if (embedded_new(&h->app.engine, &cfg, e) != 0)
         return -1;
     h->app.engine->ops->info(h->app.engine, &info);

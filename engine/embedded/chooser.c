@@ -78,7 +78,9 @@ static void begin_rows(struct chooser *ch)
         sampler_row_init(&ch->rows[i], ch->kernels, c->logits, ch->vocab_size,
                          ch->parts + (size_t)i * ch->n_parts);
         if (c->logprobs >= 0)
-            sampler_row_want_logprobs(&ch->rows[i], c->temperature);
+            sampler_row_want_logprobs(&ch->rows[i], c->logprobs_mode == GEN_LOGPROBS_RAW
+                                                        ? 1
+                                                        : c->draw.params->temperature);
     }
 }
 
@@ -117,11 +119,15 @@ static void join_rows(struct chooser *ch)
     }
 }
 
-static void describe(struct choice *c, const struct sampler_row *row)
+static void describe(struct choice *c, const struct sampler_row *row, struct sampler *s)
 {
+    struct sampler_row processed;
+
     c->token = (struct gen_token){.id = c->id};
     if (!row->with_logprobs)
         return;
+    if (c->logprobs_mode == GEN_LOGPROBS_PROCESSED)
+        row = sampler_process(s, &processed, row, &c->draw);
     c->token.logprob = sampler_logprob(row, c->id);
     c->token.rank = sampler_rank(row, c->id);
     c->token.top = c->top;
@@ -145,7 +151,7 @@ static void finish_rows(void *arg, uint32_t thread, uint32_t first, uint32_t las
         else if (!c->given)
             c->chosen = sampler_pick(ch->samplers[thread], row, &c->draw, &c->id);
         if (c->chosen)
-            describe(c, row);
+            describe(c, row, ch->samplers[thread]);
     }
 }
 

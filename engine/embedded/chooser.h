@@ -16,10 +16,10 @@ struct choice {
     const float *logits; /* [vocab_size], borrowed */
     bool given;          /* the token is `id`, and only its logprob is wanted */
     uint32_t id;
-    struct sampler_draw draw; /* else */
-    int32_t logprobs;         /* -1: none; the k best of the row as well */
-    float temperature;        /* of the logprobs; 1: of the raw logits */
-    struct gen_top *top;      /* [k], or NULL; borrowed */
+    struct sampler_draw draw;             /* else */
+    int32_t logprobs;                     /* -1: none; the k best of the row as well */
+    enum gen_logprobs_mode logprobs_mode; /* raw where the token is given */
+    struct gen_top *top;                  /* [k], or NULL; borrowed */
 
     bool finite; /* the result: else nothing below is set */
     bool chosen; /* else every token was masked */

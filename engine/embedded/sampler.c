@@ -449,3 +449,47 @@ bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct
     }
     return true;
 }
+
+/* Only those of the field stay. */
+static void keep_only(struct sampler *s, const struct field *f)
+{
+    for (uint32_t i = 0; i < s->vocab_size; i++)
+        s->logits[i] = -FLT_MAX;
+    for (uint32_t i = 0; i < f->n; i++)
+        s->logits[f->c[i].id] = f->c[i].logit;
+}
+
+/* What cannot come has the least of all logits: a row is of finite ones. */
+static void unmask(struct sampler *s)
+{
+    for (uint32_t i = 0; i < s->vocab_size; i++)
+        s->logits[i] = fmaxf(s->logits[i], -FLT_MAX);
+}
+
+const struct sampler_row *sampler_process(struct sampler *s, struct sampler_row *out,
+                                          const struct sampler_row *row,
+                                          const struct sampler_draw *d)
+{
+    const struct gen_params *p = d->params;
+    bool filters = p->temperature > 0 && has_filters(p, row->n), rules = has_rules_on_tokens(d);
+    struct field f = {.scale = sampler_scale(p->temperature)};
+    struct sampler_row ruled;
+
+    if (!rules && !filters)
+        return row;
+    if (rules) {
+        apply_rules(s, &ruled, row, d);
+        row = &ruled;
+    }
+    if (filters) {
+        filter(&f, s, row, p);
+        keep_only(s, &f);
+    } else {
+        unmask(s);
+    }
+    sampler_row_init(out, row->kernels, s->logits, s->vocab_size, s->parts);
+    sampler_row_want_logprobs(out, p->temperature);
+    sampler_row_measure(out, 0, sampler_n_parts(out->n));
+    (void)sampler_row_join(out);
+    return out;
+}

@@ -39,6 +39,16 @@ struct sampler_draw {
 bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct sampler_draw *d,
                   uint32_t *id);
 
+/* sampler_process - what sampler_pick draws from, as a row with logprobs: after the rules on single
+ * tokens, at the draw's temperature, without the tokens that min_p, top_k and top_p leave out,
+ * which have the least logprob.
+ * @row  joined, with logprobs at that temperature
+ * Returns: row itself where nothing else applies, else out, which lasts until the next call with s.
+ * No allocation. */
+const struct sampler_row *sampler_process(struct sampler *s, struct sampler_row *out,
+                                          const struct sampler_row *row,
+                                          const struct sampler_draw *d);
+
 /* sampler_is_open - does every token take part, with its own logit? Then threads can share the
  * draw: after sampler_race of all parts, sampler_winner is what sampler_pick would choose. */
 bool sampler_is_open(const struct sampler_draw *d);

@@ -151,35 +151,69 @@ uint32_t sampler_rank(const struct sampler_row *row, uint32_t id)
     return rank;
 }
 
-/* Into a list of the best so far, n of k, where it belongs; behind its equals. */
-static uint32_t insert(const float *logits, struct gen_top *list, uint32_t n, uint32_t k,
-                       uint32_t id)
+/* Of equal ones the lower id is the better. */
+static bool worse(const float *logits, uint32_t x, uint32_t y)
 {
-    uint32_t at;
+    return logits[x] < logits[y] || (!(logits[x] > logits[y]) && x > y);
+}
 
-    if (n == k && logits[id] <= logits[list[n - 1].id])
-        return n;
-    n += n < k;
-    for (at = n - 1; at > 0 && logits[list[at - 1].id] < logits[id]; at--)
-        list[at].id = list[at - 1].id;
-    list[at].id = id;
+/* Into a heap of the best so far, whose first is the worst of them: `id` comes in at `at`, and what
+ * is worse moves up. */
+static void sift_up(const float *logits, struct gen_top *heap, uint32_t at, uint32_t id)
+{
+    for (; at > 0 && worse(logits, id, heap[(at - 1) / 2].id); at = (at - 1) / 2)
+        heap[at].id = heap[(at - 1) / 2].id;
+    heap[at].id = id;
+}
+
+/* The same in place of the first of n. */
+static void sift_down(const float *logits, struct gen_top *heap, uint32_t n, uint32_t id)
+{
+    uint32_t at = 0;
+
+    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && worse(logits, heap[child + 1].id, heap[child].id))
+            child++;
+        if (!worse(logits, heap[child].id, id))
+            break;
+        heap[at].id = heap[child].id;
+    }
+    heap[at].id = id;
+}
+
+/* Returns: how many of the k best there are, in a heap. */
+static uint32_t gather_top(const struct sampler_row *row, uint32_t k, struct gen_top *heap)
+{
+    uint32_t n = 0, n_blocks = sampler_n_blocks(row);
+
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        uint32_t first = b * KERNELS_BLOCK;
+
+        if (n == k && sampler_block_max(row, b) <= row->logits[heap[0].id])
+            continue;
+        for (uint32_t id = first; id < row->n && id - first < KERNELS_BLOCK; id++) {
+            if (n < k)
+                sift_up(row->logits, heap, n++, id);
+            else if (row->logits[id] > row->logits[heap[0].id])
+                sift_down(row->logits, heap, n, id);
+        }
+    }
     return n;
 }
 
 uint32_t sampler_top(const struct sampler_row *row, uint32_t k, struct gen_top *out)
 {
-    uint32_t n = 0, n_blocks = sampler_n_blocks(row);
+    uint32_t n;
 
     k = k < row->n ? k : row->n;
     if (k == 0)
         return 0;
-    for (uint32_t b = 0; b < n_blocks; b++) {
-        uint32_t first = b * KERNELS_BLOCK, left = row->n - first;
+    n = gather_top(row, k, out);
+    for (uint32_t left = n; left > 1; left--) { /* the worst of what is left goes behind it */
+        uint32_t worst = out[0].id;
 
-        if (n == k && sampler_block_max(row, b) <= row->logits[out[n - 1].id])
-            continue;
-        for (uint32_t i = 0; i < left && i < KERNELS_BLOCK; i++)
-            n = insert(row->logits, out, n, k, first + i);
+        sift_down(row->logits, out, left - 1, out[left - 1].id);
+        out[left - 1].id = worst;
     }
     /* Equal ones share the rank of the last of them; only the last group can go on beyond the list.
      */

@@ -62,7 +62,7 @@ float sampler_logprob(const struct sampler_row *row, uint32_t id);
 uint32_t sampler_rank(const struct sampler_row *row, uint32_t id);
 
 /* sampler_top - the k best tokens, best first, of equal ones the lowest id first.
- * @out  [k], k <= GEN_LOGPROBS_MAX
+ * @out  [k]
  * Returns: how many there are, min(k, n). */
 uint32_t sampler_top(const struct sampler_row *row, uint32_t k, struct gen_top *out);
 

@@ -34,6 +34,15 @@ static int check_ids(const uint32_t *ids, uint32_t n, const char *prefix, uint32
     return 0;
 }
 
+/* More than there are tokens cannot be told. */
+static int check_logprobs(int32_t k, const char *field, uint32_t vocab_size, struct err *e)
+{
+    if (k <= 0 || (uint32_t)k <= vocab_size)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field, "%d logprobs; the vocabulary has %u tokens", k,
+                   vocab_size);
+}
+
 static int check_request(const struct seq_rules *rules, const struct gen_request *r, struct err *e)
 {
     if (gen_params_check(&r->params, PARAMS, e) != 0)
@@ -47,6 +56,10 @@ static int check_request(const struct seq_rules *rules, const struct gen_request
     if (check_ids(r->prompt, r->n_prompt, "/token_ids", rules->vocab_size, e) != 0 ||
         check_ids(r->params.stop_ids, r->params.n_stop_ids, PARAMS "/stop_token_ids",
                   rules->vocab_size, e) != 0)
+        return -1;
+    if (check_logprobs(r->params.logprobs, PARAMS "/logprobs", rules->vocab_size, e) != 0 ||
+        check_logprobs(r->params.prompt_logprobs, PARAMS "/prompt_logprobs", rules->vocab_size,
+                       e) != 0)
         return -1;
     if (r->params.steering != NULL &&
         steering_check(r->params.steering, rules->vocab_size, PARAMS, e) != 0)
@@ -401,7 +414,7 @@ static void ask_for_token(struct seq *q, struct choice *out)
                                       .masked = q->masked + (q->n_early - n_early),
                                       .n_masked = n_early + n_bad};
     out->logprobs = p->logprobs;
-    out->temperature = p->logprobs_tempered ? p->temperature : 1;
+    out->logprobs_mode = p->logprobs_mode;
     out->top = gen_record_top(q->rec, n_tokens);
 }
 
@@ -409,7 +422,7 @@ void seq_ask(struct seq *q, uint32_t pos, struct choice *out)
 {
     uint32_t next = pos + 1;
 
-    *out = (struct choice){.temperature = 1};
+    *out = (struct choice){0};
     if (next >= q->req.n_prompt) {
         ask_for_token(q, out);
         return;

@@ -90,6 +90,7 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
                           .model_path = "",
                           .vocab_size = PLANE_VOCAB,
                           .max_model_len = PLANE_CONTEXT,
+                          .max_logprobs = UINT64_MAX,
                           .generate_pool = pool_new("generate"),
                           .text = pool_new("text")};
     assert_int_equal(admission_new(&p->app.generate, "generate", n_permits, n_queue, &e), 0);

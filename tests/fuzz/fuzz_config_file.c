@@ -73,6 +73,9 @@ static void check_option(const struct config *c, const struct config_option *o)
     case KIND_NBYTES:
         CHECK(*number_at(c, o) >= o->min && *number_at(c, o) <= o->max);
         break;
+    case KIND_LIMIT:
+        CHECK(*number_at(c, o) <= o->max || *number_at(c, o) == CONFIG_NO_LIMIT);
+        break;
     case KIND_BOOL:
         break;
     case KIND_LIST:

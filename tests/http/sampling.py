@@ -86,8 +86,8 @@ REFUSED = {
     "max_tokens": NUMBERS + ["0", "-1", "1.5", "4294967296"],
     "min_tokens": NUMBERS + ["-1", "1.5", "1000"],  # above the max_tokens of 16
     "seed": NUMBERS + ["0.5"],
-    "logprobs": NUMBERS + ["-2", "65", "-1", "1.0"],  # -1: 1024 tokens are more than 64
-    "prompt_logprobs": NUMBERS + ["-2", "65", "-1", "1.0"],
+    "logprobs": NUMBERS + ["-2", "1025", "1.0"],
+    "prompt_logprobs": NUMBERS + ["-2", "1025", "1.0"],
     "ignore_eos": ["0", '"true"', "[]"],
     "skip_special_tokens": ["0", '"true"', "[]"],
     "include_stop_str_in_output": ["1", "{}"],

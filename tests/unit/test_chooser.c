@@ -98,19 +98,18 @@ static void row_init(struct row *r)
     *r = (struct row){.logits = malloc(VOCAB * sizeof(float))};
     assert_non_null(r->logits);
     fill_logits(r->logits);
-    r->asked = (struct choice){.logits = r->logits, .temperature = 1, .logprobs = -1};
+    r->asked = (struct choice){.logits = r->logits, .logprobs = -1};
     if (below(3) > 0)
         r->asked.logprobs = (int32_t)below(N_TOP_MAX + 1);
     if (r->asked.logprobs > 0)
         r->asked.top = r->top;
-    if (below(4) == 0)
-        r->asked.temperature = 0.5F + (float)below(4) / 4;
     if (below(5) == 0) {
         r->asked.given = true;
         r->asked.id = below(VOCAB);
         return;
     }
     random_rules(r);
+    r->asked.logprobs_mode = (enum gen_logprobs_mode)below(GEN_LOGPROBS_N_MODES);
     for (uint32_t i = 0; i < N_MASKED; i++)
         r->masked[i] = below(VOCAB);
     r->asked.draw = (struct sampler_draw){.params = &r->p,
@@ -188,7 +187,7 @@ static unsigned run_alone(void)
             continue;
         assert_true(!c.given || c.token.id == rows[i].asked.id);
         assert_true((c.token.rank > 0) == (c.logprobs >= 0));
-        assert_true((c.token.logprob < 0) == (c.logprobs >= 0));
+        assert_true(c.logprobs >= 0 ? c.token.logprob <= 0 : !(c.token.logprob < 0));
         c = rows[i].asked; /* what is not asked for changes no token */
         c.logprobs = c.logprobs >= 0 ? -1 : 0;
         c.top = NULL;
@@ -259,7 +258,7 @@ static void test_rules_keep_what_a_sort_keeps(void **state)
     for (uint32_t i = 0; i < 7; i++)
         r.logits[5000 + i] = 1.5F + (float)i / 10; /* the seven, all in one block */
     for (uint64_t index = 0, mask = 0; index < 400; index++) {
-        struct choice c = {.logits = r.logits, .logprobs = -1, .temperature = 1};
+        struct choice c = {.logits = r.logits, .logprobs = -1};
 
         c.draw = (struct sampler_draw){.params = &params, .index = index};
         chooser_run(p.chooser, &c, 1);

@@ -106,12 +106,14 @@ static void test_config_load_layers(void **state)
     assert_string_equal(c.allow_path.items[1], "/file/b");
     config_fini(&c);
 
-    assert_int_equal(load(&c, LIST_OF(file, "--max-num-seqs", "3", "--insecure=false"),
-                          LIST_OF("BATON_MAX_NUM_SEQS=2", "BATON_MODEL=/env", "BATON_ENGINE=",
-                                  "BATON_ALLOW_PATH=/env/a:/env/b:/env/c", "PATH=/bin"),
-                          &e),
-                     0);
-    assert_int_equal(c.max_num_seqs, 3);       /* flag over variable over file */
+    assert_int_equal(
+        load(&c, LIST_OF(file, "--max-num-seqs", "3", "--insecure=false", "--max-logprobs", "-1"),
+             LIST_OF("BATON_MAX_NUM_SEQS=2", "BATON_MODEL=/env",
+                     "BATON_ENGINE=", "BATON_ALLOW_PATH=/env/a:/env/b:/env/c", "PATH=/bin"),
+             &e),
+        0);
+    assert_int_equal(c.max_num_seqs, 3); /* flag over variable over file */
+    assert_true(c.max_logprobs == CONFIG_NO_LIMIT);
     assert_string_equal(c.model, "/env");      /* variable over file */
     assert_int_equal(c.max_versions, 5);       /* file over default */
     assert_string_equal(c.engine, "embedded"); /* an empty variable is unset */
@@ -276,6 +278,7 @@ static const struct refusal {
     {"trailing", "--max-num-seqs", "5x", NULL, NULL, "--max-num-seqs", "'5x'"},
     {"a sign", "--max-num-seqs=+5", NULL, NULL, NULL, "--max-num-seqs", "'+5'"},
     {"negative", "--max-num-seqs=-5", NULL, NULL, NULL, "--max-num-seqs", "'-5'"},
+    {"less than no limit", "--max-logprobs", "-2", NULL, NULL, "--max-logprobs", "'-2'"},
     {"a blank", "--max-num-seqs", " 5", NULL, NULL, "--max-num-seqs", "' 5'"},
     {"empty number", "--max-num-seqs=", NULL, NULL, NULL, "--max-num-seqs", "''"},
     {"below", "--max-num-seqs", "0", NULL, NULL, "--max-num-seqs", "expected 1 to 65536"},

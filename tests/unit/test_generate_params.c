@@ -47,13 +47,12 @@ static const struct {
     {"{\"min_p\": -0.5}", "/sampling_params/min_p"},
     {"{\"min_p\": 2}", "/sampling_params/min_p"},
     {"{\"seed\": 1.5}", "/sampling_params/seed"},
-    {"{\"logprobs\": -1}", "/sampling_params/logprobs"}, /* 100 tokens are more than 64 */
-    {"{\"prompt_logprobs\": -1}", "/sampling_params/prompt_logprobs"},
+    {"{\"logprobs\": -2}", "/sampling_params/logprobs"},
     {"{\"prompt_logprobs\": -2}", "/sampling_params/prompt_logprobs"},
     {"{\"prompt_logprobs\": 1.0}", "/sampling_params/prompt_logprobs"},
-    {"{\"logprobs\": 65}", "/sampling_params/logprobs"},
+    {"{\"logprobs\": 101}", "/sampling_params/logprobs"},
     {"{\"logprobs\": true}", "/sampling_params/logprobs"},
-    {"{\"prompt_logprobs\": 65}", "/sampling_params/prompt_logprobs"},
+    {"{\"prompt_logprobs\": 101}", "/sampling_params/prompt_logprobs"},
     {"{\"ignore_eos\": 1}", "/sampling_params/ignore_eos"},
     {"{\"skip_special_tokens\": \"yes\"}", "/sampling_params/skip_special_tokens"},
     {"{\"detokenize\": 0}", "/sampling_params/detokenize"},
@@ -264,7 +263,7 @@ static void test_for_shares_the_steering(void **state)
     gen_request_fini(&b);
 }
 
-static void test_all_logprobs_of_a_small_vocabulary(void **state)
+static void test_minus_one_is_all_logprobs(void **state)
 {
     json_t *o = json_pack("{s:i, s:i}", "logprobs", -1, "prompt_logprobs", -1);
     struct generate_params p;
@@ -272,9 +271,9 @@ static void test_all_logprobs_of_a_small_vocabulary(void **state)
 
     (void)state;
     generate_params_init(&p);
-    assert_int_equal(generate_params_parse(&p, o, "", GEN_LOGPROBS_MAX, NULL, &e), 0);
-    assert_int_equal(p.gen.logprobs, GEN_LOGPROBS_MAX);
-    assert_int_equal(p.gen.prompt_logprobs, GEN_LOGPROBS_MAX);
+    assert_int_equal(generate_params_parse(&p, o, "", 151936, NULL, &e), 0);
+    assert_int_equal(p.gen.logprobs, 151936);
+    assert_int_equal(p.gen.prompt_logprobs, 151936);
     generate_params_fini(&p);
     json_decref(o);
 }
@@ -351,7 +350,7 @@ int main(void)
         cmocka_unit_test(test_parse_uses_the_prefix),
         cmocka_unit_test(test_for_copies_stops_and_draws_seeds),
         cmocka_unit_test(test_for_shares_the_steering),
-        cmocka_unit_test(test_all_logprobs_of_a_small_vocabulary),
+        cmocka_unit_test(test_minus_one_is_all_logprobs),
         cmocka_unit_test(test_members_list_every_rule),
         cmocka_unit_test(test_ids_refuses),
         cmocka_unit_test(test_ids_takes_what_fits),

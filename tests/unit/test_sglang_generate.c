@@ -141,7 +141,7 @@ static void test_one_prompt_is_one_object(void **state)
                      GEN_MAX_TOKENS_REST); /* 128 pass the context */
     assert_int_equal(p->seqs[0].r.params.logprobs, 0);
     assert_int_equal(p->seqs[0].r.params.prompt_logprobs, -1);
-    assert_true(p->seqs[0].r.params.logprobs_tempered);
+    assert_int_equal(p->seqs[0].r.params.logprobs_mode, GEN_LOGPROBS_TEMPERED);
     plane_tokens(p, 1, ids, 3, 3);
     plane_tokens(p, 1, (const uint32_t[]){70}, 1, 4);
     plane_end(p, 1, GEN_STOP);
@@ -674,7 +674,7 @@ static const struct {
     {"{\"text\": [\"a\", \"b\"], \"logprob_start_len\": [0, 1]}", "'logprob_start_len'"},
     {"{\"text\": \"a\", \"return_logprob\": 1}", "return_logprob"},
     {"{\"text\": \"a\", \"logprob_start_len\": -2}", "logprob_start_len is -2"},
-    {"{\"text\": \"a\", \"return_logprob\": true, \"top_logprobs_num\": 65}", "top_logprobs_num"},
+    {"{\"text\": \"a\", \"return_logprob\": true, \"top_logprobs_num\": 1025}", "top_logprobs_num"},
     {"{\"text\": \"a\", \"return_logprob\": true, \"logprob_start_len\": 0, \"stream\": true,"
      " \"sampling_params\": {\"n\": 2}}",
      "set 'stream' to false"},
