@@ -1,6 +1,8 @@
 /* What SGLang's clients ask a server about itself, out of the status. */
 #include "handlers/dialect_sglang.h"
 
+#include "weights/dtype.h"
+
 #include <string.h>
 
 const char *const sglang_info_query[] = {"config_format", NULL};
@@ -101,6 +103,35 @@ static json_t *internal_json(const json_t *status)
     return json_pack("[o]", state);
 }
 
+/* As vLLM prints torch's: "torch.bfloat16"; null where nobody knows. New. */
+static json_t *dtype_json(const json_t *status)
+{
+    const char *name = json_string_value(look(status, "weights", "dtype"));
+
+    return name != NULL ? json_sprintf("torch.%s", dtype_torch_name(dtype_parse(name)))
+                        : json_null();
+}
+
+/* Null: no adapter can be loaded. New. */
+static json_t *lora_json(const json_t *status)
+{
+    const json_t *adapters = json_object_get(status, "adapters");
+
+    if (!json_is_object(adapters))
+        return json_null();
+    return json_pack("{s:O, s:O}", "max_lora_rank", json_object_get(adapters, "max_lora_rank"),
+                     "max_loras", json_object_get(adapters, "max_loras"));
+}
+
+/* How a trainer's GPU can send weights here; null: it cannot. New. */
+static json_t *transfer_json(const json_t *status)
+{
+    if (n_ranks(status) == 0)
+        return json_null();
+    return json_pack("{s:s}", "backend",
+                     json_is_true(look(status, "nccl", "available")) ? "nccl" : "ipc");
+}
+
 /* vLLM's part: text, or an object when it is asked for. */
 static json_t *vllm_json(const json_t *status, const struct exchange *x)
 {
@@ -113,9 +144,13 @@ static json_t *vllm_json(const json_t *status, const struct exchange *x)
                             "pipeline_parallel_size=1",
                             path_of(status), (long long)max_len,
                             (long long)(ranks > 0 ? ranks : 1));
-    return json_pack("{s:{s:s, s:I}, s:{s:I, s:i}}", "model_config", "model", path_of(status),
-                     "max_model_len", max_len, "parallel_config", "tensor_parallel_size",
-                     ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1);
+    return json_pack("{s:{s:s, s:I, s:o, s:O?, s:O?}, s:{s:I, s:i, s:i}, s:o, s:o}", "model_config",
+                     "model", path_of(status), "max_model_len", max_len, "dtype",
+                     dtype_json(status), "logprobs_mode", look(status, "engine", "logprobs_mode"),
+                     "max_logprobs", look(status, "engine", "max_logprobs"), "parallel_config",
+                     "tensor_parallel_size", ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1,
+                     "data_parallel_size", 1, "lora_config", lora_json(status),
+                     "weight_transfer_config", transfer_json(status));
 }
 
 /* Whoever makes a group counts ranks by these: each GPU is one. Without GPUs the server is one rank

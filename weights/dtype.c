@@ -55,6 +55,12 @@ const char *dtype_name(enum dtype d)
     return rows[d].name;
 }
 
+const char *dtype_torch_name(enum dtype d)
+{
+    assert(d > DTYPE_NONE && d < DTYPE_COUNT);
+    return rows[d].torch;
+}
+
 uint64_t dtype_nbytes(enum dtype d)
 {
     assert(d > DTYPE_NONE && d < DTYPE_COUNT);

@@ -95,6 +95,7 @@ static void test_dtype_parse_knows_every_spelling(void **state)
         assert_int_equal(dtype_parse(rows[i].text), rows[i].dtype);
     for (enum dtype d = DTYPE_NONE + 1; d < DTYPE_COUNT; d++) {
         assert_int_equal(dtype_parse(dtype_name(d)), d);
+        assert_int_equal(dtype_parse(dtype_torch_name(d)), d);
         assert_true(dtype_nbytes(d) >= 1 && dtype_nbytes(d) <= 8);
         assert_non_null(strstr(dtype_list(), dtype_name(d)));
     }
