@@ -109,7 +109,7 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
             "this upstream again");
     if (info->fence == FLEET_FENCE_WAKE && info->saw.process[0] == '\0')
         return err_set(
-            e, ERR_CONFLICT, "",
+            e, ERR_NEEDS_UPDATE, "",
             "it was away when the fleet was woken and does not name its process: whether "
             "it still sleeps cannot be known; push a whole update");
     return 0;

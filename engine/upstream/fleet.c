@@ -547,7 +547,7 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
     if (u->removed)
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", who.text);
     if (u->fenced == FLEET_FENCE_UPDATE)
-        return err_set(e, ERR_CONFLICT, "",
+        return err_set(e, ERR_NEEDS_UPDATE, "",
                        "%s is fenced: it is not as the others are, and only a whole update makes "
                        "that good",
                        who.text);
@@ -578,7 +578,7 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
         return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_who(f, upstream).text,
                        saw->unready);
     if (fleet_is_unfinished(saw->label))
-        return err_set(e, ERR_CONFLICT, "",
+        return err_set(e, ERR_NEEDS_UPDATE, "",
                        "an update of %s never ended ('%s'), and only a whole one makes that good",
                        fleet_who(f, upstream).text, saw->label);
     if (!decided || (f->serial > 0 && saw->label[0] == '\0') || strcmp(saw->label, f->label) == 0)

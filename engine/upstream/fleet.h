@@ -188,8 +188,9 @@ int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
 
 /* fleet_resync - somebody vouches for its weights. Where no version is decided yet, its own is.
  * @saw  its answer just now
- * Errors: ERR_CONFLICT: it is fenced by an update, or unready, serves another version than the
- * fleet (to name none is no contradiction after the first update), or an update is under way;
+ * Errors: ERR_NEEDS_UPDATE: it is fenced by an update; ERR_CONFLICT: it is unready, serves another
+ * version than the fleet (to name none is no contradiction after the first update), or an update is
+ * under way;
  *         ERR_NOT_FOUND: it is removed. */
 int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *saw, struct err *e);
 

@@ -248,8 +248,8 @@ def away_from_sleep(f):
     back(f, away)
     assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * (n - 1) + [True]
     if WHICH == "sglang":  # restarted or not: nobody can tell
-        said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
-        assert "whole update" in said["error"]["message"], said
+        said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "needs_update")
+        assert said["error"]["retryable"] is False and "whole update" in said["error"]["message"], said
     else:
         f.front.post("/v1/upstreams/resync", {"upstream": away.url})
         assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * n
@@ -269,8 +269,8 @@ def dropped_meanwhile(f, n, away):
     said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "conflict")
     assert "level 2" in said["error"]["message"] and "whole update" in said["error"]["message"], said
     f.front.post("/v1/wake", {})
-    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": f.doubles[0].url}, "conflict")
-    assert "whole update" in said["error"]["message"], said
+    said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": f.doubles[0].url}, "needs_update")
+    assert said["error"]["retryable"] is False and "whole update" in said["error"]["message"], said
     f.front.post("/v1/upstreams/resync", {"upstream": away.url})
     f.wait(*["fenced"] * (n - 1), "serving")
 
@@ -311,8 +311,8 @@ def half_done(g):
     for d in g.doubles:
         said = g.front.upstreams()[d.url]["error"]["message"]
         assert "never ended" in said and d.state()["version"] in said, said
-    said = refused(g, 409, "POST", "/v1/upstreams/resync", {"upstream": g.doubles[0].url}, "conflict")
-    assert "whole update" in said["error"]["message"], said
+    said = refused(g, 409, "POST", "/v1/upstreams/resync", {"upstream": g.doubles[0].url}, "needs_update")
+    assert said["error"]["retryable"] is False and "whole update" in said["error"]["message"], said
     g.front.post("/v1/resume", {})
     g.stays(*["fenced"] * len(g.doubles))
     assert not g.front.ready() and g.front.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 503

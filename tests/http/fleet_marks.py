@@ -105,8 +105,8 @@ def judged(g, serving, names):
     g.wait(*states)
     for d, s in zip(g.doubles, serving):
         if not s:
-            said = refused(g, 409, "POST", "/v1/upstreams/resync", {"upstream": d.url}, "conflict")
-            assert "whole" in said["error"]["message"], said
+            said = refused(g, 409, "POST", "/v1/upstreams/resync", {"upstream": d.url}, "needs_update")
+            assert said["error"]["retryable"] is False and "whole" in said["error"]["message"], said
     assert [d.state()["version"] for d, s in zip(g.doubles, serving) if s] == [n for n in names if n]
     assert not any(d.state()["torn"] for d, s in zip(g.doubles, serving) if s)
     g.front.post("/v1/resume", {})

@@ -216,7 +216,7 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     fleet_fence(f, 1, &why);
     assert_string_equal(state(f, 1), "fenced");
     assert_int_equal(vouch(f, 1, "", &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     hear(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
     (void)fleet_committed(f, "a", first);
