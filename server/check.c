@@ -12,6 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void put_values(const struct serve_report *r, FILE *to)
+{
+    if (!r->has_weights)
+        return;
+    if (!r->values.read)
+        (void)fputs("values of the first weights: not read (--non-finite allow)\n", to);
+    else if (r->values.n_non_finite == 0)
+        (void)fputs("values of the first weights: read, all are finite\n", to);
+    else
+        (void)fprintf(to,
+                      "values of the first weights: read, %" PRIu64
+                      " tensors have NaN or infinity (--non-finite warn)\n",
+                      r->values.n_non_finite);
+}
+
 static void put_cuda(const struct cuda_info *cuda, FILE *to)
 {
     if (!cuda->available) {
@@ -101,9 +116,8 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
         rc = check_fleet(config, to, e);
         goto out;
     }
-    if (serve_inspect(config, r, e) != 0)
+    if (serve_inspect(config, r, e) != 0 || listeners_put(config, to, e) != 0)
         goto out;
-    listeners_put(config, to);
     if (config->model != NULL && strcmp(config->engine, "none") != 0)
         (void)fprintf(to, "model: %s, %" PRIu64 " tokens in its vocabulary\n", config->model,
                       r->vocab_size);
@@ -111,6 +125,7 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
                   r->n_tensors, r->nbytes);
     (void)fprintf(to, "first weights: %s%s\n", r->has_weights ? "version " : "none, unsynced",
                   r->label);
+    put_values(r, to);
     put_cuda(&r->cuda, to);
     put_devices(r, to);
     put_nccl(&r->nccl, to);

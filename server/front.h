@@ -95,6 +95,12 @@ struct front_cfg {
  * replaced; front_quiesce or front_free removes it.
  * Errors: ERR_INTERNAL naming the address and the reason (in use, not permitted). */
 int front_new(struct front **out, const struct front_cfg *cfg, struct err *e);
+
+/* front_try - could a front listen there now? Binds, does not listen, and lets go; a stale unix
+ * socket is removed. @unix_path  NULL: address and port
+ * Returns: 0; 1 it is in use; -1. Errors: ERR_INTERNAL, as front_new's. */
+int front_try(const char *address, uint16_t port, const char *unix_path, struct err *e);
+
 uint16_t front_port(const struct front *f); /* the bound one; 0 of a unix socket */
 
 /* front_tls_check - would front_new take this certificate and this key?

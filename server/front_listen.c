@@ -59,27 +59,16 @@ static int parse_address(const char *text, uint16_t port, union address *out, so
                    "listen address '%.64s' is not a numeric IPv4 or [IPv6] one", text);
 }
 
-/* The sockets of one port share it by SO_REUSEPORT, which would let another server's in too, for
- * half of the connections. So the first one listens as if it were alone, which fails if anybody
- * does, and only then lets the others in. */
-static int listen_shared(int fd, const union address *addr, socklen_t len, bool first)
-{
-    static const int on = 1;
-
-    if ((!first && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ||
-        bind(fd, &addr->any, len) != 0 || listen(fd, FRONT_BACKLOG) != 0)
-        return -1;
-    return first ? setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) : 0;
-}
-
-static int listen_one(const struct front *f, uint16_t port, bool first, int *out, struct err *e)
+/* @shared  others listen there already. After a failure errno is EADDRINUSE where that is why. */
+static int bind_one(const char *address, uint16_t port, bool shared, int *out, struct err *e)
 {
     static const int on = 1;
     union address addr;
     socklen_t len;
     int fd;
 
-    if (parse_address(f->cfg.address, port, &addr, &len, e) != 0)
+    *out = -1;
+    if (parse_address(address, port, &addr, &len, e) != 0)
         return -1;
     fd = socket(addr.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
@@ -87,7 +76,32 @@ static int listen_one(const struct front *f, uint16_t port, bool first, int *out
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
         (addr.any.sa_family == AF_INET6 &&
          setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) != 0) ||
-        listen_shared(fd, &addr, len, first) != 0) {
+        (shared && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) ||
+        bind(fd, &addr.any, len) != 0) {
+        int errnum = errno;
+
+        (void)err_set_errno(e, ERR_INTERNAL, "", errnum, "cannot listen on %s:%u", address,
+                            (unsigned)port);
+        (void)close(fd);
+        errno = errnum;
+        return -1;
+    }
+    *out = fd;
+    return 0;
+}
+
+/* The sockets of one port share it by SO_REUSEPORT, which would let another server's in too, for
+ * half of the connections. So the first one listens as if it were alone, which fails if anybody
+ * does, and only then lets the others in. */
+static int listen_one(const struct front *f, uint16_t port, bool first, int *out, struct err *e)
+{
+    static const int on = 1;
+    int fd;
+
+    if (bind_one(f->cfg.address, port, !first, &fd, e) != 0)
+        return -1;
+    if (listen(fd, FRONT_BACKLOG) != 0 ||
+        (first && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0)) {
         (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot listen on %s:%u", f->cfg.address,
                             (unsigned)port);
         (void)close(fd);
@@ -167,13 +181,15 @@ static int lock_directory(const char *path)
     return fd;
 }
 
-static int listen_unix(struct front *f, int *out, struct err *e)
+/* After a failure errno is EADDRINUSE where that is why. */
+static int bind_path(struct front *f, int *out, struct err *e)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     const char *path = f->cfg.unix_path;
     struct stat st;
     int fd;
 
+    errno = 0;
     if (strlen(path) >= sizeof addr.sun_path)
         return err_set(e, ERR_INTERNAL, "", "the path of a unix socket has at most %zu bytes",
                        sizeof addr.sun_path - 1);
@@ -181,22 +197,37 @@ static int listen_unix(struct front *f, int *out, struct err *e)
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot make a socket");
-    if (bind_unix(fd, &addr) != 0)
-        goto refuse;
+    if (bind_unix(fd, &addr) != 0) {
+        int errnum = errno;
+
+        (void)err_set_errno(e, ERR_INTERNAL, "", errnum, "cannot listen on unix:%s", path);
+        (void)close(fd);
+        errno = errnum;
+        return -1;
+    }
     if (stat(path, &st) == 0) {
         f->has_path = true;
         f->path_dev = st.st_dev;
         f->path_ino = st.st_ino;
     }
-    if (listen(fd, FRONT_BACKLOG) != 0)
-        goto refuse;
     *out = fd;
     return 0;
+}
 
-refuse:
-    (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot listen on unix:%s", path);
-    (void)close(fd);
-    return -1;
+static int listen_unix(struct front *f, int *out, struct err *e)
+{
+    int fd;
+
+    if (bind_path(f, &fd, e) != 0)
+        return -1;
+    if (listen(fd, FRONT_BACKLOG) != 0) {
+        (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot listen on unix:%s",
+                            f->cfg.unix_path);
+        (void)close(fd);
+        return -1;
+    }
+    *out = fd;
+    return 0;
 }
 
 void front_unlink(struct front *f)
@@ -227,6 +258,37 @@ static int listen_path(struct front *f, struct err *e)
             return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot copy a socket");
     }
     return 0;
+}
+
+static int try_path(const char *path, int *fd, struct err *e)
+{
+    struct front f = {.cfg = {.unix_path = path}};
+    int lock_fd = lock_directory(path);
+    int rc = bind_path(&f, fd, e);
+    int errnum = errno;
+
+    if (rc == 0)
+        front_unlink(&f);
+    if (lock_fd >= 0)
+        (void)close(lock_fd);
+    errno = errnum;
+    return rc;
+}
+
+int front_try(const char *address, uint16_t port, const char *unix_path, struct err *e)
+{
+    int fd = -1;
+    int rc;
+
+    errno = 0;
+    rc = unix_path != NULL ? try_path(unix_path, &fd, e) : bind_one(address, port, false, &fd, e);
+    if (rc != 0 && errno == EADDRINUSE) {
+        err_clear(e);
+        return 1;
+    }
+    if (rc == 0)
+        (void)close(fd);
+    return rc;
 }
 
 int front_listen(struct front *f, struct err *e)

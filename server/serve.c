@@ -718,22 +718,22 @@ static void announce(const struct house *h)
     log_end(&r);
 }
 
-/* Would the first update, pushed as start does it, cover the manifest? */
-static int covers(const struct house *h, const struct config *c, struct err *e)
+/* Would the first update, pushed as start does it, be taken? */
+static int check_first(const struct house *h, const struct config *c, struct value_report *values,
+                       struct err *e)
 {
     const char *missing = "";
-    struct err why = {0};
     uint32_t n = 0;
+    int rc;
 
     if (h->first == NULL)
         return 0;
-    if (plan_coverage(h->manifest, h->first_weights.plan, true, &missing, 1, &n, &why) == 0 &&
-        n > 0)
-        (void)err_set(&why, ERR_INCOMPLETE, "", "%u tensors are missing, the first is %.150s", n,
-                      missing);
-    if (why.code == ERR_NONE)
+    rc = plan_coverage(h->manifest, h->first_weights.plan, true, &missing, 1, &n, e);
+    if (rc == 0 && n > 0)
+        rc = err_set(e, ERR_INCOMPLETE, "", "%u tensors are missing, the first is %.150s", n,
+                     missing);
+    if (rc == 0 && value_check(h->first, h->first_weights.plan, c->non_finite, values, e) == 0)
         return 0;
-    *e = why;
     return serve_blame(e, c->weights != NULL ? "--weights" : "--model",
                        c->weights != NULL ? c->weights : c->model);
 }
@@ -749,7 +749,7 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
     h->config = *config; /* its storage stays the caller's */
     config = &h->config;
     if (listeners_read(&h->listeners, config, e) == 0 && read_inputs(h, config, e) == 0 &&
-        covers(h, config, e) == 0) {
+        check_first(h, config, &r.values, e) == 0) {
         r.n_tensors = h->manifest->plan->n_tensors;
         r.nbytes = h->manifest->plan->nbytes;
         r.vocab_size = h->model.vocab_size;

@@ -7,6 +7,7 @@
 #include "driver/nccl_info.h"
 #include "weights/device_list.h"
 #include "weights/store.h"
+#include "weights/value_check.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,6 +19,7 @@ struct serve_report {
     uint64_t n_tensors, nbytes; /* of one version of the weights */
     uint64_t vocab_size;        /* 0 with --engine none */
     bool has_weights;           /* false: it would start unsynced */
+    struct value_report values; /* of the first weights */
     char label[VERSION_LABEL_MAX + 1];
     struct cuda_info cuda;
     struct nccl_info nccl;
@@ -29,8 +31,8 @@ struct serve_report {
 int serve_blame(struct err *e, const char *option, const char *value);
 
 /* serve_inspect - read what serve reads before anything runs: model, tokenizer, manifest, the first
- * weights' header (not their bytes), CUDA and --device. Starts nothing, listens nowhere, creates no
- * context on a GPU.
+ * weights (their values too, unless --non-finite allow), CUDA and --device. Starts nothing, listens
+ * nowhere, creates no context on a GPU.
  * Threads: main's. Errors: as serve's; *out is untouched. */
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e);
 

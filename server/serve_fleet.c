@@ -210,8 +210,12 @@ int fleet_check(const struct config *c, FILE *to, struct err *e)
         manifest_free(spec);
         return -1;
     }
+    if (listeners_put(c, to, e) != 0) {
+        manifest_free(spec);
+        upstreams_free(u);
+        return -1;
+    }
     fleet_stats(upstreams_fleet(u), &s);
-    listeners_put(c, to);
     (void)fprintf(to, "upstreams: %zu, of which %zu must serve the current version\n",
                   s.n_upstreams, s.min_ready);
     for (size_t i = 0; i < s.n_upstreams; i++)

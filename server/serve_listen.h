@@ -51,8 +51,10 @@ void listeners_reload(struct listeners *l);
 void listeners_quiesce(struct listeners *l);
 bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us);
 
-/* listeners_put - what --check says of them. */
-void listeners_put(const struct config *c, FILE *to);
+/* listeners_put - what --check says of them; each is bound for a moment.
+ * @c  that listeners_read has taken
+ * Errors: front_try's, at the option; nothing is written then. */
+int listeners_put(const struct config *c, FILE *to, struct err *e);
 
 /* listeners_log - "address", "port", and what else there is, of the line that says it serves. */
 void listeners_log(const struct listeners *l, struct log_rec *r);

@@ -30,6 +30,8 @@ no_context() {
 check 0 --model "$MODEL" --weights "$CHECKPOINTS/step-00000.safetensors" --weight-version step-0 \
   --cuda-library "$FAKE"
 has "configuration: ok, would listen on 127.0.0.1:8700"
+has "listen: 127.0.0.1:8700 is " # free or not: other servers may run here
+has "values of the first weights: read, all are finite"
 has "first weights: version step-0"
 has "cuda: available, driver for CUDA 13.0, 2 devices"
 has "cuda:1: Fake GPU, GPU-fa6ec0da-0000-4000-8000-000000000001, 1000000 bytes, compute capability 9.0"
@@ -113,6 +115,40 @@ P
 check 2 --model "$MODEL" --weights "$WORK/short.safetensors"
 has "1 tensors are missing, the first is "
 
+# One number of the first weights is NaN: a start would refuse it, or say so, or not look.
+"$PYTHON" - "$CHECKPOINTS/step-00000.safetensors" "$WORK/nan.safetensors" <<'P'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+(n,) = struct.unpack("<Q", data[:8])
+header = json.loads(data[8:8 + n])
+tensor = header["model.layers.1.mlp.down_proj.weight"]
+width = {"BF16": 2, "F16": 2, "F32": 4}[tensor["dtype"]]
+at = 8 + n + tensor["data_offsets"][0] + 7 * width
+data[at:at + width] = b"\xff" * width
+open(sys.argv[2], "wb").write(data)
+P
+check 2 --model "$MODEL" --weights "$WORK/nan.safetensors"
+has "baton: --weights: "
+has "'model.layers.1.mlp.down_proj.weight'"
+check 0 --model "$MODEL" --weights "$WORK/nan.safetensors" --non-finite warn
+has "values of the first weights: read, 1 tensors have NaN or infinity (--non-finite warn)"
+check 0 --model "$MODEL" --weights "$WORK/nan.safetensors" --non-finite allow
+has "values of the first weights: not read (--non-finite allow)"
+
+# Where it would listen: free, in use, or not to be had.
+check 0 --model "$MODEL" --weights none --listen "127.0.0.1:0" --control-listen "unix:$WORK/c" \
+  --health-listen "127.0.0.1:0"
+has "listen: 127.0.0.1:0 is free"
+has "control-listen: unix:$WORK/c is free"
+has "health-listen: 127.0.0.1:0 is free"
+[[ ! -e $WORK/c ]] || fail "a socket was left behind"
+check 2 --model "$MODEL" --weights none --control-listen "unix:$WORK/nobody/c"
+has "baton: --control-listen: cannot listen on unix:$WORK/nobody/c: No such file or directory"
+check 2 --model "$MODEL" --weights none --listen 203.0.113.7:0 --insecure
+has "baton: --listen: cannot listen on 203.0.113.7:0: "
+check 2 --upstream http://127.0.0.1:1 --listen 203.0.113.7:0 --insecure
+has "baton: --listen: cannot listen on 203.0.113.7:0: "
+
 # A server says the same as JSON, and creates no context either.
 serve_model --cuda-library "$FAKE"
 expect 200 GET /v1/status
@@ -122,6 +158,8 @@ same .cuda.reason null
 same '[.cuda.devices[] | "\(.index) \(.name) \(.uuid) \(.nbytes_total)"] | join(";")' \
   "0 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000000 1000000;1 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000001 1000000"
 same .weights.nbytes "$NBYTES"
+check 0 --model "$MODEL" --weights none --listen "${URL#http://}" --cuda-library "$FAKE"
+has "listen: ${URL#http://} is in use: a start now would fail"
 stop_server
 no_context
 

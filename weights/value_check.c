@@ -1,0 +1,78 @@
+/* A tensor at a time, into the same memory: a model need not fit. */
+#include "weights/value_check.h"
+
+#include "base/clock.h"
+#include "weights/host_copy.h"
+#include "weights/non_finite.h"
+
+#include <stdlib.h>
+
+struct values {
+    const struct plan *plan;
+    enum non_finite_policy policy;
+    uint64_t n_bad;
+    void *room; /* of the largest tensor */
+};
+
+static void *values_place(void *arg, uint32_t i)
+{
+    (void)i;
+    return ((const struct values *)arg)->room;
+}
+
+static int values_came(void *arg, uint32_t i, const void *bytes, struct err *e)
+{
+    struct values *v = arg;
+    const struct tensor_spec *t = &v->plan->tensors[i];
+    struct non_finite found = {0};
+
+    if (!non_finite_in(bytes, t->nbytes, t->dtype))
+        return 0;
+    v->n_bad++;
+    if (v->policy == NON_FINITE_WARN)
+        return 0;
+    non_finite_count(&found, bytes, t->nbytes, t->dtype, 0);
+    return non_finite_refuse(&found, t->name, t->numel, "", "", e);
+}
+
+static uint64_t largest(const struct plan *plan)
+{
+    uint64_t nbytes = 1;
+
+    for (uint32_t i = 0; i < plan->n_tensors; i++)
+        if (plan->tensors[i].nbytes > nbytes)
+            nbytes = plan->tensors[i].nbytes;
+    return nbytes;
+}
+
+static int look_at_all(struct values *v, struct source *source, struct err *e)
+{
+    struct progress p = {.deadline_us = CLOCK_NEVER};
+    struct host_copy copy = {.source = source,
+                             .plan = v->plan,
+                             .progress = &p,
+                             .place = values_place,
+                             .came = values_came,
+                             .arg = v};
+    int rc;
+
+    v->room = malloc(largest(v->plan));
+    if (v->room == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the largest tensor, to look at it");
+    atomic_init(&p.tensor, PROGRESS_NO_TENSOR);
+    rc = host_copy_run(&copy, e);
+    free(v->room);
+    return rc;
+}
+
+int value_check(struct source *source, const struct plan *plan, const char *non_finite,
+                struct value_report *out, struct err *e)
+{
+    struct values v = {.plan = plan, .policy = NON_FINITE_REFUSE};
+
+    (void)non_finite_policy_parse(&v.policy, non_finite); /* is one of the words */
+    if (v.policy != NON_FINITE_ALLOW && look_at_all(&v, source, e) != 0)
+        return -1;
+    *out = (struct value_report){.read = v.policy != NON_FINITE_ALLOW, .n_non_finite = v.n_bad};
+    return 0;
+}

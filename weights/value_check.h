@@ -1,0 +1,28 @@
+/* Are the values of weights in a file such as a start would serve? */
+#ifndef BATON_WEIGHTS_VALUE_CHECK_H
+#define BATON_WEIGHTS_VALUE_CHECK_H
+
+#include "base/err.h"
+#include "weights/plan.h"
+#include "weights/source.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct value_report {
+    bool read;             /* false: --non-finite allow */
+    uint64_t n_non_finite; /* tensors that have one; 0 unless --non-finite warn */
+};
+
+/* value_check - read all tensors of a file and look for numbers that are not finite.
+ * @source      borrowed; fills host memory
+ * @non_finite  "refuse", "warn" or "allow", for which nothing is read
+ *
+ * Threads: main's. Blocks: on the disk; reads every byte.
+ * Errors:  ERR_NON_FINITE  a tensor has one, and that is refused: names it
+ *          ERR_UNREADABLE  a file was cut short or changed
+ *          ERR_NO_MEMORY   no room for the largest tensor; *out is untouched */
+int value_check(struct source *source, const struct plan *plan, const char *non_finite,
+                struct value_report *out, struct err *e);
+
+#endif
