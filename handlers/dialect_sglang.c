@@ -3,6 +3,7 @@
 
 #include "handlers/body.h"
 #include "handlers/reply.h"
+#include "handlers/update_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,19 +14,15 @@ const char *const sglang_group_members[] = {"master_address", "master_port", "ra
                                             "world_size",     "group_name",  "backend",
                                             "pp_rank",        NULL};
 const char *const sglang_leave_members[] = {"group_name", NULL};
-const char *const sglang_distributed_members[] = {"names",
-                                                  "dtypes",
-                                                  "shapes",
-                                                  "group_name",
-                                                  "flush_cache",
-                                                  "abort_all_requests",
-                                                  "weight_version",
-                                                  "load_format",
-                                                  "torch_empty_cache",
-                                                  NULL};
-const char *const sglang_one_members[] = {"name",           "dtype",       "shape",
-                                          "names",          "group_name",  "abort_all_requests",
-                                          "weight_version", "flush_cache", NULL};
+const char *const sglang_distributed_members[] = {
+    "names",          "dtypes",      "shapes",
+    "group_name",     "flush_cache", "abort_all_requests",
+    "weight_version", "load_format", "torch_empty_cache",
+    "selector",       NULL};
+const char *const sglang_begin_members[] = {"selector", NULL};
+const char *const sglang_one_members[] = {
+    "name",           "dtype",       "shape",    "names", "group_name", "abort_all_requests",
+    "weight_version", "flush_cache", "selector", NULL};
 const char *const sglang_disk_members[] = {
     "model_path", "load_format",       "abort_all_requests", "weight_version",
     "is_async",   "torch_empty_cache", "keep_pause",         "recapture_cuda_graph",
@@ -102,6 +99,30 @@ int sglang_leave_out(json_t **reply, const struct exchange *x)
     return put_message(reply, json_string("no group is joined"));
 }
 
+int sglang_begin_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"selector", "selector"}, {0}};
+
+    (void)x;
+    if (dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+}
+
+int sglang_begin_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, json_string("the update has begun"));
+}
+
+int sglang_end_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    (void)e;
+    (void)json_object_clear(*body);
+    return 0;
+}
+
 /* What one broadcast brings: each tensor by itself, or all of them back to back. */
 static int cut_in(json_t *body, const char *load_format, struct err *e)
 {
@@ -123,6 +144,7 @@ int sglang_distributed_in(json_t **body, const struct exchange *x, struct err *e
                                                     {"group_name", "group_name"},
                                                     {"weight_version", "weight_version"},
                                                     {"abort_all_requests", "abort_requests"},
+                                                    {"selector", "selector"},
                                                     {0}};
     const char *load_format = NULL;
     json_t *made = NULL;
@@ -147,6 +169,7 @@ int sglang_one_in(json_t **body, const struct exchange *x, struct err *e)
     static const struct dialect_member members[] = {{"group_name", "group_name"},
                                                     {"weight_version", "weight_version"},
                                                     {"abort_all_requests", "abort_requests"},
+                                                    {"selector", "selector"},
                                                     {0}};
     static const struct dialect_member lists[] = {
         {"name", "names"}, {"dtype", "dtypes"}, {"shape", "shapes"}, {0}};

@@ -24,10 +24,11 @@ extern const char *const sglang_group_members[], *const sglang_leave_members[];
 extern const char *const sglang_distributed_members[], *const sglang_one_members[];
 extern const char *const sglang_disk_members[], *const sglang_disk_into[];
 extern const char *const sglang_ipc_members[], *const sglang_nothing[];
+extern const char *const sglang_begin_members[];
 extern const char *const sglang_checker_members[], *const sglang_label_members[];
 sglang_in sglang_group_in, sglang_distributed_in, sglang_one_in, sglang_disk_in, sglang_ipc_in;
-sglang_in sglang_leave_in, sglang_checker_in, sglang_label_in;
-sglang_out sglang_group_out, sglang_leave_out, sglang_update_out, sglang_disk_out;
+sglang_in sglang_leave_in, sglang_begin_in, sglang_end_in, sglang_checker_in, sglang_label_in;
+sglang_out sglang_group_out, sglang_leave_out, sglang_begin_out, sglang_update_out, sglang_disk_out;
 sglang_out sglang_checker_out, sglang_label_out;
 
 /* dialect_sglang_life.c: pause, memory, requests, adapters */
@@ -68,6 +69,15 @@ sglang_out sglang_loads_out;
         .body_max = ROUTE_NO_BODY_MAX, .dialect = DIALECT_SGLANG, .handle = fn, __VA_ARGS__        \
     }
 
+/* An update whose beginning and end are said. Trainers of before 0.5.18 say neither. */
+#define SGLANG_SESSION                                                                             \
+    SGLANG_CONTROL("/begin_weight_update", "sglangBegin", handle_update_start,                     \
+                   .session = SESSION_OPEN, .members = sglang_begin_members,                       \
+                   .into = update_start_members, .in = sglang_begin_in, .out = sglang_begin_out),  \
+        SGLANG_CONTROL("/end_weight_update", "sglangEnd", handle_update_finish,                    \
+                       .session = SESSION_OPEN, .into = update_finish_members,                     \
+                       .in = sglang_end_in, .out = sglang_update_out)
+
 /* A part of a model, by the group: the session is whichever is open. */
 #define SGLANG_BUCKETS                                                                             \
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", handle_update,              \
@@ -86,7 +96,7 @@ sglang_out sglang_loads_out;
                        handle_transfer_delete, .members = sglang_leave_members,                    \
                        .claim = {"group_name", NULL}, .into = transfer_delete_members,             \
                        .in = sglang_leave_in, .out = sglang_leave_out),                            \
-        SGLANG_BUCKETS,                                                                            \
+        SGLANG_SESSION, SGLANG_BUCKETS,                                                            \
         SGLANG_CONTROL("/update_weights_from_disk", "sglangUpdateDisk", handle_update,             \
                        .members = sglang_disk_members, .into = sglang_disk_into,                   \
                        .in = sglang_disk_in, .out = sglang_disk_out),                              \

@@ -332,34 +332,47 @@ static void name_new(struct app *app, struct fleet_session *s, struct fleet_batc
     fleet_said_free(said, b->n);
 }
 
-void fleet_name_parts(struct app *app, struct fleet_session *s)
+/* @kept  then: those that have ours yet; NULL: none may */
+static void check_names(struct app *app, struct fleet_session *s, struct fleet_batch *b,
+                        struct fleet_batch *kept)
 {
     struct fleet_control *fc = app->fleet_control;
-    struct fleet_batch b = {0}, kept = {0};
     struct fleet_said *said = NULL;
     struct err why = {0};
-    int rc;
+    int rc = ask_names(app, s, b, fleet_step_us(app), &said, &why);
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].finished && (s->parts[i].marks || s->parts[i].marked))
-            batch_add(&b, s, i, NULL);
-    if (b.n == 0)
-        return;
-    rc = ask_names(app, s, &b, fleet_step_us(app), &said, &why);
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++) {
-        struct fleet_part *p = &s->parts[b.part[i]];
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
 
         if (rc != 0)
             drop(p, NULL, &why);
-        else if (p->begins && said[i].end == FLEET_GOOD && has_mark(p))
-            batch_add(&kept, s, b.part[i], NULL);
+        else if (kept != NULL && p->begins && said[i].end == FLEET_GOOD && has_mark(p))
+            batch_add(kept, s, b->part[i], NULL);
         else
             check_name(p, &said[i], s->label);
     }
     mtx_unlock(&fc->lock);
-    fleet_said_free(said, b.n);
+    fleet_said_free(said, b->n);
+}
+
+/* Those that do not name their process are asked again when all have been named: one that was
+ * restarted meanwhile has another name. */
+void fleet_name_parts(struct app *app, struct fleet_session *s)
+{
+    struct fleet_batch b = {0}, kept = {0}, named = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].finished && (s->parts[i].marks || s->parts[i].marked))
+            batch_add(&b, s, i, NULL);
+    if (b.n > 0)
+        check_names(app, s, &b, &kept);
     if (kept.n > 0)
         name_new(app, s, &kept);
+    for (size_t i = 0; kept.n > 0 && i < s->n_parts; i++)
+        if (s->parts[i].finished && s->parts[i].marks)
+            batch_add(&named, s, i, NULL);
+    if (named.n > 0)
+        check_names(app, s, &named, NULL);
     fleet_fence_parts(app, s);
 }

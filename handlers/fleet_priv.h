@@ -186,6 +186,7 @@ struct fleet_begin {
     struct exchange *x;  /* whose client waits; or NULL */
     const char *label;   /* "" = none */
     const json_t *start; /* of the native start, without its label */
+    const char *selector; /* static, or NULL */
     bool implicit, unnamed, partial, sharded;
     uint32_t lease_s;
 };

@@ -18,6 +18,20 @@ bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s);
 bool fleet_stands(struct app *app, const struct fleet_session *s); /* by --min-ready */
 int refuse_ended(const struct fleet_session *s, struct err *e);
 
+/* fleet_ask_parts - asks them, and drops those that failed.
+ * @mark  offset of a bool in struct fleet_part, set where it did not, or may yet be done
+ * Blocks. Errors: fleet_ask's. */
+int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
+                    struct fleet_batch *b, size_t mark, struct err *e);
+
+/* fleet_must_begin - is one not told to start yet that has to be before it gets these tensors?
+ * fleet_begin_parts - tells them; drops those that refuse. One that may have an update open that
+ * did not end is told to end that first. In a turn; they stand still. Blocks. Errors: fleet_ask's;
+ * ERR_NO_MEMORY. */
+bool fleet_must_begin(struct fleet_session *s, const json_t *tensors);
+int fleet_begin_parts(struct app *app, struct fleet_session *s, const json_t *tensors,
+                      struct err *e);
+
 /* fleet_tell_cause - the error that a client is told of what failed at the parts that are out.
  * @e  clean; set. No lock held. */
 void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e);

@@ -33,7 +33,7 @@ _Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
 struct fleet_part {
     size_t upstream;
     bool two_phase;
-    bool begins;     /* it is told to start and to finish each update */
+    bool begins;     /* it is told to start and to finish each update, as far as is known */
     bool marks;      /* it does not name its process, but the update (update_id) that it had last */
     bool was_out;    /* it was not in rotation when the update began */
     bool was_fenced; /* then */
@@ -64,6 +64,8 @@ struct fleet_session {
     bool opened; /* those that are not in two phases are being stopped, or stand still */
     bool ready;  /* they do, are marked, and have begun */
     char label[VERSION_LABEL_MAX + 1];
+    /* Static: of the start, or of the first that says one; NULL: none does. */
+    const char *selector;
     uint32_t lease_s;
     uint64_t lease_until_us;
     unsigned n_running;  /* requests that bring tensors, under way */

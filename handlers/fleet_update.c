@@ -52,6 +52,7 @@ static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
         body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&out->partial, body, "", "partial", e) != 0 ||
         placement_from_body(&out->sharded, body, e) != 0 ||
+        selector_from_body(&out->selector, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
     if (strcmp(mode, "staged") != 0)
@@ -91,6 +92,7 @@ int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
 
 struct words {
     const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not said */
+    const char *selector;                     /* static, or NULL */
     bool chunk_named, abort_requests, by_group;
 };
 
@@ -132,6 +134,7 @@ static int words_parse(struct words *w, const struct exchange *x, const json_t *
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
+        selector_from_body(&w->selector, body, e) != 0 ||
         (w->update_id != NULL &&
          update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
         (w->chunk_id != NULL &&
@@ -225,6 +228,9 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     json_t *nothing;
     int rc;
 
+    mtx_lock(&app->fleet_control->lock);
+    s->selector = s->selector != NULL ? s->selector : w->selector;
+    mtx_unlock(&app->fleet_control->lock);
     if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
         fleet_send(app, s, &t, e) != 0)
         return -1;

@@ -78,7 +78,9 @@ static void close_started(struct app *app, struct fleet_session *s, struct fleet
         return;
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
-        bool doubtful, closed = said_good(&said[i]);
+        /* An SGLang that has none open, since it was restarted, refuses to end it. */
+        bool none_open = p->marks && said[i].end == FLEET_REFUSED && said[i].status == 400;
+        bool doubtful, closed = said_good(&said[i]) || none_open;
 
         mtx_lock(&fc->lock);
         doubtful = p->out && p->end == FLEET_UNKNOWN;
@@ -91,6 +93,16 @@ static void close_started(struct app *app, struct fleet_session *s, struct fleet
     fleet_said_free(said, b->n);
 }
 
+/* What was started, and will not be finished, is closed where nothing came. An SGLang is closed
+ * also where something did, if it answers: it is fenced, and its next update may be one of files,
+ * which closes nothing. */
+static bool must_close(const struct fleet_part *p)
+{
+    bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
+
+    return p->begins && p->started && !p->finished && (!p->touched || (p->marks && answers));
+}
+
 void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -100,7 +112,7 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->begins && p->started && !p->touched && !p->finished && (p->out || !dropped))
+        if (must_close(p) && (p->out || !dropped))
             batch_add(&started, s, i, NULL);
     }
     mtx_unlock(&fc->lock);

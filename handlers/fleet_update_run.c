@@ -24,7 +24,8 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
     b->to[b->n++] = (struct fleet_to){
         .upstream = p->upstream,
         .body = body,
-        .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL}};
+        .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
+                  .has_begun = p->started && !p->two_phase}};
 }
 
 uint64_t fleet_step_us(const struct app *app)
@@ -206,7 +207,7 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
         fleet_info(fleet_of(app), to[i].upstream, &info);
         p->upstream = to[i].upstream;
         p->two_phase = wire_is_two_phase(at.dialect);
-        p->begins = at.dialect == WIRE_VLLM;
+        p->begins = !p->two_phase;
         p->marks = at.dialect == WIRE_SGLANG;
         if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
@@ -345,6 +346,7 @@ static int begin(struct app *app, const struct fleet_begin *req, struct fleet_se
     s->unnamed = req->unnamed || req->implicit;
     s->partial = req->partial;
     s->sharded = req->sharded;
+    s->selector = req->selector;
     s->lease_s = req->lease_s;
     take_parts(app, s, to);
     if (fleet_cover_begin(fc, s, e) != 0 || start_parts(app, s, req, details, e) != 0) {
@@ -399,9 +401,8 @@ static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_bat
     return b->n;
 }
 
-/* Drops those that failed; @mark of those that did not. */
-static int ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
-                     struct fleet_batch *b, size_t mark, struct err *e)
+int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
+                    struct fleet_batch *b, size_t mark, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
@@ -424,42 +425,6 @@ static int ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
     return 0;
 }
 
-/* One that refuses to start may have an update open that did not end (of a server before this one,
- * if it took none from here yet), which it has no word to give up: an end without a label closes
- * it. It stands still. */
-static int begin_parts(struct app *app, struct fleet_session *s, struct err *e)
-{
-    struct fleet_control *fc = app->fleet_control;
-    struct fleet_batch b = {0}, again = {0};
-    struct fleet_said *said = NULL, *closed = NULL;
-
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].begins && !s->parts[i].out && !s->parts[i].started)
-            batch_add(&b, s, i, NULL);
-    if (b.n == 0)
-        return 0;
-    if (fleet_ask(app, WIRE_START, b.to, b.n, fleet_step_us(app), &said, e) != 0)
-        return -1;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++) {
-        struct fleet_part *p = &s->parts[b.part[i]];
-
-        if (said[i].end == FLEET_REFUSED && (p->was_out || p->was_first))
-            batch_add(&again, s, b.part[i], NULL);
-        else if (!said_good(&said[i]))
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-        p->started = said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
-    }
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b.n);
-    if (again.n == 0)
-        return 0;
-    if (fleet_ask(app, WIRE_FINISH, again.to, again.n, fleet_step_us(app), &closed, e) != 0)
-        return -1;
-    fleet_said_free(closed, again.n);
-    return ask_parts(app, WIRE_START, s, &again, offsetof(struct fleet_part, started), e);
-}
-
 /* Who lets upstreams go on finds them held from the moment on that this has begun. */
 static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
 {
@@ -471,7 +436,7 @@ static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
     } else if (fleet_flow(app->fleet_control, NULL, "the start of an update", e) == 0) {
         (void)to_hold(app, s, &b, keep);
-        rc = ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e);
+        rc = fleet_ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e);
         fleet_flow_end(app->fleet_control);
     }
     json_decref(keep);
@@ -479,7 +444,7 @@ static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
 }
 
 /* Returns -1 also when it was ended meanwhile, or too few are left. */
-static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
+static int open_turn(struct app *app, struct fleet_session *s, const json_t *tensors, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     int rc = -1;
@@ -492,7 +457,7 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
     fleet_updating(fleet_of(app), true);
     fleet_tokens(fc);
     if (hold_parts(app, s, e) == 0 && fleet_mark_parts(app, s, e) == 0)
-        rc = begin_parts(app, s, e);
+        rc = fleet_begin_parts(app, s, tensors, e);
     if (rc == 0)
         fleet_release(app, s, true);
     if (rc == 0 && !fleet_stands(app, s)) {
@@ -505,15 +470,16 @@ static int open_turn(struct app *app, struct fleet_session *s, struct err *e)
     return rc;
 }
 
-static int open_parts(struct app *app, struct fleet_session *s, struct err *e)
+static int open_parts(struct app *app, struct fleet_session *s, const json_t *tensors,
+                      struct err *e)
 {
     int rc;
 
-    if (!fleet_session_overwrites(s) || s->ready)
+    if (!fleet_session_overwrites(s) || (s->ready && !fleet_must_begin(s, tensors)))
         return 0;
     if (fleet_step(app->fleet_control, NULL, "the start of an update", e) != 0)
         return -1;
-    rc = open_turn(app, s, e);
+    rc = open_turn(app, s, tensors, e);
     fleet_turn_end(app->fleet_control);
     return rc;
 }
@@ -778,7 +744,7 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
     }
     n_before = n_refused(fc, s);
     if (fleet_cover_check(s, &list, e) != 0 || (t->by_group && drop_strangers(app, s, e) != 0) ||
-        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, e) != 0) {
+        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, t->body, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
     } else {
         if (t->abort_requests)

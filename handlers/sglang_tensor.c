@@ -7,8 +7,9 @@
 #include <string.h>
 
 const char *const sglang_tensor_members[] = {
-    "serialized_named_tensors", "load_format",         "flush_cache",       "abort_all_requests",
-    "weight_version",           "disable_draft_model", "torch_empty_cache", NULL};
+    "serialized_named_tensors", "load_format",    "flush_cache",
+    "abort_all_requests",       "weight_version", "disable_draft_model",
+    "torch_empty_cache",        "selector",       NULL};
 
 /* The pickles say themselves which of the two forms they have. */
 static int check_format(const json_t *body, struct err *e)
@@ -32,6 +33,7 @@ int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e)
         {"load_format", "serialized_format"},
         {"weight_version", "weight_version"},
         {"abort_all_requests", "abort_requests"},
+        {"selector", "selector"},
         {0}};
 
     (void)x;

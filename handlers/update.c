@@ -51,6 +51,7 @@ const char *const update_members[] = {
     "packed_buffer_size_bytes",
     "group_name",
     "abort_requests",
+    "selector",
     NULL,
 };
 const char *const update_query[] = {
@@ -308,13 +309,16 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
 
 static int words_from_body(struct update_words *w, const json_t *body, struct err *e)
 {
+    const char *selector = NULL;
+
     if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->partial, body, "", "partial", e) != 0 ||
         body_bool(&w->convert, body, "", "convert", e) != 0 ||
         body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
-        placement_from_body(&w->sharded, body, e) != 0)
+        placement_from_body(&w->sharded, body, e) != 0 ||
+        selector_from_body(&selector, body, e) != 0)
         return -1;
     w->partial_given = body_given(body, "partial") != NULL;
     w->convert_given = body_given(body, "convert") != NULL;

@@ -15,8 +15,8 @@
 
 enum { REASON_MAX = 200 };
 
-const char *const update_start_members[] = {"mode",    "weight_version", "partial", "convert",
-                                            "lease_s", "placement",      NULL};
+const char *const update_start_members[] = {"mode",    "weight_version", "partial",  "convert",
+                                            "lease_s", "placement",      "selector", NULL};
 const char *const update_verify_members[] = {"update_id", "checksums", NULL};
 const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
 const char *const update_abort_members[] = {"update_id", "reason", NULL};
@@ -24,7 +24,7 @@ const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
 
 static int start_parse(struct update_start *req, const json_t *body, struct err *e)
 {
-    const char *mode = "staged", *label = NULL;
+    const char *mode = "staged", *label = NULL, *selector = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
 
     if (body_str(&mode, body, "", "mode", e) != 0 ||
@@ -32,6 +32,7 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
         body_bool(&req->partial, body, "", "partial", e) != 0 ||
         body_bool(&req->convert, body, "", "convert", e) != 0 ||
         placement_from_body(&req->sharded, body, e) != 0 ||
+        selector_from_body(&selector, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
     req->in_place = strcmp(mode, "in_place") == 0;

@@ -103,6 +103,10 @@ int update_source_of(const char **out, const json_t *body, struct err *e);
 /* placement_from_body - `placement`: "replicated" or "sharded". @sharded unchanged when absent. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 
+/* selector_from_body - `selector`: "all" or "target", which here are the same: there is no drafter.
+ * @selector  static; unchanged when absent. Errors: ERR_BAD_REQUEST at /selector: a drafter's. */
+int selector_from_body(const char **selector, const json_t *body, struct err *e);
+
 enum { UPDATE_UNNAMED_LEASE_S = 600 }; /* of sessions whose trainers do not know of leases */
 
 /* session_find - the open session, if the route's requests do not name theirs.

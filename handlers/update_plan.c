@@ -409,6 +409,27 @@ int placement_from_body(bool *sharded, const json_t *body, struct err *e)
     return 0;
 }
 
+int selector_from_body(const char **selector, const json_t *body, struct err *e)
+{
+    static const char *const known[] = {"all", "target"};
+    const char *text = NULL;
+
+    if (body_str(&text, body, "", "selector", e) != 0 || text == NULL)
+        return e->code != ERR_NONE ? -1 : 0;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(text, known[i]) != 0)
+            continue;
+        *selector = known[i];
+        return 0;
+    }
+    if (strcmp(text, "draft") == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/selector",
+                       "the weights of a drafter are not taken, and would not be told from the "
+                       "model's: send selector all or target, with the model's tensors");
+    return err_set(e, ERR_BAD_REQUEST, "/selector", "selector '%.32s' is not one of all, target",
+                   text);
+}
+
 int label_check(const char *label, const char *field, struct err *e)
 {
     char copy[VERSION_LABEL_MAX + 1];

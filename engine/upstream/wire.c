@@ -447,6 +447,14 @@ static int sglang_init(struct wire_request *out, const json_t *native,
     return set_body(out, "/init_weights_update_group", body, e);
 }
 
+/* Since 0.5.18. One that says nothing of a selector means all: the model and its drafter. */
+static int sglang_begin(struct wire_request *out, const json_t *native, struct err *e)
+{
+    static const struct pair pairs[] = {{"selector", "selector"}, {0}};
+
+    return set_body(out, "/begin_weight_update", pick(native, pairs), e);
+}
+
 /* As the version that it serves until the update has its name: whoever tells that one has all that
  * came since. Steals body; NULL: no memory. */
 static json_t *marked(json_t *body, const struct wire_about *about)
@@ -474,6 +482,10 @@ static int sglang_from_disk(struct wire_request *out, const json_t *native,
     static const struct pair pairs[] = {
         {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
 
+    if (about->has_begun) /* its end would process what has been processed already */
+        return err_set(e, ERR_BAD_REQUEST, "/path",
+                       "sglang upstreams take files in an update of their own: end the one that "
+                       "has begun with tensors first");
     return set_body(out, "/update_weights_from_disk", unflushed(marked(pick(native, pairs), about)),
                     e);
 }
@@ -503,6 +515,7 @@ static int sglang_from_tensor(struct wire_request *out, const json_t *native,
     static const struct pair pairs[] = {{"serialized_named_tensors", "serialized_named_tensors"},
                                         {"serialized_format", "load_format"},
                                         {"weight_version", "weight_version"},
+                                        {"selector", "selector"},
                                         {0}};
 
     json_t *body = unflushed(marked(pick(native, pairs), about));
@@ -519,6 +532,7 @@ static int sglang_update(struct wire_request *out, const json_t *native,
                                         {"shapes", "shapes"},
                                         {"group_name", "group_name"},
                                         {"weight_version", "weight_version"},
+                                        {"selector", "selector"},
                                         {0}};
     static const char *const unknown[] = {"shm",
                                           "ipc_handles",
@@ -552,13 +566,16 @@ static int sglang_update(struct wire_request *out, const json_t *native,
     return set_body(out, "/update_weights_from_distributed", body, e);
 }
 
-/* Its updates have no end of their own; what is left is the name. */
-static int sglang_finish(struct wire_request *out, const json_t *native, struct err *e)
+/* The end of an update takes no name. Where none has begun, the name is all that is left. */
+static int sglang_finish(struct wire_request *out, const json_t *native,
+                         const struct wire_about *about, struct err *e)
 {
     static const char *const unknown[] = {"checksums", NULL};
 
     if (refuse_given(native, unknown, "sglang", e) != 0)
         return -1;
+    if (about->has_begun)
+        return set_body(out, "/end_weight_update", json_object(), e);
     if (!given(native, "weight_version"))
         return 0;
     return relabel(out, native, e);
@@ -611,10 +628,12 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
         return sglang_init(out, native, about, e);
     case WIRE_LEAVE:
         return set_body(out, "/destroy_weights_update_group", json_object(), e);
+    case WIRE_START:
+        return sglang_begin(out, native, e);
     case WIRE_UPDATE:
         return sglang_update(out, native, about, e);
     case WIRE_FINISH:
-        return sglang_finish(out, native, e);
+        return sglang_finish(out, native, about, e);
     case WIRE_PAUSE:
         return sglang_pause(out, native, e);
     case WIRE_RESUME:
@@ -637,7 +656,7 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
         return refuse_plan("sglang", e);
     case WIRE_LABEL:
         return relabel(out, native, e);
-    default: /* it has no start, proves nothing, and aborts nothing */
+    default: /* it proves nothing, and aborts nothing */
         return 0;
     }
 }

@@ -47,6 +47,7 @@ struct wire_about {
                               version that they are to tell until the update ends; NULL: none */
     bool has_rank_offset;
     uint64_t rank_offset; /* of its first rank in the trainer's group */
+    bool has_begun;       /* its own update is open: WIRE_START was not refused */
 };
 
 enum { WIRE_PATH_MAX = 256 };
@@ -54,6 +55,8 @@ enum { WIRE_PATH_MAX = 256 };
 struct wire_request {
     const char *method; /* static; NULL: this dialect needs nothing sent for it */
     char path[WIRE_PATH_MAX];
+    const char *older; /* static: its path in older releases, to be asked where `path` is a 404;
+                          NULL: the same */
     char *body; /* owned, NUL behind it; NULL: none */
     size_t body_len;
 };

@@ -7,15 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An SGLang is asked what those of before and after say alike: of /get_weight_version the newer
- * ones (of 2026) say only that it is gone. */
+/* Of /get_weight_version the newer SGLangs (of 2026) say only that it is gone; the names of before
+ * for the others they answer with a warning in their log. */
 static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
     [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions"},
     [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size",
                    "/v1/completions"},
-    [WIRE_SGLANG] = {"/get_model_info", NULL, "/get_model_info", "/get_server_info",
-                     "/v1/completions"},
+    [WIRE_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions"},
 };
+static const char *const sglang_before[WIRE_QUESTIONS] = {"/get_model_info", NULL,
+                                                          "/get_model_info", "/get_server_info"};
 
 int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e)
 {
@@ -27,6 +28,7 @@ int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q
     if (paths[d][q] == NULL)
         return 0;
     (void)snprintf(made.path, sizeof made.path, "%s", paths[d][q]);
+    made.older = d == WIRE_SGLANG ? sglang_before[q] : NULL;
     if (q == WIRE_TOKEN) {
         made.body = strdup(one_token);
         if (made.body == NULL)

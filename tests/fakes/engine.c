@@ -3,7 +3,7 @@
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
  *   [--journal N] [--idle-ms N] [--plain-finish]
- *   [--old-flush] [--silent-reset] [--own-kv] */
+ *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -262,12 +262,20 @@ static void parse_dialect(struct options *o, const char *name)
         usage();
 }
 
+/* The last number of 0.5.N. */
+static unsigned sglang_version(const char *text)
+{
+    static const char release[] = "0.5.";
+
+    if (strncmp(text, release, sizeof release - 1) != 0)
+        usage();
+    return (unsigned)number(text + sizeof release - 1);
+}
+
 static void parse_flag(struct options *o, int which)
 {
     if (which == 'F')
         o->plain_finish = true;
-    else if (which == 'O')
-        o->old_flush = true;
     else if (which == 'S')
         o->silent_reset = true;
     else if (which == 'K')
@@ -291,7 +299,7 @@ static void parse_options(struct options *o, int argc, char **argv)
                                           {"journal", 1, NULL, 'j'},
                                           {"idle-ms", 1, NULL, 'I'},
                                           {"plain-finish", 0, NULL, 'F'},
-                                          {"old-flush", 0, NULL, 'O'},
+                                          {"sglang-version", 1, NULL, 'V'},
                                           {"silent-reset", 0, NULL, 'S'},
                                           {"own-kv", 0, NULL, 'K'},
                                           {0}};
@@ -326,6 +334,9 @@ static void parse_options(struct options *o, int argc, char **argv)
         case 'i':
             o->interval_us = number(optarg);
             break;
+        case 'V':
+            o->sglang = sglang_version(optarg);
+            break;
         case 'P':
             o->pad = number(optarg);
             break;
@@ -359,7 +370,8 @@ static int open_signals(void)
 int main(int argc, char **argv)
 {
     static struct engine engine = {
-        .o = {.model = "double", .world_size = 1, .n_tokens = 16, .n_journal = 65536}};
+        .o = {
+            .model = "double", .world_size = 1, .n_tokens = 16, .n_journal = 65536, .sglang = 23}};
     struct engine *e = &engine;
     struct rlimit limit;
     int guard = -1;

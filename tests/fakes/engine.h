@@ -48,7 +48,7 @@ struct options {
     uint64_t interval_us; /* between two tokens of one request */
     uint64_t idle_us;     /* a connection without a request is closed then; 0: never */
     bool plain_finish;    /* a vLLM whose end of an update takes no name */
-    bool old_flush;       /* an SGLang before 0.5.23: what was retracted keeps its cache */
+    unsigned sglang;      /* an SGLang's version: 23 is 0.5.23 */
     bool silent_reset;    /* a vLLM before 0.28: a reset answers nothing, done or not */
     bool own_kv; /* what is held may go on with the KV of other weights, as it was told to */
 };

@@ -1,10 +1,33 @@
-/* SGLang's control routes. Its updates have neither start nor finish: each overwrites what serves,
- * and a weight_version is all that says which was the last. */
+/* SGLang's control routes. Each update overwrites what serves, and a weight_version is all that
+ * says which was the last. Since 0.5.18 tensors are taken between a begin and an end only, files at
+ * any time. */
 #include "tests/fakes/engine.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+/* The first release, as 0.5.N, that has the newer names of what it says of itself; that begins and
+ * ends updates; whose retracted requests keep no cache. */
+enum { NEW_NAMES = 6, BEGINS = 18, RETRACTS = 23 };
+
+/* False: it has no such route, as its framework says. */
+static bool has_route(struct conn *c, unsigned since)
+{
+    if (c->e->o.sglang >= since)
+        return true;
+    if (c->entry != NULL)
+        c->entry->executed = false;
+    conn_reply_json(c, 404, json_pack("{s:s}", "detail", "Not Found"));
+    return false;
+}
+
+static void refuse(struct conn *c, const char *message)
+{
+    if (c->entry != NULL)
+        c->entry->executed = false;
+    conn_reply_json(c, 400, json_pack("{s:b, s:s}", "success", 0, "message", message));
+}
 
 static void say(struct conn *c, const char *message)
 {
@@ -27,6 +50,12 @@ static void model_info(struct conn *c, const json_t *body)
                               "preferred_sampling_params", "weight_version", e->label));
 }
 
+static void model_info_new(struct conn *c, const json_t *body)
+{
+    if (has_route(c, NEW_NAMES))
+        model_info(c, body);
+}
+
 /* Its releases of 2026 have the route, and no answer. */
 static void weight_version(struct conn *c, const json_t *body)
 {
@@ -40,13 +69,21 @@ static void weight_version(struct conn *c, const json_t *body)
 static void server_info(struct conn *c, const json_t *body)
 {
     const struct engine *e = c->e;
+    char version[16];
 
     (void)body;
+    (void)snprintf(version, sizeof version, "0.5.%u", e->o.sglang);
     conn_reply_json(c, 200,
                     json_pack("{s:s, s:i, s:i, s:i, s:s, s:s, s:[{s:I}]}", "model_path", e->o.model,
                               "tp_size", (int)e->o.world_size, "pp_size", 1, "dp_size", 1,
-                              "weight_version", e->label, "version", "0.5.9", "internal_states",
+                              "weight_version", e->label, "version", version, "internal_states",
                               "num_running_reqs", (json_int_t)e->n_running));
+}
+
+static void server_info_new(struct conn *c, const json_t *body)
+{
+    if (has_route(c, NEW_NAMES))
+        server_info(c, body);
 }
 
 static void load(struct conn *c, const json_t *body)
@@ -66,7 +103,7 @@ static void load(struct conn *c, const json_t *body)
  * before its door, and what was retracted has none, though a version before 0.5.23 counts it. */
 static bool may_flush(const struct engine *e)
 {
-    if (state_holds_kv(e, e->o.old_flush))
+    if (state_holds_kv(e, e->o.sglang < RETRACTS))
         return false;
     return e->pause != PAUSE_NONE || state_waiting(e) == 0;
 }
@@ -84,7 +121,7 @@ static bool flush_after(struct conn *c, const json_t *body)
         cache_reset(&c->e->cache);
         return true;
     }
-    if (c->e->o.old_flush)
+    if (c->e->o.sglang < RETRACTS)
         engine_restart(c->e, 200);
     else
         conn_reply_json(c, 400, json_pack("{s:b, s:s}", "success", 0, "message", refused));
@@ -129,8 +166,56 @@ static void received(struct conn *c, const json_t *body)
         say(c, "Succeeded to update the weights.");
 }
 
+static void begin(struct conn *c, const json_t *body)
+{
+    static const char *const selectors[] = {"target", "draft", "all"};
+    const char *selector = text_member(body, "selector", "all");
+    bool known = false;
+
+    if (!has_route(c, BEGINS))
+        return;
+    for (size_t i = 0; i < sizeof selectors / sizeof selectors[0]; i++)
+        known = known || strcmp(selectors[i], selector) == 0;
+    if (!known) {
+        conn_refuse(c, 422, "bad_request", "selector '%.32s'", selector);
+    } else if (c->e->phase == UPDATE_OPEN) {
+        refuse(c, "a weight-update session is already open; call end_weight_update() first");
+    } else {
+        c->e->phase = UPDATE_OPEN;
+        say(c, "Success");
+    }
+}
+
+static void end(struct conn *c, const json_t *body)
+{
+    (void)body;
+    if (!has_route(c, BEGINS))
+        return;
+    if (c->e->phase != UPDATE_OPEN) {
+        refuse(c, "no weight-update session is open; call begin_weight_update() first");
+        return;
+    }
+    c->e->phase = UPDATE_COMMITTED;
+    say(c, "Success");
+}
+
+/* False: refused, in its own words. */
+static bool may_update(struct conn *c, const char *route)
+{
+    char message[160];
+
+    if (c->e->o.sglang < BEGINS || c->e->phase == UPDATE_OPEN)
+        return true;
+    (void)snprintf(message, sizeof message,
+                   "%s must run between begin_weight_update() and end_weight_update()", route);
+    refuse(c, message);
+    return false;
+}
+
 static void update(struct conn *c, const json_t *body)
 {
+    if (!may_update(c, "update_weights_from_distributed"))
+        return;
     if (!state_columns(c, body, "names", "dtypes"))
         return;
     if (c->e->group == NULL)
@@ -143,6 +228,8 @@ static void update_tensor(struct conn *c, const json_t *body)
 {
     size_t n = json_array_size(json_object_get(body, "serialized_named_tensors"));
 
+    if (!may_update(c, "update_weights_from_tensor"))
+        return;
     if (n != c->e->o.world_size)
         conn_refuse(c, 400, "bad_request", "%zu serialized_named_tensors for %u ranks", n,
                     c->e->o.world_size);
@@ -178,9 +265,10 @@ static void relabel(struct conn *c, const json_t *body)
     if (json_object_get(body, "abort_all_requests") == NULL ||
         true_member(body, "abort_all_requests"))
         (void)state_abort(c->e, NULL, true);
-    /* It cannot tell which name is the last word: those of before and of half an update are none.
-     */
-    if (is_unfinished(label) || (c->e->torn && strcmp(label, c->e->whole) == 0))
+    /* It cannot tell which name is the last word: those of before and of half an update are none,
+     * nor is what is said before an update has ended. */
+    if (is_unfinished(label) || c->e->phase == UPDATE_OPEN ||
+        (c->e->torn && strcmp(label, c->e->whole) == 0))
         state_name(c->e, label);
     else
         state_commit(c->e, label);
@@ -317,13 +405,15 @@ static void lora_unload(struct conn *c, const json_t *body)
 const struct route sglang_routes[] = {
     {SGLANG, "GET", "/health_generate", "health", reply_empty, false},
     {SGLANG, "GET", "/get_model_info", "who", model_info, false},
-    {SGLANG, "GET", "/model_info", "who", model_info, false},
+    {SGLANG, "GET", "/model_info", "who", model_info_new, false},
     {SGLANG, "GET", "/get_weight_version", "who", weight_version, false},
     {SGLANG, "GET", "/get_server_info", "ranks", server_info, false},
-    {SGLANG, "GET", "/server_info", "ranks", server_info, false},
+    {SGLANG, "GET", "/server_info", "ranks", server_info_new, false},
     {SGLANG, "GET", "/get_load", "load", load, false},
     {SGLANG, "POST", "/init_weights_update_group", "init", init, false},
     {SGLANG, "POST", "/destroy_weights_update_group", "leave", leave, false},
+    {SGLANG, "POST", "/begin_weight_update", "start", begin, false},
+    {SGLANG, "POST", "/end_weight_update", "end", end, false},
     {SGLANG, "POST", "/update_weights_from_distributed", "update", update, false},
     {SGLANG, "POST", "/update_weights_from_tensor", "update", update_tensor, false},
     {SGLANG, "POST", "/update_weights_from_disk", "update", update_disk, false},

@@ -532,7 +532,7 @@ def main():
     faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)
     world = World(*sys.argv[1:8])
     with world.serve_model() as server:
-        for name in "slime", "areal", "verl":
+        for name in "slime", "areal", "verl", "miles":
             session(world, server, name)
         for part in (one_by_one, half, anew, groups, disk, labels, requests, memory, values, views,
                      refusals, adapters):

@@ -188,8 +188,8 @@ def options():
 
 def held_by_old(dialect):
     """As older engines do it: an SGLang keeps what it retracts, a vLLM does not say what it did."""
-    option = {"vllm": "--silent-reset", "sglang": "--old-flush"}[dialect]
-    with double(dialect, "--interval-us", 2000, option) as d:
+    options = {"vllm": ["--silent-reset"], "sglang": ["--sglang-version", "0.5.16"]}[dialect]
+    with double(dialect, "--interval-us", 2000, *options) as d:
         running = d.stream("/v1/completions", completion(LONG))
         next(running)
         pause(d, "keep")

@@ -78,16 +78,30 @@ def sglang_update(d):
     refused(d, 400, "POST", "/update_weights_from_distributed", columns)
     said = refused(d, 400, "POST", "/init_weights_update_group", dict(NCCL, rank_offset=2))
     assert said["success"] is False, said
+    said = refused(d, 400, "POST", "/update_weights_from_distributed", columns)
+    assert said == {"success": False, "message": "update_weights_from_distributed must run between "
+                    "begin_weight_update() and end_weight_update()"}, said
+    refused(d, 400, "POST", "/update_weights_from_tensor", {"serialized_named_tensors": ["a", "b"]})
+    refused(d, 400, "POST", "/end_weight_update", {})
     d.post("/init_weights_update_group", dict(NCCL, master_port="29500"))
+    refused(d, 422, "POST", "/begin_weight_update", {"selector": "odd"})
+    d.post("/begin_weight_update")
+    refused(d, 400, "POST", "/begin_weight_update", {})
     d.post("/update_weights_from_distributed", columns)
     serves_afresh(d, "torn")
     d.post("/update_weight_version", {"new_version": "step-1", "abort_all_requests": False})
+    serves_afresh(d, "torn")
+    d.post("/end_weight_update")
+    refused(d, 400, "POST", "/update_weights_from_distributed", columns)
+    d.post("/update_weight_version", {"new_version": "step-1", "abort_all_requests": False})
     serves_afresh(d, "step-1")
+    d.post("/begin_weight_update", {"selector": "all"})
     d.post("/update_weights_from_distributed", dict(columns, weight_version="step-2"))
     serves_afresh(d, "step-2")
     refused(d, 400, "POST", "/update_weights_from_tensor", {"serialized_named_tensors": ["a"]})
     d.post("/update_weights_from_tensor", {"serialized_named_tensors": ["a", "b"], "weight_version": "step-3"})
     serves_afresh(d, "step-3")
+    d.post("/end_weight_update")
     refused(d, 400, "POST", "/update_weights_from_disk", {"model_path": "/nowhere"})
     d.post("/update_weights_from_disk", {"model_path": "/", "weight_version": "step-4"})
     serves_afresh(d, "step-4")
@@ -237,7 +251,9 @@ def in_the_middle(d):
                  ("/finish_weight_update", {"weight_version": "step-1"})]
     else:
         d.post("/init_weights_update_group", NCCL)
+        d.post("/begin_weight_update")
         steps = [("/update_weights_from_distributed", dict(columns, flush_cache=False)),
+                 ("/end_weight_update", {}),
                  ("/update_weight_version", {"new_version": "step-1", "abort_all_requests": False})]
     for path, body in steps:
         d.post(path, body)
@@ -255,7 +271,10 @@ def overwrite(d, label, **more):
     """An update that leaves the cache as it is, unless told otherwise."""
     columns = dict(COLUMNS, dtypes=DTYPES, weight_version=label, **{"flush_cache": False, **more})
     if d.dialect == "sglang":
-        return d.ask("POST", "/update_weights_from_distributed", columns)
+        d.post("/begin_weight_update")
+        said = d.ask("POST", "/update_weights_from_distributed", columns)
+        d.post("/end_weight_update")
+        return said
     d.post("/start_weight_update")
     d.post("/update_weights", {"update_info": dict(COLUMNS, dtype_names=DTYPES)})
     return d.ask("POST", "/finish_weight_update", {"weight_version": label})

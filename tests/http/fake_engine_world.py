@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import time
 
 WAIT_S = 60
 TAGS, STEPS = 997, 256
+SGLANG = os.environ.get("FAKE_SGLANG", "0.5.23")  # the release that its doubles are of
 
 
 def fnv1a(data):
@@ -63,8 +65,9 @@ class Double:
     must_be_fresh = True
 
     def __init__(self, binary, dialect, *options):
+        age = ["--sglang-version", SGLANG] if dialect == "sglang" else []
         self.dialect, self.process = dialect, subprocess.Popen(
-            [binary, "--dialect", dialect, *map(str, options)], stdout=subprocess.PIPE, text=True)
+            [binary, "--dialect", dialect, *age, *map(str, options)], stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
         assert self.url, f"the double did not start: {self.process.wait(WAIT_S)}"
         self.port = None if self.url.startswith("unix:") else int(self.url.rsplit(":", 1)[1])

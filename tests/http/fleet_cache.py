@@ -440,7 +440,7 @@ def main():
         with_fleet([held, queued], WHICH, engine=(*SLOW, "--silent-reset"))
         with_fleet([quietly], WHICH, options=continues["options"], engine=(*continues["engine"], "--silent-reset"))
     else:
-        with_fleet([old_sglang, queued_while_held], WHICH, engine=(*SLOW, "--old-flush", "--own-kv"))
+        with_fleet([old_sglang, queued_while_held], WHICH, engine=(*SLOW, "--sglang-version", "0.5.16", "--own-kv"))
 
 
 main()

@@ -9,13 +9,15 @@ import json
 import threading
 
 import fleet_control
-from fake_engine_world import PROMPT, expected, ids_of
+from fake_engine_world import PROMPT, SGLANG, expected, ids_of
 from fleet_control import LABELS, WHICH, Fleet, mend, ok_of, reboot, refused, told
 from fleet_world import until
 
 VLLM = WHICH == "vllm"
-ASK = "GET /weight_info" if VLLM else "GET /get_model_info"
+BEGINS = VLLM or SGLANG == "0.5.23"  # told to start and to finish each update
+ASK = "GET /weight_info" if VLLM else "GET /model_info"
 NAME = "POST /update_weight_version"
+CLOSE = "finish" if VLLM else "end"
 RENAME = "relabel" if VLLM else "finish"  # to a name of no unfinished update
 MARK = "baton:unfinished:"
 
@@ -74,8 +76,9 @@ def restart(d):
 AFTER = {("mark", False): (None, None), ("mark", True): (None, "old"),
          ("start", False): (None, None), ("start", True): (None, None),
          ("update", False): (None, None), ("update", True): (None, None),
+         ("end", False): (None, None), ("end", True): (None, None),
          ("finish", False): ("new", "new"), ("finish", True): ("new", None)}
-STAGES = [s for s in AFTER if VLLM or s[0] != "start"]
+STAGES = [s for s in AFTER if s[0] not in ("start", "end") or BEGINS and not (VLLM and s[0] == "end")]
 
 
 def update_until_killed(g, label):
@@ -267,13 +270,13 @@ def restarted_before(f):
     if not VLLM:  # which takes no tensors without a start
         for i, d in enumerate(f.doubles):
             d.order(*(("update", "status") if i != bad else ("finish", "hang")), status=413)
-        assert send(f, mine)[0] == 413 and f.ops(bad) == ["resume"], f.ops(bad)
+        assert send(f, mine)[0] == 413 and f.ops(bad) == ["end"] * BEGINS + ["resume"], f.ops(bad)
     assert send(f, mine)[0] == 200
     said = f.front.post("/v1/update_weights/finish", mine)
     assert ok_of(said) == one_but(n, bad, False, True), said
     f.wait(*one_but(n, bad, "fenced" if VLLM else "unsynced", "serving"))
     assert f.versions() == one_but(n, bad, "step-0", label) and f.pauses() == [None] * n
-    assert f.ops(bad) == (["update"] if VLLM else ["resume"]), f.ops(bad)  # which vLLM refuses: nothing is open
+    assert f.ops(bad) == (["update"] if VLLM else ["end"] * BEGINS + ["resume"]), f.ops(bad)  # which vLLM refuses: nothing is open
     mend(f)
 
 
@@ -390,8 +393,7 @@ def refused_at_the_door(f):
         assert ok_of(said) == one_but(n, bad, False, True), said
         f.wait(*one_but(n, bad, "unsynced", "serving"))
         assert f.pauses() == [None] * n and f.versions() == one_but(n, bad, before[bad], label)
-        assert f.ops(bad) == ["pause", "mark", *(["start", "update", "finish"] if VLLM else ["update"]), RENAME,
-                              "resume"], f.ops(bad)
+        assert f.ops(bad) == ["pause", "mark", "start", "update", *[CLOSE] * BEGINS, RENAME, "resume"], f.ops(bad)
         mend(f)
 
 

@@ -54,6 +54,7 @@ ROLES = {
         /skyrl/v1/load_lora_adapter /fetch_weights /init_weight_update_communicator
         /init_weight_transfer /update_weights_skyrl /finalize_weight_update
         /destroy_weights_update_group /init_weights_update_group
+        /begin_weight_update /end_weight_update
         /update_weights_from_distributed /update_weights_from_disk /update_weights_from_ipc
         /update_weights_from_tensor /get_weights_by_name
         /pause_generation /continue_generation /flush_cache

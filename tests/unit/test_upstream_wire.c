@@ -75,7 +75,17 @@ static const struct row rows[] = {
      "{\"master_address\":\"h\",\"master_port\":1,\"world_size\":3,\"rank_offset\":1,"
      "\"group_name\":\"g\",\"backend\":\"nccl\"}"},
     {WIRE_SGLANG, WIRE_INIT, "{\"transport\":\"ipc\"}", NULL, NULL},
-    {WIRE_SGLANG, WIRE_START, "{}", NULL, NULL},
+    {WIRE_SGLANG, WIRE_START, "{\"weight_version\":\"a\"}", "POST /begin_weight_update", "{}"},
+    {WIRE_SGLANG, WIRE_START, "{\"selector\":\"target\"}", "POST /begin_weight_update",
+     "{\"selector\":\"target\"}"},
+    {WIRE_SGLANG, WIRE_UPDATE, "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\"}",
+     "POST /update_weights_from_tensor",
+     "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\",\"flush_cache\":false}"},
+    {WIRE_SGLANG, WIRE_UPDATE,
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"selector\":\"all\"}",
+     "POST /update_weights_from_distributed",
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"selector\":\"all\","
+     "\"flush_cache\":false}"},
     {WIRE_SGLANG, WIRE_RENEW, "{}", NULL, NULL},
     {WIRE_SGLANG, WIRE_LABEL, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
      "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
@@ -568,11 +578,32 @@ static void test_wire_resets_surely_takes_silence_for_no_proof(void **state)
     for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
         json_t *native = json_loads(said[i].native, 0, NULL);
 
-        assert_int_equal(wire_resets_surely(said[i].dialect, native, said[i].answer,
-                                            strlen(said[i].answer)),
-                         said[i].surely);
+        assert_int_equal(
+            wire_resets_surely(said[i].dialect, native, said[i].answer, strlen(said[i].answer)),
+            said[i].surely);
         json_decref(native);
     }
+}
+
+/* What ends an update that has begun takes no name, and nothing that begins none. */
+static void test_wire_make_of_what_has_begun(void **state)
+{
+    static const struct wire_about begun = {.update_id = "upd-7", .has_begun = true};
+    json_t *native = parse("{\"weight_version\":\"a\"}"), *file = parse("{\"path\":\"/w\"}");
+    struct wire_request r;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(wire_make(&r, WIRE_SGLANG, WIRE_FINISH, native, &begun, &e), 0);
+    assert_string_equal(r.path, "/end_weight_update");
+    assert_string_equal(r.body, "{}");
+    wire_request_fini(&r);
+    assert_int_equal(wire_make(&r, WIRE_SGLANG, WIRE_UPDATE, file, &begun, &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field, "/path");
+    assert_null(r.method);
+    json_decref(native);
+    json_decref(file);
 }
 
 int main(void)
@@ -593,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_wire_read_name_takes_what_it_says),
         cmocka_unit_test(test_wire_read_name_shows_that_it_is_too_long),
         cmocka_unit_test(test_wire_ask_and_names),
+        cmocka_unit_test(test_wire_make_of_what_has_begun),
         cmocka_unit_test(test_wire_read_label),
     };
 

@@ -1,0 +1,166 @@
+"""Tensors for an SGLang stand between a begin and an end where it has them, and an end that is missing is made good.
+
+Usage: as fleet_control.py, with sglang.
+"""
+
+import json
+
+from fake_engine_world import PROMPT, expected, ids_of
+from fleet_control import BROADCAST, COLUMNS, FILE, JOIN, LABELS, RANKS, Fleet, mend, ok_of, reboot, refused, told
+
+OLD = ("--weight-version", "step-0", "--sglang-version", "0.5.16")
+OLDEST = ("--weight-version", "step-0", "--sglang-version", "0.5.2")
+
+
+def serves_now(f, label):
+    status, said = f.front.ask("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 3})
+    assert status == 200 and ids_of(said["choices"][0]["text"]) == expected(PROMPT, label, 0, 3), (label, said)
+
+
+def bodies(d, op):
+    return [json.loads(r["body"]) for r in d.journal(op)]
+
+
+def group(f):
+    f.front.post("/init_weights_update_group", dict(JOIN, rank_offset=1, world_size=1 + RANKS * len(f.doubles),
+                                                    group_name="weights", backend="nccl"))
+
+
+def trainer(f):
+    """As Miles does it: begin, tensors, end; what was sent is served under the name that it has then."""
+    label = next(LABELS)
+    f.front.post("/pause_generation", {"mode": "retract"})
+    f.front.post("/flush_cache")
+    f.clean()
+    assert f.front.post("/begin_weight_update", {"selector": "target"})["success"]
+    for i in range(2):
+        one = {m: column[i:i + 1] for m, column in COLUMNS.items()}
+        said = f.front.post("/update_weights_from_distributed",
+                            dict(one, group_name="weights", weight_version=label, selector="target"))
+        assert said["success"], said
+    assert f.front.post("/end_weight_update")["success"]
+    f.front.post("/continue_generation")
+    for i, d in enumerate(f.doubles):
+        assert f.ops(i) == ["mark", "start", "update", "update", "reset_cache", "end", "finish", "resume"], f.ops(i)
+        assert bodies(d, "start") == [{"selector": "target"}], bodies(d, "start")
+        assert [b["selector"] for b in bodies(d, "update")] == ["target"] * 2
+    assert f.versions() == [label] * len(f.doubles)
+    serves_now(f, label)
+    f.label = label
+
+
+def drafts(f):
+    """Never taken for the model's, whichever route they come by."""
+    before = f.versions()
+    f.clean()
+    draft = {"selector": "draft"}
+    for path, body in (("/begin_weight_update", draft),
+                       ("/update_weights_from_distributed", dict(COLUMNS, group_name="weights", **draft)),
+                       ("/update_weights_from_tensor", dict(draft, serialized_named_tensors=["a"] * RANKS))):
+        said = refused(f, 400, "POST", path, body)
+        assert "drafter" in json.dumps(said), said
+    said = refused(f, 400, "POST", "/v1/update_weights/start", draft, "bad_request")
+    assert said["error"]["param"] == "/selector", said
+    refused(f, 400, "POST", "/begin_weight_update", {"selector": "odd"})
+    assert f.versions() == before and f.came("start") == [] and f.came("update") == []
+
+
+def files(f):
+    """Those need neither, and are not taken where tensors have come before."""
+    label = next(LABELS)
+    f.clean()
+    f.front.post("/v1/update_weights", {"path": FILE, "weight_version": label})
+    assert f.came("start") == f.came("end") == [] and f.versions() == [label] * len(f.doubles)
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {})["update_id"]}
+    f.front.post("/v1/update_weights", dict(BROADCAST, **mine))
+    said = refused(f, 400, "POST", "/v1/update_weights", dict(mine, path=FILE), "bad_request")
+    assert said["error"]["param"] == "/path", said
+    f.front.post("/v1/update_weights/finish", mine)
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {})["update_id"]}
+    f.clean()
+    f.front.post("/v1/update_weights", dict(mine, path=FILE))
+    assert f.came("start") == []
+    f.front.post("/v1/update_weights", dict(BROADCAST, **mine))
+    assert len(f.came("start")) == len(f.doubles)
+    f.front.post("/v1/update_weights/finish", mine)
+
+
+def failed(f):
+    """Whatever failed, what began is ended, or is before the next one begins: files, too."""
+    n, bad = len(f.doubles), 1
+    d = f.doubles[bad]
+    for op, fault, more in (("update", "status", {"status": 400}), ("update", "hang", {}), ("end", "status", {}),
+                            ("end", "hang", {}), ("start", "hang", {"acts": True}), ("finish", "close_before", {})):
+        for again in ("tensors", "file"):
+            f.clean()
+            d.order(op, fault, **more)
+            step, status, said = f.update(next(LABELS))
+            assert step is None and ok_of(said) == [i != bad for i in range(n)], (op, fault, step, said)
+            state = "unsynced" if op == "start" else "fenced"  # nothing has come there
+            f.wait(*[state if i == bad else "serving" for i in range(n)])
+            f.clean()
+            if again == "file":
+                label = next(LABELS)
+                f.front.post("/v1/update_weights", {"path": FILE, "weight_version": label})
+                assert f.versions() == [label] * n and d.state()["update"] != "open", (op, fault, d.state())
+            f.update_all()
+            f.wait(*["serving"] * n)
+            serves_now(f, f.label)
+
+
+def begun_by_another(f):
+    """One in rotation that somebody else updates is left alone."""
+    n, bad = len(f.doubles), 1
+    d = f.doubles[bad]
+    d.post("/begin_weight_update")
+    f.clean()
+    step, _, said = f.update(next(LABELS))
+    assert step is None and ok_of(said) == [i != bad for i in range(n)], (step, said)
+    assert "already open" in json.dumps(said) and f.ops(bad).count("end") == 0, (said, f.ops(bad))
+    reboot(d)
+    f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
+    mend(f)
+
+
+def aborted(f):
+    """Given up after its first byte."""
+    n = len(f.doubles)
+    mine = {"update_id": f.front.post("/v1/update_weights/start", {})["update_id"]}
+    f.front.post("/v1/update_weights", dict(f.part(0), **mine))
+    f.front.post("/v1/update_weights/abort", mine)
+    assert len(f.came("end")) >= n and f.states() == ["fenced"] * n
+    f.update_all()
+    f.wait(*["serving"] * n)
+
+
+def old():
+    """Of before 0.5.18: no begin, no end, and no selector but all."""
+    for engine in (OLD, OLDEST):
+        with Fleet(*["sglang"] * 2, engine=engine) as g:
+            g.update_all()
+            g.clean()
+            g.update_all()
+            assert g.ops(0) == ["init", "pause", "mark", "start", "update", "reset_cache", "finish", "resume"], g.ops(0)
+            assert [(r["status"], r["executed"]) for r in g.doubles[0].journal("start")] == [(404, False)]
+            asked = {(r["status"], r["path"]) for r in g.doubles[0].journal("who")}
+            assert (404, "/model_info") in asked if engine is OLDEST else asked == {(200, "/model_info")}, asked
+            serves_now(g, g.label)
+            before = g.versions()
+            step, status, said = g.update(next(LABELS), dict(BROADCAST, selector="target"))
+            assert step == "update" and status >= 400 and g.versions() == before, (status, said)
+            assert g.front.ask("POST", "/v1/update_weights/abort", g.id)[0] in (200, 409, 410)
+            g.update_all()
+
+
+def main():
+    with open(FILE, "wb") as out:  # whose names nobody here reads
+        out.write(b"weights")
+    told("old", old)
+    with Fleet(*["sglang"] * 3, min_ready=2) as f:
+        f.update_all()
+        group(f)
+        for p in (trainer, drafts, files, failed, begun_by_another, aborted):
+            told(p.__name__, p, f)
+
+
+main()
