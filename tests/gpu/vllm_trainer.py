@@ -1,0 +1,73 @@
+"""What runs in the trainer's process of test_vllm_real.py, on GPU 0: vLLM's own trainer code,
+unmodified. Only the iterator of tensors is ours, so that it can stop in mid transfer."""
+
+import os
+import pathlib
+import time
+
+import gpu_world as world
+import test_ipc_torch as ipc
+
+GATE_S = 120  # how long an iterator waits at its gate
+
+
+def be(state):
+    import torch
+    import vllm
+
+    torch.cuda.set_device(0)
+    torch.zeros(1, device="cuda")
+    state.group = None
+    return vllm.__version__
+
+
+def load(state, step):
+    """The next weights; their names, dtypes and shapes."""
+    from safetensors.torch import load_file
+
+    state.named = list(load_file(ipc.CHECKPOINTS / f"{step}.safetensors", device="cuda:0").items())
+    return world.columns(state.named)
+
+
+def join(state, port, world_size):
+    """Rank 0 of the group: store, id, init and warm-up are vLLM's."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    place = {"master_address": "127.0.0.1", "master_port": port, "world_size": world_size}
+    state.group = NCCLWeightTransferEngine.trainer_init(place)
+
+
+def _tensors(state, gate):
+    """@gate  None, or (folder, i): before tensor number i, says so in folder/reached and waits for
+    folder/open."""
+    for i, pair in enumerate(state.named):
+        if gate is not None and i == gate[1]:
+            _wait_at(pathlib.Path(gate[0]))
+        yield pair
+
+
+def _wait_at(folder):
+    (folder / "reached").touch()
+    end = time.monotonic() + GATE_S
+    while not os.path.exists(folder / "open"):
+        if time.monotonic() > end:
+            raise TimeoutError(f"the gate was not opened within {GATE_S} s")
+        time.sleep(0.005)
+
+
+def send_by_nccl(state, members, gate=None):
+    """@members  packed, packed_buffer_size_bytes, packed_num_buffers: as in the update's info"""
+    import torch
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    args = {"group": state.group, **members}
+    NCCLWeightTransferEngine.trainer_send_weights(_tensors(state, gate), args)
+    torch.cuda.synchronize()
+
+
+def send_by_ipc(state, url, members, gate=None):
+    """It posts /update_weights by itself, once or for each chunk."""
+    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+
+    args = {"send_mode": "http", "url": url, **members}
+    IPCWeightTransferEngine.trainer_send_weights(_tensors(state, gate), args)
