@@ -1,7 +1,9 @@
-/* What upstreams cached of prompts and images was made by the weights that they had then. An update
- * that overwrites those weights empties the caches before it ends, while its upstreams stand still,
+/* What upstreams cached of prompts was made by the weights that they had then. An update that
+ * overwrites those weights empties these caches before it ends, while its upstreams stand still,
  * whatever paused them and whatever resumes them: no request that is sent after it reads an entry
- * of another version.
+ * of another version. That is: the prefix cache, a vLLM's cache of encoder outputs (images), and an
+ * SGLang's storage beyond its memory (HiCache). An SGLang has no route that empties its cache of
+ * image embeddings; those stay.
  *
  * A cache cannot be emptied while a request holds KV. By default held requests are preempted, and
  * compute their KV again with the new weights. With --on-update continue, or in an SGLang before
@@ -57,12 +59,17 @@ static bool picks_held(const struct emptying *x, size_t i)
            x->why[i].code != ERR_NONE;
 }
 
-/* An engine that has no such cache has no route for it. A vLLM that is not in development mode has
- * no route to empty its prefixes by, nor any for updates; only its adapters can have changed. */
+/* An engine that has no such cache has no route for it; an SGLang without HiCache answers 400 where
+ * one with it answers 200. A vLLM that is not in development mode has no route to empty its
+ * prefixes by, nor any for updates; only its adapters can have changed. */
 static bool has_none(enum wire_op op, bool lenient, const struct fleet_said *said)
 {
-    return (op == WIRE_RESET_ENCODER || (op == WIRE_RESET_CACHE && lenient)) &&
-           said->end == FLEET_REFUSED && (said->status == 404 || said->status == 405);
+    bool optional = op == WIRE_RESET_ENCODER || op == WIRE_RESET_STORAGE || lenient;
+
+    if (said->end != FLEET_REFUSED)
+        return false;
+    return (op == WIRE_RESET_STORAGE && said->status == 400) ||
+           (optional && (said->status == 404 || said->status == 405));
 }
 
 static void judge(const struct emptying *x, size_t i, enum wire_op op, const json_t *body,
@@ -130,6 +137,7 @@ void fleet_empty(struct app *app, const struct fleet_cached *list, size_t n, str
         ask(&x, WIRE_RESET_CACHE, picks_held);
     }
     ask(&x, WIRE_RESET_ENCODER, picks_clean);
+    ask(&x, WIRE_RESET_STORAGE, picks_clean);
 }
 
 static void log_stale(const struct app *app, size_t upstream, const struct err *why)

@@ -301,15 +301,19 @@ static int refuse_missing(const struct fleet_cover *c, uint32_t n_missing, struc
 
     name_missing(c->tally, n_missing, names, sizeof names);
     if (c->spec->from != NULL)
-        return err_set(e, ERR_INCOMPLETE, "",
-                       "%" PRIu32 " of the %" PRIu32
-                       " tensors of %s are missing: %s; send them all",
-                       n_missing, n, c->spec->from, names);
-    return err_set(e, ERR_INCOMPLETE, "",
-                   "%" PRIu32 " of the %" PRIu32
-                   " tensors that the last whole update brought are missing: %s; send them all; "
-                   "where the model's list is another now, start the server anew",
-                   n_missing, n, names);
+        return err_set(
+            e, ERR_INCOMPLETE, "",
+            "%" PRIu32 " of the %" PRIu32
+            " tensors of %s are missing: %s; send them all: the upstreams that took part "
+            "of it are fenced (they get no requests) until a whole update ends well",
+            n_missing, n, c->spec->from, names);
+    return err_set(
+        e, ERR_INCOMPLETE, "",
+        "%" PRIu32 " of the %" PRIu32
+        " tensors that the last whole update brought are missing: %s; send them all: the "
+        "upstreams that took part of it are fenced (they get no requests) until a whole "
+        "update ends well; where the model's list is another now, start the server anew",
+        n_missing, n, names);
 }
 
 int fleet_cover_prove(const struct fleet_session *s, struct err *e)

@@ -644,6 +644,8 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
         return sglang_memory(out, "/resume_memory_occupation", native, e);
     case WIRE_RESET_CACHE:
         return set_body(out, "/flush_cache", json_object(), e);
+    case WIRE_RESET_STORAGE:
+        return set_path(out, "POST", "/hicache/storage-backend/clear");
     case WIRE_RETRACT:
         return set_body(out, "/pause_generation", json_pack("{s:s}", "mode", "retract"), e);
     case WIRE_ABORT_REQUESTS:

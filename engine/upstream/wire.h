@@ -31,6 +31,7 @@ enum wire_op {
     WIRE_WAKE,
     WIRE_RESET_CACHE,   /* of prefixes; "running": preempt what runs, "external": beyond it too */
     WIRE_RESET_ENCODER, /* of what was made of images: where that is another cache */
+    WIRE_RESET_STORAGE, /* of prefixes in the storage beyond an SGLang's memory (HiCache) */
     WIRE_RETRACT,       /* what is held gives up its KV: where its reset does not do that */
     WIRE_ABORT_REQUESTS,
     WIRE_LORA_LOAD,

@@ -3,7 +3,7 @@
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
  *   [--journal N] [--idle-ms N] [--plain-finish]
- *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] */
+ *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] [--hicache] */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -280,29 +280,24 @@ static void parse_flag(struct options *o, int which)
         o->silent_reset = true;
     else if (which == 'K')
         o->own_kv = true;
+    else if (which == 'H')
+        o->hicache = true;
     else
         usage();
 }
 
 static void parse_options(struct options *o, int argc, char **argv)
 {
-    static const struct option known[] = {{"dialect", 1, NULL, 'd'},
-                                          {"port", 1, NULL, 'p'},
-                                          {"unix", 1, NULL, 'u'},
-                                          {"model", 1, NULL, 'm'},
-                                          {"world-size", 1, NULL, 'w'},
-                                          {"weight-version", 1, NULL, 'v'},
-                                          {"key", 1, NULL, 'k'},
-                                          {"tokens", 1, NULL, 't'},
-                                          {"interval-us", 1, NULL, 'i'},
-                                          {"pad", 1, NULL, 'P'},
-                                          {"journal", 1, NULL, 'j'},
-                                          {"idle-ms", 1, NULL, 'I'},
-                                          {"plain-finish", 0, NULL, 'F'},
-                                          {"sglang-version", 1, NULL, 'V'},
-                                          {"silent-reset", 0, NULL, 'S'},
-                                          {"own-kv", 0, NULL, 'K'},
-                                          {0}};
+    static const struct option known[] = {
+        {"dialect", 1, NULL, 'd'},      {"port", 1, NULL, 'p'},
+        {"unix", 1, NULL, 'u'},         {"model", 1, NULL, 'm'},
+        {"world-size", 1, NULL, 'w'},   {"weight-version", 1, NULL, 'v'},
+        {"key", 1, NULL, 'k'},          {"tokens", 1, NULL, 't'},
+        {"interval-us", 1, NULL, 'i'},  {"pad", 1, NULL, 'P'},
+        {"journal", 1, NULL, 'j'},      {"idle-ms", 1, NULL, 'I'},
+        {"plain-finish", 0, NULL, 'F'}, {"sglang-version", 1, NULL, 'V'},
+        {"silent-reset", 0, NULL, 'S'}, {"own-kv", 0, NULL, 'K'},
+        {"hicache", 0, NULL, 'H'},      {0}};
     int which;
 
     while ((which = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -388,6 +383,7 @@ int main(int argc, char **argv)
     watch(e, e->signal_fd, &e->signal_fd);
     e->listen_timer = (struct timer){.fire = start_listening, .arg = e};
     e->journal_end = &e->journal;
+    e->cache.storage = e->o.hicache ? &e->storage : NULL;
     state_reset(e);
     if (e->o.unix_path == NULL) {
         open_socket(e); /* keeps the port while a restart does not listen; never listens itself */
@@ -406,6 +402,7 @@ int main(int argc, char **argv)
     sweep(e);
     journal_free(e);
     cache_fini(&e->cache);
+    cache_fini(&e->storage);
     json_decref(e->group);
     free(e->heap);
     (void)close(e->listen_fd);

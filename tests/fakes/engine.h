@@ -50,6 +50,7 @@ struct options {
     bool plain_finish;    /* a vLLM whose end of an update takes no name */
     unsigned sglang;      /* an SGLang's version: 23 is 0.5.23 */
     bool silent_reset;    /* a vLLM before 0.28: a reset answers nothing, done or not */
+    bool hicache;         /* an SGLang with HiCache storage, which a flush does not empty */
     bool own_kv; /* what is held may go on with the KV of other weights, as it was told to */
 };
 
@@ -205,6 +206,7 @@ struct cache_entry {
 struct cache {
     struct cache_entry *entries; /* owned; [CACHE_ENTRIES_MAX], open addressing; NULL: none yet */
     size_t n;
+    struct cache *storage; /* borrowed; has all that ever was in this one, and gives it back */
 };
 
 /* cache_use - the KV of a prompt, from the cache and what it lacks into it.
@@ -234,7 +236,7 @@ struct engine {
     char whole[LABEL_MAX + 1]; /* the name of those that were whole last */
     uint64_t serial, epoch;    /* epoch: counts every change of what makes tokens */
     uint64_t weights;          /* counts every change of the weights, by whatever name */
-    struct cache cache;
+    struct cache cache, storage;
     enum phase phase;
     char update_id[ID_LEN + 8], update_label[LABEL_MAX + 1];
     bool update_partial;

@@ -13,13 +13,34 @@ static struct cache_entry *slot_of(struct cache *c, uint64_t key)
     return &c->entries[i];
 }
 
+static void allocate(struct cache *c)
+{
+    if (c->entries == NULL)
+        c->entries = must(calloc(CACHE_ENTRIES_MAX, sizeof *c->entries));
+}
+
 /* A full one evicts all it has: what is evicted is never wrong. */
 static void insert(struct cache *c, uint64_t key, uint64_t weights)
 {
+    if (c->storage != NULL && slot_of(c->storage, key)->key == 0)
+        insert(c->storage, key, weights);
     if (c->n >= CACHE_ENTRIES_MAX / 2)
         cache_reset(c);
     *slot_of(c, key) = (struct cache_entry){.key = key, .weights = weights};
     c->n++;
+}
+
+/* NULL: neither here nor in the storage, from where it comes back. */
+static const struct cache_entry *find(struct cache *c, uint64_t key)
+{
+    const struct cache_entry *entry = slot_of(c, key);
+
+    if (entry->key == 0 && c->storage != NULL) {
+        entry = slot_of(c->storage, key);
+        if (entry->key != 0)
+            insert(c, key, entry->weights);
+    }
+    return entry->key != 0 ? entry : NULL;
 }
 
 size_t cache_use(struct cache *c, const uint64_t *keys, size_t n_keys, uint64_t weights,
@@ -28,12 +49,13 @@ size_t cache_use(struct cache *c, const uint64_t *keys, size_t n_keys, uint64_t 
     size_t n_found = 0;
 
     *stale = false;
-    if (c->entries == NULL)
-        c->entries = must(calloc(CACHE_ENTRIES_MAX, sizeof *c->entries));
+    allocate(c);
+    if (c->storage != NULL)
+        allocate(c->storage);
     for (; n_found + 1 < n_keys; n_found++) {
-        const struct cache_entry *entry = slot_of(c, keys[n_found]);
+        const struct cache_entry *entry = find(c, keys[n_found]);
 
-        if (entry->key == 0)
+        if (entry == NULL)
             break;
         *stale = *stale || entry->weights != weights;
     }

@@ -339,6 +339,16 @@ static void flush(struct conn *c, const json_t *body)
     conn_reply_text(c, 200, "Cache flushed.\n");
 }
 
+/* Success says that HiCache is on; without it the text is the same. */
+static void clear_storage(struct conn *c, const json_t *body)
+{
+    static const char text[] = "Hierarchical cache storage backend cleared.\n";
+
+    (void)body;
+    cache_reset(&c->e->storage);
+    conn_reply(c, c->e->o.hicache ? 200 : 400, "text/plain", text, sizeof text - 1);
+}
+
 static void abort_request(struct conn *c, const json_t *body)
 {
     const char *rid = text_member(body, "rid", "");
@@ -426,6 +436,7 @@ const struct route sglang_routes[] = {
     {SGLANG, "GET", "/resume_memory_occupation", "wake", regain, false},
     {SGLANG, "POST", "/flush_cache", "reset_cache", flush, false},
     {SGLANG, "GET", "/flush_cache", "reset_cache", flush, false},
+    {SGLANG, "POST", "/hicache/storage-backend/clear", "reset_storage", clear_storage, false},
     {SGLANG, "POST", "/abort_request", "abort_requests", abort_request, false},
     {SGLANG, "POST", "/load_lora_adapter", "lora_load", lora_load, false},
     {SGLANG, "POST", "/unload_lora_adapter", "lora_unload", lora_unload, false},

@@ -17,7 +17,7 @@ from fleet_world import n_traffic, until
 fleet_control.TIMEOUT_MS = 4000
 VLLM_INFO = {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[1], [2, 3]], "packed": True,
              "ipc_handles_pickled": HANDLES["ipc_handles_pickled"]}
-RESET = {"vllm": ["reset_cache", "reset_encoder"], "sglang": ["reset_cache"]}[WHICH]
+RESET = {"vllm": ["reset_cache", "reset_encoder"], "sglang": ["reset_cache", "reset_storage"]}[WHICH]
 SLOW = ("--interval-us", 2000)
 
 
@@ -394,6 +394,20 @@ def never(f):
     all_serve(f, label)
 
 
+def storage_fails(f):
+    """HiCache storage that could not be cleared keeps its engine out of rotation until it is."""
+    d, label = f.doubles[-1], next(LABELS)
+    warm(f)
+    d.order("reset_storage", "status", times=0, status=500)
+    native_updates(f, label)
+    f.wait(*["serving"] * (len(f.doubles) - 1), "unsynced")
+    for _ in range(8):
+        assert generate(f) == expected(PROMPT, label, 0, N)
+    f.clean()
+    f.wait(*["serving"] * len(f.doubles))
+    all_serve(f, label)
+
+
 def vouched_for(f):
     """Of one that somebody vouches for nobody knows what made its entries."""
     d = f.doubles[-1]
@@ -440,6 +454,7 @@ def main():
         with_fleet([held, queued], WHICH, engine=(*SLOW, "--silent-reset"))
         with_fleet([quietly], WHICH, options=continues["options"], engine=(*continues["engine"], "--silent-reset"))
     else:
+        with_fleet([usual, by_our_routes, not_flushed, storage_fails], WHICH, WHICH, engine=("--hicache",))
         with_fleet([old_sglang, queued_while_held], WHICH, engine=(*SLOW, "--sglang-version", "0.5.16", "--own-kv"))
 
 

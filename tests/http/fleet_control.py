@@ -161,7 +161,7 @@ def refused(f, status, method, path, body=None, code=None):
 
 ORDER = {"baton": ["start", "update", "verify", "finish"],
          "vllm": ["pause", "mark", "start", "update", "reset_cache", "reset_encoder", "finish", "resume"],
-         "sglang": ["pause", "mark", "start", "update", "reset_cache", "end", "finish", "resume"]}
+         "sglang": ["pause", "mark", "start", "update", "reset_cache", "reset_storage", "end", "finish", "resume"]}
 if SGLANG != "0.5.23":  # which has no start, and says so
     ORDER["sglang"].remove("end")
 
@@ -475,7 +475,7 @@ def one_phase(f):
     """The quorum goes on: 3 of 4. Who was touched and did not get there is fenced and stays paused."""
     dialect, bad = f.doubles[0].dialect, 2
     n = len(f.doubles)
-    ops = [op for op in ORDER[dialect] if op not in ("reset_cache", "reset_encoder", "resume")]
+    ops = [op for op in ORDER[dialect] if op not in ("reset_cache", "reset_encoder", "reset_storage", "resume")]
     for op, fault in itertools.product(ops, BREAKS):
         step, _, said = breaks(f, bad, op, fault)
         assert step is None and ok_of(said) == [i != bad for i in range(n)], (op, fault, step, said)
