@@ -1,6 +1,8 @@
 /* Counting what comes of a model that others receive. */
 #include "weights/tally.h"
 
+#include "tests/unit/rows_fixture.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,45 +10,10 @@
 
 #include <cmocka.h>
 
-struct row {
-    const char *name;
-    enum dtype dtype;
-    uint64_t shape[2];
-};
-
 static const struct row embed = {"embed", DTYPE_BF16, {8, 4}}, norm = {"norm", DTYPE_BF16, {1, 4}},
                         gate = {"gate", DTYPE_BF16, {6, 4}}, up = {"up", DTYPE_BF16, {6, 4}},
                         gate_up = {"gate_up", DTYPE_BF16, {12, 4}},
                         head = {"head", DTYPE_BF16, {8, 4}};
-
-static struct plan *plan_of(const struct row *rows, size_t n)
-{
-    struct plan_builder *b;
-    struct plan *p;
-    struct err e = {0};
-
-    assert_int_equal(plan_builder_new(&b, &e), 0);
-    for (size_t i = 0; i < n; i++)
-        assert_int_equal(
-            plan_builder_add(b, rows[i].name, rows[i].dtype, rows[i].shape, 2, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
-    return p;
-}
-
-static struct manifest *manifest_of_model(void)
-{
-    const struct row rows[] = {embed, gate, up, norm};
-    static const char *const table[] = {"embed", NULL}, *const halves[] = {"gate", "up", NULL};
-    const struct alias_spec aliases[] = {
-        {.name = "head", .kind = ALIAS_TIED, .targets = table},
-        {.name = "gate_up", .kind = ALIAS_FUSED, .targets = halves, .ndim = 2, .shape = {12, 4}},
-    };
-    struct manifest *m;
-    struct err e = {0};
-
-    assert_int_equal(manifest_new(&m, plan_of(rows, 4), aliases, 2, &e), 0);
-    return m;
-}
 
 struct world {
     struct manifest *m;
