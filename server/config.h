@@ -163,7 +163,7 @@ enum { CONFIG_LIST_MAX = 256 };
     X(MS, idle_timeout, "idle-timeout", "MS", "75000", 2500, 86400000,                             \
       "a connection without a request is closed after this, or when others need its place")        \
     X(INT, max_connections, "max-connections", "N", "0", 0, 1000000,                               \
-      "connections at once; 0: what the descriptor limit allows")                                  \
+      "connections at once; near it idle ones are closed; 0: what descriptors allow")              \
     X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \
       "after SIGTERM, how long running work may take to end")                                      \
     X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")

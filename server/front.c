@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { RESERVE_MIN = 8, RESERVE_MAX = 256 };
+enum { RESERVE_MAX = 256 /* connections at work for health and control alone */ };
 
 static void library_panic(void *cls, const char *file, unsigned line, const char *reason)
 {
@@ -133,19 +133,19 @@ static int shard_start(struct shard *s, size_t i, struct err *e)
 static void size_shards(struct front *f)
 {
     size_t most = f->cfg.n_connections_max / f->n_shards;
-    size_t reserve;
+    size_t room, reserve;
 
-    if (most < 2)
-        most = 2;
+    if (most < 4)
+        most = 4;
+    room = most / 4 < FRONT_ROOM ? most / 4 : FRONT_ROOM;
     reserve = most / 16;
-    if (reserve < RESERVE_MIN)
-        reserve = most / 4 < RESERVE_MIN ? most / 4 : RESERVE_MIN;
-    if (reserve < 1)
-        reserve = 1;
+    if (reserve < room)
+        reserve = room;
     if (reserve > RESERVE_MAX)
         reserve = RESERVE_MAX;
     for (size_t i = 0; i < f->n_shards; i++) {
         f->shards[i].n_conns_limit = most;
+        f->shards[i].n_conns_crowded = most - room;
         f->shards[i].n_conns_max = most - reserve;
     }
 }
@@ -172,7 +172,7 @@ int front_new(struct front **out, const struct front_cfg *cfg, struct err *e)
     for (size_t i = 0; i < f->n_shards; i++) {
         f->shards[i].front = f;
         f->shards[i].listen_fd = -1;
-        f->shards[i].idle_end = &f->shards[i].idle;
+        conn_queues_init(&f->shards[i]);
         f->shards[i].greetings_end = &f->shards[i].greetings;
     }
     front_fit_nofile(f);

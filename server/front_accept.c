@@ -1,10 +1,8 @@
 /* Accepting: each new connection is given to the part of the shard that has room for it.
  *
  * Health and control are heard whatever the others hold: of the connections that a shard may have,
- * n_conns_max may be at work for other requests, which are refused over it. The rest is for those
- * that are idle, and they give way, the longest idle first, as soon as there are more connections
- * than n_conns_max. Idle is one that has sent no whole head of a request yet, or whose last request
- * has been answered.
+ * n_conns_max may be at work for other requests, which are refused over it. Who gives way when
+ * hardly a place is left says front_shed.c.
  *
  * At the limit of connections, and when the kernel has no descriptor or memory for one more, the
  * socket is not watched until a connection ends or the sweep comes by: those who connect meanwhile

@@ -15,12 +15,15 @@ void body_begin(struct request *r)
 
     r->stage = r->plan.body == FRONT_BODY_STREAM ? STAGE_STREAM_HEAD : STAGE_WHOLE;
     conn_deadline(r->conn, f->cfg.body_timeout_us);
+    if (r->plan.reserved)
+        conn_unread(r->conn);
 }
 
 void body_drop_begin(struct request *r)
 {
     r->stage = STAGE_DROP;
     conn_deadline(r->conn, r->conn->shard->front->cfg.drop_timeout_us);
+    conn_unread(r->conn);
 }
 
 /* Decides the answer mid-body: the rest is dropped, then it is sent. */
@@ -124,6 +127,7 @@ static size_t collect_head(struct request *r, const char *data, size_t n)
     if (x->body_len == r->head_nbytes) {
         r->stage = STAGE_STREAM;
         conn_deadline(r->conn, CLOCK_NEVER);
+        conn_busy(r->conn);
         request_dispatch(r);
     }
     return take;
@@ -206,6 +210,7 @@ enum MHD_Result body_over(struct request *r)
 
     r->stage = STAGE_WAIT;
     conn_deadline(r->conn, CLOCK_NEVER);
+    conn_busy(r->conn);
     if (was == STAGE_WHOLE)
         request_dispatch(r);
     else if (was == STAGE_STREAM_HEAD)

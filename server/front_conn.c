@@ -75,70 +75,6 @@ void conn_deadline(struct conn *c, uint64_t after_us)
         set_deadline(c, after_us == CLOCK_NEVER ? CLOCK_NEVER : clock_after_us(after_us));
 }
 
-void conn_busy(struct conn *c)
-{
-    struct shard *s = c->shard;
-
-    if (c->prev_idle == NULL)
-        return;
-    c->served = true;
-    *c->prev_idle = c->next_idle;
-    if (c->next_idle != NULL)
-        c->next_idle->prev_idle = c->prev_idle;
-    else
-        s->idle_end = c->prev_idle;
-    c->prev_idle = NULL;
-    s->n_idle--;
-}
-
-void conn_idle(struct conn *c)
-{
-    struct shard *s = c->shard;
-
-    if (c->dead || c->prev_idle != NULL)
-        return;
-    c->gives_way_us = clock_after_us(c->served ? FRONT_KEPT_US_MIN : FRONT_IDLE_US_MIN);
-    c->next_idle = NULL;
-    c->prev_idle = s->idle_end;
-    *s->idle_end = c;
-    s->idle_end = &c->next_idle;
-    s->n_idle++;
-}
-
-static struct conn *first_to_go(const struct shard *s)
-{
-    struct conn *first = s->idle;
-
-    for (struct conn *c = s->idle; c != NULL; c = c->next_idle)
-        if (c->gives_way_us < first->gives_way_us)
-            first = c;
-    return first;
-}
-
-uint64_t conn_shed(struct shard *s)
-{
-    while (s->n_conns - s->n_dead + s->n_greetings > s->n_conns_max) {
-        const struct greeting *g = s->greetings;
-        struct conn *c = first_to_go(s);
-        uint64_t now_us = clock_now_us(), until_us = c != NULL ? c->gives_way_us : CLOCK_NEVER;
-        bool unread = g != NULL && g->since_us + FRONT_IDLE_US_MIN < until_us;
-
-        if (g == NULL && c == NULL)
-            break;
-        if (unread)
-            until_us = g->since_us + FRONT_IDLE_US_MIN;
-        if (now_us < until_us)
-            return until_us - now_us;
-        if (!unread) { /* libmicrohttpd closes it in its next run */
-            conn_kill(c);
-            continue;
-        }
-        greeting_close(s->greetings);
-        accept_begin(s);
-    }
-    return CLOCK_NEVER;
-}
-
 void conn_kill(struct conn *c)
 {
     if (c->dead)
@@ -171,6 +107,8 @@ static void hung_up(void *arg, uint32_t events)
         stream_push(c->req);
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0)
         conn_kill(c);
+    else if ((events & EPOLLIN) != 0 && c->req == NULL)
+        conn_begin(c);
 }
 
 static void set_options(int fd)
@@ -183,54 +121,65 @@ static void set_options(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout_ms, sizeof user_timeout_ms);
 }
 
-static struct conn *conn_new(struct part *p, int fd, const struct sockaddr *peer)
-{
-    struct shard *s = p->shard;
-    const struct front_cfg *cfg = &s->front->cfg;
-    struct conn *c = calloc(1, sizeof *c);
-    struct err e = {0};
-
-    if (c == NULL)
-        return NULL;
-    c->shard = s;
-    c->part = p;
-    c->deadline_us = CLOCK_NEVER;
-    c->fd = fd;
-    c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
-    c->tcp = cfg->unix_path == NULL;
-    c->trusted = cfg->trusts != NULL && cfg->trusts(cfg->trusts_arg, peer);
-    if (loop_watch(s->loop, &c->hangup, EPOLLRDHUP | EPOLLET | EPOLLOUT, &e) != 0) {
-        log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
-        free(c);
-        return NULL;
-    }
-    set_options(fd);
-    conn_deadline(c, cfg->header_timeout_us);
-    conn_idle(c);
-    c->next = s->conns;
-    c->prev_next = &s->conns;
-    if (c->next != NULL)
-        c->next->prev_next = &c->next;
-    s->conns = c;
-    return c;
-}
-
-/* Of requests behind one whose answer has closed the connection. */
-static bool has_unread(const struct conn *c)
+bool conn_has_unread(const struct conn *c)
 {
     int n = 0;
 
     return ioctl(c->fd, FIONREAD, &n) == 0 && n > 0;
 }
 
+static struct conn *conn_new(struct part *p, struct MHD_Connection *mc)
+{
+    const struct sockaddr *peer =
+        MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
+    int fd = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    struct shard *s = p->shard;
+    const struct front_cfg *cfg = &s->front->cfg;
+    struct conn *c = calloc(1, sizeof *c);
+    struct err e = {0};
+
+    if (c == NULL)
+        goto err_shut;
+    c->shard = s;
+    c->part = p;
+    c->mc = mc;
+    c->deadline_us = CLOCK_NEVER;
+    c->fd = fd;
+    c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
+    c->tcp = cfg->unix_path == NULL;
+    c->trusted = cfg->trusts != NULL && cfg->trusts(cfg->trusts_arg, peer);
+    if (loop_watch(s->loop, &c->hangup, EPOLLIN | EPOLLRDHUP | EPOLLET | EPOLLOUT, &e) != 0) {
+        log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
+        goto err_shut;
+    }
+    set_options(fd);
+    conn_deadline(c, cfg->header_timeout_us);
+    if (conn_has_unread(c))
+        conn_begin(c);
+    else
+        conn_silent(c);
+    c->next = s->conns;
+    c->prev_next = &s->conns;
+    if (c->next != NULL)
+        c->next->prev_next = &c->next;
+    s->conns = c;
+    return c;
+
+err_shut: /* unwatched, it could outlive its client: do not serve it */
+    free(c);
+    (void)shutdown(fd, SHUT_RDWR);
+    return NULL;
+}
+
 static void conn_free(struct conn *c)
 {
     assert(c->req == NULL);
     loop_unwatch(c->shard->loop, &c->hangup);
-    if (!c->dead && (c->linger || has_unread(c)))
+    /* Of requests behind one whose answer has closed the connection, too. */
+    if (!c->dead && (c->linger || conn_has_unread(c)))
         lingering_open(c->shard, c->fd);
-    set_deadline(c, CLOCK_NEVER);
     conn_busy(c);
+    set_deadline(c, CLOCK_NEVER);
     c->shard->n_dead -= c->dead;
     *c->prev_next = c->next;
     if (c->next != NULL)
@@ -258,8 +207,6 @@ void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
 {
     struct part *p = cls;
     struct shard *s = p->shard;
-    const struct sockaddr *peer;
-    int fd;
 
     if (toe == MHD_CONNECTION_NOTIFY_CLOSED) {
         p->n_conns--;
@@ -279,11 +226,7 @@ void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
         s->n_conns++;
         make_room(s);
         front_count(&s->n_accepted);
-        fd = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-        peer = MHD_get_connection_info(mc, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
-        *socket_context = conn_new(p, fd, peer);
-        if (*socket_context == NULL) /* unwatched, it could outlive its client: do not serve it */
-            (void)shutdown(fd, SHUT_RDWR);
+        *socket_context = conn_new(p, mc);
     }
     atomic_store_explicit(&s->n_connections, s->n_conns, memory_order_relaxed);
 }
@@ -294,10 +237,12 @@ static bool in_body(const struct request *r)
            (r->stage == STAGE_WHOLE || r->stage == STAGE_STREAM_HEAD || r->stage == STAGE_DROP);
 }
 
-/* The rest of the body is not waited for: the answer goes out now, e unless another has been
- * decided. */
-static void cut_body(struct request *r, const struct err *e)
+void conn_cut_body(struct conn *c, const struct err *e)
 {
+    struct request *r = c->req;
+
+    if (!in_body(r))
+        return;
     if (r->stage != STAGE_DROP) {
         request_refuse(r, e);
         r->stage = STAGE_DROP;
@@ -313,11 +258,29 @@ static void body_late(struct conn *c)
 
     (void)err_set(&e, ERR_TIMEOUT, "", "the body did not come within %llu ms",
                   (unsigned long long)(c->shard->front->cfg.body_timeout_us / 1000));
-    cut_body(c->req, &e);
+    conn_cut_body(c, &e);
     if (c->req->raw_sent)
         conn_deadline(c, FRONT_GRACE_US);
     else
         conn_kill(c);
+}
+
+/* The head did not come in time. Who has sent some of it is told so. */
+static void head_late(struct conn *c)
+{
+    bool has_line = c->req != NULL;
+    struct request *r = has_line ? c->req : request_begin(c->part, NULL, c->mc);
+    struct err e = {0};
+
+    if (r != NULL) {
+        (void)err_set(&e, ERR_TIMEOUT, "", "the head of the request did not come within %llu ms",
+                      (unsigned long long)(c->shard->front->cfg.header_timeout_us / 1000));
+        filter_request_id(r);
+        request_send_refusal(r, &e);
+    }
+    if (r != NULL && !has_line)
+        request_end(r, false); /* libmicrohttpd knows nothing of it */
+    conn_kill(c);
 }
 
 /* Has the peer taken enough of its answer to be let live? */
@@ -329,6 +292,12 @@ static bool sending_moves(struct conn *c)
         return false;
     c->acked = n;
     return true;
+}
+
+/* Of what has come over TLS all may be the handshake's. */
+static bool line_begun(const struct conn *c)
+{
+    return c->req == NULL && !c->shard->front->tls && conn_begun(c);
 }
 
 static void conn_late(struct conn *c)
@@ -343,10 +312,12 @@ static void conn_late(struct conn *c)
         conn_deadline(c, c->shard->front->cfg.body_timeout_us);
         return;
     }
-    if (r != NULL || c->n_requests == 0)
+    if (c->queue != &c->shard->kept)
         front_count(&c->shard->n_timeouts);
     if (in_body(r))
         body_late(c);
+    else if (line_begun(c) || (r != NULL && r->stage == STAGE_HEADERS))
+        head_late(c);
     else
         conn_kill(c);
 }
@@ -412,8 +383,8 @@ void conn_finish_all(struct shard *s)
     for (struct conn *c = s->conns; c != NULL; c = c->next) {
         if (unsent(c))
             continue;
-        if (!c->dead && in_body(c->req))
-            cut_body(c->req, &e);
+        if (!c->dead)
+            conn_cut_body(c, &e);
         conn_kill(c);
     }
 }

@@ -32,8 +32,11 @@ enum {
     FRONT_DROP_NBYTES_MAX = 1 << 20,     /* a known rest up to this is read before an early error */
     FRONT_GRACE_US = 1000 * 1000,        /* from an answer mid-upload, or the end, to the cut */
     FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
-    FRONT_IDLE_US_MIN = 5 * 1000,        /* without a request so long, a connection may give way */
-    FRONT_KEPT_US_MIN = 50 * 1000,       /* the same, of one that has had a request */
+    FRONT_ROOM = 4,                      /* free places from which on others give way; at most a */
+                                         /* quarter of all */
+    FRONT_SILENT_US_MIN = 5 * 1000,      /* who has sent nothing for so long may give way, */
+    FRONT_KEPT_US_MIN = 1000 * 1000,     /* who has been answered so long ago, and */
+    FRONT_UNREAD_US_MIN = 500 * 1000,    /* whose body has been waited for so long */
     FRONT_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
     FRONT_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */
     FRONT_LINGER_UNIX_NBYTES = 64 << 10, /* if it is a unix socket */
@@ -48,15 +51,21 @@ enum {
 struct shard;
 struct request;
 
+/* Connections of one kind that are not at work, the longest there first. */
+struct conn_queue {
+    struct conn *first, **end;
+};
+
 /* One accepted socket. */
 struct conn {
     struct shard *shard;
     struct part *part;
+    struct MHD_Connection *mc;
     struct conn *next, **prev_next;      /* in shard->conns */
     struct conn *next_due, **prev_due;   /* in shard->timed; prev_due is NULL without a deadline */
-    struct conn *next_idle, **prev_idle; /* in shard->idle; prev_idle is NULL while it is not */
-    bool served;                         /* it has had a request */
-    uint64_t gives_way_us;               /* from when on it may be closed for another */
+    struct conn_queue *queue;            /* of the shard; NULL: its request is at work */
+    struct conn *next_queued, **prev_queued;
+    uint64_t queued_us;
     struct loop_watch hangup;
     int fd;               /* libmicrohttpd's */
     uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
@@ -156,17 +165,21 @@ struct shard {
     int listen_fd;            /* owned; -1 once closed */
     struct loop_watch listen; /* of listen_fd */
     bool listening;           /* it is watched */
-    size_t n_conns_max;       /* over it, idle connections give way, and requests are shed */
+    size_t n_conns_max;       /* so many may be at work; over it, requests are shed */
+    size_t n_conns_crowded;   /* over it, connections give way */
     size_t n_conns_limit;     /* at it, nobody is accepted */
     struct loop_timer sweep;
     struct loop_item quiesce, finish, beat;
     struct conn *conns, *timed;
-    struct conn *idle, **idle_end; /* without a request whose head has come, the longest first */
+    struct conn_queue silent; /* nothing has come from them */
+    struct conn_queue begun;  /* some of a head: these never do */
+    struct conn_queue kept;   /* answered, and nothing has come since */
+    struct conn_queue unread; /* bodies that are waited for: of control, or behind a refusal */
     struct lingering *lingers;
     struct greeting *greetings, **greetings_end; /* the longest first */
     size_t n_conns, n_lingers, n_greetings;
     uint64_t plain_second; /* when plain HTTP to a TLS listener was last logged */
-    size_t n_idle, n_dead; /* of n_conns */
+    size_t n_queued, n_dead; /* of n_conns: not at work, and cut */
     bool quiesced;
     uint64_t finish_by_us; /* everything is closed then; 0: not finishing */
     uint64_t log_second;   /* rate limit of the library's messages */
@@ -235,11 +248,10 @@ void front_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe);
 void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
-void conn_idle(struct conn *c);                        /* its request, if it had one, is over */
-void conn_busy(struct conn *c);                        /* the head of a request has come */
-/* Those that have been idle the longest give way while there are more than n_conns_max. Returns in
- * how many microseconds the next one may. */
-uint64_t conn_shed(struct shard *s);
+/* The rest of the body is not waited for: the answer goes out now, e unless another has been
+ * decided. Nothing if no body is waited for. */
+void conn_cut_body(struct conn *c, const struct err *e);
+bool conn_has_unread(const struct conn *c);
 void conn_kill(struct conn *c); /* the exchange is gone, the socket is shut down */
 /* Its peer finds it broken: of HTTP/1.0 an end is a whole answer. */
 void conn_reset(struct conn *c);
@@ -249,6 +261,19 @@ bool conn_any_unsent(const struct shard *s);  /* is an answer there that has not
 void conn_close_all(struct shard *s);         /* wake everything before libmicrohttpd stops */
 void lingering_open(struct shard *s, int fd); /* with a descriptor of its own; as many as fit */
 void lingering_close(struct lingering *l);
+
+/* front_shed.c: which connections give way to others. */
+void conn_queues_init(struct shard *s);
+void conn_busy(struct conn *c);   /* its request is at work: it does not give way */
+void conn_begin(struct conn *c);  /* a head has begun: nor does it now */
+void conn_silent(struct conn *c); /* it may: it is new, */
+void conn_kept(struct conn *c);   /* its request is over, */
+void conn_unread(struct conn *c); /* or nobody minds if the body does not come */
+bool conn_begun(const struct conn *c);    /* has some of a request come? */
+bool conn_crowded(const struct shard *s); /* have connections to give way? */
+/* Those that may give way do, while it is crowded. Returns in how many microseconds the next one
+ * may. */
+uint64_t conn_shed(struct shard *s);
 
 /* front_library.c: what libmicrohttpd refuses itself. Errors: ERR_INTERNAL. */
 int front_find_library(struct front *f, struct err *e); /* sets f->queue_response */

@@ -61,7 +61,7 @@ void request_refuse(struct request *r, const struct err *e)
 
 static bool closing(const struct request *r)
 {
-    return r->must_close || r->conn->shard->quiesced;
+    return r->must_close || r->conn->shard->quiesced || conn_crowded(r->conn->shard);
 }
 
 static bool has_header(const struct exchange_reply *reply, const char *name)

@@ -99,8 +99,8 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
         hide_query(target);
     r->x->loop_app = s->loop_app;
     c->req = r;
-    if (c->n_requests++ > 0) /* the first one's headers are due from the accept on */
-        conn_deadline(c, s->front->cfg.header_timeout_us);
+    c->n_requests++;
+    conn_begin(c); /* it may have come behind another */
     return r;
 }
 
@@ -145,7 +145,7 @@ static int admit(struct request *r, const struct request_line *line, struct err 
         return -1;
     if (route(r, e) != 0)
         return -1;
-    n_busy = s->n_conns - s->n_dead - s->n_idle;
+    n_busy = s->n_conns - s->n_dead - s->n_queued;
     if (n_busy <= s->n_conns_max || r->plan.reserved)
         return 0;
     r->must_close = true;
@@ -153,12 +153,14 @@ static int admit(struct request *r, const struct request_line *line, struct err 
 }
 
 /* The answer is there, with the headers alone. A short rest of the body is read first, so that the
- * connection lives on; a long one is refused at once, and the socket lingers for what is under way.
- */
+ * connection lives on, unless others need its place; a long one is refused at once, and the socket
+ * lingers for what is under way. */
 static enum MHD_Result answer_early(struct request *r)
 {
     bool body = r->x->content_length > 0;
 
+    if (conn_crowded(r->conn->shard))
+        r->must_close = true;
     if (!body && !r->must_close) {
         r->stage = STAGE_WAIT; /* the last call queues it */
         return MHD_YES;
@@ -293,7 +295,7 @@ void request_end(struct request *r, bool sent)
     exchange_detach(r->x, r->sent);
     loop_unpost(s->loop, &r->wake);
     r->conn->req = NULL;
-    conn_idle(r->conn);
+    conn_kept(r->conn);
     conn_deadline(r->conn, r->raw_sent ? FRONT_GRACE_US : s->front->cfg.idle_timeout_us);
     if (r->routed)
         tell_done(r);

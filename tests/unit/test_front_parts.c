@@ -165,33 +165,42 @@ static void full(struct front_cfg *cfg)
 
 static void test_limits_are_of_all_parts(void **state)
 {
+    uint64_t deadline_us = clock_after_us(APP_WAIT_US);
     struct client c[FULL], late;
+    struct front_stats stats;
     struct response r;
     struct look l;
     struct app a;
 
     (void)state;
     app_start(&a, full);
-    for (size_t i = 0; i < FULL; i++) {
+    for (size_t i = 0; i < SERVED; i++) {
         client_open(&c[i], a.port);
-        client_send(&c[i], "POST /reserved HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+        client_send(&c[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+    }
+    do
+        front_stats(a.front, &stats);
+    while (stats.n_requests < SERVED && !clock_passed(deadline_us));
+    for (size_t i = SERVED; i < FULL; i++) {
+        client_open(&c[i], a.port);
+        client_send(&c[i], "GET /echo HT");
     }
     client_open(&late, a.port);
     client_send(&late, "GET /echo HTTP/1.1\r\n" HOST "\r\n");
     look_until(&l, &a, FULL, false); /* they all have come, and the last one waits outside */
     assert_int_equal(l.n_parts, 3);
-    client_close(&c[0]);
+    client_close(&c[FULL - 1]);
     client_response(&late, &r, false);
     assert_int_equal(r.status, 503);
     response_free(&r);
     client_close(&late);
-    for (size_t i = 1; i <= FULL - SERVED; i++)
+    for (size_t i = 0; i < FULL - SERVED; i++)
         client_close(&c[i]);
     look_until(&l, &a, SERVED - 1, true);
     client_open(&late, a.port);
     expect(&late, "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
     client_close(&late);
-    for (size_t i = FULL - SERVED + 1; i < FULL; i++)
+    for (size_t i = FULL - SERVED; i < FULL - 1; i++)
         client_close(&c[i]);
     app_stop(&a);
 }
