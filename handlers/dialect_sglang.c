@@ -32,7 +32,8 @@ const char *const sglang_ipc_members[] = {"zmq_handles", "flush_cache", "weight_
                                           "torch_empty_cache", NULL};
 const char *const sglang_label_members[] = {"new_version", "abort_all_requests", NULL};
 const char *const sglang_nothing[] = {NULL};
-const char *const sglang_checker_members[] = {"action", "allow_quant_error", NULL};
+const char *const sglang_checker_members[] = {"action", "allow_quant_error", "skip_tensor_list",
+                                              "selector", NULL};
 
 /* Some trainers send digits. What is no port is left as it came, for the native route to refuse. */
 static int number_port(json_t *body, struct err *e)
@@ -267,23 +268,53 @@ int sglang_ipc_in(json_t **body, const struct exchange *x, struct err *e)
 
 int sglang_checker_in(json_t **body, const struct exchange *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"action", "action"}, {0}};
+    static const struct dialect_member members[] = {
+        {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
+    const char *selector = NULL;
 
     (void)x;
-    if (dialect_keep(body, *body, members, e) != 0)
+    if (selector_from_body(&selector, *body, e) != 0 || dialect_keep(body, *body, members, e) != 0)
         return -1;
-    if (json_object_size(*body) > 0)
-        return 0;
-    return dialect_set(*body, "action", json_string("checksum"), e);
+    if (json_object_get(*body, "action") == NULL &&
+        dialect_set(*body, "action", json_string("checksum"), e) != 0)
+        return -1;
+    return dialect_set(*body, "must_match", json_true(), e);
 }
 
 int sglang_checker_out(json_t **reply, const struct exchange *x)
 {
+    const char *message = "checksums of what is served";
     json_t *payload = json_incref(*reply);
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:b, s:s, s:o}", "success", 1, "message",
-                                        "checksums of what is served", "payload", payload));
+    if (json_object_get(payload, "match") != NULL)
+        message = "what is served is what the snapshot was taken of";
+    else if (json_object_get(payload, "n_tensors") != NULL)
+        message = "the checksums are kept for compare";
+    return dialect_put(
+        reply, json_pack("{s:b, s:s, s:o}", "success", 1, "message", message, "payload", payload));
+}
+
+/* SGLang overwrites the weights with noise, so that a compare after the next update proves that
+ * each tensor was sent. A version is never changed here: all of them are dropped, which proves as
+ * much, for nothing is served until a whole update has come; and noise never is. */
+int sglang_reset_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const char *selector = NULL;
+
+    (void)x;
+    if (selector_from_body(&selector, *body, e) != 0)
+        return -1;
+    (void)json_object_clear(*body);
+    if (dialect_set(*body, "level", json_integer(2), e) != 0)
+        return -1;
+    return dialect_set(*body, "tags", json_pack("[s]", "weights"), e);
+}
+
+int sglang_reset_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, json_string("the weights are dropped: send a whole update"));
 }
 
 /* Other than vLLM's, who asks without a word about requests means that all end. */

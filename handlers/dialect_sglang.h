@@ -28,8 +28,9 @@ extern const char *const sglang_begin_members[];
 extern const char *const sglang_checker_members[], *const sglang_label_members[];
 sglang_in sglang_group_in, sglang_distributed_in, sglang_one_in, sglang_disk_in, sglang_ipc_in;
 sglang_in sglang_leave_in, sglang_begin_in, sglang_end_in, sglang_checker_in, sglang_label_in;
+sglang_in sglang_reset_in;
 sglang_out sglang_group_out, sglang_leave_out, sglang_begin_out, sglang_update_out, sglang_disk_out;
-sglang_out sglang_checker_out, sglang_label_out;
+sglang_out sglang_checker_out, sglang_label_out, sglang_reset_out;
 
 /* dialect_sglang_life.c: pause, memory, requests, adapters */
 extern const char *const sglang_pause_members[], *const sglang_continue_members[];
@@ -37,7 +38,7 @@ extern const char *const sglang_memory_members[], *const sglang_abort_members[];
 extern const char *const sglang_lora_members[], *const sglang_unlora_members[];
 extern const char *const sglang_lora_tensors_members[];
 sglang_in sglang_pause_in, sglang_release_in, sglang_memory_in, sglang_abort_in;
-sglang_in sglang_lora_in, sglang_unlora_in, sglang_lora_tensors_in;
+sglang_in sglang_lora_in, sglang_unlora_in, sglang_lora_tensors_in, sglang_refused_in;
 sglang_out sglang_pause_out, sglang_continue_out, sglang_flush_out, sglang_lora_out;
 
 /* dialect_sglang_view.c: what the server says of itself */
@@ -107,6 +108,9 @@ sglang_out sglang_loads_out;
         SGLANG_CONTROL("/weights_checker", "sglangChecker", handle_weights_check,                  \
                        .members = sglang_checker_members, .into = weights_check_members,           \
                        .in = sglang_checker_in, .out = sglang_checker_out),                        \
+        SGLANG_CONTROL("/weights_checker", "sglangCheckerReset", handle_sleep,                     \
+                       .members = sglang_checker_members, .claim = {"action", "reset_tensors"},    \
+                       .into = sleep_members, .in = sglang_reset_in, .out = sglang_reset_out),     \
         SGLANG_CONTROL("/update_weight_version", "sglangUpdateVersion", handle_weights_label,      \
                        .claim = {"abort_all_requests", NULL}, .members = sglang_label_members,     \
                        .into = weights_label_members, .in = sglang_label_in,                       \
@@ -130,6 +134,17 @@ sglang_out sglang_loads_out;
         SGLANG_CONTROL("/abort_request", "sglangAbort", handle_abort_requests,                     \
                        .members = sglang_abort_members, .into = abort_requests_members,            \
                        .in = sglang_abort_in, .out = dialect_out_null)
+
+/* Said by name, for a path that is not there would say less. */
+#define SGLANG_REFUSED(path, op)                                                                   \
+    SGLANG_CONTROL(path, op, handle_unsupported, .in = sglang_refused_in, .into = sglang_nothing)
+#define SGLANG_REFUSALS                                                                            \
+    SGLANG_REFUSED("/slow_down", "sglangSlowDown"),                                                \
+        SGLANG_REFUSED("/set_internal_state", "sglangSetState"),                                   \
+        SGLANG_REFUSED("/start_profile", "sglangStartProfile"),                                    \
+        SGLANG_REFUSED("/stop_profile", "sglangStopProfile"),                                      \
+        SGLANG_REFUSED("/post_process_weights", "sglangPostProcess"),                              \
+        SGLANG_REFUSED("/pull_weights", "sglangPull")
 
 /* Shared with prime-rl, whose clients retry by the status. */
 #define SGLANG_LORA(whose, load, unload)                                                           \
@@ -160,7 +175,7 @@ sglang_out sglang_loads_out;
 
 /* Rows of the route table. */
 #define DIALECT_SGLANG_ROUTES                                                                      \
-    SGLANG_WEIGHTS, SGLANG_TENSOR, SGLANG_LIFE,                                                    \
+    SGLANG_WEIGHTS, SGLANG_TENSOR, SGLANG_LIFE, SGLANG_REFUSALS,                                   \
         SGLANG_LORA(DIALECT_SGLANG, "sglangLoadLora", "sglangUnloadLora"),                         \
         SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG,    \
                    "/load_lora_adapter_from_tensors", "sglangLoadLoraTensors", handle_unsupported, \

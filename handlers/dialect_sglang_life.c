@@ -101,6 +101,34 @@ int sglang_abort_in(json_t **body, const struct exchange *x, struct err *e)
                         (const struct dialect_member[]){{"request_ids", "request_ids"}, {0}}, e);
 }
 
+/* What an SGLang does and this server does not, by name. */
+int sglang_refused_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct {
+        const char *path, *why;
+    } rows[] = {
+        {"/slow_down", "steps are not slowed down on purpose here"},
+        {"/set_internal_state", "arguments are not changed while the server runs: restart it with "
+                                "others"},
+        {"/start_profile", "this server has no profiler of torch's; ask the engine, or run perf on "
+                           "the process"},
+        {"/stop_profile", "no profile can have been started"},
+        {"/post_process_weights", "weights are served as they are sent: nothing is packed or "
+                                  "quantized here; send them between /begin_weight_update and "
+                                  "/end_weight_update, which engines do it at"},
+        {"/pull_weights", "updates by deltas of files are not read; send the weights by the group, "
+                          "by CUDA IPC, or as a whole checkpoint to /update_weights_from_disk"},
+    };
+    const struct route *route = x->route;
+
+    (void)body;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(rows[i].path, route->pattern) == 0)
+            return err_set(e, ERR_BAD_REQUEST, "", "%s is not supported: %s", rows[i].path,
+                           rows[i].why);
+    return 0;
+}
+
 /* One name, a new path at every step: clients of the one kind mean a reload, and of the other give
  * each its own name. */
 int sglang_lora_in(json_t **body, const struct exchange *x, struct err *e)

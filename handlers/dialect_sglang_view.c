@@ -153,6 +153,18 @@ static json_t *vllm_json(const json_t *status, const struct exchange *x)
                      "weight_transfer_config", transfer_json(status));
 }
 
+/* What slime compares with its own: those that can be true here, and the truth about the others. */
+static int add_args(json_t *reply, const json_t *status)
+{
+    const char *dtype = json_string_value(look(status, "weights", "dtype"));
+    json_t *args = json_object_get(status, "server_args");
+
+    if (dtype != NULL &&
+        json_object_set_new(reply, "dtype", json_string(dtype_torch_name(dtype_parse(dtype)))) != 0)
+        return -1;
+    return args == NULL ? 0 : json_object_update(reply, args);
+}
+
 /* Whoever makes a group counts ranks by these: each GPU is one. Without GPUs the server is one rank
  * to count with, though no group can be joined. */
 int sglang_server_out(json_t **reply, const struct exchange *x)
@@ -162,15 +174,19 @@ int sglang_server_out(json_t **reply, const struct exchange *x)
     const char *name = json_string_value(look(s, "model", "name"));
     json_t *max_len = look(s, "model", "max_model_len");
 
-    return dialect_put(
-        reply,
-        json_pack("{s:s, s:s, s:s, s:O?, s:I, s:i, s:i, s:I, s:I, s:s, s:n, s:b, s:s, s:o, s:O, "
-                  "s:O, s:o, s:{}, s:{}}",
-                  "model_path", path_of(s), "tokenizer_path", path_of(s), "served_model_name",
-                  name != NULL ? name : "", "context_length", max_len, "tp_size", size, "pp_size",
-                  1, "dp_size", 1, "num_gpus", ranks, "world_size", size, "disaggregation_mode",
-                  "null", "disaggregation_bootstrap_port", "encoder_only", 0, "weight_version",
-                  version_of(s), "internal_states", internal_json(s), "version",
-                  json_object_get(s, "version"), "boot_id", json_object_get(s, "boot_id"),
-                  "vllm_config", vllm_json(s, x), "vllm_env", "system_env"));
+    json_t *made = json_pack(
+        "{s:s, s:s, s:s, s:O?, s:I, s:i, s:i, s:I, s:I, s:s, s:n, s:b, s:s, s:o, s:O, "
+        "s:O, s:o, s:{}, s:{}}",
+        "model_path", path_of(s), "tokenizer_path", path_of(s), "served_model_name",
+        name != NULL ? name : "", "context_length", max_len, "tp_size", size, "pp_size", 1,
+        "dp_size", 1, "num_gpus", ranks, "world_size", size, "disaggregation_mode", "null",
+        "disaggregation_bootstrap_port", "encoder_only", 0, "weight_version", version_of(s),
+        "internal_states", internal_json(s), "version", json_object_get(s, "version"), "boot_id",
+        json_object_get(s, "boot_id"), "vllm_config", vllm_json(s, x), "vllm_env", "system_env");
+
+    if (made == NULL || add_args(made, s) != 0) {
+        json_decref(made);
+        return -1;
+    }
+    return dialect_put(reply, made);
 }

@@ -9,6 +9,7 @@
 #include "handlers/fleet_ask.h"
 #include "handlers/fleet_priv.h"
 #include "handlers/reply.h"
+#include "server/config.h"
 
 #include <stdlib.h>
 
@@ -66,7 +67,39 @@ static int add_ranks(struct app *app, json_t *ranks, const struct fleet_said *sa
     return 0;
 }
 
-static int ask_ranks(struct app *app, json_t *ranks, struct err *e)
+/* Keeps of `args` what this upstream says too; of the first, all that is known here. A baton has
+ * them in an object of their own. */
+static void agree_on_args(json_t *args, bool first, const struct fleet_said *said)
+{
+    static const char *const names[] = {"enable_memory_saver", "enable_return_routed_experts",
+                                        "dtype"};
+    json_t *answer = json_loadb(said->text != NULL ? said->text : "", said->text_len, 0, NULL);
+    const json_t *of_baton = json_object_get(answer, "server_args");
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        json_t *value = json_object_get(of_baton != NULL ? of_baton : answer, names[i]);
+
+        if (first && value != NULL)
+            (void)json_object_set(args, names[i], value);
+        else if (!json_equal(json_object_get(args, names[i]), value))
+            (void)json_object_del(args, names[i]);
+    }
+    json_decref(answer);
+}
+
+/* What is told of SGLang's arguments is what all upstreams say; sleep works whatever they say. */
+static int put_args(struct app *app, json_t *status, json_t *args)
+{
+    json_t *own = json_object_get(status, "server_args");
+
+    (void)json_object_del(own, "enable_return_routed_experts");
+    if (app->config->sglang_memory_saver)
+        (void)json_object_del(args, "enable_memory_saver");
+    return json_object_update(own, args);
+}
+
+/* @args  in: an object */
+static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e)
 {
     struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
     struct fleet_said *said = NULL;
@@ -78,8 +111,10 @@ static int ask_ranks(struct app *app, json_t *ranks, struct err *e)
     if (fleet_alive_enough(app, NULL, to, &n, e) == 0 &&
         fleet_ask_about(app, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
         rc = 0;
-        for (size_t i = 0; i < n && rc == 0; i++)
+        for (size_t i = 0; i < n && rc == 0; i++) {
             rc = add_ranks(app, ranks, &said[i], e);
+            agree_on_args(args, i == 0, &said[i]);
+        }
         fleet_said_free(said, n);
     }
     free(to);
@@ -88,22 +123,24 @@ static int ask_ranks(struct app *app, json_t *ranks, struct err *e)
 
 int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)
 {
-    json_t *ranks = json_array(), *status;
+    json_t *ranks = json_array(), *args = json_object(), *status;
+    int rc = -1;
 
-    if (ranks == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
-    if (ask_ranks(app, ranks, e) != 0) {
-        json_decref(ranks);
-        return -1;
+    if (ranks == NULL || args == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
+    else
+        rc = ask_ranks(app, ranks, args, e);
+    if (rc == 0) {
+        status = fleet_status_json(app);
+        if (status == NULL ||
+            json_object_set_new(status, "cuda", json_pack("{s:O}", "ranks", ranks)) != 0 ||
+            put_args(app, status, args) != 0) {
+            json_decref(status);
+            status = NULL;
+        }
+        reply_json(x, 200, status);
     }
-    status = fleet_status_json(app);
-    ranks = json_pack("{s:o}", "ranks", ranks);
-    if (status == NULL || json_object_set_new(status, "cuda", ranks) != 0) {
-        if (status == NULL)
-            json_decref(ranks);
-        json_decref(status);
-        status = NULL;
-    }
-    reply_json(x, 200, status);
-    return 0;
+    json_decref(ranks);
+    json_decref(args);
+    return rc;
 }

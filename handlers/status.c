@@ -7,6 +7,7 @@
 #include "handlers/gate_json.h"
 #include "handlers/lora.h"
 #include "handlers/reply.h"
+#include "server/config.h"
 #include "handlers/status_parts.h"
 #include "handlers/update_json.h"
 #include "handlers/weight_transfer.h"
@@ -176,11 +177,12 @@ json_t *status_head_json(const struct app *app)
                            : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
                                        why.msg);
 
-    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o}", "boot_id", app->life->boot_id,
-                     "version", BATON_VERSION, "uptime_s",
+    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:{s:b, s:b}}", "boot_id",
+                     app->life->boot_id, "version", BATON_VERSION, "uptime_s",
                      (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
                      life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
-                     "reason", reason);
+                     "reason", reason, "server_args", "enable_memory_saver",
+                     (int)app->config->sglang_memory_saver, "enable_return_routed_experts", 0);
 }
 
 int handle_status(struct app *app, struct exchange *x, struct err *e)

@@ -1,5 +1,5 @@
 /* POST /v1/weights/check: the SHA-256 of each tensor that is served, told or compared with a
- * caller's. Nothing is remembered here: whoever compares brings the sums along.
+ * caller's, or with those of a snapshot, which is the one thing that is remembered here.
  *
  * All is read from one pinned version, a piece at a time, and hashed on the handler's own thread;
  * one check at a time, so that several cannot take all the threads of control calls. It ends early
@@ -20,16 +20,19 @@
 #include <string.h>
 #include <strings.h>
 
-enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE };
+enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
 
-const char *const weights_check_members[] = {"action", "baseline", NULL};
+const char *const weights_check_members[] = {"action", "baseline", "skip", "must_match", NULL};
 
+static json_t *snapshot; /* owned: sums by name; NULL: none was taken; guarded by under_way */
 static atomic_flag under_way = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
 
 struct check {
     struct app *app;
     struct exchange *x;
-    const json_t *baseline;  /* borrowed from the body; NULL: the sums are told */
+    const json_t *baseline; /* borrowed from the body, or the snapshot; NULL: the sums are told */
+    const json_t *skip;     /* borrowed: parts of names that are left out; NULL: none */
+    bool is_snapshot, must_match;
     const struct version *v; /* pinned; NULL: nothing is served that could be equal */
     char *piece;             /* owned; NULL when the host has the bytes */
     json_t *found;           /* owned: sums by name, or an array of the names that differ */
@@ -99,12 +102,24 @@ static int note(struct check *c, const char *name, const char *sum, struct err *
     return rc == 0 ? 0 : refuse_memory(e);
 }
 
+static bool skips(const struct check *c, const char *name)
+{
+    const json_t *part;
+    size_t i;
+
+    json_array_foreach(c->skip, i,
+                       part) if (strstr(name, json_string_value(part)) != NULL) return true;
+    return false;
+}
+
 static int check_served(struct check *c, struct err *e)
 {
     const struct plan *plan = store_manifest(c->app->store)->plan;
     char sum[SUM_LEN + 1] = "";
 
     for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        if (skips(c, plan->tensors[i].name))
+            continue;
         if (c->v != NULL && sum_tensor(sum, c, i, e) != 0)
             return -1;
         if (note(c, plan->tensors[i].name, sum, e) != 0)
@@ -122,7 +137,7 @@ static int check_strangers(struct check *c, struct err *e)
 
     json_object_foreach((json_t *)(uintptr_t)c->baseline, name, value)
     {
-        if (plan_find(plan, name) == PLAN_NO_TENSOR &&
+        if (plan_find(plan, name) == PLAN_NO_TENSOR && !skips(c, name) &&
             json_array_append_new(c->found, json_string(name)) != 0)
             return refuse_memory(e);
     }
@@ -134,8 +149,15 @@ static int baseline_parse(const json_t **out, const json_t *body, struct err *e)
     const json_t *value;
     const char *name;
 
-    if (body_required(body, "", "baseline", e) != 0 ||
-        body_object(out, body, "", "baseline", e) != 0)
+    if (body_given(body, "baseline") == NULL && snapshot != NULL) {
+        *out = snapshot;
+        return 0;
+    }
+    if (body_given(body, "baseline") == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/baseline",
+                       "baseline is missing, and no snapshot was taken: send the sums to compare "
+                       "with, or action snapshot first");
+    if (body_object(out, body, "", "baseline", e) != 0)
         return -1;
     json_object_foreach((json_t *)(uintptr_t)*out, name, value)
     {
@@ -152,17 +174,39 @@ static int baseline_parse(const json_t **out, const json_t *body, struct err *e)
     return 0;
 }
 
+static int skip_parse(const json_t **out, const json_t *body, struct err *e)
+{
+    const json_t *skip = body_given(body, "skip"), *part;
+    size_t i;
+
+    if (skip == NULL)
+        return 0;
+    if (!json_is_array(skip) || json_array_size(skip) > SKIP_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/skip", "skip is not an array of at most %d strings",
+                       SKIP_MAX);
+    json_array_foreach(skip, i, part)
+    {
+        if (!json_is_string(part))
+            return err_set(e, ERR_BAD_REQUEST, "/skip", "what is skipped is not a string");
+    }
+    *out = skip;
+    return 0;
+}
+
 static int check_parse(struct check *c, const json_t *body, struct err *e)
 {
     const char *action = NULL;
 
-    if (body_required(body, "", "action", e) != 0 || body_str(&action, body, "", "action", e) != 0)
+    if (body_required(body, "", "action", e) != 0 ||
+        body_str(&action, body, "", "action", e) != 0 || skip_parse(&c->skip, body, e) != 0 ||
+        body_bool(&c->must_match, body, "", "must_match", e) != 0)
         return -1;
     if (strcmp(action, "compare") == 0)
         return baseline_parse(&c->baseline, body, e);
-    if (strcmp(action, "checksum") != 0)
+    c->is_snapshot = strcmp(action, "snapshot") == 0;
+    if (!c->is_snapshot && strcmp(action, "checksum") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/action",
-                       "action '%.32s' is not one of checksum, compare", action);
+                       "action '%.32s' is not one of checksum, compare, snapshot", action);
     if (body_given(body, "baseline") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/baseline", "baseline goes with action compare");
     return 0;
@@ -192,12 +236,31 @@ static json_t *answer_json(const struct check *c)
     json_t *label = c->v != NULL ? json_string(c->v->label) : json_null();
     json_t *serial = c->v != NULL ? json_integer((json_int_t)c->v->serial) : json_null();
 
+    if (c->is_snapshot)
+        return json_pack("{s:s, s:o, s:o, s:I}", "algorithm", "sha256", "weight_version", label,
+                         "serial", serial, "n_tensors", (json_int_t)json_object_size(c->found));
     if (c->baseline == NULL)
         return json_pack("{s:s, s:o, s:o, s:O}", "algorithm", "sha256", "weight_version", label,
                          "serial", serial, "checksums", c->found);
     return json_pack("{s:s, s:o, s:o, s:b, s:O}", "algorithm", "sha256", "weight_version", label,
                      "serial", serial, "match", json_array_size(c->found) == 0, "mismatches",
                      c->found);
+}
+
+static int refuse_mismatch(const struct check *c, struct err *e)
+{
+    size_t n = json_array_size(c->found);
+    const char *first = json_string_value(json_array_get(c->found, 0));
+
+    return err_set(e, ERR_MISMATCH, "", "%zu tensors differ from those of the %s: '%.160s'%s", n,
+                   c->baseline == snapshot ? "snapshot" : "baseline", first,
+                   n > 1 ? " and others" : "");
+}
+
+static void remember(struct check *c)
+{
+    json_decref(snapshot);
+    snapshot = json_incref(c->found);
 }
 
 static int check(json_t **reply, struct check *c, const json_t *body, struct err *e)
@@ -209,6 +272,10 @@ static int check(json_t **reply, struct check *c, const json_t *body, struct err
         return refuse_memory(e);
     if (check_served(c, e) != 0 || check_strangers(c, e) != 0)
         return -1;
+    if (c->is_snapshot)
+        remember(c);
+    if (c->must_match && json_is_array(c->found) && json_array_size(c->found) > 0)
+        return refuse_mismatch(c, e);
     *reply = answer_json(c);
     return 0;
 }

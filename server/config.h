@@ -112,6 +112,9 @@ enum { CONFIG_LIST_MAX = 256 };
       "which logprobs of sampled tokens are told, as in vLLM: raw_logprobs (of the model's "       \
       "logits) or processed_logprobs (of what the token was drawn from: after penalties, "         \
       "temperature, top_k and top_p; TRL wants these); SGLang's /generate tells its own")          \
+    X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                       \
+      "say in /server_info that enable_memory_saver is on: slime compares it with its "            \
+      "--offload-rollout; sleeping works either way")                                              \
     X(LIMIT, max_logprobs, "max-logprobs", "N", "-1", 0, 16777216,                                 \
       "most logprobs that a request may ask for with each token, of prompt or output; over it "    \
       "400; -1: as many as the vocabulary has")                                                    \

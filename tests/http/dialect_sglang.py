@@ -429,6 +429,9 @@ def views(world, server):
         must(found["internal_states"][0]["weight_version"] == "back", f"{found}")
         must(found["version"] == server.ask("GET", "/version").body["version"], f"{found}")
         must(isinstance(found["vllm_config"], dict if "json" in path else str), f"{found}")
+        # slime's _sanity_check_server_args of an external engine, as its newest compares them
+        must(found["enable_memory_saver"] is False and found["enable_return_routed_experts"] is False and
+             found["dtype"] == "bfloat16", f"{found}")
     run = frozen(server)
     for path in "/get_load", "/v1/loads?include=core":
         found = server.ask("GET", path).body
@@ -442,8 +445,34 @@ def views(world, server):
     native = server.post(200, "/v1/weights/check", {"action": "checksum"})
     must(said["success"] is True and said["payload"] == native, "the native sums")
     must(server.post(200, "/weights_checker", None)["payload"] == native, "it is the default")
-    for action in "snapshot", "reset_tensors", "compare":
+    for action in "compare", "odd":
         must(server.post(400, "/weights_checker", {"action": action})["success"] is False, action)
+    must(server.post(400, "/weights_checker", {"action": "checksum", "selector": "draft"})["success"] is False, "draft")
+
+
+def checker(world, server):
+    """slime's --check-weight-update: what was taken of, dropped, and sent again whole is what it was."""
+    path, disk = "/weights_checker", lambda step: {"model_path": world.checkpoint(step), "weight_version": step}
+    server.post(200, DISK, disk("step-00100"))
+    said = server.post(200, path, {"action": "snapshot"})
+    must(said["success"] is True and said["payload"]["n_tensors"] == len(world.steps["step-00100"].specs), f"{said}")
+    must(server.post(200, path, {"action": "compare", "allow_quant_error": True})["payload"]["match"], "as it was")
+    must(server.post(200, path, {"action": "reset_tensors", "skip_tensor_list": None})["success"] is True, "dropped")
+    must(server.ask("GET", "/health_generate").status == 503, "noise is never served")
+    said = server.post(400, path, {"action": "compare"})
+    must(said["success"] is False and "differ" in said["message"], f"{said}")
+    server.post(200, "/pause_generation", {})
+    server.post(200, DISK, disk("step-01500"))
+    server.post(200, "/continue_generation", {})
+    said = server.post(400, path, {"action": "compare"})
+    must(said["success"] is False and "'model." in said["message"], f"{said}")
+    server.post(200, path, {"action": "compare", "skip_tensor_list": ["model.", "lm_head"]})
+    server.post(200, DISK, disk("step-00100"))
+    must(server.post(200, path, {"action": "compare"})["success"] is True, "sent again")
+    world.serves(server, "step-00100", "step-00100")
+    native = server.post(200, "/v1/weights/check", {"action": "compare"})
+    must(native["match"] is True and native["mismatches"] == [], f"{native}")
+    must(server.ask("POST", "/v1/weights/check", {"action": "checksum", "skip": "model"}).status == 400, "skip")
 
 
 def refusals(world, server):
@@ -460,6 +489,12 @@ def refusals(world, server):
             (DISTRIBUTED, {"name": "a", "dtype": "bfloat16"}, "shape"),
             (DISTRIBUTED, {"name": "a", "dtype": "bfloat16", "shape": [1], "names": ["b"]}, "names"),
             ("/update_weights_from_ipc", {"zmq_handles": {}}, "zmq"),
+            ("/slow_down", {"forward_sleep_time": 0.1}, "/slow_down"),
+            ("/set_internal_state", {"server_args": {"pp_max_micro_batch_size": 8}}, "/set_internal_state"),
+            ("/start_profile", {"output_dir": "/tmp"}, "profiler"),
+            ("/stop_profile", {}, "profile"),
+            ("/post_process_weights", {"post_process_quantization": True}, "/end_weight_update"),
+            ("/pull_weights", {"target_version": 1}, "/update_weights_from_disk"),
             ("/load_lora_adapter_from_tensors", {"lora_name": "a"}, "pickled"),
             ("/release_memory_occupation", {"tags": "weights"}, "tags"))
     for path, body, word in rows:
@@ -520,7 +555,8 @@ def off(world):
     with world.serve_model("--dialects", "vllm") as server:
         for path in "/pause_generation", DISTRIBUTED, "/abort_request", "/flush_cache":
             must(server.ask("POST", path, {}).status == 404, path)
-    with world.serve_model("--dialects", "sglang") as server:
+    with world.serve_model("--dialects", "sglang", "--sglang-memory-saver") as server:
+        must(server.ask("GET", "/server_info").body["enable_memory_saver"] is True, "as --offload-rollout wants it")
         run = frozen(server)
         server.post(200, "/update_weight_version", {"new_version": "named"})
         must(run.reason() == "abort", "SGLang's label ends what runs, unless told otherwise")
@@ -535,7 +571,7 @@ def main():
         for name in "slime", "areal", "verl", "miles":
             session(world, server, name)
         for part in (one_by_one, half, anew, groups, disk, labels, requests, memory, values, views,
-                     refusals, adapters):
+                     checker, refusals, adapters):
             began = time.monotonic()
             part(world, server)
             print(f"{part.__name__}: {time.monotonic() - began:.2f} s")

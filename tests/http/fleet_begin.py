@@ -152,6 +152,13 @@ def old():
             g.update_all()
 
 
+def arguments(f):
+    """What slime compares with its own is what the engines say."""
+    for path in "/server_info", "/get_server_info":
+        said = f.front.get(path)
+        assert (said["enable_memory_saver"], said["enable_return_routed_experts"], said["dtype"]) == (True, False, "auto"), said
+
+
 def main():
     with open(FILE, "wb") as out:  # whose names nobody here reads
         out.write(b"weights")
@@ -159,7 +166,7 @@ def main():
     with Fleet(*["sglang"] * 3, min_ready=2) as f:
         f.update_all()
         group(f)
-        for p in (trainer, drafts, files, failed, begun_by_another, aborted):
+        for p in (arguments, trainer, drafts, files, failed, begun_by_another, aborted):
             told(p.__name__, p, f)
 
 

@@ -54,7 +54,8 @@ ROLES = {
         /skyrl/v1/load_lora_adapter /fetch_weights /init_weight_update_communicator
         /init_weight_transfer /update_weights_skyrl /finalize_weight_update
         /destroy_weights_update_group /init_weights_update_group
-        /begin_weight_update /end_weight_update
+        /begin_weight_update /end_weight_update /slow_down /set_internal_state /start_profile
+        /stop_profile /post_process_weights /pull_weights
         /update_weights_from_distributed /update_weights_from_disk /update_weights_from_ipc
         /update_weights_from_tensor /get_weights_by_name
         /pause_generation /continue_generation /flush_cache
