@@ -7,7 +7,7 @@
 
 enum { DISTANCE_MAX = 2 };
 
-/* Spelling that people mix up between flags, members and variables. */
+/* Flags, members and variables differ in case, '-' and '_' only: these count as equal. */
 static int fold(char c)
 {
     return c == '-' ? '_' : tolower((unsigned char)c);

@@ -1,4 +1,4 @@
-/* The spec of the fleet's model, and what has come of it in a session. */
+/* Which tensors the fleet's model consists of, and which of them an update has brought so far. */
 #include "handlers/fleet_cover.h"
 
 #include "base/log.h"
@@ -86,7 +86,7 @@ void fleet_list_fini(struct fleet_list *l)
     *l = (struct fleet_list){0};
 }
 
-/* Ranks get different lists, or the same one. */
+/* Each rank may get a list of its own. */
 static int join(struct plan_builder *b, const struct plan *plan, struct err *e)
 {
     for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++) {
@@ -173,7 +173,7 @@ static bool is_counted(const struct fleet_session *s)
     return s->cover != NULL && !fleet_session_has(s, true);
 }
 
-/* By what was told: a copy of a session has nothing else that does not change meanwhile. */
+/* Reads the last report: all else in a copy of a session may change meanwhile. */
 const char *fleet_cover_word(const struct fleet_session *s)
 {
     const char *said = json_string_value(json_object_get(s->told, "coverage"));
@@ -199,7 +199,7 @@ static json_t *cover_json(const struct fleet_session *s)
                      "n_unseen", (json_int_t)c->n_unseen);
 }
 
-/* For want of memory what was told before is told again. */
+/* Without memory for a new report the last one stays. */
 static void tell(struct fleet_control *fc, struct fleet_session *s)
 {
     json_t *told = cover_json(s), *before;
@@ -244,8 +244,8 @@ void fleet_cover_free(struct fleet_cover *c)
     free(c);
 }
 
-/* A vLLM counts the elements that come for a layer and puts it together when there are enough: one
- * that came twice stands for another, which is dropped when it comes. */
+/* A vLLM counts the elements that arrive for a layer and builds the layer when the count is full. A
+ * tensor that is sent twice fills the count in the place of another, which is then dropped. */
 static bool takes_once(const struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++)
