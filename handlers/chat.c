@@ -102,6 +102,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
     op->is_text = true;
     op->prompts_at = "/messages";
     g->logprobs_at = "/top_logprobs";
+    g->id_prefix = "chatcmpl-";
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||

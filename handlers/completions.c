@@ -129,10 +129,10 @@ static int copy_ids(struct completions_op *op, const json_t *v, uint32_t i, stru
     char field[ERR_FIELD_MAX];
 
     prompt_at(field, op, i);
-    if (generate_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field, g->app->vocab_size,
-                     g->app->max_model_len, e) != 0)
+    if (generation_check_prompt(g->app, json_array_size(v), field, e) != 0)
         return -1;
-    return generation_check_prompt(g->app, g->prompts[i].n, field, e);
+    return generate_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field, g->app->vocab_size,
+                        g->app->max_model_len, e);
 }
 
 /* All prompts of the kind of the first, and their text within its limit. */
@@ -213,6 +213,8 @@ static int settle_logprobs(struct completions_op *op, struct err *e)
                        "false, or leave out 'echo' or 'logprobs'");
     if (gen->prompt_logprobs < gen->logprobs)
         gen->prompt_logprobs = gen->logprobs;
+    if (op->prompt_logprobs < 0)
+        op->prompt_logprobs = gen->logprobs;
     return 0;
 }
 
@@ -247,25 +249,43 @@ int completions_sampling(struct completions_op *op, const json_t *body, struct e
 
     if (d != NULL)
         take_defaults(&g->params.gen, d);
-    if (generate_params_parse(&g->params, body, "", g->app->vocab_size, g->app->tokenizer, e) != 0)
+    if (generate_params_parse(&g->params, body, "", g->app->vocab_size, g->app->tokenizer, e) !=
+            0 ||
+        generation_check_output(g->app, g->params.gen.max_tokens, "/max_tokens", e) != 0)
         return -1;
     if (d != NULL && d->has_max_tokens && g->params.gen.max_tokens > d->max_tokens)
         g->params.gen.max_tokens = d->max_tokens;
     return 0;
 }
 
+/* 0 tokens after an echo: the prompt is scored. The engine makes one, which is not told. */
+static int parse_sampling(struct completions_op *op, const json_t *body, struct err *e)
+{
+    const json_t *max = json_object_get(body, "max_tokens");
+    json_t *one;
+    int rc;
+
+    op->no_output = op->echo && json_is_integer(max) && json_integer_value(max) == 0;
+    if (!op->no_output)
+        return completions_sampling(op, body, e);
+    one = json_copy((json_t *)(uintptr_t)body);
+    if (one == NULL || json_object_set_new(one, "max_tokens", json_integer(1)) != 0)
+        rc = err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    else
+        rc = completions_sampling(op, one, e);
+    json_decref(one);
+    return rc;
+}
+
 static int completions_parse(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
 
-    /* An explicit null asks for the rest of the context; leaving it out asks for the default. */
-    if (!json_is_null(json_object_get(body, "max_tokens")) ||
-        json_object_get(body, "max_tokens") == NULL)
-        g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT;
+    g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT; /* for null too, as in vLLM */
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         parse_flags(op, body, e) != 0 || generate_neutral(body, "", completions_rules, e) != 0 ||
-        completions_sampling(op, body, e) != 0 || settle_logprobs(op, e) != 0)
+        parse_sampling(op, body, e) != 0 || settle_logprobs(op, e) != 0)
         return -1;
     if (body_given(body, "prompt") == NULL && body_given(body, "messages") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/prompt",
@@ -411,6 +431,7 @@ void completions_init(struct completions_op *op, struct app *app, struct exchang
 {
     generation_init(&op->g, app, x, &whole_ops, app->text);
     op->created_s = clock_wall_s();
+    op->g.id_prefix = "cmpl-";
     op->stream_ops = &stream_ops;
     op->prompts_at = "/prompt";
     op->sampling_at = "";

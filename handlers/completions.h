@@ -53,6 +53,7 @@ struct completions_op {
     bool is_text;                            /* prompts came as text */
     bool is_list;                            /* more than one could be given: pointers say which */
     bool echo, add_special, return_ids, as_ids;
+    bool no_output; /* 0 tokens are asked for: the one that is made is not told */
     int32_t logprobs, prompt_logprobs;  /* asked for; -1 = none */
     struct completions_prompt *prompts; /* [g.n_prompts]; owned */
     struct completion_text *texts;      /* [g.n_seqs]; owned; of the pool's job */
@@ -106,6 +107,9 @@ void completions_begin(struct completions_op *op);
 bool completions_next(struct completions_part *p, struct completions_op *op,
                       struct generation_seq *seq);
 void completions_told(struct completions_part *p);
+
+/* completions_versions_json - generation_versions_json, of what is told. */
+json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out);
 
 /* As generation_ops says. */
 void completions_news(struct generation *g);

@@ -74,10 +74,9 @@ static void begin_logprobs(struct completions_part *p)
 {
     if (p->op->logprobs < 0)
         return;
-    p->logprobs = p->op->chat != NULL
-                      ? json_pack("{s:[]}", "content")
-                      : json_pack("{s:[], s:[], s:[], s:[]}", "tokens", "token_logprobs",
-                                  "top_logprobs", "text_offset");
+    p->logprobs = p->op->chat != NULL ? json_pack("{s:[]}", "content")
+                                      : json_pack("{s:[], s:[], s:[], s:[]}", "tokens",
+                                                  "token_logprobs", "top_logprobs", "text_offset");
     p->failed = p->failed || p->logprobs == NULL;
 }
 
@@ -128,7 +127,7 @@ static void fill_part(struct completions_part *p)
         if (!is_silent(p, i))
             completion_text_push(c, p->tokens[i].id);
     }
-    if (p->out != NULL)
+    if (p->out != NULL && !p->op->no_output)
         completion_text_end(c, p->out->stop_text, p->out->stop_text_cut);
     completion_text_take(c, p->out != NULL ? c->pending.len : completion_text_ready(c), &p->text);
     p->failed = p->failed || p->text.failed;
@@ -143,6 +142,22 @@ static json_t *prompt_ids_json(const struct completions_part *p)
     return generation_ids_json(prompt->ids, prompt->n);
 }
 
+/* A token that nobody asked for stops nothing. */
+static json_t *finish_json(const struct completions_part *p)
+{
+    if (p->op->no_output && p->out->finish == GEN_STOP)
+        return json_string(gen_finish_name(GEN_LENGTH));
+    return generation_finish_json(p->out);
+}
+
+json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out)
+{
+    if (!op->no_output || out->n_spans == 0)
+        return generation_versions_json(out);
+    return json_pack("[{s:s, s:i, s:i, s:I}]", "version", out->spans[0].label, "start", 0, "end", 0,
+                     "serial", (json_int_t)out->spans[0].serial);
+}
+
 static json_t *part_json(const struct completions_part *p)
 {
     const struct completions_op *op = p->op;
@@ -155,8 +170,8 @@ static json_t *part_json(const struct completions_part *p)
     choice = json_pack(
         "{s:I, s:o, s:O?, s:o, s:o, s:o, s:o, s:o, s:n}", "index", (json_int_t)p->seq->index,
         "text", json_stringn(p->text.len > 0 ? p->text.data : "", p->text.len), "logprobs",
-        p->logprobs, "finish_reason", generation_finish_json(p->out), "stop_reason",
-        generation_stop_reason_json(p->out), "token_ids",
+        p->logprobs, "finish_reason", finish_json(p), "stop_reason",
+        op->no_output ? json_null() : generation_stop_reason_json(p->out), "token_ids",
         op->return_ids ? generation_token_ids_json(p->tokens, p->first, p->end) : json_null(),
         "prompt_token_ids", prompt_ids_json(p), "prompt_logprobs",
         op->prompt_logprobs >= 0
@@ -165,7 +180,8 @@ static json_t *part_json(const struct completions_part *p)
             : json_null(),
         "routed_experts");
     if (choice != NULL && p->out != NULL &&
-        json_object_set_new(choice, "weight_versions", generation_versions_json(p->out)) != 0) {
+        json_object_set_new(choice, "weight_versions", completions_versions_json(op, p->out)) !=
+            0) {
         json_decref(choice);
         return NULL;
     }
@@ -182,8 +198,8 @@ static json_t *envelope(struct completions_op *op, json_t *choices, json_t *usag
     return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:o, s:s}", "id",
                      json_sprintf("cmpl-%s", op->request_id), "object", "text_completion",
                      "created", (json_int_t)op->created_s, "model", generation_model(&op->g),
-                     "adapter", generation_adapter_json(&op->g), "choices", choices, "usage",
-                     usage, "boot_id", app->life->boot_id);
+                     "adapter", generation_adapter_json(&op->g), "choices", choices, "usage", usage,
+                     "boot_id", app->life->boot_id);
 }
 
 static json_t *usage_json(const struct completions_op *op)
@@ -222,15 +238,18 @@ bool completions_next(struct completions_part *p, struct completions_op *op,
     p->out = out;
     if (seq->told || (out != NULL && out->finish == GEN_ERROR))
         return false;
-    if (out == NULL && p->end > p->first && may_stop(op, p->tokens[p->end - 1].id))
+    if (op->no_output)
+        p->end = p->first;
+    else if (out == NULL && p->end > p->first && may_stop(op, p->tokens[p->end - 1].id))
         p->end--;
     if (out == NULL && p->end == p->first)
         return false;
+    if (op->stream.on && p->end > p->first + 1 && generation_keeps_up(&op->g)) {
+        p->end = p->first + 1;
+        p->out = NULL;
+    }
     fill_part(p);
-    if (p->failed || out != NULL || p->text.len > 0 || p->logprobs != NULL || op->return_ids)
-        return true;
-    drop_part(p); /* what its tokens spell is not decided */
-    return false;
+    return true;
 }
 
 void completions_told(struct completions_part *p)
@@ -257,7 +276,7 @@ void completions_news(struct generation *g)
     json_t *choice = NULL;
 
     for (uint32_t i = 0; i < g->n_seqs; i++) {
-        if (next_part(op, &g->seqs[i], &choice))
+        while (next_part(op, &g->seqs[i], &choice))
             generation_event(g, envelope(op, json_pack("[o]", choice),
                                          op->stream.usage_each ? usage_json(op) : json_null()));
     }

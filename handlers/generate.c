@@ -181,7 +181,8 @@ static json_t *usage_each(const struct generate_op *op)
                : json_null();
 }
 
-static void tell_seq(struct generate_op *op, struct generation_seq *seq)
+/* The next event of a sequence. Returns false when there is none yet. */
+static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
 {
     const struct gen_token *tokens;
     struct gen_output *out;
@@ -190,17 +191,23 @@ static void tell_seq(struct generate_op *op, struct generation_seq *seq)
 
     generation_look(seq, &tokens, &n, &out);
     if (seq->told || (n == first && out == NULL) || (out != NULL && out->finish == GEN_ERROR))
-        return;
+        return false;
+    if (n > first + 1 && generation_keeps_up(&op->g)) {
+        n = first + 1;
+        out = NULL;
+    }
     choice = choice_json(op, seq, tokens, first, n, out);
     seq->n_sent = n;
     seq->told = out != NULL;
     generation_event(&op->g, envelope(op, json_pack("[o]", choice), usage_each(op)));
+    return true;
 }
 
 static void generate_news(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        tell_seq(op_of(g), &g->seqs[i]);
+        while (tell_seq(op_of(g), &g->seqs[i]))
+            ;
 }
 
 static void finish_stream(struct generate_op *op)
@@ -268,18 +275,14 @@ static int parse_prompt(struct generation *g, const json_t *body, struct err *e)
     if (body_required(body, "", "token_ids", e) != 0 ||
         body_array(&ids, body, "", "token_ids", e) != 0)
         return -1;
-    if (json_array_size(ids) >= app->max_model_len)
-        return err_set(e, ERR_BAD_REQUEST, "/token_ids",
-                       "the prompt has %zu tokens; a context of %u leaves room for at most %u",
-                       json_array_size(ids), app->max_model_len, app->max_model_len - 1);
+    if (generation_check_prompt(app, json_array_size(ids), "/token_ids", e) != 0)
+        return -1;
     g->prompts = calloc(1, sizeof *g->prompts);
     if (g->prompts == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the prompt");
     g->n_prompts = 1;
-    if (generate_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids", app->vocab_size,
-                     app->max_model_len, e) != 0)
-        return -1;
-    return generation_check_prompt(app, g->prompts[0].n, "/token_ids", e);
+    return generate_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids", app->vocab_size,
+                        app->max_model_len, e);
 }
 
 static int parse_sampling(struct generate_op *op, const json_t *body, bool strict, struct err *e)
@@ -337,6 +340,7 @@ int handle_generate(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     }
     generation_init(&op->g, app, x, &whole_ops, app->generate_pool);
+    op->g.id_prefix = "generate-tokens-";
     op->g.logprobs_at = "/sampling_params/logprobs";
     op->g.prompt_logprobs_at = "/sampling_params/prompt_logprobs";
     op->created_s = clock_wall_s();

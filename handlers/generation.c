@@ -104,15 +104,26 @@ const char *generation_model(const struct generation *g)
     return g->lora != NULL ? g->lora : g->app->model_name;
 }
 
-int generation_check_prompt(const struct app *app, uint32_t n, const char *at, struct err *e)
+int generation_check_prompt(const struct app *app, size_t n, const char *at, struct err *e)
 {
     if (n == 0)
         return err_set(e, ERR_BAD_REQUEST, at, "the prompt has no tokens; at least 1 is needed");
     if (n >= app->max_model_len)
         return err_set(e, ERR_BAD_REQUEST, at,
-                       "the prompt has %u tokens; a context of %u leaves room for at most %u", n,
-                       app->max_model_len, app->max_model_len - 1);
+                       "this model's maximum context length is %u tokens, but the prompt contains "
+                       "%zu input tokens, which leaves no room for output: at most %u are allowed",
+                       app->max_model_len, n, app->max_model_len - 1);
     return 0;
+}
+
+int generation_check_output(const struct app *app, uint32_t n, const char *at, struct err *e)
+{
+    if (n == GEN_MAX_TOKENS_REST || n <= app->max_model_len)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, at,
+                   "max_tokens=%u cannot be greater than max_model_len=%u: request fewer output "
+                   "tokens",
+                   n, app->max_model_len);
 }
 
 int generation_count_seqs(const struct generation *g, const char *at, uint32_t *out, struct err *e)
@@ -338,6 +349,8 @@ static void seq_tokens(void *arg, const struct gen_output *out, uint32_t first)
     struct generation_seq *seq = arg;
 
     (void)first;
+    if (out->finish != GEN_RUNNING)
+        return; /* done comes now, so that the last token and the end are one event */
     mtx_lock(&seq->g->lock);
     seq->tokens = out->tokens;
     seq->n_tokens = out->n_tokens;

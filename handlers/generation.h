@@ -94,9 +94,10 @@ struct generation {
     struct app *app;
     const char *request_id;                       /* borrowed from the operation; NULL: none */
     const char *logprobs_at, *prompt_logprobs_at; /* pointers of those members in the request */
-    char *const *seq_ids; /* [n_seqs], borrowed from it; NULL: sequences have no names */
-    char *lora;           /* owned; the adapter that `model` named; NULL: the base model */
-    struct exchange *x;   /* the flow's reference; given up by the answer */
+    const char *id_prefix; /* what vLLM's ids of such requests begin with; NULL: nothing */
+    char *const *seq_ids;  /* [n_seqs], borrowed from it; NULL: sequences have no names */
+    char *lora;            /* owned; the adapter that `model` named; NULL: the base model */
+    struct exchange *x;    /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
     struct workers *pool; /* where news and finish run */
     struct generate_params params;
@@ -134,8 +135,13 @@ int generation_check_app(const struct app *app, const char *model, struct err *e
 int generation_check_model(const struct app *app, const char *model, struct err *e);
 
 /* generation_check_prompt - does a prompt of n tokens fit the context, with room for one more?
+ * Clients know the words "maximum context length" of vLLM, and then shorten the prompt.
  * Errors: ERR_BAD_REQUEST at `at`. */
-int generation_check_prompt(const struct app *app, uint32_t n, const char *at, struct err *e);
+int generation_check_prompt(const struct app *app, size_t n, const char *at, struct err *e);
+
+/* generation_check_output - could n output tokens fit the context, without any prompt? vLLM refuses
+ * more on its OpenAI routes, and clips the rest. Errors: ERR_BAD_REQUEST at `at`. */
+int generation_check_output(const struct app *app, uint32_t n, const char *at, struct err *e);
 
 /* generation_count_seqs - prompts times n.
  * @at  pointer of the prompts, for errors

@@ -197,6 +197,11 @@ static void stream_write(struct generation *g, const void *data, size_t len)
         break_stream(g);
 }
 
+bool generation_keeps_up(const struct generation *g)
+{
+    return !g->stream_open || exchange_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
+}
+
 void generation_event(struct generation *g, json_t *event)
 {
     struct buf out = {0};

@@ -37,6 +37,11 @@ uint64_t generation_n_prompt(const struct generation *g);
 uint64_t generation_n_sent(const struct generation *g);
 uint64_t generation_n_made(const struct generation *g);
 
+/* generation_keeps_up - does the client of a stream take what it is sent? Then each token has an
+ * event of its own; else those that come meanwhile share one. */
+enum { GENERATION_UNSENT_MAX = 65536 /* bytes; beyond it, it does not */ };
+bool generation_keeps_up(const struct generation *g);
+
 /* generation_event - send `event` (stolen; NULL: no memory) as one server-sent event; the first
  * one opens the stream. A stream that cannot go on cancels the generation. */
 void generation_event(struct generation *g, json_t *event);

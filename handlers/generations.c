@@ -4,8 +4,10 @@
 
 #include "base/mtx.h"
 #include "handlers/generation.h"
+#include "handlers/generation_parse.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,6 +77,25 @@ static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
     return bsearch(&id, ids, n_ids, sizeof *ids, by_text) != NULL;
 }
 
+/* By vLLM's ids: PREFIX-ID of all, PREFIX-ID-I of prompt I. */
+static uint32_t abort_prompts(struct generation *g, const char *const *ids, size_t n_ids)
+{
+    char id[GENERATION_REQUEST_ID_MAX + 64];
+    uint32_t n = 0;
+
+    if (g->id_prefix == NULL || g->request_id == NULL || ids == NULL)
+        return 0;
+    (void)snprintf(id, sizeof id, "%s%s", g->id_prefix, g->request_id);
+    if (is_one_of(id, ids, n_ids))
+        return generation_abort(g) ? 1 : 0;
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        (void)snprintf(id, sizeof id, "%s%s-%u", g->id_prefix, g->request_id, g->seqs[i].prompt);
+        if (is_one_of(id, ids, n_ids))
+            n += generation_abort_seq(g, i) ? 1 : 0;
+    }
+    return n;
+}
+
 /* Of the sequences that have names of their own. */
 static uint32_t abort_seqs(struct generation *g, const char *const *ids, size_t n_ids)
 {
@@ -99,7 +120,7 @@ uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_id
         if (is_one_of(g->request_id, ids, n_ids))
             n += generation_abort(g) ? 1 : 0;
         else
-            n += abort_seqs(g, ids, n_ids);
+            n += abort_seqs(g, ids, n_ids) + abort_prompts(g, ids, n_ids);
     mtx_unlock(&gs->lock);
     return n;
 }

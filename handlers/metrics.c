@@ -19,8 +19,8 @@ static const uint64_t bounds_us[] = {1000,     2500,     5000,     10000,     25
 enum { N_BOUNDS = sizeof bounds_us / sizeof bounds_us[0] };
 
 /* One cell each, and one for any other. */
-static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409,
-                               413, 415, 417, 421, 422, 499, 500, 502, 503, 504, 507};
+static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
+                               417, 421, 422, 499, 500, 502, 503, 504, 507};
 enum { N_STATUSES = sizeof statuses / sizeof statuses[0] };
 static const char *const finishes[] = {"stop", "length", "abort", "error", "other"};
 enum { N_FINISHES = sizeof finishes / sizeof finishes[0] };

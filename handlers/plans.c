@@ -7,11 +7,10 @@
 #include "weights/coverage.h"
 #include "weights/update.h"
 
-const char *const plan_members[] = {"names", "dtypes", "dtype_names", "shapes", "sizes",
-                                    "convert", NULL};
+const char *const plan_members[] = {"names", "dtypes",  "dtype_names", "shapes",
+                                    "sizes", "convert", NULL};
 
-static int put(struct app *app, struct exchange *x, struct plan *plan, bool convert,
-               struct err *e)
+static int put(struct app *app, struct exchange *x, struct plan *plan, bool convert, struct err *e)
 {
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing;

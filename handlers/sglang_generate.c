@@ -213,8 +213,8 @@ static int parse_lengths(struct sglang_op *op, const json_t *sampling, struct er
         return err_set(e, ERR_BAD_REQUEST, SAMPLING_AT "/min_new_tokens",
                        "min_new_tokens is %llu; at most max_new_tokens, %llu, is allowed",
                        (unsigned long long)min, (unsigned long long)max);
-    op->no_output = max == 0;
-    gen->max_tokens = op->no_output ? 1 : (uint32_t)max;
+    op->c.no_output = max == 0;
+    gen->max_tokens = op->c.no_output ? 1 : (uint32_t)max;
     gen->min_tokens = (uint32_t)min;
     return 0;
 }

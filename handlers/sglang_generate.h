@@ -11,11 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum {
-    SGLANG_MAX_NEW_TOKENS_DEFAULT = 128,
-    /* Unsent bytes of a stream beyond which an event is left out: a later one says it all again. */
-    SGLANG_STREAM_UNSENT_MAX = 65536
-};
+enum { SGLANG_MAX_NEW_TOKENS_DEFAULT = 128 };
 
 /* What an event repeats of a sequence: all that was told before it. */
 struct sglang_told {
@@ -26,7 +22,6 @@ struct sglang_told {
 struct sglang_op {
     struct completions_op c; /* first: generation_ops.free gets its address */
     bool many;               /* the answer is an array */
-    bool no_output;          /* max_new_tokens is 0: the one token that is made is not told */
     bool with_logprobs, with_text;
     int64_t logprob_start; /* first token of the prompt whose logprob is told; -1: none */
     uint32_t n_top;

@@ -69,8 +69,6 @@ static int tell_part(const struct sglang_op *op, struct sglang_told *told,
 {
     if (begin_told(told) != 0 || p->failed)
         return -1;
-    if (op->no_output)
-        return 0;
     for (uint32_t i = p->first; i < p->end; i++)
         if (tell_token(op, told, &p->tokens[i]) != 0)
             return -1;
@@ -104,10 +102,10 @@ static json_t *finish_json(const struct sglang_op *op, const struct gen_output *
         return json_null();
     if (out->finish == GEN_ABORT)
         return abort_json(out);
-    if (out->finish == GEN_STOP && !op->no_output)
+    if (out->finish == GEN_STOP && !op->c.no_output)
         return stop_json(out);
     return json_pack("{s:s, s:I}", "type", "length", "length",
-                     (json_int_t)(op->no_output ? 0 : out->n_tokens));
+                     (json_int_t)(op->c.no_output ? 0 : out->n_tokens));
 }
 
 /* Of the newest token; where there is none, and before the end, what serves now. */
@@ -121,14 +119,6 @@ static json_t *version_json(const struct sglang_op *op, const struct gen_output 
         return json_null();
     store_info(op->c.g.app->store, &info);
     return info.serial > 0 ? json_string(info.label) : json_null();
-}
-
-static json_t *versions_json(const struct sglang_op *op, const struct gen_output *out)
-{
-    if (!op->no_output || out->n_spans == 0)
-        return generation_versions_json(out);
-    return json_pack("[{s:s, s:i, s:i, s:I}]", "version", out->spans[0].label, "start", 0, "end", 0,
-                     "serial", (json_int_t)out->spans[0].serial);
 }
 
 /* The prompt's, from the start that was asked for; as SGLang, of the first of them nothing is told.
@@ -192,7 +182,8 @@ static json_t *meta_json(const struct sglang_op *op, const struct generation_seq
                              generation_adapter_json(g), "boot_id", g->app->life->boot_id);
 
     if (meta != NULL && put_logprobs(op, seq, out, meta) == 0 &&
-        (out == NULL || json_object_set_new(meta, "weight_versions", versions_json(op, out)) == 0))
+        (out == NULL ||
+         json_object_set_new(meta, "weight_versions", completions_versions_json(&op->c, out)) == 0))
         return meta;
     json_decref(meta);
     return NULL;
@@ -216,24 +207,23 @@ static json_t *item_json(const struct sglang_op *op, const struct completions_pa
     return NULL;
 }
 
-static void tell_seq(struct sglang_op *op, struct generation_seq *seq)
+/* The next event of a sequence. Returns false when there is none. */
+static bool tell_seq(struct sglang_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
 
     if (!completions_next(&p, &op->c, seq))
-        return;
-    if (p.out != NULL || !op->no_output)
-        generation_event(&op->c.g, item_json(op, &p));
+        return false;
+    generation_event(&op->c.g, item_json(op, &p));
     completions_told(&p);
+    return true;
 }
 
 void sglang_generate_news(struct generation *g)
 {
-    for (uint32_t i = 0; i < g->n_seqs; i++) {
-        if (g->stream_open && exchange_stream_unsent(g->x) > SGLANG_STREAM_UNSENT_MAX)
-            return;
-        tell_seq(sglang_of(g), &g->seqs[i]);
-    }
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        while (generation_keeps_up(g) && tell_seq(sglang_of(g), &g->seqs[i]))
+            ;
 }
 
 static json_t *whole_json(struct sglang_op *op)
@@ -269,7 +259,8 @@ void sglang_generate_finish(struct generation *g)
 
     if (op->c.stream.on) {
         for (uint32_t i = 0; i < g->n_seqs; i++)
-            tell_seq(op, &g->seqs[i]);
+            while (tell_seq(op, &g->seqs[i]))
+                ;
         generation_end(g);
         return;
     }

@@ -98,8 +98,7 @@ static int request_read(struct request *q, const struct app *app, const json_t *
     size_t n;
 
     *q = (struct request){.app = app};
-    if (check_beside(body, e) != 0 ||
-        check_format(body, e) != 0 ||
+    if (check_beside(body, e) != 0 || check_format(body, e) != 0 ||
         body_array(&list, body, "", "serialized_named_tensors", e) != 0)
         return -1;
     n = json_array_size(list);

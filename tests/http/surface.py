@@ -5,8 +5,10 @@ import json
 import math
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
+from concurrent import futures
 
 URL, WORK, WHICH = sys.argv[1:4]
 PROMPT = [40, 77, 258, 803, 264, 77, 290]  # "In the beginning"
@@ -118,6 +120,102 @@ def too_many_logprobs():
                                   "sampling_params": {"max_new_tokens": 1000}}, "top_logprobs_num")
 
 
+# ---- what fits ----
+
+def context():
+    """vLLM's words, by which clients know that they have to shorten the prompt."""
+    words = f"maximum context length is {CONTEXT} tokens"
+    for n in (CONTEXT, CONTEXT + 1, 3 * CONTEXT):
+        refused("/v1/completions", {"prompt": [40] * n}, words, f"{n} input tokens")
+        refused("/v1/completions", {"prompt": [PROMPT, [40] * n]}, words)
+        refused("/v1/completions", {"prompt": " and" * n}, words)
+        for path in "/v1/generate", "/inference/v1/generate":
+            refused(path, {"token_ids": [40] * n, "sampling_params": {"max_tokens": 1}}, words)
+        refused("/generate", {"input_ids": [40] * n}, words)
+    refused("/v1/completions", {"prompt": PROMPT, "max_tokens": CONTEXT + 1}, "max_tokens=1025",
+            "max_model_len=1024")
+    # What the prompt leaves of the context is what there is, as in vLLM.
+    found = post("/v1/completions", {"prompt": [40] * 1000, "max_tokens": CONTEXT, "ignore_eos": True})
+    check(found["usage"]["completion_tokens"] == 24, found["usage"])
+
+
+def sixteen():
+    for body in ({}, {"max_tokens": None}):
+        found = post("/v1/completions", {"prompt": PROMPT, "ignore_eos": True, **body})
+        check(found["usage"]["completion_tokens"] == 16, body, found["usage"])
+
+
+def scored():
+    """echo without output: the prompt, and its logprobs as they are with an output."""
+    base = {"prompt": PROMPT, "echo": True, "logprobs": 3, "temperature": 0}
+    full = post("/v1/completions", {**base, "max_tokens": 1})["choices"][0]
+    found = post("/v1/completions", {**base, "max_tokens": 0, "return_token_ids": True})
+    choice = found["choices"][0]
+    check(choice["text"] == "In the beginning" and choice["finish_reason"] == "length", choice)
+    check(choice["token_ids"] == [] and choice["prompt_token_ids"] == PROMPT, choice)
+    check(found["usage"] == {**found["usage"], "prompt_tokens": 7, "completion_tokens": 0}, found)
+    for member, values in choice["logprobs"].items():
+        check(len(values) == 7 and values == full["logprobs"][member][:7], member, values)
+    check(choice["prompt_logprobs"] == full["prompt_logprobs"] and len(choice["prompt_logprobs"]) == 7, choice)
+    check([v["start"] == v["end"] == 0 for v in choice["weight_versions"]] == [True], choice)
+    check(post("/v1/completions", {**base, "max_tokens": 0, "logprobs": None})["choices"][0]["text"] ==
+          "In the beginning")
+    several = post("/v1/completions", {**base, "max_tokens": 0, "prompt": [PROMPT, PROMPT[:3]], "n": 2})["choices"]
+    check([len(c["logprobs"]["tokens"]) for c in several] == [7, 7, 3, 3], several)
+    events = events_of("/v1/completions", {**base, "max_tokens": 0, "logprobs": None})
+    check([e["choices"][0]["text"] for e in events] == ["In the beginning"], events)
+    refused("/v1/completions", {"prompt": PROMPT, "max_tokens": 0}, "max_tokens")
+
+
+# ---- streams ----
+
+def events_of(path, body):
+    found = ask("POST", path, {**body, "stream": True})
+    check(found[0] == 200 and found[1]["Content-Type"].startswith("text/event-stream"), found)
+    lines = [line[6:] for line in found[2].split("\n") if line.startswith("data: ")]
+    check(lines[-1] == "[DONE]", lines[-1])
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def an_event_for_each_token():
+    """Of streams that are too short for their client to fall behind."""
+    n, rest = 120, {"temperature": 0.9, "seed": 3, "ignore_eos": True}
+    whole = post("/v1/completions", {"prompt": PROMPT, "max_tokens": n, **rest})["choices"][0]["text"]
+    events = events_of("/v1/completions", {"prompt": PROMPT, "max_tokens": n, **rest})
+    check(len(events) == n, len(events))
+    check("".join(e["choices"][0]["text"] for e in events) == whole)
+    check([e["choices"][0]["finish_reason"] for e in events] == [None] * (n - 1) + ["length"])
+    events = events_of("/v1/completions", {"prompt": [PROMPT] * 2, "n": 2, "max_tokens": 25, "logprobs": 1, **rest})
+    check(len(events) == 100 and all(len(e["choices"][0]["logprobs"]["tokens"]) == 1 for e in events))
+    for path in "/v1/generate", "/inference/v1/generate":
+        events = events_of(path, {"token_ids": PROMPT, "sampling_params": {"max_tokens": n, **rest}})
+        check([len(e["choices"][0]["token_ids"]) for e in events] == [1] * n, path)
+    events = events_of("/generate", {"input_ids": PROMPT, "sampling_params": {
+        "max_new_tokens": 60, "ignore_eos": True}})
+    check([len(e["output_ids"]) for e in events] == list(range(1, 61)))
+
+
+# ---- aborts ----
+
+def aborted(path, body, ids):
+    """By each of vLLM's ids; the request is held by a pause meanwhile."""
+    for request_id in ids:
+        post("/pause?mode=keep", {})
+        with futures.ThreadPoolExecutor() as pool:
+            run = pool.submit(post, path, {**body, "request_id": "rid-7"})
+            while ask("GET", "/v1/status")[2]["admission"]["generate"]["waiting"] + ask("GET", "/v1/status")[2]["admission"]["generate"]["running"] == 0:
+                time.sleep(0.005)
+            found = post("/abort_requests", {"request_ids": ["nobody", request_id]})
+            check(found["aborted"] == 1, request_id, found)
+            check(run.result()["choices"][0]["finish_reason"] == "abort", request_id)
+        post("/resume", {})
+
+
+def aborts():
+    aborted("/v1/completions", {"prompt": PROMPT}, ("rid-7", "cmpl-rid-7", "cmpl-rid-7-0"))
+    aborted("/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {}}, ("generate-tokens-rid-7",))
+
+
 # ---- processed logprobs ----
 
 def softmax(logits):
@@ -173,6 +271,11 @@ def main():
         server_info("raw_logprobs", -1)
         all_logprobs()
         too_many_logprobs()
+        context()
+        sixteen()
+        scored()
+        an_event_for_each_token()
+        aborts()
     else:
         server_info("processed_logprobs", 20)
         processed_logprobs()

@@ -391,7 +391,7 @@ static void test_render_makes_the_same_request(void **state)
     static const char *const bodies[] = {
         USER "\"temperature\": 0.3, \"logprobs\": true, \"top_logprobs\": 2}",
         USER "\"max_completion_tokens\": 5, \"stop\": [\"x\", \"y\"], \"top_p\": 0.9}",
-        USER "\"max_tokens\": 4000, \"ignore_eos\": true, \"logprobs\": false}",
+        USER "\"max_tokens\": 64, \"ignore_eos\": true, \"logprobs\": false}",
         USER "\"cache_salt\": \"s\", \"repetition_penalty\": 1.1, \"min_p\": 0.05}",
     };
 

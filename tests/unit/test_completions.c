@@ -95,7 +95,7 @@ static void test_completion_of_text(void **state)
     assert_string_equal(str(c, "text") + 6, text);
     assert_string_equal(str(c, "finish_reason"), "length");
     assert_int_equal(json_array_size(json_object_get(c, "token_ids")), n_ids);
-    assert_true(json_is_null(json_object_get(c, "prompt_logprobs"))); /* not asked for */
+    assert_true(json_is_null(json_array_get(json_object_get(c, "prompt_logprobs"), 0)));
     assert_int_equal(json_array_size(json_object_get(c, "weight_versions")), 1);
     lp = json_object_get(c, "logprobs");
     assert_true(json_is_null(json_array_get(json_object_get(lp, "token_logprobs"), 0)));
@@ -124,7 +124,7 @@ static void test_completion_of_lists_keeps_the_order(void **state)
                "{\"prompt\": [[5], [6, 7]], \"n\": 2, \"return_tokens_as_token_ids\": true,"
                " \"logprobs\": 0, \"max_tokens\": null}");
     plane_wait_submitted(p, 4);
-    assert_int_equal(p->seqs[0].r.params.max_tokens, GEN_MAX_TOKENS_REST);
+    assert_int_equal(p->seqs[0].r.params.max_tokens, 16);
     assert_int_equal(p->seqs[2].r.n_prompt, 2);
     for (uint64_t id = 4; id >= 1; id--) {
         plane_tokens(p, id, ids + id, 1, 1);

@@ -2,6 +2,7 @@
 #include "base/workers.h"
 #include "engine/embedded/tokenizer.h"
 #include "handlers/generations.h"
+#include "handlers/generation_reply.h"
 #include "handlers/sglang_generate.h"
 #include "server/admission.h"
 #include "tests/fakes/data_plane.h"
@@ -431,7 +432,7 @@ static void test_a_slow_reader_misses_no_token(void **state)
         n_most = unsent > n_most ? unsent : n_most;
     }
     plane_end(p, 1, GEN_LENGTH);
-    assert_in_range(n_most, SGLANG_STREAM_UNSENT_MAX + 1, 3 * SGLANG_STREAM_UNSENT_MAX);
+    assert_in_range(n_most, GENERATION_UNSENT_MAX + 1, 3 * GENERATION_UNSENT_MAX);
     events = events_of(&px);
     n_last = json_array_size(events) - 1;
     assert_true(n_last + 1 < PLANE_CONTEXT);
