@@ -9,11 +9,9 @@
 #include <string.h>
 #include <strings.h>
 
-static const char *const names[DIALECT_COUNT] = {[DIALECT_NATIVE] = "native",
-                                                 [DIALECT_VLLM] = "vllm",
-                                                 [DIALECT_SKYRL] = "skyrl",
-                                                 [DIALECT_SGLANG] = "sglang",
-                                                 [DIALECT_PRIME_RL] = "prime-rl"};
+static const char *const names[DIALECT_COUNT] = {
+    [DIALECT_NATIVE] = "native", [DIALECT_VLLM] = "vllm",         [DIALECT_SKYRL] = "skyrl",
+    [DIALECT_SGLANG] = "sglang", [DIALECT_PRIME_RL] = "prime-rl", [DIALECT_AREAL] = "areal"};
 
 static _Atomic uint64_t n_unknown[DIALECT_COUNT]; /* for metrics; nothing reads it to decide */
 
@@ -27,10 +25,12 @@ uint64_t dialect_unknown(enum route_dialect d)
     return atomic_load_explicit(&n_unknown[d], memory_order_relaxed);
 }
 
-/* Its bit, and that of whose routes it shares; or 0. SkyRL's servers are vLLM's and some more. */
+/* Its bit, and that of whose routes it shares; or 0. SkyRL's and AReaL's servers are vLLM's and
+ * some more. */
 static unsigned bits_of(const char *word, size_t len)
 {
-    static const unsigned shared[DIALECT_COUNT] = {[DIALECT_SKYRL] = 1U << DIALECT_VLLM};
+    static const unsigned shared[DIALECT_COUNT] = {
+        [DIALECT_SKYRL] = 1U << DIALECT_VLLM, [DIALECT_AREAL] = 1U << DIALECT_VLLM};
 
     for (unsigned d = DIALECT_NATIVE + 1; d < DIALECT_COUNT; d++)
         if (strlen(names[d]) == len && memcmp(names[d], word, len) == 0)
@@ -53,7 +53,7 @@ int dialects_parse(unsigned *out, const char *text, const char *field, struct er
         if (more == 0)
             return err_set(e, ERR_BAD_REQUEST, field,
                            "'%.*s' is not a dialect: all, none, or some of vllm, skyrl, sglang, "
-                           "prime-rl, with commas between them",
+                           "prime-rl, areal, with commas between them",
                            (int)(len < 32 ? len : 32), at);
         bits |= more;
         at += len;

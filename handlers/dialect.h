@@ -1,4 +1,4 @@
-/* Other servers' wire forms of our operations (vLLM, SkyRL, SGLang, prime-rl).
+/* Other servers' wire forms of our operations (vLLM, SkyRL, SGLang, prime-rl, AReaL).
  *
  * A dialect is rows of the route table that name a handler of ours and what stands around it:
  *   in    turns the request (its body, and its query) into the body that the native route takes;
@@ -20,11 +20,11 @@
 #include <stdint.h>
 
 /* dialects_parse - "vllm,skyrl", "none", "all" -> bits of route_find; the native one is always in,
- * and vLLM's with SkyRL's, whose clients use both.
+ * and vLLM's with SkyRL's and AReaL's, whose clients use both.
  * Errors: ERR_BAD_REQUEST at `field`. */
 int dialects_parse(unsigned *out, const char *text, const char *field, struct err *e);
 
-/* dialect_name - "native", "vllm", "skyrl", "sglang", "prime-rl". */
+/* dialect_name - "native", "vllm", "skyrl", "sglang", "prime-rl", "areal". */
 const char *dialect_name(enum route_dialect d);
 
 /* dialect_in - a parsed body on its way in: counts unknown members of body and query, and lets the

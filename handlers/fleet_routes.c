@@ -4,6 +4,7 @@
 #include "handlers/commit_resume.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
+#include "handlers/dialect_areal.h"
 #include "handlers/fleet_control.h"
 #include "handlers/fleet_status.h"
 #include "handlers/relay.h"
@@ -54,6 +55,8 @@ static const struct fleet_row rows[] = {
     {handle_lora_list, LANE_LOOP, fleet_lora_list},
     {handle_session_finish, LANE_LOOP, handle_session_finish},
     {handle_unsupported, LANE_CONTROL, handle_unsupported},
+    {handle_areal_meta, LANE_CONTROL, handle_areal_meta},
+    {handle_areal_lora_meta, LANE_CONTROL, handle_areal_lora_meta},
     /* of this process */
     {handle_live, LANE_LOOP, handle_live},
     {handle_ready, LANE_LOOP, handle_ready},

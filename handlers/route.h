@@ -26,6 +26,7 @@ enum route_dialect {
     DIALECT_SKYRL,
     DIALECT_SGLANG,
     DIALECT_PRIME_RL,
+    DIALECT_AREAL,
     DIALECT_COUNT
 };
 

@@ -5,6 +5,7 @@
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
+#include "handlers/dialect_areal.h"
 #include "handlers/dialect_prime_rl.h"
 #include "handlers/dialect_sglang.h"
 #include "handlers/dialect_skyrl.h"
@@ -143,7 +144,7 @@ const struct route routes[] = {
          handle_detokenize),
 
     RELAYED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
-        DIALECT_PRIME_RL_ROUTES};
+        DIALECT_PRIME_RL_ROUTES DIALECT_AREAL_ROUTES};
 const size_t n_routes = sizeof routes / sizeof routes[0];
 
 /* Does the pattern stand for the path? *arg = where its variable begins in the path. */

@@ -79,7 +79,7 @@ enum { CONFIG_LIST_MAX = 256 };
       "allow to listen beyond loopback although neither a key nor --trust says who may come")      \
     X(STR, dialects, "dialects", "LIST", "all", 0, 0,                                              \
       "other servers' APIs that are answered too: all, none, or some of vllm, skyrl (with vllm), " \
-      "sglang, prime-rl, with commas between them")                                                \
+      "sglang, prime-rl, areal (with vllm), with commas between them")                             \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
       "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
       "repeatable; none: refused")                                                                 \
@@ -112,7 +112,7 @@ enum { CONFIG_LIST_MAX = 256 };
       "which logprobs of sampled tokens are told, as in vLLM: raw_logprobs (of the model's "       \
       "logits) or processed_logprobs (of what the token was drawn from: after penalties, "         \
       "temperature, top_k and top_p; TRL wants these); SGLang's /generate tells its own")          \
-    X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                       \
+    X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                         \
       "say in /server_info that enable_memory_saver is on: slime compares it with its "            \
       "--offload-rollout; sleeping works either way")                                              \
     X(LIMIT, max_logprobs, "max-logprobs", "N", "-1", 0, 16777216,                                 \

@@ -172,7 +172,7 @@ class Hooks:
 
 def session(world, server, name):
     hooks = Hooks(world, server)
-    path = os.path.join(HERE, "dialects", f"sglang-{name}.session")
+    path = os.path.join(HERE, "dialects", f"{name}.session")
     n, replies = replay.replay(path, "127.0.0.1", server.port,
                                {"model_path": world.model}, hooks.all)
     must.n += n
@@ -495,6 +495,14 @@ def refusals(world, server):
             ("/stop_profile", {}, "profile"),
             ("/post_process_weights", {"post_process_quantization": True}, "/end_weight_update"),
             ("/pull_weights", {"target_version": 1}, "/update_weights_from_disk"),
+            ("/areal_update_weights", {}, "model_path"),
+            ("/areal_init_weights_update_group", {**group, "backend": "hccl"}, "hccl"),
+            ("/areal_set_update_weight_meta", {"names": ["a"], "dtypes": ["bfloat16"], "shapes": []}, "shapes"),
+            ("/areal_set_update_weight_meta", {}, "names"),
+            ("/areal_update_weights_xccl", {}, "/areal_set_update_weight_meta"),
+            ("/areal_set_update_weight_meta_lora", {"lora_name": "a"}, "names"),
+            ("/areal_update_weights_lora", {"lora_name": "a"}, "lora_model_path"),
+            ("/areal_update_weights_lora_xccl", {"lora_name": "a"}, "names"),
             ("/load_lora_adapter_from_tensors", {"lora_name": "a"}, "pickled"),
             ("/release_memory_occupation", {"tags": "weights"}, "tags"))
     for path, body, word in rows:
@@ -533,6 +541,10 @@ def adapters(world, server):
         said = server.post(200, unload, {"lora_name": name, "lora_id": None})
         must(said["success"] is True and said["loaded_adapters"] == left, f"{said}")
     must(server.post(404, unload, {"lora_name": "v1"})["success"] is False, "it is gone")
+    said = server.post(200, "/areal_update_weights_lora", {"lora_model_path": a, "lora_name": "lora-v1", "lora_int_id": 1,
+                                                           "base_model_name": "m"})
+    must(said["success"] is True, f"{said}")
+    server.post(200, unload, {"lora_name": "lora-v1"})
 
 
 def bare(world):
@@ -568,7 +580,7 @@ def main():
     faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)
     world = World(*sys.argv[1:8])
     with world.serve_model() as server:
-        for name in "slime", "areal", "verl", "miles":
+        for name in "sglang-slime", "sglang-areal", "sglang-verl", "sglang-miles", "areal-vllm":
             session(world, server, name)
         for part in (one_by_one, half, anew, groups, disk, labels, requests, memory, values, views,
                      checker, refusals, adapters):

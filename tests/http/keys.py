@@ -54,6 +54,9 @@ ROLES = {
         /skyrl/v1/load_lora_adapter /fetch_weights /init_weight_update_communicator
         /init_weight_transfer /update_weights_skyrl /finalize_weight_update
         /destroy_weights_update_group /init_weights_update_group
+        /areal_pause_generation /areal_continue_generation /areal_update_weights
+        /areal_init_weights_update_group /areal_set_update_weight_meta /areal_update_weights_xccl
+        /areal_update_weights_lora /areal_set_update_weight_meta_lora /areal_update_weights_lora_xccl
         /begin_weight_update /end_weight_update /slow_down /set_internal_state /start_profile
         /stop_profile /post_process_weights /pull_weights
         /update_weights_from_distributed /update_weights_from_disk /update_weights_from_ipc

@@ -1,6 +1,7 @@
 /* SGLang's and prime-rl's ways in and out: what a request becomes, what a reply becomes, and what
  * is refused by name. */
 #include "handlers/body.h"
+#include "handlers/dialect_areal.h"
 #include "handlers/dialect_prime_rl.h"
 #include "handlers/dialect_sglang.h"
 
@@ -143,6 +144,35 @@ static void test_updates_in(void **state)
         check_in(&rows[i]);
 }
 
+static void test_areal_in(void **state)
+{
+    static const struct in_row rows[] = {
+        {areal_pause_in, "{}", "{\"mode\":\"abort\"}", NULL, NULL},
+        {areal_group_in,
+         "{\"master_address\":\"[::1]\",\"master_port\":\"5\",\"rank_offset\":1,\"world_size\":2,"
+         "\"backend\":\"nccl\",\"group_name\":\"g\"}",
+         "{\"master_address\":\"::1\",\"master_port\":5,\"rank_offset\":1,\"world_size\":2,"
+         "\"group_name\":\"g\",\"transport\":\"nccl\"}",
+         NULL, NULL},
+        {areal_lora_in, "{\"lora_model_path\":\"/l\",\"lora_name\":\"a\",\"lora_int_id\":1}",
+         "{\"lora_name\":\"a\",\"lora_path\":\"/l\",\"load_inplace\":true}", NULL, NULL},
+        {areal_lora_tensors_in,
+         "{\"names\":[\"x.lora_A.default.weight\",\"y\"],\"dtypes\":[\"bfloat16\",\"bfloat16\"],"
+         "\"shapes\":[[1],[2]],\"group_name\":\"g\",\"lora_name\":\"a\",\"lora_rank\":8,\"lora_"
+         "alpha\":16,"
+         "\"lora_bias\":\"none\",\"lora_target_modules\":[\"q_proj\"],\"lora_int_id\":1}",
+         "{\"names\":[\"x.lora_A.weight\",\"y\"],\"dtypes\":[\"bfloat16\",\"bfloat16\"],"
+         "\"shapes\":[[1],[2]],\"group_name\":\"g\",\"lora_name\":\"a\",\"load_inplace\":true,"
+         "\"transport\":\"nccl\",\"adapter_config\":{\"r\":8,\"lora_alpha\":16,\"bias\":\"none\","
+         "\"target_modules\":[\"q_proj\"],\"peft_type\":\"LORA\"}}",
+         NULL, NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        check_in(&rows[i]);
+}
+
 static void test_life_in(void **state)
 {
     static const struct in_row rows[] = {
@@ -265,6 +295,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_group_in),
         cmocka_unit_test(test_updates_in),
+        cmocka_unit_test(test_areal_in),
         cmocka_unit_test(test_life_in),
         cmocka_unit_test(test_outs),
         cmocka_unit_test(test_update_out_tells_what_is_served),
