@@ -203,17 +203,26 @@ static int take_label(struct fleet_control *fc, struct fleet_session *s, const c
     return rc;
 }
 
-/* Everything has come, says one that counts; and nothing else is on its way. */
+/* Everything has come, says one that counts; or each name that has to, where only those take part
+ * that overwrite what they serve. Of these a trainer that has paused them says itself when all has
+ * come: it may send a tensor twice. */
+static bool has_all_locked(const struct fleet_control *fc, const struct fleet_session *s)
+{
+    const json_t *missing = json_object_get(s->told, "n_missing");
+    const char *word = fleet_cover_word(s);
+
+    if (fleet_session_has(s, true))
+        return json_is_integer(missing) && json_integer_value(missing) == 0;
+    return !fc->hold.on && (strcmp(word, "whole") == 0 || strcmp(word, "as_before") == 0);
+}
+
+/* And nothing else is on its way. */
 static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
 {
-    const json_t *missing;
     bool covered;
 
     mtx_lock(&fc->lock);
-    missing = json_object_get(s->told, "n_missing");
-    covered = s->implicit && fleet_session_is_open(s) && s->n_running == 0 &&
-              fleet_session_has(s, true) && json_is_integer(missing) &&
-              json_integer_value(missing) == 0;
+    covered = s->implicit && fleet_session_is_open(s) && s->n_running == 0 && has_all_locked(fc, s);
     mtx_unlock(&fc->lock);
     return covered;
 }

@@ -4,9 +4,11 @@ Usage: as fleet_control.py, with sglang.
 """
 
 import json
+import threading
 
 from fake_engine_world import PROMPT, expected, ids_of
 from fleet_control import BROADCAST, COLUMNS, FILE, JOIN, LABELS, RANKS, Fleet, mend, ok_of, reboot, refused, told
+from fleet_world import until
 
 OLD = ("--weight-version", "step-0", "--sglang-version", "0.5.16")
 OLDEST = ("--weight-version", "step-0", "--sglang-version", "0.5.2")
@@ -159,10 +161,44 @@ def arguments(f):
         assert (said["enable_memory_saver"], said["enable_return_routed_experts"], said["dtype"]) == (True, False, "auto"), said
 
 
+def unpaused(engine):
+    """As verl does it, which neither pauses nor says where an update ends: by all names that the last one brought;
+    before that, by its flush."""
+    with Fleet(*["sglang"] * 2, engine=engine) as g:
+        group(g)
+        said = []
+        for step in range(3):
+            label = next(LABELS)
+            for i in range(2):
+                one = {m: column[i:i + 1] for m, column in COLUMNS.items()}
+                said = g.front.post("/update_weights_from_distributed",
+                                    dict(one, group_name="weights", weight_version=label, flush_cache=False))
+            assert ("is served" in said["message"] or "are served." in said["message"]) == (step > 0), (step, said)
+            if step == 0:
+                asked = []
+                t = threading.Thread(target=lambda: asked.append(serves_now(g, label)))
+                t.start()
+                until("it waits", lambda: g.front.status()["admission"]["generate"]["waiting"] == 1)
+                assert g.front.ask("GET", "/flush_cache")[0] in (200, 409, 400)  # what has waited may run by now
+                t.join()
+                assert len(asked) == 1
+            assert g.versions() == [label] * 2 and g.pauses() == [None] * 2, (step, g.versions())
+            serves_now(g, label)
+        g.front.post("/pause_generation", {"mode": "retract"})
+        for i in (0, 1, 1):  # while it is paused its trainer says when all has come
+            one = {m: column[i:i + 1] for m, column in COLUMNS.items()}
+            g.front.post("/update_weights_from_distributed", dict(one, group_name="weights", weight_version="last"))
+        assert "last" not in g.versions()
+        g.front.post("/continue_generation")
+        assert g.versions() == ["last"] * 2
+
+
 def main():
     with open(FILE, "wb") as out:  # whose names nobody here reads
         out.write(b"weights")
     told("old", old)
+    for engine in (OLD, OLD[:2]):
+        told(f"unpaused {engine}", unpaused, engine)
     with Fleet(*["sglang"] * 3, min_ready=2) as f:
         f.update_all()
         group(f)
