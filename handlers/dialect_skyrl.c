@@ -106,6 +106,7 @@ int skyrl_rpc_nccl_in(json_t **body, const struct exchange *x, struct err *e)
                                                     {"dtype_names", "dtype_names"},
                                                     {"dtypes", "dtypes"},
                                                     {"shapes", "shapes"},
+                                                    {"packed", "packed"},
                                                     {NULL, NULL}};
     const json_t *info = NULL;
     bool packed = false;

@@ -57,9 +57,15 @@ int vllm_resume_out(json_t **reply, const struct exchange *x)
     return dialect_put(reply, json_pack("{s:s}", "status", "resumed"));
 }
 
-static bool is_asleep(const json_t *status)
+/* Weights that were dropped do not come back by waking, neither there nor here: what is awake then
+ * waits for an update, and who asks until it is awake waits for nothing. */
+static bool is_asleep(const json_t *sleep)
 {
-    return json_is_true(json_object_get(json_object_get(status, "sleep"), "asleep"));
+    const char *weights = json_string_value(json_object_get(sleep, "weights"));
+    const char *kv = json_string_value(json_object_get(sleep, "kv_cache"));
+
+    return (weights != NULL && strcmp(weights, "asleep") == 0) ||
+           (kv != NULL && strcmp(kv, "released") == 0);
 }
 
 /* As vLLM's: a server that sleeps schedules nothing either. */
@@ -68,13 +74,15 @@ int vllm_is_paused_out(json_t **reply, const struct exchange *x)
     bool paused = json_is_object(json_object_get(*reply, "pause"));
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:b}", "is_paused", paused || is_asleep(*reply)));
+    return dialect_put(reply, json_pack("{s:b}", "is_paused",
+                                        paused || is_asleep(json_object_get(*reply, "sleep"))));
 }
 
 int vllm_is_sleeping_out(json_t **reply, const struct exchange *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:b}", "is_sleeping", is_asleep(*reply)));
+    return dialect_put(
+        reply, json_pack("{s:b}", "is_sleeping", is_asleep(json_object_get(*reply, "sleep"))));
 }
 
 /* All that a repeated query member says; NULL without memory. */
@@ -174,6 +182,45 @@ int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e)
     if (made == NULL)
         return no_memory(e);
     return become(body, made, keep_tags(made, *body, x, e));
+}
+
+int vllm_sleep_out(json_t **reply, const struct exchange *x)
+{
+    json_t *level = json_object_get(*reply, "level");
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:O?}", "status", "sleeping", "level", level));
+}
+
+/* The tags as they were asked for; null: all. */
+int vllm_wake_out(json_t **reply, const struct exchange *x)
+{
+    bool some = exchange_query(x, "tags") != NULL;
+
+    return dialect_put(reply,
+                       json_pack("{s:s, s:o}", "status", is_asleep(*reply) ? "sleeping" : "awake",
+                                 "tags", some ? query_list(x, "tags") : json_null()));
+}
+
+/* Since vLLM 0.32: the KV cache alone. */
+int vllm_release_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "tags", json_pack("[s]", "kv_cache"), e);
+}
+
+int vllm_release_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "status", "kv_cache_released"));
+}
+
+/* vLLM's clients read success, SkyRL's older ones status. */
+int vllm_reset_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
 }
 
 /* Without ids, or with none in the list: all. */

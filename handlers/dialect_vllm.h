@@ -25,9 +25,14 @@ int vllm_pause_out(json_t **reply, const struct exchange *x);
 int vllm_resume_out(json_t **reply, const struct exchange *x);
 int vllm_is_paused_out(json_t **reply, const struct exchange *x);
 int vllm_sleep_in(json_t **body, const struct exchange *x, struct err *e);
+int vllm_sleep_out(json_t **reply, const struct exchange *x);
 int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e);
+int vllm_wake_out(json_t **reply, const struct exchange *x);
+int vllm_release_in(json_t **body, const struct exchange *x, struct err *e);
+int vllm_release_out(json_t **reply, const struct exchange *x);
 int vllm_is_sleeping_out(json_t **reply, const struct exchange *x);
 int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e);
+int vllm_reset_out(json_t **reply, const struct exchange *x);
 int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_abort_out(json_t **reply, const struct exchange *x);
 int vllm_load_out(json_t **reply, const struct exchange *x);
@@ -36,6 +41,7 @@ int vllm_load_out(json_t **reply, const struct exchange *x);
 int vllm_world_size_out(json_t **reply, const struct exchange *x);
 int vllm_init_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_init_out(json_t **reply, const struct exchange *x);
+int vllm_shutdown_out(json_t **reply, const struct exchange *x);
 int vllm_start_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_start_out(json_t **reply, const struct exchange *x);
 int vllm_draft_in(json_t **body, const struct exchange *x, struct err *e);
@@ -76,18 +82,20 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
         VLLM_VIEW("/is_paused", "vllmIsPaused", handle_status, .out = vllm_is_paused_out),         \
         VLLM_CONTROL("/sleep", "vllmSleep", handle_sleep, .members = vllm_sleep_members,           \
                      .query = vllm_sleep_query, .into = sleep_members, .in = vllm_sleep_in,        \
-                     .out = dialect_out_status),                                                   \
+                     .out = vllm_sleep_out),                                                       \
         VLLM_CONTROL("/wake_up", "vllmWakeUp", handle_wake, .members = vllm_wake_members,          \
                      .query = vllm_wake_query, .into = wake_members, .in = vllm_wake_in,           \
-                     .out = dialect_out_status),                                                   \
+                     .out = vllm_wake_out),                                                        \
+        VLLM_CONTROL("/release_kv_cache_memory", "vllmReleaseKvCache", handle_sleep,               \
+                     .into = sleep_members, .in = vllm_release_in, .out = vllm_release_out),       \
         VLLM_VIEW("/is_sleeping", "vllmIsSleeping", handle_status, .out = vllm_is_sleeping_out),   \
         VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", handle_reset_cache,            \
                      .members = vllm_reset_members, .query = vllm_reset_query,                     \
-                     .into = reset_cache_members, .in = vllm_reset_in, .out = dialect_out_status), \
+                     .into = reset_cache_members, .in = vllm_reset_in, .out = vllm_reset_out),     \
         VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetRunning",         \
                   handle_reset_cache, .members = vllm_reset_members, .query = vllm_reset_query,    \
                   .claim = {"reset_running_requests", NULL}, .into = reset_cache_members,          \
-                  .in = vllm_reset_in, .out = dialect_out_status),                                 \
+                  .in = vllm_reset_in, .out = vllm_reset_out),                                     \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", handle_reset_cache,                    \
                      .out = dialect_out_status),                                                   \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", handle_reset_cache,          \
@@ -106,6 +114,8 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
                      handle_transfer_init, .session = SESSION_IMPLICIT,                            \
                      .members = vllm_init_members, .into = transfer_init_members,                  \
                      .in = vllm_init_in, .out = vllm_init_out),                                    \
+        VLLM_CONTROL("/shutdown_weight_transfer_engine", "vllmShutdownWeightTransferEngine",       \
+                     handle_transfer_delete, .out = vllm_shutdown_out),                            \
         VLLM_CONTROL("/start_weight_update", "vllmStartWeightUpdate", handle_update_start,         \
                      .session = SESSION_OPEN, .members = vllm_start_members,                       \
                      .into = update_start_members, .in = vllm_start_in, .out = vllm_start_out),    \

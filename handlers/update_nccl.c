@@ -2,6 +2,7 @@
  * NCCL's wire, so both sides have to cut alike: the request says how the trainer does. */
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/packed_words.h"
 #include "handlers/update_parts.h"
 #include "handlers/weight_transfer.h"
 #include "transport/packed_chunks.h"
@@ -11,29 +12,26 @@
 
 /* A request by its own words. */
 struct nccl_req {
-    bool packed, sized;
-    uint64_t bucket_nbytes;   /* 0: not given */
-    const char *bucket_field; /* "/bucket_nbytes" or its other name */
-    const char *digest;       /* borrowed, as the next; NULL: not given */
+    struct packed_words packed;
+    bool sized;
+    const char *digest; /* borrowed, as the next; NULL: not given */
     const char *group_name;
 };
 
-static int parse_bucket(struct nccl_req *req, const json_t *body, struct err *e)
+/* What the request does not say is as it was said when the group was joined.
+ * @taken  set where that makes a difference */
+static void packed_inherit(struct nccl_req *req, const struct nccl_packing *group, bool *taken)
 {
-    static const char *const fields[] = {"/bucket_nbytes", "/packed_buffer_size_bytes"};
+    struct packed_words *p = &req->packed;
 
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (body_given(body, fields[i] + 1) == NULL)
-            continue;
-        if (req->bucket_nbytes != 0)
-            return err_set(e, ERR_BAD_REQUEST, fields[i],
-                           "bucket_nbytes and packed_buffer_size_bytes are one member; send one of "
-                           "them");
-        req->bucket_field = fields[i];
-        if (body_u64(&req->bucket_nbytes, body, "", fields[i] + 1, 1, INT64_MAX, e) != 0)
-            return -1;
-    }
-    return 0;
+    *taken = !p->said;
+    if (!p->said)
+        p->packed = group->packed;
+    if (!p->packed || p->bucket_nbytes != 0 || (p->said && req->sized))
+        return;
+    p->bucket_nbytes = group->bucket_nbytes;
+    p->bucket_field = "/sizes";
+    *taken = true;
 }
 
 static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
@@ -48,30 +46,35 @@ static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
                        "shm, path, ipc_handles",
                        transport);
     req->sized = body_given(body, "sizes") != NULL;
-    if (body_bool(&req->packed, body, "", "packed", e) != 0 || parse_bucket(req, body, e) != 0)
-        return -1;
-    if (body_str(&req->group_name, body, "", "group_name", e) != 0)
+    if (packed_parse(&req->packed, body, e) != 0 ||
+        body_str(&req->group_name, body, "", "group_name", e) != 0)
         return -1;
     return body_str(&req->digest, body, "", "expected_digest", e);
 }
 
 static int nccl_validate(const struct nccl_req *req, struct err *e)
 {
+    const struct packed_words *p = &req->packed;
+
     if (req->digest != NULL && (strlen(req->digest) != PLAN_DIGEST_LEN ||
                                 strspn(req->digest, "0123456789abcdefABCDEF") != PLAN_DIGEST_LEN))
         return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "a plan's digest is %d hex digits",
                        PLAN_DIGEST_LEN);
-    if (req->bucket_nbytes == 0)
+    if (p->packed && !p->said && req->sized)
+        return err_set(e, ERR_BAD_REQUEST, "/sizes",
+                       "the group was joined with packed, which is many broadcasts, and packed "
+                       "with sizes is one of all: say packed here too, or leave sizes out");
+    if (p->bucket_nbytes == 0)
         return 0;
-    if (!req->packed)
-        return err_set(e, ERR_BAD_REQUEST, req->bucket_field,
+    if (!p->packed)
+        return err_set(e, ERR_BAD_REQUEST, p->bucket_field,
                        "%s is for packed broadcasts: say \"packed\": true, or leave it out for one "
                        "broadcast of each tensor",
-                       req->bucket_field + 1);
+                       p->bucket_field + 1);
     if (req->sized)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "packed with sizes is one broadcast of all, with %s many: send one of them",
-                       req->bucket_field + 1);
+                       p->bucket_field + 1);
     return 0;
 }
 
@@ -90,12 +93,12 @@ static int cut(struct packed_chunks *out, const struct nccl_req *req, const stru
 {
     uint64_t bucket_nbytes = PACKED_BUCKET_NBYTES_DEFAULT;
 
-    if (!req->packed)
+    if (!req->packed.packed)
         return packed_chunks_each(out, plan, e);
     if (req->sized)
         bucket_nbytes = UINT64_MAX;
-    else if (req->bucket_nbytes != 0)
-        bucket_nbytes = req->bucket_nbytes;
+    else if (req->packed.bucket_nbytes != 0)
+        bucket_nbytes = req->packed.bucket_nbytes;
     return packed_chunks_init(out, plan, bucket_nbytes, "", e);
 }
 
@@ -103,14 +106,19 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
                    const struct body_columns *text, struct err *e)
 {
     struct packed_chunks chunks = {0};
+    struct nccl_packing group;
     struct nccl_req req = {0};
+    bool taken;
 
-    if (nccl_parse(&req, body, e) != 0 || nccl_validate(&req, e) != 0 ||
-        plan_of_list(&c->plan, app, body, text, "", false, e) != 0 ||
+    weight_transfer_packing(app->transfer, &group);
+    if (nccl_parse(&req, body, e) != 0)
+        return -1;
+    packed_inherit(&req, &group, &taken);
+    if (nccl_validate(&req, e) != 0 || plan_of_list(&c->plan, app, body, text, "", false, e) != 0 ||
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0, c->plan->n_tensors,
                       e) != 0 ||
         check_digest(&req, c->plan, e) != 0 || cut(&chunks, &req, c->plan, e) != 0)
         return -1;
     return weight_transfer_source(app->transfer, &c->source, c->plan, &chunks, req.group_name,
-                                  req.digest != NULL, e);
+                                  taken ? &group : NULL, req.digest != NULL, e);
 }

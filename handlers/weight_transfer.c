@@ -9,6 +9,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "handlers/update_parts.h"
@@ -24,16 +25,29 @@ enum {
 };
 
 const char *const transfer_init_members[] = {
-    "transport",   "world_size", "rank_offset", "nccl_unique_id", "master_address",
-    "master_port", "group_name", "timeout_s",   "warm_up",        NULL,
+    "transport",
+    "world_size",
+    "rank_offset",
+    "nccl_unique_id",
+    "master_address",
+    "master_port",
+    "group_name",
+    "timeout_s",
+    "warm_up",
+    "packed",
+    "bucket_nbytes",
+    "packed_buffer_size_bytes",
+    "packed_num_buffers",
+    NULL,
 };
 const char *const transfer_delete_members[] = {"group_name", NULL}; /* of dialects */
 
 struct weight_transfer {
-    struct mtx lock;           /* rank MTX_TRANSFER; guards down to the blank line */
-    struct nccl_join *current; /* owned; also one that has failed, so that it can be told why */
-    struct nccl_join *leaving; /* owned; was left by request; then there is no current one */
-    struct err stuck;          /* clean unless an abort did not come back */
+    struct mtx lock;             /* rank MTX_TRANSFER; guards down to the blank line */
+    struct nccl_join *current;   /* owned; also one that has failed, so that it can be told why */
+    struct nccl_join *leaving;   /* owned; was left by request; then there is no current one */
+    struct nccl_packing packing; /* of the current one */
+    struct err stuck;            /* clean unless an abort did not come back */
     bool stopped;
 
     struct weight_transfer_cfg cfg; /* immutable */
@@ -195,10 +209,30 @@ void weight_transfer_doubt(struct weight_transfer *t, const char *group_name)
     mtx_unlock(&t->lock);
 }
 
-static int source_locked(struct weight_transfer *t, struct source **out, struct plan *plan,
-                         struct packed_chunks *chunks, const char *name, bool sure, struct err *e)
+void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out)
 {
-    if (t->current != NULL && check_name_locked(t, name, e) == 0 && check_alone_locked(t, e) == 0)
+    mtx_lock(&t->lock);
+    *out = t->current != NULL ? t->packing : (struct nccl_packing){0};
+    mtx_unlock(&t->lock);
+}
+
+/* Cut as another group's were, bytes would come under wrong names. */
+static int check_packing_locked(const struct weight_transfer *t, const struct nccl_packing *p,
+                                struct err *e)
+{
+    if (p == NULL ||
+        (p->packed == t->packing.packed && p->bucket_nbytes == t->packing.bucket_nbytes))
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/transport",
+                   "another group was joined while this request was read: send it again");
+}
+
+static int source_locked(struct weight_transfer *t, struct source **out, struct plan *plan,
+                         struct packed_chunks *chunks, const char *name,
+                         const struct nccl_packing *packing, bool sure, struct err *e)
+{
+    if (t->current != NULL && check_name_locked(t, name, e) == 0 &&
+        check_packing_locked(t, packing, e) == 0 && check_alone_locked(t, e) == 0)
         return nccl_join_source_new(out, t->current, plan, chunks, sure, e);
     packed_chunks_fini(chunks);
     if (t->current != NULL)
@@ -210,8 +244,8 @@ static int source_locked(struct weight_transfer *t, struct source **out, struct 
 }
 
 int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
-                           struct packed_chunks *chunks, const char *group_name, bool sure,
-                           struct err *e)
+                           struct packed_chunks *chunks, const char *group_name,
+                           const struct nccl_packing *packing, bool sure, struct err *e)
 {
     int rc = check_able(t, e);
 
@@ -220,7 +254,7 @@ int weight_transfer_source(struct weight_transfer *t, struct source **out, struc
         return -1;
     }
     mtx_lock(&t->lock);
-    rc = source_locked(t, out, plan, chunks, group_name, sure, e);
+    rc = source_locked(t, out, plan, chunks, group_name, packing, sure, e);
     mtx_unlock(&t->lock);
     return rc;
 }
@@ -285,6 +319,7 @@ struct init_req {
     const char *host, *group_name; /* borrowed from the body */
     uint16_t port;
     bool warm_up;
+    struct nccl_packing packing;
     uint64_t timeout_us, first_collective_us;
 };
 
@@ -366,18 +401,20 @@ static bool needs_no_group(const json_t *body)
 
 static int check_no_group(const json_t *body, struct err *e)
 {
+    bool packed = false; /* the handles say it themselves */
     char field[32];
 
     for (size_t i = 0; transfer_init_members[i] != NULL; i++) {
         const char *member = transfer_init_members[i];
 
-        if (strcmp(member, "transport") == 0 || body_given(body, member) == NULL)
+        if (strcmp(member, "transport") == 0 || strcmp(member, "packed") == 0 ||
+            body_given(body, member) == NULL)
             continue;
         (void)snprintf(field, sizeof field, "/%s", member);
         return err_set(e, ERR_BAD_REQUEST, field,
                        "%s speaks of a group, and transport ipc has none", member);
     }
-    return 0;
+    return body_bool(&packed, body, "", "packed", e);
 }
 
 static int parse_time(struct init_req *req, const json_t *body, uint64_t default_us, struct err *e)
@@ -397,14 +434,17 @@ static int init_parse(struct init_req *req, const struct weight_transfer *t, con
 {
     const char *id = NULL;
     uint64_t world_size = 0, rank_offset = 1;
+    struct packed_words words;
 
     if (parse_transport(body, e) != 0 || body_required(body, "", "world_size", e) != 0 ||
         body_u64(&world_size, body, "", "world_size", 2, NCCL_WORLD_MAX, e) != 0 ||
         body_u64(&rank_offset, body, "", "rank_offset", 1, NCCL_WORLD_MAX - 1, e) != 0 ||
         body_str(&id, body, "", "nccl_unique_id", e) != 0 ||
         (id != NULL ? parse_id(req, id, body, e) : parse_store(req, body, e)) != 0 ||
-        parse_time(req, body, t->cfg.join_timeout_us, e) != 0)
+        parse_time(req, body, t->cfg.join_timeout_us, e) != 0 ||
+        packed_parse_join(&words, body, e) != 0)
         return -1;
+    req->packing = (struct nccl_packing){words.packed, words.bucket_nbytes};
     req->world_size = (uint32_t)world_size;
     req->rank_offset = (uint32_t)rank_offset;
     req->warm_up = req->form != NCCL_FORM_TORCH;
@@ -518,6 +558,8 @@ static int begin(struct weight_transfer *t, const struct init_req *req, struct e
     memcpy(cfg.id, req->id, sizeof cfg.id);
     mtx_lock(&t->lock);
     rc = begin_locked(t, &cfg, e);
+    if (rc == 0)
+        t->packing = req->packing;
     mtx_unlock(&t->lock);
     if (rc != 0)
         free(w);

@@ -26,6 +26,13 @@ struct weight_transfer_cfg {
     uint64_t join_timeout_us;      /* of an invitation that says none */
 };
 
+/* How the tensors of a group are packed where an update does not say it; zeroed: each tensor is a
+ * broadcast of its own. */
+struct nccl_packing {
+    bool packed;
+    uint64_t bucket_nbytes; /* 0: as it is by default */
+};
+
 int weight_transfer_new(struct weight_transfer **out, const struct weight_transfer_cfg *cfg,
                         struct err *e);
 
@@ -43,14 +50,19 @@ bool weight_transfer_live(struct weight_transfer *t, struct err *why);
 /* weight_transfer_source - the next broadcasts of the group as a source.
  * @chunks      moved in, also on failure
  * @group_name  the group must have been joined under it; NULL: whichever there is
+ * @packing     of weight_transfer_packing, by which `chunks` were cut; NULL: the request said how
  * @sure        as nccl_join_source_new
  * Threads: any. Blocks: no.
  * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), at
- *         /group_name another one, a source of it is open, or those of nccl_join_source_new;
- *         ERR_NO_MEMORY. */
+ *         /group_name another one, a source of it is open, it was joined with other `packing` by
+ *         now, or those of nccl_join_source_new; ERR_NO_MEMORY. */
 int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
-                           struct packed_chunks *chunks, const char *group_name, bool sure,
-                           struct err *e);
+                           struct packed_chunks *chunks, const char *group_name,
+                           const struct nccl_packing *packing, bool sure, struct err *e);
+
+/* weight_transfer_packing - as was said when the group was joined; zeroed without one.
+ * Threads: any. */
+void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out);
 
 /* weight_transfer_doubt - an update by the group was refused (nccl_join_doubt).
  * @group_name  of the update; another group is in no doubt. NULL: not said

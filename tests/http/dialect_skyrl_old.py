@@ -19,6 +19,7 @@ from transfer_world import cut_each, cut_whole  # noqa: E402
 GIVE_UP_S = 280
 GROUP = "skyrl"
 OK = {"status": "ok"}
+AWAKE, KV_SLEEPS = ({"status": said, "tags": None} for said in ("awake", "sleeping"))
 
 
 async def call(client, endpoint, body=None, method="POST", want=OK):
@@ -65,9 +66,9 @@ async def one_by_one(world):
             await odd_names(client)
             joined = await join(client, trainer, "/init_weight_update_communicator",
                                 "master_address", override_existing=False)
-            await call(client, "/sleep", {"level": 1})
-            await call(client, "/wake_up", {"tags": 1})
-            await call(client, "/reset_prefix_cache")
+            await call(client, "/sleep", {"level": 1}, want={"status": "sleeping", "level": 1})
+            await call(client, "/wake_up", {"tags": 1}, want=AWAKE)
+            await call(client, "/reset_prefix_cache", want={"success": True, **OK})
             for step in ("step-00100", "step-01500"):
                 for spec, data in world.weights(step):
                     body = {"name": spec.name, "dtype": TORCH[spec.dtype], "shape": spec.shape}
@@ -164,9 +165,9 @@ async def handles(world):
             await call(client, "/init_weight_transfer",
                        {"model_dtype_str": "bfloat16", "override_existing_receiver": True})
             await refused(400, ["master_addr"], client.call("/init_weight_transfer", {"x": 1}))
-            await call(client, "/sleep", {"level": 2})
+            await call(client, "/sleep", {"level": 2}, want={"status": "sleeping", "level": 2})
             for step in ("step-00100", "step-01500"):
-                await call(client, "/wake_up", {"tags": ["weights"]})
+                await call(client, "/wake_up", {"tags": ["weights"]}, want=KV_SLEEPS)
                 for endpoint, rows in zip(("/update_weights", "/update_weights_skyrl") * 99,
                                           chunks_of(world.weights(step), 300_000)):
                     await call(client, endpoint, list_of(
@@ -174,9 +175,9 @@ async def handles(world):
                         ipc_handles=export_of(trainer, rows, [0])))
                 await call(client, "/finalize_weight_update", {})
                 must(not any(trainer.counters()), "an export is still held")
-                await call(client, "/wake_up", {"tags": ["kv_cache"]})
+                await call(client, "/wake_up", {"tags": ["kv_cache"]}, want=AWAKE)
                 await world.serves(client, step)
-                await call(client, "/sleep", {"level": 2})
+                await call(client, "/sleep", {"level": 2}, want={"status": "sleeping", "level": 2})
 
 
 async def another_trainer(world):

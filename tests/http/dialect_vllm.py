@@ -3,6 +3,7 @@ for byte, over the fakes, each ending in what the pushed checkpoint generates.
 Usage: dialect_vllm.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 SEED"""
 
+import base64
 import faulthandler
 import hashlib
 import http.client
@@ -85,7 +86,7 @@ class Hooks:
 
     def all(self):
         return {name: getattr(self, name) for name in
-                ("listen", "joined", "load", "broadcast", "sent", "export", "chunk", "spent")}
+                ("listen", "mint", "joined", "load", "broadcast", "sent", "export", "chunk", "spent")}
 
     def close(self):
         for process in (self.rank0, self.gpu):
@@ -105,6 +106,13 @@ class Hooks:
         port = self.rank0.ask("open_store")
         self.rank0.begin("stateless", 2)
         return {"master_port": port}
+
+    def mint(self):
+        """The trainer makes the unique id itself, and waits in it."""
+        self.rank0 = self.rank0 or self.world.nccl_trainer()
+        unique_id = self.rank0.ask("mint")
+        self.rank0.begin("join", unique_id, 2, True)
+        return {"unique_id": base64.b64encode(unique_id).decode()}
 
     def joined(self):
         self.rank0.result()
@@ -146,6 +154,7 @@ class Hooks:
         x = trainer.export(fill(trainer, 0, content), 0, len(content)).seen_as((len(content),),
                                                                                "uint8")
         return {**wire(specs), "tensor_sizes": [s.nbytes for s in specs],
+                "by_gpu": {x.uuid: wire(specs)},
                 "handles": pickled_dict({x.uuid: x}, pair=False)}
 
     def spent(self):

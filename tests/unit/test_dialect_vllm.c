@@ -91,15 +91,63 @@ static void test_init_weight_transfer_engine(void **state)
     static const char path[] = "/init_weight_transfer_engine";
     const struct in_row rows[] = {
         {path, {{0}}, "{\"init_info\":{}}", "{\"transport\":\"ipc\"}", NULL, NULL},
-        {path, {{0}}, "{\"init_info\":{\"packed\":true}}", "{\"transport\":\"ipc\"}", NULL, NULL},
+        {path,
+         {{0}},
+         "{\"init_info\":{\"packed\":true,\"packed_buffer_size_bytes\":9}}",
+         "{\"packed\":true,\"transport\":\"ipc\"}",
+         NULL,
+         NULL},
         {path,
          {{0}},
          "{\"init_info\": {\"master_address\": \"10.0.0.1\", \"master_port\": 29500, "
-         "\"rank_offset\": 1, \"world_size\": 3, \"some_new_key\": 1}}",
+         "\"rank_offset\": 1, \"world_size\": 3, \"some_new_key\": null}}",
          "{\"master_address\":\"10.0.0.1\",\"master_port\":29500,\"rank_offset\":1,"
          "\"transport\":\"nccl\",\"world_size\":3}",
          NULL,
          NULL},
+        {path,
+         {{0}},
+         "{\"init_info\": {\"world_size\": 3, \"some_new_key\": 1}}",
+         NULL,
+         "/init_info/some_new_key",
+         "some_new_key"},
+        {path,
+         {{0}},
+         "{\"init_info\": {\"world_size\": 2, \"packed\": true, \"packed_num_buffers\": 2, "
+         "\"packed_buffer_size_bytes\": 4096}}",
+         "{\"packed\":true,\"packed_buffer_size_bytes\":4096,\"packed_num_buffers\":2,"
+         "\"transport\":\"nccl\",\"world_size\":2}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"init_info\": {\"world_size\": 2, \"packed\": false, \"packed_num_buffers\": 2, "
+         "\"packed_buffer_size_bytes\": 4096}}",
+         "{\"packed\":false,\"transport\":\"nccl\",\"world_size\":2}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"init_info\": {\"world_size\": 2, \"packed\": 1}}",
+         NULL,
+         "/init_info/packed",
+         "integer"},
+        {path,
+         {{0}},
+         "{\"init_info\": {\"world_size\": 2, \"nccl_unique_id_b64\": \"AA==\"}}",
+         "{\"nccl_unique_id\":\"AA==\",\"transport\":\"nccl\",\"world_size\":2}",
+         NULL,
+         NULL},
+    };
+
+    (void)state;
+    CHECK_ALL(rows);
+}
+
+static void test_init_refuses(void **state)
+{
+    static const char path[] = "/init_weight_transfer_engine";
+    const struct in_row rows[] = {
         /* What is missing is the native route's to say. */
         {path,
          {{0}},
@@ -190,11 +238,68 @@ static void test_update_weights(void **state)
         {path,
          {{0}},
          "{\"update_info\":{" COLUMNS SHAPES ",\"ipc_handles_pickled\":\"gA==\",\"packed\":true,"
-         "\"tensor_sizes\":[4],\"sizes\":null,\"more\":1}}",
+         "\"tensor_sizes\":[4],\"sizes\":null,\"more\":null}}",
          "{\"dtype_names\":[\"bfloat16\"],\"ipc_handles_pickled\":\"gA==\",\"names\":[\"a\"],"
          "\"packed\":true" SHAPES ",\"tensor_sizes\":[4]}",
          NULL,
          NULL},
+    };
+
+    (void)state;
+    CHECK_ALL(rows);
+}
+
+static void test_update_weights_of_all_ages(void **state)
+{
+    static const char path[] = "/update_weights";
+    const struct in_row rows[] = {
+        {path,
+         {{0}},
+         "{\"update_info\":{" COLUMNS SHAPES ",\"metadata_by_gpu\":{},\"ipc_handles_pickled\":"
+         "\"gA==\"}}",
+         "{\"dtype_names\":[\"bfloat16\"],\"ipc_handles_pickled\":\"gA==\",\"metadata_by_gpu\":{},"
+         "\"names\":[\"a\"]" SHAPES "}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":{" COLUMNS SHAPES ",\"metadata_by_gpu\":{}}}",
+         NULL,
+         "/update_info/metadata_by_gpu",
+         "metadata_by_gpu"},
+        {path,
+         {{0}},
+         "{\"update_info\":{" COLUMNS SHAPES ",\"num_updates_list\":[1]}}",
+         NULL,
+         "/update_info/num_updates_list",
+         "sparse"},
+        {path,
+         {{0}},
+         "{\"update_info\":{" COLUMNS SHAPES ",\"update_kind\":\"dense\",\"num_updates_list\":"
+         "null,\"is_checkpoint_format\":true}}",
+         "{" COLUMNS SHAPES ",\"transport\":\"nccl\"}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":{" COLUMNS SHAPES ",\"update_kind\":\"sparse_flat\"}}",
+         NULL,
+         "/update_info/update_kind",
+         "sparse"},
+        {path,
+         {{0}},
+         "{\"update_info\":[{" COLUMNS SHAPES "},{" COLUMNS SHAPES "}]}",
+         "{" COLUMNS SHAPES ",\"transport\":\"nccl\"}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":[{" COLUMNS SHAPES "},{" COLUMNS ",\"shapes\":[[3]]}]}",
+         NULL,
+         "/update_info",
+         "entry 1"},
+        {path, {{0}}, "{\"update_info\":[]}", NULL, "/update_info", "0 entries"},
+        {path, {{0}}, "{\"update_info\":[7]}", NULL, "/update_info/0", "object"},
         {path, {{0}}, "{\"update_info\":null}", NULL, "/update_info", "required"},
         {path, {{0}}, "{\"update_info\":7}", NULL, "/update_info", "object"},
         {path,
@@ -315,9 +420,20 @@ static const struct {
      "{\"checksums\":{\"a\":\"00\"}}", METHOD_POST},
     {"/pause", "", "{\"paused\":true}", "{\"status\":\"paused\"}", METHOD_POST},
     {"/resume", "", "{\"paused\":false}", "{\"status\":\"resumed\"}", METHOD_POST},
-    {"/sleep", "", "{\"asleep\":true}", "{\"status\":\"ok\"}", METHOD_POST},
-    {"/wake_up", "", "{\"asleep\":false}", "{\"status\":\"ok\"}", METHOD_POST},
-    {"/reset_prefix_cache", "", "{\"reset\":true}", "{\"status\":\"ok\"}", METHOD_POST},
+    {"/sleep", "", "{\"asleep\":true,\"level\":2}", "{\"status\":\"sleeping\",\"level\":2}",
+     METHOD_POST},
+    {"/release_kv_cache_memory", "", "{\"asleep\":true,\"level\":1}",
+     "{\"status\":\"kv_cache_released\"}", METHOD_POST},
+    {"/wake_up", "", "{\"asleep\":false,\"weights\":\"ready\",\"kv_cache\":\"present\"}",
+     "{\"status\":\"awake\",\"tags\":null}", METHOD_POST},
+    {"/wake_up", "", "{\"asleep\":true,\"weights\":\"ready\",\"kv_cache\":\"released\"}",
+     "{\"status\":\"sleeping\",\"tags\":null}", METHOD_POST},
+    {"/wake_up", "", "{\"asleep\":true,\"weights\":\"dropped\",\"kv_cache\":\"present\"}",
+     "{\"status\":\"awake\",\"tags\":null}", METHOD_POST},
+    {"/reset_prefix_cache", "", "{\"reset\":true}", "{\"success\":true,\"status\":\"ok\"}",
+     METHOD_POST},
+    {"/shutdown_weight_transfer_engine", "", "{\"state\":\"none\"}",
+     "{\"message\":\"Weight transfer shut down\"}", METHOD_POST},
     {"/reset_mm_cache", "", "{\"reset\":true}", "{\"status\":\"ok\"}", METHOD_POST},
     {"/reset_encoder_cache", "", "{\"reset\":true}", "{\"status\":\"ok\"}", METHOD_POST},
     {"/abort_requests", "", "{\"aborted\":4}", "{\"aborted\":4,\"status\":\"aborted\"}",
@@ -326,11 +442,19 @@ static const struct {
      METHOD_GET},
     {"/is_paused", "", "{\"pause\":{},\"sleep\":{\"asleep\":false}}", "{\"is_paused\":true}",
      METHOD_GET},
-    {"/is_paused", "", "{\"pause\":null,\"sleep\":{\"asleep\":true}}", "{\"is_paused\":true}",
-     METHOD_GET},
+    {"/is_paused", "", "{\"pause\":null,\"sleep\":{\"weights\":\"asleep\"}}",
+     "{\"is_paused\":true}", METHOD_GET},
     {"/is_sleeping", "", "{\"pause\":{},\"sleep\":{\"asleep\":false}}", "{\"is_sleeping\":false}",
      METHOD_GET},
-    {"/is_sleeping", "", "{\"sleep\":{\"asleep\":true}}", "{\"is_sleeping\":true}", METHOD_GET},
+    {"/is_sleeping", "", "{\"sleep\":{\"weights\":\"asleep\",\"kv_cache\":\"present\"}}",
+     "{\"is_sleeping\":true}", METHOD_GET},
+    {"/is_sleeping", "", "{\"sleep\":{\"weights\":\"ready\",\"kv_cache\":\"released\"}}",
+     "{\"is_sleeping\":true}", METHOD_GET},
+    {"/is_sleeping", "", "{\"sleep\":{\"weights\":\"dropped\",\"kv_cache\":\"released\"}}",
+     "{\"is_sleeping\":true}", METHOD_GET},
+    {"/is_sleeping", "",
+     "{\"sleep\":{\"asleep\":true,\"weights\":\"dropped\",\"kv_cache\":\"present\"}}",
+     "{\"is_sleeping\":false}", METHOD_GET},
     {"/load", "", "{\"admission\":{\"generate\":{\"running\":2,\"waiting\":3}}}",
      "{\"server_load\":5}", METHOD_GET},
     {"/get_world_size", "", "{\"cuda\":{\"ranks\":[]}}", "{\"world_size\":1}", METHOD_GET},
@@ -391,8 +515,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_init_weight_transfer_engine),
+        cmocka_unit_test(test_init_refuses),
         cmocka_unit_test(test_start_and_finish),
         cmocka_unit_test(test_update_weights),
+        cmocka_unit_test(test_update_weights_of_all_ages),
         cmocka_unit_test(test_versions_and_sums),
         cmocka_unit_test(test_generation),
         cmocka_unit_test(test_replies),
