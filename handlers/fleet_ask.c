@@ -3,6 +3,7 @@
 
 #include "engine/upstream/upstreams.h"
 #include "handlers/app.h"
+#include "handlers/fleet_priv.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -137,27 +138,38 @@ const struct fleet_said *fleet_cause(const struct fleet_said *said, size_t n)
 
 /* asking */
 
-static int make_op(struct wire_request *out, enum wire_dialect d, int op, const struct fleet_to *to,
-                   struct err *e)
+/* The words of a release, and of how the group with the trainer was formed. */
+static int make_op(struct wire_request *out, struct app *app, enum wire_dialect d, int op,
+                   const struct fleet_to *to, struct err *e)
 {
+    struct fleet_control *fc = app->fleet_control;
     json_t *empty = to->body == NULL ? json_object() : NULL;
+    struct wire_about about = to->about;
+    struct upstream_info info;
     int rc;
+
+    fleet_info(upstreams_fleet(app->upstreams), to->upstream, &info);
+    about.release = info.saw.release;
+    mtx_lock(&fc->lock);
+    about.group = fc->group.packing;
+    mtx_unlock(&fc->lock);
 
     if (to->body == NULL && empty == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
-    rc = wire_make(out, d, (enum wire_op)op, to->body != NULL ? to->body : empty, &to->about, e);
+    rc = wire_make(out, d, (enum wire_op)op, to->body != NULL ? to->body : empty, &about, e);
     json_decref(empty);
     return rc;
 }
 
-static int make_question(struct wire_request *out, enum wire_dialect d, int q,
+static int make_question(struct wire_request *out, struct app *app, enum wire_dialect d, int q,
                          const struct fleet_to *to, struct err *e)
 {
+    (void)app;
     (void)to;
     return wire_ask(out, d, (enum wire_question)q, e);
 }
 
-typedef int make_fn(struct wire_request *out, enum wire_dialect d, int what,
+typedef int make_fn(struct wire_request *out, struct app *app, enum wire_dialect d, int what,
                     const struct fleet_to *to, struct err *e);
 
 static int make_parts(struct app *app, make_fn *make, int what, const struct fleet_to *to, size_t n,
@@ -169,7 +181,7 @@ static int make_parts(struct app *app, make_fn *make, int what, const struct fle
         upstreams_at(app->upstreams, to[i].upstream, &at);
         parts[i].target = at.target;
         parts[i].timeout_us = timeout_us;
-        if (make(&parts[i].request, at.dialect, what, &to[i], e) == 0)
+        if (make(&parts[i].request, app, at.dialect, what, &to[i], e) == 0)
             continue;
         while (i-- > 0)
             wire_request_fini(&parts[i].request);
@@ -253,7 +265,7 @@ int fleet_words(struct app *app, enum wire_op op, const struct fleet_to *to, siz
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(app->upstreams, to[i].upstream, &at);
-        if (make_op(&r, at.dialect, (int)op, &to[i], e) != 0)
+        if (make_op(&r, app, at.dialect, (int)op, &to[i], e) != 0)
             return -1;
         wire_request_fini(&r);
     }

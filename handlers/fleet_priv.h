@@ -44,6 +44,7 @@ struct fleet_hold { /* the trainer's pause */
 
 struct fleet_group { /* with the trainer */
     bool on;
+    struct wire_packing packing;
     uint64_t world_size, rank_offset, began_us;
     char name[129];
     bool joined[FLEET_MAX];
@@ -72,14 +73,19 @@ struct fleet_control {
     struct fleet_hold hold;
     struct fleet_life paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
     bool took[FLEET_MAX];
-    bool behind[FLEET_MAX]; /* it did not answer when the others were paused, or resumed */
-    uint64_t behind_due_us; /* CLOCK_NEVER: nobody is */
+    bool behind[FLEET_MAX];  /* it did not answer when the others were paused, or resumed */
+    uint64_t behind_due_us;  /* CLOCK_NEVER: nobody is */
     struct fleet_spec *spec; /* one reference; NULL: nothing is known of the model */
     const char *coverage;    /* static: of the last update that was committed; NULL: none */
     bool weights_asleep, kv_asleep;
     int sleep_level;
     uint64_t epoch; /* of pauses and resumes */
     struct fleet_group group;
+    struct fleet_handles { /* of a trainer that set up nothing else */
+        bool set;          /* upstreams were told that handles will come */
+        bool on, packed;   /* on: it was said whether they are packed */
+        bool some_packed;  /* an upstream may have been told so, ever */
+    } handles;
     bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
     struct fleet_adapters adapters;
     struct fleet_fitting fits[FLEET_MAX];
@@ -176,6 +182,15 @@ void fleet_look(struct fleet_control *fc);
 /* fleet_tokens - may upstreams be asked for tokens, and must who was away wait? By what stands
  * still now. No lock held. */
 void fleet_tokens(struct fleet_control *fc);
+
+/* fleet_inherit_packing - what tensors do not say of how they are packed is as it was said when
+ * their transfer was set up: each upstream gets it in the form of its own release. @body  in, out
+ * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. (fleet_packing.c) */
+int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e);
+
+/* fleet_tell_packed - tells those vLLM that take it only when their transfer is set up whether the
+ * handles of `body` are packed; whom that fails at is dropped. Blocks. */
+int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *body, struct err *e);
 
 /* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
 int fleet_put(json_t *reply, const char *member, json_t *value);

@@ -30,6 +30,8 @@ struct fleet_life {
 _Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
                "a name of ours is told from a longer one");
 
+enum fleet_packed { FLEET_NOT_TOLD, FLEET_NOT_PACKED, FLEET_PACKED };
+
 struct fleet_part {
     size_t upstream;
     bool two_phase;
@@ -43,10 +45,11 @@ struct fleet_part {
     char was_label[WIRE_NAME_MAX + 1]; /* its own word before it was marked; "": none */
     char says[WIRE_NAME_MAX + 1];      /* the same, when it was asked last */
 
-    bool marked;  /* it is, or may be, named FLEET_UNFINISHED and our id */
-    bool started; /* its own update is open */
-    bool held;    /* it stands still for this update */
-    bool touched; /* what it serves may have changed */
+    bool marked;                   /* it is, or may be, named FLEET_UNFINISHED and our id */
+    bool started;                  /* its own update is open */
+    bool held;                     /* it stands still for this update */
+    enum fleet_packed told_packed; /* of handles, in this update */
+    bool touched;                  /* what it serves may have changed */
     bool verified, finished;
     bool out;                               /* it failed, and takes no part any more */
     char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update, or what it is marked by */
@@ -68,11 +71,11 @@ struct fleet_session {
     const char *selector;
     uint32_t lease_s;
     uint64_t lease_until_us;
-    unsigned n_running;  /* requests that bring tensors, under way */
-    bool sending;        /* one of them has the upstreams to itself */
-    uint64_t n_received; /* requests that brought some */
-    uint64_t serial;     /* of the fleet, once committed */
-    struct err error;    /* why it was aborted */
+    unsigned n_running;        /* requests that bring tensors, under way */
+    bool sending;              /* one of them has the upstreams to itself */
+    uint64_t n_received;       /* requests that brought some */
+    uint64_t serial;           /* of the fleet, once committed */
+    struct err error;          /* why it was aborted */
     struct fleet_cover *cover; /* owned; NULL: only those in two phases take part */
     json_t *told; /* owned, never changed; the last that a two-phase part said of its update, or
                      without one what has come (fleet_cover.h) */

@@ -4,6 +4,7 @@
 #include "handlers/fleet_run.h"
 
 #include "handlers/body.h"
+#include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "server/config.h"
@@ -18,6 +19,7 @@ enum { TRANSFER_S_MAX = 3600, TRANSFER_WORLD_MAX = 65536, TRANSFER_LEAVE_US = 30
 struct init_req {
     uint64_t world_size, rank_offset, timeout_us;
     const char *group_name; /* borrowed, or NULL */
+    struct packed_words packed;
     bool offset_given, by_handles;
 };
 
@@ -30,7 +32,8 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
     if (body_required(body, "", "transport", e) != 0 ||
         body_str(&transport, body, "", "transport", e) != 0 ||
         body_str(&req->group_name, body, "", "group_name", e) != 0 ||
-        body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0)
+        body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
+        packed_parse_join(&req->packed, body, e) != 0)
         return -1;
     req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : app->config->join_timeout * 1000;
     req->by_handles = strcmp(transport, "ipc") == 0;
@@ -130,6 +133,7 @@ static void note_group(struct fleet_control *fc, const struct init_req *req,
     mtx_lock(&fc->lock);
     memset(g, 0, sizeof *g);
     g->on = true;
+    g->packing = (struct wire_packing){req->packed.packed, req->packed.bucket_nbytes};
     g->world_size = req->world_size;
     g->rank_offset = req->rank_offset;
     g->began_us = clock_now_us();
@@ -140,6 +144,16 @@ static void note_group(struct fleet_control *fc, const struct init_req *req,
         g->offset[to[i].upstream] = to[i].about.rank_offset;
         g->n_ranks[to[i].upstream] = n_ranks[to[i].upstream];
     }
+    mtx_unlock(&fc->lock);
+}
+
+static void note_handles(struct fleet_control *fc, const struct init_req *req)
+{
+    mtx_lock(&fc->lock);
+    fc->handles.set = true;
+    fc->handles.on = req->packed.said;
+    fc->handles.packed = req->packed.packed;
+    fc->handles.some_packed = fc->handles.some_packed || req->packed.packed;
     mtx_unlock(&fc->lock);
 }
 
@@ -208,7 +222,9 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
         return -1;
     cause = fleet_cause(said, n);
     if (cause == NULL) {
-        if (!req->by_handles)
+        if (req->by_handles)
+            note_handles(app->fleet_control, req);
+        else
             note_group(app->fleet_control, req, to, n, n_ranks);
         fleet_reply(app, x, group_json(app), said, n);
     } else {
@@ -267,6 +283,17 @@ static int check_name(struct fleet_control *fc, const char *name, struct err *e)
     return rc;
 }
 
+/* Of handles only a vLLM holds anything. */
+static bool is_set_up_locked(struct app *app, size_t upstream)
+{
+    const struct fleet_control *fc = app->fleet_control;
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, upstream, &at);
+    return (fc->group.on && fc->group.joined[upstream]) ||
+           (fc->handles.set && at.dialect == WIRE_VLLM);
+}
+
 static int leave(struct app *app, struct exchange *x, const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -277,7 +304,7 @@ static int leave(struct app *app, struct exchange *x, const json_t *body, struct
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        if (fc->group.on && fc->group.joined[alive[i].upstream])
+        if (is_set_up_locked(app, alive[i].upstream))
             to[n_to++] = alive[i];
     mtx_unlock(&fc->lock);
     if (fleet_ask(app, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &said, e) != 0)
@@ -285,6 +312,7 @@ static int leave(struct app *app, struct exchange *x, const json_t *body, struct
     cause = fleet_cause(said, n_to);
     mtx_lock(&fc->lock);
     memset(&fc->group, 0, sizeof fc->group);
+    fc->handles.set = fc->handles.on = false;
     mtx_unlock(&fc->lock);
     if (cause == NULL) {
         fleet_reply(app, x, group_json(app), said, n_to);

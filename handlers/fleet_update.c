@@ -309,7 +309,8 @@ static int whole(struct app *app, struct exchange *x, const struct words *w, con
 
     if (start == NULL || bare == NULL) {
         (void)no_memory(e);
-    } else if (whole_turn(app->fleet_control, e) == 0) {
+    } else if (fleet_inherit_packing(app->fleet_control, bare, e) == 0 &&
+               whole_turn(app->fleet_control, e) == 0) {
         rc = whole_in_turn(app, w, bare, start, &s, &details, e);
         whole_turn_end(app->fleet_control);
     }
@@ -431,7 +432,9 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     bare = bare_of(body, NULL);
     if (bare == NULL)
         return no_memory(e);
-    rc = find_session(app, route, &w, &s, e);
+    rc = fleet_inherit_packing(app->fleet_control, bare, e);
+    if (rc == 0)
+        rc = find_session(app, route, &w, &s, e);
     if (rc != 0) {
         json_decref(bare);
         return -1;

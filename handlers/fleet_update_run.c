@@ -744,7 +744,8 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
     }
     n_before = n_refused(fc, s);
     if (fleet_cover_check(s, &list, e) != 0 || (t->by_group && drop_strangers(app, s, e) != 0) ||
-        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, t->body, e) != 0) {
+        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, t->body, e) != 0 ||
+        fleet_tell_packed(app, s, t->body, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
     } else {
         if (t->abort_requests)

@@ -246,6 +246,8 @@ static void note_locked(const struct fleet *f, struct upstream *u, const struct 
     } else if (saw->is_old) {
         now.label[0] = now.unready[0] = '\0';
     }
+    if (now.release[0] == '\0' && !another)
+        memcpy(now.release, u->saw.release, sizeof now.release);
     u->n_lives += another;
     u->strayed = u->strayed || (another && f->still);
     u->told = !saw->is_old || (u->told && !another);

@@ -42,6 +42,7 @@ enum {
     FLEET_MOVES_MAX = 10, /* changes of one upstream's state that are told of within … */
     FLEET_MOVES_US = 60000000, /* … this time */
     FLEET_LABEL_MAX = 128,     /* bytes of a version's label, and of what names a process */
+    FLEET_RELEASE_MAX = 63,    /* bytes of the name of a release of its software */
     FLEET_LOAD_PERCENT = 125   /* of its fair share: how much affinity may load one upstream */
 };
 
@@ -108,9 +109,10 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready);
 
 /* An upstream's answer to a question about itself; "" where it does not say. */
 struct upstream_saw {
-    char process[FLEET_LABEL_MAX + 1]; /* names the process: new at each of its starts */
-    char label[FLEET_LABEL_MAX + 1];   /* of the weights that it serves */
-    char unready[FLEET_LABEL_MAX + 1]; /* why it would serve nobody now; "" where it would */
+    char process[FLEET_LABEL_MAX + 1];   /* names the process: new at each of its starts */
+    char label[FLEET_LABEL_MAX + 1];     /* of the weights that it serves */
+    char unready[FLEET_LABEL_MAX + 1];   /* why it would serve nobody now; "" where it would */
+    char release[FLEET_RELEASE_MAX + 1]; /* of its software, where its wire differs by that */
     bool
         is_old; /* label and unready may be of before the last fleet_epoch, and are not looked at */
 };

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { N_WHO = 2 }; /* requests that tell together who it is and what it serves */
+enum { N_WHO = 3 }; /* requests that tell together who it is and what it serves */
 
 struct probe {
     struct prober *prober;
@@ -63,12 +63,15 @@ static void on_token(struct probe *p, const struct fan_answer *a)
 }
 
 /* Returns -1 with what is wrong with the answers. */
-static int read_who(struct upstream_saw *saw, const struct probe *p, const struct fan_answer *who,
-                    const struct fan_answer *label, struct err *why)
+static int read_who(struct upstream_saw *saw, const struct probe *p, const struct fan_answer *a,
+                    struct err *why)
 {
+    const struct fan_answer *who = &a[0], *label = &a[1], *release = &a[2];
     bool unasked = !label->asked;
 
     wire_read_who(saw, p->who.dialect, who->text != NULL ? who->text : "", who->text_len);
+    wire_read_release(saw, release->status, release->text != NULL ? release->text : "",
+                      release->text_len);
     if (!unasked && label->status == 0) {
         *why = label->why;
         return -1;
@@ -77,14 +80,14 @@ static int read_who(struct upstream_saw *saw, const struct probe *p, const struc
                            label->text != NULL ? label->text : "", label->text_len, why);
 }
 
-/* @a  of WIRE_WHO, and behind it of WIRE_LABEL_OF */
+/* @a  of WIRE_WHO, and behind it of WIRE_LABEL_OF and WIRE_RELEASE */
 static void on_who(struct probe *p, const struct fan_answer *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
     struct upstream_saw saw;
     struct err why = {0};
 
-    for (size_t i = 0; i < N_WHO; i++)
+    for (size_t i = 0; i < 2; i++) /* a release that is not told is not known, no more */
         if (wire_refuses_key(a[i].status)) {
             refused(p, FLEET_REFUSED_STATUS, &a[i]);
             return;
@@ -97,7 +100,7 @@ static void on_who(struct probe *p, const struct fan_answer *a)
     }
     if (p->mute)
         return; /* that it talks was never the question */
-    if (read_who(&saw, p, &a[0], &a[1], &why) != 0) {
+    if (read_who(&saw, p, a, &why) != 0) {
         fleet_silent(fleet, p->upstream, false, &why);
         return;
     }
@@ -161,24 +164,25 @@ static enum wire_question next_question(struct probe *p)
 static void ask(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
-    struct fan_part parts[N_WHO] = {
-        {.target = p->who.target, .timeout_us = cfg->timeout_us},
-        {.target = p->who.target, .timeout_us = cfg->timeout_us},
-    };
+    static const enum wire_question who[N_WHO] = {WIRE_WHO, WIRE_LABEL_OF, WIRE_RELEASE};
+    struct fan_part parts[N_WHO];
     struct err ignored = {0};
+    size_t n;
 
     p->question = next_question(p);
     p->epoch = fleet_epoch(cfg->fleet);
     p->tokens_turn = atomic_load_explicit(&p->prober->tokens_turn, memory_order_relaxed);
-    if (wire_ask(&parts[0].request, p->who.dialect, p->question, &ignored) != 0)
-        return;
-    if (p->question == WIRE_WHO &&
-        wire_ask(&parts[1].request, p->who.dialect, WIRE_LABEL_OF, &ignored) != 0) {
-        wire_request_fini(&parts[0].request);
+    n = p->question == WIRE_WHO ? N_WHO : 1;
+    for (size_t i = 0; i < n; i++) {
+        parts[i] = (struct fan_part){.target = p->who.target, .timeout_us = cfg->timeout_us};
+        if (wire_ask(&parts[i].request, p->who.dialect, n > 1 ? who[i] : p->question, &ignored) ==
+            0)
+            continue;
+        while (i-- > 0)
+            wire_request_fini(&parts[i].request);
         return;
     }
-    (void)fan_start(&p->fan, cfg->client, parts, p->question == WIRE_WHO ? N_WHO : 1, on_answer, p,
-                    &ignored);
+    (void)fan_start(&p->fan, cfg->client, parts, n, on_answer, p, &ignored);
 }
 
 static void on_look(void *arg)

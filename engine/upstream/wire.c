@@ -211,27 +211,88 @@ static int relabel(struct wire_request *out, const json_t *native, struct err *e
 
 /* vllm */
 
-static int vllm_init(struct wire_request *out, const json_t *native, const struct wire_about *about,
-                     struct err *e)
+enum { VLLM_BUCKET_NBYTES = 1 << 30 }; /* of a packed broadcast, where nobody says it */
+
+static uint64_t bucket_of(const json_t *native)
+{
+    const json_t *bucket = json_object_get(native, "bucket_nbytes");
+
+    if (!json_is_integer(bucket))
+        bucket = json_object_get(native, "packed_buffer_size_bytes");
+    return json_is_integer(bucket) ? (uint64_t)json_integer_value(bucket) : 0;
+}
+
+static bool says(const json_t *native, const char *member)
+{
+    return json_is_true(json_object_get(native, member));
+}
+
+/* What its init_info says of packing, where its release takes it there. NULL: no memory. Steals
+ * info. */
+static json_t *vllm_packing(json_t *info, const json_t *native)
+{
+    static const struct pair pairs[] = {{"packed", "packed"}, {0}};
+    static const struct pair buffers[] = {{"bucket_nbytes", "packed_buffer_size_bytes"},
+                                          {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+                                          {"packed_num_buffers", "packed_num_buffers"},
+                                          {0}};
+    json_t *packed = pick(native, pairs), *sizes = pick(native, buffers);
+
+    if (info == NULL || packed == NULL || sizes == NULL || json_object_update(info, packed) != 0 ||
+        (says(native, "packed") && json_object_update(info, sizes) != 0)) {
+        json_decref(info);
+        info = NULL;
+    }
+    json_decref(packed);
+    json_decref(sizes);
+    return info;
+}
+
+/* Of handles there is no group, and no buffer of ours. */
+static json_t *vllm_init_handles(const json_t *native, const struct wire_about *about)
+{
+    static const struct pair packed[] = {{"packed", "packed"}, {0}}, none[] = {{0}};
+
+    return pick(native, vllm_has(about->release, VLLM_PACKS_HANDLES_AT_INIT) ? packed : none);
+}
+
+static json_t *vllm_init_group(const json_t *native, const struct wire_about *about)
 {
     static const struct pair pairs[] = {{"master_address", "master_address"},
                                         {"master_port", "master_port"},
                                         {"world_size", "world_size"},
                                         {"rank_offset", "rank_offset"},
+                                        {"nccl_unique_id", "nccl_unique_id_b64"},
                                         {0}};
-    static const char *const unknown[] = {"nccl_unique_id", "group_name", NULL};
+    json_t *info = pick(native, pairs);
+
+    if (info != NULL && about->has_rank_offset &&
+        json_object_set_new(info, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
+            0) {
+        json_decref(info);
+        return NULL;
+    }
+    return vllm_has(about->release, VLLM_PACKS_GROUP_AT_INIT) ? vllm_packing(info, native) : info;
+}
+
+static int vllm_init(struct wire_request *out, const json_t *native, const struct wire_about *about,
+                     struct err *e)
+{
+    static const char *const unknown[] = {"group_name", NULL}, *const id[] = {"nccl_unique_id",
+                                                                              NULL};
+    bool handles = strcmp(text_of(native, "transport", "nccl"), "ipc") == 0;
     json_t *info;
 
-    if (refuse_given(native, unknown, "vllm", e) != 0)
+    if (refuse_given(native, unknown, "vllm", e) != 0 ||
+        (!vllm_has(about->release, VLLM_TAKES_UNIQUE_ID) &&
+         refuse_given(native, id, "vllm (before 0.30)", e) != 0))
         return -1;
-    info = pick(native, pairs);
-    if (info == NULL || (about->has_rank_offset &&
-                         json_object_set_new(info, "rank_offset",
-                                             json_integer((json_int_t)about->rank_offset)) != 0)) {
-        json_decref(info);
-        return no_memory(e);
-    }
-    return set_body(out, "/init_weight_transfer_engine", json_pack("{s:o}", "init_info", info), e);
+    if (json_is_false(json_object_get(native, "warm_up")))
+        return err_set(e, ERR_BAD_REQUEST, "/warm_up",
+                       "vllm upstreams always begin with an all-reduce: leave warm_up out");
+    info = handles ? vllm_init_handles(native, about) : vllm_init_group(native, about);
+    return set_body(out, "/init_weight_transfer_engine",
+                    info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
 }
 
 static int vllm_start(struct wire_request *out, const json_t *native, struct err *e)
@@ -243,16 +304,55 @@ static int vllm_start(struct wire_request *out, const json_t *native, struct err
     return set_body(out, "/start_weight_update", json_pack("{s:b}", "is_checkpoint_format", 1), e);
 }
 
-static int vllm_update(struct wire_request *out, const json_t *native, struct err *e)
+/* With sizes all is one broadcast, which has no bound. */
+static uint64_t vllm_bound(const json_t *native)
+{
+    uint64_t bucket = bucket_of(native);
+
+    if (bucket != 0)
+        return bucket;
+    return given(native, "sizes") ? INT64_MAX : VLLM_BUCKET_NBYTES;
+}
+
+/* It cuts all that comes by its group in one way. */
+static int check_group_packs(const json_t *native, const struct wire_about *about, struct err *e)
+{
+    uint64_t of_group = about->group.bucket_nbytes != 0 ? about->group.bucket_nbytes
+                                                        : VLLM_BUCKET_NBYTES;
+    bool packed = says(native, "packed");
+
+    if (packed == about->group.packed && (!packed || vllm_bound(native) == of_group))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/packed",
+                   "vllm %s is told how tensors are packed when its group is formed, and was told "
+                   "%s: say packed and bucket_nbytes (packed_buffer_size_bytes) there, as here",
+                   about->release != NULL && about->release[0] != '\0' ? about->release
+                                                                       : "of an unknown release",
+                   about->group.packed ? "otherwise" : "nothing of it");
+}
+
+/* Before, each update says it; a bound beside what is not packed is nobody's. */
+static json_t *vllm_say_packing(json_t *info, const json_t *native)
+{
+    if (info == NULL || !says(native, "packed"))
+        return info;
+    if (json_object_set_new(info, "packed", json_true()) == 0 &&
+        (!given(native, "transport") || (bucket_of(native) == 0 && !given(native, "sizes")) ||
+         json_object_set_new(info, "packed_buffer_size_bytes",
+                             json_integer((json_int_t)vllm_bound(native))) == 0))
+        return info;
+    json_decref(info);
+    return NULL;
+}
+
+static int vllm_update(struct wire_request *out, const json_t *native,
+                       const struct wire_about *about, struct err *e)
 {
     static const struct pair pairs[] = {{"names", "names"},
                                         {"dtypes", "dtype_names"},
                                         {"dtype_names", "dtype_names"},
                                         {"shapes", "shapes"},
-                                        {"packed", "packed"},
                                         {"tensor_sizes", "tensor_sizes"},
-                                        {"bucket_nbytes", "packed_buffer_size_bytes"},
-                                        {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
                                         {"ipc_handles_pickled", "ipc_handles_pickled"},
                                         {0}};
     static const char *const unknown[] = {"shm",
@@ -268,12 +368,18 @@ static int vllm_update(struct wire_request *out, const json_t *native, struct er
                                           "chunk_id",
                                           "group_name",
                                           NULL};
+    bool group = given(native, "transport");
+    bool said_before = vllm_has(about->release,
+                                group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
     json_t *info;
 
     if (refuse_instead(native, unknown, "vllm",
-                       ": they take tensors over NCCL, or ipc_handles_pickled", e) != 0)
+                       ": they take tensors over NCCL, or ipc_handles_pickled", e) != 0 ||
+        (said_before && group && check_group_packs(native, about, e) != 0))
         return -1;
     info = pick(native, pairs);
+    if (!said_before)
+        info = vllm_say_packing(info, native);
     return set_body(out, "/update_weights",
                     info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
 }
@@ -299,11 +405,6 @@ static int vllm_pause(struct wire_request *out, const json_t *native, struct err
     return 0;
 }
 
-static bool says(const json_t *native, const char *member)
-{
-    return json_is_true(json_object_get(native, member));
-}
-
 static int vllm_reset(struct wire_request *out, const json_t *native)
 {
     bool running = says(native, "running"), external = says(native, "external");
@@ -315,12 +416,18 @@ static int vllm_reset(struct wire_request *out, const json_t *native)
     return 0;
 }
 
-/* Its sleep knows no parts, its wake does. */
-static int vllm_sleep(struct wire_request *out, const json_t *native, struct err *e)
+/* Its sleep knows no parts, its wake does, and since 0.31 there is a word for the KV cache alone.
+ */
+static int vllm_sleep(struct wire_request *out, const json_t *native,
+                      const struct wire_about *about, struct err *e)
 {
-    const json_t *level = json_object_get(native, "level");
+    const json_t *level = json_object_get(native, "level"), *tags = json_object_get(native, "tags");
+    const char *tag = json_string_value(json_array_get(tags, 0));
 
-    if (json_array_size(json_object_get(native, "tags")) == 1)
+    if (json_array_size(tags) == 1 && tag != NULL && strcmp(tag, "kv_cache") == 0 &&
+        vllm_has(about->release, VLLM_RELEASES_KV))
+        return set_path(out, "POST", "/release_kv_cache_memory");
+    if (json_array_size(tags) == 1)
         return err_set(e, ERR_BAD_REQUEST, "/tags",
                        "vllm upstreams sleep as a whole: leave tags out, and wake them by parts");
     (void)set_path(out, "POST", "");
@@ -384,10 +491,14 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
     switch (op) {
     case WIRE_INIT:
         return vllm_init(out, native, about, e);
+    case WIRE_LEAVE:
+        return vllm_has(about->release, VLLM_SHUTS_TRANSFER_DOWN)
+                   ? set_path(out, "POST", "/shutdown_weight_transfer_engine")
+                   : 0; /* it had no word for it */
     case WIRE_START:
         return vllm_start(out, native, e);
     case WIRE_UPDATE:
-        return vllm_update(out, native, e);
+        return vllm_update(out, native, about, e);
     case WIRE_FINISH:
         return vllm_finish(out, native, e);
     case WIRE_PAUSE:
@@ -395,7 +506,7 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
     case WIRE_RESUME:
         return set_path(out, "POST", "/resume");
     case WIRE_SLEEP:
-        return vllm_sleep(out, native, e);
+        return vllm_sleep(out, native, about, e);
     case WIRE_WAKE:
         return vllm_wake(out, native, e);
     case WIRE_RESET_CACHE:
@@ -415,7 +526,7 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
         return refuse_plan("vllm", e);
     case WIRE_LABEL:
         return relabel(out, native, e);
-    default: /* it has no group to leave, proves nothing, and aborts nothing */
+    default: /* it proves nothing, and aborts nothing */
         return 0;
     }
 }
@@ -526,14 +637,11 @@ static int sglang_from_tensor(struct wire_request *out, const json_t *native,
 static int sglang_update(struct wire_request *out, const json_t *native,
                          const struct wire_about *about, struct err *e)
 {
-    static const struct pair pairs[] = {{"names", "names"},
-                                        {"dtypes", "dtypes"},
-                                        {"dtype_names", "dtypes"},
-                                        {"shapes", "shapes"},
-                                        {"group_name", "group_name"},
-                                        {"weight_version", "weight_version"},
-                                        {"selector", "selector"},
-                                        {0}};
+    static const struct pair pairs[] = {
+        {"names", "names"},           {"dtypes", "dtypes"},
+        {"dtype_names", "dtypes"},    {"shapes", "shapes"},
+        {"group_name", "group_name"}, {"weight_version", "weight_version"},
+        {"selector", "selector"},     {0}};
     static const char *const unknown[] = {"shm",
                                           "ipc_handles",
                                           "ipc_handles_pickled",

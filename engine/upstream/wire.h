@@ -42,8 +42,16 @@ enum wire_op {
     WIRE_OPS
 };
 
+/* How the trainer's group packs tensors, as was said when it was formed; zeroed: not at all. */
+struct wire_packing {
+    bool packed;
+    uint64_t bucket_nbytes; /* 0: not said */
+};
+
 /* What differs from upstream to upstream in one operation. */
 struct wire_about {
+    const char *release; /* of upstream_saw; NULL or one that says nothing: taken for the newest */
+    struct wire_packing group;
     const char *update_id; /* the upstream's own, of its start; of the others, which have none, the
                               version that they are to tell until the update ends; NULL: none */
     bool has_rank_offset;
@@ -81,6 +89,7 @@ enum wire_question {
     WIRE_NAME,     /* the version alone */
     WIRE_RANKS,    /* how many ranks it is in a trainer's group */
     WIRE_TOKEN,    /* one token: does it still generate? */
+    WIRE_RELEASE,  /* of its software, where its wire differs by that */
     WIRE_QUESTIONS
 };
 
@@ -101,6 +110,22 @@ int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, c
 /* wire_other_dialect - what to write if an answer of this status to WIRE_WHO, which every upstream
  * of the dialect knows, is another dialect's: "; if it is no baton, …"; "" for other statuses. */
 const char *wire_other_dialect(enum wire_dialect d, int status);
+
+/* wire_read_release - what an answer to WIRE_RELEASE says: out->release, which it leaves as it is
+ * where the answer does not say it. */
+void wire_read_release(struct upstream_saw *out, int status, const char *text, size_t len);
+
+/* Where vLLM says how tensors are packed: in each update before these releases, and since then when
+ * its transfer is set up; and what it has since when. */
+#define VLLM_PACKS_HANDLES_AT_INIT 27
+#define VLLM_PACKS_GROUP_AT_INIT   28
+#define VLLM_TAKES_UNIQUE_ID       30
+#define VLLM_SHUTS_TRANSFER_DOWN   32
+#define VLLM_RELEASES_KV           31
+
+/* vllm_has - is a release 0.`minor` or later? One that cannot be read, and one built from sources
+ * without their tags ("0.1.dev1+g…"), are taken for the newest. */
+bool vllm_has(const char *release, unsigned minor);
 
 /* wire_refuses_key - does this status of an answer say that we are not let in: by our key, or by
  * the name in the URL (421, of a baton)?

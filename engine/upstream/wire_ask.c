@@ -7,13 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { VLLM_FIRST_MINOR = 10 }; /* before it there was no transfer: 0.1.dev is no release */
+
 /* Of /get_weight_version the newer SGLangs (of 2026) say only that it is gone; the names of before
  * for the others they answer with a warning in their log. */
 static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
-    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions"},
-    [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size",
-                   "/v1/completions"},
-    [WIRE_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions"},
+    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions", NULL},
+    [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size", "/v1/completions",
+                   "/version"},
+    [WIRE_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions", NULL},
 };
 static const char *const sglang_before[WIRE_QUESTIONS] = {"/get_model_info", NULL,
                                                           "/get_model_info", "/get_server_info"};
@@ -121,6 +123,25 @@ int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, c
     return says ? 0
                 : err_set(e, ERR_UNREADABLE, "", "its answer to %s, of status %d, names no version",
                           paths[d][WIRE_LABEL_OF], status);
+}
+
+void wire_read_release(struct upstream_saw *out, int status, const char *text, size_t len)
+{
+    json_t *answer = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
+    const char *release = json_string_value(json_object_get(answer, "version"));
+
+    if (release != NULL && strlen(release) <= FLEET_RELEASE_MAX)
+        (void)snprintf(out->release, sizeof out->release, "%s", release);
+    json_decref(answer);
+}
+
+bool vllm_has(const char *release, unsigned minor)
+{
+    unsigned of_major = 0, of_minor = 0;
+
+    if (release == NULL || sscanf(release, "%3u.%4u", &of_major, &of_minor) != 2)
+        return true;
+    return of_major > 0 || of_minor >= minor || of_minor < VLLM_FIRST_MINOR;
 }
 
 int wire_read_name(char out[WIRE_NAME_MAX + 1], enum wire_dialect d, const char *text, size_t len,

@@ -2,7 +2,7 @@
  *
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
- *   [--journal N] [--idle-ms N] [--plain-finish]
+ *   [--vllm-version 0.24.0] [--journal N] [--idle-ms N] [--plain-finish]
  *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] [--hicache] */
 #include "tests/fakes/engine.h"
 
@@ -272,9 +272,13 @@ static unsigned sglang_version(const char *text)
     return (unsigned)number(text + sizeof release - 1);
 }
 
-static void parse_flag(struct options *o, int which)
+static void parse_other(struct options *o, int which)
 {
-    if (which == 'F')
+    if (which == 'R')
+        o->vllm_version = optarg;
+    else if (which == 'P')
+        o->pad = number(optarg);
+    else if (which == 'F')
         o->plain_finish = true;
     else if (which == 'S')
         o->silent_reset = true;
@@ -288,16 +292,25 @@ static void parse_flag(struct options *o, int which)
 
 static void parse_options(struct options *o, int argc, char **argv)
 {
-    static const struct option known[] = {
-        {"dialect", 1, NULL, 'd'},      {"port", 1, NULL, 'p'},
-        {"unix", 1, NULL, 'u'},         {"model", 1, NULL, 'm'},
-        {"world-size", 1, NULL, 'w'},   {"weight-version", 1, NULL, 'v'},
-        {"key", 1, NULL, 'k'},          {"tokens", 1, NULL, 't'},
-        {"interval-us", 1, NULL, 'i'},  {"pad", 1, NULL, 'P'},
-        {"journal", 1, NULL, 'j'},      {"idle-ms", 1, NULL, 'I'},
-        {"plain-finish", 0, NULL, 'F'}, {"sglang-version", 1, NULL, 'V'},
-        {"silent-reset", 0, NULL, 'S'}, {"own-kv", 0, NULL, 'K'},
-        {"hicache", 0, NULL, 'H'},      {0}};
+    static const struct option known[] = {{"dialect", 1, NULL, 'd'},
+                                          {"port", 1, NULL, 'p'},
+                                          {"unix", 1, NULL, 'u'},
+                                          {"model", 1, NULL, 'm'},
+                                          {"world-size", 1, NULL, 'w'},
+                                          {"weight-version", 1, NULL, 'v'},
+                                          {"vllm-version", 1, NULL, 'R'},
+                                          {"key", 1, NULL, 'k'},
+                                          {"tokens", 1, NULL, 't'},
+                                          {"interval-us", 1, NULL, 'i'},
+                                          {"pad", 1, NULL, 'P'},
+                                          {"journal", 1, NULL, 'j'},
+                                          {"idle-ms", 1, NULL, 'I'},
+                                          {"plain-finish", 0, NULL, 'F'},
+                                          {"sglang-version", 1, NULL, 'V'},
+                                          {"silent-reset", 0, NULL, 'S'},
+                                          {"own-kv", 0, NULL, 'K'},
+                                          {"hicache", 0, NULL, 'H'},
+                                          {0}};
     int which;
 
     while ((which = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -332,9 +345,6 @@ static void parse_options(struct options *o, int argc, char **argv)
         case 'V':
             o->sglang = sglang_version(optarg);
             break;
-        case 'P':
-            o->pad = number(optarg);
-            break;
         case 'j':
             o->n_journal = number(optarg);
             break;
@@ -342,7 +352,7 @@ static void parse_options(struct options *o, int argc, char **argv)
             o->idle_us = number(optarg) * 1000;
             break;
         default:
-            parse_flag(o, which);
+            parse_other(o, which);
         }
     }
     if (o->dialect == 0 || optind != argc || o->port > 65535 || o->world_size == 0 ||
@@ -364,9 +374,12 @@ static int open_signals(void)
 
 int main(int argc, char **argv)
 {
-    static struct engine engine = {
-        .o = {
-            .model = "double", .world_size = 1, .n_tokens = 16, .n_journal = 65536, .sglang = 23}};
+    static struct engine engine = {.o = {.model = "double",
+                                         .vllm_version = "0.24.0",
+                                         .world_size = 1,
+                                         .n_tokens = 16,
+                                         .n_journal = 65536,
+                                         .sglang = 23}};
     struct engine *e = &engine;
     struct rlimit limit;
     int guard = -1;

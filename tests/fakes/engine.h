@@ -41,6 +41,7 @@ struct timer {
 struct options {
     enum dialect dialect;
     const char *dialect_name, *unix_path, *model, *label, *key;
+    const char *vllm_version; /* of a vLLM, as it says it and as its wire is */
     unsigned port, world_size;
     size_t n_tokens; /* where a request does not say */
     size_t pad;      /* spaces behind each event of a stream, to make it as long as others' are */
@@ -242,6 +243,7 @@ struct engine {
     bool update_partial;
     size_t n_received; /* requests that brought tensors, in this update */
     json_t *group;     /* of init, or NULL */
+    bool packed;       /* of a vLLM: handles are, as its init said */
     enum pause pause;
     unsigned asleep;
     struct adapter adapters[ADAPTERS_MAX];

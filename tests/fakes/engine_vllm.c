@@ -61,24 +61,118 @@ static void say(struct conn *c, const char *message)
     conn_reply_json(c, 200, json_pack("{s:s}", "message", message));
 }
 
+static void version(struct conn *c, const json_t *body)
+{
+    (void)body;
+    conn_reply_json(c, 200, json_pack("{s:s}", "version", c->e->o.vllm_version));
+}
+
+static bool is_at_least(const struct conn *c, unsigned minor)
+{
+    unsigned major = 0, of = 0;
+
+    (void)sscanf(c->e->o.vllm_version, "%u.%u", &major, &of);
+    return of >= minor;
+}
+
+static void not_found(struct conn *c)
+{
+    conn_refuse(c, 404, "not_found", "Not Found");
+}
+
+/* A member of one of vLLM's dataclasses, and the releases 0.`from` to 0.`to` that have it. */
+struct keyword {
+    const char *name;
+    unsigned from, to;
+};
+enum { EVER = 999 };
+
+/* As Python refuses what a dataclass has not. */
+static bool takes(struct conn *c, const json_t *info, const char *what, const char *kind,
+                  const struct keyword *keywords)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)info, name, value)
+    {
+        const struct keyword *k = keywords;
+
+        while (k->name != NULL && (strcmp(k->name, name) != 0 || !is_at_least(c, k->from) ||
+                                   (k->to != EVER && is_at_least(c, k->to + 1))))
+            k++;
+        if (k->name != NULL)
+            continue;
+        conn_refuse(c, 500, "internal_error",
+                    "Call to collective_rpc method failed: Invalid %s for "
+                    "%sWeightTransferEngine: %sWeightTransfer%s.__init__() got an unexpected "
+                    "keyword argument '%s'",
+                    what, kind, kind, strcmp(what, "init_info") == 0 ? "InitInfo" : "UpdateInfo",
+                    name);
+        return false;
+    }
+    return true;
+}
+
+static const struct keyword group_init[] = {{"master_address", 0, EVER},
+                                            {"master_port", 0, EVER},
+                                            {"rank_offset", 0, EVER},
+                                            {"world_size", 0, EVER},
+                                            {"packed", 28, EVER},
+                                            {"packed_buffer_size_bytes", 28, EVER},
+                                            {"packed_num_buffers", 28, EVER},
+                                            {"nccl_unique_id_b64", 30, EVER},
+                                            {0}};
+static const struct keyword handles_init[] = {{"packed", 27, EVER}, {0}};
+static const struct keyword group_update[] = {{"names", 0, EVER},
+                                              {"dtype_names", 0, EVER},
+                                              {"shapes", 0, EVER},
+                                              {"packed", 0, 27},
+                                              {"packed_buffer_size_bytes", 0, 27},
+                                              {"packed_num_buffers", 0, 27},
+                                              {0}};
+static const struct keyword handles_update[] = {{"names", 0, EVER},
+                                                {"dtype_names", 0, EVER},
+                                                {"shapes", 0, EVER},
+                                                {"ipc_handles_pickled", 0, EVER},
+                                                {"tensor_sizes", 0, EVER},
+                                                {"packed", 0, 26},
+                                                {0}};
+
+/* Its backend is what it was asked for last: without a world, handles need no group. */
 static void init(struct conn *c, const json_t *body)
 {
     const json_t *info = json_object_get(body, "init_info");
+    bool group = json_object_get(info, "world_size") != NULL;
 
     if (!json_is_object(info)) {
         conn_refuse(c, 400, "bad_request", "init_info is missing");
         return;
     }
-    if (json_object_size(info) > 0) { /* {}: handles need no group */
-        if (json_object_size(info) != 4) {
-            conn_refuse(c, 500, "internal_error", "init_info has %zu members and not 4",
-                        json_object_size(info));
-            return;
-        }
-        if (!state_init(c, info, false))
-            return;
-    }
+    if (!takes(c, info, "init_info", group ? "NCCL" : "IPC", group ? group_init : handles_init) ||
+        (group && !state_init(c, info, false)))
+        return;
+    if (!group)
+        c->e->packed = json_is_true(json_object_get(info, "packed"));
     say(c, "Weight transfer initialized");
+}
+
+/* Refused while an update is open, as what would take its source away. */
+static void shut_down(struct conn *c, const json_t *body)
+{
+    (void)body;
+    if (!is_at_least(c, 32)) {
+        not_found(c);
+        return;
+    }
+    if (c->e->phase == UPDATE_OPEN) {
+        conn_refuse(c, 500, "internal_error",
+                    "Cannot release a trainer connection during a weight update");
+        return;
+    }
+    json_decref(c->e->group);
+    c->e->group = NULL;
+    say(c, "Weight transfer shut down");
 }
 
 static void start(struct conn *c, const json_t *body)
@@ -100,6 +194,31 @@ static bool is_open(struct conn *c)
     return c->e->phase == UPDATE_OPEN;
 }
 
+static bool receives_handles(struct conn *c, const json_t *info)
+{
+    bool said = is_at_least(c, 27) ? c->e->packed : true_member(info, "packed");
+    bool sized = json_is_array(json_object_get(info, "tensor_sizes"));
+
+    if (!takes(c, info, "update_info", "IPC", handles_update))
+        return false;
+    if (said && !sized)
+        conn_refuse(c, 500, "internal_error", "`tensor_sizes` is required when packed=True");
+    else if (!said && sized)
+        conn_refuse(c, 500, "internal_error", "AssertionError");
+    return said == sized;
+}
+
+static bool receives(struct conn *c, const json_t *info)
+{
+    if (json_object_get(info, "ipc_handles_pickled") != NULL)
+        return receives_handles(c, info);
+    if (!takes(c, info, "update_info", "NCCL", group_update))
+        return false;
+    if (c->e->group == NULL)
+        conn_refuse(c, 500, "internal_error", "the NCCL group is not initialized");
+    return c->e->group != NULL;
+}
+
 static void update(struct conn *c, const json_t *body)
 {
     const json_t *info = json_object_get(body, "update_info");
@@ -110,8 +229,8 @@ static void update(struct conn *c, const json_t *body)
     }
     if (!is_open(c) || !state_columns(c, info, "names", "dtype_names"))
         return;
-    if (json_object_get(info, "ipc_handles_pickled") == NULL && c->e->group == NULL) {
-        conn_refuse(c, 500, "internal_error", "the NCCL group is not initialized");
+    if (!receives(c, info)) {
+        c->e->phase = UPDATE_NONE; /* what fails ends it there */
         return;
     }
     c->e->n_received++;
@@ -211,6 +330,22 @@ static void go_to_sleep(struct conn *c, const json_t *body)
     reply_empty(c, body);
 }
 
+/* Of a completed pause only. */
+static void release_kv(struct conn *c, const json_t *body)
+{
+    (void)body;
+    if (!is_at_least(c, 31)) {
+        not_found(c);
+    } else if (c->e->pause == PAUSE_NONE) {
+        conn_refuse(c, 500, "internal_error",
+                    "release_kv_cache_memory() requires a completed pause first");
+    } else {
+        cache_reset(&c->e->cache);
+        state_sleep(c->e, SLEEP_KV);
+        conn_reply_json(c, 200, json_pack("{s:s}", "status", "kv_cache_released"));
+    }
+}
+
 static void wake(struct conn *c, const json_t *body)
 {
     const char *query = c->req.query;
@@ -299,8 +434,11 @@ const struct route vllm_routes[] = {
     {ALL, "GET", "/ping", "health", reply_empty, false},
     {ALL, "GET", "/v1/models", "models", models, false},
     {VLLM, "GET", "/metrics", "who", metrics, false},
+    {VLLM, "GET", "/version", "version", version, false},
     {VLLM, "GET", "/get_world_size", "ranks", world_size, false},
     {VLLM, "POST", "/init_weight_transfer_engine", "init", init, false},
+    {VLLM, "POST", "/shutdown_weight_transfer_engine", "leave", shut_down, false},
+    {VLLM, "POST", "/release_kv_cache_memory", "release_kv", release_kv, false},
     {VLLM, "POST", "/start_weight_update", "start", start, false},
     {VLLM, "POST", "/update_weights", "update", update, false},
     {VLLM, "POST", "/finish_weight_update", "finish", finish, false},

@@ -56,7 +56,8 @@ def vllm_update(d):
     refused(d, 500, "POST", "/finish_weight_update", {})
     d.post("/start_weight_update")
     refused(d, 500, "POST", "/start_weight_update")
-    refused(d, 500, "POST", "/update_weights", info)  # no group
+    refused(d, 500, "POST", "/update_weights", info)  # no group, and what fails ends it
+    d.post("/start_weight_update")
     refused(d, 400, "POST", "/init_weight_transfer_engine", {})
     refused(d, 500, "POST", "/init_weight_transfer_engine", {"init_info": dict(NCCL, odd=1)})
     d.post("/init_weight_transfer_engine", {"init_info": NCCL})

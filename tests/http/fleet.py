@@ -26,7 +26,7 @@ N_ROUNDS = 300 if HOW_MANY == "all" else int(os.environ.get("ROUNDS", 3))
 DOWN_MS = 600  # of a restart that nobody overlooks
 TWO_PHASE = DIALECT == "baton"
 COLUMNS = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]]}
-HANDLES = dict(COLUMNS, packed=True, ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=")
+HANDLES = dict(COLUMNS, packed=True, tensor_sizes=[2, 12], ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=")
 BROADCAST = dict(COLUMNS, packed=False, transport="nccl")
 INIT = {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500, "world_size": 1 + N * RANKS}
 

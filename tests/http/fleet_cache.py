@@ -16,7 +16,7 @@ from fleet_world import n_traffic, until
 
 fleet_control.TIMEOUT_MS = 4000
 VLLM_INFO = {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[1], [2, 3]], "packed": True,
-             "ipc_handles_pickled": HANDLES["ipc_handles_pickled"]}
+             "ipc_handles_pickled": HANDLES["ipc_handles_pickled"], "tensor_sizes": HANDLES["tensor_sizes"]}
 RESET = {"vllm": ["reset_cache", "reset_encoder"], "sglang": ["reset_cache", "reset_storage"]}[WHICH]
 SLOW = ("--interval-us", 2000)
 

@@ -21,7 +21,7 @@ import baton  # noqa: E402  (the client, from where the test was told)
 
 RANKS, PROBE_MS, TIMEOUT_MS = 2, 30, 600
 COLUMNS = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]]}
-HANDLES = dict(COLUMNS, packed=True, ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=")
+HANDLES = dict(COLUMNS, packed=True, tensor_sizes=[2, 12], ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=")
 BROADCAST = dict(COLUMNS, transport="nccl")
 JOIN = {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500}
 FILE = os.path.join(WORK, "two.safetensors")
@@ -43,7 +43,8 @@ class Fleet:
     """with Fleet("baton", "vllm", …) as f: … doubles, and a server in front of them."""
 
     def __init__(self, *dialects, min_ready=None, options=(), engine=("--weight-version", "step-0")):
-        self.doubles = [Double(ENGINE, d, "--world-size", RANKS, *engine) for d in dialects]
+        named = [(d,) if isinstance(d, str) else d for d in dialects]  # or with options of its own
+        self.doubles = [Double(ENGINE, d, "--world-size", RANKS, *engine, *own) for d, *own in named]
         self.label = "step-0"
         more = [] if min_ready is None else ["--min-ready", min_ready]
         self.options = [*more, *options]
@@ -95,7 +96,7 @@ class Fleet:
     def ops(self, d, *but):
         """What was done there, in order, questions left out."""
         return [r["op"] for r in self.doubles[d].journal()
-                if r["op"] not in ("who", "weight_info", "ranks", "completions", "health", *but)]
+                if r["op"] not in ("who", "weight_info", "version", "ranks", "completions", "health", *but)]
 
     def clean(self):
         for d in self.doubles:

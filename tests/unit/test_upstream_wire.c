@@ -29,16 +29,10 @@ static const struct row rows[] = {
      "POST /init_weight_transfer_engine",
      "{\"init_info\":{\"master_address\":\"10.0.0.1\",\"master_port\":29500,\"world_size\":9,"
      "\"rank_offset\":1}}"},
-    {WIRE_VLLM, WIRE_LEAVE, "{}", NULL, NULL},
+    {WIRE_VLLM, WIRE_LEAVE, "{}", "POST /shutdown_weight_transfer_engine", NULL},
     {WIRE_VLLM, WIRE_VERIFY, "{}", NULL, NULL},
     {WIRE_VLLM, WIRE_START, "{\"weight_version\":\"a\"}", "POST /start_weight_update",
      "{\"is_checkpoint_format\":true}"},
-    {WIRE_VLLM, WIRE_UPDATE,
-     "{\"transport\":\"nccl\",\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]],"
-     "\"packed\":true,\"bucket_nbytes\":1024}",
-     "POST /update_weights",
-     "{\"update_info\":{\"names\":[\"a\"],\"dtype_names\":[\"bfloat16\"],\"shapes\":[[2,3]],"
-     "\"packed\":true,\"packed_buffer_size_bytes\":1024}}"},
     {WIRE_VLLM, WIRE_FINISH, "{\"update_id\":\"u\",\"weight_version\":\"a\"}",
      "POST /finish_weight_update", "{\"weight_version\":\"a\"}"},
     {WIRE_VLLM, WIRE_PAUSE, "{\"mode\":\"keep\"}", "POST /pause?mode=keep&clear_cache=false", NULL},
@@ -137,32 +131,35 @@ static json_t *parse(const char *text)
     return native;
 }
 
+static void check_row(const struct row *row)
+{
+    static const struct wire_about about = {0};
+    json_t *native = parse(row->native);
+    struct wire_request r;
+    struct err e = {0};
+    char line[WIRE_PATH_MAX + 16];
+
+    assert_int_equal(wire_make(&r, row->dialect, row->op, native, &about, &e), 0);
+    json_decref(native);
+    if (row->path == NULL) {
+        assert_null(r.method);
+        return;
+    }
+    (void)snprintf(line, sizeof line, "%s %s", r.method, r.path);
+    assert_string_equal(line, row->path);
+    if (row->body == NULL)
+        assert_null(r.body);
+    else
+        assert_string_equal(r.body, row->body);
+    assert_int_equal(r.body_len, row->body != NULL ? strlen(row->body) : 0);
+    wire_request_fini(&r);
+}
+
 static void test_wire_make_says_it_in_their_words(void **state)
 {
-    static const struct wire_about none = {0};
-
     (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        json_t *native = parse(rows[i].native);
-        struct wire_request r;
-        struct err e = {0};
-        char line[WIRE_PATH_MAX + 16];
-
-        assert_int_equal(wire_make(&r, rows[i].dialect, rows[i].op, native, &none, &e), 0);
-        json_decref(native);
-        if (rows[i].path == NULL) {
-            assert_null(r.method);
-            continue;
-        }
-        (void)snprintf(line, sizeof line, "%s %s", r.method, r.path);
-        assert_string_equal(line, rows[i].path);
-        if (rows[i].body == NULL)
-            assert_null(r.body);
-        else
-            assert_string_equal(r.body, rows[i].body);
-        assert_int_equal(r.body_len, rows[i].body != NULL ? strlen(rows[i].body) : 0);
-        wire_request_fini(&r);
-    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        check_row(&rows[i]);
 }
 
 static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
@@ -198,7 +195,8 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
         enum wire_op op;
         const char *native, *field;
     } bad[] = {
-        {WIRE_VLLM, WIRE_INIT, "{\"nccl_unique_id\":\"x\"}", "/nccl_unique_id"},
+        {WIRE_VLLM, WIRE_INIT, "{\"group_name\":\"x\"}", "/group_name"},
+        {WIRE_VLLM, WIRE_INIT, "{\"warm_up\":false}", "/warm_up"},
         {WIRE_VLLM, WIRE_UPDATE, "{\"shm\":{}}", "/shm"},
         {WIRE_VLLM, WIRE_UPDATE, "{\"path\":\"/w\"}", "/path"},
         {WIRE_VLLM, WIRE_UPDATE, "{\"checksums\":[]}", "/checksums"},
@@ -425,7 +423,7 @@ static void test_wire_ask_and_names(void **state)
             0);
         assert_int_equal(found, d);
         for (int q = 0; q < WIRE_QUESTIONS; q++) {
-            bool asks = q != WIRE_LABEL_OF || found == WIRE_VLLM;
+            bool asks = (q != WIRE_LABEL_OF && q != WIRE_RELEASE) || found == WIRE_VLLM;
             struct wire_request r;
 
             assert_int_equal(wire_ask(&r, found, (enum wire_question)q, &e), 0);
