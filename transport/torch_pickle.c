@@ -101,7 +101,8 @@ static const struct {
 /* Module, name and number; dtypes are torch's names of those that can be served. Without a module
  * are those that SGLang's trainers send: they moved from release to release, and trainers carry
  * copies of them. The name says how the arguments are laid out, which is all that is done with it:
- * no module is ever looked into. Only pickles with tensors have them. */
+ * no module is ever looked into. Only pickles with tensors have them, and only messages an error.
+ */
 static const struct global_row {
     const char *module, *name;
     uint8_t global, dtype;
@@ -114,10 +115,14 @@ static const struct global_row {
                {NULL, "_rebuild_cuda_tensor_modified", PICKLE_REBUILD, 0},
                {NULL, "FlattenedTensorMetadata", PICKLE_FLAT_METADATA, 0},
                {NULL, "LocalSerializedTensor", PICKLE_LOCAL_TENSOR, 0},
+               {"builtins", "RuntimeError", PICKLE_ERROR_CLASS, 0},
 #define X(constant, name, bits, torch) {"torch", torch, PICKLE_DTYPE, constant},
                DTYPES(X)
 #undef X
 };
+
+/* What may stand in it: tensors' names in the last two, tensors in the one, errors in the other. */
+enum form { FORM_HANDLES, FORM_TENSORS, FORM_MESSAGE };
 
 struct reader {
     struct pickle p;
@@ -128,7 +133,7 @@ struct reader {
     size_t nbytes, at;
     size_t end; /* of the frame, or of the input outside of frames */
     bool in_frame, stopped;
-    bool tensors; /* may stand in it as values */
+    enum form form;
     size_t op_at; /* of the opcode that is being read */
     const char *field;
     struct err *e;
@@ -325,8 +330,9 @@ static int extend(struct reader *r, enum pickle_kind kind, uint32_t n)
 
 static int read_text(struct reader *r, size_t n_len)
 {
-    const char *what = r->tensors ? "the names of tensors" : "UUIDs and torch's names";
-    uint64_t len, max = r->tensors ? PICKLE_NAME_MAX : PICKLE_TEXT_MAX;
+    bool names = r->form != FORM_HANDLES;
+    const char *what = names ? "the names of tensors" : "UUIDs and torch's names";
+    uint64_t len, max = names ? PICKLE_NAME_MAX : PICKLE_TEXT_MAX;
     struct pickle_value v = {.kind = PICKLE_STR};
 
     if (take_int(r, n_len, &len) != 0)
@@ -434,9 +440,19 @@ static int refuse_global(struct reader *r, const struct pickle_value *module,
                   "global '%.*s.%.*s' is none of rebuild_cuda_tensor, %sTensor, Parameter, Size, "
                   "TypedStorage, UntypedStorage and the dtypes that can be served",
                   n_module, (const char *)module->u.data, n_name, (const char *)name->u.data,
-                  r->tensors ? "_rebuild_cuda_tensor_modified, FlattenedTensorMetadata, "
-                               "LocalSerializedTensor, "
-                             : "");
+                  r->form == FORM_TENSORS
+                      ? "_rebuild_cuda_tensor_modified, FlattenedTensorMetadata, "
+                        "LocalSerializedTensor, "
+                      : "");
+}
+
+static bool global_fits(const struct reader *r, const struct global_row *g,
+                        const struct pickle_value *module)
+{
+    if (g->module == NULL)
+        return r->form == FORM_TENSORS;
+    return is_text(module, g->module) &&
+           (g->global != PICKLE_ERROR_CLASS || r->form == FORM_MESSAGE);
 }
 
 static int read_global(struct reader *r)
@@ -453,8 +469,7 @@ static int read_global(struct reader *r)
     for (size_t i = 0; i < sizeof globals / sizeof globals[0]; i++) {
         const struct global_row *g = &globals[i];
 
-        if (!is_text(name, g->name) ||
-            !(g->module == NULL ? r->tensors : is_text(module, g->module)))
+        if (!is_text(name, g->name) || !global_fits(r, g, module))
             continue;
         r->n_stack -= 2;
         return push(r, (struct pickle_value){
@@ -494,17 +509,17 @@ static int reduce_size(struct reader *r, const struct pickle_value *args)
     return push(r, size);
 }
 
-/* rebuild_cuda_tensor(...): the arguments, by another name. */
-static int reduce_tensor(struct reader *r, const struct pickle_value *args)
+/* rebuild_cuda_tensor(...), RuntimeError(...): the arguments, by another name. */
+static int reduce_as(struct reader *r, enum pickle_kind kind, const struct pickle_value *args)
 {
-    struct pickle_value tensor = *args;
+    struct pickle_value made = *args;
 
     if (args->kind != PICKLE_TUPLE)
-        return refuse(r, "the arguments of rebuild_cuda_tensor are %s, not a tuple",
+        return refuse(r, "the arguments of %s are %s, not a tuple", global_name(top(r, 1)),
                       pickle_kind_name(args));
-    tensor.kind = PICKLE_EXPORT;
+    made.kind = (uint8_t)kind;
     r->n_stack -= 2;
-    return push(r, tensor);
+    return push(r, made);
 }
 
 static int reduce(struct reader *r)
@@ -516,12 +531,15 @@ static int reduce(struct reader *r)
     callable = top(r, 1);
     if (callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_SIZE_CLASS)
         return reduce_size(r, top(r, 0));
-    if (r->tensors && callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_REBUILD)
-        return reduce_tensor(r, top(r, 0));
+    if (r->form == FORM_TENSORS && callable->kind == PICKLE_GLOBAL &&
+        callable->global == PICKLE_REBUILD)
+        return reduce_as(r, PICKLE_EXPORT, top(r, 0));
+    if (callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_ERROR_CLASS)
+        return reduce_as(r, PICKLE_ERROR, top(r, 0));
     return refuse(r, "REDUCE would call %s; it may only build torch.Size%s",
                   callable->kind == PICKLE_GLOBAL ? global_name(callable)
                                                   : pickle_kind_name(callable),
-                  r->tensors ? " and CUDA tensors" : "");
+                  r->form == FORM_TENSORS ? " and CUDA tensors" : "");
 }
 
 /* An object without arguments, of a class that is nothing but its dict. */
@@ -668,9 +686,9 @@ static int step(struct reader *r, uint8_t op)
     case OP_REDUCE:
         return reduce(r);
     case OP_NEWOBJ:
-        return r->tensors ? make_object(r) : refuse_op(r, op);
+        return r->form == FORM_TENSORS ? make_object(r) : refuse_op(r, op);
     case OP_BUILD:
-        return r->tensors ? build(r) : refuse_op(r, op);
+        return r->form == FORM_TENSORS ? build(r) : refuse_op(r, op);
     case OP_TUPLE1:
     case OP_TUPLE2:
     case OP_TUPLE3:
@@ -721,11 +739,11 @@ static int run(struct reader *r)
     return 0;
 }
 
-static int read_as(struct pickle *out, const uint8_t *data, size_t nbytes, bool tensors,
+static int read_as(struct pickle *out, const uint8_t *data, size_t nbytes, enum form form,
                    const char *field, struct err *e)
 {
     struct reader r = {
-        .data = data, .nbytes = nbytes, .end = nbytes, .tensors = tensors, .field = field, .e = e};
+        .data = data, .nbytes = nbytes, .end = nbytes, .form = form, .field = field, .e = e};
     int rc;
 
     if (nbytes > PICKLE_NBYTES_MAX)
@@ -743,13 +761,19 @@ static int read_as(struct pickle *out, const uint8_t *data, size_t nbytes, bool 
 int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                 struct err *e)
 {
-    return read_as(out, data, nbytes, false, field, e);
+    return read_as(out, data, nbytes, FORM_HANDLES, field, e);
 }
 
 int pickle_read_tensors(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                         struct err *e)
 {
-    return read_as(out, data, nbytes, true, field, e);
+    return read_as(out, data, nbytes, FORM_TENSORS, field, e);
+}
+
+int pickle_read_message(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
+                        struct err *e)
+{
+    return read_as(out, data, nbytes, FORM_MESSAGE, field, e);
 }
 
 void pickle_fini(struct pickle *p)
@@ -766,6 +790,7 @@ const char *pickle_kind_name(const struct pickle_value *v)
         [PICKLE_STR] = "a str",         [PICKLE_BYTES] = "bytes",     [PICKLE_GLOBAL] = "a global",
         [PICKLE_SIZE] = "a torch.Size", [PICKLE_TUPLE] = "a tuple",   [PICKLE_LIST] = "a list",
         [PICKLE_DICT] = "a dict",       [PICKLE_EXPORT] = "a tensor", [PICKLE_OBJECT] = "an object",
+        [PICKLE_ERROR] = "an error",
     };
 
     return names[v->kind];

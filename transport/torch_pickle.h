@@ -40,7 +40,8 @@ enum pickle_kind {
     PICKLE_LIST,
     PICKLE_DICT,
     PICKLE_EXPORT, /* a tensor: the items of its arguments */
-    PICKLE_OBJECT  /* of the class `global`; one item once it is built: its dict */
+    PICKLE_OBJECT, /* of the class `global`; one item once it is built: its dict */
+    PICKLE_ERROR   /* a RuntimeError: the items of its arguments */
 };
 
 enum pickle_global {
@@ -52,7 +53,8 @@ enum pickle_global {
     PICKLE_UNTYPED_STORAGE,
     PICKLE_DTYPE,
     PICKLE_FLAT_METADATA, /* FlattenedTensorMetadata, of whatever module */
-    PICKLE_LOCAL_TENSOR   /* LocalSerializedTensor, of whatever module */
+    PICKLE_LOCAL_TENSOR,  /* LocalSerializedTensor, of whatever module */
+    PICKLE_ERROR_CLASS    /* builtins.RuntimeError */
 };
 
 struct pickle_value {
@@ -96,6 +98,11 @@ int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const ch
 /* pickle_read_tensors - the same, in which tensors, their metadata and LocalSerializedTensor may
  * stand as values, and strings may be as long as tensors' names. */
 int pickle_read_tensors(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
+                        struct err *e);
+
+/* pickle_read_message - what a trainer says over a socket (zmq_messages.h): as pickle_read, with
+ * strings as long as tensors' names, and a RuntimeError, which is a value too. */
+int pickle_read_message(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                         struct err *e);
 
 void pickle_fini(struct pickle *p); /* accepts a zeroed one */
