@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test|browser]   (default: build)
+# libzmq5 is of updates by checkpoint-engine alone; the server opens it then
 # browser: what test installs, and the browser of http_browser, 110 MB, without which it is skipped
 set -euo pipefail
 
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev
   libpcre2-dev libutf8proc-dev nettle-dev libcurl4-gnutls-dev curl jq python3)
-test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp openssl shellcheck procps)
+test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp python3-zmq libzmq5 openssl shellcheck procps)
 
 packages=("${build[@]}")
 if [[ ${1:-build} != build ]]; then

@@ -39,6 +39,7 @@ struct upstreams;
 struct nccl_info;
 struct model_defaults;
 struct weight_transfer;
+struct zmq_updates;
 
 struct app {
     const struct config *config;
@@ -77,6 +78,7 @@ struct app {
     struct cuda_ipc_stats *ipc_stats;  /* of all updates so far */
     const struct nccl_info *nccl;      /* what was found at start */
     struct weight_transfer *transfer;  /* the group with a trainer */
+    struct zmq_updates *zmq;           /* updates that come over sockets; NULL with upstreams */
     struct handle_leases *leases;      /* versions that other processes have mapped */
     _Atomic(struct front *) front;         /* NULL until it listens, and a moment more */
     _Atomic(struct front *) control_front; /* so too; stays NULL without --control-listen */

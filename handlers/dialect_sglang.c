@@ -257,13 +257,14 @@ int sglang_disk_out(json_t **reply, const struct exchange *x)
                                         update_message(*reply), "num_paused_requests", 0));
 }
 
+/* What is cached belongs to a version here, and no memory of torch's is kept. */
 int sglang_ipc_in(json_t **body, const struct exchange *x, struct err *e)
 {
-    (void)body;
+    static const struct dialect_member members[] = {
+        {"zmq_handles", "zmq_handles"}, {"weight_version", "weight_version"}, {0}};
+
     (void)x;
-    return err_set(e, ERR_BAD_REQUEST, "/zmq_handles",
-                   "weights are not received over zmq sockets; send CUDA IPC handles to "
-                   "/v1/update_weights, or broadcast to /update_weights_from_distributed");
+    return dialect_keep(body, *body, members, e);
 }
 
 int sglang_checker_in(json_t **body, const struct exchange *x, struct err *e)

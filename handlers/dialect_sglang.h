@@ -15,6 +15,7 @@
 #include "handlers/dialect.h"
 #include "handlers/sglang_generate.h"
 #include "handlers/sglang_tensor.h"
+#include "handlers/update_zmq.h"
 
 typedef int sglang_in(json_t **body, const struct exchange *x, struct err *e);
 typedef int sglang_out(json_t **reply, const struct exchange *x);
@@ -101,8 +102,9 @@ sglang_out sglang_loads_out;
         SGLANG_CONTROL("/update_weights_from_disk", "sglangUpdateDisk", handle_update,             \
                        .members = sglang_disk_members, .into = sglang_disk_into,                   \
                        .in = sglang_disk_in, .out = sglang_disk_out),                              \
-        SGLANG_LONG("/update_weights_from_ipc", "sglangUpdateIpc", handle_unsupported,             \
-                    .members = sglang_ipc_members, .into = sglang_nothing, .in = sglang_ipc_in),   \
+        SGLANG_CONTROL("/update_weights_from_ipc", "sglangUpdateIpc", handle_update_zmq,           \
+                       .members = sglang_ipc_members, .into = update_zmq_members,                  \
+                       .in = sglang_ipc_in, .out = sglang_update_out),                             \
         SGLANG_BOTH("/get_weights_by_name", "sglangWeights", handle_weight_values,                 \
                     .members = weight_values_members),                                             \
         SGLANG_CONTROL("/weights_checker", "sglangChecker", handle_weights_check,                  \

@@ -7,7 +7,11 @@
 
 #include <string.h>
 
-enum { LORA_ID_BITS = 48, METHOD_SHOWN_MAX = 64 }; /* every JSON reader keeps 48 bits exactly */
+enum {
+    LORA_ID_BITS = 48, /* every JSON reader keeps them exactly */
+    METHOD_SHOWN_MAX = 64,
+    RPC_TIMEOUT_MS_MAX = 86400000
+};
 
 const char *const skyrl_rpc_members[] = {"method", "kwargs", "args", "timeout", NULL};
 const char *const skyrl_nothing[] = {NULL};
@@ -157,6 +161,42 @@ int skyrl_rpc_wake_in(json_t **body, const struct exchange *x, struct err *e)
     return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
 }
 
+/* vLLM gives args to the method of checkpoint-engine's worker, zmq_handles its only one, by
+ * position or by name; timeout, in seconds, is of the whole call. */
+int skyrl_rpc_zmq_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const json_t *args = NULL, *kwargs = NULL, *handles, *timeout = body_given(*body, "timeout");
+    double ms = timeout != NULL ? json_number_value(timeout) * 1000 : 0;
+    json_t *made;
+
+    (void)x;
+    if (body_array(&args, *body, "", "args", e) != 0 ||
+        body_object(&kwargs, *body, "", "kwargs", e) != 0)
+        return -1;
+    handles = kwargs != NULL ? body_given(kwargs, "zmq_handles") : NULL;
+    if (json_array_size(args) + (handles != NULL) != 1)
+        return err_set(e, ERR_BAD_REQUEST, "/args",
+                       "update_weights_from_ipc takes one argument, an object of GPU UUIDs and "
+                       "socket addresses; there are %zu by position, and %s by name",
+                       json_array_size(args), handles != NULL ? "one" : "none");
+    if (timeout != NULL && !(json_is_number(timeout) && ms >= 1 && ms <= RPC_TIMEOUT_MS_MAX))
+        return err_set(e, ERR_BAD_REQUEST, "/timeout",
+                       "timeout is not a number of seconds, above 0 and up to a day");
+    made = json_object();
+    if (dialect_set(
+            made, "zmq_handles",
+            json_incref((json_t *)(uintptr_t)(handles != NULL ? handles : json_array_get(args, 0))),
+            e) != 0 ||
+        (timeout != NULL &&
+         dialect_set(made, "timeout_ms", json_integer((json_int_t)ms), e) != 0)) {
+        json_decref(made);
+        return -1;
+    }
+    json_decref(*body);
+    *body = made;
+    return 0;
+}
+
 int skyrl_rpc_refuse(json_t **body, const struct exchange *x, struct err *e)
 {
     const char *method = NULL;
@@ -168,7 +208,8 @@ int skyrl_rpc_refuse(json_t **body, const struct exchange *x, struct err *e)
     return err_set(e, ERR_BAD_REQUEST, "/method",
                    "there is no method '%.*s' here; there are skyrl_start_weight_update, "
                    "update_weights_ipc, update_weights_nccl, skyrl_finish_weight_update, "
-                   "skyrl_sleep_for_weight_sync and skyrl_wake_for_weight_sync",
+                   "skyrl_sleep_for_weight_sync, skyrl_wake_for_weight_sync and "
+                   "update_weights_from_ipc",
                    METHOD_SHOWN_MAX, method);
 }
 

@@ -11,6 +11,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
 #include "handlers/dialect.h"
+#include "handlers/update_zmq.h"
 
 extern const char *const skyrl_rpc_members[], *const skyrl_nothing[];
 extern const char *const skyrl_lora_members[], *const skyrl_lora_into[];
@@ -27,6 +28,7 @@ int skyrl_rpc_nccl_in(json_t **body, const struct exchange *x, struct err *e);
 int skyrl_rpc_finish_in(json_t **body, const struct exchange *x, struct err *e);
 int skyrl_rpc_sleep_in(json_t **body, const struct exchange *x, struct err *e);
 int skyrl_rpc_wake_in(json_t **body, const struct exchange *x, struct err *e);
+int skyrl_rpc_zmq_in(json_t **body, const struct exchange *x, struct err *e);
 int skyrl_rpc_refuse(json_t **body, const struct exchange *x, struct err *e);
 
 /* Of routes of its own. */
@@ -85,6 +87,8 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
                   .into = sleep_members, .in = skyrl_rpc_sleep_in),                                \
         SKYRL_RPC("skyrlRpcWake", "skyrl_wake_for_weight_sync", handle_wake, .into = wake_members, \
                   .in = skyrl_rpc_wake_in),                                                        \
+        SKYRL_RPC("checkpointEngineRpc", "update_weights_from_ipc", handle_update_zmq,             \
+                  .into = update_zmq_members, .in = skyrl_rpc_zmq_in),                             \
         SKYRL_POST("/collective_rpc", "skyrlRpc", handle_unsupported,                              \
                    .body_max = ROUTE_BODY_CONFIG, .members = skyrl_rpc_members,                    \
                    .into = skyrl_nothing, .in = skyrl_rpc_refuse),                                 \

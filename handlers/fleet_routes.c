@@ -10,6 +10,7 @@
 #include "handlers/relay.h"
 #include "handlers/relayed.h"
 #include "handlers/sglang_generate.h"
+#include "handlers/update_zmq.h"
 
 #include <string.h>
 
@@ -54,6 +55,7 @@ static const struct fleet_row rows[] = {
     {handle_lora_unload, LANE_OPERATION, fleet_lora_unload},
     {handle_lora_list, LANE_LOOP, fleet_lora_list},
     {handle_session_finish, LANE_LOOP, handle_session_finish},
+    {handle_update_zmq, LANE_OPERATION, fleet_update_zmq},
     {handle_unsupported, LANE_CONTROL, handle_unsupported},
     {handle_areal_meta, LANE_CONTROL, handle_areal_meta},
     {handle_areal_lora_meta, LANE_CONTROL, handle_areal_lora_meta},

@@ -168,6 +168,7 @@ static const char *openai_type(int status)
         {417, "Expectation Failed"},
         {422, "UnprocessableEntityError"},
         {499, "Client Closed Request"},
+        {501, "NotImplementedError"},
         {503, "ServiceUnavailable"},
     };
 

@@ -27,6 +27,7 @@
 #include "handlers/relay.h"
 #include "handlers/route.h"
 #include "handlers/update_parts.h"
+#include "handlers/update_zmq.h"
 #include "handlers/weight_transfer.h"
 #include "server/admission.h"
 #include "server/config.h"
@@ -562,7 +563,8 @@ static int build(struct house *h, const struct config *c, struct err *e)
     h->app.cuda = &h->cuda;
     h->app.nccl = &h->nccl;
     if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
-        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 || build_gate(h, c, e) != 0)
+        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 || build_gate(h, c, e) != 0 ||
+        zmq_updates_new(&h->app.zmq, e) != 0)
         return -1;
     return listeners_open(&h->listeners, &h->app, h->life.boot_id, e);
 }
@@ -584,6 +586,8 @@ static void stop_all(struct house *h)
     fleet_pools_stop(a);
     if (a->loads != NULL)
         lora_loads_stop(a->loads);
+    if (a->zmq != NULL)
+        zmq_updates_stop(a->zmq);
     if (a->gate != NULL)
         gate_stop(a->gate);
     if (a->updates != NULL)
@@ -616,6 +620,7 @@ static void take_down(struct house *h)
     stop_all(h);
     stuck = a->transfer != NULL && !weight_transfer_live(a->transfer, &why);
     weight_transfer_free(a->transfer);
+    zmq_updates_free(a->zmq);
     updates_free(a->updates);
     list_memo_free(a->lists);
     if (a->engine != NULL)

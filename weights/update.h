@@ -238,8 +238,9 @@ int updates_finish(struct updates *u, const char *id, const char *label,
 
 /* updates_verify - all of finish but the commit: the update is then UPDATE_VERIFIED, as long as its
  * lease holds, and finish has only to publish it. So that several servers can commit together, or
- * none of them. Arguments, errors and what `done` may bring: as updates_finish; what cannot be
- * proven aborts the update. Verifying again is harmless. */
+ * none of them. Nothing of a trainer's memory is mapped any more when `done` is called without an
+ * error. Arguments, errors and what `done` may bring: as updates_finish; what cannot be proven
+ * aborts the update. Verifying again is harmless. */
 int updates_verify(struct updates *u, const char *id, const struct update_checksum *checksums,
                    uint32_t n_checksums, update_done_fn *done, void *done_arg, struct err *e);
 

@@ -342,6 +342,7 @@ static int settle_verified(struct updates *u, struct update_job *job, struct err
     uint64_t spent = clock_now_us() - job->began_us;
     int rc = 0;
 
+    close_scope(u, s); /* no chunk comes any more: trainers may free their memory */
     mtx_lock(&u->lock);
     s->running = NULL;
     s->verify_us += spent;

@@ -210,7 +210,7 @@ async def routed(world, client):
 async def refusals(client):
     for body, words in (
             ({"method": "update_weights_from_ipc", "args": [{"GPU-0": "ipc:///x"}],
-              "timeout": 300.0}, ["'update_weights_from_ipc'", "update_weights_ipc"]),
+              "timeout": 300.0}, ["GPU-0", "UUID"]),
             ({"method": "get_model"}, ["'get_model'"]), ({"method": 5}, ["method"]),
             ({"kwargs": {"method": "skyrl_start_weight_update"}}, ["method is missing"]),
             ({"method": "update_weights_ipc"}, ["update_info"]),

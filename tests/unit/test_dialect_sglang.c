@@ -118,7 +118,10 @@ static void test_updates_in(void **state)
         {sglang_disk_in, "{\"model_path\":\"/p\",\"load_format\":\"dummy\"}", NULL, "/load_format",
          "'dummy'"},
         {sglang_disk_in, "{\"model_path\":\"/p\",\"manifest\":{}}", NULL, "/manifest", "manifest"},
-        {sglang_ipc_in, "{\"zmq_handles\":{}}", NULL, "/zmq_handles", "zmq"},
+        {sglang_ipc_in,
+         "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"flush_cache\":true,"
+         "\"torch_empty_cache\":true,\"weight_version\":\"v\"}",
+         "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"weight_version\":\"v\"}", NULL, NULL},
         {sglang_checker_in, "{}", "{\"action\":\"checksum\",\"must_match\":true}", NULL, NULL},
         {sglang_checker_in,
          "{\"action\":\"compare\",\"skip_tensor_list\":[\"a\"],\"selector\":\"all\"}",

@@ -90,7 +90,21 @@ static void test_rpc_brackets(void **state)
          "position"},
         {path, "{\"method\": \"skyrl_finish_weight_update\", \"kwargs\": 5}", NULL, "/kwargs",
          "object"},
-        {path, RPC("update_weights_from_ipc"), NULL, "/method", "'update_weights_from_ipc'"},
+        {path,
+         "{\"method\": \"update_weights_from_ipc\", \"args\": [{\"GPU-0\": \"ipc://@a\"}], "
+         "\"timeout\": 300.0}",
+         "{\"timeout_ms\":300000,\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"}}", NULL, NULL},
+        {path, RPC_WITH("update_weights_from_ipc", "{\"zmq_handles\": {}}"), "{\"zmq_handles\":{}}",
+         NULL, NULL},
+        {path, RPC("update_weights_from_ipc"), NULL, "/args", "one argument"},
+        {path, "{\"method\": \"update_weights_from_ipc\", \"args\": [{}, {}]}", NULL, "/args",
+         "one argument"},
+        {path,
+         "{\"method\": \"update_weights_from_ipc\", \"args\": [{}], "
+         "\"kwargs\": {\"zmq_handles\": {}}}",
+         NULL, "/args", "one argument"},
+        {path, "{\"method\": \"update_weights_from_ipc\", \"args\": [{}], \"timeout\": -1}", NULL,
+         "/timeout", "number"},
         {path, "{\"kwargs\": {\"method\": \"update_weights_ipc\"}}", NULL, "/method", "required"},
         {path, "", NULL, "", "empty"},
     };

@@ -196,6 +196,7 @@ static void test_reply_error_make_every_code(void **state)
         {422, "unprocessable_error", "UnprocessableEntityError"},
         {431, "invalid_request_error", "BadRequestError"},
         {499, "invalid_request_error", "Client Closed Request"},
+        {501, "server_error", "NotImplementedError"},
         {500, "server_error", "InternalServerError"},
         {502, "server_error", "InternalServerError"},
         {503, "unavailable_error", "ServiceUnavailable"},
