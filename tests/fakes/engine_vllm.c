@@ -327,7 +327,11 @@ static void go_to_sleep(struct conn *c, const json_t *body)
         state_weights(c->e);
     if (strcmp(level, "2") == 0)
         state_touch(c->e); /* dropped: only an update makes them a version's again */
-    reply_empty(c, body);
+    if (c->e->o.silent_reset) /* as old as that: says nothing here either */
+        reply_empty(c, body);
+    else
+        conn_reply_json(c, 200, json_pack("{s:s, s:i}", "status", "sleeping", "level",
+                                          strcmp(level, "2") == 0 ? 2 : 1));
 }
 
 /* Of a completed pause only. */
@@ -354,7 +358,11 @@ static void wake(struct conn *c, const json_t *body)
     what |= strstr(query, "tags=weights") != NULL ? SLEEP_WEIGHTS : 0;
     what |= strstr(query, "tags=kv_cache") != NULL ? SLEEP_KV : 0;
     state_wake(c->e, what);
-    reply_empty(c, body);
+    if (c->e->o.silent_reset)
+        reply_empty(c, body);
+    else
+        conn_reply_json(c, 200, json_pack("{s:s, s:o}", "status", "awake", "tags",
+                                          what == SLEEP_ALL ? json_null() : json_array()));
 }
 
 static bool query_says(const struct conn *c, const char *member)

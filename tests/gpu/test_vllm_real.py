@@ -47,9 +47,9 @@ IPC_WAYS = {
 
 
 class Trainer(nccl.Trainer):
-    def __init__(self, _args):
+    def __init__(self, args):
         world.Worker.__init__(self)
-        self.tell(vllm_trainer.be)
+        self.tell(args.trainer.be)
 
     def ready(self):
         self.version = self.hear(120)
@@ -90,7 +90,7 @@ class Play:
         info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1}
         body = {"init_info": {**info, "world_size": 1 + n}}
         pending = nccl.Pending(server, "/init_weight_transfer_engine", body)
-        self.trainers.get().tell(vllm_trainer.join, port, 1 + n)
+        self.trainers.get().tell(self.args.trainer.join, port, 1 + n)
         must_answer(pending.answer(), f"{what}: the init")
         self.trainers.get().hear()
 
@@ -99,7 +99,7 @@ class Play:
     def open(self, server, step, cached=True):
         """Until the first byte may come. Returns names, dtype_names and shapes.
         @cached  it generates already, and fills its cache by the weights before"""
-        columns = self.trainers.get().ask(vllm_trainer.load, step)
+        columns = self.trainers.get().ask(self.args.trainer.load, step)
         if cached:
             engines.fill_cache(server, step)
         say(server, "/pause?mode=keep")
@@ -110,7 +110,7 @@ class Play:
         """The request whose answer is under way, while the trainer broadcasts."""
         body = {"update_info": {**columns, **members}}
         pending = nccl.Pending(server, "/update_weights", body)
-        self.trainers.get().tell(vllm_trainer.send_by_nccl, members, gate)
+        self.trainers.get().tell(self.args.trainer.send_by_nccl, members, gate)
         return pending
 
     def push(self, server, kind, way, members, cached=True):
@@ -121,7 +121,7 @@ class Play:
         if kind == "nccl":
             must_answer(self.nccl_update(server, columns, members).answer(), "the update")
         else:
-            self.trainers.get().tell(vllm_trainer.send_by_ipc, server.url, members)
+            self.trainers.get().tell(self.args.trainer.send_by_ipc, server.url, members)
         self.trainers.get().hear()
         say(server, "/finish_weight_update", {})
         self.rows.append((self.checks.title, way, (time.monotonic() - began) * 1e3))
@@ -218,7 +218,7 @@ def killed(play, server, kind, victim, old):
     if kind == "nccl":
         pending = play.nccl_update(server, columns, members, (gate, GATE_AT))
     else:
-        trainer.tell(vllm_trainer.send_by_ipc, server.url, members, (gate, GATE_AT))
+        trainer.tell(play.args.trainer.send_by_ipc, server.url, members, (gate, GATE_AT))
     world.until(lambda: os.path.exists(f"{gate}/reached"), "the trainer is in mid transfer")
     victim.kill()
     began = time.monotonic()
@@ -331,6 +331,7 @@ def use_gpus(args):
         required = os.environ.get("BATON_REQUIRE_GPU") == "1"
         print(f"{'FAIL' if required else 'skipped'}: there is no vllm")
         sys.exit(1 if required else world.SKIPPED)
+    args.trainer = vllm_trainer
     args.cuda_library, args.cuda, args.torch, args.small = None, "libcuda.so.1", True, False
     args.nccl = args.nccl_server = nccl.torch_nccl()
     args.n_gpus = torch.cuda.device_count()

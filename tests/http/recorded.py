@@ -1,0 +1,152 @@
+"""What real peers said and answered (tests/real/record.py), again without them.
+
+PEER-to-baton.jsonl: what an unmodified client sent; baton must answer with the status of then, and
+every member that it then had. baton-to-PEER-*.jsonl: what baton sent to a real engine; the double
+of such an engine must answer a control call with the status and exactly the members of the real
+one, and a generation with the status, and no member that the real one lacks: a double has no model.
+
+Usage: recorded.py BATON FAKE_ENGINE MODEL RECORDINGS LOG"""
+
+import http.client
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "real"))
+import record  # noqa: E402
+from fake_engine_world import Double  # noqa: E402
+from fleet_world import Server  # noqa: E402
+
+WAIT_S = 60
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"  # as tests/real/real_world.py
+STEP = "step-00100"
+DATA = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/tokenize",
+        "/detokenize", "/generate")
+UNLIKE = {  # a double needs none of it, and baton reads none of it
+    "/v1/models": "a model's own members",
+}
+TALLY = {"answers": 0, "skipped": 0}
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return [json.loads(line) for line in f]
+
+
+def ask(port, line, values):
+    body = None
+    if line["body"] is not None:
+        body = json.dumps(line["body"])
+        for name, value in values.items():
+            body = body.replace("${%s}" % name, value)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    try:
+        connection.request(line["method"], line["path"], body, headers)
+        answer = connection.getresponse()
+        kind = (answer.getheader("Content-Type") or "").partition(";")[0]
+        return answer.status, record.answer_shape(kind, answer.read())
+    finally:
+        connection.close()
+
+
+def members(shape, at=""):
+    """Its members by path; those that not every element has are left out."""
+    if isinstance(shape, dict):
+        for key, inner in shape.items():
+            if not key.endswith("?"):
+                yield f"{at}.{key}"
+                yield from members(inner, f"{at}.{key}")
+    elif isinstance(shape, list):
+        for inner in shape:
+            yield from members(inner, f"{at}[]")
+
+
+def any_members(shape, at=""):
+    if isinstance(shape, dict):
+        for key, inner in shape.items():
+            yield f"{at}.{key.rstrip('?')}"
+            yield from any_members(inner, f"{at}.{key.rstrip('?')}")
+    elif isinstance(shape, list):
+        for inner in shape:
+            yield from any_members(inner, f"{at}[]")
+
+
+def told(line):
+    return f"{line['method']} {line['path']} {json.dumps(line['body'])[:200]}"
+
+
+def to_baton(path, baton, model, log):
+    """Sessions of a client."""
+    with Server(baton, log, "--model", model, "--weight-version", STEP) as server:
+        for line in read(path):
+            status, shape = ask(server.port, line, {})
+            TALLY["answers"] += 1
+            if status != line["status"]:
+                yield f"{told(line)}: {status}, then {line['status']}"
+                continue
+            lost = set(members(line["answer"])) - set(any_members(shape))
+            if lost:
+                yield f"{told(line)}: the answer lacks {sorted(lost)}"
+
+
+def to_double(path, dialect, binary, model):
+    """What baton sends an engine. What a request says that no double understands is left out."""
+    with Double(binary, dialect, "--model", pathlib.Path(model).name) as double:
+        for line in read(path):
+            route = line["path"].partition("?")[0]
+            if line["status"] >= 400:
+                TALLY["skipped"] += 1
+                continue
+            status, shape = ask(double.port, line, {})
+            TALLY["answers"] += 1
+            if status != line["status"]:
+                yield f"{told(line)}: {status}, the engine {line['status']}"
+                continue
+            real, made = set(any_members(line["answer"])), set(any_members(shape))
+            if made - real:
+                yield f"{told(line)}: the double invents {sorted(made - real)}"
+            lost = set(members(line["answer"])) - made
+            if lost and route not in DATA and route not in UNLIKE:
+                yield f"{told(line)}: the double lacks {sorted(lost)}"
+
+
+def model_folder(fixture, into):
+    """The fixture at a step of its training, with a template for chat, as the clients had it."""
+    folder = pathlib.Path(into) / pathlib.Path(fixture).name
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        shutil.copy(f"{fixture}/{name}", folder)
+    shutil.copy(f"{fixture}/checkpoints/{STEP}.safetensors", folder / "model.safetensors")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+def main():
+    baton, binary, fixture, recordings, log = sys.argv[1:]
+    paths = sorted(pathlib.Path(recordings).glob("*.jsonl"))
+    assert paths, f"there are no recordings in {recordings}"
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = model_folder(fixture, folder)
+        for path in paths:
+            if path.stem.startswith("baton-to-"):
+                found = to_double(path, path.stem.split("-")[2], binary, model)
+            else:
+                found = to_baton(path, baton, model, log)
+            wrong += [f"{path.name}: {what}" for what in found]
+    for line in wrong:
+        print(line)
+    if wrong:
+        print(f"{len(wrong)} of {TALLY['answers']} answers differ")
+    else:
+        print(f"ok: {TALLY['answers']} answers of {len(paths)} recordings, {TALLY['skipped']} "
+              "refusals by a model left out")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
