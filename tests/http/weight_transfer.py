@@ -92,6 +92,34 @@ def each_way(world, server, trainer, what):
          cut_vllm(shuffled, data, 5000), data, f"{what} shuffled")
 
 
+def packed_by_group(world, server):
+    """What was said at the join holds for updates that do not say it; what they say is so."""
+    specs, bound = world.specs, 1000
+    with world.nccl_trainer() as trainer:
+        join(server, trainer, by_id, packed=True, bucket_nbytes=bound, packed_num_buffers=3)
+        for says, cut in (({}, cut_vllm), ({"packed": True}, cut_vllm), ({"packed": False}, None)):
+            data = world.data()
+            push(server, trainer, wire(specs, **says), cut(specs, data, bound) if cut else cut_each(specs, data),
+                 data, f"packed by the group, {says}")
+        data = world.data()
+        push(server, trainer, wire(specs, packed=True, bucket_nbytes=3000), cut_vllm(specs, data, 3000), data,
+             "another bound")
+        sizes = [s.numel for s in specs]
+        refuse(server, wire(specs, sizes=sizes), 400, "bad_request", "the group", param="/sizes", path=UPDATE)
+        rejoin(world, server, "after sizes")
+    with world.nccl_trainer() as trainer:
+        join(server, trainer, by_id, packed=True)
+        data = world.data()
+        push(server, trainer, wire(specs, packed=True, sizes=sizes), cut_whole(specs, data), data, "whole")
+        server.post(200, INIT, {"transport": "ipc", "packed": True})  # which is no group, and leaves this
+        data = world.data()
+        push(server, trainer, wire(specs), cut_vllm(specs, data, GIB), data, "as by default")
+    with world.nccl_trainer() as trainer:
+        join(server, trainer, by_id)  # and nothing of the last one's
+        data = world.data()
+        push(server, trainer, wire(specs), cut_each(specs, data), data, "each")
+
+
 def by_session(world, server, trainer):
     """Buckets in requests of their own, by plan or by name; then what was proven is served."""
     data, half = world.data(), len(world.specs) // 2
@@ -210,6 +238,13 @@ def bad_inits(_world, server):
             ({**store, "timeout_s": 0}, "/timeout_s"),
             ({**store, "timeout_s": 86401}, "/timeout_s"),
             ({**store, "warm_up": 1}, "/warm_up"),
+            ({**store, "packed": 1}, "/packed"),
+            ({**store, "bucket_nbytes": 5}, "/bucket_nbytes", "packed"),
+            ({**store, "packed": False, "packed_buffer_size_bytes": 5}, "/packed_buffer_size_bytes"),
+            ({**store, "packed": True, "bucket_nbytes": 0}, "/bucket_nbytes"),
+            ({**store, "packed": True, "packed_num_buffers": 0}, "/packed_num_buffers"),
+            ({"transport": "ipc", "packed": 1}, "/packed"),
+            ({"transport": "ipc", "packed": True, "bucket_nbytes": 5}, "/bucket_nbytes"),
             ({**store, "worldsize": 2}, "/worldsize", "world_size"),
             ({**store, "master_address": "no!host", "timeout_s": 20},  # none, and no DNS is asked
              "/master_address", "no!host")):
@@ -600,7 +635,7 @@ def main():
 
 def run(world):
     with world.serve() as server:
-        for step in (bad_inits, forms, replaced, torch_waits, in_doubt, never_joins, wrong_world,
+        for step in (bad_inits, forms, packed_by_group, replaced, torch_waits, in_doubt, never_joins, wrong_world,
                      wrong_version, bad_stores, progress, deleted, clients_go):
             step(world, server)
     with world.serve("--update-timeout", str(int(UPDATE_S * 1000))) as server:
