@@ -206,14 +206,19 @@ static json_t *update_message(const json_t *update)
 {
     const char *phase = json_string_value(json_object_get(update, "phase"));
     const char *label = json_string_value(json_object_get(update, "weight_version"));
+    long long done = json_integer_value(json_object_get(update, "n_tensors_done"));
+    long long total = json_integer_value(json_object_get(update, "n_tensors_total"));
 
     if (phase != NULL && strcmp(phase, "committed") == 0)
         return json_sprintf("the weights are served. Weight version updated to %s.",
                             label != NULL ? label : "what was sent");
+    if (total == 0) /* in front of engines, while nothing says what the model consists of */
+        return json_sprintf("received: %lld tensors, which are served when the update is ended, or "
+                            "generation is continued, or the cache flushed",
+                            done);
     return json_sprintf("received: %lld of %lld tensors, which are served when all have come or "
                         "generation is continued",
-                        (long long)json_integer_value(json_object_get(update, "n_tensors_done")),
-                        (long long)json_integer_value(json_object_get(update, "n_tensors_total")));
+                        done, total);
 }
 
 int sglang_update_out(json_t **reply, const struct exchange *x)

@@ -5,7 +5,6 @@
 #include "handlers/fleet_run.h"
 
 #include <stddef.h>
-#include <string.h>
 
 /* Those that have not been told to start.
  * @files  those that take this without: an SGLang, if it is a file; else those that do not */
@@ -42,13 +41,10 @@ static int close_open(struct app *app, struct fleet_batch *b, struct err *e)
     return 0;
 }
 
-/* An SGLang before 0.5.18 takes tensors as they come. It would take a selector for nothing. */
-static bool needs_no_begin(const struct fleet_session *s, const struct fleet_part *p,
-                           const struct fleet_said *said)
+/* An SGLang before 0.5.18 takes tensors as they come. */
+static bool needs_no_begin(const struct fleet_part *p, const struct fleet_said *said)
 {
-    bool has_no_route = said->end == FLEET_REFUSED && (said->status == 404 || said->status == 405);
-
-    return p->marks && has_no_route && (s->selector == NULL || strcmp(s->selector, "all") == 0);
+    return p->marks && said->end == FLEET_REFUSED && (said->status == 404 || said->status == 405);
 }
 
 /* @again  then: those that refuse, since they may have an update open */
@@ -59,7 +55,7 @@ static void take_begins(struct app *app, struct fleet_session *s, const struct f
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
-        if (needs_no_begin(s, p, &said[i]))
+        if (needs_no_begin(p, &said[i]))
             p->begins = false;
         else if (said[i].end == FLEET_REFUSED && may_be_open(p))
             batch_add(again, s, b->part[i], b->to[i].body);

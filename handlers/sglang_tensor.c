@@ -36,7 +36,15 @@ int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e)
         {"selector", "selector"},
         {0}};
 
+    bool target = false;
+
     (void)x;
+    if (body_bool(&target, *body, "", "disable_draft_model", e) != 0)
+        return -1;
+    /* The word for it before 0.5.18. */
+    if (target && body_given(*body, "selector") == NULL &&
+        dialect_set(*body, "selector", json_string("target"), e) != 0)
+        return -1;
     if (check_format(*body, e) != 0 || body_required(*body, "", "serialized_named_tensors", e) != 0)
         return -1;
     return dialect_keep(body, *body, members, e);

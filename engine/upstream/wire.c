@@ -631,6 +631,12 @@ static int sglang_from_tensor(struct wire_request *out, const json_t *native,
 
     json_t *body = unflushed(marked(pick(native, pairs), about));
 
+    /* What selector target is called before 0.5.18; of a group's tensors it is what these mean. */
+    if (body != NULL && strcmp(text_of(native, "selector", ""), "target") == 0 &&
+        json_object_set_new(body, "disable_draft_model", json_true()) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
     return set_body(out, "/update_weights_from_tensor", body, e);
 }
 

@@ -77,7 +77,8 @@ static const struct row rows[] = {
      "{\"selector\":\"target\"}"},
     {WIRE_SGLANG, WIRE_UPDATE, "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\"}",
      "POST /update_weights_from_tensor",
-     "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\",\"flush_cache\":false}"},
+     "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\",\"flush_cache\":false,"
+     "\"disable_draft_model\":true}"},
     {WIRE_SGLANG, WIRE_UPDATE,
      "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"selector\":\"all\"}",
      "POST /update_weights_from_distributed",
