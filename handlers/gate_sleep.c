@@ -122,7 +122,7 @@ int gate_wake(struct gate *g, unsigned tags, uint64_t *nbytes, struct err *e)
     gate_begin(g);
     rc = check(g, tags, CALL_WAKE_WEIGHTS, CALL_WAKE_KV, e);
     if (rc == 0 && (tags & GATE_WEIGHTS) != 0)
-        rc = store_wake(g->app->store, &n, e);
+        rc = store_wake(g->app->store, deadline_us, &n, e);
     if (rc == 0 && (tags & GATE_KV) != 0 && en != NULL)
         rc = en->ops->kv_restore(en, deadline_us, e);
     gate_end(g);

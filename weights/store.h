@@ -213,23 +213,25 @@ struct store_slept {
 
 /* store_sleep - put the weights away.
  * @level        1: they stay in host memory (what is there already does not move); 2: they go
- * @deadline_us  how long to wait for readers to let go
+ * @deadline_us  how long to wait for what is staged, and for readers to let go
  * Repeating is harmless, and so is level 1 after level 2. Without weights, what is kept ready for
  * updates is given back, and the state stays.
- * Threads: any, no lock held, one sleep, wake or update at a time (else ERR_CONFLICT). Blocks:
- * until readers have let go and the bytes are copied.
- * Errors: ERR_CONFLICT (an update is staged; readers did not let go), ERR_INCONSISTENT (level 1),
- *         ERR_NO_STAGING (no host memory), ERR_CUDA, ERR_NO_MEMORY. All is as before then. */
+ * Threads: any, no lock held; one sleep, wake or update at a time, and each waits for the one
+ * before it. Blocks: until readers have let go and the bytes are copied.
+ * Errors: ERR_CONFLICT (an update is staged still; readers did not let go),
+ *         ERR_INCONSISTENT (level 1), ERR_NO_STAGING (no host memory), ERR_CUDA,
+ *         ERR_NO_MEMORY. All is as before then. */
 int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_slept *out,
                 struct err *e);
 
 /* store_wake - what sleeps at level 1 is served again, under the same serial and label; where all
  * was dropped, GPUs take room for the update that has to come.
- * @nbytes  bytes taken on GPUs
+ * @deadline_us  how long to wait for what is staged
+ * @nbytes       bytes taken on GPUs
  * Repeating is harmless. Threads, blocks: as store_sleep.
- * Errors: ERR_CONFLICT (an update is staged), ERR_NO_STAGING, ERR_CUDA, ERR_NO_MEMORY: it sleeps on
- *         then. */
-int store_wake(struct store *s, uint64_t *nbytes, struct err *e);
+ * Errors: ERR_CONFLICT (an update is staged still), ERR_NO_STAGING, ERR_CUDA, ERR_NO_MEMORY: it
+ *         sleeps on then. */
+int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
 
 struct store_info {
     enum store_state state;

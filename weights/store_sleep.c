@@ -147,17 +147,29 @@ static uint64_t less(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
+/* Takes the place of an update. What was aborted gives its staging back a moment after its session
+ * has ended; whoever calls has seen to it that no session is open. */
+static int take_turn_locked(struct store *s, uint64_t deadline_us, struct err *e)
+{
+    while (s->staging_open)
+        if (!store_wait_piece_locked(s, deadline_us, NULL))
+            return err_set(e, ERR_CONFLICT, "", "an update is being staged, or a sleep or wake is");
+    s->staging_open = true;
+    return 0;
+}
+
 /* Closes the door and waits until everybody is out. */
 static int begin_sleep_locked(struct store *s, int level, uint64_t deadline_us,
                               enum store_state *before, struct err *e)
 {
-    if (s->staging_open || s->state == STORE_IN_PLACE)
-        return err_set(e, ERR_CONFLICT, "", "an update is being staged, or a sleep or wake is");
-    if (s->state == STORE_INCONSISTENT && level == 1)
+    if (take_turn_locked(s, deadline_us, e) != 0)
+        return -1;
+    if (s->state == STORE_INCONSISTENT && level == 1) {
+        s->staging_open = false;
         return err_set(e, ERR_INCONSISTENT, "",
                        "inconsistent weights are not kept; level 2 drops them");
+    }
     *before = s->state;
-    s->staging_open = true;
     if (s->current == NULL)
         return 0;
     s->state = STORE_ASLEEP;
@@ -336,19 +348,18 @@ static int make_room(struct store *s, struct err *e)
     return 0;
 }
 
-int store_wake(struct store *s, uint64_t *nbytes, struct err *e)
+int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct err *e)
 {
     enum store_state state;
     uint64_t n = 0;
+    bool asleep;
     int rc = 0;
 
     mtx_lock(&s->lock);
-    state = s->state;
-    if (state == STORE_ASLEEP || state == STORE_DROPPED) {
-        if (s->staging_open)
-            rc = err_set(e, ERR_CONFLICT, "", "an update is being staged, or a sleep or wake is");
-        s->staging_open = true;
-    }
+    asleep = s->state == STORE_ASLEEP || s->state == STORE_DROPPED;
+    if (asleep)
+        rc = take_turn_locked(s, deadline_us, e);
+    state = s->state; /* another one, if the update that was waited for was committed */
     mtx_unlock(&s->lock);
     if (rc != 0)
         return -1;
@@ -356,7 +367,7 @@ int store_wake(struct store *s, uint64_t *nbytes, struct err *e)
         rc = get_up(s, &n, e);
     if (state == STORE_DROPPED)
         rc = make_room(s, e);
-    if (state == STORE_ASLEEP || state == STORE_DROPPED) {
+    if (asleep) {
         mtx_lock(&s->lock);
         s->state = rc == 0 && state == STORE_ASLEEP ? STORE_READY : state;
         s->staging_open = false;

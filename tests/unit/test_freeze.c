@@ -228,7 +228,7 @@ static void sleep_under(int level)
     wait_heartbeats(&b, 3);
     assert_int_equal(u.n, n);
     if (level == 1)
-        assert_int_equal(store_wake(b.store, &nbytes, &e), 0);
+        assert_int_equal(store_wake(b.store, CLOCK_NEVER, &nbytes, &e), 0);
     else
         commit(&b);
     job_wait(&job);

@@ -2,6 +2,9 @@
  * nothing. On stores of every kind, over libfakecuda.so. */
 #include "gpus_fixture.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 enum { N_FAILURES = 60 };
 
 static struct mfx_lib lib;
@@ -123,7 +126,7 @@ static uint64_t wake_now(struct store *s)
     uint64_t nbytes = UINT64_MAX;
     struct err e = {0};
 
-    if (store_wake(s, &nbytes, &e) != 0)
+    if (store_wake(s, CLOCK_NEVER, &nbytes, &e) != 0)
         fail_msg("no wake: %s", e.msg);
     return nbytes;
 }
@@ -298,9 +301,50 @@ static void test_readers_and_updates_are_in_the_way(void **state)
     err_clear(&e);
     assert_null(g);
     assert_int_equal(store_stage(s, &cfg, 0, &g, &e), 0);
-    assert_int_equal(store_wake(s, &nbytes, &e), -1); /* its room is being used */
+    assert_int_equal(store_wake(s, 0, &nbytes, &e), -1); /* its room is being used */
     assert_int_equal(e.code, ERR_CONFLICT);
     store_abort(s, g);
+    assert_int_equal(state_of(s), STORE_DROPPED);
+    store_free(s);
+}
+
+struct leaver {
+    struct store *store;
+    struct staging *staging;
+};
+
+static void *leave_soon(void *arg)
+{
+    const struct leaver *l = arg;
+
+    (void)usleep(20 * 1000);
+    store_abort(l->store, l->staging);
+    return NULL;
+}
+
+/* An aborted update's staging goes back a moment after its trainer has its answer. */
+static void test_what_is_aborted_is_waited_for(void **state)
+{
+    struct staging_cfg cfg = {0}, in_place = {.in_place = true};
+    struct store *s = host_store();
+    struct leaver l = {.store = s};
+    struct err e = {0};
+    pthread_t thread;
+
+    (void)state;
+    commit_step(s, 1, false);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(store_stage(s, i == 1 ? &in_place : &cfg, CLOCK_NEVER, &l.staging, &e), 0);
+        assert_int_equal(pthread_create(&thread, NULL, leave_soon, &l), 0);
+        if (i < 2) {
+            (void)sleep_now(s, i + 1);
+            if (i == 0)
+                (void)wake_now(s);
+        } else {
+            (void)wake_now(s);
+        }
+        assert_int_equal(pthread_join(thread, NULL), 0);
+    }
     assert_int_equal(state_of(s), STORE_DROPPED);
     store_free(s);
 }
@@ -327,7 +371,7 @@ static void torture(const struct gpus_cfg *cfg)
         failed += rc != 0;
         err_clear(&e);
         if (rc == 0)
-            assert_int_equal(store_wake(g.b.store, &nbytes, &e), 0);
+            assert_int_equal(store_wake(g.b.store, CLOCK_NEVER, &nbytes, &e), 0);
         assert_step(g.b.store, 1, false);
     }
     for (uint64_t nth = 1; nth <= N_FAILURES; nth++) {
@@ -337,13 +381,13 @@ static void torture(const struct gpus_cfg *cfg)
 
         sleep_now(g.b.store, 1);
         lib.fail_nth(nth);
-        rc = store_wake(g.b.store, &nbytes, &e);
+        rc = store_wake(g.b.store, CLOCK_NEVER, &nbytes, &e);
         lib.fail_nth(0);
         assert_int_equal(state_of(g.b.store), rc != 0 ? STORE_ASLEEP : STORE_READY);
         failed += rc != 0;
         err_clear(&e);
         if (rc != 0)
-            assert_int_equal(store_wake(g.b.store, &nbytes, &e), 0);
+            assert_int_equal(store_wake(g.b.store, CLOCK_NEVER, &nbytes, &e), 0);
         assert_step(g.b.store, 1, false);
     }
     assert_true(failed > 0);
@@ -371,6 +415,7 @@ int main(void)
         cmocka_unit_test(test_sums_are_of_what_came_back),
         cmocka_unit_test(test_host_memory_keeps_its_weights),
         cmocka_unit_test(test_readers_and_updates_are_in_the_way),
+        cmocka_unit_test(test_what_is_aborted_is_waited_for),
         cmocka_unit_test(test_a_driver_that_fails),
     };
 
