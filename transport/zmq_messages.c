@@ -258,17 +258,11 @@ static int check_overlaps(const struct zmq_message *m, struct err *e)
 static int check_place(const struct tensor_spec *t, uint64_t offset,
                        const struct ipc_handle *buffer, struct err *e)
 {
-    uint64_t width = dtype_nbytes(t->dtype);
-
     if (t->nbytes > buffer->nbytes || offset > buffer->nbytes - t->nbytes)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "'%.*s' has %llu bytes from byte %llu on, and the buffer has %llu",
                        plan_name_cut(t->name), t->name, (unsigned long long)t->nbytes,
                        (unsigned long long)offset, (unsigned long long)buffer->nbytes);
-    if (width > 0 && offset % width != 0)
-        return err_set(
-            e, ERR_BAD_REQUEST, "", "'%.*s' begins at byte %llu, which no tensor of %s can",
-            plan_name_cut(t->name), t->name, (unsigned long long)offset, dtype_name(t->dtype));
     return 0;
 }
 

@@ -2,9 +2,9 @@
  * worker.py update_weights_from_ipc): pickles, read by torch_pickle.c, which executes nothing.
  *
  * In their order: a pair (rebuild_cuda_tensor, 15 arguments), its buffer of uint8; lists of dicts
- * {name, shape, dtype, offset}, each the tensors that lie in the buffer now, offsets in bytes and
- * with gaps; None, let go of the buffer; None, commit. Instead of any of them a RuntimeError: give
- * up, some other rank of the trainer has failed. */
+ * {name, shape, dtype, offset}, each the tensors that lie in the buffer now, offsets in bytes, with
+ * gaps or (of files that it pins in place) without; None, let go of the buffer; None, commit.
+ * Instead of any of them a RuntimeError: give up, some other rank of the trainer has failed. */
 #ifndef BATON_TRANSPORT_ZMQ_MESSAGES_H
 #define BATON_TRANSPORT_ZMQ_MESSAGES_H
 
@@ -46,8 +46,8 @@ void zmq_message_fini(struct zmq_message *m); /* accepts a zeroed one */
  * @buffer  of the BUFFER message before it
  *
  * Threads: any. Pure.
- * Errors: ERR_BAD_REQUEST, without a field: a tensor reaches beyond the buffer, is not aligned to
- *         its elements, or lies partly in another one; ERR_NO_MEMORY. */
+ * Errors: ERR_BAD_REQUEST, without a field: a tensor reaches beyond the buffer, or lies partly in
+ *         another one; ERR_NO_MEMORY. */
 int zmq_message_place(struct ipc_handle **out, const struct zmq_message *m,
                       const struct ipc_handle *buffer, struct err *e);
 
