@@ -241,7 +241,8 @@ bool state_init(struct conn *c, const json_t *info, bool port_may_be_text)
     const json_t *port = json_object_get(info, "master_port");
     uint64_t offset = int_member(info, "rank_offset", c->e->o.dialect == BATON ? 1 : 0);
     uint64_t world = int_member(info, "world_size", 0);
-    bool by_id = c->e->o.dialect == BATON && text_member(info, "nccl_unique_id", NULL) != NULL;
+    const char *id = c->e->o.dialect == BATON ? "nccl_unique_id" : "nccl_unique_id_b64";
+    bool by_id = c->e->o.dialect != SGLANG && text_member(info, id, NULL) != NULL;
 
     if (!by_id && (text_member(info, "master_address", NULL) == NULL ||
                    !(json_is_integer(port) || (port_may_be_text && json_is_string(port))))) {

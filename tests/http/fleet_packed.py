@@ -118,6 +118,18 @@ def shut_down(f):
     assert len(f.doubles[-1].journal("leave")) == (2 if f.releases[-1] >= "0.32" else 0)
 
 
+def unique_id(f):
+    """Of a trainer without torch: engines before 0.30 have no word for it, and nobody is asked then."""
+    info = {"rank_offset": 1, "world_size": 1 + len(f.doubles) * RANKS, "nccl_unique_id_b64": "AA==", **BUFFERS}
+    if any(release < "0.30" for release in f.releases):
+        refused(f, 400, "POST", "/init_weight_transfer_engine", {"init_info": info})
+        assert all(not d.journal("init") for d in f.doubles)
+        return
+    f.front.post("/init_weight_transfer_engine", {"init_info": info})
+    assert said(f, "init", "init_info") == [dict(info, rank_offset=1 + i * RANKS) for i in range(len(f.doubles))]
+    step(f, TENSORS)
+
+
 def unknown(f):
     """What is not known may change what travels: nobody is asked."""
     for info in (dict(STORE, world_size=2, schema_version=1), {"trainer_actor_names": ["t"]}):
@@ -134,7 +146,7 @@ def unknown(f):
 
 def main():
     for releases in (("0.32.0",) * 2, ("0.24.0",) * 2, ("0.24.0", "0.26.0", "0.27.1", "0.32.0+cpu")):
-        for what in (group_said_at_the_join, group_said_in_updates, handles, shut_down, unknown):
+        for what in (group_said_at_the_join, group_said_in_updates, handles, shut_down, unique_id, unknown):
             with Releases(*releases) as f:
                 told(f"{what.__name__}, {' '.join(releases)}", what, f)
 
