@@ -103,12 +103,12 @@ static bool takes(struct conn *c, const json_t *info, const char *what, const ch
             k++;
         if (k->name != NULL)
             continue;
-        conn_refuse(c, 500, "internal_error",
-                    "Call to collective_rpc method failed: Invalid %s for "
-                    "%sWeightTransferEngine: %sWeightTransfer%s.__init__() got an unexpected "
-                    "keyword argument '%s'",
-                    what, kind, kind, strcmp(what, "init_info") == 0 ? "InitInfo" : "UpdateInfo",
-                    name);
+        conn_refuse(
+            c, 500, "internal_error",
+            "Call to collective_rpc method failed: Worker failed with error 'Invalid %s for "
+            "%sWeightTransferEngine: %sWeightTransfer%s.__init__() got an unexpected "
+            "keyword argument '%s'', please check the stack trace above for the root cause",
+            what, kind, kind, strcmp(what, "init_info") == 0 ? "InitInfo" : "UpdateInfo", name);
         return false;
     }
     return true;
@@ -326,12 +326,13 @@ static void go_to_sleep(struct conn *c, const json_t *body)
     if (strcmp(level, "2") == 0)
         state_weights(c->e);
     if (strcmp(level, "2") == 0)
-        state_touch(c->e); /* dropped: only an update makes them a version's again */
+        state_touch(c->e);    /* dropped: only an update makes them a version's again */
     if (c->e->o.silent_reset) /* as old as that: says nothing here either */
         reply_empty(c, body);
     else
-        conn_reply_json(c, 200, json_pack("{s:s, s:i}", "status", "sleeping", "level",
-                                          strcmp(level, "2") == 0 ? 2 : 1));
+        conn_reply_json(c, 200,
+                        json_pack("{s:s, s:i}", "status", "sleeping", "level",
+                                  strcmp(level, "2") == 0 ? 2 : 1));
 }
 
 /* Of a completed pause only. */
@@ -361,8 +362,9 @@ static void wake(struct conn *c, const json_t *body)
     if (c->e->o.silent_reset)
         reply_empty(c, body);
     else
-        conn_reply_json(c, 200, json_pack("{s:s, s:o}", "status", "awake", "tags",
-                                          what == SLEEP_ALL ? json_null() : json_array()));
+        conn_reply_json(c, 200,
+                        json_pack("{s:s, s:o}", "status", "awake", "tags",
+                                  what == SLEEP_ALL ? json_null() : json_array()));
 }
 
 static bool query_says(const struct conn *c, const char *member)
