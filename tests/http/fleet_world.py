@@ -367,7 +367,11 @@ class Versions:
                     v.until = min(v.until, time.monotonic())
 
     def end_before(self, label):
-        self.end(*[v.label for v in self.list if v.label != label and not v.stray])
+        """Not what strayed, also where it has the name of one that ends."""
+        with self.lock:
+            for v in self.list:
+                if v.label != label and not v.stray:
+                    v.until = min(v.until, time.monotonic())
 
     def _places(self, record):
         """For each token, the index of a version that may have made it. Raises."""
