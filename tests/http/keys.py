@@ -35,6 +35,13 @@ ROLES = {
         /v1/chat/completions /v1/chat/completions/render
         /tokenize /detokenize
         /generate /skyrl/v1/generate /finish_session
+        /v1/responses /v1/messages /v1/chat/completions/batch /v1/systemone /cohere/v2/chat /invocations
+        /generative_scoring /v1/score /score /v1/rerank /v2/rerank /rerank /v1/classify /classify
+        /v1/embeddings /v2/embed /encode /pooling /v1/audio/transcriptions /v1/audio/translations
+        /v1/completions/render /v1/completions/derender /v1/chat/completions/derender
+        /v1/responses/render /v1/messages/render /v1/messages/count_tokens /cohere/v2/chat/render
+        /v1/tokenize /v1/detokenize /parse_function_call /separate_reasoning /tokenizer_info
+        /v1/responses/{response_id}
     """,
     "control": """
         /v1/upstreams/resync

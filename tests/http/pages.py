@@ -153,7 +153,7 @@ def refused_everywhere(listener, rows, key=None, named=False):
 
 # Control routes that take no body: what comes is dropped. The first wants upstreams.
 UNREAD = {"/v1/upstreams/resync", "/v1/resume", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
-          "/finalize_weight_update", "/continue_generation", "/flush_cache"}
+          "/finalize_weight_update", "/continue_generation", "/areal_continue_generation", "/flush_cache"}
 
 
 def untyped_is_not_json(listener, rows):
