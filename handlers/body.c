@@ -6,6 +6,7 @@
 #include "handlers/route.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -211,6 +212,23 @@ int body_bool(bool *out, const json_t *o, const char *at, const char *member, st
     return 0;
 }
 
+/* A real that is whole counts, as in JSON Schema: some clients write 5.0. @v  a number or another
+ */
+static bool whole(int64_t *out, const json_t *v)
+{
+    const double exact_max = 0x1p53; /* beyond it a double does not know its last digit */
+    double real = json_is_real(v) ? json_real_value(v) : 0;
+
+    if (json_is_integer(v)) {
+        *out = json_integer_value(v);
+        return true;
+    }
+    if (!json_is_real(v) || !(fabs(real) <= exact_max) || floor(real) < real)
+        return false;
+    *out = (int64_t)real;
+    return true;
+}
+
 int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, int64_t min,
              int64_t max, struct err *e)
 {
@@ -220,9 +238,8 @@ int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, 
 
     if (v == NULL)
         return 0;
-    if (!json_is_integer(v))
+    if (!whole(&value, v))
         return refuse_type(at, member, v, "an integer", e);
-    value = json_integer_value(v);
     if (value < min || value > max) {
         make_field(field, at, member);
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -242,9 +259,8 @@ int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member,
 
     if (v == NULL)
         return 0;
-    if (!json_is_integer(v))
+    if (!whole(&value, v))
         return refuse_type(at, member, v, "an integer", e);
-    value = json_integer_value(v);
     if (value < 0 || (uint64_t)value < min || (uint64_t)value > max) {
         make_field(field, at, member);
         return err_set(e, ERR_BAD_REQUEST, field,

@@ -55,6 +55,9 @@ json_t *chat_choice_json(const struct completions_part *p)
     if ((!op->stream.on || !p->seq->begun) &&
         json_object_set_new(said, "role", json_string("assistant")) != 0)
         goto err_said;
+    if (!op->stream.on && json_object_update_new(said, json_pack("{s:n, s:[], s:n}", "refusal",
+                                                                 "tool_calls", "reasoning")) != 0)
+        goto err_said;
     choice = json_pack("{s:I, s:o, s:O?, s:o, s:o, s:o}", "index", (json_int_t)p->seq->index,
                        op->stream.on ? "delta" : "message", said, "logprobs", p->logprobs,
                        "finish_reason", generation_finish_json(p->out), "stop_reason",
@@ -76,10 +79,11 @@ err_said:
 json_t *chat_envelope(struct completions_op *op, json_t *choices, json_t *usage)
 {
     const struct generation *g = &op->g;
-    json_t *o = json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:o, s:s}", "id",
+    json_t *o = json_pack("{s:o, s:s, s:I, s:n, s:s, s:s, s:o, s:o, s:o, s:s}", "id",
                           json_sprintf("chatcmpl-%s", op->request_id), "object",
                           op->stream.on ? "chat.completion.chunk" : "chat.completion", "created",
-                          (json_int_t)op->created_s, "model", generation_model(g), "adapter",
+                          (json_int_t)op->created_s, "service_tier", "system_fingerprint",
+                          GENERATION_FINGERPRINT, "model", generation_model(g), "adapter",
                           generation_adapter_json(g), "choices", choices, "usage", usage, "boot_id",
                           g->app->life->boot_id);
 

@@ -195,11 +195,12 @@ static json_t *envelope(struct completions_op *op, json_t *choices, json_t *usag
 
     if (op->chat != NULL)
         return chat_envelope(op, choices, usage);
-    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:o, s:s}", "id",
+    return json_pack("{s:o, s:s, s:I, s:n, s:s, s:s, s:o, s:o, s:o, s:s}", "id",
                      json_sprintf("cmpl-%s", op->request_id), "object", "text_completion",
-                     "created", (json_int_t)op->created_s, "model", generation_model(&op->g),
-                     "adapter", generation_adapter_json(&op->g), "choices", choices, "usage", usage,
-                     "boot_id", app->life->boot_id);
+                     "created", (json_int_t)op->created_s, "service_tier", "system_fingerprint",
+                     GENERATION_FINGERPRINT, "model", generation_model(&op->g), "adapter",
+                     generation_adapter_json(&op->g), "choices", choices, "usage", usage, "boot_id",
+                     app->life->boot_id);
 }
 
 static json_t *usage_json(const struct completions_op *op)

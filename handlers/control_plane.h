@@ -13,6 +13,7 @@ int handle_upstreams(struct app *app, struct exchange *x, struct err *e);
 int handle_resync(struct app *app, struct exchange *x, struct err *e);
 int handle_metrics(struct app *app, struct exchange *x, struct err *e);
 int handle_models(struct app *app, struct exchange *x, struct err *e);
+int handle_model(struct app *app, struct exchange *x, struct err *e);
 int handle_lora_load(struct app *app, struct exchange *x, struct err *e);
 int handle_lora_unload(struct app *app, struct exchange *x, struct err *e);
 int handle_lora_list(struct app *app, struct exchange *x, struct err *e);

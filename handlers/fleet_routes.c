@@ -24,6 +24,7 @@ static const struct fleet_row rows[] = {
     {handle_detokenize, LANE_LOOP, handle_relay},
     {handle_chat_render, LANE_LOOP, handle_relay},
     {handle_models, LANE_LOOP, handle_relay},
+    {handle_model, LANE_LOOP, handle_relay},
     {handle_relayed, LANE_LOOP, handle_relay},
     /* Control plane. Who waits for the operation lock, however many they are, never keeps a pause,
      * a resume, an abort or a lease waiting for a thread: each of these has threads of its own. The

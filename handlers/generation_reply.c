@@ -66,9 +66,9 @@ json_t *generation_adapter_json(const struct generation *g)
 
 json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion)
 {
-    return json_pack("{s:I, s:I, s:I}", "prompt_tokens", (json_int_t)n_prompt, "completion_tokens",
-                     (json_int_t)n_completion, "total_tokens",
-                     (json_int_t)(n_prompt + n_completion));
+    return json_pack("{s:I, s:I, s:I, s:n}", "prompt_tokens", (json_int_t)n_prompt,
+                     "completion_tokens", (json_int_t)n_completion, "total_tokens",
+                     (json_int_t)(n_prompt + n_completion), "prompt_tokens_details");
 }
 
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n)
@@ -191,7 +191,7 @@ static void stream_write(struct generation *g, const void *data, size_t len)
     if (g->stream_broken)
         return;
     if (!g->stream_open)
-        exchange_stream_open(g->x, 200, "text/event-stream");
+        exchange_stream_open(g->x, 200, "text/event-stream; charset=utf-8");
     g->stream_open = true;
     if (exchange_stream_write(g->x, data, len) != 0)
         break_stream(g);

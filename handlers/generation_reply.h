@@ -10,6 +10,9 @@
 /* A JSON number must be finite, and some readers refuse anything below this. */
 #define GENERATION_LOGPROB_MIN (-9999.0)
 
+/* What OpenAI's clients know a server's build by. */
+#define GENERATION_FINGERPRINT "baton-" BATON_VERSION
+
 /* All return a new reference, or NULL when there was no memory. */
 json_t *generation_logprob_json(float logprob); /* floored; not finite becomes the floor */
 json_t *generation_versions_json(const struct gen_output *out);

@@ -1,9 +1,11 @@
-/* GET /v1/models: the OpenAI list, adapters with their parent; trainers match `id` exactly and read
- * `max_model_len`. */
+/* GET /v1/models and one of them: the OpenAI list, adapters with their parent; trainers match `id`
+ * exactly and read `max_model_len`. */
 #include "engine/embedded/adapters.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "server/life.h"
+
+#include <string.h>
 
 static json_t *permission(const struct app *app)
 {
@@ -40,23 +42,52 @@ static bool add_adapters(const struct app *app, json_t *data)
     return added;
 }
 
+/* NULL without memory. */
+static json_t *base_card(const struct app *app)
+{
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:n, s:o, s:[o]}", "id", app->model_name, "object",
+                     "model", "created", (json_int_t)app->life->started_wall_s, "owned_by", "baton",
+                     "root", app->model_path, "parent", "max_model_len",
+                     app->max_model_len > 0 ? json_integer(app->max_model_len) : json_null(),
+                     "permission", permission(app));
+}
+
+static json_t *cards(const struct app *app)
+{
+    json_t *data = json_array();
+
+    if (app->model_name[0] == '\0' ||
+        (json_array_append_new(data, base_card(app)) == 0 && add_adapters(app, data)))
+        return data;
+    json_decref(data);
+    return NULL;
+}
+
 int handle_models(struct app *app, struct exchange *x, struct err *e)
 {
-    json_t *data = json_array(), *card;
+    json_t *data = cards(app);
 
     (void)e;
-    if (app->model_name[0] != '\0') {
-        card = json_pack("{s:s, s:s, s:I, s:s, s:s, s:n, s:o, s:[o]}", "id", app->model_name,
-                         "object", "model", "created", (json_int_t)app->life->started_wall_s,
-                         "owned_by", "baton", "root", app->model_path, "parent", "max_model_len",
-                         app->max_model_len > 0 ? json_integer(app->max_model_len) : json_null(),
-                         "permission", permission(app));
-        if (json_array_append_new(data, card) != 0 || !add_adapters(app, data)) {
-            json_decref(data);
-            data = NULL;
-        }
-    }
     reply_json(x, 200,
                data == NULL ? NULL : json_pack("{s:s, s:o}", "object", "list", "data", data));
+    return 0;
+}
+
+int handle_model(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *data = cards(app), *card, *found = NULL;
+    size_t i;
+
+    json_array_foreach(data, i, card)
+    {
+        if (strcmp(json_string_value(json_object_get(card, "id")), x->path_arg) == 0)
+            found = json_incref(card);
+    }
+    json_decref(data);
+    if (data != NULL && found == NULL)
+        return err_set(e, ERR_NOT_FOUND, "/model",
+                       "model '%.160s' is not served here: /v1/models lists those that are",
+                       x->path_arg);
+    reply_json(x, 200, found);
     return 0;
 }

@@ -66,6 +66,8 @@ const struct route routes[] = {
     WATCH(LANE_CONTROL, "/metrics", "metrics", handle_metrics),
     {GET_HEAD, "/v1/models", "models", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_models},
+    {GET_HEAD, "/v1/models/{id}", "model", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
+     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_model},
 
     WATCH(LANE_LOOP, "/v1/upstreams", "upstreams", handle_upstreams),
     CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,

@@ -70,6 +70,35 @@ def server_info(logprobs_mode, max_logprobs):
     check(config["weight_transfer_config"] is None, "without a GPU no trainer's GPU can send", config)
 
 
+# ---- models ----
+
+def models():
+    name = ask("GET", "/v1/models")[2]["data"][0]["id"]
+    post("/v1/load_lora_adapter", {"lora_name": "team/shout", "lora_path": f"{sys.argv[4]}/adapters/shout"})
+    for card in ask("GET", "/v1/models")[2]["data"]:
+        found = ask("GET", f"/v1/models/{card['id']}")
+        check(found[0] == 200 and found[2] == card, card, found)
+        check(found[2]["parent"] == (None if card["id"] == name else name), found)
+    for missing in "nobody", name + "x", "team":
+        found = ask("GET", f"/v1/models/{missing}")
+        check(found[0] == 404 and found[2]["error"]["code"] == 404, found)
+    post("/v1/unload_lora_adapter", {"lora_name": "team/shout"})
+
+
+# ---- members ----
+
+def members():
+    """Those that clients index, though there is nothing to tell; whole numbers however they are written."""
+    found = post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5.0, "seed": 3.0})
+    check(found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12,
+                             "prompt_tokens_details": None}, found)
+    check(found["system_fingerprint"].startswith("baton-") and found["service_tier"] is None, found)
+    for value in 5.5, 1e300, "5", True:
+        refused("/v1/completions", {"prompt": PROMPT, "max_tokens": value}, "max_tokens")
+    found = ask("POST", "/v1/completions", {"prompt": PROMPT, "stream": True})
+    check(found[1]["Content-Type"] == "text/event-stream; charset=utf-8", found[1])
+
+
 # ---- how many logprobs ----
 
 def all_logprobs():
@@ -269,6 +298,8 @@ def limited():
 def main():
     if WHICH == "raw":
         server_info("raw_logprobs", -1)
+        models()
+        members()
         all_logprobs()
         too_many_logprobs()
         context()

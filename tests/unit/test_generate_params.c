@@ -49,7 +49,7 @@ static const struct {
     {"{\"seed\": 1.5}", "/sampling_params/seed"},
     {"{\"logprobs\": -2}", "/sampling_params/logprobs"},
     {"{\"prompt_logprobs\": -2}", "/sampling_params/prompt_logprobs"},
-    {"{\"prompt_logprobs\": 1.0}", "/sampling_params/prompt_logprobs"},
+    {"{\"prompt_logprobs\": 1.5}", "/sampling_params/prompt_logprobs"},
     {"{\"logprobs\": 101}", "/sampling_params/logprobs"},
     {"{\"logprobs\": true}", "/sampling_params/logprobs"},
     {"{\"prompt_logprobs\": 101}", "/sampling_params/prompt_logprobs"},
