@@ -89,6 +89,14 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
     return 0;
 }
 
+/* Borrowed; NULL without messages. */
+static json_t *last_role(const struct chat_request *chat)
+{
+    size_t n = json_array_size(chat->messages);
+
+    return n > 0 ? json_object_get(json_array_get(chat->messages, n - 1), "role") : NULL;
+}
+
 int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
@@ -111,6 +119,8 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
         chat_parse(op->chat, body, g->app->chat, e) != 0)
         return -1;
     op->add_special = op->chat->add_special;
+    if (!op->chat->add_generation_prompt) /* the last message goes on, as in vLLM */
+        op->role = json_incref(last_role(op->chat));
     return 0;
 }
 

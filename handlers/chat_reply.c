@@ -53,7 +53,8 @@ json_t *chat_choice_json(const struct completions_part *p)
     if (said == NULL)
         return NULL;
     if ((!op->stream.on || !p->seq->begun) &&
-        json_object_set_new(said, "role", json_string("assistant")) != 0)
+        json_object_set_new(
+            said, "role", op->role != NULL ? json_incref(op->role) : json_string("assistant")) != 0)
         goto err_said;
     if (!op->stream.on && json_object_update_new(said, json_pack("{s:n, s:[], s:n}", "refusal",
                                                                  "tool_calls", "reasoning")) != 0)

@@ -86,6 +86,7 @@ void completions_fini(struct completions_op *op)
     if (op->chat != NULL)
         chat_request_fini(op->chat);
     free(op->chat);
+    json_decref(op->role);
     free(op->request_id);
     generation_fini(g);
 }

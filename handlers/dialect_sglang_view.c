@@ -123,9 +123,12 @@ static json_t *lora_json(const json_t *status)
                      "max_loras", json_object_get(adapters, "max_loras"));
 }
 
-/* How a trainer's GPU can send weights here; null: it cannot. New. */
+/* How a trainer's GPU can send weights here; null: it cannot. In front of engines it forms its
+ * group with them. New. */
 static json_t *transfer_json(const json_t *status)
 {
+    if (json_object_get(status, "upstreams") != NULL)
+        return json_pack("{s:s}", "backend", "nccl");
     if (n_ranks(status) == 0)
         return json_null();
     return json_pack("{s:s}", "backend",

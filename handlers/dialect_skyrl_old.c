@@ -53,8 +53,11 @@ int skyrl_join_in(json_t **body, const struct exchange *x, struct err *e)
 int skyrl_join_ipc_in(json_t **body, const struct exchange *x, struct err *e)
 {
     static const struct dialect_member none[] = {{NULL, NULL}};
+    bool ignored = false;
 
     (void)x;
+    if (body_bool(&ignored, *body, "", "override_existing_receiver", e) != 0)
+        return -1;
     if (body_given(*body, "model_dtype_str") == NULL &&
         body_given(*body, "override_existing_receiver") == NULL)
         return err_set(e, ERR_BAD_REQUEST, "",

@@ -18,6 +18,13 @@ static const uint64_t bounds_us[] = {1000,     2500,     5000,     10000,     25
                                      10000000, 30000000, 60000000, 300000000, 600000000};
 enum { N_BOUNDS = sizeof bounds_us / sizeof bounds_us[0] };
 
+/* The same of counts, each a second. */
+#define COUNT(n) ((n)*UINT64_C(1000000))
+static const uint64_t bounds_count[N_BOUNDS] = {
+    COUNT(1),     COUNT(2),     COUNT(5),     COUNT(10),     COUNT(20),    COUNT(50),
+    COUNT(100),   COUNT(200),   COUNT(500),   COUNT(1000),   COUNT(2000),  COUNT(5000),
+    COUNT(10000), COUNT(20000), COUNT(50000), COUNT(100000), COUNT(200000)};
+
 /* One cell each, and one for any other. */
 static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
                                417, 421, 422, 499, 500, 502, 503, 504, 507};
@@ -41,7 +48,8 @@ struct metrics {
 
     atomic_uint_fast64_t finished[N_FINISHES];
     atomic_uint_fast64_t prompt_tokens, tokens;
-    struct histogram first_token, generation;
+    struct histogram first_token, generation, each_token; /* each: the mean of one sequence */
+    struct histogram n_prompt, n_made;                    /* counts of one sequence */
 };
 
 int metrics_new(struct metrics **out, struct err *e)
@@ -77,11 +85,11 @@ static uint64_t get(const atomic_uint_fast64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-static void observe(struct histogram *h, uint64_t us)
+static void observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
 {
     size_t i = 0;
 
-    while (i < N_BOUNDS && us > bounds_us[i])
+    while (i < N_BOUNDS && us > bounds[i])
         i++;
     add(&h->counts[i], 1);
     add(&h->sum_us, us);
@@ -105,7 +113,7 @@ void metrics_request(struct metrics *m, const struct route *route, int status, u
     add(&c->by_status[status_index(status)], 1);
     add(&c->nbytes_in, nbytes_in);
     add(&c->nbytes_out, nbytes_out);
-    observe(&c->duration, duration_us);
+    observe(&c->duration, bounds_us, duration_us);
 }
 
 void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
@@ -118,20 +126,24 @@ void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
     add(&m->finished[i], 1);
     add(&m->prompt_tokens, n_prompt);
     add(&m->tokens, n_tokens);
+    observe(&m->n_prompt, bounds_count, COUNT(n_prompt));
+    observe(&m->n_made, bounds_count, COUNT(n_tokens));
     if (n_tokens > 0)
-        observe(&m->first_token, first_token_us);
-    observe(&m->generation, total_us);
+        observe(&m->first_token, bounds_us, first_token_us);
+    if (n_tokens > 1 && total_us > first_token_us)
+        observe(&m->each_token, bounds_us, (total_us - first_token_us) / (n_tokens - 1));
+    observe(&m->generation, bounds_us, total_us);
 }
 
 static void put_histogram(struct buf *out, const char *name, const struct prom_label *labels,
-                          const struct histogram *h)
+                          const uint64_t *bounds, const struct histogram *h)
 {
     uint64_t counts[N_BOUNDS + 1];
 
     for (size_t i = 0; i <= N_BOUNDS; i++)
         counts[i] = get(&h->counts[i]);
     prom_buckets(out, name, labels,
-                 &(struct prom_histogram){bounds_us, counts, N_BOUNDS, get(&h->sum_us)});
+                 &(struct prom_histogram){bounds, counts, N_BOUNDS, get(&h->sum_us)});
 }
 
 static uint64_t requests_of(const struct route_counters *c)
@@ -195,7 +207,7 @@ static void put_requests(const struct metrics *m, struct buf *out)
         if (requests_of(&m->routes[i]) > 0)
             put_histogram(out, name,
                           (struct prom_label[]){{"operation", operation_of(i)}, {NULL, NULL}},
-                          &m->routes[i].duration);
+                          bounds_us, &m->routes[i].duration);
     }
 }
 
@@ -213,9 +225,9 @@ static void put_generations(const struct metrics *m, struct buf *out)
     prom_one(out, "baton_generation_tokens_total", "counter", "Tokens made by ended sequences",
              get(&m->tokens));
     prom_head(out, first, "histogram", "From submission to the first token");
-    put_histogram(out, first, NULL, &m->first_token);
+    put_histogram(out, first, NULL, bounds_us, &m->first_token);
     prom_head(out, took, "histogram", "From submission to the last token");
-    put_histogram(out, took, NULL, &m->generation);
+    put_histogram(out, took, NULL, bounds_us, &m->generation);
 }
 
 /* The names that dashboards and trainers made for vLLM read. */
@@ -223,13 +235,22 @@ static void put_vllm(const struct metrics *m, const char *model, struct buf *out
 {
     static const char first[] = "vllm:time_to_first_token_seconds",
                       took[] = "vllm:e2e_request_latency_seconds",
+                      each[] = "vllm:request_time_per_output_token_seconds",
+                      n_prompt[] = "vllm:request_prompt_tokens",
+                      n_made[] = "vllm:request_generation_tokens",
                       ended[] = "vllm:request_success_total";
     const struct prom_label labels[] = {{"model_name", model}, {"engine", "0"}, {NULL, NULL}};
 
     prom_head(out, first, "histogram", "Time to first token");
-    put_histogram(out, first, labels, &m->first_token);
+    put_histogram(out, first, labels, bounds_us, &m->first_token);
     prom_head(out, took, "histogram", "End-to-end latency of a sequence");
-    put_histogram(out, took, labels, &m->generation);
+    put_histogram(out, took, labels, bounds_us, &m->generation);
+    prom_head(out, each, "histogram", "Mean time of a sequence's tokens after its first");
+    put_histogram(out, each, labels, bounds_us, &m->each_token);
+    prom_head(out, n_prompt, "histogram", "Prompt tokens of a sequence");
+    put_histogram(out, n_prompt, labels, bounds_count, &m->n_prompt);
+    prom_head(out, n_made, "histogram", "Tokens made by a sequence");
+    put_histogram(out, n_made, labels, bounds_count, &m->n_made);
     prom_head(out, ended, "counter", "Sequences ended, by reason");
     for (size_t i = 0; i < N_FINISHES - 1; i++)
         prom_u64(out, ended,

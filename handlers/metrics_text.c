@@ -302,6 +302,12 @@ static void put_engine_vllm(struct app *app, struct buf *out, const struct engin
     prom_u64(out, "vllm:prompt_tokens_total", labels, s->n_prompt_tokens);
     prom_head(out, "vllm:generation_tokens_total", "counter", "Tokens generated");
     prom_u64(out, "vllm:generation_tokens_total", labels, s->n_generated_tokens);
+    prom_head(out, "vllm:num_preemptions_total", "counter", "None: what was admitted can end");
+    prom_u64(out, "vllm:num_preemptions_total", labels, 0);
+    prom_head(out, "vllm:prefix_cache_queries_total", "counter", "None: there is no prefix cache");
+    prom_u64(out, "vllm:prefix_cache_queries_total", labels, 0);
+    prom_head(out, "vllm:prefix_cache_hits_total", "counter", "None: there is no prefix cache");
+    prom_u64(out, "vllm:prefix_cache_hits_total", labels, 0);
 }
 
 static void put_front(const struct app *app, struct buf *out)

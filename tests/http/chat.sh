@@ -38,6 +38,8 @@ jq --slurp --raw-output '[.[].choices[]? | select(.index == 1) | .delta.content]
 [[ $(cat "$WORK/text") == "$text" ]] || fail "streamed: $(cat "$WORK/text")"
 [[ $(jq --slurp '.[-1].usage.completion_tokens' "$WORK/events") == 16 ]] || fail "usage"
 [[ $(tail --lines=2 "$WORK/body" | head --lines=1) == 'data: [DONE]' ]] || fail "no [DONE]"
+post 200 /v1/chat/completions '{"messages": [{"role": "user", "content": "In the"}], "max_tokens": 1, "add_generation_prompt": false}'
+same '.choices[0].message | [.role, .refusal, .reasoning, (.tool_calls | length)] | tojson' '["user",null,null,0]'
 post 200 /tokenize "{$CHAT}"
 same '.tokens | tojson' '[40,77,258,803,264,77,290]'
 # What a chat renders to, sent as it is, makes the same tokens.

@@ -495,9 +495,18 @@ static void test_metrics_text_speaks_vllm(void **state)
 #define VLLM_LABELS "{model_name=\"a \\\"model\\\"\\\\of\\nmine ?\xc3\xa9\",engine=\"0\"}"
     struct metrics *m = metrics_made();
     struct app app = whole_app();
-    char *text = text_of(m, &app);
+    char *text;
 
     (void)state;
+    metrics_generation(m, 300, 5, 2000000, 6000000, "stop"); /* 1 s each after the first */
+    text = text_of(m, &app);
+    assert_non_null(strstr(text, "vllm:request_time_per_output_token_seconds_sum{"));
+    assert_non_null(
+        strstr(text, ",le=\"1\"} 1\nvllm:request_time_per_output_token_seconds_bucket"));
+    assert_non_null(strstr(text, ",le=\"500\"} 1\nvllm:request_prompt_tokens_bucket"));
+    assert_non_null(strstr(text, ",le=\"2\"} 0\nvllm:request_generation_tokens_bucket"));
+    assert_line(text, "vllm:request_generation_tokens_sum" VLLM_LABELS " 5");
+    assert_line(text, "vllm:num_preemptions_total" VLLM_LABELS " 0");
     assert_line(text, "vllm:num_requests_running" VLLM_LABELS " 2");
     assert_line(text, "vllm:num_requests_waiting" VLLM_LABELS " 5"); /* engine's and admission's */
     assert_line(text, "vllm:kv_cache_usage_perc" VLLM_LABELS " 0.25");
