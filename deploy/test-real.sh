@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Run tests/real/ against the real peers: vLLM on this machine's CPU, clients, trainers' clients.
+# Run tests/real/ against the real peers: vLLM and SGLang on this machine's CPU, and clients.
 # Makes an environment for each under build/real/PEER, of the versions in tests/real/requirements/,
-# from PyPI; the first time vllm takes 6 GB and 5 minutes or more. Two engines take 5 GB of memory.
+# from PyPI; the first time vllm and sglang take 6 GB and some minutes each. 8 GB of memory needed.
 # Usage: deploy/test-real.sh [--install-only] [PEER...]   (default: every one)
 # env: BATON          the program to test (default: build/release/baton, built here)
 #      PYTHON312      a Python 3.12 with venv (default: python3.12)
@@ -12,10 +12,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
-peers=(vllm trl openai litellm schemathesis)
+peers=(vllm sglang trl areal openai litellm schemathesis)
 # Installed as listed, without what they ask for: a lock, or beside the environment they build on.
-declare -A listed=([vllm]=1 [trl]=1)
-declare -A built_on=([trl]=vllm)
+declare -A listed=([vllm]=1 [sglang]=1 [trl]=1 [areal]=1)
+declare -A built_on=([trl]=vllm [areal]=vllm)
 
 # variable PEER WORD: the name of its variable, as VLLM_ENV
 variable() {

@@ -30,6 +30,7 @@ from dialects_world import STEPS, must_answer, say, serve
 SMALL_BUFFER = 300_000  # so that the small model comes in several
 GATE_AT = 20  # the tensor before which a trainer waits, of 46
 ANSWER_S = 90  # for an answer after an engine has died
+HEARD_S = 2  # an engine that answered a probe so recently is there
 NCCL_WAYS = {
     "packed": {"packed": True},
     "packed, small buffers": {
@@ -257,11 +258,14 @@ def one_of(play, server, steps):
 def back(play, server, kind, behind):
     """The engine that was killed serves again, and takes part in the next update."""
 
-    def reachable():
-        states = [u["state"] for u in server.get("/v1/upstreams")["list"]]
-        return not {"down", "unknown"} & set(states)
+    def heard(upstream):
+        return upstream["last_heard_s"] is not None and upstream["last_heard_s"] < HEARD_S
 
-    world.until(reachable, "baton has found the engine again", 60)
+    world.until(
+        lambda: all(heard(u) for u in server.get("/v1/upstreams")["list"]),
+        "baton has found the engine again",
+        60,
+    )
     if kind == "nccl":
         play.join(server, "after the restart")
     else:

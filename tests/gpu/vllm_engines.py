@@ -63,17 +63,25 @@ class Engine:
     def model(self, step):
         return model_folder(self.folder, step)
 
-    def start(self, step):
-        self.n_starts += 1
+    def command(self, step):
         command = [self.PYTHON, "-m", "vllm.entrypoints.openai.api_server", *self.OPTIONS]
         command += ["--model", str(self.model(step)), "--served-model-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--weight-transfer-config", json.dumps({"backend": self.backend})]
-        environment = {**os.environ, **self.ENVIRONMENT, "CUDA_VISIBLE_DEVICES": str(self.gpu)}
+        return command + ["--weight-transfer-config", json.dumps({"backend": self.backend})]
+
+    def environment(self):
+        return {**os.environ, **self.ENVIRONMENT, "CUDA_VISIBLE_DEVICES": str(self.gpu)}
+
+    def start(self, step):
+        self.n_starts += 1
         self.log = self.folder / f"vllm-{self.name}-{self.n_starts}.log"
         with open(self.log, "wb") as out:
             self.child = subprocess.Popen(
-                command, stdout=out, stderr=out, env=environment, start_new_session=True
+                self.command(step),
+                stdout=out,
+                stderr=out,
+                env=self.environment(),
+                start_new_session=True,
             )
 
     def ready(self):

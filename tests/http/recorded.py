@@ -25,6 +25,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"  # as tests/real
 STEP = "step-00100"
 DATA = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/tokenize",
         "/detokenize", "/generate")
+RELEASE = {"vllm": ("--vllm-version", "0.32.0"), "sglang": ("--sglang-version", "0.5.16")}
 UNLIKE = {  # a double needs none of it, and baton reads none of it
     "/v1/models": "a model's own members",
 }
@@ -81,9 +82,11 @@ def told(line):
 
 def to_baton(path, baton, model, log):
     """Sessions of a client."""
-    with Server(baton, log, "--model", model, "--weight-version", STEP) as server:
+    models = model.parent
+    options = ("--model", model, "--weight-version", STEP, "--allow-path", models)
+    with Server(baton, log, *options) as server:
         for line in read(path):
-            status, shape = ask(server.port, line, {})
+            status, shape = ask(server.port, line, {"models": str(models)})
             TALLY["answers"] += 1
             if status != line["status"]:
                 yield f"{told(line)}: {status}, then {line['status']}"
@@ -95,7 +98,7 @@ def to_baton(path, baton, model, log):
 
 def to_double(path, dialect, binary, model):
     """What baton sends an engine. What a request says that no double understands is left out."""
-    with Double(binary, dialect, "--model", pathlib.Path(model).name) as double:
+    with Double(binary, dialect, *RELEASE[dialect], "--model", model.name) as double:
         for line in read(path):
             route = line["path"].partition("?")[0]
             if line["status"] >= 400:
@@ -114,13 +117,13 @@ def to_double(path, dialect, binary, model):
                 yield f"{told(line)}: the double lacks {sorted(lost)}"
 
 
-def model_folder(fixture, into):
+def model_folder(fixture, into, step, name):
     """The fixture at a step of its training, with a template for chat, as the clients had it."""
-    folder = pathlib.Path(into) / pathlib.Path(fixture).name
+    folder = pathlib.Path(into) / name
     folder.mkdir()
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         shutil.copy(f"{fixture}/{name}", folder)
-    shutil.copy(f"{fixture}/checkpoints/{STEP}.safetensors", folder / "model.safetensors")
+    shutil.copy(f"{fixture}/checkpoints/{step}.safetensors", folder / "model.safetensors")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return folder
 
@@ -131,7 +134,8 @@ def main():
     assert paths, f"there are no recordings in {recordings}"
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
-        model = model_folder(fixture, folder)
+        model = model_folder(fixture, folder, STEP, pathlib.Path(fixture).name)
+        model_folder(fixture, folder, "step-01500", "step-01500")  # what trainers push
         for path in paths:
             if path.stem.startswith("baton-to-"):
                 found = to_double(path, path.stem.split("-")[2], binary, model)

@@ -123,7 +123,7 @@ def recorded(args, server, name, masks=()):
         yield server.url
         return
     args.record.mkdir(parents=True, exist_ok=True)
-    masks = [(str(ROOT), "${root}"), (str(server.url), "${url}"), *masks]
+    masks = [(str(MODELS), "${models}"), (str(ROOT), "${root}"), (server.url, "${url}"), *masks]
     recorder = record.Recorder(args.record / f"{name}.jsonl", masks)
     with record.Proxy(server.url, recorder) as proxy:
         yield proxy.url

@@ -1,4 +1,5 @@
-"""A proxy that writes down what passes: one JSON line for each request that is unlike those before.
+"""A proxy that writes down what passes: one JSON line for each control call, and for each GET and
+generation that is unlike those before.
 
 A line has method, path, body, status, type and answer. The body is what was sent, but for folders
 of this machine, ports and handles, which are masked. Of the answer only the shape is kept, so that
@@ -15,6 +16,7 @@ import threading
 import urllib.parse
 
 HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "host", "date", "server"}
+DATA = re.compile(r"completions|generate$|/(de)?tokenize")  # what changes no state
 NAMES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
 
@@ -103,8 +105,9 @@ class Recorder:
             "answer": answer_shape(content_type, raw),
         }
         key = json.dumps({**line, "body": shape(sent)}, sort_keys=True)
+        changes_nothing = method == "GET" or DATA.search(path)
         with self.lock:
-            if key in self.seen:
+            if key in self.seen and changes_nothing:
                 return
             self.seen.add(key)
             with open(self.path, "a", encoding="utf-8") as f:

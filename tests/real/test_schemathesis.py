@@ -1,5 +1,6 @@
-"""schemathesis over openapi/baton.yaml: no answer that the document does not know, and none of 5xx
-but those that it names. Usage: test_schemathesis.py --baton PROGRAM [--record DIR]"""
+"""schemathesis over openapi/baton.yaml: no answer that the document does not know, and no 500. A
+503 that it knows is right: the tool puts the server to sleep among other things, and asks on.
+Usage: test_schemathesis.py --baton PROGRAM"""
 
 import os
 import pathlib
@@ -12,12 +13,9 @@ from real_world import ROOT, world
 
 EXAMPLES = 12  # of each operation
 LIMIT_S = 900
-CHECKS = (
-    "not_a_server_error,status_code_conformance,content_type_conformance,"
-    "response_schema_conformance"
-)
-# What would end the server or wait for a peer that never comes.
-LEFT_OUT = r"/shutdown|weight_transfer/init|init_weight|/weights/values|_ipc$|/freeze_gc|profile"
+CHECKS = "status_code_conformance,content_type_conformance,response_schema_conformance"
+# What would end the server, wait for a peer that never comes, or make generation wait.
+LEFT_OUT = r"pause|weight_transfer/init|init_weight|/weights/values|_ipc$|/freeze_gc|profile"
 
 
 def main():
@@ -38,8 +36,10 @@ def main():
             capture_output=True, text=True, check=False,
         )
         if ended.returncode != 0:
-            print(ended.stdout[-8000:], ended.stderr[-2000:])
+            print(ended.stdout[-30000:], ended.stderr[-2000:])
         checks.same(ended.returncode, 0, "all operations")
+        wrong = [line for line in server.read_log().splitlines() if '"status":500' in line]
+        checks.same(wrong, [], "no request ended in a 500")
         checks.same(server.get("/v1/status")["live"], True, "the server lives")
     return checks.done()
 

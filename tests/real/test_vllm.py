@@ -38,7 +38,7 @@ class Play(both.Play):
         super().__init__(checks, args, folder)
         self.by_nccl = []
         self.by_ipc = [real_world.CpuEngine(n, folder, "file", 0) for n in ("a", "b")]
-        self.held = contextlib.ExitStack()
+        self.held, self.server = contextlib.ExitStack(), None
 
     def open_front(self):
         """With --record, a proxy stands between baton and each engine."""
@@ -59,6 +59,13 @@ class Play(both.Play):
 
     def everywhere(self):
         return [("it", self.server)] + [(f"engine {e.name}", e) for e in self.by_ipc]
+
+    def settle(self):
+        """No section finds an update that one before it left open."""
+        update = self.server and self.server.status()["update"]
+        if update and update["phase"] not in ("committed", "aborted"):
+            ask(self.url, "POST", "/v1/update_weights/abort", {"update_id": update["update_id"]})
+            self.step = self.push(self.server, "ipc", "after a failed section", {}, cached=False)
 
     def stop(self):
         try:
@@ -310,6 +317,7 @@ def stopped(play):
 def deaths(play):
     """The front of all sections goes first, since this one has its own."""
     play.held.close()
+    play.server = None
     both.deaths(play)
 
 
@@ -333,6 +341,7 @@ def run(play):
         post(play.url, "/init_weight_transfer_engine", {"init_info": {}})
     for name in names:
         with checks.section(name):
+            play.settle()
             globals()[name.replace(" ", "_")](play)
 
 

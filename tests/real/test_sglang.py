@@ -1,0 +1,222 @@
+"""A real SGLang on the CPU behind baton: updates from disk and by tensors, flat or not, in one
+request or in three, in each pause mode, idle and with requests held. Each ends in the tokens of the
+pushed checkpoint, though the cache was filled with the same prompts by the one before.
+
+Usage: test_sglang.py --baton PROGRAM [--only WORD] [--record DIR]"""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+
+import real_world
+from real_world import HERE, ask, vllm_engines, world
+
+STEPS = ("step-01500", "step-00100")
+N = 8  # tokens of each golden: a CPU makes few in a second
+LONG = 150
+SCENARIOS = (  # kind, flush_cache (None: not said), pause, requests held, requests that carry it
+    ("tensor", True, "abort", 0, 1),
+    ("tensor", True, "abort", 2, 1),
+    ("tensor", True, "in_place", 0, 1),
+    ("tensor", True, "in_place", 2, 1),
+    ("tensor", True, "retract", 2, 1),
+    ("tensor", True, None, 0, 1),
+    ("tensor", True, None, 2, 1),
+    ("tensor", False, "abort", 0, 1),
+    ("tensor flat", True, "abort", 0, 1),
+    ("tensor", True, "abort", 0, 3),
+    ("disk", True, "abort", 0, 1),
+    ("disk", None, None, 2, 1),
+)
+
+
+class Engine(vllm_engines.Engine):
+    START_S = 400
+    OPTIONS = (
+        *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
+        *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--grammar-backend", "none"),
+        *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--skip-server-warmup"),
+    )
+
+    def command(self, step):
+        return [
+            *(self.PYTHON, "-W", "ignore", "-m", "sglang.launch_server", *self.OPTIONS),
+            *("--model-path", str(real_world.untied(step)), "--host", "127.0.0.1"),
+            *("--port", str(self.port), "--nccl-port", str(vllm_engines.free_port())),
+        ]
+
+    def environment(self):
+        path = os.pathsep.join([str(HERE / "sglang_cpu"), os.environ.get("PYTHONPATH", "")])
+        return {
+            **os.environ,
+            "PYTHONPATH": path,
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "2",
+        }
+
+
+class Trainer:
+    """SGLang's own pieces of a trainer."""
+
+    def __init__(self):
+        import torch
+        from safetensors.torch import load_file
+
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        self.named = {
+            s: list(load_file(real_world.untied(s) / "model.safetensors").items()) for s in STEPS
+        }
+        self.alive = []
+
+    def serialized(self, named, flat):
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        value = [(n, t.clone()) for n, t in named]
+        if flat:
+            bucket = FlattenedTensorBucket(named_tensors=value)
+            value = {
+                "flattened_tensor": bucket.get_flattened_tensor(),
+                "metadata": bucket.get_metadata(),
+            }
+        self.alive.append(value)
+        return MultiprocessingSerializer.serialize(value, output_str=True)
+
+    def update(self, url, kind, step, flush, label, n):
+        said = {} if flush is None else {"flush_cache": flush}
+        if kind == "disk":
+            path = str(real_world.untied(step))
+            body = {"model_path": path, "weight_version": label, **said}
+            return must(ask(url, "POST", "/update_weights_from_disk", body))
+        named = self.named[step]
+        size = -(-len(named) // n)
+        for at in range(0, len(named), size):
+            body = {"serialized_named_tensors": [
+                self.serialized(named[at : at + size], kind == "tensor flat")
+            ]}
+            if kind == "tensor flat":
+                body["load_format"] = "flattened_bucket"
+            last = at + size >= len(named)
+            body.update(said if last else {"flush_cache": False})
+            if last:
+                body["weight_version"] = label
+            must(ask(url, "POST", "/update_weights_from_tensor", body))
+        self.alive.clear()
+        return None
+
+
+def must(reply):
+    told = reply.body.get("success", True) if isinstance(reply.body, dict) else True
+    if reply.status != 200 or told is not True:
+        raise AssertionError(str(reply))
+    return reply
+
+
+def generate(url, prompt, n):
+    body = {"input_ids": prompt, "return_logprob": True}
+    body["sampling_params"] = {"max_new_tokens": n, "temperature": 0, "ignore_eos": True}
+    meta = must(ask(url, "POST", "/generate", body)).body["meta_info"]
+    tuples = meta["output_token_logprobs"]
+    return [t[1] for t in tuples], [t[0] for t in tuples]
+
+
+def questions(step):
+    return [(p, ids[:N], logprobs[:N]) for p, ids, logprobs in vllm_engines.questions(step)]
+
+
+def wrong(url, step):
+    found = [
+        (prompt[:8], vllm_engines.differs(generate(url, prompt, len(ids)), ids, logprobs))
+        for prompt, ids, logprobs in questions(step)
+    ]
+    return [f for f in found if f[1]]
+
+
+def short(url):
+    body = {"input_ids": [40], "sampling_params": {"max_new_tokens": 1}}
+    return ask(url, "POST", "/generate", body)
+
+
+def served_again(url):
+    world.until(lambda: short(url).status == 200, "generation is served", real_world.WAIT_S)
+
+
+def play(checks, engine, url, trainer, serial, new, scenario):
+    kind, flush, pause, n_held, n = scenario
+    served_again(url)
+    for prompt, ids, _ in questions(new):  # what the old weights leave in the cache
+        generate(url, prompt, len(ids))
+    held, threads = [], []
+
+    def hold(prompt):
+        with contextlib.suppress(Exception):
+            held.append(generate(url, prompt, LONG))
+
+    prompt = questions(new)[0][0]
+    for i in range(n_held):
+        threads.append(threading.Thread(target=hold, args=(prompt + [77 + i],), daemon=True))
+        threads[-1].start()
+    if n_held:
+        time.sleep(0.5)  # until they run
+    if pause:
+        must(ask(url, "POST", "/pause_generation", {"mode": pause}))
+    trainer.update(url, kind, new, flush, f"r{serial}-{new}", n)
+    if pause:
+        must(ask(url, "POST", "/continue_generation", {}))
+    refused = n_held and short(url).status == 503
+    if not refused:
+        checks.same(wrong(url, new), [], f"it generates what {new} does")
+    for thread in threads:
+        thread.join(real_world.WAIT_S)
+    checks.same(len(held), n_held, "what was held is answered")
+    if refused:  # by SGLang before 0.5.23, which empties no cache while it holds a request
+        served_again(url)
+    if n_held:
+        checks.same(wrong(url, new), [], "and when what was held has ended")
+    checks.that(engine.child.poll() is None, "the engine lives")
+
+
+def title(scenario):
+    kind, flush, pause, held, n = scenario
+    said = {True: "flush", False: "no flush", None: "flush not said"}[flush]
+    more = (f", {held} held" if held else "") + (f", in {n} requests" if n > 1 else "")
+    return f"{kind}, {said}, {pause or 'no pause'}{more}"
+
+
+def main():
+    args = real_world.options()
+    checks = world.Checks()
+    with tempfile.TemporaryDirectory(prefix="baton-real-") as folder:
+        engine = Engine("sglang", pathlib.Path(folder), None, 0)
+        try:
+            engine.start(STEPS[1])
+            with checks.section("engine"):
+                vllm_engines.await_ready([engine])
+                checks.same(wrong(engine.url, STEPS[1]), [], "the engine alone")
+            trainer = Trainer()
+            with (
+                real_world.recorded(args, engine, "baton-to-sglang") as upstream,
+                real_world.in_front(args, f"{upstream},sglang") as server,
+            ):
+                ready = lambda: ask(server.url, "GET", "/readyz").status == 200  # noqa: E731
+                world.until(ready, "baton is ready")
+                steps = itertools.cycle(STEPS)
+                for serial, scenario in enumerate(SCENARIOS):
+                    if args.only in title(scenario):
+                        with checks.section(title(scenario)):
+                            new = next(steps)
+                            play(checks, engine, server.url, trainer, serial, new, scenario)
+        finally:
+            engine.kill()
+    return checks.done()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
