@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "fakes"))
 sys.path.insert(0, sys.argv[3] if len(sys.argv) > 3 else "")
 
+import ipc_world  # noqa: E402
 import zmq  # noqa: E402
 from parameter_server import (Rank, as_list, dumps, entry, handle, place, sglang_body,  # noqa: E402
                                vllm_body)
@@ -146,6 +147,8 @@ def good(world, server, what, devices=(0,), form=vllm_body, **more):
 # What works
 
 def vllm_form(world, server):
+    with world.trainer(server) as trainer:
+        world.uuid = trainer.uuid(0)
     must(good(world, server, "vllm") == {"results": [None]}, "vllm: the answer")
 
 
@@ -712,6 +715,42 @@ def in_front(world):
             front.kill()
 
 
+BOUND_BY_ANOTHER = """
+import os, sys, zmq
+s = zmq.Context().socket(zmq.REQ)
+os.setuid(int(sys.argv[1]))
+s.bind(sys.argv[2])
+print("bound", flush=True)
+sys.stdin.read()
+"""
+
+
+def another_user(world):
+    """Whose process listens is asked of the kernel: another user's is not believed, root's is. Only
+    root can try."""
+    if os.geteuid() != 0:
+        return
+    address, key = f"ipc://@checkpoint-engine-of-another-{os.getpid()}", "GPU-" + world.uuid
+    os.chmod(world.folder, 0o755)
+    before, ipc_world._ends_with_us = ipc_world._ends_with_us, lambda: os.setuid(65534)
+    try:
+        server = world.store("cuda:0", "1")
+    finally:
+        ipc_world._ends_with_us = before
+    try:
+        for user, status, word in ((65533, 403, "65533"), (0, 408, "deadline")):
+            with subprocess.Popen([sys.executable, "-c", BOUND_BY_ANOTHER, str(user), address],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+                must(other.stdout.readline() == b"bound\n", f"user {user} does not bind")
+                Asked(server, "/collective_rpc", {
+                    "method": "update_weights_from_ipc", "args": [{key: address}],
+                    "timeout": 1}).end(status, word, what=f"user {user}")
+                other.stdin.close()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
 ONE_GPU = (vllm_form, sglang_form, one_buffer_for_all, binds_late, without_gaps, own_gpu_only, refused_requests,
            wrong_lists, hostile_messages, wrong_buffers, not_there, short_memory, incomplete,
            other_rank_failed, not_finite, deaths, client_goes, aborted, two_at_once, many_at_once)
@@ -735,6 +774,7 @@ def run(world):
         two_gpus(world, server)
         two_gpus_disagree(world, server)
         good(world, server, "after all", (0, 1))
+    another_user(world)
     stopped(world)
     no_library(world)
     no_gpu(world)
