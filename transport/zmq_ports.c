@@ -188,6 +188,8 @@ void zmq_ports_close(struct zmq_ports *p)
         struct port *port = &p->ports[i];
 
         drop_message(p, port);
+        if (port->monitor != NULL) /* else libzmq leaks what it reports while it ends */
+            (void)p->zmq.socket_monitor(port->socket, NULL, 0);
         if (port->socket != NULL)
             (void)p->zmq.close(port->socket);
         if (port->monitor != NULL)
