@@ -59,8 +59,9 @@ class Asked:
 
 @contextlib.contextmanager
 def ranks_of(world, server, devices=(0,), half=None, **more):
-    """A trainer with a rank on each of those GPUs, and buffers that hold a third of the model."""
-    half = half or place(world.specs)[1] // 2
+    """A trainer with a rank on each of those GPUs, and halves that hold half of the model, or its
+    largest tensor."""
+    half = half or max(place(world.specs)[1] // 2, *(place([s])[1] for s in world.specs))
     with world.trainer(server) as trainer:
         ranks = [Rank(trainer, d, half, **more) for d in devices]
         try:
@@ -308,7 +309,7 @@ def refuse_list(world, server, items, status, *words, what, first=None):
 
 def wrong_lists(world, server):
     large, name = world.specs[-1], world.specs[0].name
-    half = place(world.specs)[1] // 2
+    half = max(place(world.specs)[1] // 2, place([large])[1])
     one = as_list(place([large])[0], TORCH)
     scalar = next(s for s in world.specs if s.dtype == "F64" and s.shape == [])
 
