@@ -89,7 +89,8 @@ static void read_member(const json_t *o, const char *member)
     check_rc(body_bool(&flag, o, "/at", member, &e), &e);
     CHECK(!flag || json_is_true(v));
     check_rc(body_u64(&u, o, "/at", member, 3, 1000, &e), &e);
-    CHECK(u >= 3 && u <= 1000 && (u == 3 || json_is_integer(v)));
+    CHECK(!json_is_real(v) || u == 3 || (double)u - json_real_value(v) == 0.0); /* whole */
+    CHECK(u >= 3 && u <= 1000 && (u == 3 || json_is_number(v)));
     check_rc(body_i64(&i, o, "/at", member, -5, 5, &e), &e);
     CHECK(i >= -5 && i <= 5);
     check_rc(body_f64(&f, o, "/at", member, &e), &e);

@@ -453,7 +453,7 @@ def hostile_json(w):
         text.replace('"offset"', '"name": "x", "offset"', 1),
         text.replace('"offset": 0', '"offset": 1e400', 1), text.replace('"offset": 0', '"offset": -1', 1),
         text.replace('"offset": 0', '"offset": ' + "9" * 400, 1),
-        text.replace('"offset": 0', '"offset": 0.0', 1), text.replace('"offset": 0', '"offset": 00', 1),
+        text.replace('"offset": 0', '"offset": 0.5', 1), text.replace('"offset": 0', '"offset": 00', 1),
         text.replace('"names": ["', '"names": ["\\u0000', 1), text.replace('"x"', '"\\ud800"', 1),
         text.replace('"names": ["', '"names": ["\x00', 1), text.replace('"x"', "NaN", 1),
         text.replace('"x"', "'x'", 1), text.replace("{", "{/* */", 1), text[:-1] + ",}"])

@@ -31,7 +31,7 @@ ROLES = {
         /get_load /v1/loads
     """,
     "generate": """
-        /v1/models /v1/generate /inference/v1/generate /v1/completions
+        /v1/models /v1/models/{id} /v1/generate /inference/v1/generate /v1/completions
         /v1/chat/completions /v1/chat/completions/render
         /tokenize /detokenize
         /generate /skyrl/v1/generate /finish_session
