@@ -150,7 +150,8 @@ static void leave(struct conn *c, const json_t *body)
     say(c, "Succeeded to destroy the group.");
 }
 
-static void received(struct conn *c, const json_t *body)
+/* False: it has answered already. */
+static bool received(struct conn *c, const json_t *body)
 {
     const char *label = text_member(body, "weight_version", NULL);
 
@@ -164,7 +165,12 @@ static void received(struct conn *c, const json_t *body)
         state_commit(c->e, label);
     else
         state_touch(c->e);
-    if (flush_after(c, body))
+    return flush_after(c, body);
+}
+
+static void updated(struct conn *c, const json_t *body)
+{
+    if (received(c, body))
         say(c, "Succeeded to update the weights.");
 }
 
@@ -223,7 +229,7 @@ static void update(struct conn *c, const json_t *body)
     if (c->e->group == NULL)
         conn_refuse(c, 400, "conflict", "there is no group");
     else
-        received(c, body);
+        updated(c, body);
 }
 
 static void update_tensor(struct conn *c, const json_t *body)
@@ -236,7 +242,7 @@ static void update_tensor(struct conn *c, const json_t *body)
         conn_refuse(c, 400, "bad_request", "%zu serialized_named_tensors for %u ranks", n,
                     c->e->o.world_size);
     else
-        received(c, body);
+        updated(c, body);
 }
 
 /* All of a checkpoint at once: whole with or without a label, and then under its path. */
@@ -252,7 +258,10 @@ static void update_disk(struct conn *c, const json_t *body)
     named = json_copy((json_t *)(uintptr_t)body);
     if (text_member(body, "weight_version", NULL) == NULL)
         (void)json_object_set_new(named, "weight_version", json_string(c->e->label));
-    received(c, named);
+    if (received(c, named))
+        conn_reply_json(c, 200,
+                        json_pack("{s:b, s:s, s:i}", "success", 1, "message",
+                                  "Succeeded to update the weights.", "num_paused_requests", 0));
     json_decref(named);
 }
 

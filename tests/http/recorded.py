@@ -28,6 +28,7 @@ DATA = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/t
 RELEASE = {"vllm": ("--vllm-version", "0.32.0"), "sglang": ("--sglang-version", "0.5.16")}
 UNLIKE = {  # a double needs none of it, and baton reads none of it
     "/v1/models": "a model's own members",
+    "/model_info": "a model's own members",
 }
 TALLY = {"answers": 0, "skipped": 0}
 
@@ -104,7 +105,7 @@ def to_double(path, dialect, binary, model):
             if line["status"] >= 400:
                 TALLY["skipped"] += 1
                 continue
-            status, shape = ask(double.port, line, {})
+            status, shape = ask(double.port, line, {"models": str(model.parent)})
             TALLY["answers"] += 1
             if status != line["status"]:
                 yield f"{told(line)}: {status}, the engine {line['status']}"
@@ -135,7 +136,8 @@ def main():
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         model = model_folder(fixture, folder, STEP, pathlib.Path(fixture).name)
-        model_folder(fixture, folder, "step-01500", "step-01500")  # what trainers push
+        for step in ("step-00100", "step-01500"):  # what trainers push
+            model_folder(fixture, folder, step, step)
         for path in paths:
             if path.stem.startswith("baton-to-"):
                 found = to_double(path, path.stem.split("-")[2], binary, model)

@@ -164,7 +164,8 @@ def _streams(theirs, ours):
 
 
 VOLATILE = re.compile(
-    r"(^|\.)(id|created|request_id|root|owned_by|version|max_model_len|permission.*)$"
+    r"(^|\.)(id|created|system_fingerprint|request_id|root|owned_by|version|max_model_len|"
+    r"permission.*)$"
 )
 
 
