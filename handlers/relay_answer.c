@@ -131,7 +131,7 @@ static void on_head(void *arg, const struct http_head *head)
     r->ticket.answered = true; /* unless it breaks (relay_missed) */
     if (is_another(r))
         refuse_another(r);
-    else if (wire_refuses_key(head->status))
+    else if (wire_refuses_relayed(r->at.dialect, head->status))
         relay_refused(r);
     else if (!http_is_answer(head->status))
         refuse_bad(r);

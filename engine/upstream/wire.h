@@ -129,9 +129,13 @@ bool vllm_has(const char *release, unsigned minor);
 
 /* wire_refuses_key - does this status of an answer say that we are not let in: by our key, or by
  * the name in the URL (421, of a baton)?
+ * wire_refuses_relayed - the same, of the answer to a client's request: a vLLM and an SGLang refuse
+ * a key by 401, and what they forbid (403) is what was asked for, a route that is switched off. A
+ * baton forbids no such request but for its key.
  * wire_refusal - what such a status says of the upstream, and what to do: "wants a key, …".
  * @has_key  one was sent */
 bool wire_refuses_key(int status);
+bool wire_refuses_relayed(enum wire_dialect d, int status);
 const char *wire_refusal(int status, bool has_key);
 
 /* wire_read_name - what an answer of status 200 to WIRE_NAME says; "": that it has none.

@@ -166,6 +166,11 @@ bool wire_refuses_key(int status)
     return status == 401 || status == 403 || status == 421;
 }
 
+bool wire_refuses_relayed(enum wire_dialect d, int status)
+{
+    return wire_refuses_key(status) && (status != 403 || d == WIRE_BATON);
+}
+
 const char *wire_refusal(int status, bool has_key)
 {
     if (status == 421)

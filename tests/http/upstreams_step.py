@@ -6,6 +6,7 @@ Usage: as upstreams_world.py says.
 
 import contextlib
 import itertools
+import json
 import signal
 
 from fake_engine_world import PROMPT, Double, completion, expected, ids_of
@@ -223,6 +224,26 @@ def key_taken_for_questions_only():
         s.post("/v1/completions", completion())
 
 
+def forbidden_is_an_answer():
+    """A vLLM without --enable-scale-out: what it forbids is the route. Its client is told, and nothing else happens."""
+    text = json.dumps({"error": {"message": "Scale-out endpoints are disabled. Restart vllm serve with "
+                                            "--enable-scale-out to enable them.",
+                                 "type": "PermissionDeniedError", "param": None, "code": 403}})
+    for dialect in "vllm", "sglang":
+        with world(dialect, dialect) as (s, a, b):
+            for d in a, b:
+                d.order("completions", "status", times=0, status=403, text=text)
+            for _ in range(6):
+                status, said = s.ask("POST", "/v1/completions", completion())
+                same((status, said), (403, json.loads(text)))
+            same([state_of(s, d.url) for d in (a, b)], ["serving"] * 2)
+            same([e for e in logged("upstream.state") if "403" in e.get("why", "")], [])
+    with world("baton") as (s, a):
+        a.order("generate", "status", times=0, status=403, text='{"error": {"code": "forbidden"}}')
+        status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})
+        same((status, said["error"]["code"]), (502, "upstream_refuses_key"))
+
+
 def of_another_dialect():
     """The log says what to write, also of one that never answered."""
     for real, spec, hint in (("vllm", "", "URL,vllm"), ("sglang", "", "URL,sglang"), ("vllm", ",sglang", "URL,vllm"),
@@ -260,7 +281,7 @@ def answers_clients_and_no_question():
 run({"different_versions": different_versions, "most_have_it": most_have_it,
      "one_that_hangs_at_first": one_that_hangs_at_first, "another_version": another_version,
      "resync_asks_now": resync_asks_now, "changes_are_logged": changes_are_logged, "a_flood_is_not": a_flood_is_not,
-     "key_taken_for_questions_only": key_taken_for_questions_only,
+     "key_taken_for_questions_only": key_taken_for_questions_only, "forbidden_is_an_answer": forbidden_is_an_answer,
      "of_another_dialect": of_another_dialect,
      "answers_clients_and_no_question": answers_clients_and_no_question,
      **{f"restarted_{d}": lambda d=d: restarted(d) for d in ("baton", "vllm", "sglang")}})
