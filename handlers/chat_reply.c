@@ -43,38 +43,39 @@ json_t *chat_logprob_json(const struct completions_op *op, const struct gen_toke
     return NULL;
 }
 
-json_t *chat_choice_json(const struct completions_part *p)
+static json_t *said_json(const struct completions_part *p)
 {
     const struct completions_op *op = p->op;
     json_t *said = json_pack("{s:o}", "content",
                              json_stringn(p->text.len > 0 ? p->text.data : "", p->text.len));
-    json_t *choice;
 
-    if (said == NULL)
-        return NULL;
-    if ((!op->stream.on || !p->seq->begun) &&
-        json_object_set_new(
-            said, "role", op->role != NULL ? json_incref(op->role) : json_string("assistant")) != 0)
-        goto err_said;
-    if (!op->stream.on && json_object_update_new(said, json_pack("{s:n, s:[], s:n}", "refusal",
-                                                                 "tool_calls", "reasoning")) != 0)
-        goto err_said;
-    choice = json_pack("{s:I, s:o, s:O?, s:o, s:o, s:o}", "index", (json_int_t)p->seq->index,
-                       op->stream.on ? "delta" : "message", said, "logprobs", p->logprobs,
-                       "finish_reason", generation_finish_json(p->out), "stop_reason",
-                       generation_stop_reason_json(p->out), "token_ids",
-                       op->return_ids ? generation_token_ids_json(p->tokens, p->first, p->end)
-                                      : json_null());
-    if (choice != NULL && p->out != NULL &&
-        json_object_set_new(choice, "weight_versions", generation_versions_json(p->out)) != 0) {
-        json_decref(choice);
-        return NULL;
-    }
+    if (!op->stream.on || !p->seq->begun)
+        said = generation_with(
+            said, json_pack("{s:o}", "role",
+                            op->role != NULL ? json_incref(op->role) : json_string("assistant")));
+    if (op->stream.on)
+        return said;
+    return generation_with(said,
+                           json_pack("{s:n, s:n, s:n, s:n, s:[], s:n}", "refusal", "annotations",
+                                     "audio", "function_call", "tool_calls", "reasoning"));
+}
+
+json_t *chat_choice_json(const struct completions_part *p)
+{
+    const struct completions_op *op = p->op;
+    json_t *choice = json_pack(
+        "{s:I, s:o, s:O?, s:o, s:o, s:o}", "index", (json_int_t)p->seq->index,
+        op->stream.on ? "delta" : "message", said_json(p), "logprobs", p->logprobs, "finish_reason",
+        generation_finish_json(p->out), "stop_reason", generation_stop_reason_json(p->out),
+        "token_ids",
+        op->return_ids ? generation_token_ids_json(p->tokens, p->first, p->end) : json_null());
+
+    if (!op->stream.on)
+        choice = generation_with(choice, json_pack("{s:n}", "routed_experts"));
+    if (p->out != NULL)
+        choice = generation_with(
+            choice, json_pack("{s:o}", "weight_versions", generation_versions_json(p->out)));
     return choice;
-
-err_said:
-    json_decref(said);
-    return NULL;
 }
 
 json_t *chat_envelope(struct completions_op *op, json_t *choices, json_t *usage)
@@ -88,12 +89,13 @@ json_t *chat_envelope(struct completions_op *op, json_t *choices, json_t *usage)
                           generation_adapter_json(g), "choices", choices, "usage", usage, "boot_id",
                           g->app->life->boot_id);
 
-    if (o == NULL || !op->return_ids || op->prompt_told)
+    if (!op->stream.on)
+        o = generation_with(o, json_pack("{s:n}", "prompt_logprobs"));
+    if (op->prompt_told)
         return o;
     op->prompt_told = true;
-    if (json_object_set_new(o, "prompt_token_ids",
-                            generation_ids_json(g->prompts[0].ids, g->prompts[0].n)) == 0)
-        return o;
-    json_decref(o);
-    return NULL;
+    return generation_with(
+        o, json_pack("{s:n, s:o}", "prompt_text", "prompt_token_ids",
+                     op->return_ids ? generation_ids_json(g->prompts[0].ids, g->prompts[0].n)
+                                    : json_null()));
 }

@@ -50,7 +50,7 @@ struct completions_op {
     const char *prompts_at, *sampling_at;    /* pointers of those members in the request */
     struct chat_request *chat;               /* owned; NULL: no chat */
     json_t *role;                            /* owned; whose a chat's answer is; NULL: assistant */
-    bool prompt_told;                        /* a chat's prompt ids were sent */
+    bool prompt_told;                        /* a chat's first event has gone */
     bool is_text;                            /* prompts came as text */
     bool is_list;                            /* more than one could be given: pointers say which */
     bool echo, add_special, return_ids, as_ids;

@@ -294,7 +294,9 @@ static json_t *whole_json(struct completions_op *op)
         json_decref(choices);
         choices = NULL;
     }
-    return envelope(op, choices, usage_json(op));
+    return generation_with(
+        envelope(op, choices, usage_json(op)),
+        json_pack("{s:n, s:n, s:n}", "kv_transfer_params", "ec_transfer_params", "metrics"));
 }
 
 void completions_finish(struct generation *g)

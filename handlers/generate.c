@@ -123,18 +123,16 @@ static json_t *choice_json(const struct generate_op *op, const struct generation
                            const struct gen_token *tokens, uint32_t first, uint32_t end,
                            const struct gen_output *out)
 {
-    json_t *choice = json_pack("{s:I, s:o, s:o, s:o, s:o, s:n}", "index", (json_int_t)seq->index,
-                               "token_ids", generation_token_ids_json(tokens, first, end),
-                               "finish_reason", generation_finish_json(out), "stop_reason",
-                               generation_stop_reason_json(out), "logprobs",
-                               logprobs_json(op, tokens, first, end), "routed_experts");
+    json_t *choice = json_pack(
+        "{s:I, s:o, s:o, s:o, s:o, s:n, s:n}", "index", (json_int_t)seq->index, "token_ids",
+        generation_token_ids_json(tokens, first, end), "finish_reason", generation_finish_json(out),
+        "stop_reason", generation_stop_reason_json(out), "logprobs",
+        logprobs_json(op, tokens, first, end), "routed_experts", "sampling_mask");
 
-    if (choice != NULL && out != NULL &&
-        json_object_set_new(choice, "weight_versions", generation_versions_json(out)) != 0) {
-        json_decref(choice);
-        return NULL;
-    }
-    return choice;
+    if (out == NULL)
+        return choice;
+    return generation_with(choice,
+                           json_pack("{s:o}", "weight_versions", generation_versions_json(out)));
 }
 
 /* What every answer and every event says. @choices and @usage are stolen. */
@@ -151,7 +149,7 @@ static json_t *envelope(const struct generate_op *op, json_t *choices, json_t *u
 static json_t *whole_json(struct generate_op *op)
 {
     const struct generation *g = &op->g;
-    json_t *choices = json_array(), *reply;
+    json_t *choices = json_array();
 
     for (uint32_t i = 0; i < g->n_seqs && choices != NULL; i++) {
         const struct gen_output *out = g->seqs[i].out;
@@ -162,16 +160,13 @@ static json_t *whole_json(struct generate_op *op)
             choices = NULL;
         }
     }
-    reply = envelope(op, choices,
-                     generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
-    if (reply != NULL && (json_object_set_new(reply, "prompt_logprobs",
-                                              generation_prompt_logprobs_json(
-                                                  g->seqs[0].out, UINT32_MAX, NULL)) != 0 ||
-                          json_object_set_new(reply, "kv_transfer_params", json_null()) != 0)) {
-        json_decref(reply);
-        return NULL;
-    }
-    return reply;
+    return generation_with(
+        envelope(op, choices, generation_usage_json(generation_n_prompt(g), generation_n_made(g))),
+        json_pack("{s:s, s:o, s:n, s:n, s:n, s:n, s:n, s:n}", "output_mode", "tokens",
+                  "prompt_logprobs",
+                  generation_prompt_logprobs_json(g->seqs[0].out, UINT32_MAX, NULL),
+                  "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders",
+                  "kv_transfer_params", "ec_transfer_params", "metrics"));
 }
 
 static json_t *usage_each(const struct generate_op *op)

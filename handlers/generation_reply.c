@@ -27,6 +27,14 @@ static json_t *append(json_t *array, json_t *item)
     return NULL;
 }
 
+json_t *generation_with(json_t *o, json_t *more)
+{
+    if (json_object_update_new(o, more) == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
 json_t *generation_versions_json(const struct gen_output *out)
 {
     json_t *array = json_array();
@@ -66,9 +74,10 @@ json_t *generation_adapter_json(const struct generation *g)
 
 json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion)
 {
-    return json_pack("{s:I, s:I, s:I, s:n}", "prompt_tokens", (json_int_t)n_prompt,
+    return json_pack("{s:I, s:I, s:I, s:n, s:n}", "prompt_tokens", (json_int_t)n_prompt,
                      "completion_tokens", (json_int_t)n_completion, "total_tokens",
-                     (json_int_t)(n_prompt + n_completion), "prompt_tokens_details");
+                     (json_int_t)(n_prompt + n_completion), "prompt_tokens_details",
+                     "completion_tokens_details");
 }
 
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n)

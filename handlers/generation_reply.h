@@ -14,6 +14,8 @@
 #define GENERATION_FINGERPRINT "baton-" BATON_VERSION
 
 /* All return a new reference, or NULL when there was no memory. */
+/* @o and @more are stolen, NULL passes through. Returns @o with the members of @more. */
+json_t *generation_with(json_t *o, json_t *more);
 json_t *generation_logprob_json(float logprob); /* floored; not finite becomes the floor */
 json_t *generation_versions_json(const struct gen_output *out);
 json_t *generation_finish_json(const struct gen_output *out);      /* null while out is NULL */

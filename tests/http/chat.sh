@@ -37,9 +37,21 @@ sed --quiet 's/^data: {/{/p' "$WORK/body" >"$WORK/events"
 jq --slurp --raw-output '[.[].choices[]? | select(.index == 1) | .delta.content] | add' "$WORK/events" >"$WORK/text"
 [[ $(cat "$WORK/text") == "$text" ]] || fail "streamed: $(cat "$WORK/text")"
 [[ $(jq --slurp '.[-1].usage.completion_tokens' "$WORK/events") == 16 ]] || fail "usage"
+[[ $(jq --slurp '[.[] | has("prompt_text")] | .[0] and (.[1:] | any | not)' "$WORK/events") == true ]] || fail "prompt_text"
 [[ $(tail --lines=2 "$WORK/body" | head --lines=1) == 'data: [DONE]' ]] || fail "no [DONE]"
 post 200 /v1/chat/completions '{"messages": [{"role": "user", "content": "In the"}], "max_tokens": 1, "add_generation_prompt": false}'
 same '.choices[0].message | [.role, .refusal, .reasoning, (.tool_calls | length)] | tojson' '["user",null,null,0]'
+# Members that clients index, though there is nothing to tell.
+nulls() {
+  local members
+  members=$(jq --raw-output "[$1 | to_entries[] | select(.value == null) | .key]" "$WORK/body")
+  for name in $2; do
+    [[ $members == *"\"$name\""* ]] || fail "$1 has no null $name: $members"
+  done
+}
+nulls . 'prompt_logprobs prompt_text prompt_token_ids kv_transfer_params ec_transfer_params metrics'
+nulls '.choices[0]' 'routed_experts'
+nulls '.choices[0].message' 'refusal annotations audio function_call reasoning'
 post 200 /tokenize "{$CHAT}"
 same '.tokens | tojson' '[40,77,258,803,264,77,290]'
 # What a chat renders to, sent as it is, makes the same tokens.

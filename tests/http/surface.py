@@ -87,12 +87,22 @@ def models():
 
 # ---- members ----
 
+def nulls_at(found, *names):
+    check(all(n in found and found[n] is None for n in names), names, found)
+
+
 def members():
     """Those that clients index, though there is nothing to tell; whole numbers however they are written."""
     found = post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5.0, "seed": 3.0})
     check(found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12,
-                             "prompt_tokens_details": None}, found)
+                             "prompt_tokens_details": None, "completion_tokens_details": None}, found)
     check(found["system_fingerprint"].startswith("baton-") and found["service_tier"] is None, found)
+    transfers = ("kv_transfer_params", "ec_transfer_params", "metrics")
+    nulls_at(found, *transfers)
+    found = post("/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {"max_tokens": 2}})
+    check(found["output_mode"] == "tokens", found)
+    nulls_at(found, *transfers, "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders")
+    nulls_at(found["choices"][0], "sampling_mask", "routed_experts")
     for value in 5.5, 1e300, "5", True:
         refused("/v1/completions", {"prompt": PROMPT, "max_tokens": value}, "max_tokens")
     found = ask("POST", "/v1/completions", {"prompt": PROMPT, "stream": True})

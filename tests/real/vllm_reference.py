@@ -89,13 +89,38 @@ REQUESTS = {
 # Request -> what differs on purpose, as docs/compatibility.md says: "+member" is told by baton
 # only, "-member" by vLLM only, "=member" has another value. "*": in all of them.
 OURS = ("adapter", "boot_id", "choices[].weight_versions")
+# Counts of vLLM's cache; null without its --enable-prompt-tokens-details too.
+THEIRS = ("usage.prompt_tokens_details",)
+# The nulls of a whole answer are told in each event too.
+NULLS_OF_EVENTS = {"+events[].service_tier", "+events[].usage"}
+NULLS_OF_TEXTS = {"+events[].choices[].prompt_logprobs", "+events[].choices[].routed_experts"}
+CALLS = {"+choices[].message.tool_calls"}  # [] where vLLM leaves it out
+# As vLLM 0.24 tells them; the newest has only ids.
+SPELLED = {
+    f"+choices[].logprobs.content[].{at}{m}"
+    for at in ("", "top_logprobs[].")
+    for m in ("token", "bytes")
+}
+OWN_ERRORS = {"+error.details", "+error.retryable"}
 DIFFERS = {
-    "*": {f"+{at}{m}" for at in ("", "events[].") for m in OURS},
+    "*": {f"+{at}{m}" for at in ("", "events[].") for m in OURS}
+    | {f"-{at}{m}" for at in ("", "events[].") for m in THEIRS},
     "all logprobs refused or told": {"status 400 -> 200"},  # --max-logprobs is not bounded by 20
     "no route": {"+error", "-detail"},
     # vLLM counts the one token that it makes and does not tell.
     "echo scores a prompt": {"=usage.completion_tokens", "=usage.total_tokens"},
     "reset": {"+status"},
+    "tokens as ids": {"=choices[].logprobs.text_offset[]"},  # into the text that is told
+    "stream": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
+    "stream with usage": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
+    "stream with logprobs": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
+    "chat": CALLS,
+    "chat with logprobs": CALLS,
+    "chat, max_completion_tokens": CALLS,
+    "chat as a stream": NULLS_OF_EVENTS,
+    "generate": SPELLED,
+    "unload of no adapter": OWN_ERRORS,
+    "load of no folder": OWN_ERRORS,
 }
 
 
