@@ -94,6 +94,7 @@ struct words {
     const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not said */
     const char *selector;                     /* static, or NULL */
     bool chunk_named, abort_requests, by_group;
+    bool last; /* nothing follows, as far as its trainer says */
 };
 
 static int check_of_start(const json_t *body, struct err *e)
@@ -134,6 +135,7 @@ static int words_parse(struct words *w, const struct exchange *x, const json_t *
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
+        body_bool(&w->last, body, "", "flush_cache", e) != 0 ||
         selector_from_body(&w->selector, body, e) != 0 ||
         (w->update_id != NULL &&
          update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
@@ -153,7 +155,7 @@ static int words_parse(struct words *w, const struct exchange *x, const json_t *
 static json_t *bare_of(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
-                                         "abort_requests"};
+                                         "abort_requests", "flush_cache"};
     static const char *const starts[] = {"partial", "convert", "placement"};
     json_t *bare = json_copy((json_t *)(uintptr_t)body);
 
@@ -227,6 +229,19 @@ static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
     return covered;
 }
 
+/* What a trainer that sends more does within moments. Rejected: to end it at once, for who says
+ * flush_cache of each of several requests, as SGLang's own client does, would have a mix served. */
+static void await_silence(struct fleet_control *fc, struct fleet_session *s)
+{
+    mtx_lock(&fc->lock);
+    if (fleet_ends_by_silence_locked(fc, s)) {
+        s->silence = SILENCE_ENDS;
+        s->lease_until_us = clock_after_us(FLEET_SILENCE_US);
+    }
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+}
+
 static int bring(struct app *app, struct fleet_session *s, const struct words *w,
                  const json_t *bare, struct err *e)
 {
@@ -243,6 +258,8 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
         fleet_send(app, s, &t, e) != 0)
         return -1;
+    if (w->last)
+        await_silence(app->fleet_control, s);
     if (!is_covered(app->fleet_control, s))
         return 0;
     nothing = json_object();
