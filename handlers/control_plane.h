@@ -53,7 +53,6 @@ int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e);
 void update_unread(struct app *app, const struct exchange *x);
 
 extern const char *const update_members[], *const update_query[];
-extern const char *const update_flush_members[]; /* and flush_cache, of an SGLang's trainer */
 extern const char *const update_verify_members[];
 extern const char *const update_start_members[], *const update_finish_members[];
 extern const char *const update_abort_members[], *const update_renew_members[];

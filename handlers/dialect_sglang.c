@@ -124,17 +124,6 @@ int sglang_end_in(json_t **body, const struct exchange *x, struct err *e)
     return 0;
 }
 
-int sglang_keep(json_t **out, const json_t *body, const struct dialect_member *members,
-                struct err *e)
-{
-    bool flush = true;
-
-    if (body_bool(&flush, body, "", "flush_cache", e) != 0 ||
-        dialect_keep(out, body, members, e) != 0)
-        return -1;
-    return dialect_set(*out, "flush_cache", json_boolean(flush), e);
-}
-
 /* What one broadcast brings: each tensor by itself, or all of them back to back. */
 static int cut_in(json_t *body, const char *load_format, struct err *e)
 {
@@ -163,7 +152,7 @@ int sglang_distributed_in(json_t **body, const struct exchange *x, struct err *e
 
     (void)x;
     if (body_str(&load_format, *body, "", "load_format", e) != 0 ||
-        sglang_keep(&made, *body, members, e) != 0)
+        dialect_keep(&made, *body, members, e) != 0)
         return -1;
     if (cut_in(made, load_format, e) != 0 ||
         dialect_set(made, "transport", json_string("nccl"), e) != 0) {
@@ -194,7 +183,7 @@ int sglang_one_in(json_t **body, const struct exchange *x, struct err *e)
     if (body_given(*body, "names") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/names",
                        "a tensor's name is given and names beside it: which are broadcast?");
-    if (sglang_keep(&made, *body, members, e) != 0)
+    if (dialect_keep(&made, *body, members, e) != 0)
         return -1;
     for (const struct dialect_member *m = lists; m->theirs != NULL; m++) {
         json_t *one = json_pack("[O]", json_object_get(*body, m->theirs));
@@ -225,8 +214,7 @@ static json_t *update_message(const json_t *update)
                             label != NULL ? label : "what was sent");
     if (total == 0) /* in front of engines, while nothing says what the model consists of */
         return json_sprintf("received: %lld tensors, which are served when the update is ended, or "
-                            "generation is continued, or the cache flushed; or where it is not "
-                            "paused, and flush_cache is not false, soon after the last request",
+                            "generation is continued, or the cache flushed",
                             done);
     return json_sprintf("received: %lld of %lld tensors, which are served when all have come or "
                         "generation is continued",

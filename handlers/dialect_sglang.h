@@ -22,11 +22,6 @@ typedef int sglang_out(json_t **reply, const struct exchange *x);
 
 /* dialect_sglang.c: weights and the group that brings them */
 extern const char *const sglang_group_members[], *const sglang_leave_members[];
-/* sglang_keep - dialect_keep, of a request that brings tensors; and flush_cache, which such a
- * request means unless it says otherwise: with false more of them follow. */
-int sglang_keep(json_t **out, const json_t *body, const struct dialect_member *members,
-                struct err *e);
-
 extern const char *const sglang_distributed_members[], *const sglang_one_members[];
 extern const char *const sglang_disk_members[], *const sglang_disk_into[];
 extern const char *const sglang_ipc_members[], *const sglang_nothing[];
@@ -89,12 +84,11 @@ sglang_out sglang_loads_out;
 #define SGLANG_BUCKETS                                                                             \
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", handle_update,              \
                 .session = SESSION_IMPLICIT, .claim = {"name", NULL},                              \
-                .members = sglang_one_members, .whole = true, .into = update_flush_members,        \
+                .members = sglang_one_members, .whole = true, .into = update_members,              \
                 .in = sglang_one_in, .out = sglang_update_out),                                    \
         SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", handle_update,             \
                     .session = SESSION_IMPLICIT, .members = sglang_distributed_members,            \
-                    .into = update_flush_members, .in = sglang_distributed_in,                     \
-                    .out = sglang_update_out)
+                    .into = update_members, .in = sglang_distributed_in, .out = sglang_update_out)
 
 #define SGLANG_WEIGHTS                                                                             \
     SGLANG_CONTROL("/init_weights_update_group", "sglangInitGroup", handle_transfer_init,          \

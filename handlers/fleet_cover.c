@@ -349,8 +349,8 @@ static bool is_learned(const struct fleet_session *s)
 {
     const struct fleet_cover *c = s->cover;
 
-    return c != NULL && !s->partial && s->silence != SILENCE_ENDED && c->n_unseen == 0 &&
-           tally_n_came(c->tally) > 0 && (c->spec == NULL || c->spec->from == NULL);
+    return c != NULL && !s->partial && c->n_unseen == 0 && tally_n_came(c->tally) > 0 &&
+           (c->spec == NULL || c->spec->from == NULL);
 }
 
 void fleet_cover_commit(struct fleet_control *fc, struct fleet_session *s)

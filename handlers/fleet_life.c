@@ -476,28 +476,6 @@ int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e)
     return rc;
 }
 
-/* A trainer that has not paused, nor said where an update begins and ends, flushes when all has
- * come. It is the only sign where nothing says what the model consists of; elsewhere the names
- * are. Generation waits for it. */
-static int end_unpaused(struct app *app, struct err *e)
-{
-    struct fleet_control *fc = app->fleet_control;
-    struct fleet_session *s, *ended;
-    bool ends;
-    int rc;
-
-    mtx_lock(&fc->lock);
-    s = fc->session;
-    ends = s != NULL && s->implicit && s->n_received > 0 && s->n_running == 0 && !fc->hold.on &&
-           strcmp(fleet_cover_word(s), "unknown") == 0;
-    mtx_unlock(&fc->lock);
-    if (!ends)
-        return 0;
-    rc = fleet_commit_open(app, "", &ended, e);
-    fleet_unref(fc, ended);
-    return rc;
-}
-
 int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -505,8 +483,6 @@ int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
     size_t n_busy;
     bool still;
 
-    if (end_unpaused(app, e) != 0)
-        return -1;
     fleet_stats(fleet_of(app), &stats);
     n_busy = stats.n_running[FLEET_GENERATE] + stats.n_waiting[FLEET_GENERATE];
     mtx_lock(&fc->lock);

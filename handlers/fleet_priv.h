@@ -235,14 +235,9 @@ int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *wh
 /* fleet_abort - the same, for its trainer, who is told at once of what is under way. */
 int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
 
-/* fleet_lapse - abort, if its lease is over when it is its turn; or end it, if silence does. */
+/* fleet_lapse - abort, if its lease is over when it is its turn. */
 void fleet_lapse(struct app *app, struct fleet_session *s);
 bool fleet_lease_over_locked(const struct fleet_session *s);
-
-/* fleet_ends_by_silence_locked - would nothing else tell that all of it has come? No spec does, and
- * nothing is paused or asleep that its trainer would let go on. */
-bool fleet_ends_by_silence_locked(const struct fleet_control *fc, const struct fleet_session *s);
-enum { FLEET_SILENCE_US = 5000000 };
 
 /* fleet_find - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND. */
 int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **out, struct err *e);

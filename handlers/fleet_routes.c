@@ -50,7 +50,7 @@ static const struct fleet_row rows[] = {
     {handle_sleep, LANE_OPERATION, fleet_sleep},
     {handle_wake, LANE_OPERATION, fleet_wake},
     {handle_reset_cache, LANE_CONTROL, fleet_reset_cache},
-    {handle_flush_cache, LANE_OPERATION, fleet_flush_cache},
+    {handle_flush_cache, LANE_CONTROL, fleet_flush_cache},
     {handle_abort_requests, LANE_CONTROL, fleet_abort_requests},
     {handle_lora_load, LANE_OPERATION, fleet_lora_load},
     {handle_lora_unload, LANE_OPERATION, fleet_lora_unload},

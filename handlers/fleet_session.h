@@ -59,11 +59,6 @@ struct fleet_part {
     struct err stale; /* why its caches could not be emptied; clean: they were */
 };
 
-/* Where nobody counts what comes, an update that its requests do not name is ended by its
- * trainer's word. Or, if its newest request said that it is the last (an SGLang's flush_cache), by
- * silence. */
-enum fleet_silence { SILENCE_LAPSES, SILENCE_ENDS, SILENCE_ENDED };
-
 struct fleet_session {
     unsigned n_refs;
     char id[UPDATE_ID_MAX + 1];
@@ -76,7 +71,6 @@ struct fleet_session {
     const char *selector;
     uint32_t lease_s;
     uint64_t lease_until_us;
-    enum fleet_silence silence;
     unsigned n_running;        /* requests that bring tensors, under way */
     bool sending;              /* one of them has the upstreams to itself */
     uint64_t n_received;       /* requests that brought some */

@@ -94,7 +94,6 @@ struct words {
     const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not said */
     const char *selector;                     /* static, or NULL */
     bool chunk_named, abort_requests, by_group;
-    bool last; /* nothing follows, as far as its trainer says */
 };
 
 static int check_of_start(const json_t *body, struct err *e)
@@ -135,7 +134,6 @@ static int words_parse(struct words *w, const struct exchange *x, const json_t *
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
         body_str(&w->label, body, "", "weight_version", e) != 0 ||
         body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
-        body_bool(&w->last, body, "", "flush_cache", e) != 0 ||
         selector_from_body(&w->selector, body, e) != 0 ||
         (w->update_id != NULL &&
          update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
@@ -155,7 +153,7 @@ static int words_parse(struct words *w, const struct exchange *x, const json_t *
 static json_t *bare_of(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
-                                         "abort_requests", "flush_cache"};
+                                         "abort_requests"};
     static const char *const starts[] = {"partial", "convert", "placement"};
     json_t *bare = json_copy((json_t *)(uintptr_t)body);
 
@@ -205,41 +203,19 @@ static int take_label(struct fleet_control *fc, struct fleet_session *s, const c
     return rc;
 }
 
-/* Everything has come, says one that counts; or each name that has to, where only those take part
- * that overwrite what they serve. Of these a trainer that has paused them says itself when all has
- * come: it may send a tensor twice. */
-static bool has_all_locked(const struct fleet_control *fc, const struct fleet_session *s)
-{
-    const json_t *missing = json_object_get(s->told, "n_missing");
-    const char *word = fleet_cover_word(s);
-
-    if (fleet_session_has(s, true))
-        return json_is_integer(missing) && json_integer_value(missing) == 0;
-    return !fc->hold.on && (strcmp(word, "whole") == 0 || strcmp(word, "as_before") == 0);
-}
-
-/* And nothing else is on its way. */
+/* Everything has come, says one that counts; and nothing else is on its way. */
 static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
 {
+    const json_t *missing;
     bool covered;
 
     mtx_lock(&fc->lock);
-    covered = s->implicit && fleet_session_is_open(s) && s->n_running == 0 && has_all_locked(fc, s);
+    missing = json_object_get(s->told, "n_missing");
+    covered = s->implicit && fleet_session_is_open(s) && s->n_running == 0 &&
+              fleet_session_has(s, true) && json_is_integer(missing) &&
+              json_integer_value(missing) == 0;
     mtx_unlock(&fc->lock);
     return covered;
-}
-
-/* What a trainer that sends more does within moments. Rejected: to end it at once, for who says
- * flush_cache of each of several requests, as SGLang's own client does, would have a mix served. */
-static void await_silence(struct fleet_control *fc, struct fleet_session *s)
-{
-    mtx_lock(&fc->lock);
-    if (fleet_ends_by_silence_locked(fc, s)) {
-        s->silence = SILENCE_ENDS;
-        s->lease_until_us = clock_after_us(FLEET_SILENCE_US);
-    }
-    mtx_unlock(&fc->lock);
-    fleet_look(fc);
 }
 
 static int bring(struct app *app, struct fleet_session *s, const struct words *w,
@@ -258,8 +234,6 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
         fleet_send(app, s, &t, e) != 0)
         return -1;
-    if (w->last)
-        await_silence(app->fleet_control, s);
     if (!is_covered(app->fleet_control, s))
         return 0;
     nothing = json_object();

@@ -221,57 +221,12 @@ int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why,
     return give_up(app, s, why, e);
 }
 
-bool fleet_ends_by_silence_locked(const struct fleet_control *fc, const struct fleet_session *s)
-{
-    return s->implicit && s->phase == UPDATE_RECEIVING && s->n_running == 0 && !fc->hold.on &&
-           !fc->weights_asleep && !fc->kv_asleep && !fleet_session_has(s, true) &&
-           strcmp(fleet_cover_word(s), "unknown") == 0;
-}
-
-/* What was paused or put to sleep meanwhile waits for its trainer's word. */
-static bool take_silence(struct fleet_control *fc, struct fleet_session *s)
-{
-    bool ended = false;
-
-    mtx_lock(&fc->lock);
-    if (s->silence == SILENCE_ENDS && fleet_lease_over_locked(s)) {
-        ended = fleet_ends_by_silence_locked(fc, s);
-        s->silence = ended ? SILENCE_ENDED : SILENCE_LAPSES;
-        if (!ended)
-            s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
-    }
-    mtx_unlock(&fc->lock);
-    return ended;
-}
-
-/* Who could not end it now tries again: another step had its turn, or a request came. */
-static void end_silent(struct app *app, struct fleet_session *s)
-{
-    struct fleet_control *fc = app->fleet_control;
-    json_t *nothing = json_object();
-    struct err e = {0};
-
-    if (nothing != NULL)
-        (void)fleet_end(app, s, "", nothing, true, &e);
-    json_decref(nothing);
-    mtx_lock(&fc->lock);
-    if (fleet_session_is_open(s) && s->silence == SILENCE_ENDED) {
-        s->silence = SILENCE_ENDS;
-        s->lease_until_us = clock_after_us(FLEET_SILENCE_US);
-    }
-    mtx_unlock(&fc->lock);
-}
-
 void fleet_lapse(struct app *app, struct fleet_session *s)
 {
     struct fleet_control *fc = app->fleet_control;
     struct err why = {0}, ignored = {0};
     bool over;
 
-    if (take_silence(fc, s)) {
-        end_silent(app, s);
-        return;
-    }
     if (fleet_lapsing(fc, aborting, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);

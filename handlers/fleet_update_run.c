@@ -524,7 +524,6 @@ static void leave(struct fleet_control *fc, struct fleet_session *s)
     mtx_lock(&fc->lock);
     s->n_running--;
     s->sending = false;
-    s->silence = SILENCE_LAPSES;
     s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);

@@ -3,7 +3,6 @@
 
 #include "handlers/body.h"
 #include "handlers/dialect.h"
-#include "handlers/dialect_sglang.h"
 
 #include <string.h>
 
@@ -48,5 +47,5 @@ int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e)
         return -1;
     if (check_format(*body, e) != 0 || body_required(*body, "", "serialized_named_tensors", e) != 0)
         return -1;
-    return sglang_keep(body, *body, members, e);
+    return dialect_keep(body, *body, members, e);
 }

@@ -22,6 +22,6 @@ int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e);
 #define SGLANG_TENSOR                                                                              \
     SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", handle_update,                \
                 .session = SESSION_IMPLICIT, .members = sglang_tensor_members,                     \
-                .into = update_flush_members, .in = sglang_tensor_in, .out = sglang_update_out)
+                .into = update_members, .in = sglang_tensor_in, .out = sglang_update_out)
 
 #endif

@@ -20,15 +20,40 @@
 #include <string.h>
 #include <strings.h>
 
-#define UPDATE_MEMBERS                                                                             \
-    "update_id", "names", "dtypes", "dtype_names", "shapes", "sizes", "packed", "checksums",       \
-        "weight_version", "plan_id", "partial", "convert", "chunk_id", "shm", "path",              \
-        "ipc_handles", "ipc_handles_pickled", "tensor_sizes", "per_gpu", "metadata_by_gpu",        \
-        "buckets", "serialized_named_tensors", "serialized_format", "placement", "transport",      \
-        "expected_digest", "bucket_nbytes", "packed_buffer_size_bytes", "group_name",              \
-        "abort_requests", "selector"
-const char *const update_members[] = {UPDATE_MEMBERS, NULL};
-const char *const update_flush_members[] = {UPDATE_MEMBERS, "flush_cache", NULL};
+const char *const update_members[] = {
+    "update_id",
+    "names",
+    "dtypes",
+    "dtype_names",
+    "shapes",
+    "sizes",
+    "packed",
+    "checksums",
+    "weight_version",
+    "plan_id",
+    "partial",
+    "convert",
+    "chunk_id",
+    "shm",
+    "path",
+    "ipc_handles",
+    "ipc_handles_pickled",
+    "tensor_sizes",
+    "per_gpu",
+    "metadata_by_gpu",
+    "buckets",
+    "serialized_named_tensors",
+    "serialized_format",
+    "placement",
+    "transport",
+    "expected_digest",
+    "bucket_nbytes",
+    "packed_buffer_size_bytes",
+    "group_name",
+    "abort_requests",
+    "selector",
+    NULL,
+};
 const char *const update_query[] = {
     "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
 };

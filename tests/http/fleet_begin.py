@@ -3,14 +3,10 @@
 Usage: as fleet_control.py, with sglang.
 """
 
-import itertools
 import json
-import threading
-import time
 
 from fake_engine_world import PROMPT, expected, ids_of
 from fleet_control import BROADCAST, COLUMNS, FILE, JOIN, LABELS, RANKS, Fleet, mend, ok_of, reboot, refused, told
-from fleet_world import until
 
 OLD = ("--weight-version", "step-0", "--sglang-version", "0.5.16")
 OLDEST = ("--weight-version", "step-0", "--sglang-version", "0.5.2")
@@ -166,90 +162,10 @@ def arguments(f):
         assert (said["enable_memory_saver"], said["enable_return_routed_experts"], said["dtype"]) == (True, False, "auto"), said
 
 
-def unpaused(engine):
-    """As verl does it, which neither pauses nor says where an update ends: by all names that the last one brought;
-    before that, by its flush."""
-    with Fleet(*["sglang"] * 2, engine=engine) as g:
-        group(g)
-        said = []
-        for step in range(3):
-            label = next(LABELS)
-            for i in range(2):
-                one = {m: column[i:i + 1] for m, column in COLUMNS.items()}
-                said = g.front.post("/update_weights_from_distributed",
-                                    dict(one, group_name="weights", weight_version=label, flush_cache=False))
-            assert ("is served" in said["message"] or "are served." in said["message"]) == (step > 0), (step, said)
-            if step == 0:
-                asked = []
-                t = threading.Thread(target=lambda: asked.append(serves_now(g, label)))
-                t.start()
-                until("it waits", lambda: g.front.status()["admission"]["generate"]["waiting"] == 1)
-                assert g.front.ask("GET", "/flush_cache")[0] in (200, 409, 400)  # what has waited may run by now
-                t.join()
-                assert len(asked) == 1
-            assert g.versions() == [label] * 2 and g.pauses() == [None] * 2, (step, g.versions())
-            serves_now(g, label)
-        g.front.post("/pause_generation", {"mode": "retract"})
-        for i in (0, 1, 1):  # while it is paused its trainer says when all has come
-            one = {m: column[i:i + 1] for m, column in COLUMNS.items()}
-            g.front.post("/update_weights_from_distributed", dict(one, group_name="weights", weight_version="last"))
-        assert "last" not in g.versions()
-        g.front.post("/continue_generation")
-        assert g.versions() == ["last"] * 2
-
-
-def unsaid(engine):
-    """Neither a pause nor an end, of tensors whose names nobody here sees: flush_cache, which is SGLang's default, says
-    that a request is the last, and that nothing follows it shows that it was."""
-    path, unseen, serial = "/update_weights_from_tensor", {"serialized_named_tensors": ["bm8gcGlja2xl"] * RANKS}, itertools.count(1)
-
-    def send(g, label, **more):
-        said = g.front.post(path, dict(unseen, weight_version=label, **more))
-        assert "received" in said["message"], said
-
-    def is_served(g, label):
-        assert g.versions() == [label] * 2 and g.pauses() == [None] * 2, (g.versions(), g.pauses())
-        weights = g.front.status()["weights"]
-        assert [weights[m] for m in ("serial", "coverage", "spec")] == [next(serial), "unknown", None], weights
-        assert g.front.status()["update"] is None
-
-    with Fleet(*["sglang"] * 2, engine=engine) as g:
-        for said in ({},), ({}, {}, {"flush_cache": None}), ({"flush_cache": False}, {"flush_cache": True}):
-            label = next(LABELS)
-            g.clean()
-            for more in said:
-                send(g, label, **more)
-            began = time.monotonic()
-            serves_now(g, label)  # it waits until then
-            assert 4 < time.monotonic() - began < 60
-            assert [len(d.journal("finish")) for d in g.doubles] == [1, 1], "all of them are one update"
-            is_served(g, label)
-        # More was to come, or it is its trainer who lets generation go on: silence is no word then.
-        for more, then, end in (({"flush_cache": False}, None, "/flush_cache"), ({}, "/pause_generation", "/continue_generation")):
-            label = next(LABELS)
-            send(g, label, **more)
-            if then:
-                g.front.post(then, {"mode": "in_place"})
-            time.sleep(7)
-            assert g.front.status()["update"]["phase"] == "receiving" and label not in g.versions()
-            g.front.post(end)
-            until("it is served", lambda: g.versions() == [label] * 2 and g.pauses() == [None] * 2)
-            is_served(g, label)
-        # A group's names are seen, and what is first of them is not known to be all of them, either.
-        group(g)
-        label = next(LABELS)
-        g.front.post("/update_weights_from_distributed", dict(COLUMNS, group_name="weights", weight_version=label))
-        serves_now(g, label)
-        is_served(g, label)
-
-
 def main():
     with open(FILE, "wb") as out:  # whose names nobody here reads
         out.write(b"weights")
     told("old", old)
-    for engine in (OLD, OLD[:2]):
-        told(f"unpaused {engine}", unpaused, engine)
-        told(f"unsaid {engine}", unsaid, engine)
     with Fleet(*["sglang"] * 3, min_ready=2) as f:
         f.update_all()
         group(f)

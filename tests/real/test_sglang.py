@@ -168,7 +168,7 @@ def play(checks, engine, url, trainer, serial, new, scenario):
     if pause:
         must(ask(url, "POST", "/pause_generation", {"mode": pause}))
     trainer.update(url, kind, new, flush, f"r{serial}-{new}", n)
-    if pause:  # else flush_cache says the end, since baton reads no names of a CPU's
+    if pause or kind.startswith("tensor"):  # baton reads no names of a CPU's: no end is seen
         must(ask(url, "POST", "/continue_generation", {}))
     refused = n_held and short(url).status == 503
     if not refused:

@@ -95,19 +95,17 @@ static void test_updates_in(void **state)
          "{\"names\":[0],\"dtypes\":[1],\"shapes\":[[2]],\"group_name\":\"g\",\"flush_cache\":true,"
          "\"abort_all_requests\":true,\"weight_version\":\"v\",\"load_format\":null,\"new\":1}",
          "{\"names\":[0],\"dtypes\":[1],\"shapes\":[[2]],\"group_name\":\"g\","
-         "\"abort_requests\":true,\"weight_version\":\"v\",\"flush_cache\":true,"
-         "\"transport\":\"nccl\"}",
+         "\"abort_requests\":true,\"weight_version\":\"v\",\"transport\":\"nccl\"}",
          NULL, NULL},
-        {sglang_distributed_in, "{\"load_format\":\"flattened_bucket\",\"flush_cache\":false}",
-         "{\"flush_cache\":false,\"transport\":\"nccl\",\"packed\":true,\"bucket_nbytes\":"
-         "9223372036854775807}",
-         NULL, NULL},
+        {sglang_distributed_in, "{\"load_format\":\"flattened_bucket\"}",
+         "{\"transport\":\"nccl\",\"packed\":true,\"bucket_nbytes\":9223372036854775807}", NULL,
+         NULL},
         {sglang_distributed_in, "{\"load_format\":\"pickle\"}", NULL, "/load_format", "'pickle'"},
         {sglang_one_in,
          "{\"name\":\"a\",\"dtype\":\"bfloat16\",\"shape\":[2,3],\"names\":null,"
          "\"weight_version\":\"v\"}",
          "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]],\"transport\":\"nccl\","
-         "\"weight_version\":\"v\",\"flush_cache\":true}",
+         "\"weight_version\":\"v\"}",
          NULL, NULL},
         {sglang_one_in, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
         {sglang_one_in, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}", NULL,
