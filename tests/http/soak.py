@@ -49,7 +49,8 @@ class Soak:
         shutil.copytree(os.path.join(MODEL, "adapters"), self.adapters)
         self.server = Process(BATON, WORK, "server", "--model", self.model, "--weights",
                               f"{MODEL}/checkpoints/step-00000.safetensors", "--weight-version", "step-0",
-                              "--allow-path", self.root, "--engine-threads", 1, "--pin-timeout", 100000)
+                              "--allow-path", self.root, "--engine-threads", 1, "--pin-timeout", 100000,
+                              "--max-versions", 16)  # a pause may freeze a generation of each
         self.world = SoakWorld(self.truth, self.server.url, MODEL, self.root, rng, self.server.pid)
         self.world.look()
 
