@@ -10,7 +10,7 @@ import threading
 
 import fleet_control
 from fake_engine_world import PROMPT, SGLANG, expected, ids_of
-from fleet_control import LABELS, WHICH, Fleet, mend, ok_of, reboot, refused, told
+from fleet_control import BROADCAST, LABELS, WHICH, Fleet, mend, ok_of, reboot, refused, told
 from fleet_world import until
 
 VLLM = WHICH == "vllm"
@@ -308,7 +308,9 @@ def restarted_at_the_end(f):
     t.join()
     assert said[0][0] is None and ok_of(said[0][2]) == one_but(n, bad, False, True), said
     f.wait(*one_but(n, bad, "fenced", "serving"))
-    assert f.versions()[bad] == "step-0" and f.ops(bad) == [], f.ops(bad)
+    # The caches of another process are emptied before it gets a request: any time from now on.
+    ops = f.ops(bad, "reset_cache", "reset_encoder", "reset_storage")
+    assert f.versions()[bad] == "step-0" and ops == [], ops
     mend(f)
 
 
@@ -397,6 +399,28 @@ def refused_at_the_door(f):
         mend(f)
 
 
+def refused_by_all(f):
+    """A trainer that lets generation go on after that has given its update up, though it says so in no other way."""
+    if not VLLM:
+        return
+    n, before = len(f.doubles), f.versions()
+    f.init()
+    for status in (413, 404):
+        for pauses in (True, False):
+            if pauses:
+                f.front.post("/pause?mode=keep")
+            f.front.post("/start_weight_update", {})
+            for d in f.doubles:
+                d.order("update", "status", status=status)
+            info = {"names": BROADCAST["names"], "dtype_names": BROADCAST["dtypes"], "shapes": BROADCAST["shapes"]}
+            assert f.front.ask("POST", "/update_weights", {"update_info": info})[0] in (413, 502)
+            assert f.pauses() == ["keep"] * n
+            f.front.post("/resume")
+            assert f.pauses() == [None] * n and f.versions() == before and f.front.status()["update"] is None
+            f.stays(*["serving"] * n)
+    mend(f)
+
+
 # ---- releases that differ ----
 
 def long_names(f):
@@ -482,7 +506,8 @@ def main():
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         f.update_all()
         for p in (undone, not_begun, mark_lost, unmark_lost, ask_lost, named_by_another, restarted_before,
-                  changed_on_the_way, restarted_at_the_end, bad_before, refused_at_the_door, long_names, without_names):
+                  changed_on_the_way, restarted_at_the_end, bad_before, refused_at_the_door, refused_by_all,
+                  long_names, without_names):
             told(p.__name__, p, f)
 
 
