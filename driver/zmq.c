@@ -28,9 +28,9 @@ int zmq_load(struct zmq_api *out, struct err *e)
     api.lib = library_open(&api, &spec, NULL, &cause);
     if (api.lib == NULL)
         return err_set(e, cause.code, "",
-                       "weights come over zmq sockets here, and this server has no libzmq: %.300s; "
-                       "install it (Debian and Ubuntu: apt-get install libzmq5), no restart is "
-                       "needed",
+                       "weights come over zmq sockets here, and libzmq cannot be opened: %.300s; "
+                       "where it is not installed, install it (Debian and Ubuntu: apt-get install "
+                       "libzmq5), no restart is needed",
                        cause.msg);
     api.version(&major, &minor, &patch);
     if (major < MAJOR_MIN)

@@ -20,7 +20,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { NOFILE_RESERVE = 256 /* descriptors for everything but connections */ };
+/* Descriptors for everything but connections. Of these 180 are for four updates over sockets on
+ * eight GPUs: libzmq ends the process where it gets none (transport/zmq_ports.h). */
+enum { NOFILE_RESERVE = 256 };
 
 union address {
     struct sockaddr any;

@@ -3,6 +3,7 @@
  * I/O thread, so a connection is judged before what it brings is read. */
 #include "transport/zmq_ports.h"
 
+#include "base/mtx.h"
 #include "driver/zmq.h"
 #include "transport/roots.h"
 
@@ -13,13 +14,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { EVENT_NBYTES = 6, ENDPOINT_MAX = 128 };
+enum {
+    EVENT_NBYTES = 6,
+    ENDPOINT_MAX = 128,
+    CTX_FDS = 5,  /* a context's own, its reaper's and its I/O thread's mailboxes and epolls */
+    PORT_FDS = 5, /* mailboxes of a socket and of both ends of its monitor; file; connection */
+    FDS_MAX = CTX_FDS + ZMQ_PORTS_MAX * PORT_FDS
+};
 
 static const char scheme[] = "ipc://";
+static const char gone_text[] =
+    "the trainer closed its socket, died, or sent a message that is too long";
+
+/* Makes finding descriptors and taking them one step, among updates. Guards nothing else. */
+static struct mtx opening = {.m = PTHREAD_MUTEX_INITIALIZER, .rank = MTX_LEAF};
 
 struct port {
     void *socket, *monitor; /* owned; NULL: not opened */
@@ -144,10 +157,49 @@ static int open_port(struct zmq_ports *p, uint32_t i, const char *address, const
     return p->zmq.connect(port->socket, endpoint) == 0 ? 0 : zmq_failed(p, "zmq_connect", e);
 }
 
+/* libzmq ends the process when it gets no descriptor for a mailbox, so they are found first. */
+static int find_descriptors(uint32_t n, struct err *e)
+{
+    uint32_t n_wanted = CTX_FDS + n * PORT_FDS, n_open = 0;
+    int fds[FDS_MAX], errnum = 0;
+
+    while (n_open < n_wanted && errnum == 0) {
+        fds[n_open] = eventfd(0, EFD_CLOEXEC);
+        if (fds[n_open] >= 0)
+            n_open++;
+        else
+            errnum = errno;
+    }
+    for (uint32_t i = 0; i < n_open; i++)
+        (void)close(fds[i]);
+    if (errnum == 0)
+        return 0;
+    return err_set_errno(
+        e, ERR_NO_MEMORY, "", errnum,
+        "descriptors are short: the update's sockets need %u, and %u are left; try "
+        "again when fewer connections are open, or raise the limit (ulimit -n)",
+        (unsigned)n_wanted, (unsigned)n_open);
+}
+
+static int open_all(struct zmq_ports *p, const char *const *addresses, const char *const *roots,
+                    size_t n_roots, struct err *e)
+{
+    if (find_descriptors(p->n, e) != 0 || zmq_load(&p->zmq, e) != 0)
+        return -1;
+    p->ctx = p->zmq.ctx_new();
+    if (p->ctx == NULL)
+        return zmq_failed(p, "zmq_ctx_new", e);
+    for (uint32_t i = 0; i < p->n; i++)
+        if (open_port(p, i, addresses[i], roots, n_roots, e) != 0)
+            return -1;
+    return 0;
+}
+
 int zmq_ports_open(struct zmq_ports **out, const char *const *addresses, uint32_t n,
                    const char *const *roots, size_t n_roots, struct err *e)
 {
     struct zmq_ports *p = calloc(1, sizeof *p + n * sizeof p->ports[0]);
+    int rc;
 
     assert(n > 0 && n <= ZMQ_PORTS_MAX);
     if (p == NULL)
@@ -155,22 +207,15 @@ int zmq_ports_open(struct zmq_ports **out, const char *const *addresses, uint32_
     p->n = n;
     for (uint32_t i = 0; i < n; i++)
         p->ports[i].dirfd = -1;
-    if (zmq_load(&p->zmq, e) != 0)
-        goto close_ports;
-    p->ctx = p->zmq.ctx_new();
-    if (p->ctx == NULL) {
-        (void)zmq_failed(p, "zmq_ctx_new", e);
-        goto close_ports;
+    mtx_lock(&opening);
+    rc = open_all(p, addresses, roots, n_roots, e);
+    mtx_unlock(&opening);
+    if (rc != 0) {
+        zmq_ports_close(p);
+        return -1;
     }
-    for (uint32_t i = 0; i < n; i++)
-        if (open_port(p, i, addresses[i], roots, n_roots, e) != 0)
-            goto close_ports;
     *out = p;
     return 0;
-
-close_ports:
-    zmq_ports_close(p);
-    return -1;
 }
 
 static void drop_message(struct zmq_ports *p, struct port *port)
@@ -275,23 +320,38 @@ static void receive(struct zmq_ports *p, struct port *port)
     lose(port, ERR_BAD_REQUEST, "the trainer sent a message of several parts; each is one pickle");
 }
 
-/* What has happened to a port since. What came before a loss is still read. */
-static void look(struct zmq_ports *p, struct port *port)
+/* All events that there are. Only the first connection is believed: libzmq does not say by which of
+ * several a message came. Returns: has one ended? */
+static bool take_events(const struct zmq_ports *p, struct port *port)
 {
     bool gone = false;
     uint16_t event;
     int32_t value = -1;
 
     while (next_event(p, port, &event, &value)) {
-        if (event == ZMQ_EVENT_CONNECTED && !port->connected)
+        if (event == ZMQ_EVENT_CONNECTED && port->connected)
+            lose(port, ERR_GONE, gone_text);
+        else if (event == ZMQ_EVENT_CONNECTED)
             judge_peer(port, value);
         gone = gone || event == ZMQ_EVENT_DISCONNECTED;
     }
-    if (port->connected && !port->lost && !port->has_message)
+    return gone;
+}
+
+/* What has happened to a port since. What came before a loss is still read, unless somebody has
+ * connected meanwhile: a connection's event comes before its messages, so it is seen below. */
+static void look(struct zmq_ports *p, struct port *port)
+{
+    bool gone = take_events(p, port);
+
+    if (port->connected && !port->lost && !port->has_message) {
         receive(p, port);
+        gone = take_events(p, port) || gone;
+        if (port->lost)
+            drop_message(p, port);
+    }
     if (gone)
-        lose(port, ERR_GONE,
-             "the trainer closed its socket, died, or sent a message that is too long");
+        lose(port, ERR_GONE, gone_text);
 }
 
 void zmq_ports_wait(struct zmq_ports *p, uint32_t ms)
@@ -309,6 +369,12 @@ void zmq_ports_wait(struct zmq_ports *p, uint32_t ms)
     (void)p->zmq.poll(items, n, (long)ms);
     for (uint32_t i = 0; i < p->n; i++)
         look(p, &p->ports[i]);
+}
+
+bool zmq_ports_connected(const struct zmq_ports *p, uint32_t i)
+{
+    assert(i < p->n);
+    return p->ports[i].connected;
 }
 
 const void *zmq_ports_message(struct zmq_ports *p, uint32_t i, size_t *nbytes)

@@ -6,7 +6,12 @@
  * user's is not believed, unless that is root, or we are.
  *
  * A trainer that closes its socket, or dies, is heard of at once: libzmq watches each connection,
- * and one that has been lost is not used again, although libzmq would connect anew. */
+ * and one that has been lost is not used again, although libzmq would connect anew.
+ *
+ * libzmq aborts the process when it gets no descriptor. As many as it takes are found before it is
+ * called, by one update at a time; what remains is a race with the server's other threads, when
+ * less than that is left to all of them (NOFILE_RESERVE of server/front_listen.c keeps it free of
+ * connections). */
 #ifndef BATON_TRANSPORT_ZMQ_PORTS_H
 #define BATON_TRANSPORT_ZMQ_PORTS_H
 
@@ -35,9 +40,9 @@ struct zmq_ports;
  * @roots      [n_roots] --allow-path, for files
  *
  * Threads: any, and then all calls below on the same one, with no lock held. Blocks: for the
- * dynamic loader, the first time in a process.
- * Errors:  ERR_NO_ZMQ; ERR_FORBIDDEN or ERR_UNREADABLE (a file); ERR_NO_MEMORY; ERR_INTERNAL
- *          (libzmq refuses: says how). */
+ * dynamic loader, the first time in a process, and while another thread opens.
+ * Errors:  ERR_NO_ZMQ; ERR_FORBIDDEN or ERR_UNREADABLE (a file); ERR_NO_MEMORY (or too few
+ *          descriptors); ERR_INTERNAL (libzmq refuses: says how). */
 int zmq_ports_open(struct zmq_ports **out, const char *const *addresses, uint32_t n,
                    const char *const *roots, size_t n_roots, struct err *e);
 
@@ -47,6 +52,9 @@ void zmq_ports_close(struct zmq_ports *p);
 /* zmq_ports_wait - until something comes to a port that holds no message, or a connection is lost,
  * or `ms` have passed. Blocks: so long. */
 void zmq_ports_wait(struct zmq_ports *p, uint32_t ms);
+
+/* zmq_ports_connected - has a process that is believed ever been behind port i? */
+bool zmq_ports_connected(const struct zmq_ports *p, uint32_t i);
 
 /* zmq_ports_message - what port i has received and not yet replied to; NULL: nothing.
  * @nbytes  written unless NULL is returned
