@@ -23,7 +23,8 @@
  * the request's own timeout for all. Whatever ends it early aborts the session, waits until nothing
  * of the buffer is mapped any more, answers the request, and then, for ZMQ_GOODBYE_MS at most,
  * replies to what the trainer still sends by the reason, so that it stops too: it has no deadlines
- * of its own. checkpoint-engine 0.4.2 ignores the replies to its last list and to both None, so the
+ * of its own. When no socket is left but those that nobody has bound in ZMQ_CONNECT_MS, it ends.
+ * checkpoint-engine 0.4.2 ignores the replies to its last list and to both None, so the
  * answer to the request decides.
  *
  * Bounds: ZMQ_MESSAGE_NBYTES_MAX a message, one of them at a time on each socket; ZMQ_UPDATES_MAX
@@ -40,6 +41,7 @@ struct zmq_updates;
 enum {
     ZMQ_UPDATES_MAX = 4, /* threads; each has one request, or says goodbye to its trainer */
     ZMQ_SLICE_MS = 50,
+    ZMQ_CONNECT_MS = 1000,  /* a bound socket is found at once, or at libzmq's next try (0.1 s) */
     ZMQ_GOODBYE_MS = 120000 /* a trainer moves a bucket between two messages: seconds */
 };
 

@@ -446,7 +446,8 @@ static bool refuse_message(struct zmq_pull *p, uint32_t i, uint32_t *n_none)
 }
 
 /* The trainer waits for replies without a deadline, so it is told why, as often as it asks, until
- * it stops, dies, or is given up. */
+ * it stops, dies, or is given up. A socket that nobody has bound keeps nobody waiting, and holds
+ * the thread no longer than it takes to find that out. */
 static void say_goodbye(struct zmq_pull *p)
 {
     uint64_t deadline_us = clock_after_us(ZMQ_GOODBYE_MS * 1000ULL);
@@ -456,11 +457,11 @@ static void say_goodbye(struct zmq_pull *p)
     for (uint32_t i = 0; i < p->n_ports; i++)
         n_none[i] = p->n_none;
     while (n_left > 0 && !is_stopping(p) && !clock_passed(deadline_us)) {
+        n_left = 0;
         for (uint32_t i = 0; i < p->n_ports; i++) {
-            if (!ended[i] && refuse_message(p, i, &n_none[i])) {
-                ended[i] = true;
-                n_left--;
-            }
+            ended[i] = ended[i] || refuse_message(p, i, &n_none[i]);
+            if (!ended[i] && (zmq_ports_connected(p->ports, i) || !clock_passed(p->connect_us)))
+                n_left++;
         }
         if (n_left > 0)
             zmq_ports_wait(p->ports, ZMQ_SLICE_MS);
@@ -473,6 +474,7 @@ static int begin(struct zmq_pull *p, struct err *e)
     const struct config_list *roots = &p->app->config->allow_path;
     struct update_info info;
 
+    p->connect_us = clock_after_us(ZMQ_CONNECT_MS * 1000ULL);
     if (zmq_ports_open(&p->ports, (const char *const *)p->addresses, p->n_ports, roots->items,
                        roots->n, e) != 0 ||
         gate_allows(p->app->gate, CALL_UPDATE_START, e) != 0)

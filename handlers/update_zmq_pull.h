@@ -55,6 +55,7 @@ struct zmq_pull {
     /* The thread's. */
     struct update_asker *asker; /* owned; NULL once it has been told */
     struct zmq_ports *ports;    /* owned */
+    uint64_t connect_us;        /* when a trainer that has bound its sockets is connected to */
     enum pull_state state;
     char id[UPDATE_ID_MAX + 1];                    /* of the session; "": there is none yet */
     struct ipc_handle buffers[ZMQ_PULL_PORTS_MAX]; /* from PULL_TENSORS on */

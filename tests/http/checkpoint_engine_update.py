@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -661,6 +662,38 @@ def too_late(world, server):
     must(server.metric("baton_ipc_mapped") == 0, f"{what}: still mapped")
 
 
+def wrong_addresses(world, server):
+    """Where nobody listens, nobody has to be told why: as many as there are threads, one after
+    another, do not keep the next update from its own."""
+    what = "wrong addresses"
+    with ranks_of(world, server, bind=False) as ranks:
+        for _ in range(4):
+            Asked(server, *vllm_body(ranks, timeout=0.4)).end(408, what=what)
+    good(world, server, what)
+
+
+def few_descriptors(world):
+    """libzmq ends the process that has none left: it is not called then."""
+    what = "few descriptors"
+    server = world.store()
+    with server, ranks_of(world, server, bind=False) as ranks:
+        pid, said = server.process.pid, []
+        path, body = vllm_body(ranks, timeout=0.2)
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        server.ask("GET", "/v1/status")
+        n = max(int(x) for x in os.listdir(f"/proc/{pid}/fd")) + 1
+        for spare in range(64):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (n + spare, hard))
+            said.append(server.ask("POST", path, body))
+            if said[-1].status == 408:
+                break
+            must(said[-1].status == 503 and "descriptors are short" in said[-1].raw.decode(),
+                 f"{what}: {spare}: {said[-1]}")
+        must(len(said) > 4 and said[-1].status == 408, f"{what}: {len(said)} {said[-1]}")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        good(world, server, what)
+
+
 def stopped(world):
     """A server that ends in mid update answers, and ends well."""
     for step in ("buffer", "list"):
@@ -754,7 +787,8 @@ def another_user(world):
 
 ONE_GPU = (vllm_form, sglang_form, one_buffer_for_all, binds_late, without_gaps, own_gpu_only, refused_requests,
            wrong_lists, hostile_messages, wrong_buffers, not_there, short_memory, incomplete,
-           other_rank_failed, not_finite, deaths, client_goes, aborted, two_at_once, many_at_once)
+           other_rank_failed, not_finite, deaths, client_goes, aborted, two_at_once, many_at_once,
+           wrong_addresses)
 
 
 def run(world):
@@ -776,6 +810,7 @@ def run(world):
         two_gpus_disagree(world, server)
         good(world, server, "after all", (0, 1))
     another_user(world)
+    few_descriptors(world)
     stopped(world)
     no_library(world)
     no_gpu(world)
