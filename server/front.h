@@ -96,10 +96,17 @@ struct front_cfg {
  * Errors: ERR_INTERNAL naming the address and the reason (in use, not permitted). */
 int front_new(struct front **out, const struct front_cfg *cfg, struct err *e);
 
-/* front_try - could a front listen there now? Binds, does not listen, and lets go; a stale unix
- * socket is removed. @unix_path  NULL: address and port
- * Returns: 0; 1 it is in use; -1. Errors: ERR_INTERNAL, as front_new's. */
-int front_try(const char *address, uint16_t port, const char *unix_path, struct err *e);
+enum front_place {
+    FRONT_FREE,
+    FRONT_IN_USE,
+    FRONT_LEFT_OVER /* a unix socket that nobody listens on: front_new would replace it */
+};
+
+/* front_try - could a front listen there now? Binds, does not listen, and lets go; a unix socket
+ * that is there is left as it is. @unix_path  NULL: address and port
+ * Errors: ERR_INTERNAL, as front_new's. */
+int front_try(const char *address, uint16_t port, const char *unix_path, enum front_place *out,
+              struct err *e);
 
 uint16_t front_port(const struct front *f); /* the bound one; 0 of a unix socket */
 

@@ -139,7 +139,8 @@ static bool is_stale(const struct sockaddr_un *addr)
     return stale;
 }
 
-static int bind_unix(int fd, const struct sockaddr_un *addr)
+/* @replace  a stale one */
+static int bind_unix(int fd, const struct sockaddr_un *addr, bool replace)
 {
     /* The mode is that of the descriptor, cut by the umask; others are never let in, and there is
      * no moment at which they are. */
@@ -149,7 +150,7 @@ static int bind_unix(int fd, const struct sockaddr_un *addr)
         return 0;
     if (errno != EADDRINUSE)
         return -1;
-    if (!is_stale(addr) || unlink(addr->sun_path) != 0) {
+    if (!replace || !is_stale(addr) || unlink(addr->sun_path) != 0) {
         errno = EADDRINUSE;
         return -1;
     }
@@ -183,23 +184,31 @@ static int lock_directory(const char *path)
     return fd;
 }
 
-/* After a failure errno is EADDRINUSE where that is why. */
-static int bind_path(struct front *f, int *out, struct err *e)
+static int unix_address(const char *path, struct sockaddr_un *out, struct err *e)
 {
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof out->sun_path)
+        return err_set(e, ERR_INTERNAL, "", "the path of a unix socket has at most %zu bytes",
+                       sizeof out->sun_path - 1);
+    memcpy(out->sun_path, path, strlen(path));
+    return 0;
+}
+
+/* @replace  a stale one. After a failure errno is EADDRINUSE where that is why. */
+static int bind_path(struct front *f, bool replace, int *out, struct err *e)
+{
+    struct sockaddr_un addr;
     const char *path = f->cfg.unix_path;
     struct stat st;
     int fd;
 
     errno = 0;
-    if (strlen(path) >= sizeof addr.sun_path)
-        return err_set(e, ERR_INTERNAL, "", "the path of a unix socket has at most %zu bytes",
-                       sizeof addr.sun_path - 1);
-    memcpy(addr.sun_path, path, strlen(path));
+    if (unix_address(path, &addr, e) != 0)
+        return -1;
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set_errno(e, ERR_INTERNAL, "", errno, "cannot make a socket");
-    if (bind_unix(fd, &addr) != 0) {
+    if (bind_unix(fd, &addr, replace) != 0) {
         int errnum = errno;
 
         (void)err_set_errno(e, ERR_INTERNAL, "", errnum, "cannot listen on unix:%s", path);
@@ -220,7 +229,7 @@ static int listen_unix(struct front *f, int *out, struct err *e)
 {
     int fd;
 
-    if (bind_path(f, &fd, e) != 0)
+    if (bind_path(f, true, &fd, e) != 0)
         return -1;
     if (listen(fd, FRONT_BACKLOG) != 0) {
         (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot listen on unix:%s",
@@ -262,34 +271,56 @@ static int listen_path(struct front *f, struct err *e)
     return 0;
 }
 
-static int try_path(const char *path, int *fd, struct err *e)
+/* What is there already is left as it is. */
+static int try_path(const char *path, struct err *e)
 {
     struct front f = {.cfg = {.unix_path = path}};
     int lock_fd = lock_directory(path);
-    int rc = bind_path(&f, fd, e);
+    int fd = -1;
+    int rc = bind_path(&f, false, &fd, e);
     int errnum = errno;
 
-    if (rc == 0)
+    if (rc == 0) {
         front_unlink(&f);
+        (void)close(fd);
+    }
     if (lock_fd >= 0)
         (void)close(lock_fd);
     errno = errnum;
     return rc;
 }
 
-int front_try(const char *address, uint16_t port, const char *unix_path, struct err *e)
+static int try_port(const char *address, uint16_t port, struct err *e)
 {
-    int fd = -1;
+    int fd;
+
+    if (bind_one(address, port, false, &fd, e) != 0)
+        return -1;
+    (void)close(fd);
+    return 0;
+}
+
+static bool is_left_over(const char *path)
+{
+    struct sockaddr_un addr;
+    struct err e = {0};
+
+    return path != NULL && unix_address(path, &addr, &e) == 0 && is_stale(&addr);
+}
+
+int front_try(const char *address, uint16_t port, const char *unix_path, enum front_place *out,
+              struct err *e)
+{
     int rc;
 
     errno = 0;
-    rc = unix_path != NULL ? try_path(unix_path, &fd, e) : bind_one(address, port, false, &fd, e);
+    *out = FRONT_FREE;
+    rc = unix_path != NULL ? try_path(unix_path, e) : try_port(address, port, e);
     if (rc != 0 && errno == EADDRINUSE) {
         err_clear(e);
-        return 1;
+        *out = is_left_over(unix_path) ? FRONT_LEFT_OVER : FRONT_IN_USE;
+        return 0;
     }
-    if (rc == 0)
-        (void)close(fd);
     return rc;
 }
 

@@ -321,16 +321,16 @@ struct listener_row {
 };
 
 /* Port 0 is none that could be in use. */
-static int try_listener(const struct listener_row *row, struct err *e)
+static int try_listener(const struct listener_row *row, enum front_place *out, struct err *e)
 {
     struct config_listen at;
     struct err cause = {0};
-    int rc;
 
     if (config_listen_parse(&at, row->text, row->option, e) != 0)
         return -1;
-    rc = front_try(at.address, at.port, at.path[0] != '\0' ? at.path : NULL, &cause);
-    return rc >= 0 ? rc : err_set(e, cause.code, row->option, "%.400s", cause.msg);
+    if (front_try(at.address, at.port, at.path[0] != '\0' ? at.path : NULL, out, &cause) != 0)
+        return err_set(e, cause.code, row->option, "%.400s", cause.msg);
+    return 0;
 }
 
 int listeners_put(const struct config *c, FILE *to, struct err *e)
@@ -338,20 +338,20 @@ int listeners_put(const struct config *c, FILE *to, struct err *e)
     const struct listener_row rows[] = {{"--listen", c->listen},
                                         {"--control-listen", c->control_listen},
                                         {"--health-listen", c->health_listen}};
-    int in_use[sizeof rows / sizeof rows[0]] = {0};
+    static const char *const words[] = {
+        [FRONT_FREE] = "is free",
+        [FRONT_IN_USE] = "is in use: a start now would fail, until what listens there has ended",
+        [FRONT_LEFT_OVER] = "is a socket that nobody listens on: a start would replace it",
+    };
+    enum front_place places[sizeof rows / sizeof rows[0]] = {FRONT_FREE};
 
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        in_use[i] = rows[i].text != NULL ? try_listener(&rows[i], e) : 0;
-        if (in_use[i] < 0)
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].text != NULL && try_listener(&rows[i], &places[i], e) != 0)
             return -1;
-    }
     (void)fprintf(to, "configuration: ok, would listen on %s\n", c->listen);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].text != NULL)
-            (void)fprintf(to, "%s: %s %s\n", rows[i].option + 2, rows[i].text,
-                          in_use[i] != 0 ? "is in use: a start now would fail, until what listens "
-                                           "there has ended"
-                                         : "is free");
+            (void)fprintf(to, "%s: %s %s\n", rows[i].option + 2, rows[i].text, words[places[i]]);
     (void)fputs("hosts that requests without a key may name: addresses, localhost", to);
     put_list(&c->allowed_host, to);
     (void)fputs("web pages that may use it: its own", to);

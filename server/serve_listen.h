@@ -51,7 +51,8 @@ void listeners_reload(struct listeners *l);
 void listeners_quiesce(struct listeners *l);
 bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us);
 
-/* listeners_put - what --check says of them; each is bound for a moment.
+/* listeners_put - what --check says of them; each is bound for a moment, unless
+ * something is there.
  * @c  that listeners_read has taken
  * Errors: front_try's, at the option; nothing is written then. */
 int listeners_put(const struct config *c, FILE *to, struct err *e);
