@@ -265,24 +265,6 @@ static void body_late(struct conn *c)
         conn_kill(c);
 }
 
-/* The head did not come in time. Who has sent some of it is told so. */
-static void head_late(struct conn *c)
-{
-    bool has_line = c->req != NULL;
-    struct request *r = has_line ? c->req : request_begin(c->part, NULL, c->mc);
-    struct err e = {0};
-
-    if (r != NULL) {
-        (void)err_set(&e, ERR_TIMEOUT, "", "the head of the request did not come within %llu ms",
-                      (unsigned long long)(c->shard->front->cfg.header_timeout_us / 1000));
-        filter_request_id(r);
-        request_send_refusal(r, &e);
-    }
-    if (r != NULL && !has_line)
-        request_end(r, false); /* libmicrohttpd knows nothing of it */
-    conn_kill(c);
-}
-
 /* Has the peer taken enough of its answer to be let live? */
 static bool sending_moves(struct conn *c)
 {
@@ -295,9 +277,36 @@ static bool sending_moves(struct conn *c)
 }
 
 /* Of what has come over TLS all may be the handshake's. */
-static bool line_begun(const struct conn *c)
+static bool head_begun(const struct conn *c)
 {
-    return c->req == NULL && !c->shard->front->tls && conn_begun(c);
+    if (c->req != NULL)
+        return c->req->stage == STAGE_HEADERS;
+    return !c->shard->front->tls && conn_begun(c);
+}
+
+void conn_cut_head(struct conn *c, const struct err *e)
+{
+    bool has_line = c->req != NULL;
+    struct request *r = NULL;
+
+    if (head_begun(c))
+        r = has_line ? c->req : request_begin(c->part, NULL, c->mc);
+    if (r != NULL) {
+        filter_request_id(r);
+        request_send_refusal(r, e);
+    }
+    if (r != NULL && !has_line)
+        request_end(r, false); /* libmicrohttpd knows nothing of it */
+    conn_kill(c);
+}
+
+static void head_late(struct conn *c)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_TIMEOUT, "", "the head of the request did not come within %llu ms",
+                  (unsigned long long)(c->shard->front->cfg.header_timeout_us / 1000));
+    conn_cut_head(c, &e);
 }
 
 static void conn_late(struct conn *c)
@@ -316,10 +325,8 @@ static void conn_late(struct conn *c)
         front_count(&c->shard->n_timeouts);
     if (in_body(r))
         body_late(c);
-    else if (line_begun(c) || (r != NULL && r->stage == STAGE_HEADERS))
-        head_late(c);
     else
-        conn_kill(c);
+        head_late(c);
 }
 
 static uint64_t sweep_us(const struct front_cfg *cfg)

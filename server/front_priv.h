@@ -34,9 +34,11 @@ enum {
     FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
     FRONT_ROOM = 4,                      /* free places from which on others give way; at most a */
                                          /* quarter of all */
-    FRONT_SILENT_US_MIN = 5 * 1000,      /* who has sent nothing for so long may give way, */
-    FRONT_KEPT_US_MIN = 1000 * 1000,     /* who has been answered so long ago, and */
-    FRONT_UNREAD_US_MIN = 500 * 1000,    /* whose body has been waited for so long */
+    FRONT_SILENT_US_MIN = 5 * 1000,      /* who has sent nothing for so long gives way to another */
+                                         /* that waits for the last place; else who has */
+    FRONT_KEPT_US_MIN = 1000 * 1000,     /* sent nothing, or been answered, so long ago, */
+    FRONT_BEGUN_US_MIN = 1000 * 1000,    /* begun a head so long ago, or been waited */
+    FRONT_UNREAD_US_MIN = 500 * 1000,    /* for with its body for so long may */
     FRONT_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
     FRONT_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */
     FRONT_LINGER_UNIX_NBYTES = 64 << 10, /* if it is a unix socket */
@@ -171,8 +173,8 @@ struct shard {
     struct loop_timer sweep;
     struct loop_item quiesce, finish, beat;
     struct conn *conns, *timed;
-    struct conn_queue silent; /* nothing has come from them */
-    struct conn_queue begun;  /* some of a head: these never do */
+    struct conn_queue silent; /* nothing has come from them, or they were told to go */
+    struct conn_queue begun;  /* some of a head has */
     struct conn_queue kept;   /* answered, and nothing has come since */
     struct conn_queue unread; /* bodies that are waited for: of control, or behind a refusal */
     struct lingering *lingers;
@@ -251,6 +253,8 @@ void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
 /* The rest of the body is not waited for: the answer goes out now, e unless another has been
  * decided. Nothing if no body is waited for. */
 void conn_cut_body(struct conn *c, const struct err *e);
+/* Nor is the rest of the head: who has sent some of it is told e, and the socket is shut down. */
+void conn_cut_head(struct conn *c, const struct err *e);
 bool conn_has_unread(const struct conn *c);
 void conn_kill(struct conn *c); /* the exchange is gone, the socket is shut down */
 /* Its peer finds it broken: of HTTP/1.0 an end is a whole answer. */
@@ -265,8 +269,8 @@ void lingering_close(struct lingering *l);
 /* front_shed.c: which connections give way to others. */
 void conn_queues_init(struct shard *s);
 void conn_busy(struct conn *c);   /* its request is at work: it does not give way */
-void conn_begin(struct conn *c);  /* a head has begun: nor does it now */
-void conn_silent(struct conn *c); /* it may: it is new, */
+void conn_begin(struct conn *c);  /* it may: a head has begun, */
+void conn_silent(struct conn *c); /* it is new, or has been told to go, */
 void conn_kept(struct conn *c);   /* its request is over, */
 void conn_unread(struct conn *c); /* or nobody minds if the body does not come */
 bool conn_begun(const struct conn *c);    /* has some of a request come? */

@@ -1,16 +1,18 @@
 /* Which connections give way to others.
  *
  * None does while there is room. When hardly a place is left, answers end their connections, and
- * who may give way does: the longest silent; then the longest idle since its last answer; then the
- * oldest of those whose body is waited for, though health and control would do without it (theirs,
- * or what is behind a refusal), which is answered. One whose head has begun, or whose request is at
- * work, never does: its deadlines end it. So a client that asks again soon finds its connection,
- * and those that hold a place for nothing keep nobody out for more than a second or two. */
+ * who may give way does: the longest silent, which is at once if somebody waits for the last place;
+ * then the longest idle since its last answer; then the oldest of those whose head has begun, or
+ * whose body is waited for, though health and control would do without it (theirs, or what is
+ * behind a refusal), which are answered. One whose request is at work never does: its deadlines end
+ * it. So a client that asks again soon finds its connection, and each that holds a place for
+ * nothing holds it for a second or so. */
 #include "base/clock.h"
 #include "server/front_priv.h"
 
 #include <linux/tcp.h> /* glibc's struct tcp_info ends before tcpi_bytes_received */
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 void conn_queues_init(struct shard *s)
@@ -77,9 +79,27 @@ void conn_unread(struct conn *c)
     enter(c, &c->shard->unread);
 }
 
+static size_t n_living(const struct shard *s)
+{
+    return s->n_conns - s->n_dead + s->n_greetings;
+}
+
 bool conn_crowded(const struct shard *s)
 {
-    return s->n_conns - s->n_dead + s->n_greetings > s->n_conns_crowded;
+    return n_living(s) > s->n_conns_crowded;
+}
+
+/* How long the silent ones are let be. At the limit it is asked again soon: nobody is accepted, so
+ * nothing tells when somebody begins to wait. */
+static uint64_t silent_us(const struct shard *s, uint64_t *wait_us)
+{
+    struct pollfd next = {.fd = s->listen_fd, .events = POLLIN};
+
+    if (n_living(s) < s->n_conns_limit)
+        return FRONT_KEPT_US_MIN;
+    if (*wait_us > FRONT_SILENT_US_MIN)
+        *wait_us = FRONT_SILENT_US_MIN;
+    return poll(&next, 1, 0) > 0 ? FRONT_SILENT_US_MIN : FRONT_KEPT_US_MIN;
 }
 
 /* Has it been so long? If not, *wait_us is at most what is left. */
@@ -114,12 +134,22 @@ bool conn_begun(const struct conn *c)
 /* libmicrohttpd closes it in its next run. */
 static void give_way(struct conn *c)
 {
-    if (conn_begun(c))
+    if (c->req == NULL && conn_begun(c))
         conn_begin(c);
     else
         conn_kill(c);
 }
 
+static void give_up_head(struct conn *c)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_TIMEOUT, "",
+                  "too many connections are open to wait longer for the head of the request");
+    conn_cut_head(c, &e);
+}
+
+/* Its answer is not lost if a piece of the body comes yet: it is let be as a silent one. */
 static void give_up_body(struct conn *c)
 {
     struct err e = {0};
@@ -127,23 +157,30 @@ static void give_up_body(struct conn *c)
     (void)err_set(&e, ERR_OVERLOADED, "",
                   "too many connections are open to wait longer for the body");
     conn_cut_body(c, &e);
-    conn_kill(c);
+    if (c->req == NULL || !c->req->raw_sent) {
+        conn_kill(c);
+        return;
+    }
+    conn_deadline(c, FRONT_GRACE_US);
+    conn_silent(c);
 }
 
 /* False: nobody may go yet. While one is silent, which is not for long, no other goes. */
 static bool shed_one(struct shard *s, uint64_t *wait_us)
 {
     if (s->greetings != NULL) {
-        if (!since(s->greetings->since_us, FRONT_SILENT_US_MIN, wait_us))
+        if (!since(s->greetings->since_us, silent_us(s, wait_us), wait_us))
             return false;
         greeting_close(s->greetings);
         accept_begin(s);
     } else if (s->silent.first != NULL) {
-        if (!may_go(&s->silent, FRONT_SILENT_US_MIN, wait_us))
+        if (!may_go(&s->silent, silent_us(s, wait_us), wait_us))
             return false;
         give_way(s->silent.first);
     } else if (may_go(&s->kept, FRONT_KEPT_US_MIN, wait_us)) {
         give_way(s->kept.first);
+    } else if (may_go(&s->begun, FRONT_BEGUN_US_MIN, wait_us)) {
+        give_up_head(s->begun.first);
     } else if (may_go(&s->unread, FRONT_UNREAD_US_MIN, wait_us)) {
         give_up_body(s->unread.first);
     } else {

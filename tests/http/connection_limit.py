@@ -5,6 +5,8 @@ Usage: connection_limit.py HOST:PORT CERTIFICATE CHECK...   (CERTIFICATE "-": pl
   keep_alive  60 clients that think between two requests, at a limit of 64
   half_head   one that has sent half of a head, and a crowd; needs --header-timeout 3000
   silent      600 connections that say nothing
+  late        clients that send their first byte 50 ms after they have connected, with few places left
+  begun       150 connections that send one byte
   bodies      150 control requests, and 150 refused ones, whose body does not come
 """
 
@@ -108,6 +110,38 @@ def silent(server):
         s.close()
 
 
+def late(server):
+    held = []
+    for _ in range(61):
+        held.append(server.connect())
+        held[-1].sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: 20\r\n\r\n{")
+    time.sleep(0.2)
+    for _ in range(10):
+        s = server.raw()
+        time.sleep(0.05)
+        if server.tls:
+            s = server.tls.wrap_socket(s, server_hostname=server.at[0])
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        said = s.recv(4096)
+        assert said.startswith(b"HTTP/1.1 200 "), said
+        s.close()
+    for s in held:
+        s.close()
+
+
+def begun(server):
+    crowd = []
+    for _ in range(150):
+        crowd.append(server.raw())
+        crowd[-1].sendall(b"\x16" if server.tls else b"G")
+    server.is_heard()
+    said = crowd[0].recv(4096)
+    assert said == b"" if server.tls else said.startswith(b"HTTP/1.1 408 "), said
+    for s in crowd:
+        s.close()
+
+
 def bodies(server):
     for target, host in ((b"/health", b"localhost"), (b"/v1/pause", b"evil.example"), (b"/v1/pause", b"localhost")):
         held = []
@@ -124,7 +158,8 @@ def main():
     server = Server(sys.argv[1], sys.argv[2])
     for name in sys.argv[3:]:
         began = time.monotonic()
-        {"keep_alive": keep_alive, "half_head": half_head, "silent": silent, "bodies": bodies}[name](server)
+        {"keep_alive": keep_alive, "half_head": half_head, "silent": silent, "late": late, "begun": begun,
+         "bodies": bodies}[name](server)
         print(f"{name}: {time.monotonic() - began:.1f} s")
 
 

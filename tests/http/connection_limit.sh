@@ -16,13 +16,13 @@ serve_model --max-connections 64 --header-timeout 3000
 checks - keep_alive half_head
 stop_server
 serve_model --max-connections 64 --header-timeout 600000 --body-timeout 600000 --body-stall-timeout 600000
-checks - silent bodies keep_alive
+checks - silent late begun bodies keep_alive
 stop_server
 serve_model --max-connections 64 --header-timeout 3000 "${tls[@]}"
 checks "$WORK/cert.pem" half_head
 stop_server
 serve_model --max-connections 64 --header-timeout 600000 --body-timeout 600000 --body-stall-timeout 600000 "${tls[@]}"
-checks "$WORK/cert.pem" silent bodies keep_alive
+checks "$WORK/cert.pem" silent late begun bodies keep_alive
 stop_server
 
 # Few descriptors, for the server alone.

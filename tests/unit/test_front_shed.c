@@ -28,6 +28,15 @@ static void ask_new(const char *path, int status)
     client_close(&c);
 }
 
+/* FEW_BUSY at work. */
+static void open_busy(struct client busy[])
+{
+    for (int i = 0; i < FEW_BUSY; i++) {
+        client_open(&busy[i], app.port);
+        client_send(&busy[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+    }
+}
+
 static void test_shed_over_the_limit(void **state)
 {
     struct client c[FEW_BUSY];
@@ -35,10 +44,7 @@ static void test_shed_over_the_limit(void **state)
 
     (void)state;
     app_start(&app, few_connections);
-    for (int i = 0; i < FEW_BUSY; i++) {
-        client_open(&c[i], app.port);
-        client_send(&c[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
-    }
+    open_busy(c);
     ask_new("/echo", 503);
     ask_new("/reserved", 200);
     front_stats(app.front, &stats);
@@ -60,10 +66,7 @@ static void test_idle_connections_give_way(void **state)
 
     (void)state;
     app_start(&app, few_connections);
-    for (int i = 0; i < FEW_BUSY; i++) {
-        client_open(&busy[i], app.port);
-        client_send(&busy[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
-    }
+    open_busy(busy);
     began_us = clock_now_us();
     for (int i = 0; i < CROWD; i++) {
         client_open(&idle[i], app.port);
@@ -114,7 +117,29 @@ static void test_answered_connections_are_kept(void **state)
     app_stop(&app);
 }
 
-/* A head of which some has come, also behind an answer, is waited for, whatever the crowd. */
+/* A place that nobody else waits for is left to one that takes its time with the first byte. */
+static void test_late_first_bytes_are_waited_for(void **state)
+{
+    struct client busy[FEW_BUSY], late[FEW - FEW_BUSY];
+
+    (void)state;
+    app_start(&app, few_connections);
+    open_busy(busy);
+    (void)poll(NULL, 0, 20);
+    for (int i = 0; i < FEW - FEW_BUSY; i++)
+        client_open(&late[i], app.port);
+    (void)poll(NULL, 0, 50);
+    for (int i = 0; i < FEW - FEW_BUSY; i++)
+        expect(&late[i], "GET /reserved HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&busy[i]);
+    for (int i = 0; i < FEW - FEW_BUSY; i++)
+        client_close(&late[i]);
+    app_stop(&app);
+}
+
+/* A head of which some has come, also behind an answer, is waited for, whatever the crowd that says
+ * nothing. */
 static void test_half_heads_do_not_give_way(void **state)
 {
     struct client half[FEW_BUSY], idle[CROWD];
@@ -131,8 +156,6 @@ static void test_half_heads_do_not_give_way(void **state)
     for (int i = 0; i < CROWD; i++)
         client_open(&idle[i], app.port);
     ask_new("/reserved", 200);
-    (void)poll(NULL, 0, 1200); /* who is idle has to go by then */
-    ask_new("/reserved", 200);
     for (int i = 0; i < FEW_BUSY; i++)
         expect(&half[i], i % 3 == 0 ? "T /echo HTTP/1.1\r\n" HOST "\r\n" : "st: t\r\n\r\n", 200,
                "");
@@ -140,6 +163,66 @@ static void test_half_heads_do_not_give_way(void **state)
         client_close(&half[i]);
     for (int i = 0; i < CROWD; i++)
         client_close(&idle[i]);
+    app_stop(&app);
+}
+
+/* Heads that do not go on keep nobody out: those begun a second ago are answered without the rest,
+ * the oldest first. */
+static void test_old_half_heads_give_way(void **state)
+{
+    struct client half[2 * FEW];
+    struct response r;
+    uint64_t began_us = clock_now_us(), took_us;
+
+    (void)state;
+    app_start(&app, few_connections);
+    for (int i = 0; i < 2 * FEW; i++) {
+        client_open(&half[i], app.port);
+        client_send(&half[i], i % 2 == 0 ? "G" : "GET /echo HTTP/1.1\r\nHo");
+    }
+    for (int i = 0; i < 2; i++) {
+        client_response(&half[i], &r, false);
+        assert_int_equal(r.status, 408);
+        assert_string_equal(response_header(&r, "Connection"), "close");
+        response_free(&r);
+        assert_true(client_closed(&half[i]));
+    }
+    took_us = clock_now_us() - began_us;
+    assert_true(took_us >= 1000 * 1000 && took_us < 3 * 1000 * 1000);
+    ask_new("/reserved", 200);
+    assert_true(clock_now_us() - began_us < 5 * 1000 * 1000);
+    expect(&half[2 * FEW - 1], "st: t\r\n\r\n", 200, "");
+    for (int i = 0; i < 2 * FEW; i++)
+        client_close(&half[i]);
+    app_stop(&app);
+}
+
+/* Who is told that its body is not waited for may go on sending it: nothing breaks before it has
+ * read that. */
+static void test_a_given_up_body_may_come_yet(void **state)
+{
+    struct client busy[FEW_BUSY], c;
+    struct pollfd told = {.events = POLLIN};
+    struct response r;
+
+    (void)state;
+    app_start(&app, few_connections);
+    open_busy(busy);
+    (void)poll(NULL, 0, 20);
+    client_open(&c, app.port);
+    client_send(&c, half_body);
+    told.fd = c.fd;
+    assert_int_equal(poll(&told, 1, 5000), 1);
+    for (int i = 0; i < 3; i++) {
+        assert_true(client_try_send(&c, "y", 1));
+        (void)poll(NULL, 0, 20);
+    }
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 503);
+    response_free(&r);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&busy[i]);
+    client_close(&c);
     app_stop(&app);
 }
 
@@ -179,7 +262,10 @@ int main(void)
         cmocka_unit_test(test_shed_over_the_limit),
         cmocka_unit_test(test_idle_connections_give_way),
         cmocka_unit_test(test_answered_connections_are_kept),
+        cmocka_unit_test(test_late_first_bytes_are_waited_for),
         cmocka_unit_test(test_half_heads_do_not_give_way),
+        cmocka_unit_test(test_old_half_heads_give_way),
+        cmocka_unit_test(test_a_given_up_body_may_come_yet),
         cmocka_unit_test(test_reserved_bodies_give_way),
     };
 
