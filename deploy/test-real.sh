@@ -13,10 +13,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
-peers=(vllm sglang trl areal openai litellm schemathesis checkpoint-engine slime skyrl)
+peers=(vllm sglang trl areal verl openai litellm schemathesis checkpoint-engine slime skyrl)
 # Installed as listed, without what they ask for: a lock, or beside the environment they build on.
-declare -A listed=([vllm]=1 [sglang]=1 [trl]=1 [areal]=1 [checkpoint-engine]=1 [slime]=1 [skyrl]=1)
-declare -A built_on=([trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [slime]=sglang [skyrl]=vllm)
+declare -A listed=([vllm]=1 [sglang]=1)
+declare -A built_on=(
+  [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [slime]=sglang [verl]=sglang
+)
 declare -A from_checkout=([slime]=1 [skyrl]=1)
 
 # variable PEER WORD: the name of its variable, as VLLM_ENV
@@ -67,7 +69,7 @@ install_peer() {
     "$(env_of "${built_on[$peer]}")/bin/python" -c \
       'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$site/built-on.pth"
   fi
-  if [[ -n ${listed[$peer]:-} ]]; then
+  if [[ -n ${listed[$peer]:-}${built_on[$peer]:-} ]]; then
     options=(--no-deps)
   fi
   if [[ -f tests/real/requirements/$peer.txt ]]; then

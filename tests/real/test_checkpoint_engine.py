@@ -1,6 +1,7 @@
 """checkpoint-engine's own ParameterServer and api, unmodified, on a CPU: over the suite's driver in
 place of CUDA's, which is built beside the program. What it does is what
-tests/gpu/test_checkpoint_engine.py does on a GPU. Usage: test_checkpoint_engine.py --baton PROGRAM"""
+tests/gpu/test_checkpoint_engine.py does on a GPU.
+Usage: test_checkpoint_engine.py --baton PROGRAM"""
 
 import os
 import pathlib

@@ -1,6 +1,7 @@
 """slime's external rollout, unmodified, from a checkout in SLIME_SRC: its engine handle's calls, the
-checks of --rollout-external, --check-weight-update, and its rollout, all against baton as an SGLang.
-What it sends by NCCL and CUDA IPC needs a GPU. Usage: test_slime.py --baton PROGRAM [--record DIR]"""
+checks of --rollout-external, --check-weight-update, and its rollout, all against baton as an
+SGLang. What it sends by NCCL and CUDA IPC needs a GPU.
+Usage: test_slime.py --baton PROGRAM [--record DIR]"""
 
 import asyncio
 import os
