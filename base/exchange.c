@@ -244,7 +244,7 @@ static bool unsent_reserve_locked(struct exchange_private *p, size_t len)
     size_t cap = p->unsent_cap > STREAM_CAP_MIN ? p->unsent_cap : STREAM_CAP_MIN;
     char *data;
 
-    if (len > EXCHANGE_STREAM_NBYTES_MAX || have > EXCHANGE_STREAM_NBYTES_MAX - len)
+    if (len > 0 && have >= EXCHANGE_STREAM_NBYTES_MAX)
         return false;
     if (p->unsent_head > 0) {
         memmove(p->unsent, p->unsent + p->unsent_head, have);

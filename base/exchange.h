@@ -16,7 +16,7 @@
 enum {
     EXCHANGE_REQUEST_ID_MAX = 64,
     EXCHANGE_HEADERS_MAX = 8,
-    EXCHANGE_STREAM_NBYTES_MAX = 4 << 20 /* unsent bytes of one stream; over it the stream fails */
+    EXCHANGE_STREAM_NBYTES_MAX = 4 << 20 /* unsent bytes of one stream; the next fails */
 };
 
 enum exchange_method {
@@ -107,8 +107,8 @@ void exchange_stream_open(struct exchange *x, int status, const char *content_ty
 void exchange_stream_open_as(struct exchange *x, const struct exchange_reply *head);
 
 /* exchange_stream_write - queue bytes (copied). Returns -1 when the peer is gone, the reader is
- * EXCHANGE_STREAM_NBYTES_MAX behind, or memory ran out: nothing more will be sent then, and the
- * caller still has to close. Threads: any one at a time. Blocks: no. */
+ * EXCHANGE_STREAM_NBYTES_MAX behind already, or memory ran out: nothing more will be sent then, and
+ * the caller still has to close. Threads: any one at a time. Blocks: no. */
 int exchange_stream_write(struct exchange *x, const void *data, size_t len);
 
 /* exchange_stream_pass - the same, but if nothing waits to be sent the peer gets it here and now.

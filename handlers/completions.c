@@ -206,8 +206,10 @@ static int settle_logprobs(struct completions_op *op, struct err *e)
     if (op->stream.on && op->prompt_logprobs >= 0)
         return err_set(e, ERR_BAD_REQUEST, "/prompt_logprobs",
                        "prompt logprobs are not sent in a stream; set 'stream' to false");
+    op->g.prompt_logprobs_times = op->g.params.n; /* each choice repeats them */
     if (!op->echo || op->logprobs < 0)
         return 0;
+    op->g.prompt_logprobs_times *= 2; /* as the echo's, and as the prompt's */
     if (op->stream.on)
         return err_set(e, ERR_BAD_REQUEST, "/echo",
                        "logprobs of an echoed prompt are not sent in a stream; set 'stream' to "

@@ -245,8 +245,8 @@ bool completions_next(struct completions_part *p, struct completions_op *op,
         p->end--;
     if (out == NULL && p->end == p->first)
         return false;
-    if (op->stream.on && p->end > p->first + 1 && generation_keeps_up(&op->g)) {
-        p->end = p->first + 1;
+    if (op->stream.on && p->end - p->first > generation_share(&op->g)) {
+        p->end = p->first + generation_share(&op->g);
         p->out = NULL;
     }
     fill_part(p);
@@ -277,7 +277,7 @@ void completions_news(struct generation *g)
     json_t *choice = NULL;
 
     for (uint32_t i = 0; i < g->n_seqs; i++) {
-        while (next_part(op, &g->seqs[i], &choice))
+        while (generation_keeps_up(g) && next_part(op, &g->seqs[i], &choice))
             generation_event(g, envelope(op, json_pack("[o]", choice),
                                          op->stream.usage_each ? usage_json(op) : json_null()));
     }
@@ -289,7 +289,8 @@ static json_t *whole_json(struct completions_op *op)
     json_t *choices = json_array(), *choice = NULL;
 
     for (uint32_t i = 0; i < g->n_seqs && choices != NULL; i++) {
-        if (next_part(op, &g->seqs[i], &choice) && json_array_append_new(choices, choice) == 0)
+        if (!exchange_gone(g->x) && next_part(op, &g->seqs[i], &choice) &&
+            json_array_append_new(choices, choice) == 0)
             continue;
         json_decref(choices);
         choices = NULL;
@@ -304,6 +305,7 @@ void completions_finish(struct generation *g)
     struct completions_op *op = completions_of(g);
     struct exchange *x = g->x;
     struct err why = {0};
+    json_t *whole;
     bool failed = generation_failed(g, &why);
 
     if (op->stream.on) {
@@ -313,9 +315,13 @@ void completions_finish(struct generation *g)
         generation_end(g);
         return;
     }
+    whole = failed ? NULL : whole_json(op);
+    failed = generation_failed(g, &why); /* the client may have gone meanwhile */
     g->x = NULL;
-    if (failed)
+    if (failed) {
+        json_decref(whole);
         reply_error(x, &why, NULL);
-    else
-        reply_json(x, 200, whole_json(op));
+    } else {
+        reply_json(x, 200, whole);
+    }
 }

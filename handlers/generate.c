@@ -187,8 +187,8 @@ static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
     generation_look(seq, &tokens, &n, &out);
     if (seq->told || (n == first && out == NULL) || (out != NULL && out->finish == GEN_ERROR))
         return false;
-    if (n > first + 1 && generation_keeps_up(&op->g)) {
-        n = first + 1;
+    if (n - first > generation_share(&op->g)) {
+        n = first + generation_share(&op->g);
         out = NULL;
     }
     choice = choice_json(op, seq, tokens, first, n, out);
@@ -201,7 +201,7 @@ static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
 static void generate_news(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        while (tell_seq(op_of(g), &g->seqs[i]))
+        while (generation_keeps_up(g) && tell_seq(op_of(g), &g->seqs[i]))
             ;
 }
 

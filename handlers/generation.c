@@ -10,6 +10,7 @@
 #include "engine/embedded/adapter_use.h"
 #include "engine/generation.h"
 #include "handlers/gate.h"
+#include "handlers/generation_reply.h"
 #include "handlers/reply.h"
 
 #include <assert.h>
@@ -33,6 +34,7 @@ void generation_init(struct generation *g, struct app *app, struct exchange *x,
     g->work = (struct job){.run = generation_work, .arg = g};
     g->logprobs_at = "/logprobs";
     g->prompt_logprobs_at = "/prompt_logprobs";
+    g->prompt_logprobs_times = 1;
     generate_params_init(&g->params);
     g->params.gen.logprobs_mode = app->logprobs_mode;
     g->on_update = app->on_update;
@@ -138,37 +140,63 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
     return 0;
 }
 
-/* @n_tokens  that have k logprobs each, over all sequences */
-static int check_logprobs(const struct generation *g, const char *at, int32_t k, uint64_t n_tokens,
-                          struct err *e)
+static int check_each(const struct generation *g, const char *at, int32_t k, struct err *e)
 {
-    if (k > 0 && (uint64_t)k > g->app->max_logprobs)
-        return err_set(e, ERR_BAD_REQUEST, at,
-                       "%d logprobs with each token; at most %llu are allowed (--max-logprobs)", k,
-                       (unsigned long long)g->app->max_logprobs);
-    if (k <= 0 || n_tokens <= (uint64_t)GENERATION_LOGPROBS_MAX / (uint64_t)k)
+    if (k <= 0 || (uint64_t)k <= g->app->max_logprobs)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, at,
+                   "%d logprobs with each token; at most %llu are allowed (--max-logprobs)", k,
+                   (unsigned long long)g->app->max_logprobs);
+}
+
+/* What the sequences can come to. */
+static int check_made_logprobs(const struct generation *g, struct err *e)
+{
+    const struct gen_params *p = &g->params.gen;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        uint32_t rest = g->app->max_model_len - g->prompts[i].n;
+
+        n += (uint64_t)g->params.n * (p->max_tokens < rest ? p->max_tokens : rest);
+    }
+    if (p->logprobs <= 0 || n <= (uint64_t)GENERATION_LOGPROBS_MAX / (uint64_t)p->logprobs)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, g->logprobs_at,
                    "%d logprobs with each of up to %llu tokens; a request may come to %d of them: "
                    "ask for fewer logprobs, fewer tokens or fewer sequences",
-                   k, (unsigned long long)n_tokens, GENERATION_LOGPROBS_MAX);
+                   p->logprobs, (unsigned long long)n, GENERATION_LOGPROBS_MAX);
+}
+
+/* What the answer tells of the prompts; the prompt's own token alone is one, too. */
+static int check_prompt_logprobs(const struct generation *g, struct err *e)
+{
+    int32_t k = g->params.gen.prompt_logprobs;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        if (g->prompts[i].n > g->prompt_logprobs_from)
+            n += g->prompts[i].n - g->prompt_logprobs_from;
+    n *= g->prompt_logprobs_times;
+    if (k < 0 || n <= (uint64_t)GENERATION_PROMPT_LOGPROBS_MAX / (k > 0 ? (uint64_t)k : 1))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, g->prompt_logprobs_at,
+                   "%d logprobs with each of %llu tokens of prompts, counted in every choice that "
+                   "tells them; an answer may tell %d of them: ask for fewer logprobs, or with "
+                   "fewer prompts or a smaller n",
+                   k > 0 ? k : 1, (unsigned long long)n, GENERATION_PROMPT_LOGPROBS_MAX);
 }
 
 /* What the answer can hold of them, before anything is computed. */
 static int check_all_logprobs(const struct generation *g, struct err *e)
 {
     const struct gen_params *p = &g->params.gen;
-    uint64_t n_prompt = 0, n_made = 0;
 
-    for (uint32_t i = 0; i < g->n_prompts; i++) {
-        uint32_t rest = g->app->max_model_len - g->prompts[i].n;
-
-        n_prompt += g->prompts[i].n;
-        n_made += (uint64_t)g->params.n * (p->max_tokens < rest ? p->max_tokens : rest);
-    }
-    if (check_logprobs(g, g->logprobs_at, p->logprobs, n_made, e) != 0)
+    if (check_each(g, g->logprobs_at, p->logprobs, e) != 0 ||
+        check_each(g, g->prompt_logprobs_at, p->prompt_logprobs, e) != 0 ||
+        check_made_logprobs(g, e) != 0)
         return -1;
-    return check_logprobs(g, g->prompt_logprobs_at, p->prompt_logprobs, n_prompt, e);
+    return check_prompt_logprobs(g, e);
 }
 
 int generation_expand(struct generation *g, const char *at, struct err *e)
@@ -210,6 +238,31 @@ void generation_fail(struct generation *g, const struct err *e)
     generation_unref(g);
 }
 
+static void post_work(struct generation *g)
+{
+    struct err stopping = {0};
+
+    /* A pool that stops before its generations is the end of the process: answer from here. */
+    if (workers_post(g->pool, &g->work, WORKERS_URGENT, &stopping) != 0)
+        generation_work(g);
+}
+
+/* Makes the work job look at the generation, now or once more. */
+static void wake(struct generation *g, bool ended)
+{
+    bool post;
+
+    mtx_lock(&g->lock);
+    g->ended = g->ended || ended;
+    g->again = true;
+    g->behind = false;
+    post = !g->busy;
+    g->busy = true;
+    mtx_unlock(&g->lock);
+    if (post)
+        post_work(g);
+}
+
 static void generation_forget(void *arg)
 {
     struct err e = {0};
@@ -242,13 +295,16 @@ static void generation_gone(void *arg)
 {
     struct generation *g = arg;
     struct err e = {0};
-    bool entered;
+    bool entered, behind;
 
     mtx_lock(&g->lock);
     g->gone = true;
     cancel_locked(g);
     entered = g->entered;
+    behind = g->behind;
     mtx_unlock(&g->lock);
+    if (behind)
+        wake(g, false);
     if (!entered || !admission_cancel(g->app->generate, &g->ticket))
         return;
     g->step = (struct job){.run = generation_forget, .arg = g};
@@ -259,30 +315,6 @@ static void generation_gone(void *arg)
 void generation_watch(struct generation *g)
 {
     exchange_on_gone(g->x, generation_gone, g);
-}
-
-static void post_work(struct generation *g)
-{
-    struct err stopping = {0};
-
-    /* A pool that stops before its generations is the end of the process: answer from here. */
-    if (workers_post(g->pool, &g->work, WORKERS_URGENT, &stopping) != 0)
-        generation_work(g);
-}
-
-/* Makes the work job look at the generation, now or once more. */
-static void wake(struct generation *g, bool ended)
-{
-    bool post;
-
-    mtx_lock(&g->lock);
-    g->ended = g->ended || ended;
-    g->again = true;
-    post = !g->busy;
-    g->busy = true;
-    mtx_unlock(&g->lock);
-    if (post)
-        post_work(g);
 }
 
 static void count_ended(const struct generation *g)
@@ -297,22 +329,49 @@ static void count_ended(const struct generation *g)
     }
 }
 
+/* On the front's thread, or that of the job. */
+static void client_drained(void *arg)
+{
+    wake(arg, false);
+}
+
+/* Is there a stream whose client has to take what it was sent before it is told more? Then the job
+ * looks again when it has, or has gone: what the engine made waits in its output, where it is
+ * small. The front gives up on a client that takes nothing. */
+static bool wait_for_client(struct generation *g)
+{
+    bool waits;
+
+    g->stream_late = !g->stream_broken && !generation_keeps_up(g);
+    if (!g->stream_late)
+        return false;
+    mtx_lock(&g->lock);
+    waits = g->behind = !g->gone && !g->cut;
+    mtx_unlock(&g->lock);
+    if (!waits)
+        g->stream_broken = true;
+    else
+        exchange_on_drained(g->x, GENERATION_UNSENT_MAX, client_drained, g);
+    return waits;
+}
+
 static void generation_work(void *arg)
 {
     struct generation *g = arg;
-    bool more;
+    bool ended, more;
 
     mtx_lock(&g->lock);
     g->again = false;
-    more = !g->ended;
+    ended = g->ended;
     mtx_unlock(&g->lock);
-    if (!more) {
+    if (g->ops->news != NULL)
+        g->ops->news(g);
+    if (!wait_for_client(g) && ended) {
         count_ended(g);
         g->ops->finish(g);
         generation_unref(g);
         return;
     }
-    g->ops->news(g);
     mtx_lock(&g->lock);
     more = g->again;
     g->busy = more;
@@ -564,6 +623,18 @@ bool generation_abort(struct generation *g)
     if (entered && admission_cancel(g->app->generate, &g->ticket))
         post_end_queued(g);
     return true;
+}
+
+void generation_cut(struct generation *g)
+{
+    bool behind;
+
+    mtx_lock(&g->lock);
+    g->cut = true;
+    behind = g->behind;
+    mtx_unlock(&g->lock);
+    if (behind)
+        wake(g, false);
 }
 
 bool generation_abort_seq(struct generation *g, uint32_t i)

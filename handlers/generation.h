@@ -30,7 +30,9 @@
 enum {
     GENERATION_SEQS_MAX = 1024,                 /* prompts times n of one request */
     GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576, /* over all sequences of one request */
-    GENERATION_LOGPROBS_MAX = 2 * 1048576       /* entries that they can come to, likewise */
+    GENERATION_LOGPROBS_MAX = 2 * 1048576,      /* entries that they can come to, likewise */
+    GENERATION_PROMPT_LOGPROBS_MAX = 262144     /* entries of prompts that an answer tells, about
+                                                   840 bytes each while it is written */
 };
 
 struct generation;
@@ -83,6 +85,8 @@ struct generation {
     bool aborted;     /* what is submitted is cancelled at once */
     bool entered;     /* the ticket has been through admission_enter */
     bool ended;       /* n_open reached 0 and the permit is back */
+    bool cut;         /* the server stops: wait for no client */
+    bool behind;      /* nothing is told until the client has taken more, or has gone */
     bool busy, again; /* the work job is posted or runs; it has to look once more */
     struct err err;   /* first failure */
     struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
@@ -94,10 +98,13 @@ struct generation {
     struct app *app;
     const char *request_id;                       /* borrowed from the operation; NULL: none */
     const char *logprobs_at, *prompt_logprobs_at; /* pointers of those members in the request */
-    const char *id_prefix; /* what vLLM's ids of such requests begin with; NULL: nothing */
-    char *const *seq_ids;  /* [n_seqs], borrowed from it; NULL: sequences have no names */
-    char *lora;            /* owned; the adapter that `model` named; NULL: the base model */
-    struct exchange *x;    /* the flow's reference; given up by the answer */
+    bool events_repeat; /* an event of a stream tells all tokens of its sequence so far */
+    uint32_t prompt_logprobs_times; /* how often the answer tells those of a prompt */
+    uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs it tells */
+    const char *id_prefix;          /* what vLLM's ids of such requests begin with; NULL: nothing */
+    char *const *seq_ids;           /* [n_seqs], borrowed from it; NULL: sequences have no names */
+    char *lora;         /* owned; the adapter that `model` named; NULL: the base model */
+    struct exchange *x; /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
     struct workers *pool; /* where news and finish run */
     struct generate_params params;
@@ -114,6 +121,7 @@ struct generation {
     struct job work;      /* news and finish */
 
     bool stream_open, stream_broken; /* of the pool's job */
+    bool stream_late;                /* of it: its client was behind when the last one looked */
 };
 
 /* generation_init - an empty generation with one reference, the flow's; on_update is the server's.
@@ -151,8 +159,9 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
 /* generation_expand - make the sequences, n for each prompt.
  * @at  as above
  * Errors: as above; ERR_BAD_REQUEST at logprobs_at or prompt_logprobs_at (more with each token than
- *         --max-logprobs, or more in all than GENERATION_LOGPROBS_MAX); ERR_TOO_LARGE (the prompts
- * of all sequences pass GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
+ *         --max-logprobs, or more in all than GENERATION_LOGPROBS_MAX or, of the prompts,
+ *         GENERATION_PROMPT_LOGPROBS_MAX); ERR_TOO_LARGE (the prompts of all sequences pass
+ *         GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
 /* generation_watch - from now on the peer's leaving ends it, and the exchange is the flow's. */
@@ -173,6 +182,9 @@ void generation_cancel(struct generation *g);
  * without any. Returns false when it has ended or was aborted before. Any thread; the caller sees
  * to it that it is not freed. */
 bool generation_abort(struct generation *g);
+
+/* generation_cut - wait no longer for a client that is behind: its stream is cut. As above. */
+void generation_cut(struct generation *g);
 
 /* generation_abort_seq - the same for one sequence; while its request queues, it queues on. */
 bool generation_abort_seq(struct generation *g, uint32_t i);

@@ -211,6 +211,18 @@ bool generation_keeps_up(const struct generation *g)
     return !g->stream_open || exchange_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
 }
 
+uint32_t generation_share(const struct generation *g)
+{
+    uint32_t n_each = g->params.gen.logprobs > 0 ? (uint32_t)g->params.gen.logprobs + 1 : 1;
+    uint32_t n = GENERATION_UNSENT_MAX / GENERATION_LOGPROB_NBYTES / n_each;
+
+    if (!g->stream_late)
+        return 1;
+    if (g->events_repeat)
+        return UINT32_MAX;
+    return n > 0 ? n : 1;
+}
+
 void generation_event(struct generation *g, json_t *event)
 {
     struct buf out = {0};

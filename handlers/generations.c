@@ -77,22 +77,55 @@ static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
     return bsearch(&id, ids, n_ids, sizeof *ids, by_text) != NULL;
 }
 
+/* Aborts the sequences of prompt I for each id that goes on with "-I". */
+static uint32_t abort_prompt(struct generation *g, const char *rest)
+{
+    unsigned long prompt;
+    uint32_t n = 0;
+    char *end;
+
+    if (rest[0] != '-' || rest[1] < '0' || rest[1] > '9' || (rest[1] == '0' && rest[2] != '\0'))
+        return 0;
+    prompt = strtoul(rest + 1, &end, 10);
+    if (*end != '\0')
+        return 0;
+    for (unsigned long i = prompt < g->n_prompts ? prompt * g->params.n : g->n_seqs;
+         i < g->n_seqs && g->seqs[i].prompt == prompt; i++)
+        n += generation_abort_seq(g, (uint32_t)i) ? 1 : 0;
+    return n;
+}
+
+/* First of the sorted ids that is not before `text`. */
+static size_t lower_bound(const char *text, const char *const *ids, size_t n_ids)
+{
+    size_t low = 0, high = n_ids;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+
+        if (strcmp(ids[middle], text) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* By vLLM's ids: PREFIX-ID of all, PREFIX-ID-I of prompt I. */
 static uint32_t abort_prompts(struct generation *g, const char *const *ids, size_t n_ids)
 {
     char id[GENERATION_REQUEST_ID_MAX + 64];
     uint32_t n = 0;
+    size_t len;
 
     if (g->id_prefix == NULL || g->request_id == NULL || ids == NULL)
         return 0;
     (void)snprintf(id, sizeof id, "%s%s", g->id_prefix, g->request_id);
     if (is_one_of(id, ids, n_ids))
         return generation_abort(g) ? 1 : 0;
-    for (uint32_t i = 0; i < g->n_seqs; i++) {
-        (void)snprintf(id, sizeof id, "%s%s-%u", g->id_prefix, g->request_id, g->seqs[i].prompt);
-        if (is_one_of(id, ids, n_ids))
-            n += generation_abort_seq(g, i) ? 1 : 0;
-    }
+    len = strlen(id);
+    for (size_t i = lower_bound(id, ids, n_ids); i < n_ids && strncmp(ids[i], id, len) == 0; i++)
+        n += abort_prompt(g, ids[i] + len);
     return n;
 }
 
@@ -137,4 +170,14 @@ uint32_t generations_abort_granted(struct generations *gs)
             n += generation_abort(g) ? 1 : 0;
     mtx_unlock(&gs->lock);
     return n;
+}
+
+void generations_cut(struct generations *gs)
+{
+    if (gs == NULL)
+        return;
+    mtx_lock(&gs->lock);
+    for (struct generation *g = gs->first; g != NULL; g = g->link.next)
+        generation_cut(g);
+    mtx_unlock(&gs->lock);
 }

@@ -33,4 +33,7 @@ uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_id
 /* generations_abort_granted - the same for those that have a permit; the queue stays. */
 uint32_t generations_abort_granted(struct generations *gs);
 
+/* generations_cut - generation_cut for each: the server stops. Before the pool that tells. */
+void generations_cut(struct generations *gs);
+
 #endif

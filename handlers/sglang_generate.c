@@ -258,6 +258,8 @@ static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *
     if (start < 0)
         return 0;
     gen->prompt_logprobs = (int32_t)n_top;
+    op->c.g.prompt_logprobs_from = (uint32_t)start;
+    op->c.g.prompt_logprobs_times = op->c.g.params.n;
     if (op->c.stream.on && op->c.g.params.n > 1)
         return err_set(e, ERR_BAD_REQUEST, "/logprob_start_len",
                        "logprobs of the prompt are not sent in a stream of more than one sequence "
@@ -377,6 +379,7 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
     int rc;
 
     op->c.sampling_at = SAMPLING_AT;
+    op->c.g.events_repeat = true;
     op->c.logprobs = op->c.prompt_logprobs = -1; /* in another server's form */
     op->c.add_special = op->c.return_ids = true;
     if (body_bool(&op->c.stream.on, body, "", "stream", e) != 0 ||

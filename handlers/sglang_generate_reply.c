@@ -235,7 +235,7 @@ static json_t *whole_json(struct sglang_op *op)
         struct completions_part p;
         json_t *item = NULL;
 
-        if (completions_next(&p, &op->c, &g->seqs[i])) {
+        if (!exchange_gone(g->x) && completions_next(&p, &op->c, &g->seqs[i])) {
             item = item_json(op, &p);
             completions_told(&p);
         }
@@ -256,17 +256,21 @@ void sglang_generate_finish(struct generation *g)
     struct sglang_op *op = sglang_of(g);
     struct exchange *x = g->x;
     struct err why = {0};
+    json_t *whole = NULL;
 
     if (op->c.stream.on) {
-        for (uint32_t i = 0; i < g->n_seqs; i++)
-            while (tell_seq(op, &g->seqs[i]))
-                ;
+        sglang_generate_news(g);
         generation_end(g);
         return;
     }
+    if (!generation_failed(g, &why))
+        whole = whole_json(op);
+    (void)generation_failed(g, &why); /* the client may have gone meanwhile */
     g->x = NULL;
-    if (generation_failed(g, &why))
+    if (why.code != ERR_NONE) {
+        json_decref(whole);
         reply_error(x, &why, NULL);
-    else
-        reply_json(x, 200, whole_json(op));
+    } else {
+        reply_json(x, 200, whole);
+    }
 }

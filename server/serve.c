@@ -601,6 +601,7 @@ static void stop_all(struct house *h)
                  (unsigned)n_leases);
     if (a->engine != NULL)
         a->engine->ops->stop(a->engine);
+    generations_cut(a->generations);
     if (a->generate_pool != NULL)
         workers_stop(a->generate_pool);
     if (a->text != NULL)

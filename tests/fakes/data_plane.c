@@ -288,16 +288,22 @@ static void meet(void *arg)
 }
 
 /* When every thread of the pool stands at the barrier, none is at an older job. */
-void plane_settle(struct plane *p)
+static void settle_pool(struct plane *p, struct workers *pool)
 {
     struct job jobs[POOL_THREADS];
     struct err e = {0};
 
     for (int i = 0; i < POOL_THREADS; i++) {
         jobs[i] = (struct job){.run = meet, .arg = &p->all_here};
-        assert_int_equal(workers_post(p->app.text, &jobs[i], WORKERS_URGENT, &e), 0);
+        assert_int_equal(workers_post(pool, &jobs[i], WORKERS_URGENT, &e), 0);
     }
     (void)pthread_barrier_wait(&p->all_here);
+}
+
+void plane_settle(struct plane *p)
+{
+    settle_pool(p, p->app.generate_pool);
+    settle_pool(p, p->app.text);
 }
 
 static struct plane_seq *seq_of(struct plane *p, uint64_t id)

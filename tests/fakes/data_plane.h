@@ -68,7 +68,7 @@ json_t *plane_wait_reply(struct plane_x *px, int *status);   /* new; NULL when t
 char *plane_wait_stream(struct plane_x *px, bool *complete); /* the caller's; all of it */
 void plane_wait_stream_bytes(struct plane_x *px, char *out, size_t cap); /* some of it, NUL added */
 
-/* plane_settle - wait until the text pool has run everything that was posted to it so far. */
+/* plane_settle - wait until the pools have run all that was posted to them so far. */
 void plane_settle(struct plane *p);
 
 /* The engine's thread is whoever calls these. ids begin at 1. */

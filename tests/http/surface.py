@@ -15,6 +15,7 @@ PROMPT = [40, 77, 258, 803, 264, 77, 290]  # "In the beginning"
 VOCAB, CONTEXT = 1024, 1024
 FLOOR = -9999.0  # the least logprob that is told
 ENTRIES_MAX = 2 * 1024 * 1024
+PROMPT_ENTRIES_MAX = 262144
 n_checks = 0
 
 
@@ -157,6 +158,36 @@ def too_many_logprobs():
     check(found["param"] == "/sampling_params/logprobs", found)
     found = refused("/generate", {"input_ids": [PROMPT] * 3, "return_logprob": True, "top_logprobs_num": VOCAB,
                                   "sampling_params": {"max_new_tokens": 1000}}, "top_logprobs_num")
+
+
+def prompts_told_again():
+    """Logprobs of a prompt count in every choice that tells them."""
+    long = [40] * 256
+    body = {"prompt": long, "max_tokens": 1, "prompt_logprobs": 512}
+    post("/v1/completions", {**body, "n": 2})
+    found = refused("/v1/completions", {**body, "n": 3}, f"{PROMPT_ENTRIES_MAX}")
+    check(found["param"] == "prompt_logprobs", found)
+    refused("/v1/completions", {"prompt": long, "max_tokens": 0, "echo": True, "logprobs": 513}, f"{PROMPT_ENTRIES_MAX}")
+    post("/v1/generate", {"token_ids": long, "sampling_params": {"n": 3, "max_tokens": 1, "prompt_logprobs": 512}})
+    body = {"input_ids": long, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 512}
+    post("/generate", {**body, "sampling_params": {"max_new_tokens": 1, "n": 2}})
+    found = post("/generate", {**body, "sampling_params": {"max_new_tokens": 1, "n": 3}}, 400)
+    check(f"{PROMPT_ENTRIES_MAX}" in json.dumps(found), found)
+    post("/generate", {**body, "logprob_start_len": 250, "sampling_params": {"max_new_tokens": 1, "n": 3}})
+    # What TRL asks a teacher of distillation: the best 100 of a context's tokens, of two sequences here.
+    post("/v1/completions", {"prompt": [[40] * 1000] * 2, "max_tokens": 1, "prompt_logprobs": 100})
+
+
+def all_logprobs_in_a_stream():
+    """More than a reader at full speed has taken while they are told."""
+    body = {"token_ids": PROMPT, "stream": True,
+            "sampling_params": {"max_tokens": 200, "min_tokens": 200, "logprobs": -1}}
+    text = post("/v1/generate", body)
+    check(text.endswith("data: [DONE]\n\n"), text[-300:])
+    events = [json.loads(line[6:]) for line in text.split("\n\n")[:-2]]
+    contents = [e["choices"][0]["logprobs"]["content"] for e in events]
+    check(sum(map(len, contents)) == 200, list(map(len, contents)))
+    check(all(len(c) == 1 and len(c[0]["top_logprobs"]) == VOCAB for c in contents), list(map(len, contents)))
 
 
 # ---- what fits ----
@@ -312,6 +343,8 @@ def main():
         members()
         all_logprobs()
         too_many_logprobs()
+        prompts_told_again()
+        all_logprobs_in_a_stream()
         context()
         sixteen()
         scored()

@@ -1,6 +1,8 @@
 /* The life of a generate without sockets or a model: one answer and one permit back on every path.
  */
 #include "handlers/data_plane.h"
+#include "handlers/generation_reply.h"
+#include "handlers/generations.h"
 #include "server/admission.h"
 #include "tests/fakes/data_plane.h"
 
@@ -166,8 +168,7 @@ static void test_generate_refuses_at_once(void **state)
         {&native, "{\"token_ids\": [1, 1024], \"sampling_params\": {}}", "/token_ids/1", 400},
         {&native, "{\"token_ids\": \"hi\", \"sampling_params\": {}}", "/token_ids", 400},
         {&native, "{\"token_ids\": [1], \"sampling_params\": {}, \"model\": \"x\"}", "/model", 404},
-        {&lenient, "{\"token_ids\": [1], \"sampling_params\": {}, \"model\": \"x\"}", "model",
-         404},
+        {&lenient, "{\"token_ids\": [1], \"sampling_params\": {}, \"model\": \"x\"}", "model", 404},
         {&native, "{\"token_ids\": [1], \"sampling_params\": {\"tempreature\": 1}}",
          "/sampling_params/tempreature", 400},
         {&native, "{\"token_ids\": [1], \"sampling_params\": {}, \"tokens\": 1}", "/tokens", 400},
@@ -543,30 +544,94 @@ static void test_stream_error_before_the_first_byte_is_a_reply(void **state)
     plane_free(p);
 }
 
-static void test_stream_whose_reader_is_too_slow_is_cut(void **state)
+/* A stream whose client is as far behind as it may be, with 5 more tokens and its end to tell. */
+static void stream_behind(struct plane *p, struct plane_x *px, size_t n_unsent)
 {
-    static const uint32_t ids[] = {4, 5, 6, 7};
-    struct plane *p = plane_new(1, 8, NULL);
-    struct plane_x px;
-    bool complete = true;
-    char *filler = calloc(1, EXCHANGE_STREAM_NBYTES_MAX);
+    static const uint32_t ids[] = {4, 5, 6, 7, 8, 9};
+    char *filler = calloc(1, n_unsent);
 
-    (void)state;
     assert_non_null(filler);
-    plane_send(p, &px, &native, "{\"token_ids\": [1], \"sampling_params\": {}, \"stream\": true}");
+    memset(filler, '\n', n_unsent);
+    plane_send(p, px, &native, "{\"token_ids\": [1], \"sampling_params\": {}, \"stream\": true}");
     plane_wait_submitted(p, 1);
     plane_tokens(p, 1, ids, 1, 1);
-    while (exchange_answered(px.x) != ANSWER_STREAM)
+    while (exchange_answered(px->x) != ANSWER_STREAM)
         sched_yield();
-    (void)exchange_stream_write(px.x, filler, EXCHANGE_STREAM_NBYTES_MAX - 1);
-    plane_tokens(p, 1, ids + 1, 1, 1); /* does not fit any more */
-    plane_wait_cancels(p, 1);
-    plane_end(p, 1, GEN_ABORT);
-    free(plane_wait_stream(&px, &complete));
-    assert_false(complete);
+    plane_settle(p);
+    assert_int_equal(exchange_stream_write(px->x, filler, n_unsent), 0);
+    for (int i = 1; i < 6; i++)
+        plane_tokens(p, 1, ids + i, 1, 1);
+    plane_end(p, 1, GEN_LENGTH);
+    plane_settle(p);
+    plane_settle(p); /* a job that has to look once more posts itself */
     free(filler);
+}
+
+/* What it has not been told waits for it, and is neither dropped nor piled up. */
+static void test_stream_waits_for_a_slow_reader(void **state)
+{
+    struct plane *p = plane_new(1, 8, NULL);
+    struct plane_x px;
+    bool complete = false;
+    size_t n_unsent = EXCHANGE_STREAM_NBYTES_MAX - 1024;
+    char *text;
+
+    (void)state;
+    stream_behind(p, &px, n_unsent);
+    assert_in_range(exchange_stream_unsent(px.x), n_unsent, EXCHANGE_STREAM_NBYTES_MAX);
+    text = plane_wait_stream(&px, &complete);
+    assert_true(complete);
+    assert_non_null(strstr(text, "[5,6,7,8,9]"));
+    assert_non_null(strstr(text, "\"length\""));
+    assert_int_equal(strcmp(text + strlen(text) - 14, "data: [DONE]\n\n"), 0);
+    free(text);
     plane_x_fini(&px);
     plane_free(p);
+}
+
+/* Both ends of the wait besides the client's reading: it goes, or the server stops. */
+static void test_stream_waits_no_longer_than_it_must(void **state)
+{
+    (void)state;
+    for (int cut = 0; cut < 2; cut++) {
+        struct plane *p = plane_new(1, 8, NULL);
+        struct generations *all = NULL;
+        struct plane_x px;
+        struct err e = {0};
+        bool complete = true;
+
+        assert_int_equal(generations_new(&all, &e), 0);
+        p->app.generations = all;
+        stream_behind(p, &px, GENERATION_UNSENT_MAX + 1);
+        if (cut)
+            generations_cut(all);
+        else
+            exchange_mark_gone(px.x);
+        plane_settle(p);
+        plane_settle(p);
+        free(plane_wait_stream(&px, &complete));
+        assert_false(complete);
+        plane_x_fini(&px);
+        plane_free(p);
+        generations_free(all);
+    }
+}
+
+/* An event that tells several tokens is bounded in bytes, one that tells one token is not. */
+static void test_what_an_event_shares(void **state)
+{
+    struct generation g = {.stream_late = true};
+
+    (void)state;
+    g.params.gen.logprobs = -1;
+    assert_int_equal(generation_share(&g), 655);
+    g.params.gen.logprobs = 20;
+    assert_int_equal(generation_share(&g), 31);
+    g.params.gen.logprobs = 151936;
+    assert_int_equal(generation_share(&g), 1);
+    g.stream_late = false;
+    g.params.gen.logprobs = -1;
+    assert_int_equal(generation_share(&g), 1);
 }
 
 /* An engine thread of its own, which runs what is submitted and heeds cancels. */
@@ -680,7 +745,9 @@ int main(void)
         cmocka_unit_test(test_stream_tells_each_token_once),
         cmocka_unit_test(test_stream_error_after_the_first_byte_is_in_band),
         cmocka_unit_test(test_stream_error_before_the_first_byte_is_a_reply),
-        cmocka_unit_test(test_stream_whose_reader_is_too_slow_is_cut),
+        cmocka_unit_test(test_stream_waits_for_a_slow_reader),
+        cmocka_unit_test(test_stream_waits_no_longer_than_it_must),
+        cmocka_unit_test(test_what_an_event_shares),
         cmocka_unit_test(test_storm_of_hangups_answers_everyone_once),
     };
 
