@@ -74,20 +74,20 @@ static size_t to_tell(struct app *app, struct fleet_session *s, bool packed, con
         if (p->begins && !p->out && p->told_packed != now &&
             vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT)) {
             batch_add(b, s, i, body);
-            p->told_packed = now;
         }
     }
     mtx_unlock(&fc->lock);
     return b->n;
 }
 
-/* An engine that nobody told takes them for not packed: one that was started anew, too. */
+/* An engine that nobody told takes them for not packed, one that was started anew too; and one that
+ * was told by another server, before this one was started, as it was told then. */
 int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct fleet_batch b = {0};
-    bool packed = false, some;
+    bool packed = false;
     json_t *init;
     int rc = 0;
 
@@ -95,12 +95,6 @@ int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *bo
         return 0;
     if (body_bool(&packed, body, "", "packed", e) != 0)
         return -1;
-    mtx_lock(&fc->lock);
-    fc->handles.some_packed = fc->handles.some_packed || packed;
-    some = fc->handles.some_packed;
-    mtx_unlock(&fc->lock);
-    if (!some)
-        return 0;
     init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
     if (init == NULL)
         return no_memory(e);
@@ -111,7 +105,9 @@ int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *bo
         return rc;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b.n; i++)
-        if (!said_good(&said[i]))
+        if (said_good(&said[i]))
+            s->parts[b.part[i]].told_packed = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
+        else
             fleet_session_drop(&s->parts[b.part[i]], said[i].end, said[i].status, &said[i].why);
     mtx_unlock(&fc->lock);
     fleet_said_free(said, b.n);

@@ -84,7 +84,6 @@ struct fleet_control {
     struct fleet_handles { /* of a trainer that set up nothing else */
         bool set;          /* upstreams were told that handles will come */
         bool on, packed;   /* on: it was said whether they are packed */
-        bool some_packed;  /* an upstream may have been told so, ever */
     } handles;
     bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
     struct fleet_adapters adapters;

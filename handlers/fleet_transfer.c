@@ -153,7 +153,6 @@ static void note_handles(struct fleet_control *fc, const struct init_req *req)
     fc->handles.set = true;
     fc->handles.on = req->packed.said;
     fc->handles.packed = req->packed.packed;
-    fc->handles.some_packed = fc->handles.some_packed || req->packed.packed;
     mtx_unlock(&fc->lock);
 }
 

@@ -218,6 +218,25 @@ static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
     return covered;
 }
 
+/* Engines were told it when the update began there. */
+static int take_selector(struct fleet_control *fc, struct fleet_session *s, const char *selector,
+                         struct err *e)
+{
+    const char *said;
+
+    if (selector == NULL)
+        return 0;
+    mtx_lock(&fc->lock);
+    if (s->selector == NULL)
+        s->selector = selector;
+    said = s->selector;
+    mtx_unlock(&fc->lock);
+    if (strcmp(said, selector) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update was begun with '%s'",
+                   selector, said);
+}
+
 static int bring(struct app *app, struct fleet_session *s, const struct words *w,
                  const json_t *bare, struct err *e)
 {
@@ -228,11 +247,8 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     json_t *nothing;
     int rc;
 
-    mtx_lock(&app->fleet_control->lock);
-    s->selector = s->selector != NULL ? s->selector : w->selector;
-    mtx_unlock(&app->fleet_control->lock);
     if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
-        fleet_send(app, s, &t, e) != 0)
+        take_selector(app->fleet_control, s, w->selector, e) != 0 || fleet_send(app, s, &t, e) != 0)
         return -1;
     if (!is_covered(app->fleet_control, s))
         return 0;

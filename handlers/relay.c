@@ -359,6 +359,20 @@ static struct relay *relay_new(struct relay_loop *rl, struct exchange *x, struct
     return r;
 }
 
+/* Has what stands for a route's variable a segment "." or ".."? A proxy on the way would fold it,
+ * to a path that a key of this role may not ask for. */
+static bool has_dots(const char *variable)
+{
+    size_t len;
+
+    for (const char *at = variable; *at != '\0'; at += len + (at[len] == '/')) {
+        len = strcspn(at, "/");
+        if ((len == 1 && at[0] == '.') || (len == 2 && at[0] == '.' && at[1] == '.'))
+            return true;
+    }
+    return false;
+}
+
 int handle_relay(struct app *app, struct exchange *x, struct err *e)
 {
     struct relay_loop *rl = x->loop_app;
@@ -368,6 +382,8 @@ int handle_relay(struct app *app, struct exchange *x, struct err *e)
     assert(rl != NULL && loop_is_current(rl->loop));
     if (x->target[0] != '/') /* "%2Fv1/models", which is a path only when it is decoded */
         return err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", x->target);
+    if (has_dots(x->path_arg))
+        return err_set(e, ERR_BAD_REQUEST, "", "%.200s has a segment '.' or '..'", x->path);
     r = relay_new(rl, x, e);
     if (r == NULL)
         return -1;

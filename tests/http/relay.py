@@ -176,6 +176,11 @@ def as_it_came(dialect):
         head.connection.close()
         assert fetch(s.port, "POST", "/v1/%63ompletions", json.dumps(completion()).encode())[0] in (200, 404)
         assert fetch(s.port, "GET", "/v1/completions")[0] == 405
+        n = len(d.journal())
+        for path in ("x/../../../pause", "..%2f..%2fpause", "%2e%2e/%2e%2e/pause", "x/./y", "x/..", ".."):
+            assert fetch(s.port, "POST", "/v1/responses/" + path, b"{}", headers)[0] == 400, path
+            assert fetch(s.port, "GET", "/v1/models/" + path)[0] == 400, path
+        assert len(d.journal()) == n, d.journal()[n:]
 
 
 def keys():
