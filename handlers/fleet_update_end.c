@@ -483,12 +483,15 @@ static int serve(struct app *app, struct fleet_session *s, const char *label, st
 {
     const struct err none = {0};
     size_t n_done, min_ready = fleet_min_ready(app);
+    struct err ignored = {0};
     int rc;
 
     name_it(app, s, label);
     fleet_updating(fleet_of(app), true);
     fleet_release(app, s, true);
     fleet_empty_parts(app, s);
+    /* Emptying may take seconds: what was started anew meanwhile must not get the new name. */
+    (void)fleet_check_marks(app, s, true, &ignored);
     rc = finish_parts(app, s, e);
     if (rc == 0)
         rc = align(app, s, e);

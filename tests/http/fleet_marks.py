@@ -314,6 +314,19 @@ def restarted_at_the_end(f):
     mend(f)
 
 
+def restarted_while_emptied(f):
+    """Emptying takes as long as the slowest: what is started anew meanwhile gets no name."""
+    n, bad = len(f.doubles), 1
+    f.clean()
+    f.doubles[bad].order("reset_cache", "restart", ms=50)
+    f.doubles[0].order("reset_cache", "slow", ms=600)
+    step, _, said = f.update(next(LABELS))
+    assert step is None and ok_of(said) == one_but(n, bad, False, True), said
+    f.wait(*one_but(n, bad, "fenced", "serving"))
+    assert f.versions()[bad] == "step-0" and not {"finish", "relabel"} & set(f.ops(bad)), f.ops(bad)
+    mend(f)
+
+
 # ---- what was bad before ----
 
 def bad_before(f):
@@ -506,7 +519,8 @@ def main():
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         f.update_all()
         for p in (undone, not_begun, mark_lost, unmark_lost, ask_lost, named_by_another, restarted_before,
-                  changed_on_the_way, restarted_at_the_end, bad_before, refused_at_the_door, refused_by_all,
+                  changed_on_the_way, restarted_at_the_end, restarted_while_emptied, bad_before, refused_at_the_door,
+                  refused_by_all,
                   long_names, without_names):
             told(p.__name__, p, f)
 
