@@ -708,6 +708,8 @@ bool generation_failed(struct generation *g, struct err *why)
 {
     bool gone;
 
+    if (why->code != ERR_NONE)
+        return true;
     mtx_lock(&g->lock);
     gone = g->gone;
     if (!gone && g->err.code != ERR_NONE)

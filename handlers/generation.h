@@ -193,7 +193,7 @@ bool generation_abort_seq(struct generation *g, uint32_t i);
 const char *generation_model(const struct generation *g);
 
 /* generation_failed - in news or finish: why there is no whole answer (ERR_GONE when the peer
- * left, else the first failure). Returns false when all is well. */
+ * left, else the first failure). What is in `why` already stays. Returns false when all is well. */
 bool generation_failed(struct generation *g, struct err *why);
 
 /* generation_look - a consistent view of a sequence: out is NULL until it ended. */
