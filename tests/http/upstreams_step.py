@@ -237,7 +237,7 @@ def forbidden_is_an_answer():
                 status, said = s.ask("POST", "/v1/completions", completion())
                 same((status, said), (403, json.loads(text)))
             same([state_of(s, d.url) for d in (a, b)], ["serving"] * 2)
-            same([e for e in logged("upstream.state") if "403" in e.get("why", "")], [])
+            same([e for e in logged("upstream.state") if "answered 403" in e.get("why", "")], [])
     with world("baton") as (s, a):
         a.order("generate", "status", times=0, status=403, text='{"error": {"code": "forbidden"}}')
         status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})
