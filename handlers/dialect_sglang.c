@@ -214,7 +214,7 @@ static json_t *update_message(const json_t *update)
                             label != NULL ? label : "what was sent");
     if (total == 0) /* in front of engines, while nothing says what the model consists of */
         return json_sprintf("received: %lld tensors, which are served when the update is ended, or "
-                            "generation is continued, or the cache flushed",
+                            "generation is continued",
                             done);
     return json_sprintf("received: %lld of %lld tensors, which are served when all have come or "
                         "generation is continued",

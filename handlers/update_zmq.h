@@ -2,7 +2,7 @@
  * `update_weights_from_ipc`, as vLLM (/collective_rpc) and SGLang (/update_weights_from_ipc) take
  * it.
  *
- * Who connects to what: each rank of the trainer has bound a REQ socket on this machine, and the
+ * Which side connects: each rank of the trainer has bound a REQ socket on this machine, and the
  * request says {GPU's UUID: address}. For each of our ranks the address of its GPU is taken, by the
  * rule of match_gpus, and a REP socket is connected to it. The trainer then sends, on every socket
  * in the same order: a CUDA IPC handle of a buffer; lists of the tensors that lie in the buffer

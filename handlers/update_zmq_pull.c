@@ -63,7 +63,7 @@ static int check_alive(struct zmq_pull *p, uint64_t deadline_us, struct err *e)
     if (is_stopping(p))
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
     if (update_asker_gone(p->asker))
-        return err_set(e, ERR_GONE, "", "whoever asked for the update has gone away");
+        return err_set(e, ERR_GONE, "", "the client that asked for the update has gone away");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (zmq_ports_lost(p->ports, i, e)) {
             (void)snprintf(e->field, sizeof e->field, FIELD);

@@ -34,7 +34,7 @@ enum {
     FRONT_SEND_NBYTES_MIN = 16 << 10,    /* a reader must take this much each body_timeout_us */
     FRONT_ROOM = 4,                      /* free places from which on others give way; at most a */
                                          /* quarter of all */
-    FRONT_SILENT_US_MIN = 5 * 1000,      /* who has sent nothing for so long gives way to another */
+    FRONT_SILENT_US_MIN = 5 * 1000,      /* a connection that sent nothing for so long gives way */
                                          /* that waits for the last place; else who has */
     FRONT_KEPT_US_MIN = 1000 * 1000,     /* sent nothing, or been answered, so long ago, */
     FRONT_BEGUN_US_MIN = 1000 * 1000,    /* begun a head so long ago, or been waited */

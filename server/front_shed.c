@@ -36,7 +36,7 @@ static void leave(struct conn *c)
     c->shard->n_queued--;
 }
 
-/* Who is there already keeps its place. */
+/* A connection that is there already keeps its place. */
 static void enter(struct conn *c, struct conn_queue *q)
 {
     if (c->dead || c->queue == q)

@@ -35,7 +35,7 @@ int zmq_address_check(const char *address, const char *field, struct err *e);
 
 struct zmq_ports;
 
-/* zmq_ports_open - connect to each address; whoever listens there may begin to later.
+/* zmq_ports_open - connect to each address; its listener may begin to listen later.
  * @addresses  [n], checked, 1..ZMQ_PORTS_MAX
  * @roots      [n_roots] --allow-path, for files
  *
