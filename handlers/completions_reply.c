@@ -208,19 +208,6 @@ static json_t *usage_json(const struct completions_op *op)
     return generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g));
 }
 
-/* May this token turn out to be the one that stopped? Its text then must not have been told. The
- * end-of-text tokens of models are special tokens. */
-static bool may_stop(const struct completions_op *op, uint32_t id)
-{
-    const struct gen_params *gen = &op->g.params.gen;
-
-    for (uint32_t i = 0; i < gen->n_stop_ids; i++) {
-        if (gen->stop_ids[i] == id)
-            return true;
-    }
-    return tokenizer_is_special(op->g.app->tokenizer, id);
-}
-
 static void drop_part(struct completions_part *p)
 {
     p->seq->n_sent = p->end;
@@ -241,8 +228,6 @@ bool completions_next(struct completions_part *p, struct completions_op *op,
         return false;
     if (op->no_output)
         p->end = p->first;
-    else if (out == NULL && p->end > p->first && may_stop(op, p->tokens[p->end - 1].id))
-        p->end--;
     if (out == NULL && p->end == p->first)
         return false;
     if (op->stream.on && p->end - p->first > generation_share(&op->g)) {

@@ -318,9 +318,9 @@ static struct plane_seq *seq_of(struct plane *p, uint64_t id)
     return s;
 }
 
-void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n, uint64_t serial)
+static void make_tokens(struct plane_seq *s, const uint32_t *ids, uint32_t n, uint64_t serial,
+                        enum gen_finish finish)
 {
-    struct plane_seq *s = seq_of(p, id);
     uint32_t first = s->rec->out.n_tokens;
     struct version_label *name = version_label_new();
 
@@ -341,8 +341,22 @@ void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n,
         gen_record_append(s->rec, &t, serial, name);
     }
     version_label_unref(name);
+    s->rec->out.finish = finish;
     if (s->r.sink->tokens != NULL)
         s->r.sink->tokens(s->r.sink_arg, &s->rec->out, first);
+}
+
+void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n, uint64_t serial)
+{
+    make_tokens(seq_of(p, id), ids, n, serial, GEN_RUNNING);
+}
+
+void plane_last_token(struct plane *p, uint64_t id, uint32_t last, uint64_t serial,
+                      enum gen_finish finish)
+{
+    make_tokens(seq_of(p, id), &last, 1, serial, finish);
+    plane_settle(p);
+    plane_end(p, id, finish);
 }
 
 void plane_stop_text(struct plane *p, uint64_t id, uint32_t i_stop, uint32_t cut)

@@ -74,6 +74,10 @@ void plane_settle(struct plane *p);
 /* The engine's thread is whoever calls these. ids begin at 1. */
 void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n, uint64_t serial);
 void plane_end(struct plane *p, uint64_t id, enum gen_finish finish);
+/* plane_last_token - the token that ends it, and the end; the pools have seen the one before the
+ * other. */
+void plane_last_token(struct plane *p, uint64_t id, uint32_t last, uint64_t serial,
+                      enum gen_finish finish);
 /* plane_stop_text - the next plane_end says that this stop string ended it. */
 void plane_stop_text(struct plane *p, uint64_t id, uint32_t i_stop, uint32_t cut);
 
