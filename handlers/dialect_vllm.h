@@ -96,6 +96,10 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
                   handle_reset_cache, .members = vllm_reset_members, .query = vllm_reset_query,    \
                   .claim = {"reset_running_requests", NULL}, .into = reset_cache_members,          \
                   .in = vllm_reset_in, .out = vllm_reset_out),                                     \
+        VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",        \
+                  handle_reset_cache, .members = vllm_reset_members, .query = vllm_reset_query,    \
+                  .claim = {"reset_external", NULL}, .into = reset_cache_members,                  \
+                  .in = vllm_reset_in, .out = vllm_reset_out),                                     \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", handle_reset_cache,                    \
                      .out = dialect_out_status),                                                   \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", handle_reset_cache,          \

@@ -282,8 +282,9 @@ def remade(world):
             made = engine(server)["n_recomputed_tokens"] - before
             must((made > 0) == reset, f"{ask}: KV of {made} tokens was made again")
             must(not reset or again["token_ids"] == ids[n:], f"{ask}: old KV was read")
-        must(server.ask("POST", "/reset_prefix_cache?reset_running_requests=perhaps").status == 400,
-             "perhaps")
+        for wrong in ("?reset_running_requests=perhaps",), ("", {"reset_external": 5}):
+            found = server.ask("POST", "/reset_prefix_cache" + wrong[0], *wrong[1:])
+            must(found.status == 400 and "reset_" in found.body["error"]["message"], f"{wrong}: {found}")
 
 
 def engine(server):
