@@ -223,17 +223,27 @@ int vllm_reset_out(json_t **reply, const struct exchange *x)
     return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
 }
 
+static const struct dialect_member abort_members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
+
 /* Without ids, or with none in the list: all. */
 int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
     const json_t *ids = json_object_get(*body, "request_ids");
 
     (void)x;
     if (ids != NULL && !json_is_null(ids) && !(json_is_array(ids) && json_array_size(ids) == 0))
-        return dialect_keep(body, *body, members, e);
+        return dialect_keep(body, *body, abort_members, e);
     (void)json_object_clear(*body);
     return dialect_set(*body, "all", json_true(), e);
+}
+
+/* Since vLLM 0.32, beside generate: those that are named, which may be none. */
+int vllm_abort_some_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    if (body_required(*body, "", "request_ids", e) != 0)
+        return -1;
+    return dialect_keep(body, *body, abort_members, e);
 }
 
 int vllm_abort_out(json_t **reply, const struct exchange *x)

@@ -34,6 +34,7 @@ int vllm_is_sleeping_out(json_t **reply, const struct exchange *x);
 int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_reset_out(json_t **reply, const struct exchange *x);
 int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e);
+int vllm_abort_some_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_abort_out(json_t **reply, const struct exchange *x);
 int vllm_load_out(json_t **reply, const struct exchange *x);
 
@@ -107,6 +108,10 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
         VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/abort_requests", "vllmAbortRequests",               \
                   handle_abort_requests, .members = vllm_abort_members,                            \
                   .into = abort_requests_members, .in = vllm_abort_in, .out = vllm_abort_out),     \
+        VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/inference/v1/abort_requests",                       \
+                  "vllmInferenceAbortRequests", handle_abort_requests,                             \
+                  .members = vllm_abort_members, .into = abort_requests_members,                   \
+                  .in = vllm_abort_some_in, .out = dialect_out_empty),                             \
         VLLM_VIEW("/load", "vllmLoad", handle_status, .out = vllm_load_out),
 
 /* init joins; start opens a session that update and finish do not name. Before 0.22 there was

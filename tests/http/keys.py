@@ -54,6 +54,7 @@ ROLES = {
         /v1/pause /v1/resume /v1/sleep /v1/wake /v1/reset_cache /v1/abort_requests
         /v1/load_lora_adapter /v1/unload_lora_adapter /v1/lora_adapters
         /pause /resume /sleep /wake_up /release_kv_cache_memory /abort_requests
+        /inference/v1/abort_requests
         /reset_prefix_cache /reset_mm_cache /reset_encoder_cache
         /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update
         /update_weights /finish_weight_update /update_weight_version

@@ -281,7 +281,25 @@ def aborted(path, body, ids):
         post("/resume", {})
 
 
+def aborted_beside_generate():
+    """vLLM 0.32's other route: only those that are named, and an empty reply."""
+    path = "/inference/v1/abort_requests"
+    post("/pause?mode=keep", {})
+    with futures.ThreadPoolExecutor() as pool:
+        run = pool.submit(post, "/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {}, "request_id": "rid-8"})
+        while sum(ask("GET", "/v1/status")[2]["admission"]["generate"][m] for m in ("waiting", "running")) == 0:
+            time.sleep(0.005)
+        for ids in [], ["nobody"]:
+            check(post(path, {"request_ids": ids}) == "", ids)
+        refused(path, {}, "request_ids")
+        check(not run.done())
+        check(post(path, {"request_ids": ["rid-8"]}) == "")
+        check(run.result()["choices"][0]["finish_reason"] == "abort")
+    post("/resume", {})
+
+
 def aborts():
+    aborted_beside_generate()
     aborted("/v1/completions", {"prompt": PROMPT}, ("rid-7", "cmpl-rid-7", "cmpl-rid-7-0"))
     aborted("/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": {}}, ("generate-tokens-rid-7",))
 

@@ -355,6 +355,7 @@ static void test_generation(void **state)
 {
     static const char pause[] = "/pause", sleep[] = "/sleep", wake[] = "/wake_up";
     static const char abort_all[] = "{\"all\":true}", abort_path[] = "/abort_requests";
+    static const char some[] = "/inference/v1/abort_requests";
     const struct in_row rows[] = {
         {pause, {{0}}, "", "{\"mode\":\"abort\"}", NULL, NULL},
         {pause,
@@ -412,6 +413,10 @@ static void test_generation(void **state)
         {abort_path, {{0}}, "{\"request_ids\":null}", abort_all, NULL, NULL},
         {abort_path, {{0}}, "{\"request_ids\":[]}", abort_all, NULL, NULL},
         {abort_path, {{0}}, "{\"request_ids\":[\"a\"]}", "{\"request_ids\":[\"a\"]}", NULL, NULL},
+        {some, {{0}}, "{\"request_ids\":[\"a\"]}", "{\"request_ids\":[\"a\"]}", NULL, NULL},
+        {some, {{0}}, "{\"request_ids\":[]}", "{\"request_ids\":[]}", NULL, NULL},
+        {some, {{0}}, "{\"request_ids\":null}", NULL, "/request_ids", "required"},
+        {some, {{0}}, "", NULL, "/request_ids", "required"},
     };
 
     (void)state;
