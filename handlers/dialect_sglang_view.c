@@ -123,16 +123,33 @@ static json_t *lora_json(const json_t *status)
                      "max_loras", json_object_get(adapters, "max_loras"));
 }
 
-/* How a trainer's GPU can send weights here; null: it cannot. In front of engines it forms its
- * group with them. New. */
+/* How a trainer's GPU can send weights here; null: it cannot. New. */
 static json_t *transfer_json(const json_t *status)
 {
-    if (json_object_get(status, "upstreams") != NULL)
-        return json_pack("{s:s}", "backend", "nccl");
     if (n_ranks(status) == 0)
         return json_null();
     return json_pack("{s:s}", "backend",
                      json_is_true(look(status, "nccl", "available")) ? "nccl" : "ipc");
+}
+
+/* In front of engines: what they say in the place of what was said for ourselves. Steals `ours`;
+ * NULL without memory. Each of their replicas has as many of the ranks as the others. */
+static json_t *config_of_upstreams(json_t *ours, const json_t *status)
+{
+    json_t *theirs = json_object_get(status, "vllm_config");
+    json_t *parallel = json_object_get(ours, "parallel_config");
+    json_int_t ranks = json_integer_value(json_object_get(parallel, "tensor_parallel_size")), dp;
+
+    if (!json_is_object(theirs))
+        return ours;
+    if (json_object_update_recursive(ours, theirs) != 0) {
+        json_decref(ours);
+        return NULL;
+    }
+    dp = json_integer_value(json_object_get(parallel, "data_parallel_size"));
+    if (dp > 1 && ranks % dp == 0)
+        (void)json_object_set_new(parallel, "tensor_parallel_size", json_integer(ranks / dp));
+    return ours;
 }
 
 /* vLLM's part: text, or an object when it is asked for. */
@@ -147,13 +164,15 @@ static json_t *vllm_json(const json_t *status, const struct exchange *x)
                             "pipeline_parallel_size=1",
                             path_of(status), (long long)max_len,
                             (long long)(ranks > 0 ? ranks : 1));
-    return json_pack("{s:{s:s, s:I, s:o, s:O?, s:O?}, s:{s:I, s:i, s:i}, s:o, s:o}", "model_config",
-                     "model", path_of(status), "max_model_len", max_len, "dtype",
-                     dtype_json(status), "logprobs_mode", look(status, "engine", "logprobs_mode"),
-                     "max_logprobs", look(status, "engine", "max_logprobs"), "parallel_config",
-                     "tensor_parallel_size", ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1,
-                     "data_parallel_size", 1, "lora_config", lora_json(status),
-                     "weight_transfer_config", transfer_json(status));
+    return config_of_upstreams(
+        json_pack("{s:{s:s, s:I, s:o, s:O?, s:O?}, s:{s:I, s:i, s:i}, s:o, s:o}", "model_config",
+                  "model", path_of(status), "max_model_len", max_len, "dtype", dtype_json(status),
+                  "logprobs_mode", look(status, "engine", "logprobs_mode"), "max_logprobs",
+                  look(status, "engine", "max_logprobs"), "parallel_config", "tensor_parallel_size",
+                  ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1, "data_parallel_size", 1,
+                  "lora_config", lora_json(status), "weight_transfer_config",
+                  transfer_json(status)),
+        status);
 }
 
 /* What slime compares with its own: those that can be true here, and the truth about the others. */

@@ -12,6 +12,7 @@
 #include "server/config.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     RANKS_TIMEOUT_US = 5000000,
@@ -121,19 +122,30 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
     return rc;
 }
 
+/* What only some clients want to know: new; null where it was not asked for. */
+static json_t *config_json(struct app *app, const struct exchange *x, struct err *e)
+{
+    const char *format = exchange_query(x, "config_format");
+
+    return format != NULL && strcmp(format, "json") == 0 ? fleet_vllm_config_json(app, e)
+                                                         : json_null();
+}
+
 int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)
 {
-    json_t *ranks = json_array(), *args = json_object(), *status;
+    json_t *ranks = json_array(), *args = json_object(), *config = NULL, *status;
     int rc = -1;
 
     if (ranks == NULL || args == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
-    else
-        rc = ask_ranks(app, ranks, args, e);
-    if (rc == 0) {
+    else if (ask_ranks(app, ranks, args, e) == 0)
+        config = config_json(app, x, e);
+    if (config != NULL) {
+        rc = 0;
         status = fleet_status_json(app);
         if (status == NULL ||
             json_object_set_new(status, "cuda", json_pack("{s:O}", "ranks", ranks)) != 0 ||
+            json_object_set(status, "vllm_config", config) != 0 ||
             put_args(app, status, args) != 0) {
             json_decref(status);
             status = NULL;
@@ -142,5 +154,6 @@ int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)
     }
     json_decref(ranks);
     json_decref(args);
+    json_decref(config);
     return rc;
 }

@@ -23,9 +23,15 @@ json_t *fleet_one_json(const struct app *app, size_t upstream);
 /* fleet_status_json - as GET /v1/status has it (new, or NULL without memory). */
 json_t *fleet_status_json(const struct app *app);
 
+/* fleet_vllm_config_json - of a vLLM's configuration what its clients act upon: the value that all
+ * upstreams say that answer, or null, and then `unknown` has the reason by the member's name.
+ * Blocks: up to 30 s. New. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
+json_t *fleet_vllm_config_json(struct app *app, struct err *e);
+
 /* Routes' handlers, in front of upstreams. */
 int handle_fleet_status(struct app *app, struct exchange *x, struct err *e);
-/* handle_fleet_ranks - the status, and in `cuda` the ranks of all upstreams that answer. Blocks.
+/* handle_fleet_ranks - the status, in `cuda` the ranks of all upstreams that answer, and for a
+ * client that asks with config_format=json their vllm_config. Blocks.
  * Errors: ERR_UNSYNCED: fewer than --min-ready answer; ERR_UPSTREAM: one does not say. */
 int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e);
 int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e);

@@ -66,7 +66,7 @@ struct wire_request {
     char path[WIRE_PATH_MAX];
     const char *older; /* static: its path in older releases, to be asked where `path` is a 404;
                           NULL: the same */
-    char *body; /* owned, NUL behind it; NULL: none */
+    char *body;        /* owned, NUL behind it; NULL: none */
     size_t body_len;
 };
 void wire_request_fini(struct wire_request *r); /* accepts a zeroed one */
@@ -90,6 +90,7 @@ enum wire_question {
     WIRE_RANKS,    /* how many ranks it is in a trainer's group */
     WIRE_TOKEN,    /* one token: does it still generate? */
     WIRE_RELEASE,  /* of its software, where its wire differs by that */
+    WIRE_CONFIG,   /* its configuration, as a vLLM tells it */
     WIRE_QUESTIONS
 };
 
@@ -148,6 +149,11 @@ int wire_read_name(char out[WIRE_NAME_MAX + 1], enum wire_dialect d, const char 
 /* wire_read_ranks - of WIRE_RANKS. Errors: ERR_UNREADABLE: it does not say. */
 int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t len,
                     struct err *e);
+
+/* wire_read_config - what an answer of status 200 to WIRE_CONFIG says, with the names of a vLLM's
+ * configuration; of an SGLang, what means the same there. New; NULL on errors.
+ * Errors: ERR_UNREADABLE: it does not say. */
+json_t *wire_read_config(enum wire_dialect d, const char *text, size_t len, struct err *e);
 
 /* wire_read_update_id - of an answer to WIRE_START of a baton. Errors: ERR_UNREADABLE. */
 enum { WIRE_UPDATE_ID_MAX = 64 };

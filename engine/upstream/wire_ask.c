@@ -12,13 +12,17 @@ enum { VLLM_FIRST_MINOR = 10 }; /* before it there was no transfer: 0.1.dev is n
 /* Of /get_weight_version the newer SGLangs (of 2026) say only that it is gone; the names of before
  * for the others they answer with a warning in their log. */
 static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
-    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions", NULL},
+    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions", NULL,
+                    "/server_info?config_format=json"},
     [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size", "/v1/completions",
-                   "/version"},
-    [WIRE_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions", NULL},
+                   "/version", "/server_info?config_format=json"},
+    [WIRE_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions", NULL,
+                     "/server_info"},
 };
-static const char *const sglang_before[WIRE_QUESTIONS] = {"/get_model_info", NULL,
-                                                          "/get_model_info", "/get_server_info"};
+static const char *const sglang_before[WIRE_QUESTIONS] = {[WIRE_WHO] = "/get_model_info",
+                                                          [WIRE_NAME] = "/get_model_info",
+                                                          [WIRE_RANKS] = "/get_server_info",
+                                                          [WIRE_CONFIG] = "/get_server_info"};
 
 int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e)
 {
@@ -225,6 +229,32 @@ int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t
                        paths[d][WIRE_RANKS]);
     *out = n;
     return 0;
+}
+
+/* A trainer's group is all that it can join, and it calls its replicas by the same name. */
+static json_t *config_sglang(const json_t *answer)
+{
+    uint64_t dp = positive(json_object_get(answer, "dp_size"));
+
+    if (!json_is_object(answer))
+        return NULL;
+    return json_pack("{s:{s:I}, s:{s:s}}", "parallel_config", "data_parallel_size",
+                     (json_int_t)(dp > 0 ? dp : 1), "weight_transfer_config", "backend", "nccl");
+}
+
+json_t *wire_read_config(enum wire_dialect d, const char *text, size_t len, struct err *e)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+    json_t *config = d == WIRE_SGLANG ? config_sglang(answer)
+                                      : json_incref(json_object_get(answer, "vllm_config"));
+
+    json_decref(answer);
+    if (json_is_object(config))
+        return config;
+    json_decref(config);
+    (void)err_set(e, ERR_UNREADABLE, "", "its answer to %s has no vllm_config",
+                  paths[d][WIRE_CONFIG]);
+    return NULL;
 }
 
 int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,

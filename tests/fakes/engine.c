@@ -2,7 +2,7 @@
  *
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
- *   [--vllm-version 0.24.0] [--journal N] [--idle-ms N] [--plain-finish]
+ *   [--vllm-version 0.24.0] [--vllm-config JSON] [--journal N] [--idle-ms N] [--plain-finish]
  *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] [--hicache] */
 #include "tests/fakes/engine.h"
 
@@ -276,6 +276,8 @@ static void parse_other(struct options *o, int which)
 {
     if (which == 'R')
         o->vllm_version = optarg;
+    else if (which == 'C')
+        o->vllm_config = optarg;
     else if (which == 'P')
         o->pad = number(optarg);
     else if (which == 'F')
@@ -292,25 +294,17 @@ static void parse_other(struct options *o, int which)
 
 static void parse_options(struct options *o, int argc, char **argv)
 {
-    static const struct option known[] = {{"dialect", 1, NULL, 'd'},
-                                          {"port", 1, NULL, 'p'},
-                                          {"unix", 1, NULL, 'u'},
-                                          {"model", 1, NULL, 'm'},
-                                          {"world-size", 1, NULL, 'w'},
-                                          {"weight-version", 1, NULL, 'v'},
-                                          {"vllm-version", 1, NULL, 'R'},
-                                          {"key", 1, NULL, 'k'},
-                                          {"tokens", 1, NULL, 't'},
-                                          {"interval-us", 1, NULL, 'i'},
-                                          {"pad", 1, NULL, 'P'},
-                                          {"journal", 1, NULL, 'j'},
-                                          {"idle-ms", 1, NULL, 'I'},
-                                          {"plain-finish", 0, NULL, 'F'},
-                                          {"sglang-version", 1, NULL, 'V'},
-                                          {"silent-reset", 0, NULL, 'S'},
-                                          {"own-kv", 0, NULL, 'K'},
-                                          {"hicache", 0, NULL, 'H'},
-                                          {0}};
+    static const struct option known[] = {
+        {"dialect", 1, NULL, 'd'},      {"port", 1, NULL, 'p'},
+        {"unix", 1, NULL, 'u'},         {"model", 1, NULL, 'm'},
+        {"world-size", 1, NULL, 'w'},   {"weight-version", 1, NULL, 'v'},
+        {"vllm-version", 1, NULL, 'R'}, {"vllm-config", 1, NULL, 'C'},
+        {"key", 1, NULL, 'k'},          {"tokens", 1, NULL, 't'},
+        {"interval-us", 1, NULL, 'i'},  {"pad", 1, NULL, 'P'},
+        {"journal", 1, NULL, 'j'},      {"idle-ms", 1, NULL, 'I'},
+        {"plain-finish", 0, NULL, 'F'}, {"sglang-version", 1, NULL, 'V'},
+        {"silent-reset", 0, NULL, 'S'}, {"own-kv", 0, NULL, 'K'},
+        {"hicache", 0, NULL, 'H'},      {0}};
     int which;
 
     while ((which = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -372,10 +366,18 @@ static int open_signals(void)
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+/* The members of a real one's (0.32) that a client of ours acts upon. */
+static const char vllm_config[] =
+    "{\"model_config\": {\"model\": \"double\", \"max_model_len\": 4096, \"dtype\": "
+    "\"torch.bfloat16\", \"logprobs_mode\": \"raw_logprobs\", "
+    "\"max_logprobs\": 20}, \"parallel_config\": {\"data_parallel_size\": 1}, "
+    "\"lora_config\": null, \"weight_transfer_config\": {\"backend\": \"nccl\"}}";
+
 int main(int argc, char **argv)
 {
     static struct engine engine = {.o = {.model = "double",
                                          .vllm_version = "0.24.0",
+                                         .vllm_config = vllm_config,
                                          .world_size = 1,
                                          .n_tokens = 16,
                                          .n_journal = 65536,

@@ -42,6 +42,7 @@ struct options {
     enum dialect dialect;
     const char *dialect_name, *unix_path, *model, *label, *key;
     const char *vllm_version; /* of a vLLM, as it says it and as its wire is */
+    const char *vllm_config;  /* JSON: what a vLLM or a baton says of its configuration */
     unsigned port, world_size;
     size_t n_tokens; /* where a request does not say */
     size_t pad;      /* spaces behind each event of a stream, to make it as long as others' are */

@@ -67,6 +67,22 @@ static void version(struct conn *c, const json_t *body)
     conn_reply_json(c, 200, json_pack("{s:s}", "version", c->e->o.vllm_version));
 }
 
+/* Of a release, and a mode, that has the route. */
+static void server_info(struct conn *c, const json_t *body)
+{
+    char format[8] = "text";
+    json_t *config = json_string("model='double'");
+
+    (void)body;
+    (void)request_query(&c->req, "config_format", format, sizeof format);
+    if (strcmp(format, "json") == 0) {
+        json_decref(config);
+        config = must(json_loads(c->e->o.vllm_config, 0, NULL));
+    }
+    conn_reply_json(
+        c, 200, json_pack("{s:o, s:{}, s:{}}", "vllm_config", config, "vllm_env", "system_env"));
+}
+
 static bool is_at_least(const struct conn *c, unsigned minor)
 {
     unsigned major = 0, of = 0;
@@ -445,6 +461,7 @@ const struct route vllm_routes[] = {
     {ALL, "GET", "/v1/models", "models", models, false},
     {VLLM, "GET", "/metrics", "who", metrics, false},
     {VLLM, "GET", "/version", "version", version, false},
+    {VLLM | BATON, "GET", "/server_info", "config", server_info, false},
     {VLLM, "GET", "/get_world_size", "ranks", world_size, false},
     {VLLM, "POST", "/init_weight_transfer_engine", "init", init, false},
     {VLLM, "POST", "/shutdown_weight_transfer_engine", "leave", shut_down, false},

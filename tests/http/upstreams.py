@@ -73,10 +73,53 @@ def views(s):
     same(s.get("/get_world_size"), {"world_size": 6})
     same(s.get("/load"), {"server_load": 0})
     info = s.get("/server_info?config_format=json")
-    same(info["vllm_config"]["weight_transfer_config"], {"backend": "nccl"})
+    config = info["vllm_config"]
+    same(config["weight_transfer_config"], {"backend": "nccl"})
+    same(config["model_config"]["dtype"], None)
+    check("does not say" in config["unknown"]["model_config.dtype"], "an SGLang has another word for it")
     same((info["num_gpus"], info["world_size"], info["tp_size"]), (6, 6, 6))
     same(s.get("/get_model_info")["is_generation"], True)
     check(s.get("/get_load")[0]["num_tokens"] is None, "nobody knows")
+
+
+def what_all_say(*configs, before=lambda *_: None):
+    """A server in front of a vLLM for each of them says of its configuration …"""
+    with contextlib.ExitStack() as stack:
+        ds = [stack.enter_context(double("vllm", "--vllm-config", json.dumps(c))) for c in configs]
+        s = stack.enter_context(Server(BATON, LOG, *[o for d in ds for o in ("--upstream", f"{d.url},vllm")], *PROBES))
+        until("all serve", lambda: s.status()["upstreams"]["n_serving"] == len(ds))
+        before(*ds)
+        said = s.get("/server_info?config_format=json")["vllm_config"]
+        check(isinstance(s.get("/server_info")["vllm_config"], str), "text is for people")
+        same(len(ds[0].journal("config")), 1, "asked for whoever wants to know")
+        return said, [d.url for d in ds]
+
+
+def configuration_of_vllms():
+    """TRL chooses by it how to send weights and adapters: it is the engines', or nobody's."""
+    model = {"model": "/m", "max_model_len": 256, "dtype": "torch.float32", "logprobs_mode": "processed_logprobs",
+             "max_logprobs": -1}
+    lora = {"max_lora_rank": 16, "max_loras": 4, "lora_dtype": "torch.bfloat16"}
+    one = {"model_config": model, "parallel_config": {"data_parallel_size": 2}, "lora_config": lora,
+           "weight_transfer_config": {"backend": "ipc"}, "other": [1]}
+    found, _ = what_all_say(one, one)
+    same(found, {"model_config": model, "lora_config": lora, "weight_transfer_config": {"backend": "ipc"}, "unknown": {},
+                 "parallel_config": {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 2}})
+    none = dict(one, weight_transfer_config=None, lora_config=None)
+    found, _ = what_all_say(none, none)
+    same((found["weight_transfer_config"], found["lora_config"], found["unknown"]), (None, None, {}))
+    other = dict(none, model_config=dict(model, dtype="torch.float16"))
+    found, urls = what_all_say(one, other)
+    same(found["model_config"], dict(model, dtype=None))
+    same((found["weight_transfer_config"], found["lora_config"]), (None, None))
+    same(found["unknown"]["model_config.dtype"], f'{urls[0]} says "torch.float32", {urls[1]} says "torch.float16"')
+    same(sorted(found["unknown"]), ["lora_config", "model_config.dtype", "weight_transfer_config"])
+    for fault in ({"do": "status", "status": 404, "text": '{"detail":"Not Found"}'}, {"do": "raw", "text": "nothing"},
+                  {"do": "status", "status": 200, "text": "<html>"}):
+        found, urls = what_all_say(one, one, before=lambda _, d, f=fault: d.post("/fault", dict(f, on="config", times=1)))
+        same(set(found["model_config"].values()), {None})
+        same(len(found["unknown"]), 8)
+        check(all(why.startswith(urls[1]) for why in found["unknown"].values()), found)
 
 
 def one_version_has_a_name():
@@ -357,6 +400,7 @@ def starts_with():
 
 
 run({test.__name__: test for test in (
-    nobody_answers, each_dialect, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls, one_that_hangs,
+    nobody_answers, each_dialect, configuration_of_vllms, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls,
+    one_that_hangs,
     one_that_only_talks, one_that_dies, one_without_weights, one_that_drops_and_refuses, resync_refuses, file_read_again,
     what_runs_may_end, nobody_waits_for_nobody, signal_without_files, starts_with)})

@@ -159,6 +159,23 @@ def relay(play):
         through = vllm_reference.send(play.url, request)
         found = vllm_reference.differences(straight, through)
         play.checks.same(found, set(), f"{name}: as straight")
+    configuration(play)
+
+
+def configuration(play):
+    """What TRL chooses by is what both engines say."""
+    def said_by(url):
+        return must(ask(url, "GET", "/server_info?config_format=json")).body["vllm_config"]
+
+    through, *straight = [said_by(url) for url in (play.url, *(e.url for e in play.by_ipc))]
+    play.checks.same(through["unknown"], {}, "configuration: they agree")
+    for engine in straight:
+        for room, member in (*(("model_config", m) for m in (
+                "model", "max_model_len", "dtype", "logprobs_mode", "max_logprobs")),
+                ("parallel_config", "data_parallel_size")):
+            play.checks.same(through[room][member], engine[room][member], f"{room}.{member}")
+        for member in "lora_config", "weight_transfer_config":
+            play.checks.same(through[member], engine[member], member)
 
 
 def cancel(play):
