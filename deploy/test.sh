@@ -1,15 +1,23 @@
 #!/usr/bin/env bash
-# Install, build and run every test but those labelled soak or gpu, on a fresh Debian 12 machine:
-# as released, then under AddressSanitizer with UBSan, then under ThreadSanitizer.
-# Usage: deploy/test.sh [preset...]   (default: release asan tsan)
+# Install, build and run every test but those labelled soak or gpu, on a fresh Debian 12 machine.
+# Usage: deploy/test.sh [all|preset...]   (default: release, what ships)
+# all: release, then asan (AddressSanitizer with UBSan), then tsan (ThreadSanitizer)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-deploy/setup.sh test
 presets=("$@")
 if ((${#presets[@]} == 0)); then
+  presets=(release)
+elif [[ ${presets[*]} == all ]]; then
   presets=(release asan tsan)
 fi
+for preset in "${presets[@]}"; do
+  [[ $preset =~ ^(dev|release|asan|tsan)$ ]] || {
+    echo "test.sh: '$preset' is neither 'all' nor one of dev, release, asan, tsan" >&2
+    exit 2
+  }
+done
+deploy/setup.sh test
 
 failed=()
 for preset in "${presets[@]}"; do
