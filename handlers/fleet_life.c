@@ -404,30 +404,6 @@ int fleet_resume(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-/* An update that stopped the upstreams, and of which each refused what it was sent: a trainer that
- * lets generation go on has given it up. It would hold them until its lease ends. */
-static void give_up_refused(struct app *app)
-{
-    struct fleet_control *fc = app->fleet_control;
-    struct fleet_session *s = fleet_open_session(fc);
-    struct err why = {0}, ignored = {0};
-    bool refused;
-
-    if (s == NULL)
-        return;
-    mtx_lock(&fc->lock);
-    refused = s->unnamed && !s->implicit && s->opened && s->n_running == 0 && s->n_received == 0 &&
-              !fleet_session_has(s, true);
-    for (size_t i = 0; i < s->n_parts; i++)
-        refused = refused && !s->parts[i].touched;
-    mtx_unlock(&fc->lock);
-    (void)err_set(&why, ERR_CONFLICT, "",
-                  "generation was resumed after each upstream had refused its tensors");
-    if (refused)
-        (void)fleet_give_up(app, s, &why, &ignored);
-    fleet_unref(fc, s);
-}
-
 /* Generation always runs again afterwards; what was wrong with the update is told all the same. */
 int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
 {
@@ -437,7 +413,6 @@ int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
     size_t n = 0;
     bool was;
 
-    give_up_refused(app);
     if (fleet_commit_open(app, "", &s, &why) == 0) {
         fleet_unref(app->fleet_control, s);
         return fleet_resume(app, x, e);

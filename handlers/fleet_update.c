@@ -412,13 +412,14 @@ static int find_session(struct app *app, const struct route *route, const struct
     return *out != NULL ? 0 : begin_implicit(app, w->label, out, e);
 }
 
-/* Nobody would end it. */
+/* Nothing of it has come anywhere, and nothing is on its way. Nobody would end it, or upstreams
+ * would stand still for it until its lease ends: who cannot name it cannot give it up either. */
 static bool is_left_empty(struct fleet_control *fc, const struct fleet_session *s)
 {
     bool empty;
 
     mtx_lock(&fc->lock);
-    empty = s->implicit && s->n_received == 0;
+    empty = (s->implicit || (s->unnamed && s->opened)) && s->n_received == 0 && s->n_running == 0;
     mtx_unlock(&fc->lock);
     return empty;
 }

@@ -413,24 +413,44 @@ def refused_at_the_door(f):
 
 
 def refused_by_all(f):
-    """A trainer that lets generation go on after that has given its update up, though it says so in no other way."""
+    """Nothing was written anywhere: the update is over, and nobody stands still for it. Where something was before, they
+    do: half of a model is nobody's."""
     if not VLLM:
         return
     n, before = len(f.doubles), f.versions()
     f.init()
+
+    def send_refused(status, some=slice(None)):
+        for d in f.doubles:
+            d.order("update", "status", status=status)
+        found, said = f.front.ask("POST", "/update_weights", {"update_info": {m: c[some] for m, c in info.items()}})
+        assert found == (413 if status == 413 else 502) and str(status) in json.dumps(said), said
+
+    info = {"names": BROADCAST["names"], "dtype_names": BROADCAST["dtypes"], "shapes": BROADCAST["shapes"]}
     for status in (413, 404):
         for pauses in (True, False):
             if pauses:
                 f.front.post("/pause?mode=keep")
+            f.clean()
             f.front.post("/start_weight_update", {})
-            for d in f.doubles:
-                d.order("update", "status", status=status)
-            info = {"names": BROADCAST["names"], "dtype_names": BROADCAST["dtypes"], "shapes": BROADCAST["shapes"]}
-            assert f.front.ask("POST", "/update_weights", {"update_info": info})[0] in (413, 502)
-            assert f.pauses() == ["keep"] * n
-            f.front.post("/resume")
-            assert f.pauses() == [None] * n and f.versions() == before and f.front.status()["update"] is None
+            send_refused(status)
+            assert f.pauses() == ["keep" if pauses else None] * n and f.versions() == before
+            assert f.front.status()["update"] is None
+            assert f.ops(0) == ["pause"] * (not pauses) + ["mark", "start", "update", CLOSE, RENAME] + ["resume"] * (not pauses), f.ops(0)
             f.stays(*["serving"] * n)
+            refused(f, 409, "POST", "/finish_weight_update", {})
+            if pauses:
+                f.front.post("/resume")
+            f.clean()
+            assert f.pauses() == [None] * n
+            complete(f, before[0])
+    f.front.post("/start_weight_update", {})
+    f.front.post("/update_weights", {"update_info": {m: column[:1] for m, column in info.items()}})
+    send_refused(404, slice(1, None))
+    assert f.pauses() == ["keep"] * n and f.front.status()["update"]["phase"] == "receiving"
+    refused(f, 422, "POST", "/finish_weight_update", {})
+    f.wait(*["fenced"] * n)
+    f.clean()
     mend(f)
 
 
