@@ -43,6 +43,10 @@ static bool is_neutral(const json_t *v, const struct neutral_rule *rule)
     case NEUTRAL_TEXT:
         v = json_object_get(v, "type");
         return json_is_string(v) && strcmp(json_string_value(v), "text") == 0;
+    case NEUTRAL_FORM:
+        return json_is_object(v) && (json_object_size(v) == 0 ||
+                                     (json_object_size(v) == 1 &&
+                                      json_is_boolean(json_object_get(v, "prl_compact_logprobs"))));
     }
     return false;
 }
@@ -63,6 +67,8 @@ static int refuse(const json_t *v, const char *at, const struct neutral_rule *ru
         (void)snprintf(allowed, sizeof allowed, "null or false");
     else if (rule->kind == NEUTRAL_TEXT)
         (void)snprintf(allowed, sizeof allowed, "null or {\"type\": \"text\"}");
+    else if (rule->kind == NEUTRAL_FORM)
+        (void)snprintf(allowed, sizeof allowed, "null, {} or {\"prl_compact_logprobs\": BOOLEAN}");
     return err_set(e, ERR_BAD_REQUEST, field,
                    "'%s' is not supported by this server: found %s, only %s is accepted",
                    rule->member, found, allowed);
@@ -264,13 +270,15 @@ static int read_harmless(const json_t *o, const char *at, struct err *e)
 {
     static const char *const flags[] = {"spaces_between_special_tokens", "detokenize",
                                         "skip_reading_prefix_cache"};
-    uint64_t kind = 0;
+    uint64_t kind = 0, start = 0;
     bool flag = false;
 
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         if (body_bool(&flag, o, at, flags[i], e) != 0)
             return -1;
     }
+    if (body_u64(&start, o, at, "routed_experts_prompt_start", 0, UINT32_MAX, e) != 0)
+        return -1;
     return body_u64(&kind, o, at, "output_kind", 0, OUTPUT_KIND_MAX, e);
 }
 

@@ -23,7 +23,9 @@ enum neutral {
     NEUTRAL_EMPTY,  /* null, {}, [] or "" */
     NEUTRAL_FALSE,  /* null or false */
     NEUTRAL_NUMBER, /* null or this number */
-    NEUTRAL_TEXT    /* null or {"type": "text"} */
+    NEUTRAL_TEXT,   /* null or {"type": "text"} */
+    NEUTRAL_FORM    /* null, {}, or prime-rl's wish for another form of logprobs, which its client
+                       does without: {"prl_compact_logprobs": true or false} */
 };
 struct neutral_rule {
     const char *member;
@@ -50,8 +52,7 @@ struct neutral_rule {
     X("trace_decode_token_ids", NEUTRAL_NULL, 0)                                                   \
     X("logprob_token_ids", NEUTRAL_EMPTY, 0)                                                       \
     X("flat_logprobs", NEUTRAL_FALSE, 0)                                                           \
-    X("routed_experts_prompt_start", NEUTRAL_NUMBER, 0)                                            \
-    X("extra_args", NEUTRAL_EMPTY, 0)                                                              \
+    X("extra_args", NEUTRAL_FORM, 0)                                                               \
     X("vllm_xargs", NEUTRAL_EMPTY, 0)
 
 /* Every sampling member, each followed by a comma: for lists of what a route accepts. */
@@ -62,7 +63,7 @@ struct neutral_rule {
         "allowed_token_ids", "bad_words", "seed", "logprobs", "prompt_logprobs", "ignore_eos",     \
         "stop", "stop_token_ids", "skip_special_tokens", "include_stop_str_in_output",             \
         "spaces_between_special_tokens", "detokenize", "output_kind", "skip_reading_prefix_cache", \
-        GENERATE_SAMPLING_NEUTRAL(GENERATE_MEMBER)
+        "routed_experts_prompt_start", GENERATE_SAMPLING_NEUTRAL(GENERATE_MEMBER)
 
 struct generate_params {
     struct gen_params gen; /* owns its stop strings and a reference of its steering; seed is unset

@@ -93,8 +93,12 @@ static const struct {
     {"{\"response_format\": {\"type\": \"json_object\"}}", "/sampling_params/response_format"},
     {"{\"truncate_prompt_tokens\": 8}", "/sampling_params/truncate_prompt_tokens"},
     {"{\"flat_logprobs\": true}", "/sampling_params/flat_logprobs"},
-    {"{\"routed_experts_prompt_start\": 1}", "/sampling_params/routed_experts_prompt_start"},
+    {"{\"routed_experts_prompt_start\": -1}", "/sampling_params/routed_experts_prompt_start"},
+    {"{\"routed_experts_prompt_start\": \"7\"}", "/sampling_params/routed_experts_prompt_start"},
     {"{\"extra_args\": {\"a\": 1}}", "/sampling_params/extra_args"},
+    {"{\"extra_args\": {\"prl_compact_logprobs\": 1}}", "/sampling_params/extra_args"},
+    {"{\"extra_args\": {\"prl_compact_logprobs\": true, \"a\": 1}}", "/sampling_params/extra_args"},
+    {"{\"extra_args\": [1]}", "/sampling_params/extra_args"},
 };
 
 static void test_parse_refuses_with_field_and_code(void **state)
@@ -125,6 +129,9 @@ static void test_parse_accepts_neutral_and_unknown(void **state)
         "{\"response_format\": {\"type\": \"text\"}, \"extra_args\": {}, \"vllm_xargs\": null}",
         "{\"output_kind\": 2, \"detokenize\": false, \"skip_reading_prefix_cache\": true}",
         "{\"spaces_between_special_tokens\": false, \"routed_experts_prompt_start\": 0}",
+        "{\"routed_experts_prompt_start\": 11, \"extra_args\": {\"prl_compact_logprobs\": true}}",
+        "{\"routed_experts_prompt_start\": null}",
+        "{\"extra_args\": {\"prl_compact_logprobs\": false}}",
         "{\"something_of_tomorrow\": 5}",
         "{\"stop\": null, \"stop_token_ids\": null, \"seed\": null, \"max_tokens\": null}",
     };
