@@ -7,19 +7,22 @@
 #      PYTHON312      a Python 3.12 with venv (default: python3.12)
 #      REAL_ENVS      where the environments are (default: build/real)
 #      VLLM_ENV, …    an environment of that peer that is there already; it is used as it is
-#      SLIME_SRC, SKYRL_SRC   a checkout of that peer, which PyPI does not have; skipped without
+#      SLIME_SRC, SKYRL_SRC, PRIME_RL_SRC   a checkout of that peer, which PyPI does not have;
+#                     skipped without
 #      RECORD         a folder into which what the peers said is recorded (see tests/real/record.py)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
-peers=(vllm sglang trl areal verl openai litellm schemathesis checkpoint-engine slime skyrl)
+peers=(vllm sglang trl areal verl openai litellm schemathesis checkpoint-engine slime skyrl
+  prime-rl)
 # Installed as listed, without what they ask for: a lock, or beside the environment they build on.
 declare -A listed=([vllm]=1 [sglang]=1)
 declare -A built_on=(
-  [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [slime]=sglang [verl]=sglang
+  [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
+  [slime]=sglang [verl]=sglang
 )
-declare -A from_checkout=([slime]=1 [skyrl]=1)
+declare -A from_checkout=([slime]=1 [skyrl]=1 [prime-rl]=1)
 
 # variable PEER WORD: the name of its variable, as VLLM_ENV
 variable() {

@@ -123,7 +123,9 @@ def recorded(args, server, name, masks=()):
         yield server.url
         return
     args.record.mkdir(parents=True, exist_ok=True)
-    masks = [(str(MODELS), "${models}"), (str(ROOT), "${root}"), (server.url, "${url}"), *masks]
+    adapters = (str(world.MODEL / "adapters"), "${adapters}")
+    known = [(str(MODELS), "${models}"), adapters, (str(ROOT), "${root}"), (server.url, "${url}")]
+    masks = [*masks, *known]
     recorder = record.Recorder(args.record / f"{name}.jsonl", masks)
     with record.Proxy(server.url, recorder) as proxy:
         yield proxy.url

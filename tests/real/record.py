@@ -157,18 +157,21 @@ def _handler(url, recorder):
             recorder.write(self.command, self.path, body, answer.status, kind, raw)
 
         def pass_on(self, answer):
-            """In chunks, as they come; returns all of it."""
+            """As it comes: whole, or in chunks; returns all of it."""
+            whole = answer.getheader("Content-Length") is not None
             self.send_response(answer.status)
             for name, value in answer.getheaders():
-                if name.lower() not in HOP:
+                if name.lower() not in HOP or (whole and name.lower() == "content-length"):
                     self.send_header(name, value)
-            self.send_header("Transfer-Encoding", "chunked")
+            if not whole:
+                self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             found = b""
             while piece := answer.read1(65536):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(piece if whole else b"%x\r\n%s\r\n" % (len(piece), piece))
                 found += piece
-            self.wfile.write(b"0\r\n\r\n")
+            if not whole:
+                self.wfile.write(b"0\r\n\r\n")
             return found
 
         do_GET = do_POST = do_PUT = do_DELETE = relay

@@ -84,11 +84,11 @@ async def play(checks, adapter, url):
 def main():
     args = real_world.options()
     checks = world.Checks()
-    for kind in (HttpServerAdapter, AsyncHttpServerAdapter):
+    for kind, name in ((HttpServerAdapter, "verl"), (AsyncHttpServerAdapter, "verl-async")):
         with (
             checks.section(f"verl, {kind.__name__}"),
             real_world.embedded(args) as server,
-            real_world.recorded(args, server, f"verl-{kind.__name__.lower()}-to-baton") as url,
+            real_world.recorded(args, server, f"{name}-to-baton") as url,
         ):
             asyncio.run(play(checks, adapter_of(kind, url), url))
     return checks.done()
