@@ -146,13 +146,17 @@ static int make_op(struct wire_request *out, struct app *app, enum wire_dialect 
     json_t *empty = to->body == NULL ? json_object() : NULL;
     struct wire_about about = to->about;
     struct upstream_info info;
+    char name[sizeof fc->group.name];
     int rc;
 
     fleet_info(upstreams_fleet(app->upstreams), to->upstream, &info);
     about.release = info.saw.release;
     mtx_lock(&fc->lock);
     about.group = fc->group.packing;
+    memcpy(name, fc->group.name, sizeof name);
     mtx_unlock(&fc->lock);
+    if (about.group_name == NULL)
+        about.group_name = name;
 
     if (to->body == NULL && empty == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");

@@ -111,8 +111,10 @@ static int place(const struct init_req *req, struct fleet_to *to, size_t n, cons
                    n, req->rank_offset, next - 1, next, req->world_size);
 }
 
-static void leave_again(struct app *app, const struct fleet_said *said, size_t n)
+static void leave_again(struct app *app, const struct init_req *req, const struct fleet_said *said,
+                        size_t n)
 {
+    struct wire_about about = {.group_name = req->group_name != NULL ? req->group_name : ""};
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *left = NULL;
     struct err ignored = {0};
@@ -120,7 +122,7 @@ static void leave_again(struct app *app, const struct fleet_said *said, size_t n
 
     for (size_t i = 0; i < n; i++)
         if (said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN)
-            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream};
+            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .about = about};
     if (fleet_ask(app, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) == 0)
         fleet_said_free(left, n_to);
 }
@@ -229,7 +231,7 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
     } else {
         *e = cause->why;
         if (!req->by_handles)
-            leave_again(app, said, n);
+            leave_again(app, req, said, n);
         fleet_reply_error(app, x, e, said, n);
     }
     fleet_said_free(said, n);

@@ -6,6 +6,7 @@
 
 #include "base/id.h"
 #include "base/log.h"
+#include "handlers/body.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -531,20 +532,30 @@ static void leave(struct fleet_control *fc, struct fleet_session *s)
 }
 
 /* Who is not in the trainer's group gets nothing of what it broadcasts. */
-static int drop_strangers(struct app *app, struct fleet_session *s, struct err *e)
+static int drop_strangers(struct app *app, struct fleet_session *s, const json_t *body,
+                          struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
+    const char *name = json_string_value(body_given(body, "group_name"));
     struct err why = {0};
     bool group, stands;
+    int rc = 0;
 
     (void)err_set(&why, ERR_CONFLICT, "", "it has not joined the group with the trainer");
     mtx_lock(&fc->lock);
     group = fc->group.on;
-    for (size_t i = 0; group && i < s->n_parts; i++)
+    if (group && name != NULL && strcmp(name, fc->group.name) != 0)
+        rc = err_set(e, ERR_CONFLICT, "/group_name",
+                     "the group's name is '%.100s', not '%.100s': join it under the name that its "
+                     "updates have",
+                     fc->group.name, name);
+    for (size_t i = 0; rc == 0 && group && i < s->n_parts; i++)
         if (!s->parts[i].out && !fc->group.joined[s->parts[i].upstream])
             fleet_session_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
     stands = fleet_session_stands(s, fleet_min_ready(app));
     mtx_unlock(&fc->lock);
+    if (rc != 0)
+        return rc;
     if (!group)
         return err_set(e, ERR_CONFLICT, "/transport",
                        "there is no group to receive from; POST /v1/weight_transfer/init joins "
@@ -743,7 +754,8 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
         return -1;
     }
     n_before = n_refused(fc, s);
-    if (fleet_cover_check(s, &list, e) != 0 || (t->by_group && drop_strangers(app, s, e) != 0) ||
+    if (fleet_cover_check(s, &list, e) != 0 ||
+        (t->by_group && drop_strangers(app, s, t->body, e) != 0) ||
         fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, t->body, e) != 0 ||
         fleet_tell_packed(app, s, t->body, e) != 0) {
         verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;

@@ -566,15 +566,20 @@ static int sglang_begin(struct wire_request *out, const json_t *native, struct e
     return set_body(out, "/begin_weight_update", pick(native, pairs), e);
 }
 
-/* As the version that it serves until the update has its name: whoever tells that one has all that
- * came since. Steals body; NULL: no memory. */
-static json_t *marked(json_t *body, const struct wire_about *about)
+/* Where there is a text. Steals body; NULL: no memory. */
+static json_t *with_text(json_t *body, const char *member, const char *text)
 {
-    if (body == NULL || about->update_id == NULL ||
-        set_text(body, "weight_version", about->update_id) == 0)
+    if (body == NULL || text == NULL || text[0] == '\0' || set_text(body, member, text) == 0)
         return body;
     json_decref(body);
     return NULL;
+}
+
+/* As the version that it serves until the update has its name: whoever tells that one has all that
+ * came since. Steals body. */
+static json_t *marked(json_t *body, const struct wire_about *about)
+{
+    return with_text(body, "weight_version", about->update_id);
 }
 
 /* Whatever its trainer asked for: where requests are held an older one does not survive a flush
@@ -640,6 +645,7 @@ static int sglang_from_tensor(struct wire_request *out, const json_t *native,
     return set_body(out, "/update_weights_from_tensor", body, e);
 }
 
+/* It may be in several groups, and ends where it is in none of that name. */
 static int sglang_update(struct wire_request *out, const json_t *native,
                          const struct wire_about *about, struct err *e)
 {
@@ -673,11 +679,9 @@ static int sglang_update(struct wire_request *out, const json_t *native,
     if (sglang_cut(native, &load_format, e) != 0)
         return -1;
     body = unflushed(marked(pick(native, pairs), about));
-    if (body != NULL && load_format != NULL && set_text(body, "load_format", load_format) != 0) {
-        json_decref(body);
-        body = NULL;
-    }
-    return set_body(out, "/update_weights_from_distributed", body, e);
+    body = with_text(body, "group_name", about->group_name);
+    return set_body(out, "/update_weights_from_distributed",
+                    with_text(body, "load_format", load_format), e);
 }
 
 /* The end of an update takes no name. Where none has begun, the name is all that is left. */
@@ -741,7 +745,8 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
     case WIRE_INIT:
         return sglang_init(out, native, about, e);
     case WIRE_LEAVE:
-        return set_body(out, "/destroy_weights_update_group", json_object(), e);
+        return set_body(out, "/destroy_weights_update_group",
+                        with_text(json_object(), "group_name", about->group_name), e);
     case WIRE_START:
         return sglang_begin(out, native, e);
     case WIRE_UPDATE:

@@ -52,6 +52,7 @@ struct wire_packing {
 struct wire_about {
     const char *release; /* of upstream_saw; NULL or one that says nothing: taken for the newest */
     struct wire_packing group;
+    const char *group_name; /* it was joined under; NULL or "": under none */
     const char *update_id; /* the upstream's own, of its start; of the others, which have none, the
                               version that they are to tell until the update ends; NULL: none */
     bool has_rank_offset;

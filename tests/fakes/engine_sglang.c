@@ -138,11 +138,19 @@ static void init(struct conn *c, const json_t *body)
         say(c, "Succeeded to initialize the group.");
 }
 
+/* Each of a trainer's groups has a name; one that is not said is this. */
+static bool has_group(const struct conn *c, const json_t *body)
+{
+    static const char by_default[] = "weight_update_group";
+
+    return c->e->group != NULL && strcmp(text_member(c->e->group, "group_name", by_default),
+                                         text_member(body, "group_name", by_default)) == 0;
+}
+
 static void leave(struct conn *c, const json_t *body)
 {
-    (void)body;
-    if (c->e->group == NULL) {
-        conn_refuse(c, 400, "conflict", "there is no group");
+    if (!has_group(c, body)) {
+        refuse(c, "The group to be destroyed does not exist.");
         return;
     }
     json_decref(c->e->group);
@@ -228,6 +236,8 @@ static void update(struct conn *c, const json_t *body)
         return;
     if (c->e->group == NULL)
         conn_refuse(c, 400, "conflict", "there is no group");
+    else if (!has_group(c, body)) /* its scheduler asserts that it has, and ends */
+        engine_restart(c->e, 200);
     else
         updated(c, body);
 }

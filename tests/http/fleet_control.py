@@ -415,6 +415,25 @@ def group(f):
     f.init()
 
 
+def named_group(f):
+    """It is the group of its name at each upstream; those of vLLM have no names."""
+    n = len(f.doubles)
+    f.front.good("DELETE", "/v1/weight_transfer")
+    f.front.post("/v1/weight_transfer/init", dict(JOIN, world_size=1 + RANKS * n, group_name="g"))
+    for tensors in (BROADCAST, dict(BROADCAST, group_name="g")):
+        step, _, said = f.update(next(LABELS), tensors)
+        assert step is None and ok_of(said) == [True] * n, (step, said)
+    for d in f.doubles:
+        d.good("DELETE", "/journal")
+    said = refused(f, 409, "POST", "/v1/update_weights", dict(BROADCAST, group_name="h"))
+    assert "'g', not 'h'" in said["error"]["message"], said
+    assert not any(d.journal("update") for d in f.doubles)
+    assert f.front.good("DELETE", "/v1/weight_transfer")["state"] == "none"
+    assert all(d.state()["group"] is None for d in f.doubles)
+    f.stays(*["serving"] * n)
+    f.init()
+
+
 # ---- that something breaks ----
 
 BREAKS = {"status": {}, "hang": {}, "close_before": {}, "close_after": {}, "restart": {"ms": 200}}
@@ -723,7 +742,7 @@ def of_dialect(dialect):
         promises = [goes_well, one_request, whole_session, given_up, by_lease, pauses, resumed_while_held, sleeps,
                     drops, others, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
         if dialect != "vllm":  # whose groups have no name
-            promises.append(as_sglang)
+            promises += [named_group, as_sglang]
         if dialect == "baton":
             promises.append(as_skyrl)
         promises += [own_words, two_phases, by_client] if dialect == "baton" else [one_phase]

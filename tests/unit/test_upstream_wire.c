@@ -189,6 +189,26 @@ static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
     json_decref(native);
 }
 
+static void test_wire_make_names_the_group_that_was_joined(void **state)
+{
+    static const struct wire_about about = {.group_name = "g"}, unnamed = {.group_name = ""};
+    json_t *native = parse("{\"transport\":\"nccl\",\"names\":[]}");
+    enum wire_op ops[] = {WIRE_UPDATE, WIRE_LEAVE};
+    struct wire_request r;
+    struct err e = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        assert_int_equal(wire_make(&r, WIRE_SGLANG, ops[i], native, &about, &e), 0);
+        assert_non_null(strstr(r.body, "\"group_name\":\"g\""));
+        wire_request_fini(&r);
+        assert_int_equal(wire_make(&r, WIRE_SGLANG, ops[i], native, &unnamed, &e), 0);
+        assert_null(strstr(r.body, "group_name"));
+        wire_request_fini(&r);
+    }
+    json_decref(native);
+}
+
 static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
 {
     static const struct {
@@ -614,6 +634,7 @@ int main(void)
         cmocka_unit_test(test_wire_resets_surely_takes_silence_for_no_proof),
         cmocka_unit_test(test_wire_make_says_it_in_their_words),
         cmocka_unit_test(test_wire_make_puts_in_what_is_each_ones_own),
+        cmocka_unit_test(test_wire_make_names_the_group_that_was_joined),
         cmocka_unit_test(test_wire_make_refuses_what_they_have_no_words_for),
         cmocka_unit_test(test_wire_read_who),
         cmocka_unit_test(test_wire_read_who_would_serve),
