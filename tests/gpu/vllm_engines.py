@@ -20,6 +20,8 @@ from dialects_world import MODEL, cases_of, must_answer
 START_S = 200  # for an engine until it answers; side by side they take about 65 s
 TOLERANCE = 0.02  # of a logprob: float32 here and there, but tensor cores in the attention
 SHARED = 16  # tokens of a prompt that the prefix cache keeps: a block
+
+
 def model_folder(into, step):
     """As vLLM wants it: the weights beside config.json."""
     folder = into / step
@@ -40,7 +42,7 @@ def free_port():
 class Engine:
     """@backend  of weight transfer: nccl or ipc. @gpu  its index"""
 
-    PYTHON, START_S = sys.executable, START_S
+    SOFTWARE, PYTHON, START_S = "vllm", sys.executable, START_S
     OPTIONS = (
         *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
         *("--attention-backend", "TRITON_ATTN", "--block-size", str(SHARED)),
@@ -74,7 +76,7 @@ class Engine:
 
     def start(self, step):
         self.n_starts += 1
-        self.log = self.folder / f"vllm-{self.name}-{self.n_starts}.log"
+        self.log = self.folder / f"{self.SOFTWARE}-{self.name}-{self.n_starts}.log"
         with open(self.log, "wb") as out:
             self.child = subprocess.Popen(
                 self.command(step),

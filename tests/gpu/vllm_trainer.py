@@ -42,14 +42,14 @@ def _tensors(state, gate):
     folder/open."""
     for i, pair in enumerate(state.named):
         if gate is not None and i == gate[1]:
-            _wait_at(pathlib.Path(gate[0]))
+            wait_at(gate[0])
         yield pair
 
 
-def _wait_at(folder):
-    (folder / "reached").touch()
+def wait_at(folder):
+    pathlib.Path(folder, "reached").touch()
     end = time.monotonic() + GATE_S
-    while not os.path.exists(folder / "open"):
+    while not os.path.exists(f"{folder}/open"):
         if time.monotonic() > end:
             raise TimeoutError(f"the gate was not opened within {GATE_S} s")
         time.sleep(0.005)

@@ -6,15 +6,18 @@ Usage: test_sglang.py --baton PROGRAM [--only WORD] [--record DIR]"""
 
 import contextlib
 import itertools
-import os
 import pathlib
 import sys
 import tempfile
 import threading
 import time
+import types
 
 import real_world
-from real_world import HERE, ask, vllm_engines, world
+import sglang_engines
+import sglang_trainer
+import sglang_updates
+from real_world import ask, vllm_engines, world
 
 STEPS = ("step-01500", "step-00100")
 N = 8  # tokens of each golden: a CPU makes few in a second
@@ -35,59 +38,22 @@ SCENARIOS = (  # kind, flush_cache (None: not said), pause, requests held, reque
 )
 
 
-class Engine(vllm_engines.Engine):
-    START_S = 400
-    OPTIONS = (
-        *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
-        *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--grammar-backend", "none"),
-        *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--skip-server-warmup"),
-    )
-
-    def command(self, step):
-        return [
-            *(self.PYTHON, "-W", "ignore", "-m", "sglang.launch_server", *self.OPTIONS),
-            *("--model-path", str(real_world.untied(step)), "--host", "127.0.0.1"),
-            *("--port", str(self.port), "--nccl-port", str(vllm_engines.free_port())),
-        ]
-
-    def environment(self):
-        path = os.pathsep.join([str(HERE / "sglang_cpu"), os.environ.get("PYTHONPATH", "")])
-        return {
-            **os.environ,
-            "PYTHONPATH": path,
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "2",
-        }
+class Engine(sglang_engines.CpuEngine):
+    def model(self, step):
+        return real_world.untied(step)
 
 
 class Trainer:
     """SGLang's own pieces of a trainer."""
 
     def __init__(self):
-        import torch
         from safetensors.torch import load_file
 
-        torch.multiprocessing.set_sharing_strategy("file_system")
+        self.state = types.SimpleNamespace()
+        sglang_trainer.be(self.state, "cpu")
         self.named = {
             s: list(load_file(real_world.untied(s) / "model.safetensors").items()) for s in STEPS
         }
-        self.alive = []
-
-    def serialized(self, named, flat):
-        from sglang.srt.utils import MultiprocessingSerializer
-        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
-
-        value = [(n, t.clone()) for n, t in named]
-        if flat:
-            bucket = FlattenedTensorBucket(named_tensors=value)
-            value = {
-                "flattened_tensor": bucket.get_flattened_tensor(),
-                "metadata": bucket.get_metadata(),
-            }
-        self.alive.append(value)
-        return MultiprocessingSerializer.serialize(value, output_str=True)
 
     def update(self, url, kind, step, flush, label, n):
         said = {} if flush is None else {"flush_cache": flush}
@@ -95,20 +61,18 @@ class Trainer:
             path = str(real_world.untied(step))
             body = {"model_path": path, "weight_version": label, **said}
             return must(ask(url, "POST", "/update_weights_from_disk", body))
-        named = self.named[step]
-        size = -(-len(named) // n)
-        for at in range(0, len(named), size):
-            body = {"serialized_named_tensors": [
-                self.serialized(named[at : at + size], kind == "tensor flat")
-            ]}
-            if kind == "tensor flat":
+        self.state.named, flat = self.named[step], kind == "tensor flat"
+        n_tensors = len(self.state.named)
+        for first, last in sglang_updates.parts(n_tensors, n):
+            text = sglang_trainer.serialized(self.state, first, last, flat)
+            body = {"serialized_named_tensors": [text]}
+            if flat:
                 body["load_format"] = "flattened_bucket"
-            last = at + size >= len(named)
-            body.update(said if last else {"flush_cache": False})
-            if last:
+            body.update(said if last == n_tensors else {"flush_cache": False})
+            if last == n_tensors:
                 body["weight_version"] = label
             must(ask(url, "POST", "/update_weights_from_tensor", body))
-        self.alive.clear()
+        sglang_trainer.let_go(self.state)
         return None
 
 

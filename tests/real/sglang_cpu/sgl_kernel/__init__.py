@@ -48,3 +48,19 @@ def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
     return _missing(f"sgl_kernel.{name}")
+
+
+def _gloo_for_nccl():
+    """A group that is asked for by NCCL is one of gloo here."""
+    from torch.distributed import distributed_c10d as c10d
+
+    make = c10d._new_process_group_helper
+
+    def helper(size, rank, ranks, backend, *args, **more):
+        backend = c10d.Backend("gloo") if backend == "nccl" else backend
+        return make(size, rank, ranks, backend, *args, **more)
+
+    c10d._new_process_group_helper = helper
+
+
+_gloo_for_nccl()
