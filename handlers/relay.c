@@ -199,6 +199,8 @@ static void start(struct relay *r)
     struct err e = {0};
 
     upstreams_at(r->loop->all->upstreams, r->ticket.upstream, &r->at);
+    r->epoch = fleet_epoch(r->loop->all->fleet);
+    memset(&r->scan, 0, sizeof r->scan);
     req.target = r->at.target;
     add(&req, headers, "Content-Type", x->content_type);
     add(&req, headers, "X-Session-ID", x->session_id);

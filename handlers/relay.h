@@ -4,7 +4,8 @@
  * All of it happens on the front's loops: each has its own client of upstreams and its own list of
  * relays. A relay holds one permit of the fleet from its grant to its end. It goes to another
  * upstream only while nothing of it was sent; after that the client is told that it may have been
- * processed, or, in mid-stream, finds its answer cut. Bodies are never looked into. */
+ * processed, or, in mid-stream, finds its answer cut. Bodies are not looked into, but for the
+ * version that an SGLang's answer names: it does not name its process, as a baton does. */
 #ifndef BATON_HANDLERS_RELAY_H
 #define BATON_HANDLERS_RELAY_H
 

@@ -106,6 +106,29 @@ static void refuse_another(struct relay *r)
     relay_fail(r, &e);
 }
 
+/* An SGLang says which version made it: of one that was restarted since the last question to it,
+ * that it began with. What it is to say of itself is asked at once. */
+static bool names_another(struct relay *r, const char *data, size_t len)
+{
+    if (r->at.dialect != WIRE_SGLANG || r->lane != FLEET_GENERATE || r->head.status != 200)
+        return false;
+    while (version_scan_next(&r->scan, &data, &len))
+        if (!fleet_may_name(r->loop->all->fleet, r->scan.name, r->epoch))
+            return true;
+    return false;
+}
+
+static void refuse_version(struct relay *r)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_UPSTREAM, "",
+                  "%.200s answered with weights '%s', which are not what is served", r->at.name,
+                  r->scan.name);
+    upstreams_look(r->loop->all->upstreams);
+    relay_fail(r, &e);
+}
+
 /* At once: what follows such a head may never end. A redirect may be our client's doing, by what it
  * asks for; any other status is none. */
 static void refuse_bad(struct relay *r)
@@ -208,9 +231,18 @@ static bool pass_on(struct relay *r, const void *data, size_t len)
 static bool on_data(void *arg, const void *data, size_t len)
 {
     struct relay *r = arg;
+    struct version_scan before = r->scan;
 
-    if (r->stage == RELAY_STREAM)
-        return pass_on(r, data, len);
+    if (names_another(r, data, len)) {
+        refuse_version(r);
+        return true;
+    }
+    if (r->stage == RELAY_STREAM) {
+        if (pass_on(r, data, len))
+            return true;
+        r->scan = before; /* it comes again */
+        return false;
+    }
     if (r->stage == RELAY_WHOLE)
         collect(r, data, len);
     return true;

@@ -7,6 +7,7 @@
 #include "engine/upstream/fleet.h"
 #include "engine/upstream/http.h"
 #include "engine/upstream/upstreams.h"
+#include "engine/upstream/version_scan.h"
 #include "handlers/relay.h"
 
 #include <stdbool.h>
@@ -60,7 +61,9 @@ struct relay {
     bool held; /* by a client that is behind */
     bool told; /* all->lock: a later grant has been posted */
     size_t n_tries;
-    struct upstream_at at; /* where it is asked, or was */
+    struct upstream_at at;    /* where it is asked, or was */
+    uint64_t epoch;           /* of the fleet, when it was asked */
+    struct version_scan scan; /* of an SGLang's answer */
     struct http_call *call;
     struct loop_item granted, gone, drained;
     struct http_head head; /* of the answer */

@@ -346,6 +346,16 @@ bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
     return same;
 }
 
+bool fleet_may_name(struct fleet *f, const char *label, uint64_t epoch)
+{
+    bool may;
+
+    mtx_lock(&f->lock);
+    may = f->updating || f->epoch != epoch || f->label[0] == '\0' || strcmp(label, f->label) == 0;
+    mtx_unlock(&f->lock);
+    return may;
+}
+
 static void miss_locked(struct upstream *u, bool refused, const struct err *why)
 {
     u->n_misses++;

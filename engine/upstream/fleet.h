@@ -125,6 +125,12 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
  * was put into step, and so is out of it now. Threads: any. */
 bool fleet_confirm(struct fleet *f, size_t upstream, const char *process);
 
+/* fleet_may_name - may an answer to a client name this version? Not if the fleet has another, and
+ * had it when this was asked: who made it is no longer what was put into step. What changed since
+ * is an update's to prove.
+ * @epoch  of fleet_epoch, when it was asked. Threads: any. */
+bool fleet_may_name(struct fleet *f, const char *label, uint64_t epoch);
+
 /* fleet_missed - it did not answer a client, or gave no token.
  * fleet_silent - it did not answer a question about itself, or not well.
  * @refused  nobody listens there: it is down at once */

@@ -169,6 +169,11 @@ static void put_answer(struct buf *b, struct conn *c, size_t from, size_t to, co
         put_usage(b, j);
     else
         buf_puts(b, "null");
+    if (c->e->o.dialect == SGLANG && whole && j->n_spans > 0) { /* of a stream it says nothing */
+        buf_puts(b, ",\"metadata\":{\"weight_version\":");
+        put_label(b, &j->spans[j->n_spans - 1]);
+        buf_puts(b, "}");
+    }
     buf_puts(b, "}");
 }
 

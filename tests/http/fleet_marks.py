@@ -528,6 +528,29 @@ def nameless():
         g.update_all()
 
 
+def restarted_unseen():
+    """One that is another process since the last question to it: its answers name what they are made with."""
+    def body(path, **more):
+        return dict(more, **({"input_ids": [1], "sampling_params": {"max_new_tokens": 3}} if path == "/generate" else
+                             {"prompt": PROMPT, "max_tokens": 3}))
+
+    was, fleet_control.PROBE_MS = fleet_control.PROBE_MS, 600000
+    with Fleet(WHICH) as g:
+        d = g.doubles[0]
+        for path, stream in (("/generate", False), ("/generate", True), ("/v1/completions", False)):
+            g.update_all()
+            assert g.front.ask("POST", path, body(path, stream=stream))[0] == 200
+            reboot(d)
+            assert g.states() == ["serving"]
+            try:
+                status, said = g.front.ask("POST", path, body(path, stream=stream))
+                assert not stream and status == 502 and "'step-0'" in said["error"]["message"], said
+            except http.client.IncompleteRead as cut:
+                assert stream and b"step-0" not in cut.partial, cut.partial
+            g.wait("unsynced")
+    fleet_control.PROBE_MS = was
+
+
 def main():
     for op, alone in STAGES:
         told(f"killed after {op}, {'one' if alone else 'all'}", killed, op, alone)
@@ -535,6 +558,8 @@ def main():
         told("killed, plain", killed, "finish", False, ("--weight-version", "step-0", "--plain-finish"), (None, None))
         told("plain_finish", plain_finish)
         told("nameless", nameless)
+    else:
+        told("restarted_unseen", restarted_unseen)
     told("undecided", undecided)
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         f.update_all()

@@ -464,6 +464,30 @@ static void test_who_flaps_is_told_of_so_often_and_no_more(void **cmocka_state)
     fleet_free(f);
 }
 
+/* What is named by who was put into step, or changed since it was asked, is right. */
+static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    uint64_t epoch = fleet_epoch(f);
+
+    (void)cmocka_state;
+    assert_true(fleet_may_name(f, "any", epoch)); /* none is decided */
+    heard(f, EACH("old", "old", "old", "old"));
+    assert_true(fleet_may_name(f, "old", epoch));
+    assert_false(fleet_may_name(f, "base", epoch));
+    fleet_updating(f, true);
+    assert_true(fleet_may_name(f, FLEET_UNFINISHED "x", fleet_epoch(f)));
+    assert_true(fleet_may_name(f, "new", fleet_epoch(f)));
+    epoch = fleet_epoch(f);
+    (void)fleet_committed(f, "new", done);
+    assert_true(fleet_may_name(f, "old", epoch)); /* asked before */
+    assert_false(fleet_may_name(f, "old", fleet_epoch(f)));
+    assert_false(fleet_may_name(f, "", fleet_epoch(f)));
+    assert_true(fleet_may_name(f, "new", fleet_epoch(f)));
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -484,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_a_key_that_is_taken_again_is_no_reason),
         cmocka_unit_test(test_who_never_says_what_it_serves_leaves),
         cmocka_unit_test(test_each_change_of_a_state_is_told),
+        cmocka_unit_test(test_an_answer_names_what_the_fleet_serves),
         cmocka_unit_test(test_who_flaps_is_told_of_so_often_and_no_more),
     };
 
