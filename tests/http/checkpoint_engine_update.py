@@ -85,6 +85,10 @@ def cut(specs, half):
     return out
 
 
+def large_list(world):
+    return as_list(place(world.specs[-1:])[0], TORCH)
+
+
 def begin(ranks, what):
     for r in ranks:
         r.send(handle(r.export))
@@ -127,9 +131,44 @@ def spent(trainer, what):
     must(trainer.counters() and not any(trainer.counters()), f"{what}: {trainer.counters()}")
 
 
-def good(world, server, what, devices=(0,), form=vllm_body, **more):
+@contextlib.contextmanager
+def updating(world, server, what, status, *words, devices=(0,), form=vllm_body, buffers=True, **more):
+    """From the request to its answer, which must have that status and these words, and after which
+    nobody holds a buffer. Yields the trainer's ranks, with their buffers taken.
+    @buffers  False: none has been sent yet
+    @more     Rank's: half, bind, address"""
+    with ranks_of(world, server, devices, **more) as ranks:
+        asked = Asked(server, *form(ranks))
+        if buffers:
+            begin(ranks, what)
+        yield ranks
+        asked.end(status, *words, what=what)
+        if buffers:
+            spent(ranks[0].trainer, what)
+
+
+def hears(rank, what, *words):
+    """The reply is why it was refused."""
+    said = rank.reply()
+    must(said != "", f"{what}: was taken")
+    for word in words:
+        must(word in said, f"{what}: '{word}' is not in {said}")
+
+
+def gives_up(rank, what, *words):
+    hears(rank, what, *words)
+    rank.fail()
+
+
+def undone(server, what):
+    """What served before serves, and nothing of the trainer's stays mapped."""
+    must(server.metric("baton_ipc_mapped") == 0, f"{what}: still mapped")
+    server.check(what, list(server.served)[-1:])
+
+
+def good(world, server, what, devices=(0,), form=vllm_body, data=None, **more):
     """A whole update as checkpoint-engine makes it."""
-    data = world.data()
+    data = data or world.data()
     with ranks_of(world, server, devices, **more) as ranks:
         asked = Asked(server, *form(ranks))
         begin(ranks, what)
@@ -144,6 +183,19 @@ def good(world, server, what, devices=(0,), form=vllm_body, **more):
         found = asked.end(200, what=what)
     committed(server, data, what)
     return found
+
+
+def good_in_one_list(world, server, what, placed, half, protocol=4):
+    data = world.data()
+    with updating(world, server, what, 200, buffers=False, half=half) as (r,):
+        r.send(handle(r.export), protocol)
+        must(r.reply() == "", f"{what}: the buffer")
+        r.fill(placed, data)
+        r.send(as_list(placed, TORCH), protocol)
+        must(r.reply() == "", f"{what}: the list")
+        end([r], what)
+        end([r], what)
+    committed(server, data, what)
 
 
 # What works
@@ -162,33 +214,19 @@ def sglang_form(world, server):
 
 def one_buffer_for_all(world, server):
     """One list; protocol 5, as Python 3.14 writes."""
-    data, what = world.data(), "one list"
-    with ranks_of(world, server, half=place(world.specs)[1]) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        r.send(handle(r.export), 5)
-        must(r.reply() == "", what)
-        placed, _ = place(world.specs)
-        r.fill(placed, data)
-        r.send(as_list(placed, TORCH), 5)
-        must(r.reply() == "", what)
-        end([r], what)
-        end([r], what)
-        asked.end(200, what=what)
-    committed(server, data, what)
+    good_in_one_list(world, server, "one list", *place(world.specs), protocol=5)
 
 
 def binds_late(world, server):
     """Other ranks of the trainer may come to their sockets after the first has asked."""
     data, what = world.data(), "late"
-    with ranks_of(world, server, bind=False) as (r,):
-        asked = Asked(server, *vllm_body([r]))
+    with updating(world, server, what, 200, buffers=False, bind=False) as (r,):
         time.sleep(0.4)
         r.bind()
         begin([r], what)
         send_lists(world, [r], data, what)
         end([r], what)
         end([r], what)
-        asked.end(200, what=what)
     committed(server, data, what)
 
 
@@ -201,55 +239,32 @@ def two_gpus(world, server):
 
 def without_gaps(world, server):
     """As of files that checkpoint-engine pins where they lie: some begin at odd bytes."""
-    data, what = world.data(), "without gaps"
-    with ranks_of(world, server, half=sum(s.nbytes for s in world.specs) + 1) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        begin([r], what)
-        placed, at = [], 1
-        for s in world.specs:
-            placed.append((s, at))
-            at += s.nbytes
-        r.fill(placed, data)
-        r.send(as_list(placed, TORCH))
-        must(r.reply() == "", what)
-        end([r], what)
-        end([r], what)
-        asked.end(200, what=what)
-    committed(server, data, what)
+    placed, at = [], 1
+    for s in world.specs:
+        placed.append((s, at))
+        at += s.nbytes
+    good_in_one_list(world, server, "without gaps", placed, at)
 
 
 def own_gpu_only(world, server):
     """The trainer names all of its GPUs; this server's is among them."""
-    data, what = world.data(), "own GPU"
-    with ranks_of(world, server, (0,)) as (r,):
-        path, body = sglang_body([r])
+    def with_another(ranks):
+        path, body = sglang_body(ranks)
         body["zmq_handles"]["GPU-00000000-1111-2222-3333-444444444444"] = "ipc://@somebody-else"
-        asked = Asked(server, path, body)
-        begin([r], what)
-        send_lists(world, [r], data, what)
-        end([r], what)
-        end([r], what)
-        asked.end(200, what=what)
-    committed(server, data, what)
+        return path, body
+
+    good(world, server, "own GPU", form=with_another)
 
 
 def file_socket(world, server):
     """A socket with a name in the file system lies beneath --allow-path."""
-    data, what = world.data(), "a file"
-    address = f"ipc://{world.folder}/trainer.sock"
-    with ranks_of(world, server, address=address) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        begin([r], what)
-        send_lists(world, [r], data, what)
-        end([r], what)
-        end([r], what)
-        asked.end(200, what=what)
-    committed(server, data, what)
+    good(world, server, "a file", address=f"ipc://{world.folder}/trainer.sock")
     for path, status, word in (("/run/other.sock", 403, "--allow-path"),
                                (f"{world.folder}/nothing.sock", 422, "cannot be opened"),
                                (f"{world.folder}/../etc/x.sock", 422, "cannot be opened")):
-        with ranks_of(world, server, bind=False, address="ipc://" + path) as ranks:
-            Asked(server, *vllm_body(ranks)).end(status, word, what=path)
+        more = {"bind": False, "address": "ipc://" + path}
+        with updating(world, server, path, status, word, buffers=False, **more):
+            pass
 
 
 # What is refused at once
@@ -291,21 +306,13 @@ def refused_requests(world, server):
 
 def refuse_list(world, server, items, status, *words, what, first=None):
     """The trainer hears why, says that it gives up, and the request is answered."""
-    with ranks_of(world, server) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        begin([r], what)
+    with updating(world, server, what, status, *words) as (r,):
         if first is not None:
             r.send(first)
             must(r.reply() == "", f"{what}: the list before it")
         r.send(items)
-        said = r.reply()
-        for word in words:
-            must(word in said, f"{what}: '{word}' is not in {said}")
-        r.fail()
-        asked.end(status, *words, what=what)
-        spent(r.trainer, what)
-    must(server.metric("baton_ipc_mapped") == 0, f"{what}: still mapped")
-    server.check(what, list(server.served)[-1:])
+        gives_up(r, what, *words)
+    undone(server, what)
 
 
 def wrong_lists(world, server):
@@ -368,20 +375,14 @@ def hostile_messages(world, server):
                 ("a class", pickle.dumps(RuntimeError, 4)), ("cut", dumps([1, 2, 3])[:-1])]
     for n, (what, raw) in enumerate(messages):
         for early in (True, False):
-            with ranks_of(world, server) as (r,):
-                asked = Asked(server, *vllm_body([r]))
-                if not early:
-                    begin([r], what)
+            with updating(world, server, f"{n} {what}", 400, buffers=not early) as (r,):
                 r.socket.send(raw)
-                must(r.reply() != "", f"{what}: was taken")
-                r.fail()
-                asked.end(400, what=f"{n} {what}")
+                gives_up(r, what)
     must(not os.path.exists(f"{world.folder}/executed"), "a pickle was executed")
     for what, parts in (("two parts", [b"a", b"b"]), ("too long", [bytes((64 << 20) + 1)])):
-        with ranks_of(world, server) as (r,):
-            asked = Asked(server, *vllm_body([r]))
+        status = 400 if len(parts) > 1 else 499
+        with updating(world, server, what, status, "trainer", buffers=False) as (r,):
             r.socket.send_multipart(parts)
-            asked.end(400 if len(parts) > 1 else 499, "trainer", what=what)
     server.check("hostile messages", list(server.served)[-1:])
 
 
@@ -393,90 +394,58 @@ def wrong_buffers(world, server):
                   "11111111"),
                  ("longer", handle(r.export.seen_as((2 * r.half * 8,), "uint8")), "buffer"))
     for what, message, word in cases:
-        with ranks_of(world, server) as (r,):
-            asked = Asked(server, *vllm_body([r]))
+        with updating(world, server, what, 400, word, buffers=False) as (r,):
             r.send(message)
-            must(word in r.reply(), f"{what}: the reply")
-            r.fail()
-            asked.end(400, word, what=what)
+            gives_up(r, what, word)
 
 
 def not_there(world, server):
     """A handle of memory that nobody has: heard of when the first list is copied."""
     what = "no such memory"
-    with ranks_of(world, server) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        x = r.export
-        x.handle = bytes(64)
+    with updating(world, server, what, 422, "cuIpcOpenMemHandle", buffers=False) as (r,):
+        r.export.handle = bytes(64)
         begin([r], what)
-        r.send(as_list(place(world.specs[-1:])[0], TORCH))
-        must(r.reply() != "", f"{what}: was taken")
-        r.fail()
-        asked.end(422, "cuIpcOpenMemHandle", what=what)
+        r.send(large_list(world))
+        gives_up(r, what)
 
 
 def short_memory(world, server):
     """An allocation that has fewer bytes than the buffer is said to have is not read beyond."""
     what = "short"
-    with ranks_of(world, server) as (r,):
-        asked = Asked(server, *vllm_body([r]))
+    with updating(world, server, what, 400, "memory has", buffers=False) as (r,):
         r.send(handle(r.export.seen_as((1 << 40,), "uint8"), _8=1 << 40))
         must(r.reply() == "", what)
         r.send([entry("large", [500, 401], "bfloat16", 1 << 39)])
-        must("memory has" in r.reply(), f"{what}: the reply")
-        r.fail()
-        asked.end(400, "memory has", what=what)
+        gives_up(r, what, "memory has")
 
 
 def incomplete(world, server):
     """Replies to None are not looked at by checkpoint-engine, and the answer says what is missing."""
-    what = "incomplete"
-    with ranks_of(world, server) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        begin([r], what)
-        send_lists(world, [r], world.data(), what, world.specs[:-1])
-        for _ in range(2):
-            r.send(None)
-            must("large" in r.reply(), f"{what}: the reply")
-        asked.end(422, "large", what=what)
-        spent(r.trainer, what)
-    with ranks_of(world, server) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        begin([r], "nothing")
-        r.send(None)
-        must(r.reply() != "", "nothing: the reply")
-        r.send(None)
-        must(r.reply() != "", "nothing: the reply")
-        asked.end(422, what="nothing")
-    server.check(what, list(server.served)[-1:])
+    for what, specs, word in (("incomplete", world.specs[:-1], "large"), ("nothing", None, "")):
+        with updating(world, server, what, 422, word) as (r,):
+            if specs:
+                send_lists(world, [r], world.data(), what, specs)
+            for _ in range(2):
+                r.send(None)
+                hears(r, what, word)
+        server.check(what, list(server.served)[-1:])
 
 
 def other_rank_failed(world, server):
     what = "given up"
     for lists in (0, 1):
-        with ranks_of(world, server) as (r,):
-            asked = Asked(server, *vllm_body([r]))
-            begin([r], what)
+        with updating(world, server, what, 409, "given the update up") as (r,):
             if lists:
                 send_lists(world, [r], world.data(), what, world.specs[:3])
             r.fail()
-            asked.end(409, "given the update up", what=what)
-            spent(r.trainer, what)
     server.check(what, list(server.served)[-1:])
 
 
 def not_finite(world, server):
     """What goes from GPU to GPU without checksums is not looked at (README): it is what was sent."""
-    what, data = "NaN", world.data()
+    data = world.data()
     data["large"] = struct.pack("<H", 0x7fc0) + data["large"][2:]
-    with ranks_of(world, server) as (r,):
-        asked = Asked(server, *vllm_body([r]))
-        begin([r], what)
-        send_lists(world, [r], data, what)
-        end([r], what)
-        end([r], what)
-        asked.end(200, what=what)
-    committed(server, data, what)
+    good(world, server, "NaN", data=data)
 
 
 def two_gpus_disagree(world, server):
@@ -484,23 +453,15 @@ def two_gpus_disagree(world, server):
     large = world.specs[-1:]
     for second in (as_list(place(large, 256)[0], TORCH), as_list(place(world.specs[:1])[0], TORCH),
                    None):
-        with ranks_of(world, server, (0, 1)) as ranks:
-            asked = Asked(server, *vllm_body(ranks))
-            begin(ranks, what)
-            ranks[0].send(as_list(place(large)[0], TORCH))
+        with updating(world, server, what, 400, devices=(0, 1)) as ranks:
+            ranks[0].send(large_list(world))
             ranks[1].send(second)
             for r in ranks:
-                must(r.reply() != "", f"{what}: the reply")
-                r.fail()
-            asked.end(400, what=what)
-    with ranks_of(world, server, (0, 1)) as ranks:  # one of two fails: the other's ends too
-        asked = Asked(server, *vllm_body(ranks))
-        begin(ranks, what)
+                gives_up(r, what)
+    with updating(world, server, what, 409, devices=(0, 1)) as ranks:  # one fails: so does the other
         ranks[0].fail()
-        ranks[1].send(as_list(place(large)[0], TORCH))
-        must("given the update up" in ranks[1].reply(), f"{what}: the reply")
-        ranks[1].fail()
-        asked.end(409, what=what)
+        ranks[1].send(large_list(world))
+        gives_up(ranks[1], what, "given the update up")
     server.check(what, list(server.served)[-1:])
 
 
@@ -524,7 +485,7 @@ def deaths(world, server):
             if step in ("list", "released"):
                 send_lists(world, ranks, world.data(), step)
             if step == "list sent":
-                r.send(as_list(place(world.specs[-1:])[0], TORCH))
+                r.send(large_list(world))
             if step == "released":
                 end(ranks, step)
             die(ranks)
@@ -534,29 +495,18 @@ def deaths(world, server):
             else:
                 asked.end(499, "trainer", what=f"died: {step}")
         must(time.monotonic() - began < 20, f"died: {step}: it took {time.monotonic() - began} s")
-        must(server.metric("baton_ipc_mapped") == 0, f"died: {step}: still mapped")
-        server.check(f"died: {step}", list(server.served)[-1:])
+        undone(server, f"died: {step}")
 
 
-def wait_for_update(server):
-    """Until it is open. Returns its id."""
+def wait_for_update(server, is_open=True):
+    """Until one is open, or none is. Returns its id."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
-        update = server.ask("GET", "/v1/status").body["update"]
-        if update and update["phase"] not in ("none", "committed", "aborted"):
-            return update["update_id"]
+        found = server.ask("GET", "/v1/status").body["update"]
+        if is_open == bool(found and found["phase"] not in ("none", "committed", "aborted")):
+            return found and found["update_id"]
         time.sleep(0.01)
-    raise AssertionError("no update began")
-
-
-def wait_for_none(server, what):
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        update = server.ask("GET", "/v1/status").body["update"]
-        if not update or update["phase"] in ("none", "committed", "aborted"):
-            return
-        time.sleep(0.01)
-    must(False, f"{what}: the update stays open")
+    raise AssertionError("no update began" if is_open else "the update stays open")
 
 
 def client_goes(world, server):
@@ -569,13 +519,11 @@ def client_goes(world, server):
             c.sendall(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
                       f"Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
             begin([r], what)
-        wait_for_none(server, what)
-        r.send(as_list(place(world.specs[-1:])[0], TORCH))
-        must("gone away" in r.reply(), f"{what}: the reply")
-        r.fail()
+        wait_for_update(server, is_open=False)
+        r.send(large_list(world))
+        gives_up(r, what, "gone away")
         spent(r.trainer, what)
-    must(server.metric("baton_ipc_mapped") == 0, f"{what}: still mapped")
-    server.check(what, list(server.served)[-1:])
+    undone(server, what)
 
 
 def aborted(world, server):
@@ -593,34 +541,28 @@ def aborted(world, server):
                 end(ranks, what)
             server.post(200, ABORT, {"update_id": update_id, "reason": "another client"}, what)
             asked.end(400, "another client", what=what)  # SGLang's form has one status
-            r.send(None if step == "released" else as_list(place(world.specs[-1:])[0], TORCH))
-            must("another client" in r.reply(), f"{what}: the reply")
+            r.send(None if step == "released" else large_list(world))
+            hears(r, what, "another client")
             if step != "released":
                 r.fail()
             spent(r.trainer, what)
-        must(server.metric("baton_ipc_mapped") == 0, f"{what}: still mapped")
-        server.check(what, list(server.served)[-1:])
+        undone(server, what)
 
 
 def two_at_once(world, server):
     """The second is refused, and so is its trainer; the first goes on as if nothing had been."""
     what, data = "two at once", world.data()
-    with ranks_of(world, server) as first, ranks_of(world, server) as second:
-        asked = Asked(server, *vllm_body(first))
+    with updating(world, server, what, 200) as first, ranks_of(world, server) as (second,):
         update_id = wait_for_update(server)
-        begin(first, what)
-        late = Asked(server, *vllm_body(second))
-        late.end(409, update_id, what=what)
-        second[0].send(handle(second[0].export))
-        must(update_id in second[0].reply(), f"{what}: the reply")
-        second[0].fail()
+        Asked(server, *vllm_body([second])).end(409, update_id, what=what)
+        second.send(handle(second.export))
+        gives_up(second, what, update_id)
         server.post(409, "/v1/update_weights/start", {}, what)
         answer = server.ask("POST", "/continue_generation", {})
         must(answer.status == 200, f"{what}: {answer}")
         send_lists(world, first, data, what)
         end(first, what)
         end(first, what)
-        asked.end(200, what=what)
     committed(server, data, what)
 
 
@@ -645,16 +587,15 @@ def many_at_once(world, server):
 def too_late(world, server):
     """Of a server with a short --update-timeout; and the request's own timeout."""
     what = "too late"
-    with ranks_of(world, server, bind=False) as ranks:  # nobody listens at all
-        Asked(server, *vllm_body(ranks)).end(408, "a buffer's handle", what=what)
-    with ranks_of(world, server) as ranks:
-        asked = Asked(server, *vllm_body(ranks))
-        begin(ranks, what)
+    with updating(world, server, what, 408, "a buffer's handle", buffers=False, bind=False):
+        pass  # nobody listens at all
+    with ranks_of(world, server) as (r,):
+        asked = Asked(server, *vllm_body([r]))
+        begin([r], what)
         asked.end(408, "a list of tensors", what=what)
-        ranks[0].send(as_list(place(world.specs[-1:])[0], TORCH))
-        must("deadline" in ranks[0].reply(), f"{what}: the reply")
-        ranks[0].fail()
-        spent(ranks[0].trainer, what)
+        r.send(large_list(world))
+        gives_up(r, what, "deadline")
+        spent(r.trainer, what)
     with ranks_of(world, server) as ranks:
         began = time.monotonic()
         Asked(server, *vllm_body(ranks, timeout=0.2)).end(408, what=what)
