@@ -9,13 +9,14 @@ import contextlib
 import ctypes
 import glob
 import mmap
-import multiprocessing
 import os
 import pickle
 import secrets
 import struct
 import sys
 import types
+
+import forked
 
 ANSWER_S = 60  # longest that a trainer may take for anything
 HANDLE_NBYTES = 64
@@ -316,7 +317,7 @@ class Trainer:
     """A trainer's process. `environment` is the fake's, the server's own."""
 
     def __init__(self, library, **environment):
-        context = multiprocessing.get_context("spawn")
+        context = forked.context()
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, library, environment),
                                        daemon=True)

@@ -1,7 +1,6 @@
 """A trainer with an NCCL group of its own: rank 0, in a process that can be killed, over libfakenccl
 and libfakecuda; with a TCPStore in it, where its form needs one."""
 
-import multiprocessing
 import os
 import pickle
 import sys
@@ -10,6 +9,7 @@ import types
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "libnccl")]
 
+import forked  # noqa: E402
 import nccl_rank  # noqa: E402
 import tcpstore  # noqa: E402
 
@@ -104,7 +104,7 @@ class Trainer:
     """The process. `environment` is that of the fakes."""
 
     def __init__(self, nccl, cuda, **environment):
-        context = multiprocessing.get_context("spawn")
+        context = forked.context()
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, nccl, cuda, environment),
                                        daemon=True)

@@ -22,7 +22,7 @@ DATA_OPS = ("completions", "chat", "generate")
 PROBE = [0]  # the prompt of a server's own question for one token
 
 
-def until(what, condition, wait_s=WAIT_S, every_s=0.005):
+def until(what, condition, wait_s=WAIT_S, every_s=0.02):
     """The first true value of condition()."""
     end = time.monotonic() + wait_s
     while True:

@@ -33,10 +33,11 @@ LATE_S = 20  # how much later than a deadline the answer may come, on the busies
 
 
 def until(true, what):
-    """Asks again until it is so; each time is a request of its own, so nothing spins."""
+    """Asks again until it is so."""
     end = time.monotonic() + WAIT_S
     while not true():
         must(time.monotonic() < end, what)
+        time.sleep(0.01)
 
 
 def one_update(world, server, trainer, label):
