@@ -299,30 +299,6 @@ out:
     return rc;
 }
 
-/* Who waits for the next bytes of a stream, or NULL. On its own thread it stays what it is. */
-static struct exchange_front *waiting_front(struct exchange_private *p)
-{
-    struct exchange_front *front = NULL;
-
-    mtx_lock(&p->lock);
-    assert(p->answer == ANSWER_STREAM && !p->stream_closed);
-    if (p->paused && !p->gone && !p->stream_failed && p->unsent_kept == 0 &&
-        p->unsent_head == p->unsent_end)
-        front = p->front;
-    mtx_unlock(&p->lock);
-    return front;
-}
-
-int exchange_stream_pass(struct exchange *x, const void *data, size_t len)
-{
-    struct exchange_front *front = waiting_front(x->priv);
-
-    mtx_assert_none();
-    if (front != NULL && front->pass != NULL && front->pass(front, data, len))
-        return 0;
-    return exchange_stream_write(x, data, len);
-}
-
 void exchange_stream_close(struct exchange *x, bool complete)
 {
     struct exchange_private *p = x->priv;

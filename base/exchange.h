@@ -111,10 +111,6 @@ void exchange_stream_open_as(struct exchange *x, const struct exchange_reply *he
  * the caller still has to close. Threads: any one at a time. Blocks: no. */
 int exchange_stream_write(struct exchange *x, const void *data, size_t len);
 
-/* exchange_stream_pass - the same, but if nothing waits to be sent the peer gets it here and now.
- * Threads: the front's own, that of the loop. */
-int exchange_stream_pass(struct exchange *x, const void *data, size_t len);
-
 /* exchange_stream_unsent - bytes that the reader has not taken yet. Threads: any. Blocks: no. */
 size_t exchange_stream_unsent(struct exchange *x);
 

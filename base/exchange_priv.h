@@ -19,9 +19,6 @@ struct exchange_front {
     /* There is something new to look at: an answer, stream bytes, a reader of the body.
      * Any thread, MTX_EXCHANGE held; must not block. */
     void (*wake)(struct exchange_front *front);
-    /* Bytes of a stream that has sent all it had, to the peer: false: not by this way. The front's
-     * thread, no lock held. NULL: there is no such way. */
-    bool (*pass)(struct exchange_front *front, const void *data, size_t len);
 };
 
 enum exchange_answer { ANSWER_NONE, ANSWER_REPLY, ANSWER_STREAM };

@@ -212,13 +212,15 @@ static bool is_behind(struct relay *r, size_t more, size_t limit)
     return r->ahead + more >= limit;
 }
 
+/* libcurl hands over each chunk by itself: those that it has read at once leave together, when the
+ * front sees to it later in this turn of the loop. */
 static bool pass_on(struct relay *r, const void *data, size_t len)
 {
     if (is_behind(r, len, RELAY_AHEAD_NBYTES + HTTP_PIECE_NBYTES + 1)) {
         hold(r); /* libcurl reads on while there is something to read */
         return false;
     }
-    if (exchange_stream_pass(r->x, data, len) != 0) {
+    if (exchange_stream_write(r->x, data, len) != 0) {
         relay_drop(r); /* the client is gone, or there is no memory for what it is owed */
         return true;
     }

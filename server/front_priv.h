@@ -316,7 +316,6 @@ void origin_put_headers(const struct request *r, struct buf *head); /* of a raw 
 /* front_stream.c: chunks past libmicrohttpd. */
 bool stream_may_pass(const struct request *r);
 void stream_push(struct request *r); /* there may be more to send, or room for it */
-bool stream_pass(struct exchange_front *front, const void *data, size_t len); /* as its member */
 
 /* front_body.c: bodies. */
 void body_begin(struct request *r);

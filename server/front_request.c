@@ -86,7 +86,6 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
         return NULL;
     r->target = strdup(target != NULL ? target : "");
     r->front.wake = post_wake;
-    r->front.pass = stream_pass;
     r->wake = (struct loop_item){.run = woken, .arg = r};
     r->conn = c;
     r->mc = mc;

@@ -124,16 +124,3 @@ void stream_push(struct request *r)
         }
     }
 }
-
-/* It waits for bytes: nothing of it is unsent, and its deadline does not run. */
-bool stream_pass(struct exchange_front *front, const void *data, size_t len)
-{
-    struct request *r = (struct request *)(void *)front;
-
-    assert(loop_is_current(r->conn->shard->loop));
-    if (!r->passes || !r->suspended || r->rest != NULL || r->conn->dead || len == 0)
-        return false;
-    if (!put_chunk(r, data, len))
-        conn_deadline(r->conn, r->conn->shard->front->cfg.body_timeout_us);
-    return true;
-}

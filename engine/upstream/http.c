@@ -18,11 +18,6 @@ enum {
     LENGTH_DIGITS_MAX = 18 /* of a Content-Length */
 };
 
-/* When a connection ends libcurl walks those to the same server [conncache.c of 7.88.1,
- * bundle_remove_conn]: thousands, where each takes minutes. A scope, which means nothing but to a
- * link-local IPv6 address, makes it keep them in so many lists. */
-enum { FRESH_GROUPS = 64 };
-
 int http_init(struct err *e)
 {
     if (curl_global_init(CURL_GLOBAL_DEFAULT) == 0)
@@ -278,35 +273,25 @@ static void tell_head(struct http_call *call)
         call->events.head(call->events.arg, &call->head);
 }
 
-/* Chunks come with their framing: what is refused comes again, and its end may lie past libcurl. */
 static size_t on_data(char *data, size_t size, size_t n, void *arg)
 {
-    char unframed[CURL_MAX_WRITE_SIZE];
     struct http_call *call = arg;
-    struct chunks before = call->chunks;
-    size_t len = size * n, n_body = len;
+    size_t len = size * n;
     bool taken = false;
 
-    assert(len <= sizeof unframed);
+    assert(len <= HTTP_PIECE_NBYTES);
     call->depth++;
     call->client->depth++;
     if (!call->cancelled)
         tell_head(call);
-    if (call->chunked)
-        n_body = chunks_take(&call->chunks, data, len, unframed);
     if (!call->cancelled)
-        taken = n_body == 0 ||
-                call->events.data(call->events.arg, call->chunked ? unframed : data, n_body);
+        taken = call->events.data(call->events.arg, data, len);
     call->client->depth--;
     call->depth--;
-    if (call->cancelled || (taken && (call->chunks.at == CHUNKS_BAD || past_takes(call))))
+    if (call->cancelled)
         return 0; /* ends the transfer */
     call->refused = !taken;
-    if (taken)
-        return len;
-    call->chunks = before;
-    call->may_pass = false; /* libcurl has kept a copy, and would hand it over in http_resume */
-    return CURL_WRITEFUNC_PAUSE;
+    return taken ? len : CURL_WRITEFUNC_PAUSE;
 }
 
 /* calls */
@@ -331,35 +316,24 @@ static void unlink_call(struct http_call *call)
         call->next->prev_next = call->prev_next;
 }
 
-/* A handle is used once: libcurl 7.88 remembers the last header of an answer past its end and past
+/* Its connection is closed unless the answer is whole. Not from within libcurl's callbacks.
+ *
+ * A handle is used once: libcurl 7.88 remembers the last header of an answer past its end and past
  * curl_easy_reset, and appends to its freed memory what a next answer begins with, if that is the
  * continuation of a line [lib/headers.c, unfold_value]. Making one costs a microsecond. */
-void call_leave_curl(struct http_call *call)
-{
-    struct http_client *c = call->client;
-
-    if (call->easy == NULL)
-        return;
-    (void)curl_multi_remove_handle(c->multi, call->easy);
-    if (call->watch != NULL)
-        call->watch->call = NULL;
-    call->watch = NULL;
-    curl_slist_free_all(call->headers);
-    call->headers = NULL;
-    curl_easy_cleanup(call->easy);
-    call->easy = NULL;
-}
-
-/* Its connection is closed unless the answer is whole. */
-void call_free(struct http_call *call)
+static void call_free(struct http_call *call)
 {
     unlink_call(call);
-    call_leave_curl(call);
-    past_end(call);
+    (void)curl_multi_remove_handle(call->client->multi, call->easy);
+    if (call->watch != NULL)
+        call->watch->call = NULL;
+    curl_slist_free_all(call->headers);
+    curl_easy_cleanup(call->easy);
     free(call);
 }
 
-void call_over(struct http_call *call, const struct http_end *end)
+/* Free it, and report how it ended unless it was cancelled. */
+static void call_over(struct http_call *call, const struct http_end *end)
 {
     struct http_events events = call->events;
     bool cancelled = call->cancelled;
@@ -373,10 +347,6 @@ static void call_ended(struct http_call *call, CURLcode code)
 {
     struct http_end end = {0};
 
-    if (call->passes && !call->cancelled) {
-        past_begin(call);
-        return;
-    }
     call->depth++;
     if (!call->cancelled && code == CURLE_OK && !call->in_head)
         tell_head(call);
@@ -503,8 +473,6 @@ static int set_where(struct http_call *call, const struct http_request *req)
     SET(call, CURLOPT_PROXY, "");
     SET(call, CURLOPT_FRESH_CONNECT, req->fresh ? 1L : 0L);
     SET(call, CURLOPT_FORBID_REUSE, req->fresh ? 1L : 0L);
-    if (req->fresh && strchr(url, '[') == NULL)
-        SET(call, CURLOPT_ADDRESS_SCOPE, (long)(1 + call->client->n_fresh++ % FRESH_GROUPS));
     return 0;
 }
 
@@ -546,7 +514,6 @@ static int set_how(struct http_call *call, const struct http_request *req)
     SET(call, CURLOPT_HEADERDATA, (void *)call);
     SET(call, CURLOPT_WRITEFUNCTION, on_data);
     SET(call, CURLOPT_WRITEDATA, (void *)call);
-    SET(call, CURLOPT_HTTP_TRANSFER_DECODING, 0L);
     SET(call, CURLOPT_CONNECTTIMEOUT_MS, ms_of(req->connect_timeout_us));
     SET(call, CURLOPT_TIMEOUT_MS, ms_of(req->timeout_us));
     return 0;
@@ -594,8 +561,6 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     call->events = *events;
     call->body_len = req->body_len;
     call->head.content_length = -1;
-    call->may_pass = c->may_pass && req->fresh && req->timeout_us == 0 &&
-                     strncmp(req->target->url, "https:", 6) != 0;
     if (prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);
         if (call->easy != NULL)
@@ -614,8 +579,6 @@ bool http_sent(const struct http_call *call)
 {
     long n_sent = 0;
 
-    if (call->easy == NULL)
-        return true;
     (void)curl_easy_getinfo(call->easy, CURLINFO_REQUEST_SIZE, &n_sent);
     return n_sent > 0;
 }
@@ -624,8 +587,6 @@ bool http_body_sent(const struct http_call *call)
 {
     curl_off_t n_sent = 0;
 
-    if (call->easy == NULL)
-        return true;
     (void)curl_easy_getinfo(call->easy, CURLINFO_SIZE_UPLOAD_T, &n_sent);
     return n_sent >= 0 && (size_t)n_sent >= call->body_len;
 }
@@ -634,10 +595,6 @@ void http_hold(struct http_call *call)
 {
     struct watch *w = call->watch;
 
-    if (call->easy == NULL) {
-        past_hold(call);
-        return;
-    }
     call->hold = true;
     if (w == NULL || w->held || w->events == 0)
         return;
@@ -654,10 +611,6 @@ void http_resume(struct http_call *call)
     struct err ignored = {0};
     CURLcode code;
 
-    if (call->easy == NULL) {
-        past_resume(call);
-        return;
-    }
     call->hold = false;
     if (w != NULL && w->held) {
         w->held = false;
@@ -680,7 +633,7 @@ void http_cancel(struct http_call *call)
     call->cancelled = true;
     if (call->depth > 0)
         return;
-    if (call->client->depth > 0 && call->easy != NULL)
+    if (call->client->depth > 0)
         put_off(call);
     else
         call_free(call);
@@ -693,7 +646,6 @@ int http_client_new(struct http_client **out, struct loop *loop, struct err *e)
     if (c == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a client of upstreams");
     c->loop = loop;
-    c->may_pass = past_knows(curl_version_info(CURLVERSION_NOW)->version_num);
     c->timer = (struct loop_timer){.fire = on_timer_due, .arg = c};
     c->multi = curl_multi_init();
     if (c->multi == NULL ||

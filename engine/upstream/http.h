@@ -5,9 +5,8 @@
  *
  * libcurl sends a request again by itself when a connection that was used before dies under it,
  * whatever the method [lib/transfer.c of 7.88.1, Curl_retry_request]. What must not run twice
- * therefore never gets such a connection: `fresh`. What streams on one of those is read past
- * libcurl (http_past.c). Redirects are not followed, no proxy, cookie or netrc of the environment
- * is heeded, and where to connect is the configuration's to say. */
+ * therefore never gets such a connection: `fresh`. Redirects are not followed, no proxy, cookie or
+ * netrc of the environment is heeded, and where to connect is the configuration's to say. */
 #ifndef BATON_ENGINE_UPSTREAM_HTTP_H
 #define BATON_ENGINE_UPSTREAM_HTTP_H
 
@@ -22,7 +21,7 @@ enum {
     HTTP_HEAD_NBYTES_MAX = 64 << 10, /* of one answer's headers */
     HTTP_VALUE_MAX = 256,            /* of a header that is kept */
     HTTP_WHY_MAX = 256,
-    HTTP_PIECE_NBYTES = 32 << 10,  /* of a body, that come at once at most */
+    HTTP_PIECE_NBYTES = 16 << 10,  /* of a body, that come at once at most: libcurl's limit */
     HTTP_IDLE_CONNECTIONS_MAX = 64 /* kept for requests that may be sent twice */
 };
 

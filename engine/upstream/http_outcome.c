@@ -98,8 +98,6 @@ void call_describe(struct http_end *end, const struct http_call *call, CURLcode 
                            : "which is no status of an answer");
     else if (call->odd != NULL)
         (void)snprintf(why, HTTP_WHY_MAX, "%s", call->odd);
-    else if (call->chunks.at == CHUNKS_BAD)
-        (void)snprintf(why, HTTP_WHY_MAX, "what came is not in chunks, as it had said");
     else if (call->head_nbytes > HTTP_HEAD_NBYTES_MAX)
         (void)snprintf(why, HTTP_WHY_MAX, "its headers are longer than %d bytes",
                        HTTP_HEAD_NBYTES_MAX);

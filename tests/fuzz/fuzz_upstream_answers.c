@@ -1,6 +1,4 @@
 /* What upstreams answer. The first byte picks what is read:
- *   'c'  a body in chunks: whole, byte by byte, in place and in pieces it is freed of its framing
- *        alike, and framed anew it is what it was
  *   'h'  an HTTP answer, by a client that connects to it; the end is told once, and of what is
  *        whole the head is within its limits
  *   else the JSON (or metrics) of an answer, to every operation and question of the three dialects;
@@ -10,7 +8,6 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "engine/upstream/chunks.h"
 #include "engine/upstream/http.h"
 #include "engine/upstream/wire.h"
 
@@ -19,80 +16,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-/* ---- chunks ---- */
-
-struct freed {
-    struct chunks c;
-    char *out;
-    size_t n;
-};
-
-/* In pieces of `piece` bytes, each in a block of its own, in place. */
-static struct freed take_pieces(const char *data, size_t len, size_t piece)
-{
-    struct freed f = {.out = malloc(len + 1)};
-
-    CHECK(f.out != NULL);
-    for (size_t at = 0; at < len; at += piece) {
-        size_t n = len - at < piece ? len - at : piece;
-        char *copy = malloc(n);
-        size_t n_out;
-
-        CHECK(copy != NULL);
-        memcpy(copy, data + at, n);
-        n_out = chunks_take(&f.c, copy, n, copy);
-        CHECK(n_out <= n);
-        memcpy(f.out + f.n, copy, n_out);
-        f.n += n_out;
-        free(copy);
-    }
-    CHECK(f.n <= len);
-    return f;
-}
-
-static void check_same(const struct freed *a, const struct freed *b)
-{
-    CHECK(a->c.at == b->c.at && a->n == b->n && memcmp(a->out, b->out, a->n) == 0);
-}
-
-/* Framed anew, with what is none of it behind. */
-static void check_framed(const char *body, size_t len, size_t chunk)
-{
-    char *text = malloc(len * 16 + 64);
-    size_t n = 0;
-    struct freed f;
-
-    CHECK(text != NULL);
-    for (size_t at = 0; at < len; at += chunk) {
-        size_t k = len - at < chunk ? len - at : chunk;
-
-        n += (size_t)sprintf(text + n, "%zx%s\r\n", k, at == 0 ? ";x=y" : "");
-        memcpy(text + n, body + at, k);
-        n += k;
-        n += (size_t)sprintf(text + n, "\r\n");
-    }
-    n += (size_t)sprintf(text + n, "0\r\nTrailer: x\r\n\r\nHTTP/1.1");
-    f = take_pieces(text, n, 7);
-    CHECK(f.c.at == CHUNKS_OVER && f.n == len && memcmp(f.out, body, len) == 0);
-    free(f.out);
-    free(text);
-}
-
-static void check_chunks(const char *data, size_t len)
-{
-    struct freed whole = take_pieces(data, len, len + 1), bytes = take_pieces(data, len, 1);
-    struct freed pieces = take_pieces(data, len, 3 + len % 11);
-
-    check_same(&whole, &bytes);
-    check_same(&whole, &pieces);
-    CHECK(whole.c.at <= CHUNKS_BAD && whole.c.line_nbytes <= CHUNKS_LINE_NBYTES_MAX + 1);
-    CHECK(whole.c.trailer_nbytes <= CHUNKS_TRAILER_NBYTES_MAX + 1);
-    check_framed(data, len, 1 + len / 3);
-    free(whole.out);
-    free(bytes.out);
-    free(pieces.out);
-}
 
 /* ---- the JSON of answers ---- */
 
@@ -410,9 +333,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 {
     const char *text = (const char *)data;
 
-    if (len > 0 && text[0] == 'c')
-        check_chunks(text + 1, len - 1);
-    else if (len > 0 && text[0] == 'h')
+    if (len > 0 && text[0] == 'h')
         check_http(text + 1, len - 1);
     else
         check_answer(text, len);

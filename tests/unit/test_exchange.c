@@ -21,8 +21,6 @@ enum { LONG_US = 60 * 1000 * 1000 };
 struct fake_front {
     struct exchange_front front; /* first */
     atomic_int n_wakes;
-    size_t n_passed; /* bytes */
-    bool passes;
 };
 
 static struct fake_front front;
@@ -32,16 +30,6 @@ static atomic_int n_released, n_gone;
 static void count_wake(struct exchange_front *f)
 {
     (void)atomic_fetch_add(&((struct fake_front *)(void *)f)->n_wakes, 1);
-}
-
-static bool count_pass(struct exchange_front *f, const void *data, size_t len)
-{
-    struct fake_front *fake = (struct fake_front *)(void *)f;
-
-    assert_non_null(data);
-    if (fake->passes)
-        fake->n_passed += len;
-    return fake->passes;
 }
 
 static void count_release(void *arg)
@@ -62,9 +50,6 @@ static int start(void **state)
 
     (void)state;
     front.front.wake = count_wake;
-    front.front.pass = count_pass;
-    front.n_passed = 0;
-    front.passes = true;
     atomic_store(&front.n_wakes, 0);
     atomic_store(&n_released, 0);
     atomic_store(&n_gone, 0);
@@ -166,45 +151,6 @@ static void test_stream_wakes_only_a_waiting_front(void **state)
     exchange_stream_close(x, true);
     assert_int_equal(exchange_stream_take(x, out, 8, &n), STREAM_BYTES);
     assert_int_equal(exchange_stream_take(x, out, 8, &n), STREAM_END);
-}
-
-/* Bytes never overtake those that wait. */
-static void test_only_a_waiting_front_is_passed_bytes(void **state)
-{
-    char text[8];
-    size_t n;
-
-    (void)state;
-    exchange_stream_open(exchange_ref(x), 200, "text/event-stream");
-    assert_int_equal(exchange_stream_pass(x, "ab", 2), 0); /* it has not asked for any */
-    assert_int_equal(front.n_passed, 0);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_BYTES);
-    assert_int_equal(n, 2);
-    assert_int_equal(exchange_stream_pass(x, "c", 1), 0); /* nor does it wait */
-    assert_int_equal(front.n_passed, 0);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_BYTES);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_EMPTY);
-    assert_int_equal(exchange_stream_pass(x, "defg", 4), 0);
-    assert_int_equal(exchange_stream_pass(x, "hi", 2), 0);
-    assert_int_equal(front.n_passed, 6);
-    assert_int_equal(exchange_stream_unsent(x), 0);
-    exchange_stream_kept(x, 3); /* not all of it was sent */
-    assert_int_equal(exchange_stream_pass(x, "j", 1), 0);
-    assert_int_equal(front.n_passed, 6);
-    assert_int_equal(exchange_stream_unsent(x), 4);
-    exchange_stream_kept(x, 0);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_BYTES);
-    assert_memory_equal(text, "j", n);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_EMPTY);
-    front.passes = false; /* it has no way */
-    assert_int_equal(exchange_stream_pass(x, "k", 1), 0);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_BYTES);
-    assert_int_equal(exchange_stream_take(x, text, 8, &n), STREAM_EMPTY);
-    front.passes = true;
-    exchange_mark_gone(x);
-    assert_int_equal(exchange_stream_pass(x, "l", 1), -1);
-    assert_int_equal(front.n_passed, 6);
-    exchange_stream_close(x, false);
 }
 
 static void test_stream_bound(void **state)
@@ -463,7 +409,6 @@ int main(void)
         T(test_reply_never_taken_is_released_once),
         T(test_on_gone_runs_once_or_not_at_all),
         T(test_stream_wakes_only_a_waiting_front),
-        T(test_only_a_waiting_front_is_passed_bytes),
         T(test_stream_bound),
         T(test_drained_counts_what_the_front_keeps),
         T(test_a_stream_has_the_head_of_a_reply),

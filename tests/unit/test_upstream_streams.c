@@ -1,8 +1,6 @@
-/* Streamed answers that are read past libcurl, against a peer that says piece after piece. */
+/* Streamed answers, against a peer that sends piece after piece. */
 #include "engine/upstream/http.h"
 
-#include "base/clock.h"
-#include "engine/upstream/http_priv.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -15,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -143,8 +140,6 @@ static void peer_stop(struct peer *p)
 
 /* ---- a call ---- */
 
-static bool passes; /* past libcurl; else all goes through it, as with one that nobody has read */
-
 struct asked {
     struct loop *loop;
     struct http_client *client;
@@ -154,13 +149,10 @@ struct asked {
     struct http_end end;
     int status; /* of its answer; 0: 200 */
     size_t n_data, nbytes;
-    bool past;     /* it was read past libcurl when its last bytes came, */
-    size_t n_past; /* so many pieces of it */
     /* What `data` does. */
     size_t refuse; /* this piece, when it comes first; 1 is the first */
     size_t n_refused;
-    bool hold, hold_first, held, cancel, cancel_again; /* again: what was refused */
-    struct rlimit nofile; /* of the process; set: no descriptor during the first piece */
+    bool hold, hold_first, cancel, cancel_again; /* again: what was refused */
     sem_t came, done;
     struct loop_item item, resume;
 };
@@ -170,12 +162,7 @@ static bool on_data(void *arg, const void *data, size_t len)
     struct asked *a = arg;
     const char *text = data;
 
-    assert_true(!a->held || !passes); /* libcurl reads on until there is nothing */
     a->n_data++;
-    a->past = a->call->easy == NULL;
-    a->n_past += a->past;
-    if (a->n_data == 2 && a->nofile.rlim_cur != 0)
-        assert_int_equal(setrlimit(RLIMIT_NOFILE, &a->nofile), 0);
     if (a->cancel || (a->cancel_again && a->n_refused > 0)) {
         http_cancel(a->call);
         assert_int_equal(sem_post(&a->came), 0);
@@ -190,12 +177,9 @@ static bool on_data(void *arg, const void *data, size_t len)
         if (text[i] != letter(a->nbytes + i - 5))
             fail_msg("byte %zu is another", a->nbytes + i);
     a->nbytes += len;
-    if (a->hold_first && a->n_data == 1) {
-        a->held = true;
+    if (a->hold_first && a->n_data == 1)
         http_hold(a->call);
-    }
     if (a->hold) {
-        a->held = true;
         http_hold(a->call);
         loop_post(a->loop, &a->resume);
     }
@@ -206,11 +190,8 @@ static bool on_data(void *arg, const void *data, size_t len)
 static void on_head(void *arg, const struct http_head *head)
 {
     struct asked *a = arg;
-    struct rlimit none = {.rlim_cur = 0, .rlim_max = a->nofile.rlim_max};
 
     assert_int_equal(head->status, a->status != 0 ? a->status : 200);
-    if (a->nofile.rlim_cur != 0)
-        assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
 }
 
 static void on_done(void *arg, const struct http_end *end)
@@ -236,7 +217,6 @@ static void resume(void *arg)
 {
     struct asked *a = arg;
 
-    a->held = false;
     http_resume(a->call);
 }
 
@@ -249,13 +229,8 @@ static void look_and_resume(void *arg)
 {
     struct asked *a = arg;
 
-    if (a->call == NULL) { /* libcurl had read all of it when it was told to hold */
-        assert_false(passes);
-        return;
-    }
-    assert_int_equal(a->call->easy == NULL, passes);
-    assert_false(a->call->watched);
-    resume(a);
+    if (a->call != NULL) /* else libcurl had read all of it before it was held */
+        resume(a);
 }
 
 static void cancel_next(void *arg)
@@ -273,7 +248,6 @@ static int setup(void **state)
 
     assert_int_equal(loop_new(&a->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
     assert_int_equal(http_client_new(&a->client, a->loop, &e), 0);
-    a->client->may_pass = passes;
     assert_int_equal(loop_start(a->loop, &e), 0);
     assert_int_equal(sem_init(&a->came, 0, 0), 0);
     assert_int_equal(sem_init(&a->done, 0, 0), 0);
@@ -357,7 +331,7 @@ static size_t n_descriptors(void)
 
 /* ---- tests ---- */
 
-static void test_a_stream_comes_whole_past_libcurl(void **state)
+static void test_a_stream_comes_whole(void **state)
 {
     static const struct {
         const char *second, *third;
@@ -377,7 +351,6 @@ static void test_a_stream_comes_whole_past_libcurl(void **state)
         wait_for(&a->done);
         assert_int_equal(a->end.outcome, HTTP_WHOLE);
         assert_string_equal(a->end.why, "");
-        assert_int_equal(a->past, passes);
         assert_int_equal(a->nbytes, rows[i].nbytes);
         peer_stop(&p); /* which was hung up on */
         while (sem_trywait(&a->came) == 0)
@@ -395,7 +368,7 @@ static void test_an_early_end_is_told(void **state)
     } rows[] = {
         {"6\r\nsec", false, "closed"},           {"6\r\nsecond\r\n", false, "closed"},
         {"2\r\nhi\r\n0\r\n", false, "closed"},   {"6\r\nsec", true, "reset"},
-        {"2\r\nhi\r\nxyz\r\n", false, "chunks"},
+        {"2\r\nhi\r\nxyz\r\n", false, "chunk"},
     };
     struct asked *a = *state;
 
@@ -408,7 +381,6 @@ static void test_an_early_end_is_told(void **state)
         if (rows[i].reset)
             assert_int_equal(sem_post(&p.go), 0);
         wait_for(&a->done);
-        assert_int_equal(a->past, passes);
         assert_int_equal(a->end.outcome, HTTP_BROKEN);
         assert_true(a->end.sent);
         assert_non_null(strstr(a->end.why, rows[i].why));
@@ -428,7 +400,6 @@ static void test_a_held_stream_loses_nothing(void **state)
     assert_int_equal(sem_post(&p.go), 0);
     wait_for(&a->done);
     assert_int_equal(a->end.outcome, HTTP_WHOLE);
-    assert_int_equal(a->past, passes);
     assert_int_equal(a->nbytes, 5 + BODY_MAX);
     peer_stop(&p);
 }
@@ -488,7 +459,6 @@ static void test_cancel_hangs_up(void **state)
     wait_for(&a->came);
     on_loop(a, cancel);
     peer_stop(&p);
-    assert_int_equal(a->past, passes);
     assert_true(nobody_is_told(a));
 }
 
@@ -505,7 +475,6 @@ static void test_cancel_within_an_event_hangs_up(void **state)
     assert_int_equal(sem_post(&p.go), 0);
     wait_for(&a->came);
     peer_stop(&p);
-    assert_int_equal(a->past, passes);
     assert_true(nobody_is_told(a));
 }
 
@@ -537,17 +506,7 @@ static void test_a_client_that_ends_hangs_up(void **state)
     peer_stop(&p);
 }
 
-/* A deadline and a connection that is used again are libcurl's to keep, and so are other bodies. */
-static void test_only_of_a_libcurl_that_is_known(void **state)
-{
-    (void)state;
-    assert_true(past_knows(0x075801));
-    assert_false(past_knows(0x075700));
-    assert_false(past_knows(0x080500));
-    assert_false(past_knows(0x080e01));
-}
-
-static void test_what_libcurl_is_needed_for_stays_with_it(void **state)
+static void test_bodies_of_every_form_come_whole(void **state)
 {
     static const struct {
         const char *first, *second;
@@ -576,7 +535,6 @@ static void test_what_libcurl_is_needed_for_stays_with_it(void **state)
         wait_for(&a->came);
         wait_for(&a->done);
         assert_int_equal(a->end.outcome, HTTP_WHOLE);
-        assert_false(a->past);
         assert_int_equal(a->nbytes, 11);
         peer_stop(&p);
     }
@@ -604,21 +562,6 @@ static void test_a_request_is_sent_to_its_end(void **state)
     free(body);
 }
 
-static void test_without_a_descriptor_it_stays_with_libcurl_for_now(void **state)
-{
-    struct asked *a = *state;
-    struct peer p = {.pieces = {FIRST, "6\r\nsecond\r\n", "5\r\nthird\r\n" LAST}, .waits = true};
-
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &a->nofile), 0);
-    play(a, &p);
-    wait_for(&a->came);
-    wait_for(&a->done);
-    assert_int_equal(a->end.outcome, HTTP_WHOLE);
-    assert_int_equal(a->n_past, passes);
-    assert_int_equal(a->nbytes, 16);
-    peer_stop(&p);
-}
-
 static void test_a_redirect_is_no_whole_answer(void **state)
 {
     struct asked *a = *state;
@@ -631,24 +574,6 @@ static void test_a_redirect_is_no_whole_answer(void **state)
     wait_for(&a->done);
     assert_int_equal(a->end.outcome, HTTP_BROKEN);
     assert_non_null(strstr(a->end.why, "redirects"));
-    peer_stop(&p);
-}
-
-/* libcurl reads chunks more kindly than we do, and would call the answer whole. */
-static void test_nonsense_that_was_refused_first_is_told(void **state)
-{
-    struct asked *a = *state;
-    struct peer p = {.pieces = {FIRST "5x\r\nthird\r\n" LAST}};
-
-    a->refuse = 1;
-    peer_start(&p);
-    ask(a, &p);
-    wait_for(&a->came);
-    on_loop(a, resume);
-    wait_for(&a->done);
-    assert_int_equal(a->end.outcome, HTTP_BROKEN);
-    assert_non_null(strstr(a->end.why, "chunks"));
-    assert_int_equal(a->nbytes, 5);
     peer_stop(&p);
 }
 
@@ -711,7 +636,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     static const struct CMUnitTest tests[] = {
-        TEST(test_a_stream_comes_whole_past_libcurl),
+        TEST(test_a_stream_comes_whole),
         TEST(test_an_early_end_is_told),
         TEST(test_a_held_stream_loses_nothing),
         TEST(test_a_stream_that_is_held_from_its_beginning_waits),
@@ -720,12 +645,9 @@ int main(void)
         TEST(test_cancel_within_an_event_hangs_up),
         TEST(test_cancel_of_what_was_refused_hangs_up),
         TEST(test_a_client_that_ends_hangs_up),
-        TEST(test_only_of_a_libcurl_that_is_known),
-        TEST(test_what_libcurl_is_needed_for_stays_with_it),
+        TEST(test_bodies_of_every_form_come_whole),
         TEST(test_a_request_is_sent_to_its_end),
-        TEST(test_without_a_descriptor_it_stays_with_libcurl_for_now),
         TEST(test_a_redirect_is_no_whole_answer),
-        TEST(test_nonsense_that_was_refused_first_is_told),
         TEST(test_a_header_begins_no_new_head),
         TEST(test_a_head_that_begins_in_mid_line_continues_no_other),
         TEST(test_a_coding_that_nobody_asked_for_is_refused),
@@ -734,9 +656,5 @@ int main(void)
 
     if (http_init(&e) != 0)
         return 1;
-    passes = past_knows(curl_version_info(CURLVERSION_NOW)->version_num);
-    if (cmocka_run_group_tests_name("past", tests, NULL, NULL) != 0)
-        return 1;
-    passes = false;
-    return cmocka_run_group_tests_name("through", tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
