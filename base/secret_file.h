@@ -15,10 +15,8 @@ enum { SECRET_FILE_NBYTES_MAX = 1 << 20 };
  * A file that users outside its group may read or write is used all the same, and logged as a
  * warning: refusing would break mounted secrets, whose modes their owner cannot choose.
  *
- * Threads: main's. Blocks: on the disk.
- * Errors:  ERR_BAD_REQUEST  cannot be opened or read, is empty, longer than SECRET_FILE_NBYTES_MAX,
- *                           or has a NUL byte; names the path, never a byte of what is in it
- *          ERR_NO_MEMORY */
+ * Threads: main's. Blocks: on the disk, or on the writer of a pipe.
+ * Errors:  file_read's; ERR_BAD_REQUEST also: it is empty or has a NUL byte */
 int secret_file_read(char **out, size_t *len, const char *path, const char *option, struct err *e);
 
 /* public_file_read - the same of a file that anybody may read. */

@@ -1,48 +1,13 @@
 /* The JSON file of the configuration: strict, so that a misspelt member is not a silent default. */
 #include "server/config_table.h"
 
-#include <errno.h>
+#include "base/file.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { NUMBER_TEXT_MAX = 24 };
-
-/* The text of the file, to be freed. */
-static int read_file(char **out, size_t *len, const struct config_loader *l, struct err *e)
-{
-    const char *option = l->file_option;
-    FILE *f = fopen(l->file, "rbe");
-    char *data;
-    size_t n;
-    int rc = -1;
-
-    if (f == NULL)
-        return err_set_errno(e, ERR_BAD_REQUEST, option, errno, "'%.200s' cannot be opened",
-                             l->file);
-    data = malloc(CONFIG_FILE_NBYTES_MAX + 2); /* one byte too many, and a NUL */
-    if (data == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, option, "no memory for it");
-        goto close;
-    }
-    n = fread(data, 1, CONFIG_FILE_NBYTES_MAX + 1, f);
-    if (ferror(f)) {
-        (void)err_set_errno(e, ERR_BAD_REQUEST, option, errno, "'%.200s' cannot be read", l->file);
-    } else if (n > CONFIG_FILE_NBYTES_MAX) {
-        (void)err_set(e, ERR_BAD_REQUEST, option, "'%.200s' is longer than %d bytes", l->file,
-                      CONFIG_FILE_NBYTES_MAX);
-    } else {
-        data[n] = '\0';
-        *out = data;
-        *len = n;
-        data = NULL;
-        rc = 0;
-    }
-    free(data);
-close:
-    (void)fclose(f);
-    return rc;
-}
 
 static int parse(json_t **out, const struct config_loader *l, const char *text, size_t len,
                  struct err *e)
@@ -175,13 +140,17 @@ static int set_member(struct config_loader *l, uint32_t line, const char *member
 
 int config_file_load(struct config_loader *l, struct err *e)
 {
+    struct file_cfg file = {.path = l->file,
+                            .field = l->file_option,
+                            .nbytes_max = CONFIG_FILE_NBYTES_MAX,
+                            .pipes = true};
     json_t *root = NULL, *value;
     const char *member;
     char *text = NULL;
     size_t len = 0;
     int rc;
 
-    if (read_file(&text, &len, l, e) != 0)
+    if (file_read(&text, &len, &file, e) != 0)
         return -1;
     rc = parse(&root, l, text, len, e);
     json_object_foreach(root, member, value)

@@ -92,7 +92,7 @@ int manifest_check_ignored(const struct manifest *m, const struct tensor_spec *t
 
 /* manifest_load - read a manifest for a store without an engine: a .safetensors file (its header)
  * or JSON {"names":[...],"dtypes":[...],"shapes":[...],"aliases":{"alias":"name",...}?}.
- * Errors: ERR_NOT_FOUND, ERR_BAD_REQUEST (what and where), ERR_NO_MEMORY. */
+ * Errors: ERR_NOT_FOUND, ERR_UNREADABLE, ERR_BAD_REQUEST (what and where), ERR_NO_MEMORY. */
 int manifest_load(struct manifest **out, const char *path, struct err *e);
 
 #endif

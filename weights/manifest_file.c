@@ -1,19 +1,17 @@
 /* A manifest from a file of the operator's, for a store without an engine. */
 #include "weights/manifest.h"
 
-#include "base/buf.h"
+#include "base/file.h"
 #include "weights/safetensors.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-enum { FILE_NBYTES_MAX = 256 << 20, PIECE_NBYTES = 1 << 20 };
+enum { FILE_NBYTES_MAX = 256 << 20 };
 
 static int from_safetensors(struct manifest **out, const char *path, struct err *e)
 {
@@ -27,51 +25,6 @@ static int from_safetensors(struct manifest **out, const char *path, struct err 
     safetensors_fini(&s);
     (void)close(fd);
     return manifest_new(out, plan, NULL, 0, e);
-}
-
-/* Appends the whole file. */
-static int read_open_file(struct buf *b, int fd, struct err *e)
-{
-    char *piece = malloc(PIECE_NBYTES);
-    ssize_t n = 1;
-
-    if (piece == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a manifest");
-    while (n > 0 && b->len <= FILE_NBYTES_MAX && !b->failed) {
-        n = read(fd, piece, PIECE_NBYTES);
-        if (n > 0)
-            buf_append(b, piece, (size_t)n);
-        else if (n < 0 && errno == EINTR)
-            n = 1;
-    }
-    free(piece);
-    if (n < 0)
-        return err_set_errno(e, ERR_BAD_REQUEST, "", errno, "the manifest cannot be read");
-    if (b->failed)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a manifest");
-    if (b->len > FILE_NBYTES_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "", "the manifest is longer than the %d bytes allowed",
-                       (int)FILE_NBYTES_MAX);
-    return 0;
-}
-
-static int read_file(struct buf *b, const char *path, struct err *e)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    int rc;
-
-    if (fd < 0)
-        return err_set_errno(
-            e, errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_BAD_REQUEST, "", errno,
-            "manifest '%.*s' cannot be opened", plan_text_cut(path, 200), path);
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-        rc = err_set(e, ERR_BAD_REQUEST, "", "manifest '%.*s' is not a regular file",
-                     plan_text_cut(path, 200), path);
-    else
-        rc = read_open_file(b, fd, e);
-    (void)close(fd);
-    return rc;
 }
 
 /* The array `name` of the root. */
@@ -228,17 +181,17 @@ static int from_root(struct manifest **out, const json_t *root, struct err *e)
 
 static int from_json(struct manifest **out, const char *path, struct err *e)
 {
-    struct buf b = {0};
+    struct file_cfg file = {.path = path, .nbytes_max = FILE_NBYTES_MAX};
     json_error_t why;
     json_t *root;
+    char *text;
+    size_t len;
     int rc;
 
-    if (read_file(&b, path, e) != 0) {
-        buf_fini(&b);
+    if (file_read(&text, &len, &file, e) != 0)
         return -1;
-    }
-    root = json_loadb(b.data != NULL ? b.data : "", b.len, JSON_REJECT_DUPLICATES, &why);
-    buf_fini(&b);
+    root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+    free(text);
     if (root == NULL)
         return err_set(e, ERR_BAD_REQUEST, "", "manifest: %s at line %d, column %d", why.text,
                        why.line, why.column);

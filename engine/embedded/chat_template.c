@@ -1,17 +1,14 @@
 /* Which template serves, what its variables are, where the text ends. */
 #include "engine/embedded/chat_template.h"
 
+#include "base/file.h"
 #include "engine/jinja/jinja.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-enum { CHAT_PATH_MAX = 4096, CHAT_SPECIALS_MAX = 64 };
+enum { CHAT_SPECIALS_MAX = 64 };
 
 struct chat_template {
     struct jinja *plain;    /* owned; NULL: only requests with tools are served */
@@ -109,67 +106,20 @@ int chat_template_parse(struct chat_template **out, const char *source, size_t l
     return 0;
 }
 
-/* The whole of a regular file that is not larger than `max`; *out is NULL when there is none. */
-static int read_file(char **out, size_t *len, const char *dir, const char *name, size_t max,
-                     struct err *e)
-{
-    char path[CHAT_PATH_MAX], *data;
-    struct stat st;
-    size_t n = 0;
-    ssize_t got = 1;
-    int fd, rc = -1;
-
-    *out = NULL;
-    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
-        return err_set(e, ERR_UNREADABLE, "", "the model directory's path is too long");
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return errno == ENOENT
-                   ? 0
-                   : err_set_errno(e, ERR_UNREADABLE, "", errno, "%s cannot be opened", name);
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        (void)err_set(e, ERR_UNREADABLE, "", "%s is not a regular file", name);
-        goto out_close;
-    }
-    if ((uint64_t)st.st_size > max) {
-        (void)err_set(e, ERR_BAD_REQUEST, "/chat_template",
-                      "%s has %lld bytes; at most %zu are allowed", name, (long long)st.st_size,
-                      max);
-        goto out_close;
-    }
-    data = malloc((size_t)st.st_size + 1);
-    if (data == NULL) {
-        (void)no_memory(e);
-        goto out_close;
-    }
-    while (got > 0 && n < (size_t)st.st_size) {
-        got = read(fd, data + n, (size_t)st.st_size - n);
-        n += got > 0 ? (size_t)got : 0;
-    }
-    if (got < 0) {
-        (void)err_set_errno(e, ERR_UNREADABLE, "", errno, "%s cannot be read", name);
-        free(data);
-        goto out_close;
-    }
-    data[n] = '\0';
-    *out = data;
-    *len = n;
-    rc = 0;
-out_close:
-    (void)close(fd);
-    return rc;
-}
-
 /* tokenizer_config.json; *out is NULL when there is none. */
 static int load_config(json_t **out, const char *dir, struct err *e)
 {
+    struct file_cfg file = {.dir = dir,
+                            .path = "tokenizer_config.json",
+                            .nbytes_max = CHAT_CONFIG_NBYTES_MAX,
+                            .optional = true};
     json_error_t je;
     json_t *o;
     char *text;
     size_t len = 0;
 
     *out = NULL;
-    if (read_file(&text, &len, dir, "tokenizer_config.json", CHAT_CONFIG_NBYTES_MAX, e) != 0)
+    if (file_read(&text, &len, &file, e) != 0)
         return -1;
     if (text == NULL)
         return 0;
@@ -236,6 +186,10 @@ static int parse_config(struct chat_template *t, const json_t *config, struct er
 
 static int load_all(struct chat_template *t, const char *dir, struct err *e)
 {
+    struct file_cfg file = {.dir = dir,
+                            .path = "chat_template.jinja",
+                            .nbytes_max = JINJA_SOURCE_NBYTES_MAX,
+                            .optional = true};
     json_t *config = NULL;
     char *source = NULL;
     size_t len = 0;
@@ -243,7 +197,7 @@ static int load_all(struct chat_template *t, const char *dir, struct err *e)
 
     if (load_config(&config, dir, e) != 0)
         return -1;
-    rc = read_file(&source, &len, dir, "chat_template.jinja", JINJA_SOURCE_NBYTES_MAX, e);
+    rc = file_read(&source, &len, &file, e);
     if (rc == 0)
         rc = source != NULL ? jinja_parse(&t->plain, source, len, e) : parse_config(t, config, e);
     if (rc == 0)

@@ -2,8 +2,8 @@
  * for all, so that a new dense one is a row, and what a row cannot say is refused by key. */
 #include "engine/embedded/config_members.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include "base/file.h"
+
 #include <float.h>
 #include <jansson.h>
 #include <limits.h>
@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum bias_rule { BIAS_NEVER, BIAS_ALWAYS, BIAS_BY_KEY };
 
@@ -307,52 +305,13 @@ drop:
     return rc;
 }
 
-/* The whole of DIR/name; *out NULL when it may be absent and is. */
-static int read_file(char **out, size_t *len, const char *dir, const char *name, bool required,
+static int read_file(char **out, size_t *len, const char *dir, const char *name, bool optional,
                      struct err *e)
 {
-    char path[PATH_MAX], *text = NULL;
-    struct stat st;
-    size_t got = 0;
-    ssize_t n = 1;
-    int fd;
+    struct file_cfg file = {
+        .dir = dir, .path = name, .nbytes_max = MODEL_CONFIG_NBYTES_MAX, .optional = optional};
 
-    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
-        return err_set(e, ERR_NOT_FOUND, "", "the path of %s is too long", name);
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno == ENOENT && !required)
-        return 0;
-    if (fd < 0)
-        return err_set_errno(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_UNREADABLE, "", errno,
-                             "cannot open %s", name);
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size > MODEL_CONFIG_NBYTES_MAX) {
-        (void)err_set(e, ERR_UNREADABLE, "", "%s is not a regular file of at most %d bytes", name,
-                      MODEL_CONFIG_NBYTES_MAX);
-        goto close;
-    }
-    text = malloc(MODEL_CONFIG_NBYTES_MAX + 1);
-    if (text == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to read %s", name);
-        goto close;
-    }
-    while (n > 0 && got <= MODEL_CONFIG_NBYTES_MAX) {
-        n = read(fd, text + got, MODEL_CONFIG_NBYTES_MAX + 1 - got);
-        got += n > 0 ? (size_t)n : 0;
-    }
-    if (n < 0) {
-        (void)err_set_errno(e, ERR_UNREADABLE, "", errno, "cannot read %s", name);
-        goto free;
-    }
-    (void)close(fd);
-    *out = text;
-    *len = got;
-    return 0;
-
-free:
-    free(text);
-close:
-    (void)close(fd);
-    return -1;
+    return file_read(out, len, &file, e);
 }
 
 int model_config_load(struct model_config *out, const char *dir, struct err *e)
@@ -361,8 +320,8 @@ int model_config_load(struct model_config *out, const char *dir, struct err *e)
     size_t len = 0, generation_len = 0;
     int rc = -1;
 
-    if (read_file(&config, &len, dir, "config.json", true, e) == 0 &&
-        read_file(&generation, &generation_len, dir, "generation_config.json", false, e) == 0)
+    if (read_file(&config, &len, dir, "config.json", false, e) == 0 &&
+        read_file(&generation, &generation_len, dir, "generation_config.json", true, e) == 0)
         rc = model_config_parse(out, config, len, generation, generation_len, e);
     free(generation);
     free(config);
@@ -375,7 +334,7 @@ int model_config_ties(bool *out, const char *dir, struct err *e)
     size_t len = 0;
     json_t *root;
 
-    if (read_file(&text, &len, dir, "config.json", true, e) != 0)
+    if (read_file(&text, &len, dir, "config.json", false, e) != 0)
         return -1;
     root = json_loadb(text, len, 0, NULL);
     free(text);

@@ -2,66 +2,23 @@
  */
 #include "engine/embedded/tokenizer_priv.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
+#include "base/file.h"
+
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* Reads the whole of an open file, which is not larger than allowed. */
-static int read_all(int fd, struct buf *text, struct err *e)
-{
-    char block[64 << 10];
-    ssize_t n;
-
-    do {
-        n = read(fd, block, sizeof block);
-        if (n > 0)
-            buf_append(text, block, (size_t)n);
-        if (text->len > TOKENIZER_JSON_NBYTES_MAX)
-            return err_set(e, ERR_BAD_REQUEST, "", "tokenizer.json has more than %d bytes",
-                           TOKENIZER_JSON_NBYTES_MAX);
-        if (text->failed)
-            return err_set(e, ERR_NO_MEMORY, "", "no memory to read tokenizer.json");
-    } while (n > 0 || (n < 0 && errno == EINTR));
-    if (n < 0)
-        return err_set_errno(e, ERR_UNREADABLE, "", errno, "tokenizer.json cannot be read");
-    return 0;
-}
-
-static int open_file(const char *dir, int *fd, struct err *e)
-{
-    struct stat st;
-    char *path;
-
-    if (asprintf(&path, "%s/tokenizer.json", dir) < 0)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a path");
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    free(path);
-    if (*fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return err_set(e, ERR_NOT_FOUND, "", "the model directory has no tokenizer.json");
-    if (*fd < 0)
-        return err_set_errno(e, ERR_UNREADABLE, "", errno, "tokenizer.json cannot be opened");
-    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode))
-        return 0;
-    (void)close(*fd);
-    return err_set(e, ERR_UNREADABLE, "", "tokenizer.json is not a regular file");
-}
 
 int tokenizer_load(struct tokenizer **out, const char *dir, struct err *e)
 {
-    struct buf text = {0};
-    int fd, rc;
+    struct file_cfg file = {
+        .dir = dir, .path = "tokenizer.json", .nbytes_max = TOKENIZER_JSON_NBYTES_MAX};
+    char *text;
+    size_t len;
+    int rc;
 
-    if (open_file(dir, &fd, e) != 0)
+    if (file_read(&text, &len, &file, e) != 0)
         return -1;
-    rc = read_all(fd, &text, e);
-    (void)close(fd);
-    if (rc == 0)
-        rc = tokenizer_parse(out, text.data != NULL ? text.data : "", text.len, e);
-    buf_fini(&text);
+    rc = tokenizer_parse(out, text, len, e);
+    free(text);
     return rc;
 }
 

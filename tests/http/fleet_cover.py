@@ -424,7 +424,7 @@ def says_at_check(unknown):
             (("--manifest", CHECKPOINT), 0, "the 46 tensors of --manifest"),
             (("--model", MODEL, "--manifest", CHECKPOINT), 2, "--manifest: with --upstream --model says too"),
             (("--model", "/nowhere"), 2, "--model: there is no directory"),
-            (("--manifest", "/nowhere"), 2, "--manifest: manifest '/nowhere'"),
+            (("--manifest", "/nowhere"), 2, "--manifest: '/nowhere'"),
             (("--model", WORK), 2, "config.json"),
             (("--model", no_weights), 2, "--manifest FILE instead of --model"),
             (("--model", other_weights), 2, "--manifest FILE instead of --model")):

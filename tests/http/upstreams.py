@@ -380,7 +380,7 @@ def starts_with():
             ((*one, "--model", "/nowhere"), "--model: there is no directory '/nowhere'"),
             ((*one, "--model", MODEL, "--manifest", "x"), "--manifest: with --upstream --model says too"),
             ((*one, "--engine", "embedded"), "--engine: it is of an engine"), ((*one, "--device", "cpu"), "--device: it is of an engine"),
-            ((*one, "--weights", "none"), "--weights: it is of an engine"), ((*one, "--manifest", "x"), "--manifest: manifest 'x' cannot be opened"),
+            ((*one, "--weights", "none"), "--weights: it is of an engine"), ((*one, "--manifest", "x"), "--manifest: 'x' cannot be opened"),
             (("--model", MODEL, "--min-ready", 1), "--min-ready: it is of engines that --upstream names"),
             ((*one, "--min-ready", 2), "--min-ready: 2 of 1 upstreams"), ((*one, *one), "given twice"),
             (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),

@@ -132,7 +132,7 @@ static void test_auth_new_reads_lines(void **state)
     auth_free(a);
 }
 
-static void expect_refused(const char *what, const char *says)
+static void expect_code(enum err_code code, const char *what, const char *says)
 {
     struct auth_cfg cfg = {.key_file = path};
     struct auth *a = NULL;
@@ -141,12 +141,17 @@ static void expect_refused(const char *what, const char *says)
     if (auth_new(&a, &cfg, &e) == 0)
         fail_msg("%s: it was read", what);
     assert_null(a);
-    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_int_equal(e.code, code);
     assert_string_equal(e.field, "--api-key-file");
     if (strstr(e.msg, says) == NULL)
         fail_msg("%s: '%s' does not say '%s'", what, e.msg, says);
     if (strstr(e.msg, "0123456789") != NULL || strstr(e.msg, "contrl") != NULL)
         fail_msg("%s: '%s' says what was in the file", what, e.msg);
+}
+
+static void expect_refused(const char *what, const char *says)
+{
+    expect_code(ERR_BAD_REQUEST, what, says);
 }
 
 static void test_auth_new_refuses_lines(void **state)
@@ -176,9 +181,9 @@ static void test_auth_new_refuses_lines(void **state)
     put("control 0123456789abcdef\n\0\n", 27);
     expect_refused("a NUL", "NUL byte");
     assert_int_equal(unlink(path), 0);
-    expect_refused("no file", "cannot be opened");
+    expect_code(ERR_NOT_FOUND, "no file", "cannot be opened");
     assert_int_equal(mkdir(path, 0700), 0);
-    expect_refused("a directory", "cannot be read");
+    expect_code(ERR_UNREADABLE, "a directory", "cannot be read");
     assert_int_equal(rmdir(path), 0);
 }
 

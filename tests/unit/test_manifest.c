@@ -385,7 +385,7 @@ static void test_manifest_load_refusals(void **state)
     assert_int_equal(e.code, ERR_NOT_FOUND);
     err_clear(&e);
     assert_int_equal(manifest_load(&m, "/tmp", &e), -1);
-    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_int_equal(e.code, ERR_UNREADABLE);
     assert_null(m);
 }
 

@@ -467,7 +467,7 @@ static void test_load_says_what_is_wrong_with_the_file(void **state)
     put_file(dir, "generation_config.json", "{}", 2);
     assert_int_equal(load_code(dir), ERR_NONE);
     put_file(dir, "config.json", big, MODEL_CONFIG_NBYTES_MAX + 1);
-    assert_int_equal(load_code(dir), ERR_UNREADABLE);
+    assert_int_equal(load_code(dir), ERR_BAD_REQUEST);
     (void)snprintf(path, sizeof path, "%s/config.json", dir);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);

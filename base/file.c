@@ -1,0 +1,91 @@
+/* Unbuffered, into one block of the longest length: no copy of a secret stays behind in memory that
+ * was outgrown, and pages that nothing is read into cost nothing. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *file_field(const struct file_cfg *f)
+{
+    return f->field != NULL ? f->field : "";
+}
+
+/* -1 with errno. */
+static int file_open(const struct file_cfg *f)
+{
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s%s%s", f->dir != NULL ? f->dir : "",
+                     f->dir != NULL ? "/" : "", f->path);
+
+    if (n < 0 || (size_t)n >= sizeof path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    return open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (f->pipes ? 0 : O_NONBLOCK));
+}
+
+/* Until the end of the file or `cap` bytes. @len  how many, also on failure, which sets errno */
+static int read_until(int fd, char *out, size_t cap, size_t *len)
+{
+    ssize_t n = 1;
+
+    for (*len = 0; *len < cap && n != 0; *len += n > 0 ? (size_t)n : 0) {
+        n = read(fd, out + *len, cap - *len);
+        if (n < 0 && errno != EINTR)
+            return -1;
+    }
+    return 0;
+}
+
+static int read_open(char **out, size_t *len, int fd, const struct file_cfg *f, struct err *e)
+{
+    const char *field = file_field(f);
+    char *text = malloc(f->nbytes_max + 2); /* one byte too many, and a NUL */
+    size_t n;
+
+    if (text == NULL)
+        return err_set(e, ERR_NO_MEMORY, field, "no memory to read '%.200s'", f->path);
+    if (read_until(fd, text, f->nbytes_max + 1, &n) != 0) {
+        (void)err_set_errno(e, ERR_UNREADABLE, field, errno, "'%.200s' cannot be read", f->path);
+    } else if (n > f->nbytes_max) {
+        (void)err_set(e, ERR_BAD_REQUEST, field, "'%.200s' is longer than %zu bytes", f->path,
+                      f->nbytes_max);
+    } else {
+        text[n] = '\0';
+        *out = text;
+        *len = n;
+        return 0;
+    }
+    explicit_bzero(text, n);
+    free(text);
+    return -1;
+}
+
+int file_read(char **out, size_t *len, const struct file_cfg *f, struct err *e)
+{
+    int fd = file_open(f), rc;
+    bool absent = fd < 0 && (errno == ENOENT || errno == ENOTDIR);
+    struct stat st;
+
+    if (absent && f->optional) {
+        *out = NULL;
+        *len = 0;
+        return 0;
+    }
+    if (fd < 0)
+        return err_set_errno(e, absent ? ERR_NOT_FOUND : ERR_UNREADABLE, file_field(f), errno,
+                             "'%.200s' cannot be opened", f->path);
+    if (!f->pipes && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)))
+        rc = err_set(e, ERR_UNREADABLE, file_field(f),
+                     "'%.200s' is not a regular file, and nothing else is read", f->path);
+    else
+        rc = read_open(out, len, fd, f, e);
+    (void)close(fd);
+    return rc;
+}
