@@ -97,6 +97,7 @@ def rejoin(play, server, what):
 def baton_dies(play):
     """With nothing under way: its group is forgotten, and said to be."""
     server, step = play.new_front(killed=True), play.step
+    play.served_again(server)
     one_of(play, server, {step}, "baton came back")
     if scenario_of(play).way == "nccl":
         columns = play.trainers.get().ask(trainer_side.load, play.next_step())
@@ -142,6 +143,7 @@ def engine_dies(play):
     play.drop_front()
     play.engine_is_up()
     server = play.new_front()
+    play.served_again(server)
     one_of(play, server, {engines.FIRST}, "engine and baton came back")
     rejoin(play, server, "the engine was killed in mid transfer")
 
