@@ -39,14 +39,15 @@ _names = (f"weights-{i}" for i in itertools.count())
 
 def join(play, server, v1=False):
     """The trainer's rank and the engine's, by way of a server."""
+    trainer = play.trainers.get()  # a new one takes a while, and the engine would wait for it
     name, port = next(_names), vllm_engines.free_port()
     body = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1}
     body.update(world_size=2, group_name=name)
     path, kind = (nccl.INIT, "transport") if v1 else ("/init_weights_update_group", "backend")
     pending = nccl.Pending(server, path, {**body, kind: "nccl"})
-    play.trainers.get().tell(trainer_side.join, port, name)
+    trainer.tell(trainer_side.join, port, name)
     must_answer(pending.answer(), f"{name}: the join")
-    play.trainers.get().hear()
+    trainer.hear()
     play.group = name
 
 
