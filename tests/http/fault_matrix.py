@@ -60,9 +60,10 @@ def check_nothing_left(w):
 
 
 def run(w, cases, golden, n_cases, marks):
-    counts = {}
+    counts, ahead = {}, []
     for i in range(n_cases):
-        case = fault_sessions.lease_lost if i % LEASE_EVERY == LEASE_EVERY - 1 else w.rng.choice(cases)
+        ahead = ahead or w.rng.sample(cases, len(cases))  # each once before any comes again
+        case = fault_sessions.lease_lost if i % LEASE_EVERY == LEASE_EVERY - 1 else ahead.pop()
         if i % 3 == 0:
             valid = w.rng.choice(fault_sessions.VALID if i % 60 else [fault_sessions.valid_converted])
             w.doing = f"{valid.__name__} before case {i}"

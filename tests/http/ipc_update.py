@@ -22,7 +22,7 @@ import ipc_trainer  # noqa: E402
 from ipc_trainer import pickled_dict, pickled_list  # noqa: E402
 from ipc_world import NBYTES, TORCH, Spec, World, bucket, columns, fill, must, packed  # noqa: E402
 
-N_KILLS = 50
+N_KILLS = 30  # each of five moments with each of three cuts, twice
 GIVE_UP_S = 280
 UPDATE, START, FINISH = "/v1/update_weights", "/v1/update_weights/start", "/v1/update_weights/finish"
 

@@ -10,7 +10,7 @@
 #include "server/config.h"
 #include "server/life.h"
 
-#include <sched.h>
+#include <unistd.h>
 
 /* An engine that only freezes. */
 struct still {
@@ -74,7 +74,7 @@ static int still_release(struct engine *en, uint64_t deadline_us, uint64_t *nbyt
 
     (void)deadline_us;
     (void)e;
-    while (info.pause != PAUSE_NONE && info.lease_left_us > 0 && sched_yield() == 0)
+    while (info.pause != PAUSE_NONE && info.lease_left_us > 0 && usleep(1000) == 0)
         gate_info(*s->gate, &info);
     if (s->meanwhile != NULL)
         s->meanwhile(s->arg);
@@ -224,7 +224,7 @@ static void await_lifted(struct bed *b)
 
     do
         gate_info(b->gate, &info);
-    while ((info.pause != PAUSE_NONE || atomic_load(&b->still.frozen)) && sched_yield() == 0);
+    while ((info.pause != PAUSE_NONE || atomic_load(&b->still.frozen)) && usleep(1000) == 0);
 }
 
 /* "Nothing has changed then." */

@@ -301,8 +301,8 @@ static void test_free_aborts_what_runs_and_waits(void **state)
             jobs[i].dropped = i % 2;
             submit(&b, &jobs[i], 20, 400);
         }
-        if (round % 2)
-            wait_heartbeats(&b, round);
+        while (round % 2 && stats_of(&b).n_steps < (uint64_t)round)
+            (void)usleep(100);
         bench_fini(&b);
         for (int i = 0; i < 12; i++) {
             assert_int_equal(jobs[i].n_done, 1);
