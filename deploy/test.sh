@@ -24,7 +24,8 @@ for preset in "${presets[@]}"; do
   echo "== $preset"
   cmake --preset "$preset" -DBATON_TESTS=ON >/dev/null
   cmake --build --preset "$preset" -- -k 0 | tail -n 3
-  ctest --preset "$preset" --parallel 2 --no-tests=error || failed+=("$preset")
+  # twice as many as there are cores: half of a test's time it waits for a deadline, or for a process
+  ctest --preset "$preset" --parallel $((2 * $(nproc))) --no-tests=error || failed+=("$preset")
 done
 if ((${#failed[@]} > 0)); then
   echo "failed: ${failed[*]}"
