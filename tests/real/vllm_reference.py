@@ -8,7 +8,9 @@ import real_world
 from real_world import MODEL, ask, paths_of, record
 
 TOLERANCE = 2e-3  # of a logprob
+MOST_CHOICES = 2  # of a stream
 IDS = [40, 77, 258, 803, 264, 77, 290]  # "In the beginning"
+USAGE = {"stream_options": {"include_usage": True}}
 GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 8}
 
 
@@ -47,13 +49,23 @@ REQUESTS = {
     "ignore_eos": completion(ignore_eos=True),
     "tokens as ids": completion(return_tokens_as_token_ids=True, logprobs=1),
     "stream": completion(stream=True),
-    "stream with usage": completion(stream=True, stream_options={"include_usage": True}),
+    "stream with usage": completion(stream=True, **USAGE),
+    "stream with usage in each event": completion(
+        stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}
+    ),
+    "stream of two prompts with usage": completion(
+        prompt=["In the beginning", "And the LORD"], stream=True, **USAGE
+    ),
+    "stream with usage, stopped": completion(stream=True, stop=[" the"], **USAGE),
     "stream with logprobs": completion(stream=True, logprobs=1, return_token_ids=True),
     "chat": chat(),
     "chat with logprobs": chat(logprobs=True, top_logprobs=2),
     "chat as a stream": chat(stream=True),
+    "chat as a stream with usage": chat(stream=True, **USAGE),
     "chat, max_completion_tokens": chat(max_tokens=None, max_completion_tokens=4),
     "generate": inference(logprobs=1),
+    "abort of no request": ("POST", "/inference/v1/abort_requests", {"request_ids": ["none"]}),
+    "abort without a list": ("POST", "/inference/v1/abort_requests", {}),
     "models": ("GET", "/v1/models", None),
     "health": ("GET", "/health", None),
     "version": ("GET", "/version", None),
@@ -113,11 +125,15 @@ DIFFERS = {
     "tokens as ids": {"=choices[].logprobs.text_offset[]"},  # into the text that is told
     "stream": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
     "stream with usage": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
+    "stream with usage in each event": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
+    "stream of two prompts with usage": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
+    "stream with usage, stopped": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
     "stream with logprobs": NULLS_OF_EVENTS | NULLS_OF_TEXTS,
     "chat": CALLS,
     "chat with logprobs": CALLS,
     "chat, max_completion_tokens": CALLS,
     "chat as a stream": NULLS_OF_EVENTS,
+    "chat as a stream with usage": NULLS_OF_EVENTS,
     "generate": SPELLED,
     "unload of no adapter": OWN_ERRORS,
     "load of no folder": OWN_ERRORS,
@@ -173,15 +189,26 @@ def _values(theirs, ours):
 
 
 def _streams(theirs, ours):
-    """The text and the end are alike; vLLM too may put several tokens into one event."""
+    """The text, the end and the counts are alike; vLLM too may put several tokens into one event,
+    so that of the counts in each event the last ones are compared."""
+
+    def counts(event):
+        usage = event.get("usage") or {}
+        return {name: n for name, n in usage.items() if isinstance(n, int)}
+
+    def text_of(choices, index):
+        of = [c for c in choices if c["index"] == index]
+        return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in of)
 
     def whole(reply):
         events = [record.json.loads(e) for e in reply.events() if e != "[DONE]"]
         choices = [c for e in events for c in e["choices"]]
         return (
-            "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices),
-            [c["finish_reason"] for c in choices if c.get("finish_reason")],
-            [e.get("usage") for e in events][-1] is None,
+            [text_of(choices, i) for i in range(MOST_CHOICES)],
+            sorted((c["index"], c["finish_reason"]) for c in choices if c.get("finish_reason")),
+            [bool(counts(e)) for e in events if not e["choices"]],
+            next((counts(e) for e in reversed(events) if counts(e)), None),
+            all(counts(e) for e in events),
             "[DONE]" in reply.events(),
         )
 
