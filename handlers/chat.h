@@ -13,16 +13,17 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e);
 /* chat_render - the text of the one prompt, on app->text, before it is encoded. */
 int chat_render(struct completions_op *op, struct err *e);
 
-/* Of chat_reply.c. All return new references, or NULL when there was no memory. */
+/* Of chat_reply.c: JSON, as handlers/json_put.h writes it. */
 
-/* chat_logprob_json - an entry of logprobs.content. */
-json_t *chat_logprob_json(const struct completions_op *op, const struct gen_token *t);
+/* chat_put_logprob - an entry of logprobs.content. */
+void chat_put_logprob(struct buf *out, const struct completions_op *op, const struct gen_token *t);
 
-/* chat_choice_json - a choice: with `message`, or in a stream with `delta`, which names the role in
- * its first event. @logprobs  borrowed; NULL for null */
-json_t *chat_choice_json(const struct completions_part *p);
+/* chat_put_choice - a choice: with `message`, or in a stream with `delta`, which names the role in
+ * its first event. */
+void chat_put_choice(struct buf *out, const struct completions_part *p);
 
-/* chat_envelope - what every answer and every event says. @choices and @usage are stolen. */
-json_t *chat_envelope(struct completions_op *op, json_t *choices, json_t *usage);
+/* chat_put_tail - the members that every answer and every event has behind its choices.
+ * @usage  stolen */
+void chat_put_tail(struct buf *out, struct completions_op *op, json_t *usage);
 
 #endif

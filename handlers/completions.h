@@ -65,6 +65,16 @@ static inline struct completions_op *completions_of(struct generation *g)
     return (struct completions_op *)(void *)g;
 }
 
+/* The lists of `logprobs`. A chat has one, of objects. */
+enum completions_logprobs {
+    COMPLETIONS_TOKENS,
+    COMPLETIONS_CONTENT = COMPLETIONS_TOKENS,
+    COMPLETIONS_TOKEN_LOGPROBS,
+    COMPLETIONS_TOP_LOGPROBS,
+    COMPLETIONS_TEXT_OFFSET,
+    COMPLETIONS_LOGPROBS_N
+};
+
 /* Some tokens of one sequence: those after what was told, and the end when out is there. */
 struct completions_part {
     struct completions_op *op;
@@ -73,8 +83,8 @@ struct completions_part {
     uint32_t first, end;
     const struct gen_output *out;
     struct buf text;
-    json_t *logprobs; /* as the route tells them, or NULL when not asked for */
-    bool failed;      /* no memory */
+    struct buf logprobs[COMPLETIONS_LOGPROBS_N]; /* JSON: what the lists of `logprobs` hold */
+    bool failed;                                 /* no memory */
 };
 
 /* completions_new - an empty op; NULL with e set when there is no memory. Until completions_begin
@@ -108,6 +118,9 @@ void completions_begin(struct completions_op *op);
 bool completions_next(struct completions_part *p, struct completions_op *op,
                       struct generation_seq *seq);
 void completions_told(struct completions_part *p);
+
+/* completions_put_token_ids - the member token_ids: of the part, or null. */
+void completions_put_token_ids(struct buf *out, const struct completions_part *p);
 
 /* completions_versions_json - generation_versions_json, of what is told. */
 json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out);

@@ -4,41 +4,52 @@
 
 #include "handlers/chat.h"
 #include "handlers/generation_reply.h"
+#include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "server/life.h"
 
-static json_t *label_json(const struct completions_op *op, uint32_t id)
+static void label_of(const struct completions_op *op, uint32_t id, struct buf *label)
 {
-    struct buf text = {0};
-    json_t *label;
-
     if (op->as_ids)
-        return json_sprintf("token_id:%u", id);
-    generation_token_text(op->g.app->tokenizer, id, &text);
-    label = text.failed ? NULL : json_stringn(text.len > 0 ? text.data : "", text.len);
-    buf_fini(&text);
-    return label;
+        buf_printf(label, "token_id:%u", id);
+    else
+        generation_token_text(op->g.app->tokenizer, id, label);
+}
+
+static void put_label(struct buf *out, const struct completions_op *op, uint32_t id)
+{
+    struct buf label = {0};
+
+    label_of(op, id, &label);
+    if (label.failed)
+        out->failed = true;
+    json_put_string(out, label.len > 0 ? label.data : "", label.len);
+    buf_fini(&label);
 }
 
 /* Several tokens can spell alike (parts of one character): the first, the likeliest, stays. */
-static int put_top(const struct completions_op *op, json_t *top, uint32_t id, float logprob)
+static int add_top(const struct completions_op *op, json_t *top, uint32_t id, float logprob)
 {
-    json_t *label = label_json(op, id);
-    int rc = label == NULL ? -1 : 0;
+    struct buf label = {0};
+    int rc;
 
-    if (rc == 0 && json_object_get(top, json_string_value(label)) == NULL)
-        rc = json_object_set_new(top, json_string_value(label), generation_logprob_json(logprob));
-    json_decref(label);
+    label_of(op, id, &label);
+    rc = label.failed ? -1 : 0;
+    if (rc == 0 && json_object_getn(top, label.len > 0 ? label.data : "", label.len) == NULL)
+        rc = json_object_setn_new(top, label.len > 0 ? label.data : "", label.len,
+                                  json_real(generation_logprob(logprob)));
+    buf_fini(&label);
     return rc;
 }
 
+/* A tree, of one token, which sees to it that no name comes twice. NULL: no memory. */
 static json_t *top_json(const struct completions_op *op, const struct gen_token *t)
 {
     json_t *top = json_object();
-    int rc = top == NULL ? -1 : put_top(op, top, t->id, t->logprob);
+    int rc = top == NULL ? -1 : add_top(op, top, t->id, t->logprob);
 
     for (uint32_t i = 0; i < t->n_top && (int64_t)i < op->logprobs && rc == 0; i++)
-        rc = put_top(op, top, t->top[i].id, t->top[i].logprob);
+        rc = add_top(op, top, t->top[i].id, t->top[i].logprob);
     if (rc == 0)
         return top;
     json_decref(top);
@@ -49,35 +60,24 @@ static json_t *top_json(const struct completions_op *op, const struct gen_token 
 static void add_logprob(struct completions_part *p, const struct gen_token *t, bool known,
                         uint64_t offset)
 {
-    json_t *o = p->logprobs;
+    const struct completions_op *op = p->op;
+    struct buf *lists = p->logprobs;
 
-    if (o == NULL)
+    if (op->logprobs < 0)
         return;
-    if (p->op->chat != NULL) {
-        json_t *entry = chat_logprob_json(p->op, t);
-
-        if (json_array_append_new(json_object_get(o, "content"), entry) != 0)
-            p->failed = true;
+    if (op->chat != NULL) {
+        chat_put_logprob(&lists[COMPLETIONS_CONTENT], op, t);
         return;
     }
-    if (json_array_append_new(json_object_get(o, "tokens"), label_json(p->op, t->id)) != 0 ||
-        json_array_append_new(json_object_get(o, "token_logprobs"),
-                              known ? generation_logprob_json(t->logprob) : json_null()) != 0 ||
-        json_array_append_new(json_object_get(o, "top_logprobs"),
-                              known ? top_json(p->op, t) : json_null()) != 0 ||
-        json_array_append_new(json_object_get(o, "text_offset"),
-                              json_integer((json_int_t)offset)) != 0)
-        p->failed = true;
-}
-
-static void begin_logprobs(struct completions_part *p)
-{
-    if (p->op->logprobs < 0)
-        return;
-    p->logprobs = p->op->chat != NULL ? json_pack("{s:[]}", "content")
-                                      : json_pack("{s:[], s:[], s:[], s:[]}", "tokens",
-                                                  "token_logprobs", "top_logprobs", "text_offset");
-    p->failed = p->failed || p->logprobs == NULL;
+    put_label(&lists[COMPLETIONS_TOKENS], op, t->id);
+    if (known) {
+        json_put_real(&lists[COMPLETIONS_TOKEN_LOGPROBS], generation_logprob(t->logprob));
+        json_put_value(&lists[COMPLETIONS_TOP_LOGPROBS], top_json(op, t));
+    } else {
+        json_put_null(&lists[COMPLETIONS_TOKEN_LOGPROBS]);
+        json_put_null(&lists[COMPLETIONS_TOP_LOGPROBS]);
+    }
+    json_put_int(&lists[COMPLETIONS_TEXT_OFFSET], (int64_t)offset);
 }
 
 /* The output that carries the prompt's logprobs: the prompt's first choice's. */
@@ -96,7 +96,7 @@ static void echo_prompt(struct completions_part *p)
     struct completion_text place;
 
     buf_append(&p->text, prompt->text, prompt->len);
-    if (p->logprobs == NULL || out == NULL || out->prompt == NULL)
+    if (op->logprobs < 0 || out == NULL || out->prompt == NULL)
         return;
     completion_text_init(&place, op->g.app->tokenizer, op->g.params.skip_special_tokens,
                          &op->g.params.gen, true, 0);
@@ -118,7 +118,6 @@ static void fill_part(struct completions_part *p)
 {
     struct completion_text *c = &p->op->texts[p->seq->index];
 
-    begin_logprobs(p);
     if (!p->seq->begun && p->op->echo)
         echo_prompt(p);
     completion_text_more(c);
@@ -158,49 +157,113 @@ json_t *completions_versions_json(const struct completions_op *op, const struct 
                      "serial", (json_int_t)out->spans[0].serial);
 }
 
-static json_t *part_json(const struct completions_part *p)
+void completions_put_token_ids(struct buf *out, const struct completions_part *p)
 {
-    const struct completions_op *op = p->op;
-    json_t *choice;
-
-    if (p->failed)
-        return NULL;
-    if (op->chat != NULL)
-        return chat_choice_json(p);
-    choice = json_pack(
-        "{s:I, s:o, s:O?, s:o, s:o, s:o, s:o, s:o, s:n}", "index", (json_int_t)p->seq->index,
-        "text", json_stringn(p->text.len > 0 ? p->text.data : "", p->text.len), "logprobs",
-        p->logprobs, "finish_reason", finish_json(p), "stop_reason",
-        op->no_output ? json_null() : generation_stop_reason_json(p->out), "token_ids",
-        op->return_ids ? generation_token_ids_json(p->tokens, p->first, p->end) : json_null(),
-        "prompt_token_ids", prompt_ids_json(p), "prompt_logprobs",
-        op->prompt_logprobs >= 0
-            ? generation_prompt_logprobs_json(prompt_output(p), (uint32_t)op->prompt_logprobs,
-                                              op->g.app->tokenizer)
-            : json_null(),
-        "routed_experts");
-    if (choice != NULL && p->out != NULL &&
-        json_object_set_new(choice, "weight_versions", completions_versions_json(op, p->out)) !=
-            0) {
-        json_decref(choice);
-        return NULL;
-    }
-    return choice;
+    json_put_name(out, "token_ids");
+    if (p->op->return_ids)
+        generation_put_token_ids(out, p->tokens, p->first, p->end);
+    else
+        json_put_null(out);
 }
 
-/* What every answer and every event says. @choices and @usage are stolen. */
-static json_t *envelope(struct completions_op *op, json_t *choices, json_t *usage)
+static void put_logprobs(struct buf *out, const struct completions_part *p)
 {
-    const struct app *app = op->g.app;
+    static const char *const names[COMPLETIONS_LOGPROBS_N] = {
+        [COMPLETIONS_TOKENS] = "tokens",
+        [COMPLETIONS_TOKEN_LOGPROBS] = "token_logprobs",
+        [COMPLETIONS_TOP_LOGPROBS] = "top_logprobs",
+        [COMPLETIONS_TEXT_OFFSET] = "text_offset"};
 
+    json_put_name(out, "logprobs");
+    if (p->op->logprobs < 0) {
+        json_put_null(out);
+        return;
+    }
+    json_put_open(out, '{');
+    for (size_t i = 0; i < COMPLETIONS_LOGPROBS_N; i++) {
+        json_put_name(out, names[i]);
+        json_put_open(out, '[');
+        json_put_text(out, &p->logprobs[i]);
+        json_put_close(out, ']');
+    }
+    json_put_close(out, '}');
+}
+
+static void put_prompt_logprobs(struct buf *out, const struct completions_part *p)
+{
+    const struct completions_op *op = p->op;
+
+    json_put_name(out, "prompt_logprobs");
+    if (op->prompt_logprobs >= 0)
+        generation_put_prompt_logprobs(out, prompt_output(p), (uint32_t)op->prompt_logprobs,
+                                       op->g.app->tokenizer);
+    else
+        json_put_null(out);
+}
+
+static void put_choice(struct buf *out, const struct completions_part *p)
+{
+    const struct completions_op *op = p->op;
+
+    json_put_open(out, '{');
+    json_put_name(out, "index");
+    json_put_int(out, p->seq->index);
+    json_put_name(out, "text");
+    json_put_string(out, p->text.len > 0 ? p->text.data : "", p->text.len);
+    put_logprobs(out, p);
+    json_put_members(out,
+                     json_pack("{s:o, s:o}", "finish_reason", finish_json(p), "stop_reason",
+                               op->no_output ? json_null() : generation_stop_reason_json(p->out)));
+    completions_put_token_ids(out, p);
+    json_put_name(out, "prompt_token_ids");
+    json_put_value(out, prompt_ids_json(p));
+    put_prompt_logprobs(out, p);
+    json_put_members(out, json_pack("{s:n}", "routed_experts"));
+    if (p->out != NULL) {
+        json_put_name(out, "weight_versions");
+        json_put_value(out, completions_versions_json(op, p->out));
+    }
+    json_put_close(out, '}');
+}
+
+static void put_part(struct buf *out, const struct completions_part *p)
+{
+    if (p->failed)
+        out->failed = true;
+    if (p->op->chat != NULL)
+        chat_put_choice(out, p);
+    else
+        put_choice(out, p);
+}
+
+/* What every answer and every event says, around its choices. */
+static void put_head(struct buf *out, const struct completions_op *op)
+{
+    const char *kind = op->chat == NULL ? "text_completion"
+                       : op->stream.on  ? "chat.completion.chunk"
+                                        : "chat.completion";
+
+    json_put_open(out, '{');
+    json_put_members(
+        out,
+        json_pack("{s:o, s:s, s:I, s:n, s:s, s:s, s:o}", "id",
+                  json_sprintf("%s%s", op->chat != NULL ? "chatcmpl-" : "cmpl-", op->request_id),
+                  "object", kind, "created", (json_int_t)op->created_s, "service_tier",
+                  "system_fingerprint", GENERATION_FINGERPRINT, "model", generation_model(&op->g),
+                  "adapter", generation_adapter_json(&op->g)));
+    json_put_name(out, "choices");
+    json_put_open(out, '[');
+}
+
+/* @usage  stolen */
+static void put_tail(struct buf *out, struct completions_op *op, json_t *usage)
+{
+    json_put_close(out, ']');
     if (op->chat != NULL)
-        return chat_envelope(op, choices, usage);
-    return json_pack("{s:o, s:s, s:I, s:n, s:s, s:s, s:o, s:o, s:o, s:s}", "id",
-                     json_sprintf("cmpl-%s", op->request_id), "object", "text_completion",
-                     "created", (json_int_t)op->created_s, "service_tier", "system_fingerprint",
-                     GENERATION_FINGERPRINT, "model", generation_model(&op->g), "adapter",
-                     generation_adapter_json(&op->g), "choices", choices, "usage", usage, "boot_id",
-                     app->life->boot_id);
+        chat_put_tail(out, op, usage);
+    else
+        json_put_members(
+            out, json_pack("{s:o, s:s}", "usage", usage, "boot_id", op->g.app->life->boot_id));
 }
 
 static json_t *usage_json(const struct completions_op *op)
@@ -212,7 +275,8 @@ static void drop_part(struct completions_part *p)
 {
     p->seq->n_sent = p->end;
     p->seq->told = p->out != NULL;
-    json_decref(p->logprobs);
+    for (size_t i = 0; i < COMPLETIONS_LOGPROBS_N; i++)
+        buf_fini(&p->logprobs[i]);
     buf_fini(&p->text);
 }
 
@@ -244,45 +308,61 @@ void completions_told(struct completions_part *p)
     drop_part(p);
 }
 
-/* The next part of a choice as JSON. Returns false when there is nothing to tell yet. */
-static bool next_part(struct completions_op *op, struct generation_seq *seq, json_t **choice)
+/* The next part of a choice, for an event. Returns false when there is nothing to tell yet. */
+static bool tell_part(struct completions_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
+    struct buf event = {0};
 
     if (!completions_next(&p, op, seq))
         return false;
-    *choice = part_json(&p);
+    generation_event_begin(&event);
+    put_head(&event, op);
+    put_part(&event, &p);
     completions_told(&p);
+    put_tail(&event, op, op->stream.usage_each ? usage_json(op) : json_null());
+    json_put_close(&event, '}');
+    generation_event(&op->g, &event);
     return true;
 }
 
 void completions_news(struct generation *g)
 {
-    struct completions_op *op = completions_of(g);
-    json_t *choice = NULL;
-
-    for (uint32_t i = 0; i < g->n_seqs; i++) {
-        while (generation_keeps_up(g) && next_part(op, &g->seqs[i], &choice))
-            generation_event(g, envelope(op, json_pack("[o]", choice),
-                                         op->stream.usage_each ? usage_json(op) : json_null()));
-    }
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        while (generation_keeps_up(g) && tell_part(completions_of(g), &g->seqs[i]))
+            ;
 }
 
-static json_t *whole_json(struct completions_op *op)
+static void tell_usage(struct completions_op *op)
+{
+    struct buf event = {0};
+
+    generation_event_begin(&event);
+    put_head(&event, op);
+    put_tail(&event, op, usage_json(op));
+    json_put_close(&event, '}');
+    generation_event(&op->g, &event);
+}
+
+static void put_whole(struct buf *out, struct completions_op *op)
 {
     struct generation *g = &op->g;
-    json_t *choices = json_array(), *choice = NULL;
 
-    for (uint32_t i = 0; i < g->n_seqs && choices != NULL; i++) {
-        if (!exchange_gone(g->x) && next_part(op, &g->seqs[i], &choice) &&
-            json_array_append_new(choices, choice) == 0)
-            continue;
-        json_decref(choices);
-        choices = NULL;
+    put_head(out, op);
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        struct completions_part p;
+
+        if (exchange_gone(g->x) || !completions_next(&p, op, &g->seqs[i])) {
+            out->failed = true;
+            return;
+        }
+        put_part(out, &p);
+        completions_told(&p);
     }
-    return generation_with(
-        envelope(op, choices, usage_json(op)),
-        json_pack("{s:n, s:n, s:n}", "kv_transfer_params", "ec_transfer_params", "metrics"));
+    put_tail(out, op, usage_json(op));
+    json_put_members(
+        out, json_pack("{s:n, s:n, s:n}", "kv_transfer_params", "ec_transfer_params", "metrics"));
+    json_put_close(out, '}');
 }
 
 void completions_finish(struct generation *g)
@@ -290,23 +370,23 @@ void completions_finish(struct generation *g)
     struct completions_op *op = completions_of(g);
     struct exchange *x = g->x;
     struct err why = {0};
-    json_t *whole;
+    struct buf whole = {0};
     bool failed = generation_failed(g, &why);
 
     if (op->stream.on) {
         completions_news(g);
         if (op->stream.usage_last && !failed)
-            generation_event(g, envelope(op, json_array(), usage_json(op)));
+            tell_usage(op);
         generation_end(g);
         return;
     }
-    whole = failed ? NULL : whole_json(op);
+    if (!failed)
+        put_whole(&whole, op);
     failed = generation_failed(g, &why); /* the client may have gone meanwhile */
     g->x = NULL;
-    if (failed) {
-        json_decref(whole);
+    if (failed)
         reply_error(x, &why, NULL);
-    } else {
-        reply_json(x, 200, whole);
-    }
+    else
+        reply_text(x, 200, &whole);
+    buf_fini(&whole);
 }

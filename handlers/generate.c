@@ -9,10 +9,12 @@
 #include "handlers/generation.h"
 #include "handlers/generation_parse.h"
 #include "handlers/generation_reply.h"
+#include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "server/life.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,6 +75,7 @@ struct generate_op {
     char *request_id;    /* owned */
     int64_t created_s;
     struct generation_stream stream;
+    bool sampled_only; /* the dialect tells of no other token's logprob */
 };
 
 static struct generate_op *op_of(struct generation *g)
@@ -80,93 +83,117 @@ static struct generate_op *op_of(struct generation *g)
     return (struct generate_op *)(void *)g;
 }
 
-static json_t *entry_json(uint32_t id, float logprob, uint32_t rank, json_t *top)
+static void put_entry(struct buf *out, uint32_t id, float logprob, uint32_t rank)
 {
-    return json_pack("{s:o, s:I, s:o, s:I, s:n, s:o*}", "token", json_sprintf("token_id:%u", id),
-                     "token_id", (json_int_t)id, "logprob", generation_logprob_json(logprob),
-                     "rank", (json_int_t)rank, "bytes", "top_logprobs", top);
+    char token[32];
+
+    (void)snprintf(token, sizeof token, "token_id:%u", id);
+    json_put_name(out, "token");
+    json_put_string(out, token, strlen(token));
+    json_put_name(out, "token_id");
+    json_put_int(out, id);
+    json_put_name(out, "logprob");
+    json_put_real(out, generation_logprob(logprob));
+    json_put_name(out, "rank");
+    json_put_int(out, rank);
+    json_put_name(out, "bytes");
+    json_put_null(out);
 }
 
-static json_t *token_json(const struct gen_token *t)
+/* @n_top  how many of the best are told beside it */
+static void put_token(struct buf *out, const struct gen_token *t, uint32_t n_top)
 {
-    json_t *top = json_array();
-
-    for (uint32_t i = 0; i < t->n_top && top != NULL; i++) {
-        if (json_array_append_new(
-                top, entry_json(t->top[i].id, t->top[i].logprob, t->top[i].rank, NULL)) != 0) {
-            json_decref(top);
-            top = NULL;
-        }
+    json_put_open(out, '{');
+    put_entry(out, t->id, t->logprob, t->rank);
+    json_put_name(out, "top_logprobs");
+    json_put_open(out, '[');
+    for (uint32_t i = 0; i < n_top; i++) {
+        json_put_open(out, '{');
+        put_entry(out, t->top[i].id, t->top[i].logprob, t->top[i].rank);
+        json_put_close(out, '}');
     }
-    return top == NULL ? NULL : entry_json(t->id, t->logprob, t->rank, top);
+    json_put_close(out, ']');
+    json_put_close(out, '}');
 }
 
-static json_t *logprobs_json(const struct generate_op *op, const struct gen_token *tokens,
-                             uint32_t first, uint32_t end)
+static void put_logprobs(struct buf *out, const struct generate_op *op,
+                         const struct gen_token *tokens, uint32_t first, uint32_t end)
 {
-    json_t *content;
-
-    if (op->g.params.gen.logprobs < 0)
-        return json_null();
-    content = json_array();
-    for (uint32_t i = first; i < end && content != NULL; i++) {
-        if (json_array_append_new(content, token_json(&tokens[i])) != 0) {
-            json_decref(content);
-            content = NULL;
-        }
+    if (op->g.params.gen.logprobs < 0) {
+        json_put_null(out);
+        return;
     }
-    return content == NULL ? NULL : json_pack("{s:o}", "content", content);
+    json_put_open(out, '{');
+    json_put_name(out, "content");
+    json_put_open(out, '[');
+    for (uint32_t i = first; i < end; i++)
+        put_token(out, &tokens[i], op->sampled_only ? 0 : tokens[i].n_top);
+    json_put_close(out, ']');
+    json_put_close(out, '}');
 }
 
-/* A choice with the tokens [first, end); out is NULL while the sequence runs. */
-static json_t *choice_json(const struct generate_op *op, const struct generation_seq *seq,
-                           const struct gen_token *tokens, uint32_t first, uint32_t end,
-                           const struct gen_output *out)
+/* A choice with the tokens [first, end); made is NULL while the sequence runs. */
+static void put_choice(struct buf *out, const struct generate_op *op,
+                       const struct generation_seq *seq, const struct gen_token *tokens,
+                       uint32_t first, uint32_t end, const struct gen_output *made)
 {
-    json_t *choice = json_pack(
-        "{s:I, s:o, s:o, s:o, s:o, s:n, s:n}", "index", (json_int_t)seq->index, "token_ids",
-        generation_token_ids_json(tokens, first, end), "finish_reason", generation_finish_json(out),
-        "stop_reason", generation_stop_reason_json(out), "logprobs",
-        logprobs_json(op, tokens, first, end), "routed_experts", "sampling_mask");
-
-    if (out == NULL)
-        return choice;
-    return generation_with(choice,
-                           json_pack("{s:o}", "weight_versions", generation_versions_json(out)));
+    json_put_open(out, '{');
+    json_put_name(out, "index");
+    json_put_int(out, seq->index);
+    json_put_name(out, "token_ids");
+    generation_put_token_ids(out, tokens, first, end);
+    json_put_name(out, "finish_reason");
+    json_put_value(out, generation_finish_json(made));
+    json_put_name(out, "stop_reason");
+    json_put_value(out, generation_stop_reason_json(made));
+    json_put_name(out, "logprobs");
+    put_logprobs(out, op, tokens, first, end);
+    json_put_members(out, json_pack("{s:n, s:n}", "routed_experts", "sampling_mask"));
+    if (made != NULL) {
+        json_put_name(out, "weight_versions");
+        json_put_value(out, generation_versions_json(made));
+    }
+    json_put_close(out, '}');
 }
 
-/* What every answer and every event says. @choices and @usage are stolen. */
-static json_t *envelope(const struct generate_op *op, json_t *choices, json_t *usage)
+/* What every answer and every event says, around its choices. */
+static void put_head(struct buf *out, const struct generate_op *op)
 {
-    const struct app *app = op->g.app;
-
-    return json_pack("{s:s, s:o, s:o, s:s, s:o, s:I, s:s}", "request_id", op->request_id, "choices",
-                     choices, "usage", usage, "model", generation_model(&op->g), "adapter",
-                     generation_adapter_json(&op->g), "created", (json_int_t)op->created_s,
-                     "boot_id", app->life->boot_id);
+    json_put_open(out, '{');
+    json_put_name(out, "request_id");
+    json_put_string(out, op->request_id, strlen(op->request_id));
+    json_put_name(out, "choices");
+    json_put_open(out, '[');
 }
 
-static json_t *whole_json(struct generate_op *op)
+/* @usage  stolen */
+static void put_tail(struct buf *out, const struct generate_op *op, json_t *usage)
+{
+    json_put_close(out, ']');
+    json_put_members(
+        out, json_pack("{s:o, s:s, s:o, s:I, s:s}", "usage", usage, "model",
+                       generation_model(&op->g), "adapter", generation_adapter_json(&op->g),
+                       "created", (json_int_t)op->created_s, "boot_id", op->g.app->life->boot_id));
+}
+
+static void put_whole(struct buf *out, const struct generate_op *op)
 {
     const struct generation *g = &op->g;
-    json_t *choices = json_array();
 
-    for (uint32_t i = 0; i < g->n_seqs && choices != NULL; i++) {
-        const struct gen_output *out = g->seqs[i].out;
+    put_head(out, op);
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        const struct gen_output *made = g->seqs[i].out;
 
-        if (json_array_append_new(
-                choices, choice_json(op, &g->seqs[i], out->tokens, 0, out->n_tokens, out)) != 0) {
-            json_decref(choices);
-            choices = NULL;
-        }
+        put_choice(out, op, &g->seqs[i], made->tokens, 0, made->n_tokens, made);
     }
-    return generation_with(
-        envelope(op, choices, generation_usage_json(generation_n_prompt(g), generation_n_made(g))),
-        json_pack("{s:s, s:o, s:n, s:n, s:n, s:n, s:n, s:n}", "output_mode", "tokens",
-                  "prompt_logprobs",
-                  generation_prompt_logprobs_json(g->seqs[0].out, UINT32_MAX, NULL),
-                  "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders",
-                  "kv_transfer_params", "ec_transfer_params", "metrics"));
+    put_tail(out, op, generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
+    json_put_members(out, json_pack("{s:s}", "output_mode", "tokens"));
+    json_put_name(out, "prompt_logprobs");
+    generation_put_prompt_logprobs(out, op->sampled_only ? NULL : g->seqs[0].out, UINT32_MAX, NULL);
+    json_put_members(out, json_pack("{s:n, s:n, s:n, s:n, s:n, s:n}", "prompt_token_id_logprobs",
+                                    "prompt_token_ids", "mm_placeholders", "kv_transfer_params",
+                                    "ec_transfer_params", "metrics"));
+    json_put_close(out, '}');
 }
 
 static json_t *usage_each(const struct generate_op *op)
@@ -180,9 +207,9 @@ static json_t *usage_each(const struct generate_op *op)
 static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
 {
     const struct gen_token *tokens;
+    struct buf event = {0};
     struct gen_output *out;
     uint32_t n, first = seq->n_sent;
-    json_t *choice;
 
     generation_look(seq, &tokens, &n, &out);
     if (seq->told || (n == first && out == NULL) || (out != NULL && out->finish == GEN_ERROR))
@@ -191,10 +218,14 @@ static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
         n = first + generation_share(&op->g);
         out = NULL;
     }
-    choice = choice_json(op, seq, tokens, first, n, out);
+    generation_event_begin(&event);
+    put_head(&event, op);
+    put_choice(&event, op, seq, tokens, first, n, out);
     seq->n_sent = n;
     seq->told = out != NULL;
-    generation_event(&op->g, envelope(op, json_pack("[o]", choice), usage_each(op)));
+    put_tail(&event, op, usage_each(op));
+    json_put_close(&event, '}');
+    generation_event(&op->g, &event);
     return true;
 }
 
@@ -208,13 +239,17 @@ static void generate_news(struct generation *g)
 static void finish_stream(struct generate_op *op)
 {
     struct generation *g = &op->g;
+    struct buf event = {0};
     struct err why = {0};
 
     generate_news(g);
-    if (op->stream.usage_last && !generation_failed(g, &why))
-        generation_event(
-            g, envelope(op, json_array(),
-                        generation_usage_json(generation_n_prompt(g), generation_n_sent(g))));
+    if (op->stream.usage_last && !generation_failed(g, &why)) {
+        generation_event_begin(&event);
+        put_head(&event, op);
+        put_tail(&event, op, generation_usage_json(generation_n_prompt(g), generation_n_sent(g)));
+        json_put_close(&event, '}');
+        generation_event(g, &event);
+    }
     generation_end(g);
 }
 
@@ -223,16 +258,19 @@ static void generate_finish(struct generation *g)
     struct generate_op *op = op_of(g);
     struct exchange *x = g->x;
     struct err why = {0};
+    struct buf whole = {0};
 
     if (op->stream.on) {
         finish_stream(op);
         return;
     }
     g->x = NULL;
-    if (generation_failed(g, &why))
+    if (generation_failed(g, &why)) {
         reply_error(x, &why, NULL);
-    else
-        reply_json(x, 200, whole_json(op));
+        return;
+    }
+    put_whole(&whole, op);
+    reply_text(x, 200, &whole);
 }
 
 static void generate_free(struct generation *g)
@@ -339,6 +377,7 @@ int handle_generate(struct app *app, struct exchange *x, struct err *e)
     op->g.logprobs_at = "/sampling_params/logprobs";
     op->g.prompt_logprobs_at = "/sampling_params/prompt_logprobs";
     op->created_s = clock_wall_s();
+    op->sampled_only = route->dialect != DIALECT_NATIVE;
     if (generate_parse(op, body, route->strict, e) != 0) {
         json_decref(body);
         generation_unref(&op->g);

@@ -31,8 +31,7 @@ enum {
     GENERATION_SEQS_MAX = 1024,                 /* prompts times n of one request */
     GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576, /* over all sequences of one request */
     GENERATION_LOGPROBS_MAX = 2 * 1048576,      /* entries that they can come to, likewise */
-    GENERATION_PROMPT_LOGPROBS_MAX = 262144     /* entries of prompts that an answer tells, about
-                                                   840 bytes each while it is written */
+    GENERATION_PROMPT_LOGPROBS_MAX = 262144     /* entries of prompts that an answer tells */
 };
 
 struct generation;

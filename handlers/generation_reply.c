@@ -2,6 +2,7 @@
 #include "handlers/generation_reply.h"
 
 #include "engine/embedded/tokenizer.h"
+#include "handlers/json_put.h"
 #include "handlers/reply.h"
 
 #include <math.h>
@@ -9,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-json_t *generation_logprob_json(float logprob)
+double generation_logprob(float logprob)
 {
     double v = (double)logprob;
 
-    return json_real(isfinite(v) && v > GENERATION_LOGPROB_MIN ? v : GENERATION_LOGPROB_MIN);
+    return isfinite(v) && v > GENERATION_LOGPROB_MIN ? v : GENERATION_LOGPROB_MIN;
 }
 
 /* Appends, and turns a failure into NULL so that builders check once. */
@@ -24,14 +25,6 @@ static json_t *append(json_t *array, json_t *item)
     if (array == NULL)
         json_decref(item);
     json_decref(array);
-    return NULL;
-}
-
-json_t *generation_with(json_t *o, json_t *more)
-{
-    if (json_object_update_new(o, more) == 0)
-        return o;
-    json_decref(o);
     return NULL;
 }
 
@@ -89,13 +82,13 @@ json_t *generation_ids_json(const uint32_t *ids, uint32_t n)
     return array;
 }
 
-json_t *generation_token_ids_json(const struct gen_token *tokens, uint32_t first, uint32_t end)
+void generation_put_token_ids(struct buf *out, const struct gen_token *tokens, uint32_t first,
+                              uint32_t end)
 {
-    json_t *array = json_array();
-
-    for (uint32_t i = first; i < end && array != NULL; i++)
-        array = append(array, json_integer(tokens[i].id));
-    return array;
+    json_put_open(out, '[');
+    for (uint32_t i = first; i < end; i++)
+        json_put_int(out, tokens[i].id);
+    json_put_close(out, ']');
 }
 
 void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out)
@@ -106,60 +99,61 @@ void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *o
         tokenizer_token_text(t, id, out);
 }
 
-static json_t *decoded_json(const struct tokenizer *t, uint32_t id)
+void generation_put_token_text(struct buf *out, const struct tokenizer *t, uint32_t id)
 {
     struct buf text = {0};
-    json_t *s;
 
-    if (t == NULL)
-        return json_null();
     generation_token_text(t, id, &text);
-    s = text.failed ? NULL : json_stringn(text.len > 0 ? text.data : "", text.len);
+    if (text.failed)
+        out->failed = true;
+    json_put_string(out, text.len > 0 ? text.data : "", text.len);
     buf_fini(&text);
-    return s;
 }
 
-static int put_prompt_logprob(json_t *object, uint32_t id, float logprob, uint32_t rank,
-                              const struct tokenizer *t)
+static void put_prompt_logprob(struct buf *out, uint32_t id, float logprob, uint32_t rank,
+                               const struct tokenizer *t)
 {
-    char key[16];
+    char name[16];
 
-    (void)snprintf(key, sizeof key, "%u", id);
-    if (json_object_get(object, key) != NULL)
-        return 0;
-    return json_object_set_new(object, key,
-                               json_pack("{s:o, s:I, s:o}", "logprob",
-                                         generation_logprob_json(logprob), "rank", (json_int_t)rank,
-                                         "decoded_token", decoded_json(t, id)));
+    (void)snprintf(name, sizeof name, "%u", id);
+    json_put_name(out, name);
+    json_put_open(out, '{');
+    json_put_name(out, "logprob");
+    json_put_real(out, generation_logprob(logprob));
+    json_put_name(out, "rank");
+    json_put_int(out, rank);
+    json_put_name(out, "decoded_token");
+    if (t != NULL)
+        generation_put_token_text(out, t, id);
+    else
+        json_put_null(out);
+    json_put_close(out, '}');
 }
 
-static json_t *prompt_logprob_json(const struct gen_token *token, uint32_t n_top_max,
-                                   const struct tokenizer *t)
+/* The best are different tokens; the prompt's own is often one of them. */
+static void put_prompt_token(struct buf *out, const struct gen_token *token, uint32_t n_top_max,
+                             const struct tokenizer *t)
 {
-    json_t *object = json_object();
-    int rc = object == NULL ? -1
-                            : put_prompt_logprob(object, token->id, token->logprob, token->rank, t);
-
-    for (uint32_t i = 0; i < token->n_top && i < n_top_max && rc == 0; i++)
-        rc = put_prompt_logprob(object, token->top[i].id, token->top[i].logprob, token->top[i].rank,
-                                t);
-    if (rc == 0)
-        return object;
-    json_decref(object);
-    return NULL;
+    json_put_open(out, '{');
+    put_prompt_logprob(out, token->id, token->logprob, token->rank, t);
+    for (uint32_t i = 0; i < token->n_top && i < n_top_max; i++)
+        if (token->top[i].id != token->id)
+            put_prompt_logprob(out, token->top[i].id, token->top[i].logprob, token->top[i].rank, t);
+    json_put_close(out, '}');
 }
 
-json_t *generation_prompt_logprobs_json(const struct gen_output *out, uint32_t n_top_max,
-                                        const struct tokenizer *t)
+void generation_put_prompt_logprobs(struct buf *out, const struct gen_output *made,
+                                    uint32_t n_top_max, const struct tokenizer *t)
 {
-    json_t *array;
-
-    if (out == NULL || out->prompt == NULL)
-        return json_null();
-    array = append(json_array(), json_null()); /* nothing predicts the first token */
-    for (uint32_t i = 1; i < out->n_prompt && array != NULL; i++)
-        array = append(array, prompt_logprob_json(&out->prompt[i], n_top_max, t));
-    return array;
+    if (made == NULL || made->prompt == NULL) {
+        json_put_null(out);
+        return;
+    }
+    json_put_open(out, '[');
+    json_put_null(out); /* nothing predicts the first token */
+    for (uint32_t i = 1; i < made->n_prompt; i++)
+        put_prompt_token(out, &made->prompt[i], n_top_max, t);
+    json_put_close(out, ']');
 }
 
 uint64_t generation_n_prompt(const struct generation *g)
@@ -223,21 +217,19 @@ uint32_t generation_share(const struct generation *g)
     return n > 0 ? n : 1;
 }
 
-void generation_event(struct generation *g, json_t *event)
+void generation_event_begin(struct buf *event)
 {
-    struct buf out = {0};
+    buf_puts(event, "data: ");
+}
 
-    if (!g->stream_broken) {
-        buf_puts(&out, "data: ");
-        reply_dump(&out, event);
-        buf_puts(&out, "\n\n");
-    }
-    json_decref(event);
-    if (g->stream_broken || out.failed)
+void generation_event(struct generation *g, struct buf *event)
+{
+    buf_puts(event, "\n\n");
+    if (event->failed)
         break_stream(g); /* a missing event must not look like a complete stream */
     else
-        stream_write(g, out.data, out.len);
-    buf_fini(&out);
+        stream_write(g, event->data, event->len);
+    buf_fini(event);
 }
 
 void generation_end(struct generation *g)
@@ -246,6 +238,7 @@ void generation_end(struct generation *g)
     const struct route *route = g->x->route;
     struct exchange *x = g->x;
     struct err why = {0};
+    struct buf event = {0};
     bool failed = generation_failed(g, &why);
 
     if (!g->stream_open && (failed || g->stream_broken)) {
@@ -255,8 +248,11 @@ void generation_end(struct generation *g)
         g->x = NULL;
         return;
     }
-    if (failed && why.code != ERR_GONE)
-        generation_event(g, reply_error_json(route->form, &why, NULL));
+    if (failed && why.code != ERR_GONE) {
+        generation_event_begin(&event);
+        json_put_value(&event, reply_error_json(route->form, &why, NULL));
+        generation_event(g, &event);
+    }
     if (why.code != ERR_GONE)
         stream_write(g, last, sizeof last - 1);
     g->x = NULL;

@@ -13,10 +13,9 @@
 /* What OpenAI's clients know a server's build by. */
 #define GENERATION_FINGERPRINT "baton-" BATON_VERSION
 
+double generation_logprob(float logprob); /* floored; not finite becomes the floor */
+
 /* All return a new reference, or NULL when there was no memory. */
-/* @o and @more are stolen, NULL passes through. Returns @o with the members of @more. */
-json_t *generation_with(json_t *o, json_t *more);
-json_t *generation_logprob_json(float logprob); /* floored; not finite becomes the floor */
 json_t *generation_versions_json(const struct gen_output *out);
 json_t *generation_finish_json(const struct gen_output *out);      /* null while out is NULL */
 json_t *generation_stop_reason_json(const struct gen_output *out); /* string, id or null */
@@ -25,17 +24,22 @@ json_t *generation_stop_reason_json(const struct gen_output *out); /* string, id
 json_t *generation_adapter_json(const struct generation *g);
 json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion);
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n);
-json_t *generation_token_ids_json(const struct gen_token *tokens, uint32_t first, uint32_t end);
 
-/* generation_prompt_logprobs_json - [null, {"<id>": {logprob, rank, decoded_token}}, ...], or null
+/* What can be large is written as text (handlers/json_put.h). */
+void generation_put_token_ids(struct buf *out, const struct gen_token *tokens, uint32_t first,
+                              uint32_t end);
+
+/* generation_put_prompt_logprobs - [null, {"<id>": {logprob, rank, decoded_token}}, ...], or null
  * when none were asked for.
+ * @made       the output that carries them, or NULL
  * @n_top_max  best tokens told beside the prompt's own
  * @t          spells decoded_token; NULL leaves it null */
-json_t *generation_prompt_logprobs_json(const struct gen_output *out, uint32_t n_top_max,
-                                        const struct tokenizer *t);
+void generation_put_prompt_logprobs(struct buf *out, const struct gen_output *made,
+                                    uint32_t n_top_max, const struct tokenizer *t);
 
 /* generation_token_text - one token's own text, alone; bytes that are no character are U+FFFD. */
 void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out);
+void generation_put_token_text(struct buf *out, const struct tokenizer *t, uint32_t id);
 
 /* Tokens of the prompts, counted once each; tokens told so far (streams) or made (answers). */
 uint64_t generation_n_prompt(const struct generation *g);
@@ -53,9 +57,11 @@ bool generation_keeps_up(const struct generation *g);
 enum { GENERATION_LOGPROB_NBYTES = 100 /* about: a logprob in an event */ };
 uint32_t generation_share(const struct generation *g);
 
-/* generation_event - send `event` (stolen; NULL: no memory) as one server-sent event; the first
- * one opens the stream. A stream that cannot go on cancels the generation. */
-void generation_event(struct generation *g, json_t *event);
+/* generation_event - send the JSON that was written to `event`, which generation_event_begin began
+ * and this frees, as one server-sent event; the first one opens the stream. A stream that cannot go
+ * on cancels the generation. */
+void generation_event_begin(struct buf *event); /* @event  empty */
+void generation_event(struct generation *g, struct buf *event);
 
 /* generation_end - in finish, for a stream: tell the failure, if there is one, and close. Before
  * the first event a failure is a plain error reply; after it an event of its own. */

@@ -2,6 +2,7 @@
  * nobody answers would hang its client. */
 #include "handlers/reply.h"
 
+#include "base/json_parse.h"
 #include "base/utf8.h"
 
 #include <assert.h>
@@ -80,12 +81,30 @@ static bool make_empty(int status, struct exchange_reply *out)
     return true;
 }
 
+/* @text  emptied. Returns false without memory. */
+static bool make_text(int status, struct buf *text, struct exchange_reply *out)
+{
+    size_t len;
+    char *data = buf_take(text, &len);
+
+    if (data == NULL)
+        return false;
+    *out = (struct exchange_reply){
+        .status = status,
+        .content_type = media_type,
+        .data = data,
+        .len = len,
+        .release = free,
+        .release_arg = data,
+    };
+    add_retry_after(out);
+    return true;
+}
+
 bool reply_json_make(const struct exchange *x, int status, json_t *body, struct exchange_reply *out)
 {
     struct buf dump = {0};
     bool some = body != NULL;
-    size_t len;
-    char *text;
 
     if (translate(x, &body) != 0) {
         json_decref(body);
@@ -95,19 +114,7 @@ bool reply_json_make(const struct exchange *x, int status, json_t *body, struct 
         return make_empty(status, out);
     reply_dump(&dump, body);
     json_decref(body);
-    text = buf_take(&dump, &len);
-    if (text == NULL)
-        return false;
-    *out = (struct exchange_reply){
-        .status = status,
-        .content_type = media_type,
-        .data = text,
-        .len = len,
-        .release = free,
-        .release_arg = text,
-    };
-    add_retry_after(out);
-    return true;
+    return make_text(status, &dump, out);
 }
 
 static enum route_form form_of(const struct route *route)
@@ -121,6 +128,33 @@ void reply_json(struct exchange *x, int status, json_t *body)
 
     if (!reply_json_make(x, status, body, &r))
         make_last_resort(form_of(x->route), &r);
+    exchange_reply(x, &r);
+}
+
+/* What a dialect's way out reads is a tree. */
+static json_t *parse_text(struct buf *text)
+{
+    json_error_t why;
+    bool starved;
+    json_t *body = text->failed ? NULL
+                                : json_parse(text->data, text->len,
+                                             JSON_DECODE_ANY | JSON_ALLOW_NUL, &why, &starved);
+
+    buf_fini(text);
+    return body;
+}
+
+void reply_text(struct exchange *x, int status, struct buf *body)
+{
+    const struct route *route = x->route;
+    struct exchange_reply r;
+
+    if (route != NULL && route->out != NULL) {
+        reply_json(x, status, parse_text(body));
+        return;
+    }
+    if (!make_text(status, body, &r))
+        make_last_resort(form_of(route), &r);
     exchange_reply(x, &r);
 }
 

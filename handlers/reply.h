@@ -17,6 +17,9 @@
  */
 void reply_json(struct exchange *x, int status, json_t *body);
 
+/* reply_text - the same of text that was written with json_put.h, emptied; `failed`: for memory. */
+void reply_text(struct exchange *x, int status, struct buf *body);
+
 /* reply_dump - append the text of `body` (borrowed) to out; NULL, or no memory, makes out->failed.
  * Not json_dumps: jansson 2.14 goes on when its buffer fails to grow at an object's key, and would
  * hand back a text without that key. A struct buf remembers. */

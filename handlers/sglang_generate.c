@@ -111,12 +111,8 @@ static void sglang_free(struct generation *g)
     for (uint32_t i = 0; i < op->n_seqs; i++) {
         if (op->rids != NULL)
             free(op->rids[i]);
-        if (op->told == NULL)
-            continue;
-        buf_fini(&op->told[i].text);
-        json_decref(op->told[i].ids);
-        json_decref(op->told[i].logprobs);
-        json_decref(op->told[i].tops);
+        if (op->told != NULL)
+            sglang_told_fini(&op->told[i]);
     }
     free(op->rids);
     free(op->told);

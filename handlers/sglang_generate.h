@@ -16,8 +16,10 @@ enum { SGLANG_MAX_NEW_TOKENS_DEFAULT = 128 };
 /* What an event repeats of a sequence: all that was told before it. */
 struct sglang_told {
     struct buf text;
-    json_t *ids, *logprobs, *tops; /* owned arrays */
+    struct buf ids, logprobs, tops; /* JSON: what those lists hold */
+    uint32_t n_tokens;
 };
+void sglang_told_fini(struct sglang_told *told); /* but n_tokens; accepts a zeroed one */
 
 struct sglang_op {
     struct completions_op c; /* first: generation_ops.free gets its address */

@@ -3,77 +3,60 @@
 #include "handlers/sglang_generate.h"
 
 #include "handlers/generation_reply.h"
+#include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "server/life.h"
 #include "weights/store.h"
 
-static json_t *text_json(const struct sglang_op *op, uint32_t id)
+void sglang_told_fini(struct sglang_told *told)
 {
-    struct buf text = {0};
-    json_t *s;
-
-    if (!op->with_text)
-        return json_null();
-    generation_token_text(op->c.g.app->tokenizer, id, &text);
-    s = text.failed ? NULL : json_stringn(text.len > 0 ? text.data : "", text.len);
-    buf_fini(&text);
-    return s;
+    buf_fini(&told->text);
+    buf_fini(&told->ids);
+    buf_fini(&told->logprobs);
+    buf_fini(&told->tops);
 }
 
-/* [logprob, id, text]; @logprob  new */
-static json_t *tuple_json(const struct sglang_op *op, uint32_t id, json_t *logprob)
+/* [logprob, id, text]; @known  false: the logprob is null */
+static void put_tuple(struct buf *out, const struct sglang_op *op, uint32_t id, float logprob,
+                      bool known)
 {
-    return json_pack("[o, I, o]", logprob, (json_int_t)id, text_json(op, id));
+    json_put_open(out, '[');
+    if (known)
+        json_put_real(out, generation_logprob(logprob));
+    else
+        json_put_null(out);
+    json_put_int(out, id);
+    if (op->with_text)
+        generation_put_token_text(out, op->c.g.app->tokenizer, id);
+    else
+        json_put_null(out);
+    json_put_close(out, ']');
 }
 
-static json_t *tops_json(const struct sglang_op *op, const struct gen_token *t)
+static void put_tops(struct buf *out, const struct sglang_op *op, const struct gen_token *t)
 {
-    json_t *array = json_array();
+    json_put_open(out, '[');
+    for (uint32_t i = 0; i < t->n_top; i++)
+        put_tuple(out, op, t->top[i].id, t->top[i].logprob, true);
+    json_put_close(out, ']');
+}
 
-    for (uint32_t i = 0; i < t->n_top && array != NULL; i++) {
-        json_t *tuple = tuple_json(op, t->top[i].id, generation_logprob_json(t->top[i].logprob));
+/* Adds the part to what was told. */
+static void tell_part(const struct sglang_op *op, struct sglang_told *told,
+                      const struct completions_part *p)
+{
+    for (uint32_t i = p->first; i < p->end; i++) {
+        const struct gen_token *t = &p->tokens[i];
 
-        if (json_array_append_new(array, tuple) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
+        told->n_tokens++;
+        json_put_int(&told->ids, t->id);
+        if (op->with_logprobs)
+            put_tuple(&told->logprobs, op, t->id, t->logprob, true);
+        if (op->n_top > 0)
+            put_tops(&told->tops, op, t);
     }
-    return array;
-}
-
-static int begin_told(struct sglang_told *told)
-{
-    if (told->ids != NULL)
-        return 0;
-    told->ids = json_array();
-    told->logprobs = json_array();
-    told->tops = json_array();
-    return told->ids != NULL && told->logprobs != NULL && told->tops != NULL ? 0 : -1;
-}
-
-static int tell_token(const struct sglang_op *op, struct sglang_told *told,
-                      const struct gen_token *t)
-{
-    if (json_array_append_new(told->ids, json_integer(t->id)) != 0)
-        return -1;
-    if (op->with_logprobs &&
-        json_array_append_new(told->logprobs,
-                              tuple_json(op, t->id, generation_logprob_json(t->logprob))) != 0)
-        return -1;
-    return op->n_top == 0 ? 0 : json_array_append_new(told->tops, tops_json(op, t));
-}
-
-/* Adds the part to what was told. Returns -1 without memory. */
-static int tell_part(const struct sglang_op *op, struct sglang_told *told,
-                     const struct completions_part *p)
-{
-    if (begin_told(told) != 0 || p->failed)
-        return -1;
-    for (uint32_t i = p->first; i < p->end; i++)
-        if (tell_token(op, told, &p->tokens[i]) != 0)
-            return -1;
     buf_append(&told->text, p->text.data, p->text.len);
-    return told->text.failed ? -1 : 0;
+    told->text.failed = told->text.failed || p->failed;
 }
 
 static json_t *stop_json(const struct gen_output *out)
@@ -121,100 +104,116 @@ static json_t *version_json(const struct sglang_op *op, const struct gen_output 
     return info.serial > 0 ? json_string(info.label) : json_null();
 }
 
+static void put_list(struct buf *out, const char *name, const struct buf *list)
+{
+    json_put_name(out, name);
+    json_put_open(out, '[');
+    json_put_text(out, list);
+    json_put_close(out, ']');
+}
+
 /* The prompt's, from the start that was asked for; as SGLang, of the first of them nothing is told.
  * They are there when the prompt's first sequence ended, which computes them for all. */
-static int put_input_logprobs(const struct sglang_op *op, const struct generation_seq *seq,
-                              json_t *meta)
+static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
+                               const struct generation_seq *seq)
 {
     const struct generation *g = &op->c.g;
-    json_t *tokens = json_array(), *tops = json_array();
+    struct buf tokens = {0}, tops = {0};
     const struct gen_token *ignored;
-    struct gen_output *out = NULL;
+    struct gen_output *made = NULL;
     uint32_t n = 0, start = 0;
-    int rc = tokens == NULL || tops == NULL ? -1 : 0;
 
-    generation_look(&g->seqs[seq->prompt * g->params.n], &ignored, &n, &out);
-    n = op->logprob_start >= 0 && out != NULL && out->prompt != NULL ? out->n_prompt : 0;
+    generation_look(&g->seqs[seq->prompt * g->params.n], &ignored, &n, &made);
+    n = op->logprob_start >= 0 && made != NULL && made->prompt != NULL ? made->n_prompt : 0;
     if (op->logprob_start < n)
         start = op->logprob_start > 0 ? (uint32_t)op->logprob_start : 0;
     else
         n = 0;
-    for (uint32_t i = start; i < n && rc == 0; i++) {
-        const struct gen_token *t = &out->prompt[i];
+    for (uint32_t i = start; i < n; i++) {
+        const struct gen_token *t = &made->prompt[i];
 
-        rc = json_array_append_new(
-            tokens,
-            tuple_json(op, t->id, i > start ? generation_logprob_json(t->logprob) : json_null()));
-        if (rc == 0)
-            rc = json_array_append_new(tops, i > start ? tops_json(op, t) : json_null());
+        put_tuple(&tokens, op, t->id, t->logprob, i > start);
+        if (i > start)
+            put_tops(&tops, op, t);
+        else
+            json_put_null(&tops);
     }
-    if (rc == 0)
-        rc = json_object_set(meta, "input_token_logprobs", tokens);
-    if (rc == 0 && op->n_top > 0)
-        rc = json_object_set(meta, "input_top_logprobs", tops);
-    json_decref(tokens);
-    json_decref(tops);
-    return rc;
+    put_list(out, "input_token_logprobs", &tokens);
+    if (op->n_top > 0)
+        put_list(out, "input_top_logprobs", &tops);
+    buf_fini(&tokens);
+    buf_fini(&tops);
 }
 
-static int put_logprobs(const struct sglang_op *op, const struct generation_seq *seq,
-                        const struct gen_output *out, json_t *meta)
+static void put_logprobs(struct buf *out, const struct sglang_op *op,
+                         const struct generation_seq *seq, const struct gen_output *made)
 {
     const struct sglang_told *told = &op->told[seq->index];
 
     if (!op->with_logprobs)
-        return 0;
-    if (json_object_set(meta, "output_token_logprobs", told->logprobs) != 0 ||
-        (op->n_top > 0 && json_object_set(meta, "output_top_logprobs", told->tops) != 0))
-        return -1;
-    return op->logprob_start >= 0 && out == NULL ? 0 : put_input_logprobs(op, seq, meta);
+        return;
+    put_list(out, "output_token_logprobs", &told->logprobs);
+    if (op->n_top > 0)
+        put_list(out, "output_top_logprobs", &told->tops);
+    if (op->logprob_start < 0 || made != NULL)
+        put_input_logprobs(out, op, seq);
 }
 
-static json_t *meta_json(const struct sglang_op *op, const struct generation_seq *seq,
-                         const struct gen_output *out)
+static void put_meta(struct buf *out, const struct sglang_op *op, const struct generation_seq *seq,
+                     const struct gen_output *made)
 {
     const struct generation *g = &op->c.g;
-    json_t *meta = json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id", op->rids[seq->index],
-                             "finish_reason", finish_json(op, out), "prompt_tokens",
-                             (json_int_t)g->prompts[seq->prompt].n, "completion_tokens",
-                             (json_int_t)json_array_size(op->told[seq->index].ids), "cached_tokens",
-                             0, "weight_version", version_json(op, out), "adapter",
-                             generation_adapter_json(g), "boot_id", g->app->life->boot_id);
 
-    if (meta != NULL && put_logprobs(op, seq, out, meta) == 0 &&
-        (out == NULL ||
-         json_object_set_new(meta, "weight_versions", completions_versions_json(&op->c, out)) == 0))
-        return meta;
-    json_decref(meta);
-    return NULL;
+    json_put_open(out, '{');
+    json_put_members(out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id",
+                                    op->rids[seq->index], "finish_reason", finish_json(op, made),
+                                    "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
+                                    "completion_tokens", (json_int_t)op->told[seq->index].n_tokens,
+                                    "cached_tokens", 0, "weight_version", version_json(op, made),
+                                    "adapter", generation_adapter_json(g), "boot_id",
+                                    g->app->life->boot_id));
+    put_logprobs(out, op, seq, made);
+    if (made != NULL) {
+        json_put_name(out, "weight_versions");
+        json_put_value(out, completions_versions_json(&op->c, made));
+    }
+    json_put_close(out, '}');
 }
 
-/* A sequence as it stands after the part; NULL without memory. */
-static json_t *item_json(const struct sglang_op *op, const struct completions_part *p)
+/* A sequence as it stands after the part. */
+static void put_item(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
 {
     struct sglang_told *told = &op->told[p->seq->index];
-    json_t *item;
 
-    if (tell_part(op, told, p) != 0)
-        return NULL;
-    item = json_pack("{s:o, s:O, s:o}", "text",
-                     json_stringn(told->text.len > 0 ? told->text.data : "", told->text.len),
-                     "output_ids", told->ids, "meta_info", meta_json(op, p->seq, p->out));
-    if (item == NULL || !op->c.stream.on || !op->many ||
-        json_object_set_new(item, "index", json_integer(p->seq->index)) == 0)
-        return item;
-    json_decref(item);
-    return NULL;
+    tell_part(op, told, p);
+    if (told->text.failed)
+        out->failed = true;
+    json_put_open(out, '{');
+    json_put_name(out, "text");
+    json_put_string(out, told->text.len > 0 ? told->text.data : "", told->text.len);
+    put_list(out, "output_ids", &told->ids);
+    json_put_name(out, "meta_info");
+    put_meta(out, op, p->seq, p->out);
+    if (op->c.stream.on && op->many) {
+        json_put_name(out, "index");
+        json_put_int(out, p->seq->index);
+    }
+    json_put_close(out, '}');
+    if (p->out != NULL)
+        sglang_told_fini(told); /* nothing repeats it */
 }
 
 /* The next event of a sequence. Returns false when there is none. */
 static bool tell_seq(struct sglang_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
+    struct buf event = {0};
 
     if (!completions_next(&p, &op->c, seq))
         return false;
-    generation_event(&op->c.g, item_json(op, &p));
+    generation_event_begin(&event);
+    put_item(&event, op, &p);
+    generation_event(&op->c.g, &event);
     completions_told(&p);
     return true;
 }
@@ -226,29 +225,24 @@ void sglang_generate_news(struct generation *g)
             ;
 }
 
-static json_t *whole_json(struct sglang_op *op)
+static void put_whole(struct buf *out, struct sglang_op *op)
 {
     struct generation *g = &op->c.g;
-    json_t *array = json_array(), *first;
 
-    for (uint32_t i = 0; i < g->n_seqs && array != NULL; i++) {
+    if (op->many)
+        json_put_open(out, '[');
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct completions_part p;
-        json_t *item = NULL;
 
-        if (!exchange_gone(g->x) && completions_next(&p, &op->c, &g->seqs[i])) {
-            item = item_json(op, &p);
-            completions_told(&p);
+        if (exchange_gone(g->x) || !completions_next(&p, &op->c, &g->seqs[i])) {
+            out->failed = true;
+            return;
         }
-        if (json_array_append_new(array, item) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
+        put_item(out, op, &p);
+        completions_told(&p);
     }
-    if (op->many || array == NULL)
-        return array;
-    first = json_incref(json_array_get(array, 0));
-    json_decref(array);
-    return first;
+    if (op->many)
+        json_put_close(out, ']');
 }
 
 void sglang_generate_finish(struct generation *g)
@@ -256,7 +250,7 @@ void sglang_generate_finish(struct generation *g)
     struct sglang_op *op = sglang_of(g);
     struct exchange *x = g->x;
     struct err why = {0};
-    json_t *whole = NULL;
+    struct buf whole = {0};
 
     if (op->c.stream.on) {
         sglang_generate_news(g);
@@ -264,13 +258,12 @@ void sglang_generate_finish(struct generation *g)
         return;
     }
     if (!generation_failed(g, &why))
-        whole = whole_json(op);
+        put_whole(&whole, op);
     (void)generation_failed(g, &why); /* the client may have gone meanwhile */
     g->x = NULL;
-    if (why.code != ERR_NONE) {
-        json_decref(whole);
+    if (why.code != ERR_NONE)
         reply_error(x, &why, NULL);
-    } else {
-        reply_json(x, 200, whole);
-    }
+    else
+        reply_text(x, 200, &whole);
+    buf_fini(&whole);
 }

@@ -230,7 +230,7 @@ json_t *plane_wait_reply(struct plane_x *px, int *status)
     exchange_reply_take(px->x, &r);
     *status = r.status;
     if (r.len > 0) {
-        body = json_loadb(r.data, r.len, 0, NULL);
+        body = json_loadb(r.data, r.len, JSON_REJECT_DUPLICATES, NULL);
         assert_non_null(body);
     }
     if (r.release != NULL)

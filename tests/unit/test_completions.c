@@ -308,6 +308,32 @@ static void test_stream_never_tells_the_stop_token(void **state)
     plane_free(p);
 }
 
+/* A token of one NUL byte is as good a name as any; jansson reads none. */
+static void test_logprobs_name_a_token_of_nul(void **state)
+{
+    struct plane *p = plane_new(1, 8, tok);
+    struct plane_x px;
+    uint32_t *nul = NULL;
+    struct err e = {0};
+    bool complete = false;
+    char *stream;
+    size_t n = 0;
+
+    (void)state;
+    assert_int_equal(tokenizer_encode(tok, "\0", 1, false, &nul, &n, &e), 0);
+    assert_int_equal(n, 1);
+    plane_send(p, &px, &completions, "{\"prompt\": \"x\", \"logprobs\": 0, \"stream\": true}");
+    plane_wait_submitted(p, 1);
+    plane_last_token(p, 1, nul[0], 1, GEN_LENGTH);
+    stream = plane_wait_stream(&px, &complete);
+    assert_non_null(strstr(stream, "\"tokens\":[\"\\u0000\"]"));
+    assert_non_null(strstr(stream, "\"top_logprobs\":[{\"\\u0000\":-0.5}]"));
+    free(stream);
+    free(nul);
+    plane_x_fini(&px);
+    plane_free(p);
+}
+
 static void test_stream_holds_back_a_stop_string(void **state)
 {
     struct plane *p = plane_new(1, 8, tok);
@@ -604,6 +630,7 @@ int main(void)
         cmocka_unit_test(test_completion_hides_the_stop_token),
         cmocka_unit_test(test_stream_of_text_is_the_text),
         cmocka_unit_test(test_stream_never_tells_the_stop_token),
+        cmocka_unit_test(test_logprobs_name_a_token_of_nul),
         cmocka_unit_test(test_stream_holds_back_a_stop_string),
         cmocka_unit_test(test_completion_refuses),
         cmocka_unit_test(test_completion_blames_its_own_member),

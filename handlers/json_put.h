@@ -1,0 +1,35 @@
+/* JSON written as text, piece by piece: what can be large, such as the logprobs of a reply, never
+ * is a tree of values, which is ten times its text.
+ *
+ * The text is that of reply_dump. What stands last in the buffer says whether a comma is due, so
+ * that pieces need no state, and lists made apart can be put together. Whoever writes sees to it
+ * that brackets match and no name comes twice. A lack of memory makes out->failed. */
+#ifndef BATON_HANDLERS_JSON_PUT_H
+#define BATON_HANDLERS_JSON_PUT_H
+
+#include "base/buf.h"
+
+#include <jansson.h>
+#include <stddef.h>
+#include <stdint.h>
+
+void json_put_open(struct buf *out, char bracket);     /* '{' or '[' */
+void json_put_close(struct buf *out, char bracket);    /* '}' or ']' */
+void json_put_name(struct buf *out, const char *name); /* of a member, whose value comes next */
+
+/* json_put_string - text that is not UTF-8 makes out->failed. */
+void json_put_string(struct buf *out, const char *text, size_t len);
+void json_put_int(struct buf *out, int64_t v);
+void json_put_real(struct buf *out, double v); /* finite; 9 digits, as REPLY_JSON_FLAGS has it */
+void json_put_null(struct buf *out);
+
+/* json_put_value - @v  stolen; NULL: there was no memory to make it */
+void json_put_value(struct buf *out, json_t *v);
+
+/* json_put_members - the members of an object, as json_put_value takes it. */
+void json_put_members(struct buf *out, json_t *object);
+
+/* json_put_text - a value, or several with commas between them, written apart; or nothing. */
+void json_put_text(struct buf *out, const struct buf *text);
+
+#endif
