@@ -38,6 +38,8 @@ enum {
                                          /* that waits for the last place; else who has */
     FRONT_KEPT_US_MIN = 1000 * 1000,     /* sent nothing, or been answered, so long ago, */
     FRONT_BEGUN_US_MIN = 1000 * 1000,    /* begun a head so long ago, or been waited */
+    FRONT_WANTED_US_MIN = 200 * 1000,    /* the first, if somebody waits for its place: a round */
+                                         /* trip, or a packet sent again */
     FRONT_UNREAD_US_MIN = 500 * 1000,    /* for with its body for so long may */
     FRONT_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
     FRONT_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */

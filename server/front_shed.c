@@ -2,11 +2,11 @@
  *
  * None does while there is room. When hardly a place is left, answers end their connections, and
  * who may give way does: the longest silent, which is at once if somebody waits for the last place;
- * then the longest idle since its last answer; then the oldest of those whose head has begun, or
- * whose body is waited for, though health and control would do without it (theirs, or what is
- * behind a refusal), which are answered. One whose request is at work never does: its deadlines end
- * it. So a client that asks again soon finds its connection, and each that holds a place for
- * nothing holds it for a second or so. */
+ * then the longest idle since its last answer; then the oldest of those whose head has begun, which
+ * is soon if somebody waits for the last place, or whose body is waited for, though health and
+ * control would do without it (theirs, or what is behind a refusal), which are answered. One whose
+ * request is at work never does: its deadlines end it. So a client that asks again soon finds its
+ * connection, and each that holds a place for nothing holds it for a second or so. */
 #include "base/clock.h"
 #include "server/front_priv.h"
 
@@ -89,17 +89,32 @@ bool conn_crowded(const struct shard *s)
     return n_living(s) > s->n_conns_crowded;
 }
 
-/* How long the silent ones are let be. At the limit it is asked again soon: nobody is accepted, so
+/* Does somebody wait for a place? At the limit it is asked again soon: nobody is accepted, so
  * nothing tells when somebody begins to wait. */
-static uint64_t silent_us(const struct shard *s, uint64_t *wait_us)
+static bool place_wanted(const struct shard *s, uint64_t *wait_us)
 {
     struct pollfd next = {.fd = s->listen_fd, .events = POLLIN};
 
     if (n_living(s) < s->n_conns_limit)
-        return FRONT_KEPT_US_MIN;
+        return false;
     if (*wait_us > FRONT_SILENT_US_MIN)
         *wait_us = FRONT_SILENT_US_MIN;
-    return poll(&next, 1, 0) > 0 ? FRONT_SILENT_US_MIN : FRONT_KEPT_US_MIN;
+    return poll(&next, 1, 0) > 0;
+}
+
+/* How long the silent ones are let be. */
+static uint64_t silent_us(const struct shard *s, uint64_t *wait_us)
+{
+    return place_wanted(s, wait_us) ? FRONT_SILENT_US_MIN : FRONT_KEPT_US_MIN;
+}
+
+/* And those whose head has begun. Everybody who waits does so behind all that came before, so that
+ * a crowd of them would hold each place for that long in turn. */
+static uint64_t begun_us(const struct shard *s, uint64_t *wait_us)
+{
+    if (s->begun.first == NULL)
+        return FRONT_BEGUN_US_MIN;
+    return place_wanted(s, wait_us) ? FRONT_WANTED_US_MIN : FRONT_BEGUN_US_MIN;
 }
 
 /* Has it been so long? If not, *wait_us is at most what is left. */
@@ -179,7 +194,7 @@ static bool shed_one(struct shard *s, uint64_t *wait_us)
         give_way(s->silent.first);
     } else if (may_go(&s->kept, FRONT_KEPT_US_MIN, wait_us)) {
         give_way(s->kept.first);
-    } else if (may_go(&s->begun, FRONT_BEGUN_US_MIN, wait_us)) {
+    } else if (may_go(&s->begun, begun_us(s, wait_us), wait_us)) {
         give_up_head(s->begun.first);
     } else if (may_go(&s->unread, FRONT_UNREAD_US_MIN, wait_us)) {
         give_up_body(s->unread.first);

@@ -6,7 +6,7 @@ Usage: connection_limit.py HOST:PORT CERTIFICATE CHECK...   (CERTIFICATE "-": pl
   half_head   one that has sent half of a head, and a crowd; needs --header-timeout 3000
   silent      600 connections that say nothing
   late        clients that send their first byte 50 ms after they have connected, with few places left
-  begun       150 connections that send one byte
+  begun       400 connections that send one byte
   bodies      150 control requests, and 150 refused ones, whose body does not come
 """
 
@@ -132,7 +132,7 @@ def late(server):
 
 def begun(server):
     crowd = []
-    for _ in range(150):
+    for _ in range(400):
         crowd.append(server.raw())
         crowd[-1].sendall(b"\x16" if server.tls else b"G")
     server.is_heard()
