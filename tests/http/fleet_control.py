@@ -756,6 +756,8 @@ def of_dialect(dialect):
 
 
 def main():
+    global TIMEOUT_MS
+    TIMEOUT_MS = 1500  # a busy machine was seen to let all wait for more than 600
     if WHICH != "mixed":
         of_dialect(WHICH)
         return

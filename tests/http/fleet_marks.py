@@ -20,6 +20,7 @@ NAME = "POST /update_weight_version"
 CLOSE = "finish" if VLLM else "end"
 RENAME = "relabel" if VLLM else "finish"  # to a name of no unfinished update
 MARK = "baton:unfinished:"
+RESETS = "reset_cache", "reset_encoder", "reset_storage"  # of one that may be another process, whenever that is noticed
 
 
 def start(f, label="never", **more):
@@ -270,13 +271,14 @@ def restarted_before(f):
     if not VLLM:  # which takes no tensors without a start
         for i, d in enumerate(f.doubles):
             d.order(*(("update", "status") if i != bad else ("finish", "hang")), status=413)
-        assert send(f, mine)[0] == 413 and f.ops(bad) == ["end"] * BEGINS + ["resume"], f.ops(bad)
+        assert send(f, mine)[0] == 413 and f.ops(bad, *RESETS) == ["end"] * BEGINS + ["resume"], f.ops(bad)
     assert send(f, mine)[0] == 200
     said = f.front.post("/v1/update_weights/finish", mine)
     assert ok_of(said) == one_but(n, bad, False, True), said
     f.wait(*one_but(n, bad, "fenced" if VLLM else "unsynced", "serving"))
     assert f.versions() == one_but(n, bad, "step-0", label) and f.pauses() == [None] * n
-    assert f.ops(bad) == (["update"] if VLLM else ["end"] * BEGINS + ["resume"]), f.ops(bad)  # which vLLM refuses: nothing is open
+    ops = f.ops(bad, *RESETS)
+    assert ops == (["update"] if VLLM else ["end"] * BEGINS + ["resume"]), ops  # which vLLM refuses: nothing is open
     mend(f)
 
 
@@ -308,8 +310,7 @@ def restarted_at_the_end(f):
     t.join()
     assert said[0][0] is None and ok_of(said[0][2]) == one_but(n, bad, False, True), said
     f.wait(*one_but(n, bad, "fenced", "serving"))
-    # The caches of another process are emptied before it gets a request: any time from now on.
-    ops = f.ops(bad, "reset_cache", "reset_encoder", "reset_storage")
+    ops = f.ops(bad, *RESETS)
     assert f.versions()[bad] == "step-0" and ops == [], ops
     mend(f)
 
@@ -408,7 +409,8 @@ def refused_at_the_door(f):
         assert ok_of(said) == one_but(n, bad, False, True), said
         f.wait(*one_but(n, bad, "unsynced", "serving"))
         assert f.pauses() == [None] * n and f.versions() == one_but(n, bad, before[bad], label)
-        assert f.ops(bad) == ["pause", "mark", "start", "update", *[CLOSE] * BEGINS, RENAME, "resume"], f.ops(bad)
+        ops = f.ops(bad, *RESETS)  # under load a question may be missed: it was away
+        assert ops == ["pause", "mark", "start", "update", *[CLOSE] * BEGINS, RENAME, "resume"], ops
         mend(f)
 
 
