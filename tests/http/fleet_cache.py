@@ -437,8 +437,8 @@ def quietly(f):
 
 def with_fleet(promises, *dialects, engine=(), **more):
     with Fleet(*dialects, engine=("--weight-version", "step-0", *engine), **more) as f:
-        join(f)
         f.update_all()
+        join(f)  # under the name that trainer_updates() says
         for p in promises:
             told(p.__name__, p, f)
 
