@@ -20,11 +20,11 @@ static json_t *update_json(const struct engine *e)
         label = label_json(e);
     }
     return json_pack(
-        "{s:s, s:s, s:b, s:o, s:o, s:I, s:s}", "update_id", e->update_id, "phase",
+        "{s:s, s:s, s:b, s:o, s:o, s:I}", "update_id", e->update_id, "phase",
         e->phase == UPDATE_OPEN && e->n_received > 0 ? "receiving" : phase_names[e->phase],
         "partial", e->update_partial, "weight_version", label, "serial",
         e->phase == UPDATE_COMMITTED ? json_integer((json_int_t)e->serial) : json_null(),
-        "n_tensors_done", (json_int_t)e->n_received, "boot_id", e->boot_id);
+        "n_tensors_done", (json_int_t)e->n_received);
 }
 
 json_t *baton_pause_json(const struct engine *e)
@@ -134,6 +134,7 @@ static void open_update(struct engine *e, const json_t *body)
 static void start(struct conn *c, const json_t *body)
 {
     struct engine *e = c->e;
+    json_t *reply;
 
     if (e->phase == UPDATE_OPEN || e->phase == UPDATE_VERIFIED) {
         conn_refuse(c, 409, "conflict", "update %s is %s: finish or abort it first", e->update_id,
@@ -141,7 +142,9 @@ static void start(struct conn *c, const json_t *body)
         return;
     }
     open_update(e, body);
-    conn_reply_json(c, 200, update_json(e));
+    reply = update_json(e);
+    (void)json_object_set_new(reply, "boot_id", json_string(e->boot_id));
+    conn_reply_json(c, 200, reply);
 }
 
 /* False: refused; the body names another update than the one that there is. */

@@ -83,6 +83,7 @@ class Recorder:
         self.masks.append((r'("ipc_handles_pickled": )"[^"]*"', r'\1"${handles}"'))
         self.masks.append((r'("serialized_named_tensors": )\[[^]]*\]', r'\1["${tensors}"]'))
         self.masks.append((r'("master_port": )\d+', r"\g<1>0"))
+        self.masks.append((r"(127\.0\.0\.1):\d+", r"\1:0"))
         self.masks.append((r"upd-[0-9a-f]{32}", "upd-" + "0" * 32))
         open(path, "w").close()
 

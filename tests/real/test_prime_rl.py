@@ -38,13 +38,13 @@ def golden(step):
     return found["checkpoints"][step]["cases"][0]
 
 
-def pool_of(url, *admin, model=OLD):
+def pool_of(url):
     """As the orchestrator makes that of its policy: tokens in and out, by the renderer."""
-    config = ClientConfig(base_url=f"{url}/v1", admin_base_url=[f"{a}/v1" for a in admin] or None)
+    config = ClientConfig(base_url=f"{url}/v1")
     pool = prime.InferencePool(
         config, MODEL, train_client_type="renderer", renderer_config=DefaultRendererConfig()
     )
-    pool.train_client.renderer_model_name = str(real_world.untied(model))
+    pool.train_client.renderer_model_name = str(real_world.untied(OLD))
     return pool
 
 
@@ -171,25 +171,27 @@ async def play(checks, name, pool, folder):
     await pool.stop()
 
 
-def alone(args, checks, folder):
+def recorded(args, server, name, folder):
     masks = [(rf"{folder}/(step-\d+)-\d+", r"${models}/\1"), (folder, "${models}")]
+    return real_world.recorded(args, server, name, masks)
+
+
+def alone(args, checks, folder):
     with (
         real_world.embedded(args, "--allow-path", folder) as server,
-        real_world.recorded(args, server, "prime-rl-to-baton", masks) as url,
+        recorded(args, server, "prime-rl-to-baton", folder) as url,
     ):
         asyncio.run(play(checks, "", pool_of(url), folder))
 
 
 def in_front(args, checks, folder):
-    """By one base URL; as of several replicas, where it speaks to each for itself."""
-    with contextlib.ExitStack() as stack:
-        engines = [
-            stack.enter_context(real_world.embedded(args, "--allow-path", folder)) for _ in range(2)
-        ]
-        upstreams = [f"{e.url},baton" for e in engines]
-        front = stack.enter_context(real_world.in_front(args, *upstreams))
-        pool = pool_of(front.url)
-        asyncio.run(play(checks, "in front of two, ", pool, folder))
+    with contextlib.ExitStack() as held:
+        upstreams = []
+        for name in ("baton-to-baton-a", "baton-to-baton-b"):
+            engine = held.enter_context(real_world.embedded(args, "--allow-path", folder))
+            upstreams.append(held.enter_context(recorded(args, engine, name, folder)) + ",baton")
+        front = held.enter_context(real_world.in_front(args, *upstreams))
+        asyncio.run(play(checks, "in front of two, ", pool_of(front.url), folder))
 
 
 def main():
