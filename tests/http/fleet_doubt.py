@@ -143,7 +143,7 @@ def away_meanwhile(f):
     away.good("DELETE", "/fault")
     until("it is paused too", lambda: f.pauses() == ["keep"] * n)
     f.wait(*here, back)
-    away.order("who", "hang", times=0)
+    away.order("who", "close_before", times=0)
     f.wait(*here, "down")
     assert ok_of(f.front.post("/v1/resume")) == [True] * (n - 1) + [False]
     assert f.pauses() == [None] * (n - 1) + ["keep"]
@@ -201,7 +201,7 @@ def threads_for_the_rest(f):
 def nobody_to_name(f):
     n = len(f.doubles)
     for d in f.doubles:
-        d.order("who", "hang", times=0)
+        d.order("who", "close_before", times=0)
     f.wait(*["down"] * n)
     refused(f, 503, "POST", "/v1/weights/label", {"weight_version": "nobody"}, "weights_unsynced")
     mend(f)
@@ -213,7 +213,7 @@ def back(f, away):
 
 
 def misses_sleep(f, n, away):
-    away.order("who", "hang", times=0)
+    away.order("who", "close_before", times=0)
     f.wait(*["serving"] * (n - 1), "down")
     f.front.post("/v1/sleep", {"level": 1})
     away.good("DELETE", "/fault")
@@ -240,7 +240,7 @@ def away_from_sleep(f):
     f.front.post("/v1/upstreams/resync", {"upstream": away.url})
     assert [d.state()["weights_asleep"] for d in f.doubles] == [True] * n
     f.stays(*["serving"] * n)
-    away.order("who", "hang", times=0)
+    away.order("who", "close_before", times=0)
     f.wait(*["serving"] * (n - 1), "down")
     f.front.post("/v1/wake", {})
     away.good("DELETE", "/fault")
@@ -260,7 +260,7 @@ def away_from_sleep(f):
 
 def dropped_meanwhile(f, n, away):
     """At level 2 the others lose their weights: it is not made to lose its own, and may serve them afterwards."""
-    away.order("who", "hang", times=0)
+    away.order("who", "close_before", times=0)
     f.wait(*["serving"] * (n - 1), "down")
     f.front.post("/v1/sleep", {"level": 2})
     away.good("DELETE", "/fault")
