@@ -40,16 +40,17 @@ same .error.type conflict_error
 untouched
 
 # Whatever means harm is a bad request that says why.
-n=$(jq '.cases | length' "$IPC/hostile.json")
+jq --compact-output --slurpfile h "$IPC/hostile.json" \
+  '.requests[0].kwargs.update_info | .ipc_handles_pickled = $h[0].cases[].payload_b64' \
+  "$IPC/skyrl_packed_1gpu.json" >"$WORK/hostile"
+n=$(wc --lines <"$WORK/hostile")
 ((n > 50)) || fail "only $n hostile inputs"
-for i in $(seq 0 $((n - 1))); do
-  jq --compact-output --slurpfile h "$IPC/hostile.json" --argjson i "$i" \
-    '.requests[0].kwargs.update_info | .ipc_handles_pickled = $h[0].cases[$i].payload_b64' \
-    "$IPC/skyrl_packed_1gpu.json" >"$WORK/request"
+while IFS= read -r hostile; do
+  printf '%s' "$hostile" >"$WORK/request"
   expect 400 POST /v1/update_weights --header 'Content-Type: application/json' --data-binary @"$WORK/request"
   same .error.code bad_request
   same .error.param /ipc_handles_pickled
-done
+done <"$WORK/hostile"
 untouched
 
 # Columns that disagree with the handles.
