@@ -166,17 +166,16 @@ static void test_half_heads_do_not_give_way(void **state)
     app_stop(&app);
 }
 
-/* Heads that do not go on keep nobody out: those begun a second ago are answered without the rest,
- * the oldest first. */
-static void test_old_half_heads_give_way(void **state)
+/* n heads that do not go on keep nobody out: the oldest are answered without the rest, and not
+ * before they are least_us old. */
+static void half_heads(int n, uint64_t least_us)
 {
     struct client half[2 * FEW];
     struct response r;
     uint64_t began_us = clock_now_us(), took_us;
 
-    (void)state;
     app_start(&app, few_connections);
-    for (int i = 0; i < 2 * FEW; i++) {
+    for (int i = 0; i < n; i++) {
         client_open(&half[i], app.port);
         client_send(&half[i], i % 2 == 0 ? "G" : "GET /echo HTTP/1.1\r\nHo");
     }
@@ -188,13 +187,27 @@ static void test_old_half_heads_give_way(void **state)
         assert_true(client_closed(&half[i]));
     }
     took_us = clock_now_us() - began_us;
-    assert_true(took_us >= 1000 * 1000 && took_us < 3 * 1000 * 1000);
+    assert_true(took_us >= least_us && took_us < 3 * 1000 * 1000);
     ask_new("/reserved", 200);
     assert_true(clock_now_us() - began_us < 5 * 1000 * 1000);
-    expect(&half[2 * FEW - 1], "st: t\r\n\r\n", 200, "");
-    for (int i = 0; i < 2 * FEW; i++)
+    expect(&half[n - 1], "st: t\r\n\r\n", 200, ""); /* the last, n being even */
+    for (int i = 0; i < n; i++)
         client_close(&half[i]);
     app_stop(&app);
+}
+
+/* With room for those that come next. */
+static void test_old_half_heads_give_way(void **state)
+{
+    (void)state;
+    half_heads(FEW_BUSY + 2, 1000 * 1000);
+}
+
+/* And sooner where somebody waits to be accepted. */
+static void test_half_heads_give_way_to_who_waits(void **state)
+{
+    (void)state;
+    half_heads(2 * FEW, 200 * 1000);
 }
 
 /* Who is told that its body is not waited for may go on sending it: nothing breaks before it has
@@ -265,6 +278,7 @@ int main(void)
         cmocka_unit_test(test_late_first_bytes_are_waited_for),
         cmocka_unit_test(test_half_heads_do_not_give_way),
         cmocka_unit_test(test_old_half_heads_give_way),
+        cmocka_unit_test(test_half_heads_give_way_to_who_waits),
         cmocka_unit_test(test_a_given_up_body_may_come_yet),
         cmocka_unit_test(test_reserved_bodies_give_way),
     };
