@@ -52,7 +52,6 @@
     X(ERR_PAUSED, 503, "paused", true)                                       \
     X(ERR_ASLEEP, 503, "asleep", true)                                       \
     X(ERR_UNSYNCED, 503, "weights_unsynced", true)                           \
-    X(ERR_INCONSISTENT, 503, "weights_inconsistent", true)                   \
     X(ERR_NO_MEMORY, 503, "out_of_memory", true)                             \
     X(ERR_NO_ZMQ, 501, "no_zmq", false)                                      \
     X(ERR_HTTP_VERSION, 505, "http_version_not_supported", false)            \

@@ -182,10 +182,10 @@ struct engine_ops {
     /* Checks, moves the request in on success, and returns its id (never 0) for cancel.
      * Errors: ERR_BAD_REQUEST at /token_ids/<i> (not in the vocabulary), /token_ids (longer than
      *         the context), /sampling_params/... ; ERR_TOO_LARGE (its KV can never fit);
-     *         ERR_UNSYNCED, ERR_INCONSISTENT (nothing to generate with); ERR_ASLEEP (no weights
-     *         or no KV cache, and not frozen); ERR_DRAINING;
-     *         ERR_NO_MEMORY. Threads: any; takes MTX_STORE, then MTX_ENGINE, not together; the
-     *         sink may run before this returns, but not before *id is written. Blocks: no. */
+     *         ERR_UNSYNCED (nothing to generate with); ERR_ASLEEP (no weights or no KV cache, and
+     *         not frozen); ERR_DRAINING; ERR_NO_MEMORY. Threads: any; takes MTX_STORE, then
+     *         MTX_ENGINE, not together; the sink may run before this returns, but not before *id is
+     *         written. Blocks: no. */
     int (*submit)(struct engine *en, struct gen_request *r, uint64_t *id, struct err *e);
 
     /* Ends it within one step and 100 ms with GEN_ABORT. An unknown or ended id is harmless. */

@@ -45,21 +45,15 @@ static void keep_lease(struct fleet_control *fc, struct fleet_session *s, uint32
 /* @out  borrows from `body`, whose label is taken out */
 static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
 {
-    const char *mode = "staged", *label = NULL;
+    const char *label = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
 
-    if (body_str(&mode, body, "", "mode", e) != 0 ||
-        body_str(&label, body, "", "weight_version", e) != 0 ||
+    if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&out->partial, body, "", "partial", e) != 0 ||
         placement_from_body(&out->sharded, body, e) != 0 ||
         selector_from_body(&out->selector, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
-    if (strcmp(mode, "staged") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/mode",
-                       "mode '%.32s' is not staged: what is overwritten in place cannot be proven "
-                       "on every upstream before it serves on any",
-                       mode);
     if (label != NULL && label_check(label, "/weight_version", e) != 0)
         return -1;
     out->label = label != NULL ? label : "";

@@ -101,10 +101,6 @@ static enum lifecycle_weights weights_of(enum store_state state)
         return WEIGHTS_UNSYNCED;
     case STORE_READY:
         return WEIGHTS_SERVED;
-    case STORE_IN_PLACE:
-        return WEIGHTS_WRITING;
-    case STORE_INCONSISTENT:
-        return WEIGHTS_INCONSISTENT;
     case STORE_ASLEEP:
         return WEIGHTS_ASLEEP;
     case STORE_DROPPED:

@@ -45,11 +45,6 @@ static int weights_ready(const struct app *app, struct err *why)
     switch (info.state) {
     case STORE_UNSYNCED:
         return err_set(why, ERR_UNSYNCED, "", "no weights have been committed yet");
-    case STORE_INCONSISTENT:
-        return err_set(why, ERR_INCONSISTENT, "",
-                       "an in_place update failed half-way; a whole update is needed");
-    case STORE_IN_PLACE:
-        return err_set(why, ERR_CONFLICT, "", "an in_place update is writing");
     case STORE_ASLEEP:
         return err_set(why, ERR_ASLEEP, "", "the weights are asleep (level 1)");
     case STORE_DROPPED:

@@ -24,21 +24,16 @@ const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
 
 static int start_parse(struct update_start *req, const json_t *body, struct err *e)
 {
-    const char *mode = "staged", *label = NULL, *selector = NULL;
+    const char *label = NULL, *selector = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
 
-    if (body_str(&mode, body, "", "mode", e) != 0 ||
-        body_str(&label, body, "", "weight_version", e) != 0 ||
+    if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&req->partial, body, "", "partial", e) != 0 ||
         body_bool(&req->convert, body, "", "convert", e) != 0 ||
         placement_from_body(&req->sharded, body, e) != 0 ||
         selector_from_body(&selector, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
-    req->in_place = strcmp(mode, "in_place") == 0;
-    if (!req->in_place && strcmp(mode, "staged") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not one of staged, in_place",
-                       mode);
     if (label != NULL && label_check(label, "/weight_version", e) != 0)
         return -1;
     if (label != NULL)

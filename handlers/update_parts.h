@@ -100,6 +100,9 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
  * @out  static. Errors: ERR_BAD_REQUEST: none, several, or a word for another one. */
 int update_source_of(const char **out, const json_t *body, struct err *e);
 
+/* mode_from_body - `mode` of a start: "staged", and no other. */
+int mode_from_body(const json_t *body, struct err *e);
+
 /* placement_from_body - `placement`: "replicated" or "sharded". @sharded unchanged when absent. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 

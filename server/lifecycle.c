@@ -41,10 +41,6 @@ static const struct refusal refusals[] = {
      "generation is paused and new requests are refused until it is resumed"},
     {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_UNSYNCED), ANY, ANY, ANY, ERR_UNSYNCED,
      "no weights have been committed yet"},
-    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_INCONSISTENT), ANY, ANY, ANY,
-     ERR_INCONSISTENT,
-     "an in_place update failed half-way: the weights are inconsistent until a whole update "
-     "succeeds"},
     {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_ASLEEP,
      "the weights are asleep (level 1): wake has to bring them back first"},
     {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_DROPPED), ANY, ANY, ANY, ERR_ASLEEP,
@@ -59,10 +55,6 @@ static const struct refusal refusals[] = {
 
     {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
      "an update is open; finish or abort it first"},
-    {SLEEP_WEIGHTS, ANY, ANY, ANY, BIT(WEIGHTS_WRITING), ANY, ANY, ANY, ERR_CONFLICT,
-     "an in_place update is writing the weights"},
-    {BIT(CALL_SLEEP_WEIGHTS_1), ANY, ANY, ANY, BIT(WEIGHTS_INCONSISTENT), ANY, ANY, ANY,
-     ERR_CONFLICT, "inconsistent weights are not kept; level 2 drops them"},
 
     {UPDATE_BRINGS, ANY, ANY, ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_CONFLICT,
      "the weights are asleep; wake them first, or drop them with sleep at level 2"},
@@ -92,8 +84,7 @@ const char *lifecycle_pause_name(enum lifecycle_pause pause)
 
 const char *lifecycle_weights_name(enum lifecycle_weights weights)
 {
-    static const char *const names[] = {"unsynced", "ready",   "in_place",
-                                        "asleep",   "dropped", "inconsistent"};
+    static const char *const names[] = {"unsynced", "ready", "asleep", "dropped"};
 
     assert(weights < WEIGHTS_COUNT);
     return names[weights];

@@ -14,14 +14,11 @@
 
 enum lifecycle_pause { PAUSE_NONE, PAUSE_KEEP, PAUSE_WAIT, PAUSE_ABORT, PAUSE_COUNT };
 
-/* WRITING: an in_place update overwrites what was served. */
 enum lifecycle_weights {
     WEIGHTS_UNSYNCED,
     WEIGHTS_SERVED,
-    WEIGHTS_WRITING,
     WEIGHTS_ASLEEP,
     WEIGHTS_DROPPED,
-    WEIGHTS_INCONSISTENT,
     WEIGHTS_COUNT
 };
 
@@ -70,7 +67,7 @@ const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep",
 
 /* lifecycle_check - does the call work in this state?
  * Errors: ERR_STARTING, ERR_DRAINING (the life); of a generate ERR_PAUSED, ERR_ASLEEP,
- *         ERR_UNSYNCED, ERR_INCONSISTENT: what has to happen first; of any other call ERR_CONFLICT:
+ *         ERR_UNSYNCED: what has to happen first; of any other call ERR_CONFLICT:
  *         why, the whole state, and the calls that work in it. */
 int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e);
 

@@ -1,8 +1,8 @@
 /* Leases: a version that other processes have mapped stays alive until they say that they are done,
  * or have not been heard of for too long.
  *
- * A lease is a pin with an end. It counts against --max-versions and holds up an in_place update as
- * any reader does. What has ended is not waited for: whoever still reads then reads bytes of
+ * A lease is a pin with an end. It counts against --max-versions and holds up a sleep as any
+ * reader does. What has ended is not waited for: whoever still reads then reads bytes of
  * whatever comes next. */
 #ifndef BATON_WEIGHTS_LEASES_H
 #define BATON_WEIGHTS_LEASES_H

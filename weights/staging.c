@@ -8,16 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool staging_in_place(const struct staging *g)
-{
-    return g->in_place;
-}
-
-bool staging_dirty(const struct staging *g)
-{
-    return g->dirty;
-}
-
 void staging_free(struct staging *g)
 {
     for (uint32_t p = 0; p < STORE_DEVICES_MAX; p++)
@@ -187,7 +177,6 @@ int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab 
 {
     struct view *view = version_view(g->next, place, index);
 
-    assert(!g->in_place);
     assert(addr % dtype_nbytes(spec_of(g, index)->dtype) == 0);
     if (arrive(g, place, index, e) != 0)
         return -1;
@@ -202,7 +191,6 @@ void staging_views(struct staging *g, uint32_t place, const struct landing *land
     struct view *views = version_view(g->next, place, 0);
     bool *arrived = arrived_at(g, place, 0);
 
-    assert(!g->in_place);
     for (size_t i = 0; i < n; i++) {
         uint32_t index = landings[i].index;
 
@@ -215,24 +203,6 @@ void staging_views(struct staging *g, uint32_t place, const struct landing *land
     slab_ref_many(slab, n);
 }
 
-uint64_t staging_place(const struct staging *g, uint32_t place, uint32_t index)
-{
-    assert(g->in_place);
-    return version_view(g->base, place, index)->addr;
-}
-
-uint64_t staging_target(struct staging *g, uint32_t place, uint32_t index)
-{
-    g->dirty = true;
-    return staging_place(g, place, index);
-}
-
-int staging_arrived(struct staging *g, uint32_t place, uint32_t index, struct err *e)
-{
-    assert(g->in_place);
-    return arrive(g, place, index, e);
-}
-
 bool staging_has(const struct staging *g, uint32_t place, uint32_t index)
 {
     return *arrived_at(g, place, index);
@@ -242,7 +212,7 @@ bool staging_has(const struct staging *g, uint32_t place, uint32_t index)
 uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index)
 {
     if (staging_has(g, place, index))
-        return version_view(g->in_place ? g->base : g->next, place, index)->addr;
+        return version_view(g->next, place, index)->addr;
     if (g->base == NULL || !g->partial || g->spread[index].n_places > 0)
         return 0;
     return version_view(g->base, place, index)->addr;

@@ -2,7 +2,7 @@
  *
  * A version's references are plain integers under the store's lock: a pin happens once an engine
  * step, so a lock held for a few instructions costs nothing. Rejected: an atomic pointer with
- * hazard pointers, because in_place needs "nobody reads and nobody can begin to" anyway. */
+ * hazard pointers, because sleep needs "nobody reads and nobody can begin to" anyway. */
 #include "weights/store_priv.h"
 
 #include "base/clock.h"
@@ -29,10 +29,6 @@ const char *store_state_name(enum store_state state)
         return "unsynced";
     case STORE_READY:
         return "ready";
-    case STORE_IN_PLACE:
-        return "in_place";
-    case STORE_INCONSISTENT:
-        return "inconsistent";
     case STORE_ASLEEP:
         return "asleep";
     case STORE_DROPPED:
@@ -317,19 +313,14 @@ static int refuse_state(enum store_state state, struct err *e)
     switch (state) {
     case STORE_UNSYNCED:
         return err_set(e, ERR_UNSYNCED, "", "no weights have been committed yet");
-    case STORE_INCONSISTENT:
-        return err_set(e, ERR_INCONSISTENT, "",
-                       "an in_place update failed half-way: the weights are inconsistent until a "
-                       "whole update succeeds");
     case STORE_ASLEEP:
         return err_set(e, ERR_ASLEEP, "",
                        "the weights are asleep (level 1): wake has to bring them back first");
-    case STORE_DROPPED:
+    default:
+        assert(state == STORE_DROPPED);
         return err_set(e, ERR_ASLEEP, "",
                        "the weights were dropped (sleep at level 2): a whole update has to bring "
                        "new ones first");
-    default:
-        return err_set(e, ERR_CONFLICT, "", "an in_place update is writing the weights");
     }
 }
 
@@ -362,8 +353,7 @@ bool store_wait_pinnable(struct store *s, uint64_t deadline_us)
     bool ready;
 
     mtx_lock(&s->lock);
-    while ((s->state == STORE_IN_PLACE || s->state == STORE_ASLEEP || s->state == STORE_DROPPED) &&
-           !clock_passed(deadline_us))
+    while ((s->state == STORE_ASLEEP || s->state == STORE_DROPPED) && !clock_passed(deadline_us))
         (void)cnd_wait(&s->changed, &s->lock, deadline_us);
     ready = s->state == STORE_READY;
     mtx_unlock(&s->lock);
@@ -397,31 +387,8 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
     return drained;
 }
 
-/* Closes the door first: with a busy engine there would always be one more reader otherwise.
- * Older versions may share slabs with the served one, so they have to go as well. */
-static int begin_in_place_locked(struct store *s, struct staging *g, uint64_t deadline_us,
-                                 const atomic_bool *stop, struct err *e)
-{
-    enum store_state before = s->state;
-
-    s->state = STORE_IN_PLACE;
-    while (s->current->refs > 1 || s->n_live > 1) {
-        if (store_wait_piece_locked(s, deadline_us, stop))
-            continue;
-        s->state = before;
-        cnd_broadcast(&s->changed);
-        return err_set(e, ERR_CONFLICT, "",
-                       stopped(stop)
-                           ? "the update was stopped while it waited for readers"
-                           : "readers of the weights did not let go in time: generations that "
-                             "finish on theirs (frozen ones after resume), or a lease");
-    }
-    g->was_inconsistent = before == STORE_INCONSISTENT;
-    return 0;
-}
-
-static int begin_staged_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop,
-                               struct err *e)
+static int await_room_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop,
+                             struct err *e)
 {
     while (s->n_live + 1 > s->n_versions_max) {
         if (store_wait_piece_locked(s, deadline_us, stop))
@@ -438,27 +405,20 @@ static int begin_staged_locked(struct store *s, uint64_t deadline_us, const atom
 static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                         const atomic_bool *stop, struct staging *g, struct err *e)
 {
-    int rc;
-
     if (s->staging_open)
         return err_set(e, ERR_CONFLICT, "", "another update is being staged");
     if (s->state == STORE_ASLEEP)
         return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
     if (cfg->partial && s->current == NULL)
         return refuse_state(s->state, e);
-    if (cfg->partial && s->state == STORE_INCONSISTENT)
-        return refuse_state(STORE_INCONSISTENT, e);
     s->staging_open = true; /* also while waiting: one at a time */
-    g->in_place = cfg->in_place && s->current != NULL;
     g->partial = cfg->partial;
     g->sharded = cfg->sharded;
-    rc = g->in_place ? begin_in_place_locked(s, g, deadline_us, stop, e)
-                     : begin_staged_locked(s, deadline_us, stop, e);
-    if (rc != 0) {
+    if (await_room_locked(s, deadline_us, stop, e) != 0) {
         s->staging_open = false;
         return -1;
     }
-    if (g->in_place || g->partial) {
+    if (g->partial) {
         g->base = s->current;
         g->base->refs++;
     }
@@ -535,7 +495,7 @@ static void settle_views(const struct staging *g, uint32_t place, uint64_t seria
     const bool *arrived = staging_arrivals(g, place);
 
     for (uint32_t i = 0; i < g->next->n_tensors; i++) {
-        if (g->base != NULL && (arrived[i] ? g->in_place : g->spread[i].n_places == 0))
+        if (g->base != NULL && g->spread[i].n_places == 0)
             share_view(g->next, g->base, place, i);
         if (arrived[i])
             views[i].serial = serial;
@@ -613,17 +573,12 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
 void store_abort(struct store *s, struct staging *g)
 {
     struct version_owned *base;
-    bool in_place, inconsistent;
 
     if (g == NULL)
         return;
     base = g->base;
-    in_place = g->in_place;
-    inconsistent = g->dirty || g->was_inconsistent;
     staging_free(g); /* its slabs are back before anyone may stage again */
     mtx_lock(&s->lock);
-    if (in_place)
-        s->state = inconsistent ? STORE_INCONSISTENT : STORE_READY;
     s->staging_open = false;
     cnd_broadcast(&s->changed);
     mtx_unlock(&s->lock);

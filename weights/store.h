@@ -6,9 +6,7 @@
  *
  * A version is immutable: a table from the manifest's tensors to views into slabs. Readers (engine
  * steps, downloads) pin the version they start on; a commit publishes the next by one pointer
- * store, and the last reader of the old one hands its slabs back. The exception is in_place: the
- * served slabs are overwritten while nobody may pin, and a failure leaves the store inconsistent
- * until a whole update succeeds.
+ * store, and the last reader of the old one hands its slabs back.
  *
  * A store can be put to sleep: what lies on GPUs moves to host memory (level 1), or all goes (level
  * 2), and nothing can be pinned until it is woken, or until a whole update came. */
@@ -51,8 +49,6 @@ struct version {
 enum store_state {
     STORE_UNSYNCED,
     STORE_READY,
-    STORE_IN_PLACE,
-    STORE_INCONSISTENT,
     STORE_ASLEEP, /* kept in host memory */
     STORE_DROPPED,
     STORE_STATE_COUNT
@@ -87,8 +83,7 @@ struct slab_pool *store_slabs(struct store *s, uint32_t place);     /* borrowed 
 
 /* store_pin - the version to read now, kept alive until store_unpin.
  * Threads: any; takes MTX_STORE briefly.
- * Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_ASLEEP (also when dropped), ERR_CONFLICT (an in_place
- * update is writing). */
+ * Errors: ERR_UNSYNCED, ERR_ASLEEP (also when dropped). */
 int store_pin(struct store *s, const struct version **out, struct err *e);
 void store_unpin(struct store *s, const struct version *v); /* accepts NULL */
 
@@ -110,21 +105,16 @@ bool store_wait_pinnable(struct store *s, uint64_t deadline_us);
 struct staging;
 
 struct staging_cfg {
-    bool in_place; /* overwrite the served slabs */
-    bool partial;  /* untouched tensors are shared with the predecessor */
-    bool sharded;  /* the ranks together must be complete, not each by itself */
+    bool partial; /* untouched tensors are shared with the predecessor */
+    bool sharded; /* the ranks together must be complete, not each by itself */
 };
 
 /* store_stage - begin. One at a time.
- * @deadline_us  in_place: how long to wait for pins to be let go; staged: for a version to be
- *               freed when n_versions_max live
- * Errors: ERR_CONFLICT (another staging is open; too many live versions; readers did not let go),
- *         ERR_UNSYNCED (partial, but nothing to build on), ERR_INCONSISTENT (partial after a failed
- *         in_place). in_place on success sets STORE_IN_PLACE: nothing can be pinned.
- *         in_place without a served version falls back to staged (nothing to overwrite). */
+ * @deadline_us  how long to wait for a version to be freed when n_versions_max live
+ * Errors: ERR_CONFLICT (another staging is open; too many live versions; level 1 sleep),
+ *         ERR_UNSYNCED, ERR_ASLEEP (partial, but nothing to build on). */
 int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                 struct staging **out, struct err *e);
-bool staging_in_place(const struct staging *g);
 
 /* staging_slab - scratch memory of the host, if there is any. @out one reference, the caller's.
  * Errors: ERR_NO_STAGING. */
@@ -146,7 +136,7 @@ int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct stag
 /* staging_room_back - the chunk failed: its room may be used again. `g` NULL: it has ended. */
 void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room);
 
-/* staging_view - staged: where tensor `index` lies in a place. Replaces nothing: it arrives once.
+/* staging_view - where tensor `index` lies in a place. Replaces nothing: it arrives once.
  * @addr  aligned for its dtype, in slab
  * Errors: ERR_CONFLICT at /names (already arrived in this update). */
 int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
@@ -163,11 +153,6 @@ struct landing {
  * have arrived in the place, and each is to be aligned for its dtype. */
 void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
                    struct slab *slab, uint64_t addr);
-
-/* staging_target - in_place: where tensor `index` is served in a place, to be written. From the
- * first call on, failing leaves the store inconsistent. staging_arrived marks it arrived. */
-uint64_t staging_target(struct staging *g, uint32_t place, uint32_t index);
-int staging_arrived(struct staging *g, uint32_t place, uint32_t index, struct err *e);
 
 bool staging_has(const struct staging *g, uint32_t place, uint32_t index);
 
@@ -191,16 +176,15 @@ struct store_stats {
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
                  struct err *e);
 
-/* store_abort - drop the staging (accepts NULL). A written in_place staging leaves
- * STORE_INCONSISTENT, an untouched one STORE_READY. */
+/* store_abort - drop the staging (accepts NULL). */
 void store_abort(struct store *s, struct staging *g);
 
 /* store_set_label - rename what is served (same bytes, same serial); readers that pinned it before
  * keep the name they saw.
  * @if_serial  only if that is what is served; 0: whatever is
  * @serial     what was renamed; written on success only
- * Errors: ERR_UNSYNCED, ERR_INCONSISTENT, ERR_ASLEEP, ERR_CONFLICT (an in_place update is writing;
- * at /if_serial: another serial is served), ERR_NO_MEMORY. */
+ * Errors: ERR_UNSYNCED, ERR_ASLEEP, ERR_CONFLICT (at /if_serial: another serial is served),
+ * ERR_NO_MEMORY. */
 int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
                     struct err *e);
 
@@ -219,8 +203,7 @@ struct store_slept {
  * Threads: any, no lock held; one sleep, wake or update at a time, and each waits for the one
  * before it. Blocks: until readers have let go and the bytes are copied.
  * Errors: ERR_CONFLICT (an update is staged still; readers did not let go),
- *         ERR_INCONSISTENT (level 1), ERR_NO_STAGING (no host memory), ERR_CUDA,
- *         ERR_NO_MEMORY. All is as before then. */
+ *         ERR_NO_STAGING (no host memory), ERR_CUDA, ERR_NO_MEMORY. All is as before then. */
 int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_slept *out,
                 struct err *e);
 

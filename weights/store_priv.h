@@ -85,10 +85,8 @@ _Static_assert(STORE_PLACES_MAX <= UINT8_MAX, "places can be counted");
 /* Update worker only, but for `store` and what it guards. */
 struct staging {
     struct store *store; /* borrowed */
-    bool in_place, partial, sharded;
-    bool was_inconsistent;      /* before it began: an abort leaves it so */
-    bool dirty;                 /* in_place: a served byte may have changed */
-    struct version_owned *base; /* counted: predecessor of in_place or partial, or NULL */
+    bool partial, sharded;
+    struct version_owned *base; /* counted: predecessor of partial, or NULL */
     struct version_owned *next; /* owned: what commit publishes */
     bool *arrived;              /* owned; [n_places][n_tensors] */
     struct spread *spread;      /* owned; [n_tensors] */
@@ -137,13 +135,6 @@ int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t d
 /* Waits until no version but the served one is alive; false when *stop is set or the deadline
  * passes first. */
 bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
-
-/* in_place: may a served byte have changed? */
-bool staging_dirty(const struct staging *g);
-
-/* in_place: where tensor `index` lies in a place, 0 if that rank has none. Looking is not writing:
- * staging_target says that it will be written. */
-uint64_t staging_place(const struct staging *g, uint32_t place, uint32_t index);
 
 /* [n_tensors]: which arrived in a place. */
 const bool *staging_arrivals(const struct staging *g, uint32_t place);

@@ -159,16 +159,11 @@ static int take_turn_locked(struct store *s, uint64_t deadline_us, struct err *e
 }
 
 /* Closes the door and waits until everybody is out. */
-static int begin_sleep_locked(struct store *s, int level, uint64_t deadline_us,
-                              enum store_state *before, struct err *e)
+static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_state *before,
+                              struct err *e)
 {
     if (take_turn_locked(s, deadline_us, e) != 0)
         return -1;
-    if (s->state == STORE_INCONSISTENT && level == 1) {
-        s->staging_open = false;
-        return err_set(e, ERR_INCONSISTENT, "",
-                       "inconsistent weights are not kept; level 2 drops them");
-    }
     *before = s->state;
     if (s->current == NULL)
         return 0;
@@ -200,7 +195,7 @@ static void end_sleep(struct store *s, enum store_state state)
     store_version_drop(s, old);
     if (state == STORE_DROPPED)
         bed_fini(&s->bed);
-    if (state != STORE_READY && state != STORE_INCONSISTENT)
+    if (state != STORE_READY)
         trim(s);
     mtx_lock(&s->lock);
     s->state = state;
@@ -227,7 +222,7 @@ int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_s
 
     assert(level == 1 || level == 2);
     mtx_lock(&s->lock);
-    rc = begin_sleep_locked(s, level, deadline_us, &before, e);
+    rc = begin_sleep_locked(s, deadline_us, &before, e);
     mtx_unlock(&s->lock);
     if (rc != 0)
         return -1;

@@ -132,14 +132,11 @@ int update_check_base(const struct store_info *info, bool partial, struct err *e
     if (partial && (info->state == STORE_UNSYNCED || info->state == STORE_DROPPED))
         return err_set(e, ERR_UNSYNCED, "/partial",
                        "a partial update needs weights to build on, and none are committed");
-    if (partial && info->state == STORE_INCONSISTENT)
-        return err_set(e, ERR_INCONSISTENT, "/partial",
-                       "the weights are inconsistent: only a whole update can heal them");
     return 0;
 }
 
 static struct session *session_of_start(struct updates *u, const struct update_start *req,
-                                        bool in_place, struct err *e)
+                                        struct err *e)
 {
     struct session *s = session_new(u, e);
 
@@ -150,7 +147,6 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->convert = req->convert;
     s->implicit = req->implicit;
     s->unnamed = req->unnamed || req->implicit;
-    s->wants_in_place = s->in_place = in_place;
     memcpy(s->label, req->label, sizeof s->label);
     s->lease_us = (uint64_t)req->lease_s * 1000000;
     s->lease_end_us = clock_after_us(s->lease_us);
@@ -163,17 +159,15 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     struct store_info base;
     struct err no_room = {0};
     struct session *s;
-    bool in_place;
     int rc;
 
     assert(req->lease_s >= 1 && req->lease_s <= UPDATE_LEASE_S_MAX);
     store_info(u->cfg.store, &base);
-    in_place = req->in_place && base.state != STORE_UNSYNCED && base.state != STORE_DROPPED;
     if (update_check_base(&base, req->partial, e) != 0)
         return -1;
-    if (!in_place && !req->partial)
+    if (!req->partial)
         update_check_rooms(u, &base, req->sharded, &no_room);
-    s = session_of_start(u, req, in_place, e);
+    s = session_of_start(u, req, e);
     if (s == NULL)
         return -1;
     mtx_lock(&u->lock);
@@ -289,7 +283,7 @@ uint32_t updates_room(struct updates *u, const struct update_info *info, struct 
     struct store *s = u->cfg.store;
 
     for (uint32_t p = 0; p < store_n_places(s); p++) {
-        bool takes = !info->in_place && !info->partial && takes_whole(s, p, info->sharded);
+        bool takes = !info->partial && takes_whole(s, p, info->sharded);
 
         out[p].place = store_place_name(s, p);
         out[p].nbytes_needed = takes ? whole_nbytes(s, p) : 0;

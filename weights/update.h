@@ -6,9 +6,8 @@
  * leaves the version that served serving.
  *
  * A chunk that fails leaves its session open, and its tensors count as not arrived: it may be sent
- * again, under the same chunk_id too. Two exceptions: a whole update by itself ends with its only
- * chunk, and an in_place session ends as soon as a served byte may have been overwritten; the store
- * is then inconsistent until a whole update succeeds.
+ * again, under the same chunk_id too. The exception: a whole update by itself ends with its only
+ * chunk.
  *
  * A tied name is compared with its target, at the latest by finish; where its target does not come
  * at all, it brings the target's bytes. One that comes when an implicit session has been committed
@@ -68,14 +67,14 @@ struct non_finite_names {
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
-    bool in_place, partial, sharded, implicit, unnamed;
+    bool partial, sharded, implicit, unnamed;
     struct source_counts mappings;      /* of trainers' memory, by this update */
     bool on_gpu;                        /* something came that lay on GPUs, or came there */
     bool host_sums;                     /* checksums of GPU memory were computed on the host */
     char label[VERSION_LABEL_MAX + 1];  /* wanted; after commit: what it got */
     uint64_t serial;                    /* after commit, else 0 */
     uint64_t nbytes_staging;            /* what staging takes: manifest bytes, of the chunks so far
-                                           if partial, or 0 in place */
+                                           if partial */
     uint64_t nbytes_done, nbytes_total; /* as sent: of the chunks so far and, unless partial, what
                                            the manifest lacks beside them */
     uint32_t n_tensors_done, n_tensors_total;
@@ -96,8 +95,7 @@ struct updates;
 struct updates_cfg {
     struct store *store;          /* borrowed */
     uint64_t receive_timeout_us;  /* longest single chunk */
-    uint64_t pin_timeout_us;      /* how long the first chunk waits for readers to let go (in_place)
-                                     or for a version to be freed */
+    uint64_t pin_timeout_us;      /* how long the first chunk waits for a version to be freed */
     enum non_finite_policy non_finite; /* what is done about numbers that are not finite, in what
                                           comes to host memory */
     void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
@@ -113,7 +111,7 @@ void updates_stop(struct updates *u);
 void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 struct update_start {
-    bool in_place, partial, convert;
+    bool partial, convert;
     bool sharded;  /* the ranks together must be complete, not each by itself */
     bool unnamed;  /* opened by a dialect, whose requests do not name it */
     bool implicit; /* opened by a dialect's first bucket: commits by itself when covered */
@@ -124,11 +122,10 @@ struct update_start {
 /* updates_start - open a session.
  * Errors: ERR_CONFLICT    one is open: its id, phase and lease are in the message
  *         ERR_NO_STAGING  staging would not fit
- *         ERR_UNSYNCED / ERR_INCONSISTENT  partial without a base
+ *         ERR_UNSYNCED    partial without a base
  *         ERR_DRAINING, ERR_NO_MEMORY
  *         Nothing changes on an error. Blocks: no: staging begins with the first chunk, on the
- *         worker; until then in_place lets readers in. in_place is staged (out->in_place says so)
- *         while nothing is served: there is nothing to overwrite. */
+ *         worker. */
 int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
                   struct err *e);
 
@@ -212,7 +209,7 @@ void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
  *         ERR_MISMATCH    as manifest_match
  *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing; if each
  *                         rank gets the same, c->n_missing and c->missing say which
- *         ERR_UNSYNCED / ERR_INCONSISTENT  update_id "", partial, without a base
+ *         ERR_UNSYNCED  update_id "", partial, without a base
  *         ERR_NO_STAGING, ERR_OVERLOADED (UPDATE_QUEUE_MAX), ERR_DRAINING, ERR_NO_MEMORY
  *         After an error nothing was received and the chunk is still the caller's. */
 int updates_submit(struct updates *u, struct update_chunk *c, struct err *e);

@@ -27,30 +27,9 @@ uint64_t spot_target(const struct fill *f, struct spot at, const struct part *pa
     uint64_t before = 0;
 
     assert(k < n);
-    if (staging_in_place(f->staging))
-        return staging_place(f->staging, at.place, targets[k]);
     for (uint32_t i = 0; i < k; i++)
         before += target_spec(f, targets[i])->nbytes;
     return at.room->slab->addr + at.room->offset + part->offset + before;
-}
-
-struct slab *spot_slab(const struct fill *f, struct spot at, const struct part *part, uint32_t k)
-{
-    uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
-
-    assert(k < n);
-    return staging_in_place(f->staging) ? version_view(f->staging->base, at.place, targets[k])->slab
-                                        : at.room->slab;
-}
-
-void fill_touch(struct fill *f, uint32_t place, const struct part *part)
-{
-    uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
-
-    for (uint32_t k = 0; k < n && staging_in_place(f->staging); k++)
-        (void)staging_target(f->staging, place, targets[k]);
 }
 
 int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct checksum *found,
@@ -220,24 +199,6 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
     return f;
 }
 
-/* In place, a tensor stays where it is: a rank that does not serve it has no room for it. */
-static int check_places(const struct fill *f, uint32_t rank, struct err *e)
-{
-    const struct rank_fill *r = &f->ranks[rank];
-
-    for (size_t i = 0; i < r->layout->n_landings; i++) {
-        const struct landing *l = &r->layout->landings[i];
-        const char *name = r->plan->tensors[l->part].name;
-
-        if (staging_place(f->staging, rank, l->index) == 0)
-            return err_set(e, ERR_CONFLICT, "/names",
-                           "'%.*s' is not served on %s: an in_place update leaves every tensor "
-                           "on the GPUs where it is",
-                           plan_name_cut(name), name, store_place_name(f->store, rank));
-    }
-    return 0;
-}
-
 static void rooms_give(struct fill *f, struct staging *g)
 {
     if (f->stuck)
@@ -270,7 +231,7 @@ static int rooms_take_once(struct fill *f, struct err *e)
 
 static int memory_take_once(struct fill *f, struct err *e)
 {
-    if (!staging_in_place(f->staging) && rooms_take_once(f, e) != 0)
+    if (rooms_take_once(f, e) != 0)
         return -1;
     if (f->source->ops->receive == NULL || chunk_recv_take(f, e) == 0)
         return 0;
@@ -283,9 +244,6 @@ static int rooms_take(struct fill *f, enum source_wait wait, struct err *e)
 {
     struct store_info before;
 
-    for (uint32_t r = 0; r < f->n_ranks && staging_in_place(f->staging); r++)
-        if (f->ranks[r].plan != NULL && check_places(f, r, e) != 0)
-            return -1;
     store_info(f->store, &before);
     if (memory_take_once(f, e) == 0)
         return 0;
@@ -373,19 +331,7 @@ bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index)
 /* Claims were taken for all of these, so none can have arrived before. */
 static void register_landings(struct fill *f, struct spot at, const struct landing *l, size_t n)
 {
-    struct err none = {0};
-
-    if (!staging_in_place(f->staging)) {
-        staging_views(f->staging, at.place, l, n, at.room->slab,
-                      at.room->slab->addr + at.room->offset);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        int rc = staging_arrived(f->staging, at.place, l[i].index, &none);
-
-        assert(rc == 0);
-        (void)rc;
-    }
+    staging_views(f->staging, at.place, l, n, at.room->slab, at.room->slab->addr + at.room->offset);
 }
 
 static void register_rank(struct fill *f, uint32_t rank)

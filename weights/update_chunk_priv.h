@@ -20,8 +20,8 @@ struct rank_fill {
     const struct layout *layout;      /* borrowed */
     const struct checksum *checksums; /* borrowed; [n_tensors] or NULL */
     const bool *has_checksum;         /* borrowed; [n_tensors]; NULL: all, if there are any */
-    struct staging_room room;         /* staged; of the rank's place */
-    struct staging_room mirror;       /* staged; of the host's copy */
+    struct staging_room room;         /* of the rank's place */
+    struct staging_room mirror;       /* of the host's copy */
     bool mirrored;                    /* its tensors go to the host's copy too */
 
     /* Mapped and received chunks. */
@@ -89,14 +89,8 @@ static inline struct spot spot_of_mirror(const struct fill *f, uint32_t rank)
     return (struct spot){store_host_place(f->store), &f->ranks[rank].mirror};
 }
 
-/* Where target k of a part lies or will lie; 0: in place, and that rank has no such tensor. */
+/* Where target k of a part will lie. */
 uint64_t spot_target(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
-
-/* The slab that it lies in: one copy never reaches into two, even where they are neighbours. */
-struct slab *spot_slab(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
-
-/* In place: from here on the bytes that a part brings may be written where they are served. */
-void fill_touch(struct fill *f, uint32_t place, const struct part *part);
 
 /* Does the host's copy take target `index` from this rank? The first that brings it gives it. */
 bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index);
@@ -182,11 +176,6 @@ int span_copy(const struct fill *f, struct span span, struct device_batch *b, ca
 
 /* From the rank's place to the host's copy, behind the copies that bring it there. */
 int span_mirror(const struct fill *f, struct span span, struct device_batch *b, struct err *e);
-
-/* In place: from here on what a rank brings may be written where it is served, also on the host;
- * of a span only what is DIRECT. */
-void rank_touch(struct fill *f, uint32_t rank, uint32_t i);
-void span_touch(struct fill *f, struct span span);
 
 /* update_replicas.c. Do ranks get different lists, so that what they share has to be compared? The
  * sums of such a chunk's tensors are remembered once it has arrived, and compared by finish. */

@@ -50,26 +50,7 @@ static int piece_join(struct pieces *p, struct end src, struct end dst, uint64_t
 
 struct end spot_end(const struct fill *f, struct spot at, const struct part *part, uint32_t k)
 {
-    return (struct end){spot_target(f, at, part, k),
-                        (uint64_t)(uintptr_t)spot_slab(f, at, part, k)};
-}
-
-/* Does target k of a part lie at *end, or is there nothing to lie anywhere? Moves *end behind it.
- * @end  addr 0: anywhere */
-static bool goes_on(const struct fill *f, uint32_t rank, const struct part *part, uint32_t k,
-                    struct end *end)
-{
-    uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
-    uint64_t nbytes = target_spec(f, targets[k])->nbytes;
-    struct end is = spot_end(f, spot_of_rank(f, rank), part, k);
-
-    if (nbytes == 0)
-        return true;
-    if (end->addr != 0 && (is.addr != end->addr || is.block != end->block))
-        return false;
-    *end = (struct end){is.addr + nbytes, is.block};
-    return true;
+    return (struct end){spot_target(f, at, part, k), (uint64_t)(uintptr_t)at.room->slab};
 }
 
 static uint64_t staged_place(const struct fill *f, uint32_t rank, uint32_t i)
@@ -79,31 +60,12 @@ static uint64_t staged_place(const struct fill *f, uint32_t rank, uint32_t i)
     return room->slab->addr + room->offset + f->ranks[rank].layout->parts[i].offset;
 }
 
-/* In place, where a tensor lies depends on the update that brought it last. */
 uint64_t span_place(const struct fill *f, struct span span)
 {
     const struct rank_fill *r = &f->ranks[span.rank];
-    struct end end = {0, 0};
-    uint64_t nbytes = 0;
 
-    if (!staging_in_place(f->staging))
-        return layout_in_one(r->layout, span.first, span.n) ? staged_place(f, span.rank, span.first)
-                                                            : 0;
-    for (uint32_t i = span.first; i < span.first + span.n; i++) {
-        const struct part *part = &r->layout->parts[i];
-        uint32_t n;
-
-        (void)match_targets(&part->match, &n);
-        if (part->how != PART_DIRECT)
-            return 0;
-        for (uint32_t k = 0; k < n; k++)
-            if (!goes_on(f, span.rank, part, k, &end))
-                return 0;
-        nbytes += r->plan->tensors[i].nbytes;
-    }
-    if (nbytes > 0)
-        return end.addr - nbytes;
-    return spot_target(f, spot_of_rank(f, span.rank), &r->layout->parts[span.first], 0);
+    return layout_in_one(r->layout, span.first, span.n) ? staged_place(f, span.rank, span.first)
+                                                        : 0;
 }
 
 /* The copies of a part, one for each piece of it that lies elsewhere. */
@@ -198,22 +160,6 @@ int span_mirror(const struct fill *f, struct span span, struct device_batch *b, 
                                   p.items[i].nbytes, e);
     free(p.items);
     return rc;
-}
-
-void rank_touch(struct fill *f, uint32_t rank, uint32_t i)
-{
-    const struct part *part = &f->ranks[rank].layout->parts[i];
-
-    fill_touch(f, rank, part);
-    if (f->ranks[rank].mirrored)
-        fill_touch(f, store_host_place(f->store), part);
-}
-
-void span_touch(struct fill *f, struct span span)
-{
-    for (uint32_t i = span.first; i < span.first + span.n && staging_in_place(f->staging); i++)
-        if (f->ranks[span.rank].layout->parts[i].how == PART_DIRECT)
-            rank_touch(f, span.rank, i);
 }
 
 int rank_prepare(struct fill *f, uint32_t rank, struct err *e)

@@ -1,10 +1,9 @@
 /* Chunks whose source writes into host memory: which bytes go where, in as few calls of the source
  * as possible.
  *
- * Neighbours that need no conversion are one call; in place, a run ends where the served bytes are
- * not neighbours. Everything else passes through scratch memory, one tensor at a time. On a GPU
- * machine the host's copy is filled first and the GPUs from it; without such a copy a run is as
- * long as a bounded piece of host memory. */
+ * Neighbours that need no conversion are one call. Everything else passes through scratch memory,
+ * one tensor at a time. On a GPU machine the host's copy is filled first and the GPUs from it;
+ * without such a copy a run is as long as a bounded piece of host memory. */
 #include "weights/update_chunk_priv.h"
 
 #include <assert.h>
@@ -25,22 +24,6 @@ static const struct rank_fill *common(const struct fill *f)
 static struct spot host_spot(const struct fill *f)
 {
     return store_device(f->store, 0) == NULL ? spot_of_rank(f, 0) : spot_of_mirror(f, 0);
-}
-
-/* Where a DIRECT part can be filled to as it comes, or 0 when its pieces lie apart. */
-static uint64_t host_place_of_part(const struct fill *f, const struct part *part)
-{
-    uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
-    uint64_t start = spot_target(f, host_spot(f), part, 0), end = start;
-
-    for (uint32_t k = 0; k < n; k++) {
-        if (spot_target(f, host_spot(f), part, k) != end ||
-            spot_slab(f, host_spot(f), part, k) != spot_slab(f, host_spot(f), part, 0))
-            return 0;
-        end += target_spec(f, targets[k])->nbytes;
-    }
-    return start;
 }
 
 /* Fills [first, first + n) at dst and verifies them there. */
@@ -74,7 +57,6 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
 struct upload {
     uint64_t to, nbytes;
     const char *from;
-    const struct slab *slab; /* on the GPU: one write never reaches into two */
 };
 
 static int upload_flush(const struct fill *f, uint32_t place, struct upload *u, struct err *e)
@@ -97,12 +79,11 @@ static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n
 
         for (uint32_t k = 0; k < n_targets; k++) {
             uint64_t to = spot_target(f, spot_of_rank(f, rank), part, k);
-            const struct slab *slab = spot_slab(f, spot_of_rank(f, rank), part, k);
 
-            if ((to != u.to + u.nbytes || slab != u.slab) && upload_flush(f, rank, &u, e) != 0)
+            if (to != u.to + u.nbytes && upload_flush(f, rank, &u, e) != 0)
                 return -1;
             if (u.nbytes == 0)
-                u = (struct upload){.to = to, .from = from, .slab = slab};
+                u = (struct upload){.to = to, .from = from};
             u.nbytes += target_spec(f, targets[k])->nbytes;
             from += target_spec(f, targets[k])->nbytes;
         }
@@ -119,24 +100,15 @@ static int upload(struct fill *f, uint32_t first, uint32_t n, const void *from, 
     return 0;
 }
 
-static void touch(struct fill *f, uint32_t first, uint32_t n)
-{
-    for (uint32_t i = first; i < first + n; i++)
-        for (uint32_t p = 0; p < store_n_places(f->store); p++)
-            fill_touch(f, p, &common(f)->layout->parts[i]);
-}
-
 /* How many DIRECT parts from `first` on lie back to back in the host's copy, starting at dst. */
 static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
 {
     const struct rank_fill *r = common(f);
-    const struct slab *slab = spot_slab(f, host_spot(f), &r->layout->parts[first], 0);
     uint64_t end = dst + r->plan->tensors[first].nbytes;
     uint32_t i = first + 1;
 
     while (i < r->plan->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
-           host_place_of_part(f, &r->layout->parts[i]) == end &&
-           spot_slab(f, host_spot(f), &r->layout->parts[i], 0) == slab) {
+           spot_target(f, host_spot(f), &r->layout->parts[i], 0) == end) {
         end += r->plan->tensors[i].nbytes;
         i++;
     }
@@ -162,7 +134,6 @@ static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nby
 static int fill_in_copy(struct fill *f, uint32_t first, uint64_t dst, uint32_t *n, struct err *e)
 {
     *n = run_length(f, first, dst);
-    touch(f, first, *n);
     if (fill_run(f, first, *n, (void *)(uintptr_t)dst, e) != 0)
         return -1;
     return upload(f, first, *n, (const void *)(uintptr_t)dst, e);
@@ -178,7 +149,6 @@ static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err 
     *n = bounce_length(f, first, f->scratch->nbytes);
     if (fill_run(f, first, *n, bounce, e) != 0)
         return -1;
-    touch(f, first, *n);
     return upload(f, first, *n, bounce, e);
 }
 
@@ -205,7 +175,6 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
         nbytes_to += spec->nbytes;
         at += spec->numel * dtype_nbytes(t->dtype);
     }
-    touch(f, i, 1);
     nbytes_to = 0;
     for (uint32_t k = 0; k < n && store_has_host(f->store); k++) {
         if (place_write(f->store, store_host_place(f->store), spot_target(f, host_spot(f), part, k),
@@ -249,15 +218,14 @@ static int fill_parts(struct fill *f, struct err *e)
     for (uint32_t i = 0; i < r->plan->n_tensors;) {
         const struct part *part = &r->layout->parts[i];
         bool direct = part->how == PART_DIRECT;
-        uint64_t dst = direct && has_host ? host_place_of_part(f, part) : 0;
         uint32_t n = 1;
         int rc;
 
         if (part->how == PART_TIED)
             rc = fill_tied(f, i, e);
-        else if (direct && dst != 0)
-            rc = fill_in_copy(f, i, dst, &n, e);
-        else if (direct && !has_host)
+        else if (direct && has_host)
+            rc = fill_in_copy(f, i, spot_target(f, host_spot(f), part, 0), &n, e);
+        else if (direct)
             rc = fill_bounced(f, i, &n, e);
         else
             rc = fill_through_scratch(f, i, e);

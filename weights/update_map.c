@@ -22,7 +22,6 @@ static int queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait, st
     if (rc != 0)
         return rc;
     atomic_store_explicit(&f->job->progress.tensor, span.first, memory_order_relaxed);
-    span_touch(f, span);
     if (span_copy(f, span, r->batch, came_mapped, e) != 0 ||
         (r->mirrored && span_mirror(f, span, r->batch, e) != 0))
         return -1;
@@ -69,7 +68,6 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
 
     if (fill_converted(f, &to, e) != 0)
         return -1;
-    rank_touch(f, rank, i);
     for (uint32_t k = 0; k < n; k++) {
         const struct tensor_spec *spec = target_spec(f, targets[k]);
 

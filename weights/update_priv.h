@@ -109,7 +109,6 @@ struct session {
     struct session *next; /* of updates.live */
     enum update_phase phase;
     char label[VERSION_LABEL_MAX + 1];
-    bool in_place;
     struct source_counts mappings;
     bool on_gpu, host_sums;
     uint64_t lease_us, lease_end_us;
@@ -138,7 +137,7 @@ struct session {
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
     bool single; /* a whole update by itself */
-    bool implicit, unnamed, partial, sharded, convert, wants_in_place;
+    bool implicit, unnamed, partial, sharded, convert;
     uint32_t n_ranks;
 
     /* Worker only. */

@@ -164,16 +164,6 @@ static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t plac
 
     if (staging_has(g, place, index))
         return 0;
-    if (staging_in_place(g)) {
-        addr = staging_target(g, place, index);
-        if (addr == 0)
-            return err_set(e, ERR_CONFLICT, "/names", "'%.*s' is not served on %s",
-                           plan_name_cut(tie->alias->name), tie->alias->name,
-                           store_place_name(s, place));
-        return place_write(s, place, addr, tie->data, nbytes, e) != 0
-                   ? -1
-                   : staging_arrived(g, place, index, e);
-    }
     if (store_device(s, place) == NULL)
         return staging_view(g, place, index, tie->slab, (uint64_t)(uintptr_t)tie->data, e);
     if (staging_room(g, place, nbytes, &room, e) != 0)

@@ -7,9 +7,7 @@
  *
  * Once the first bucket was asked for, the sender and all ranks are in it together: not to ask for
  * the last one would cost them their group. So all memory is taken before, and what goes wrong here
- * afterwards is told at the end, while the rest is received and dropped. Not so in place, as long
- * as what is served is still whole: that is worth more than the group, and so nothing is posted
- * ahead there either. */
+ * afterwards is told at the end, while the rest is received and dropped. */
 #include "weights/update_chunk_priv.h"
 
 #include <assert.h>
@@ -157,10 +155,8 @@ static uint64_t landing(struct fill *f, struct span span, uint8_t *lane, struct 
     uint64_t addr = span_place(f, span);
 
     *lane = LANE_NONE;
-    if (addr != 0) {
-        span_touch(f, span);
+    if (addr != 0)
         return addr;
-    }
     r->lane_posted = (r->lane_posted + 1) % r->n_lanes;
     *lane = (uint8_t)r->lane_posted;
     if (e->code == ERR_NONE)
@@ -199,7 +195,6 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
         return -1;
     r->next = span.first + span.n;
     b = r->lanes[r->lane].batch;
-    span_touch(f, span);
     if (span_copy(f, span, b, came_to_lane, e) != 0)
         return -1;
     return r->mirrored ? span_mirror(f, span, b, e) : 0;
@@ -244,12 +239,7 @@ static void condemn(struct fill *f, const struct posted *b)
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct rank_fill *r = &f->ranks[k];
 
-        if (b->lanes[k] != LANE_NONE) {
-            slab_condemn(r->lanes[b->lanes[k]].slab);
-            continue;
-        }
-        for (uint32_t i = b->first; i < b->first + b->n; i++)
-            slab_condemn(spot_slab(f, spot_of_rank(f, k), &r->layout->parts[i], 0));
+        slab_condemn(b->lanes[k] != LANE_NONE ? r->lanes[b->lanes[k]].slab : r->room.slab);
     }
 }
 
@@ -311,17 +301,11 @@ static int receive_bucket(struct fill *f, struct err *e)
     return 0;
 }
 
-/* In place, and nothing that is served has been written to yet. */
-static bool guards_served(const struct fill *f)
-{
-    return staging_in_place(f->staging) && !staging_dirty(f->staging);
-}
-
 /* Has every rank somewhere for the bucket at `first` to come to? What is dropped may come to
  * wherever other buckets do. */
 static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
 {
-    if (first == plan_of(f)->n_tensors || f->n_posted == (guards_served(f) ? 1 : SOURCE_POSTED_MAX))
+    if (first == plan_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
         return false;
     for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
         const struct rank_fill *rank = &f->ranks[r];
@@ -368,7 +352,7 @@ int chunk_recv(struct fill *f, struct err *e)
         while (can_post(f, next, e)) {
             uint32_t n = bucket_at(f, next);
 
-            if ((e->code != ERR_NONE && guards_served(f)) || post_bucket(f, next, n, e) != 0)
+            if (post_bucket(f, next, n, e) != 0)
                 return -1;
             next += n;
         }

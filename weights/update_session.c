@@ -565,7 +565,6 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     memset(out, 0, sizeof *out);
     memcpy(out->id, s->id, sizeof out->id);
     out->phase = s->phase;
-    out->in_place = s->in_place;
     out->partial = s->partial;
     out->sharded = s->sharded;
     out->mappings = s->mappings;
@@ -575,8 +574,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->unnamed = s->unnamed;
     memcpy(out->label, s->label, sizeof out->label);
     out->serial = s->serial;
-    if (!s->in_place)
-        out->nbytes_staging = s->partial ? s->nbytes_claimed : u->manifest->plan->nbytes;
+    out->nbytes_staging = s->partial ? s->nbytes_claimed : u->manifest->plan->nbytes;
     out->nbytes_done = s->nbytes_done;
     out->nbytes_total = nbytes_total(u, s);
     out->n_tensors_total = s->partial ? s->n_claimed : u->manifest->plan->n_tensors;
@@ -611,7 +609,6 @@ void updates_log(const struct update_info *info)
     else
         log_begin(&r, LOG_INFO, "update.started");
     log_str(&r, "update_id", info->id);
-    log_str(&r, "mode", info->in_place ? "in_place" : "staged");
     log_str(&r, "weight_version", info->label);
     log_u64(&r, "serial", info->serial);
     log_u64(&r, "nbytes", info->nbytes_done);

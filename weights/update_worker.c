@@ -135,24 +135,12 @@ static int enter(struct updates *u, struct update_job *job, enum update_phase ph
 static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
                           struct err *e)
 {
-    struct staging_cfg cfg = {
-        .in_place = s->wants_in_place, .partial = s->partial, .sharded = s->sharded};
+    struct staging_cfg cfg = {.partial = s->partial, .sharded = s->sharded};
 
     if (s->staging != NULL)
         return 0;
-    if (store_stage_until(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
-                          &s->staging, e) != 0)
-        return -1;
-    mtx_lock(&u->lock);
-    s->in_place = staging_in_place(s->staging); /* it falls back when nothing is served yet */
-    mtx_unlock(&u->lock);
-    return 0;
-}
-
-/* The served bytes changed half-way: nothing that the trainer sends again could mend this one. */
-static bool must_end(const struct session *s)
-{
-    return s->single || (s->staging != NULL && staging_dirty(s->staging));
+    return store_stage_until(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
+                             &s->staging, e);
 }
 
 /* Were checksums of what lies on GPUs computed here, for want of kernels there? */
@@ -214,7 +202,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
         err_clear(e);
         (void)session_answer_ended(s, e);
     } else if (e->code != ERR_NONE) {
-        fatal = must_end(s);
+        fatal = s->single;
         if (!fatal)
             claims_release_locked(u, s, job);
     } else {

@@ -81,8 +81,7 @@ static int check_weights(struct embedded *m, struct err *e)
                        "the kv cache is released: wake has to bring it back first");
     if (store_pin(m->store, &v, &why) == 0)
         store_unpin(m->store, v);
-    else if (why.code != ERR_CONFLICT && /* an in_place update will be over some time */
-             !(why.code == ERR_ASLEEP && frozen)) {
+    else if (!(why.code == ERR_ASLEEP && frozen)) {
         *e = why;
         return -1;
     }

@@ -417,29 +417,18 @@ static void step(struct scheduler *s, const struct version *served)
     s->stats.step_us_max = us > s->stats.step_us_max ? us : s->stats.step_us_max;
 }
 
-static void fail_unheld(struct seq *q, const struct err *e)
-{
-    if (q->version == NULL)
-        seq_fail(q, e);
-}
-
 enum scheduler_turn scheduler_turn(struct scheduler *s)
 {
     const struct version *served = NULL;
-    bool frozen = false;
     struct err e = {0};
 
     admit(s);
     if (s->n_running == 0)
         return SCHEDULER_IDLE;
-    if (store_pin(s->cfg.store, &served, &e) != 0) {
-        frozen = e.code == ERR_CONFLICT || e.code == ERR_ASLEEP;
-        if (!frozen)
-            end_where(s, fail_unheld, &e);
-    }
+    (void)store_pin(s->cfg.store, &served, &e); /* what ran before it slept waits; see submit */
     if (deal_rows(s, served) == 0) {
         let_go(s, served);
-        return frozen ? SCHEDULER_FROZEN : SCHEDULER_STEPPED;
+        return served == NULL ? SCHEDULER_FROZEN : SCHEDULER_STEPPED;
     }
     step(s, served);
     let_go(s, served);

@@ -7,7 +7,7 @@
  * Most sequences read the version that is served when the step begins. One that finishes on the
  * version it began with has it pinned, and the rows of each version are computed by themselves. So
  * an update never waits for a sequence but for room: --max-versions bounds how many are alive, and
- * whoever holds an old one goes on to its end, also while an in_place update keeps the others out.
+ * whoever holds an old one goes on to its end.
  *
  * A turn allocates and frees nothing: that is done by whoever submits, and by the janitor.
  *
@@ -68,13 +68,11 @@ void scheduler_kv_forget(struct scheduler *s);
 enum scheduler_turn {
     SCHEDULER_IDLE,    /* nothing runs or waits */
     SCHEDULER_STEPPED, /* one step was computed, or sequences ended: turn again */
-    SCHEDULER_FROZEN   /* an in_place update is writing, or the weights are asleep: wait until the
-                          store can be pinned */
+    SCHEDULER_FROZEN   /* the weights are asleep: wait until the store can be pinned */
 };
 
-/* scheduler_turn - admit, pin, compute one step, unpin, report. When no weights can be had for a
- * reason that waiting does not cure, every sequence that holds no version ends with GEN_ERROR and
- * that reason. */
+/* scheduler_turn - admit, pin, compute one step, unpin, report. While the weights are asleep only
+ * sequences that hold a version go on. */
 enum scheduler_turn scheduler_turn(struct scheduler *s);
 
 /* scheduler_stats - counters and gauges; heartbeat_us is not touched. */

@@ -510,48 +510,12 @@ def attaching(checks, args, torch):
             wrong = [n for n, t in old.items() if not world.same_bytes(held.tensors[n], t)]
             checks.same(wrong, [], "a commit leaves what is held as it is")
             checks.same(held.renew()["served"], False, "renew says that another version serves")
-            in_place(checks, server, trainer)
             world.until(lambda: time.monotonic() > began + 2.5, "two and a half leases")
             wrong = [n for n, t in old.items() if not world.same_bytes(held.tensors[n], t)]
             checks.same(wrong, [], "a lease is renewed by itself")
             held.close()
-            checks.same(
-                trainer.ask(try_in_place, server.url), "committed", "in place, once it is let go of"
-            )
-            checks.same(
-                world.differing(server.url, expected_on_gpu("step-00100")), [], "bytes after it"
-            )
         with checks.section("leases"):
             lost_leases(checks, server, trainer)
-
-
-def try_in_place(state, url):
-    import torch
-
-    bucket = torch.empty(4 << 20, dtype=torch.uint8, device="cuda:0")
-    _, args = world.export(bucket)
-    world.pack(state.named, bucket)
-    torch.cuda.synchronize(0)
-    session = world.Session(url, mode="in_place", weight_version="in-place")
-    try:
-        session.send(world.vllm_packed_body(state.named, args, 0))
-        return session.finish()["phase"]
-    except baton.BatonError as e:
-        with contextlib.suppress(baton.BatonError):
-            session.abort()
-        return f"{e.status} {e.code}"
-
-
-def in_place(checks, server, trainer):
-    with baton.attach(server.url, lease_s=30):
-        checks.same(
-            trainer.ask(try_in_place, server.url),
-            "409 conflict",
-            "in place is refused while what is served is mapped",
-        )
-    checks.same(
-        world.differing(server.url, expected_on_gpu("step-00100")), [], "nothing was written"
-    )
 
 
 def lost_leases(checks, server, trainer):

@@ -150,7 +150,7 @@ def finish_wrong_sum(w):
 
 def bad_start(w):
     members, culprit = w.rng.choice([
-        ({"mode": "magic"}, "/mode"), ({"mode": 1}, "/mode"), ({"lease_s": 0}, "/lease_s"),
+        ({"mode": "in_place"}, "/mode"), ({"mode": 1}, "/mode"), ({"lease_s": 0}, "/lease_s"),
         ({"lease_s": 3601}, "/lease_s"), ({"lease_s": -1}, "/lease_s"), ({"lease_s": 1.5}, "/lease_s"),
         ({"lease_s": 10**30}, ""), ({"lease_s": "60"}, "/lease_s"), ({"partial": "yes"}, "/partial"),
         ({"weight_version": ""}, "/weight_version"), ({"weight_version": "x" * 300}, "/weight_version"),
@@ -257,29 +257,6 @@ def finish_unknown_name(w):
     w.committed(finish(w, update, checksums={r.name: r.true_sum for r in rows}), rows, label)
 
 
-def in_place_broken(w):
-    """The served bytes are overwritten and the rest never comes: generation is refused until a
-    whole update heals it."""
-    rows = rows_of(w)
-    update = start(w, mode="in_place")
-    chunk(w, update, buckets(w, rows)[0])
-    w.refused_ready("conflict")
-    with w.raw(GENERATE) as waiting:  # generation is paused: this one is answered when that ends
-        w.wait("a generation waits", lambda: w.status()["admission"]["generate"]["running"] == 1)
-        if w.rng.random() < 0.5:
-            abort(w, update)
-        else:
-            w.refused(finish(w, update), 422, "incomplete_update")
-        w.refused(w.answer_on(waiting), 503, "weights_inconsistent")
-    w.wait("the weights are inconsistent", lambda: w.status()["weights"]["state"] == "inconsistent")
-    w.refused(generate(w), 503, "weights_inconsistent")
-    w.refused(push(w, "shm", rows[:3], partial=True), 503, "weights_inconsistent")
-    for case in (missing, bad_checksum, wrong_checksum):
-        case(w)
-    w.refused(generate(w), 503, "weights_inconsistent")
-    valid(w)
-
-
 def generate(w):
     return w.ask("POST", "/v1/generate", ONE_TOKEN)
 
@@ -317,5 +294,5 @@ def valid_converted(w):
 CASES = [too_early, too_early, abort_midway, abort_midway, two_starts, whole_while_open, wrong_ids,
          tensor_again, chunk_id_reused, said_twice, finish_wrong_sum, bad_start, bad_start,
          abort_under_a_body, repeated_and_reordered, failed_chunk_sent_again, cut_chunk_sent_again,
-         finish_unknown_name, in_place_broken]
+         finish_unknown_name]
 VALID = [valid, valid, valid, valid_partial]

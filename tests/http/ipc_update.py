@@ -318,18 +318,6 @@ def pipelined(world, server):
     server.check("pipelined")
 
 
-def in_place(world, server):
-    data, update_id = world.data(), start(server, mode="in_place", weight_version="in place")
-    with world.trainer(server) as t:
-        for specs in cut(list(reversed(world.specs)), 4):
-            server.post(200, UPDATE, bucket(t, 0, specs, data, update_id=update_id)[1], "in place")
-        found = server.post(200, FINISH, {"update_id": update_id})
-        must(found["mode"] == "in_place", f"{found}")
-        server.serve(data, found)
-        spent(t, "in place")
-    server.check("in place")
-
-
 def room_is_told(world, server):
     found = server.post(200, START, {})
     need = sum(s.nbytes for s in world.specs)
@@ -591,7 +579,7 @@ def run(world):
     with world.store() as server:
         for step in (plain, skyrl, lambda w, s: vllm_list(w, s, True),
                      lambda w, s: vllm_list(w, s, False), vllm_packed, several_buckets, by_plan,
-                     partial, waits_for_the_event, aborted_while_it_waits, pipelined, in_place,
+                     partial, waits_for_the_event, aborted_while_it_waits, pipelined,
                      room_is_told, refused, restarted):
             step(world, server)
         n_taken = killed(world, server)

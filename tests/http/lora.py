@@ -678,12 +678,11 @@ def run_states():
         everything()  # dropped weights stay away until an update
         if body.get("level") == 2:
             post("/v1/update_weights", {"path": checkpoint})
-    for mode in ("staged", "in_place"):
-        started = post("/v1/update_weights/start", {"mode": mode})["update_id"]
-        everything()
-        post("/v1/update_weights", {"update_id": started, "path": checkpoint})
-        everything()
-        post("/v1/update_weights/finish", {"update_id": started})
+    started = post("/v1/update_weights/start", {})["update_id"]
+    everything()
+    post("/v1/update_weights", {"update_id": started, "path": checkpoint})
+    everything()
+    post("/v1/update_weights/finish", {"update_id": started})
     load("last", "shout")
     serves("last", "shout", 1 + max(a["revision"] for a in listed().values()) - 1)
 

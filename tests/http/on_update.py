@@ -214,16 +214,15 @@ def frozen():
     push(STEPS[1])  # commits beside what is frozen
     path = f"{MODEL}/checkpoints/{STEPS[2]}.safetensors"
     for _ in range(2):
-        for mode in ("staged", "in_place"):
-            update = baton.request(URL, "POST", "/v1/update_weights/start", {"mode": mode})["update_id"]
-            began = time.monotonic()
-            try:
-                baton.request(URL, "POST", "/v1/update_weights", {"update_id": update, "path": path})
-                sys.exit(f"{mode}: what is frozen let go")
-            except baton.BatonError as e:
-                check(e.status == 409 and "frozen" in str(e), mode, e.status, str(e))
-            check(time.monotonic() - began < 30, "the deadline is --pin-timeout")
-            baton.request(URL, "POST", "/v1/update_weights/abort", {"update_id": update})
+        update = baton.request(URL, "POST", "/v1/update_weights/start", {})["update_id"]
+        began = time.monotonic()
+        try:
+            baton.request(URL, "POST", "/v1/update_weights", {"update_id": update, "path": path})
+            sys.exit("what is frozen let go")
+        except baton.BatonError as e:
+            check(e.status == 409 and "frozen" in str(e), e.status, str(e))
+        check(time.monotonic() - began < 30, "the deadline is --pin-timeout")
+        baton.request(URL, "POST", "/v1/update_weights/abort", {"update_id": update})
     with urllib.request.urlopen(URL + "/v1/status", timeout=PATIENCE_S) as f:
         status = json.load(f)
     check(status["weights"]["weight_version"] == STEPS[1] and status["update"] is None, status)

@@ -81,11 +81,7 @@ class Soak:
         return self.server.uses()
 
     def alone(self):
-        """Each checkpoint again, with nobody else: it makes what it made in company. And what nobody else may be
-        there for."""
-        for _ in range(3):
-            soak_deeds.fault_sessions.in_place_broken(self.world)
-            self.world.check()
+        """Each checkpoint again, with nobody else: it makes what it made in company."""
         for checkpoint in self.world.checkpoints:
             label = self.world.new_label()
             answer = soak_deeds.fault_sessions.push(self.world, "shm", checkpoint.rows, label)

@@ -115,10 +115,16 @@ for _ in 1 2 3; do
   same .error.code insufficient_staging
 done
 untouched 1 step-0
-post 200 /v1/update_weights/start '{"mode": "in_place"}'
+# ... but by dropping what serves first, which is what stands in for in_place.
+post 400 /v1/update_weights/start '{"mode": "in_place"}'
+same .error.param /mode
+has "sleep at level 2"
+post 200 /v1/sleep '{"level": 2}'
+post 200 /v1/update_weights/start '{}'
 id=$(jq --raw-output .update_id "$WORK/body")
 expect 200 POST "/v1/update_weights?update_id=$id" "${TENSORS[@]}" --data-binary @"$file"
 post 200 /v1/update_weights/finish "{\"update_id\": \"$id\", \"weight_version\": \"step-100\"}"
+post 200 /v1/wake '{}'
 serves step-00100 step-100
 stop_server
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# start, buckets, finish; abort, renew, lease; repeated chunks; plans; partial and in_place.
+# start, buckets, finish; abort, renew, lease; repeated chunks; plans; partial.
 # shellcheck source=tests/http/lib.sh
 source "$(dirname "$0")/lib.sh"
 serve_model
@@ -119,25 +119,7 @@ serves step-01500 step-1500
 post 404 /v1/update_weights '{"plan_id": "nope", "shm": {"name": "/x", "nbytes": 1}}'
 same .error.param /plan_id
 
-# in_place: the served bytes are overwritten under a pause, and the next version serves.
-start '{"mode": "in_place", "weight_version": "again-0"}'
 to_shm "$CHECKPOINTS/step-00000.safetensors"
-post 200 /v1/update_weights "$(bucket 0 46 "$(for_id '{}')")"
-expect 503 GET /readyz
-post 200 /v1/update_weights/finish "$(for_id '{}')"
-expect 200 GET /readyz
-serves step-00000 again-0
-# ... and aborted half-way it refuses generation until a whole update heals it.
-start '{"mode": "in_place"}'
-post 200 /v1/update_weights "$(bucket 0 10 "$(for_id '{}')")"
-post 200 /v1/update_weights/abort "$(for_id '{}')"
-expect 503 GET /readyz
-same .reason weights_inconsistent
-post 503 /v1/generate '{"token_ids": [1], "sampling_params": {"max_tokens": 1}}'
-same .error.code weights_inconsistent
-expect 200 GET /health
-post 200 /v1/update_weights "$(bucket 0 46 '{"weight_version": "healed"}')"
-serves step-00000 healed
 # Verified, and served only when it is finished.
 start '{"weight_version": "proven"}'
 post 200 /v1/update_weights "$(bucket 0 46 "$(for_id '{}')")"

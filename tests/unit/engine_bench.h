@@ -217,51 +217,32 @@ static inline void wait_heartbeats(struct bench *b, int n)
     }
 }
 
-static inline struct staging *stage_in_place(struct bench *b)
+static inline void *sleep_thread(void *arg)
 {
-    struct staging_cfg cfg = {.in_place = true};
-    struct staging *g = NULL;
+    struct bench *b = arg;
+    struct store_slept slept;
     struct err e = {0};
-
-    if (store_stage(b->store, &cfg, CLOCK_NEVER, &g, &e) != 0)
-        fail_msg("%s", e.msg);
-    assert_true(staging_in_place(g));
-    return g;
-}
-
-struct stager {
-    struct bench *b;
-    struct staging *g;
-};
-
-static inline void *stage_in_place_thread(void *arg)
-{
-    struct stager *s = arg;
-    struct staging_cfg cfg = {.in_place = true};
-    struct err e = {0};
-    int rc = store_stage(s->b->store, &cfg, CLOCK_NEVER, &s->g, &e);
+    int rc = store_sleep(b->store, 1, CLOCK_NEVER, &slept, &e);
 
     assert(rc == 0);
     (void)rc;
     return NULL;
 }
 
-/* With the engine held inside a step: the staging closes the store's door and waits for that step,
+/* With the engine held inside a step: the sleep closes the store's door and waits for that step,
  * the gate opens, and the engine is frozen before its next. */
-static inline struct staging *stage_in_place_at_gate(struct bench *b)
+static inline void sleep_at_gate(struct bench *b)
 {
-    struct stager s = {.b = b};
     struct store_info info = {0};
     pthread_t thread;
 
-    assert_int_equal(pthread_create(&thread, NULL, stage_in_place_thread, &s), 0);
-    while (info.state != STORE_IN_PLACE) {
+    assert_int_equal(pthread_create(&thread, NULL, sleep_thread, b), 0);
+    while (info.state != STORE_ASLEEP) {
         (void)sched_yield();
         store_info(b->store, &info);
     }
     gate_open();
     assert_int_equal(pthread_join(thread, NULL), 0);
-    return s.g;
 }
 
 #endif

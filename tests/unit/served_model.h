@@ -136,20 +136,6 @@ static inline uint64_t push(struct served *s, const char *id, const char *step)
     return push_wait(&p);
 }
 
-static inline uint64_t push_in_place(struct served *s, const char *step)
-{
-    struct update_start start = {.in_place = true, .lease_s = 60};
-    struct pushed p = {0};
-    struct update_info info;
-    struct err e = {0};
-
-    (void)snprintf(start.label, sizeof start.label, "%s", step);
-    assert_int_equal(updates_start(s->updates, &start, &info, &e), 0);
-    (void)push(s, info.id, step);
-    assert_int_equal(updates_finish(s->updates, info.id, "", NULL, 0, push_done, &p, &e), 0);
-    return push_wait(&p);
-}
-
 static inline void same_tokens(const struct gen_token *x, const struct gen_token *y, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {

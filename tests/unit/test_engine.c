@@ -180,7 +180,7 @@ static void check_spans(const struct gen_output *out, const char *const *labels,
 }
 
 /* The first span's tokens are those of a run that saw no update. */
-static void updates_while_running(bool in_place)
+static void test_update_while_running(void **state)
 {
     static const char *const labels[] = {"step-00000", "step-01500"};
     struct reached reached = {.want = 5, .hold = 890};
@@ -188,13 +188,14 @@ static void updates_while_running(bool in_place)
     struct served s;
     uint64_t serial;
 
+    (void)state;
     serve(&s, 4, 32);
     (void)push(&s, "", "step-00000");
     submit_long(&s, &undisturbed, 900);
     job_wait(&undisturbed);
     submit_long(&s, &j, 900);
     wait_reached(&reached);
-    serial = in_place ? push_in_place(&s, "step-01500") : push(&s, "", "step-01500");
+    serial = push(&s, "", "step-01500");
     let_go(&reached);
     job_wait(&j);
     check_spans(j.out, labels, 2);
@@ -206,18 +207,6 @@ static void updates_while_running(bool in_place)
     job_fini(&undisturbed);
     job_fini(&j);
     close_served(&s);
-}
-
-static void test_staged_update_while_running(void **state)
-{
-    (void)state;
-    updates_while_running(false);
-}
-
-static void test_in_place_update_while_running(void **state)
-{
-    (void)state;
-    updates_while_running(true);
 }
 
 /* ---- the rest of the way ---- */
@@ -277,8 +266,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_at_every_checkpoint),
         cmocka_unit_test(test_batching_changes_no_bit),
-        cmocka_unit_test(test_staged_update_while_running),
-        cmocka_unit_test(test_in_place_update_while_running),
+        cmocka_unit_test(test_update_while_running),
         cmocka_unit_test(test_stop_string_of_real_text),
         cmocka_unit_test(test_info_is_the_models),
     };

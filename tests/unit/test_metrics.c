@@ -62,8 +62,7 @@ void store_info(struct store *s, struct store_info *out)
 
 const char *store_state_name(enum store_state state)
 {
-    static const char *const names[] = {"unsynced",     "ready",  "in_place",
-                                        "inconsistent", "asleep", "dropped"};
+    static const char *const names[] = {"unsynced", "ready", "asleep", "dropped"};
 
     return names[state];
 }

@@ -232,71 +232,6 @@ static void test_a_rename_is_no_update(void **state)
     }
 }
 
-/* ---- in_place ---- */
-
-static void test_finish_goes_on_to_its_end_before_an_in_place_update(void **state)
-{
-    struct job finish = {.on_update = GEN_ON_UPDATE_FINISH}, frozen = {0}, late = {0};
-    struct store_stats stats;
-    struct staging *g;
-    struct bench b;
-    struct err e = {0};
-
-    (void)state;
-    bench_init(&b, 4, 8, 40);
-    gate_shut();
-    submit(&b, &finish, 4, 200);
-    submit(&b, &frozen, 4, 200);
-    gate_wait_held();
-    late.on_update = GEN_ON_UPDATE_FINISH;
-    submit(&b, &late, 4, 10);       /* comes to a door that is shut */
-    g = stage_in_place_at_gate(&b); /* granted when nobody reads any more */
-    job_wait(&finish);
-    assert_int_equal(frozen.n_done + late.n_done, 0);
-    assert_true(frozen.n_seen < 5);
-    commit_seed(&b, 2);
-    memcpy((void *)(uintptr_t)staging_target(g, 0, 0), b.w, sizeof b.w);
-    assert_int_equal(staging_arrived(g, 0, 0, &e), 0);
-    assert_int_equal(store_commit(b.store, g, "in place", &stats, &e), 0);
-    job_wait(&frozen);
-    job_wait(&late);
-    span_is(finish.out, 0, 1, 0, 200);
-    span_is(frozen.out, frozen.out->n_spans - 1, 2,
-            frozen.out->n_spans > 1 ? frozen.out->spans[0].end : 0, 200);
-    assert_int_equal(late.out->n_spans, 1);
-    span_is(late.out, 0, 2, 0, 10);
-    job_fini(&finish);
-    job_fini(&frozen);
-    job_fini(&late);
-    bench_fini(&b);
-}
-
-static void test_an_in_place_update_that_does_not_get_it_changes_nothing(void **state)
-{
-    struct job finish = {.on_update = GEN_ON_UPDATE_FINISH}, goes_on = {0};
-    struct staging_cfg cfg = {.in_place = true};
-    struct staging *g = NULL;
-    struct bench b;
-    struct err e = {0};
-
-    (void)state;
-    bench_init(&b, 4, 8, 40);
-    gate_shut();
-    submit(&b, &finish, 4, 100);
-    submit(&b, &goes_on, 4, 100);
-    gate_wait_held();
-    assert_int_equal(store_stage(b.store, &cfg, clock_now_us(), &g, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
-    gate_open();
-    job_wait(&finish);
-    job_wait(&goes_on);
-    span_is(finish.out, 0, 1, 0, 100);
-    span_is(goes_on.out, 0, 1, 0, 100);
-    job_fini(&finish);
-    job_fini(&goes_on);
-    bench_fini(&b);
-}
-
 /* ---- recompute ---- */
 
 /* Submits the job's own text so far, `n` tokens of its output, as a prompt. */
@@ -536,8 +471,6 @@ int main(void)
         cmocka_unit_test(test_updates_wait_for_room_and_not_for_finish),
         cmocka_unit_test(test_cancel_and_stop_let_the_version_go),
         cmocka_unit_test(test_a_rename_is_no_update),
-        cmocka_unit_test(test_finish_goes_on_to_its_end_before_an_in_place_update),
-        cmocka_unit_test(test_an_in_place_update_that_does_not_get_it_changes_nothing),
         cmocka_unit_test(test_recompute_is_a_fresh_request),
         cmocka_unit_test(test_recompute_begins_again_within_a_prompt),
         cmocka_unit_test(test_recompute_is_not_starved_by_commits),

@@ -25,7 +25,6 @@ static struct walk {
     uint32_t n_submitted;
     uint64_t random; /* of the engine's thread */
     atomic_bool over;
-    uint32_t n_in_place;
 } walk;
 
 /* A wish begins with its own number. */
@@ -93,20 +92,6 @@ static void meddle(struct job *j, const struct gen_output *out, void *arg)
     (void)j;
 }
 
-static void commit_in_place(void)
-{
-    struct staging *g = stage_in_place(&walk.b); /* for ever: it must get its turn */
-    struct store_stats stats;
-    struct err e = {0};
-
-    commit_seed(&walk.b, ++walk.b.n_commits);
-    memcpy((void *)(uintptr_t)staging_target(g, 0, 0), walk.b.w, sizeof walk.b.w);
-    assert_int_equal(staging_arrived(g, 0, 0, &e), 0);
-    assert_int_equal(store_commit(walk.b.store, g, "", &stats, &e), 0);
-    assert_int_equal(stats.serial, walk.b.n_commits);
-    walk.n_in_place++;
-}
-
 /* Waits for room as a real update does, and always finds it in the end. */
 static void *commit_from_outside(void *arg)
 {
@@ -118,10 +103,7 @@ static void *commit_from_outside(void *arg)
         while (!atomic_load(&walk.over) && atomic_load(&fake_n_steps) < before + wait)
             (void)sched_yield();
         pthread_mutex_lock(&walk.committing);
-        if (draw(&random, 4) == 0)
-            commit_in_place();
-        else
-            commit(&walk.b);
+        commit(&walk.b);
         pthread_mutex_unlock(&walk.committing);
     }
     return NULL;
@@ -296,19 +278,15 @@ static void test_every_token_is_what_its_span_says(void **state)
     const char *rounds = getenv("BATON_WALK_ROUNDS");
     unsigned long n = rounds != NULL ? strtoul(rounds, NULL, 10) : 8;
     struct seen_by_walk seen = {0};
-    uint32_t n_in_place = 0;
 
     (void)state;
-    for (unsigned long i = 0; i < n; i++) {
+    for (unsigned long i = 0; i < n; i++)
         walk_once(1000 + i * 77, &seen);
-        n_in_place += walk.n_in_place;
-    }
-    print_message("spans of %u continue: %u, of %u recompute: %u; %u finish; %u cancelled, %u in "
-                  "place\n",
+    print_message("spans of %u continue: %u, of %u recompute: %u; %u finish; %u cancelled\n",
                   seen.n_jobs[0], seen.n_spans[0], seen.n_jobs[2], seen.n_spans[2], seen.n_jobs[1],
-                  seen.n_aborted, n_in_place);
+                  seen.n_aborted);
     assert_true(seen.n_spans[0] > 2 * seen.n_jobs[0] && seen.n_spans[2] > 2 * seen.n_jobs[2]);
-    assert_true(seen.n_aborted > 0 && seen.n_ended > seen.n_aborted && n_in_place > 0);
+    assert_true(seen.n_aborted > 0 && seen.n_ended > seen.n_aborted);
 }
 
 int main(void)

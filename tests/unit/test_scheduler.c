@@ -372,13 +372,12 @@ static void test_unsynced_is_refused(void **state)
     bench_fini(&b);
 }
 
-static void test_in_place_freezes_and_releases(void **state)
+static void test_sleep_freezes_and_wake_releases(void **state)
 {
-    struct job running = {0}, cancelled = {0}, late = {0};
-    struct store_stats stats;
-    struct staging *g;
+    struct job running = {0}, cancelled = {0};
     struct bench b;
     struct err e = {0};
+    uint64_t nbytes;
     unsigned n_steps;
 
     (void)state;
@@ -387,64 +386,20 @@ static void test_in_place_freezes_and_releases(void **state)
     submit(&b, &running, 3, 300);
     submit(&b, &cancelled, 3, 300);
     gate_wait_held();
-    g = stage_in_place_at_gate(&b);
+    sleep_at_gate(&b);
     n_steps = atomic_load(&fake_n_steps);
     b.en->ops->cancel(b.en, cancelled.id);
     job_wait(&cancelled);
     assert_int_equal(cancelled.finish, GEN_ABORT);
-    submit(&b, &late, 3, 4); /* waits with the others */
     wait_heartbeats(&b, 3);
     assert_int_equal(atomic_load(&fake_n_steps), n_steps);
     assert_int_equal(running.n_done, 0);
-    commit_seed(&b, 99);
-    memcpy((void *)(uintptr_t)staging_target(g, 0, 0), b.w, sizeof b.w);
-    assert_int_equal(staging_arrived(g, 0, 0, &e), 0);
-    assert_int_equal(store_commit(b.store, g, "in place", &stats, &e), 0);
+    assert_int_equal(store_wake(b.store, CLOCK_NEVER, &nbytes, &e), 0);
     job_wait(&running);
-    job_wait(&late);
-    assert_int_equal(late.out->n_spans, 1);
-    assert_string_equal(late.out->spans[0].label, "in place");
     assert_int_equal(running.out->n_tokens, 300);
-    assert_string_equal(running.out->spans[running.out->n_spans - 1].label, "in place");
+    assert_int_equal(running.out->n_spans, 1);
     job_fini(&running);
     job_fini(&cancelled);
-    job_fini(&late);
-    bench_fini(&b);
-}
-
-static void test_inconsistent_weights_end_everything(void **state)
-{
-    uint32_t prompt[] = {1};
-    struct job jobs[5] = {0};
-    struct gen_params p;
-    struct staging *g;
-    struct bench b;
-    struct err e = {0};
-
-    (void)state;
-    bench_init(&b, 2, 4, 100); /* two run, three wait */
-    gate_shut();
-    for (int i = 0; i < 5; i++)
-        submit(&b, &jobs[i], 3, 400);
-    gate_wait_held();
-    g = stage_in_place_at_gate(&b);
-    memset((void *)(uintptr_t)staging_target(g, 0, 0), 0, 16);
-    store_abort(b.store, g);
-    for (int i = 0; i < 5; i++) {
-        job_wait(&jobs[i]);
-        assert_int_equal(jobs[i].finish, GEN_ERROR);
-        assert_int_equal(jobs[i].out->error.code, ERR_INCONSISTENT);
-        job_fini(&jobs[i]);
-    }
-    gen_params_init(&p);
-    memset(jobs, 0, sizeof jobs);
-    assert_int_equal(job_submit(b.en, &jobs[0], prompt, 1, &p, &e), -1);
-    assert_int_equal(e.code, ERR_INCONSISTENT);
-    commit(&b);
-    submit(&b, &jobs[0], 3, 4);
-    job_wait(&jobs[0]);
-    assert_int_equal(jobs[0].finish, GEN_LENGTH);
-    job_fini(&jobs[0]);
     bench_fini(&b);
 }
 
@@ -458,8 +413,7 @@ int main(void)
         cmocka_unit_test(test_a_commit_during_a_step_waits_for_the_next),
         cmocka_unit_test(test_a_new_label_begins_a_span),
         cmocka_unit_test(test_unsynced_is_refused),
-        cmocka_unit_test(test_in_place_freezes_and_releases),
-        cmocka_unit_test(test_inconsistent_weights_end_everything),
+        cmocka_unit_test(test_sleep_freezes_and_wake_releases),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -315,17 +315,17 @@ static void test_free_aborts_what_runs_and_waits(void **state)
 static void test_free_while_frozen(void **state)
 {
     struct job j = {0};
-    struct staging *g;
     struct bench b;
 
     (void)state;
     bench_init(&b, 3, 8, 40);
-    g = stage_in_place(&b);
+    gate_shut();
     submit(&b, &j, 20, 400);
+    gate_wait_held();
+    sleep_at_gate(&b);
     b.en->ops->free(b.en);
     assert_int_equal(j.finish, GEN_ABORT);
-    assert_int_equal(j.out->n_tokens, 0);
-    store_abort(b.store, g);
+    assert_true(j.out->n_tokens <= 1);
     store_free(b.store);
     job_fini(&j);
 }

@@ -38,9 +38,9 @@ static void store_done(struct store *s)
     store_free(s); /* asserts that nothing is live */
 }
 
-static struct staging *stage(struct store *s, bool in_place, bool partial)
+static struct staging *stage(struct store *s, bool partial)
 {
-    struct staging_cfg cfg = {.in_place = in_place, .partial = partial};
+    struct staging_cfg cfg = {.partial = partial};
     struct staging *g = NULL;
     struct err e = {0};
 
@@ -48,9 +48,9 @@ static struct staging *stage(struct store *s, bool in_place, bool partial)
     return g;
 }
 
-static enum err_code stage_refused(struct store *s, bool in_place, bool partial)
+static enum err_code stage_refused(struct store *s, bool partial)
 {
-    struct staging_cfg cfg = {.in_place = in_place, .partial = partial};
+    struct staging_cfg cfg = {.partial = partial};
     struct staging *g = NULL;
     struct err e = {0};
 
@@ -86,21 +86,6 @@ static void bring(struct staging *g, unsigned mask, unsigned step)
     plan_unref(plan);
 }
 
-static void bring_in_place(struct staging *g, unsigned mask, unsigned step)
-{
-    unsigned char bytes[FX_NBYTES_MAX];
-    struct err e = {0};
-
-    for (uint32_t i = 0; i < FX_N; i++) {
-        uint64_t n = fx_bytes(fx_model[i].name, step, bytes);
-
-        if (!(mask & 1U << i))
-            continue;
-        memcpy((void *)(uintptr_t)staging_target(g, 0, i), bytes, n);
-        assert_int_equal(staging_arrived(g, 0, i, &e), 0);
-    }
-}
-
 static void commit(struct store *s, struct staging *g, const char *label)
 {
     struct store_stats stats;
@@ -111,7 +96,7 @@ static void commit(struct store *s, struct staging *g, const char *label)
 
 static void commit_step(struct store *s, unsigned step, const char *label)
 {
-    struct staging *g = stage(s, false, false);
+    struct staging *g = stage(s, false);
 
     bring(g, FX_ALL, step);
     commit(s, g, label);
@@ -150,11 +135,11 @@ static void test_store_let_go_frees_nothing(void **state)
     assert_false(store_let_go(s, v));
     commit_step(s, 2, "b");
     assert_int_equal(info_of(s).n_live, 2);
-    assert_int_equal(stage_refused(s, false, false), ERR_CONFLICT);
+    assert_int_equal(stage_refused(s, false), ERR_CONFLICT);
     name = version_label_ref(v->name);
     assert_true(store_let_go(s, v));
     assert_int_equal(info_of(s).n_live, 2);
-    assert_int_equal(stage_refused(s, false, false), ERR_CONFLICT);
+    assert_int_equal(stage_refused(s, false), ERR_CONFLICT);
     store_reap(s);
     assert_int_equal(info_of(s).n_live, 1);
     store_reap(s);                        /* nothing to do */
@@ -177,7 +162,7 @@ static void test_store_new_is_unsynced(void **state)
     assert_false(store_wait_pinnable(s, CLOCK_NEVER)); /* only an update can help: no wait */
     assert_int_equal(store_set_label(s, "x", 0, &serial, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
-    assert_int_equal(stage_refused(s, false, true), ERR_UNSYNCED);
+    assert_int_equal(stage_refused(s, true), ERR_UNSYNCED);
     store_unpin(s, NULL);
     store_abort(s, NULL);
     store_done(s);
@@ -249,20 +234,20 @@ static void test_store_stage_bounds_live_versions(void **state)
     (void)state;
     commit_step(s, 1, "");
     assert_int_equal(store_pin(s, &v, &e), 0);
-    g = stage(s, false, false);
-    assert_int_equal(stage_refused(s, false, false), ERR_CONFLICT); /* one at a time */
+    g = stage(s, false);
+    assert_int_equal(stage_refused(s, false), ERR_CONFLICT); /* one at a time */
     bring(g, FX_ALL, 2);
     commit(s, g, "");
-    assert_int_equal(stage_refused(s, false, false), ERR_CONFLICT); /* v1 is still read */
+    assert_int_equal(stage_refused(s, false), ERR_CONFLICT); /* v1 is still read */
     store_unpin(s, v);
-    store_abort(s, stage(s, false, false));
+    store_abort(s, stage(s, false));
     store_done(s);
 }
 
 static void test_store_commit_refuses_what_is_incomplete(void **state)
 {
     struct store *s = store_of(2, UINT64_MAX);
-    struct staging *g = stage(s, false, false);
+    struct staging *g = stage(s, false);
     uint32_t missing[FX_N];
     struct store_stats stats;
     struct err e = {0};
@@ -293,7 +278,7 @@ static void test_store_commit_refuses_a_partial_of_nothing(void **state)
 
     (void)state;
     commit_step(s, 1, "a");
-    g = stage(s, false, true);
+    g = stage(s, true);
     assert_int_equal(store_commit(s, g, "b", &stats, &e), -1);
     assert_int_equal(e.code, ERR_INCOMPLETE);
     store_abort(s, g);
@@ -304,7 +289,7 @@ static void test_store_commit_refuses_a_partial_of_nothing(void **state)
 static void test_staging_view_refuses_a_second_arrival(void **state)
 {
     struct store *s = store_of(2, UINT64_MAX);
-    struct staging *g = stage(s, false, false);
+    struct staging *g = stage(s, false);
     struct slab *slab = NULL;
     struct err e = {0};
 
@@ -330,7 +315,7 @@ static void test_store_commit_partial_shares_untouched_tensors(void **state)
     (void)state;
     commit_step(s, 1, "a");
     assert_int_equal(store_pin(s, &old, &e), 0);
-    g = stage(s, false, true);
+    g = stage(s, true);
     bring(g, 1U << 4, 2);
     assert_int_equal(store_commit(s, g, "b", &stats, &e), 0);
     assert_int_equal(stats.n_updated, 1);
@@ -358,7 +343,7 @@ static void test_store_abort_gives_staged_memory_back(void **state)
     (void)state;
     commit_step(s, 1, "a");
     slab_pool_stats(store_slabs(s, 0), &before);
-    g = stage(s, false, false);
+    g = stage(s, false);
     bring(g, 7, 2);
     store_abort(s, g);
     slab_pool_stats(store_slabs(s, 0), &after);
@@ -371,7 +356,7 @@ static void test_store_abort_gives_staged_memory_back(void **state)
 static void test_staging_slab_refuses_over_the_bound(void **state)
 {
     struct store *s = store_of(2, 4096);
-    struct staging *g = stage(s, false, false);
+    struct staging *g = stage(s, false);
     struct slab *slab = NULL;
     struct err e = {0};
 
@@ -379,118 +364,6 @@ static void test_staging_slab_refuses_over_the_bound(void **state)
     assert_int_equal(staging_slab(g, 4097, &slab, &e), -1);
     assert_int_equal(e.code, ERR_NO_STAGING);
     store_abort(s, g);
-    store_done(s);
-}
-
-static void test_store_in_place_writes_the_served_slabs(void **state)
-{
-    struct store *s = store_of(2, UINT64_MAX);
-    const struct version *v = NULL;
-    struct slab_stats before, after;
-    const void *data;
-    struct staging *g;
-    struct err e = {0};
-    uint64_t serial = 0;
-
-    (void)state;
-    commit_step(s, 1, "a");
-    slab_pool_stats(store_slabs(s, 0), &before);
-    assert_int_equal(store_pin(s, &v, &e), 0);
-    data = v->views[0].data;
-    (void)sum_of(s, v, 0);
-    store_unpin(s, v);
-    g = stage(s, true, false);
-    assert_true(staging_in_place(g));
-    assert_int_equal(info_of(s).state, STORE_IN_PLACE);
-    assert_int_equal(pin_refused(s), ERR_CONFLICT);
-    assert_int_equal(store_set_label(s, "x", 0, &serial, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
-    err_clear(&e);
-    bring_in_place(g, FX_ALL, 2);
-    assert_int_equal(staging_arrived(g, 0, 0, &e), -1);
-    commit(s, g, "b");
-    fx_assert_step(s, 2);
-    err_clear(&e);
-    assert_int_equal(store_pin(s, &v, &e), 0);
-    assert_ptr_equal(v->views[0].data, data);
-    assert_int_equal(v->serial, 2);
-    assert_true(checksum_equal(sum_of(s, v, 0), checksum_of(data, 256)));
-    store_unpin(s, v);
-    slab_pool_stats(store_slabs(s, 0), &after);
-    assert_int_equal(after.nbytes_live, before.nbytes_live);
-    store_done(s);
-}
-
-static void test_store_in_place_waits_for_readers(void **state)
-{
-    struct store *s = store_of(3, UINT64_MAX);
-    const struct version *v = NULL;
-    struct err e = {0};
-
-    (void)state;
-    commit_step(s, 1, "a");
-    assert_int_equal(store_pin(s, &v, &e), 0);
-    assert_int_equal(stage_refused(s, true, false), ERR_CONFLICT);
-    assert_int_equal(info_of(s).state, STORE_READY); /* the door is open again */
-    commit_step(s, 2, "b");
-    assert_int_equal(stage_refused(s, true, false), ERR_CONFLICT); /* an old version is read */
-    store_unpin(s, v);
-    store_abort(s, stage(s, true, false));
-    assert_int_equal(info_of(s).state, STORE_READY); /* nothing was written */
-    fx_assert_step(s, 2);
-    store_done(s);
-}
-
-static void test_store_in_place_without_a_version_is_staged(void **state)
-{
-    struct store *s = store_of(2, UINT64_MAX);
-    struct staging *g = stage(s, true, false);
-
-    (void)state;
-    assert_false(staging_in_place(g));
-    bring(g, FX_ALL, 1);
-    commit(s, g, "");
-    fx_assert_step(s, 1);
-    store_done(s);
-}
-
-static void make_inconsistent(struct store *s)
-{
-    struct staging *g = stage(s, true, false);
-
-    bring_in_place(g, 1, 9);
-    store_abort(s, g);
-    assert_int_equal(info_of(s).state, STORE_INCONSISTENT);
-    assert_int_equal(pin_refused(s), ERR_INCONSISTENT);
-    assert_false(store_wait_pinnable(s, CLOCK_NEVER));
-}
-
-static void test_store_inconsistent_heals_by_whole_updates_only(void **state)
-{
-    struct store *s = store_of(2, UINT64_MAX);
-    struct staging *g;
-    struct err e = {0};
-    uint64_t serial = 0;
-
-    (void)state;
-    commit_step(s, 1, "a");
-    make_inconsistent(s);
-    assert_int_equal(stage_refused(s, false, true), ERR_INCONSISTENT);
-    assert_int_equal(stage_refused(s, true, true), ERR_INCONSISTENT);
-    assert_int_equal(store_set_label(s, "x", 0, &serial, &e), -1);
-    assert_int_equal(e.code, ERR_INCONSISTENT);
-    store_abort(s, stage(s, true, false)); /* an untouched one does not heal */
-    assert_int_equal(info_of(s).state, STORE_INCONSISTENT);
-    store_abort(s, stage(s, false, false));
-    assert_int_equal(info_of(s).state, STORE_INCONSISTENT);
-    commit_step(s, 2, "b"); /* staged */
-    fx_assert_step(s, 2);
-    make_inconsistent(s);
-    g = stage(s, true, false);
-    bring_in_place(g, FX_ALL, 3);
-    commit(s, g, "c");
-    assert_int_equal(info_of(s).state, STORE_READY);
-    fx_assert_step(s, 3);
     store_done(s);
 }
 
@@ -560,7 +433,7 @@ static void test_store_checksum_is_remembered(void **state)
     assert_true(checksum_equal(first, sum_of(s, v, 1)));
     ((unsigned char *)(uintptr_t)v->views[1].data)[0] ^= 1;
     store_unpin(s, v);
-    g = stage(s, false, true);
+    g = stage(s, true);
     bring(g, 1U << 1, 2);
     commit(s, g, "");
     assert_int_equal(store_pin(s, &v, &e), 0);
@@ -611,7 +484,7 @@ static bool all_read(struct reader *readers)
     return true;
 }
 
-static void commits_under_readers(bool in_place)
+static void test_store_commits_are_atomic_to_readers(void **state)
 {
     struct store *s = store_of(8, UINT64_MAX);
     struct reader readers[N_READERS];
@@ -619,22 +492,20 @@ static void commits_under_readers(bool in_place)
     atomic_bool stop = false;
     unsigned step = 1;
 
+    (void)state;
     commit_step(s, 1, "");
     for (int i = 0; i < N_READERS; i++) {
         readers[i] = (struct reader){.store = s, .stop = &stop};
         assert_int_equal(pthread_create(&threads[i], NULL, reader_main, &readers[i]), 0);
     }
     while (step < N_COMMITS || !all_read(readers)) {
-        struct staging_cfg cfg = {.in_place = in_place && step % 2 == 1};
+        struct staging_cfg cfg = {0};
         struct staging *g = NULL;
         struct err e = {0};
 
         step++;
         assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, &g, &e), 0);
-        if (staging_in_place(g))
-            bring_in_place(g, FX_ALL, step);
-        else
-            bring(g, FX_ALL, step);
+        bring(g, FX_ALL, step);
         commit(s, g, "");
     }
     atomic_store(&stop, true);
@@ -646,53 +517,6 @@ static void commits_under_readers(bool in_place)
     }
     fx_assert_step(s, step);
     assert_int_equal(info_of(s).n_live, 1);
-    store_done(s);
-}
-
-static void test_store_commits_are_atomic_to_readers(void **state)
-{
-    (void)state;
-    commits_under_readers(false);
-}
-
-static void test_store_in_place_never_shows_a_mix(void **state)
-{
-    (void)state;
-    commits_under_readers(true);
-}
-
-static void *unpin_main(void *arg)
-{
-    struct store *const *s = arg;
-    struct store_info info;
-
-    /* The door closes as soon as the writer waits: that is the event. */
-    do
-        store_info(*s, &info);
-    while (info.state != STORE_IN_PLACE);
-    store_unpin(*s, (const struct version *)((void **)arg)[1]);
-    return NULL;
-}
-
-static void test_store_stage_in_place_goes_on_when_the_reader_lets_go(void **state)
-{
-    struct store *s = store_of(2, UINT64_MAX);
-    struct staging_cfg cfg = {.in_place = true};
-    const struct version *v = NULL;
-    struct staging *g = NULL;
-    struct err e = {0};
-    pthread_t thread;
-    void *args[2];
-
-    (void)state;
-    commit_step(s, 1, "");
-    assert_int_equal(store_pin(s, &v, &e), 0);
-    args[0] = s;
-    args[1] = (void *)(uintptr_t)v;
-    assert_int_equal(pthread_create(&thread, NULL, unpin_main, args), 0);
-    assert_int_equal(store_stage(s, &cfg, clock_after_us(60000000), &g, &e), 0);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    store_abort(s, g);
     store_done(s);
 }
 
@@ -710,16 +534,10 @@ int main(void)
         cmocka_unit_test(test_store_commit_partial_shares_untouched_tensors),
         cmocka_unit_test(test_store_abort_gives_staged_memory_back),
         cmocka_unit_test(test_staging_slab_refuses_over_the_bound),
-        cmocka_unit_test(test_store_in_place_writes_the_served_slabs),
-        cmocka_unit_test(test_store_in_place_waits_for_readers),
-        cmocka_unit_test(test_store_in_place_without_a_version_is_staged),
-        cmocka_unit_test(test_store_inconsistent_heals_by_whole_updates_only),
         cmocka_unit_test(test_store_set_label_keeps_bytes_and_serial),
         cmocka_unit_test(test_store_set_label_only_of_that_serial),
         cmocka_unit_test(test_store_checksum_is_remembered),
         cmocka_unit_test(test_store_commits_are_atomic_to_readers),
-        cmocka_unit_test(test_store_in_place_never_shows_a_mix),
-        cmocka_unit_test(test_store_stage_in_place_goes_on_when_the_reader_lets_go),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -325,7 +325,7 @@ static void *leave_soon(void *arg)
 /* An aborted update's staging goes back a moment after its trainer has its answer. */
 static void test_what_is_aborted_is_waited_for(void **state)
 {
-    struct staging_cfg cfg = {0}, in_place = {.in_place = true};
+    struct staging_cfg cfg = {0};
     struct store *s = host_store();
     struct leaver l = {.store = s};
     struct err e = {0};
@@ -334,7 +334,7 @@ static void test_what_is_aborted_is_waited_for(void **state)
     (void)state;
     commit_step(s, 1, false);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(store_stage(s, i == 1 ? &in_place : &cfg, CLOCK_NEVER, &l.staging, &e), 0);
+        assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, &l.staging, &e), 0);
         assert_int_equal(pthread_create(&thread, NULL, leave_soon, &l), 0);
         if (i < 2) {
             (void)sleep_now(s, i + 1);

@@ -143,18 +143,19 @@ static void test_tied_name_that_failed_leaves_nothing_behind(void **state)
     bench_close(&b);
 }
 
-static void tied_alone(bool in_place)
+static void test_tied_name_alone_brings_its_target(void **state)
 {
     const struct fx_tensor *tensors[FX_N];
     struct bench b;
     struct update_info info;
 
+    (void)state;
     bench_open(&b);
     assert_int_equal(push(&b, 1, ""), ERR_NONE);
     for (int i = 1; i < FX_N; i++)
         tensors[i] = &fx_model[i];
     tensors[0] = &fx_lm_head;
-    info = start(&b, (struct update_start){.in_place = in_place});
+    info = start(&b, (struct update_start){0});
     submit(&b, chunk_of(&b, info.id, fx_plan(tensors, FX_N), FX_STEP(2)));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(b.answer.info.n_missing, 0);
@@ -164,23 +165,17 @@ static void tied_alone(bool in_place)
     bench_close(&b);
 }
 
-static void test_tied_name_alone_brings_its_target(void **state)
-{
-    (void)state;
-    tied_alone(false);
-    tied_alone(true);
-}
-
-static void fused(bool in_place)
+static void test_fused_and_ignored_names_are_taken_apart(void **state)
 {
     static const struct fx_tensor *const tensors[] = {&fx_old_scale, &fx_model[6], &fx_qkv,
                                                       &fx_model[0],  &fx_model[5], &fx_model[4]};
     struct bench b;
     struct update_info info;
 
+    (void)state;
     bench_open(&b);
     assert_int_equal(push(&b, 1, ""), ERR_NONE);
-    info = start(&b, (struct update_start){.in_place = in_place});
+    info = start(&b, (struct update_start){0});
     submit(&b, chunk_of(&b, info.id, fx_plan(tensors, 6), FX_STEP(2)));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
@@ -188,19 +183,12 @@ static void fused(bool in_place)
     bench_close(&b);
 }
 
-static void test_fused_and_ignored_names_are_taken_apart(void **state)
-{
-    (void)state;
-    fused(false);
-    fused(true);
-}
-
-static void convert(bool in_place)
+static void test_convert_turns_what_is_sent_into_the_models_dtypes(void **state)
 {
     struct fx_tensor wide[FX_N + 1];
     const struct fx_tensor *tensors[FX_N + 1];
     struct bench b;
-    struct update_start req = {.in_place = in_place, .convert = true};
+    struct update_start req = {.convert = true};
     struct update_info info;
     struct plan *plan;
     struct update_chunk *c;
@@ -218,6 +206,7 @@ static void convert(bool in_place)
             wide[i].dtype = DTYPE_F32;
     }
     plan = fx_plan(tensors, FX_N);
+    (void)state;
     bench_open(&b);
     assert_int_equal(push(&b, 1, ""), ERR_NONE);
     assert_int_equal(refused(&b, chunk_of(&b, "", plan_ref(plan), FX_STEP(2))).code, ERR_MISMATCH);
@@ -234,177 +223,6 @@ static void convert(bool in_place)
     bench_close(&b);
 }
 
-static void test_convert_turns_what_is_sent_into_the_models_dtypes(void **state)
-{
-    (void)state;
-    convert(false);
-    convert(true);
-}
-
-/* in place */
-
-static void test_in_place_overwrites_and_commits(void **state)
-{
-    struct bench b;
-    struct slab_stats before, after;
-    struct update_info info;
-
-    (void)state;
-    bench_open(&b);
-    info = start(&b, (struct update_start){.in_place = true});
-    assert_false(info.in_place); /* nothing to overwrite yet */
-    assert_int_equal(send_mask(&b, info.id, FX_ALL, 1), ERR_NONE);
-    assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
-    slab_pool_stats(store_slabs(b.store, 0), &before);
-    info = start(&b, (struct update_start){.in_place = true});
-    assert_true(info.in_place);
-    assert_int_equal(info.nbytes_staging, 0);
-    fx_assert_step(b.store, 1); /* readers are let in until the first chunk */
-    assert_int_equal(send_mask(&b, info.id, 0x55, 2), ERR_NONE);
-    assert_int_equal(send_mask(&b, info.id, 0x2a, 2), ERR_NONE);
-    assert_int_equal(finish(&b, info.id, "two"), ERR_NONE);
-    assert_served(&b, 2, "two", 2);
-    slab_pool_stats(store_slabs(b.store, 0), &after);
-    assert_int_equal(after.nbytes_live, before.nbytes_live);
-    bench_close(&b);
-}
-
-static enum store_state state_of(struct bench *b)
-{
-    struct store_info info;
-
-    store_info(b->store, &info);
-    return info.state;
-}
-
-/* Waits until the worker has given back what the last aborted update held. */
-static void await_state(struct bench *b, enum store_state state)
-{
-    for (;;) {
-        unsigned seen;
-
-        mtx_lock(&b->lock);
-        seen = b->n_changes;
-        mtx_unlock(&b->lock);
-        if (state_of(b) == state)
-            return;
-        mtx_lock(&b->lock);
-        while (b->n_changes == seen)
-            (void)cnd_wait(&b->changed, &b->lock, CLOCK_NEVER);
-        mtx_unlock(&b->lock);
-    }
-}
-
-static void test_in_place_failure_is_inconsistent_until_healed(void **state)
-{
-    struct bench b;
-
-    (void)state;
-    bench_open(&b);
-    assert_int_equal(push(&b, 1, "one"), ERR_NONE);
-    for (int k = 0; k < FX_N; k++) {
-        struct fx_source_cfg cfg = FX_STEP(2);
-        struct update_info info = start(&b, (struct update_start){.in_place = true});
-        struct update_start partial = {.partial = true, .lease_s = LEASE_S};
-        const struct version *v = NULL;
-        struct err e = {0};
-
-        cfg.fail_at = k;
-        submit(&b, chunk_of(&b, info.id, fx_plan_of(FX_ALL), cfg));
-        assert_int_equal(fx_await(&b.answer), ERR_UNREADABLE);
-        assert_int_equal(b.answer.info.phase, UPDATE_ABORTED);
-        await_state(&b, STORE_INCONSISTENT);
-        assert_int_equal(store_pin(b.store, &v, &e), -1);
-        assert_int_equal(e.code, ERR_INCONSISTENT);
-        err_clear(&e);
-        assert_int_equal(updates_start(b.updates, &partial, &info, &e), -1);
-        assert_int_equal(e.code, ERR_INCONSISTENT);
-        if (k % 2 == 0) {
-            assert_int_equal(push(&b, 3, "healed"), ERR_NONE);
-        } else {
-            info = start(&b, (struct update_start){.in_place = true});
-            assert_int_equal(send_mask(&b, info.id, FX_ALL, 3), ERR_NONE);
-            assert_int_equal(finish(&b, info.id, "healed"), ERR_NONE);
-        }
-        assert_int_equal(state_of(&b), STORE_READY);
-        fx_assert_step(b.store, 3);
-    }
-    bench_close(&b);
-}
-
-/* Fused bytes whose pieces lie apart pass through scratch: what fails on the way there has not
- * touched what is served, and may be sent again. */
-static void test_in_place_failure_in_scratch_touches_nothing(void **state)
-{
-    static const struct fx_tensor *const fused[] = {&fx_qkv};
-    struct fx_source_cfg broken = FX_STEP(2);
-    struct bench b;
-    struct update_info info;
-    struct err e = {0};
-
-    (void)state;
-    bench_open(&b);
-    info = start(&b, (struct update_start){0});
-    for (unsigned i = 0; i < FX_N; i++) /* a slab for each */
-        assert_int_equal(send_mask(&b, info.id, 1U << i, 1), ERR_NONE);
-    assert_int_equal(finish(&b, info.id, "one"), ERR_NONE);
-    info = start(&b, (struct update_start){.in_place = true, .partial = true});
-    broken.fail_at = 0;
-    submit(&b, chunk_of(&b, info.id, fx_plan(fused, 1), broken));
-    assert_int_equal(fx_await(&b.answer), ERR_UNREADABLE);
-    assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
-    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0);
-    await_state(&b, STORE_READY);
-    assert_served(&b, 1, "one", 1);
-    info = start(&b, (struct update_start){.in_place = true, .partial = true});
-    submit(&b, chunk_of(&b, info.id, fx_plan(fused, 1), FX_STEP(1)));
-    assert_int_equal(fx_await(&b.answer), ERR_NONE);
-    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0);
-    await_state(&b, STORE_INCONSISTENT); /* written now, though with equal bytes */
-    bench_close(&b);
-}
-
-static void test_in_place_abort_without_a_chunk_changes_nothing(void **state)
-{
-    struct bench b;
-    struct update_info info;
-    struct err e = {0};
-
-    (void)state;
-    bench_open(&b);
-    assert_int_equal(push(&b, 1, "one"), ERR_NONE);
-    info = start(&b, (struct update_start){.in_place = true});
-    assert_int_equal(updates_abort(b.updates, info.id, "changed my mind", &info, &e), 0);
-    assert_int_equal(info.phase, UPDATE_ABORTED);
-    assert_non_null(strstr(info.error.msg, "changed my mind"));
-    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0); /* harmless */
-    assert_served(&b, 1, "one", 1);
-    bench_close(&b);
-}
-
-/* A reader that never lets go holds up the chunk, and the abort frees both. */
-static void test_in_place_abort_ends_the_wait_for_readers(void **state)
-{
-    struct bench b;
-    const struct version *v = NULL;
-    struct update_info info;
-    struct err e = {0};
-
-    (void)state;
-    bench_open(&b);
-    assert_int_equal(push(&b, 1, "one"), ERR_NONE);
-    assert_int_equal(store_pin(b.store, &v, &e), 0);
-    info = start(&b, (struct update_start){.in_place = true});
-    submit(&b, chunk_of(&b, info.id, fx_plan_of(FX_ALL), FX_STEP(2)));
-    await_phase(&b, info.id, UPDATE_RECEIVING);
-    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0);
-    assert_int_equal(fx_await(&b.answer), ERR_CONFLICT);
-    assert_true(fx_is_step(v, 0, 1));
-    store_unpin(b.store, v);
-    assert_served(&b, 1, "one", 1);
-    bench_close(&b);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -416,11 +234,6 @@ int main(void)
         cmocka_unit_test(test_tied_name_alone_brings_its_target),
         cmocka_unit_test(test_fused_and_ignored_names_are_taken_apart),
         cmocka_unit_test(test_convert_turns_what_is_sent_into_the_models_dtypes),
-        cmocka_unit_test(test_in_place_overwrites_and_commits),
-        cmocka_unit_test(test_in_place_failure_is_inconsistent_until_healed),
-        cmocka_unit_test(test_in_place_failure_in_scratch_touches_nothing),
-        cmocka_unit_test(test_in_place_abort_without_a_chunk_changes_nothing),
-        cmocka_unit_test(test_in_place_abort_ends_the_wait_for_readers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -176,9 +176,9 @@ static void test_more_chunks_than_the_slab_foresees(void **state)
 
 /* other names, other dtypes */
 
-static void convert_in(struct gpus *g, bool in_place, unsigned step, struct mfx_cfg cfg)
+static void convert_in(struct gpus *g, unsigned step, struct mfx_cfg cfg)
 {
-    struct update_start req = {.in_place = in_place, .convert = true};
+    struct update_start req = {.convert = true};
     struct update_info info = start(&g->b, req);
     struct update_chunk *c = mfx_chunk(g, info.id, mfx_wide_plan(), cfg);
     uint64_t nbytes = c->plan->nbytes;
@@ -201,19 +201,17 @@ static void test_convert_fused_tied_and_ignored_names(void **state)
         gpus_open(&g, &lib, mfx_worlds[w]);
         assert_int_equal(mfx_push(&g, 1), ERR_NONE);
         assert_int_equal(refused(&g.b, mfx_chunk(&g, "", mfx_wide_plan(), cfg)).code, ERR_MISMATCH);
-        convert_in(&g, false, 2, cfg);
+        convert_in(&g, 2, cfg);
         cfg.step = 3;
         cfg.n_each = 1;
-        convert_in(&g, true, 3, cfg);
+        convert_in(&g, 3, cfg);
         cfg.step = 4;
         cfg.scattered = true;
-        convert_in(&g, false, 4, cfg);
+        convert_in(&g, 4, cfg);
         gpus_close(&g);
     }
 }
 
-/* A chunk for each tensor leaves a gap between them: in place, the pieces of the fused name lie
- * apart. */
 static void test_fused_names_are_taken_apart(void **state)
 {
     static const struct fx_tensor *const tensors[] = {&fx_old_scale, &fx_model[6], &fx_qkv,
@@ -233,7 +231,7 @@ static void test_fused_names_are_taken_apart(void **state)
                     mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(1U << i), MFX_STEP(9))),
                     ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-            info = start(&g.b, (struct update_start){.in_place = k >= 2});
+            info = start(&g.b, (struct update_start){0});
             c = mfx_chunk(&g, info.id, fx_plan(tensors, 6), MFX_STEP(k));
             if (k % 2 != 0)
                 c->checksums = mfx_sums(c->plan, k);
@@ -326,9 +324,8 @@ static void test_tied_name_alone_brings_its_target(void **state)
         assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_plan(tensors, FX_N), MFX_STEP(1))),
                          ERR_NONE);
         mfx_assert_step(&g, 1);
-        for (int in_place = 0; in_place < 2; in_place++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = in_place != 0});
-            unsigned step = 2 + (unsigned)in_place;
+        for (unsigned step = 2; step < 4; step++) {
+            struct update_info info = start(&g.b, (struct update_start){0});
 
             assert_int_equal(
                 mfx_send(&g, mfx_chunk(&g, info.id, fx_plan(tensors, FX_N), MFX_STEP(step))),

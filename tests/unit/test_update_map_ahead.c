@@ -160,7 +160,7 @@ static void test_chunks_begun_ahead_arrive_everywhere(void **state)
 
             cfg.n_each = step - 1;
             cfg.n_not_ready = step == 4 ? 2 : 0;
-            lane_start(&l, (struct update_start){.in_place = step % 2 == 0});
+            lane_start(&l, (struct update_start){0});
             l.holds = true;
             lane_queue_thirds(&l, (const struct mfx_cfg[LANE_N])THREE(cfg));
             mfx_await_log(&l.g.watch, cfg.n_not_ready > 0 ? "N1" : "M1");
@@ -200,53 +200,29 @@ static void test_not_ready_is_asked_again(void **state)
 
 /* ends */
 
-/* Until the worker has given back what an aborted update held. */
-static void await_disposed(struct lane *l)
-{
-    mfx_await_log(&l->g.watch, "S");
-    for (;;) {
-        enum store_state state = mfx_info(&l->g).state;
-        unsigned seen;
-
-        mtx_lock(&l->g.b.lock);
-        seen = l->g.b.n_changes;
-        mtx_unlock(&l->g.b.lock);
-        if (state != STORE_IN_PLACE && mfx_info(&l->g).state == state)
-            return;
-        mtx_lock(&l->g.b.lock);
-        while (l->g.b.n_changes == seen)
-            (void)cnd_wait(&l->g.b.changed, &l->g.b.lock, CLOCK_NEVER);
-        mtx_unlock(&l->g.b.lock);
-    }
-}
-
 static void test_abort_lets_go_of_what_was_begun(void **state)
 {
     const struct mfx_cfg cfgs[LANE_N] = THREE(MFX_STEP(1));
 
-    (void)state;
-    for (int in_place = 0; in_place < 2; in_place++) {
-        struct lane l;
+    struct lane l;
 
-        lane_open(&l, (struct gpus_cfg){.n_devices = 1, .mirror = true});
-        lane_start(&l, (struct update_start){.in_place = in_place != 0});
-        l.holds = true;
-        lane_queue_thirds(&l, cfgs);
-        mfx_await_log(&l.g.watch, "M1");
-        mfx_abort(&l.g, l.info.id);
-        mfx_assert_log(&l.g.watch, "J0M0J1M1"); /* the GPU still reads */
-        gpus_hold(&l.g, false);
-        lane_await_all(&l, ERR_CONFLICT);
-        mfx_assert_log(&l.g.watch, "J0M0J1M1R0C0A0R1SC1A1C2A2");
-        await_disposed(&l);
-        lane_end(&l);
-        assert_int_equal(mfx_info(&l.g).state, in_place ? STORE_INCONSISTENT : STORE_READY);
-        if (!in_place)
-            mfx_assert_step(&l.g, 9);
-        assert_int_equal(mfx_push(&l.g, 2), ERR_NONE);
-        mfx_assert_step(&l.g, 2);
-        lane_close(&l);
-    }
+    (void)state;
+    lane_open(&l, (struct gpus_cfg){.n_devices = 1, .mirror = true});
+    lane_start(&l, (struct update_start){0});
+    l.holds = true;
+    lane_queue_thirds(&l, cfgs);
+    mfx_await_log(&l.g.watch, "M1");
+    mfx_abort(&l.g, l.info.id);
+    mfx_assert_log(&l.g.watch, "J0M0J1M1"); /* the GPU still reads */
+    gpus_hold(&l.g, false);
+    lane_await_all(&l, ERR_CONFLICT);
+    mfx_assert_log(&l.g.watch, "J0M0J1M1R0C0A0R1SC1A1C2A2");
+    mfx_await_log(&l.g.watch, "S");
+    lane_end(&l);
+    mfx_assert_step(&l.g, 9);
+    assert_int_equal(mfx_push(&l.g, 2), ERR_NONE);
+    mfx_assert_step(&l.g, 2);
+    lane_close(&l);
 }
 
 static void *stop_main(void *arg)
@@ -314,7 +290,7 @@ static void test_lease_ends_after_what_was_begun(void **state)
     gpus_hold(&l.g, false);
     lane_await_all(&l, ERR_NONE);
     await_phase(&l.g.b, l.info.id, UPDATE_ABORTED);
-    await_disposed(&l);
+    mfx_await_log(&l.g.watch, "S");
     mfx_assert_log(&l.g.watch, "J0M0J1M1R0C0A0J2M2R1C1A1R2C2A2S");
     mfx_assert_step(&l.g, 9);
     lane_end(&l);
@@ -328,27 +304,25 @@ static void test_commit_lets_go_of_what_was_begun(void **state)
     static const struct fx_tensor *const head[] = {&fx_lm_head};
     const struct mfx_cfg cfgs[LANE_N] = THREE(MFX_STEP(1));
 
-    (void)state;
-    for (int in_place = 0; in_place < 2; in_place++) {
-        struct plan *plans[2];
-        struct lane l;
+    struct plan *plans[2];
+    struct lane l;
 
-        lane_open(&l, (struct gpus_cfg){.n_devices = 1, .mirror = true});
-        plans[0] = fx_plan_of(FX_ALL);
-        plans[1] = fx_plan(head, 1);
-        lane_start(&l, (struct update_start){.implicit = true, .in_place = in_place != 0});
-        l.holds = true;
-        lane_queue(&l, plans, cfgs, 2);
-        mfx_await_log(&l.g.watch, "M1");
-        gpus_hold(&l.g, false);
-        assert_int_equal(lane_await(&l, 0), ERR_NONE);
-        assert_int_equal(l.replies[0].answer.info.phase, UPDATE_COMMITTED);
-        assert_int_equal(lane_await(&l, 1), ERR_CONFLICT);
-        mfx_assert_log(&l.g.watch, "J0M0J1M1R0R1SC0A0C1A1");
-        mfx_assert_step(&l.g, 1);
-        lane_end(&l);
-        lane_close(&l);
-    }
+    (void)state;
+    lane_open(&l, (struct gpus_cfg){.n_devices = 1, .mirror = true});
+    plans[0] = fx_plan_of(FX_ALL);
+    plans[1] = fx_plan(head, 1);
+    lane_start(&l, (struct update_start){.implicit = true});
+    l.holds = true;
+    lane_queue(&l, plans, cfgs, 2);
+    mfx_await_log(&l.g.watch, "M1");
+    gpus_hold(&l.g, false);
+    assert_int_equal(lane_await(&l, 0), ERR_NONE);
+    assert_int_equal(l.replies[0].answer.info.phase, UPDATE_COMMITTED);
+    assert_int_equal(lane_await(&l, 1), ERR_CONFLICT);
+    mfx_assert_log(&l.g.watch, "J0M0J1M1R0R1SC0A0C1A1");
+    mfx_assert_step(&l.g, 1);
+    lane_end(&l);
+    lane_close(&l);
 }
 
 /* failures */
@@ -447,7 +421,7 @@ static void test_tie_survives_the_failure_of_a_later_chunk(void **state)
         assert_int_equal(lane_await(&l, 1), ERR_GONE);
         assert_int_equal(lane_await(&l, 2), lies ? ERR_MISMATCH : ERR_NONE);
         mfx_abort(&l.g, l.info.id);
-        await_disposed(&l);
+        mfx_await_log(&l.g.watch, "S");
         lane_end(&l);
         mfx_assert_step(&l.g, 9);
         lane_close(&l);

@@ -21,7 +21,7 @@ static void test_whole_and_chunked_updates_arrive(void **state)
         assert_int_equal(push(&g.b, 1, "one"), ERR_NONE);
         mfx_assert_step(&g, 1);
         for (unsigned step = 2; step < 6; step++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = step % 2 != 0});
+            struct update_info info = start(&g.b, (struct update_start){0});
 
             assert_int_equal(send_mask(&g.b, info.id, 0x2c, step), ERR_NONE);
             assert_int_equal(send_mask(&g.b, info.id, 0x53, step), ERR_NONE);
@@ -41,7 +41,7 @@ static void test_host_and_gpu_sources_mix(void **state)
 
         gpus_open(&g, &lib, mfx_worlds[w]);
         for (unsigned step = 1; step < 5; step++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = step > 2});
+            struct update_info info = start(&g.b, (struct update_start){0});
 
             assert_int_equal(send_mask(&g.b, info.id, 0x15, step), ERR_NONE);
             assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x6a), MFX_STEP(step))),
@@ -76,18 +76,14 @@ static void test_names_and_dtypes_of_the_trainer(void **state)
 
         gpus_open(&g, &lib, mfx_worlds[w]);
         assert_int_equal(push(&g.b, 1, ""), ERR_NONE);
-        for (unsigned k = 0; k < 4; k++) {
-            struct update_start req = {.in_place = (k & 1) != 0, .convert = (k & 2) != 0};
+        for (unsigned k = 0; k < 2; k++) {
+            struct update_start req = {.convert = k != 0};
             struct update_info info = start(&g.b, req);
             struct fx_source_cfg lie = FX_STEP(2 + k);
             struct update_chunk *c;
 
             lie.corrupt_at = 1; /* the tied name */
             assert_int_equal(host_send(&g, info.id, named_plan(req.convert), lie), ERR_MISMATCH);
-            if (req.in_place) {
-                assert_int_equal(g.b.answer.info.phase, UPDATE_ABORTED);
-                info = start(&g.b, req);
-            }
             c = chunk_of(&g.b, info.id, named_plan(req.convert), FX_STEP(2 + k));
             give_checksums(c, 2 + k);
             submit(&g.b, c);
@@ -228,16 +224,21 @@ static void big(bool mirror)
 {
     static const struct source_ops ops = {.name = "big", .fill = big_fill, .close = fx_close};
     struct gpus_cfg world = {.n_devices = 1, .mirror = mirror};
+    struct store_slept slept;
     struct err e = {0};
     struct gpus g;
 
     assert_int_equal(manifest_new(&world.manifest, big_plan(), NULL, 0, &e), 0);
     gpus_open(&g, &lib, world);
     for (unsigned step = 1; step < 3; step++) {
-        struct update_info info = start(&g.b, (struct update_start){.in_place = step > 1});
-        struct update_chunk *c = chunk_of(&g.b, info.id, big_plan(), FX_STEP(step));
+        struct update_info info;
+        struct update_chunk *c;
         struct slab_stats st;
 
+        if (step > 1) /* there is no room for two */
+            assert_int_equal(store_sleep(g.b.store, 2, CLOCK_NEVER, &slept, &e), 0);
+        info = start(&g.b, (struct update_start){0});
+        c = chunk_of(&g.b, info.id, big_plan(), FX_STEP(step));
         c->source->ops = &ops;
         submit(&g.b, c);
         assert_int_equal(fx_await(&g.b.answer), ERR_NONE);

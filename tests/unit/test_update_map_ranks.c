@@ -95,8 +95,7 @@ static void test_host_copy_is_made_of_one_rank(void **state)
 
         gpus_open(&g, &lib, pairs[k % 2]);
         for (unsigned step = 1; step < 3; step++) {
-            struct update_info info = start(
-                &g.b, (struct update_start){.in_place = step > 1, .sharded = k >= 2});
+            struct update_info info = start(&g.b, (struct update_start){.sharded = k >= 2});
             struct update_chunk *c = masked(&g, info.id, k < 2 ? both : some, MFX_STEP(step));
             struct fakecuda_counts before, after;
 
@@ -229,7 +228,7 @@ static void test_a_refused_chunk_claims_nothing(void **state)
         struct gpus g;
 
         gpus_open(&g, &lib, pairs[0]);
-        info = start(&g.b, (struct update_start){.in_place = false});
+        info = start(&g.b, (struct update_start){0});
         assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x0f), MFX_STEP(1))),
                          ERR_NONE);
         plans[0] = fx_plan(list, 2);
@@ -268,7 +267,7 @@ static void test_what_any_rank_has_is_refused(void **state)
 
     (void)state;
     gpus_open(&g, &lib, pairs[0]);
-    info = start(&g.b, (struct update_start){.in_place = false});
+    info = start(&g.b, (struct update_start){0});
     assert_int_equal(send_masks(&g, info.id, 0x01, 0x03, 1), ERR_NONE);
     e = refused(&g.b, mfx_chunk(&g, info.id, fx_plan_of(0x02), MFX_STEP(1)));
     assert_int_equal(e.code, ERR_CONFLICT);
@@ -379,152 +378,6 @@ static void test_tied_name_on_another_rank_must_agree(void **state)
 
 /* in place */
 
-static void await_state(struct gpus *g, enum store_state state)
-{
-    for (;;) {
-        unsigned seen;
-
-        mtx_lock(&g->b.lock);
-        seen = g->b.n_changes;
-        mtx_unlock(&g->b.lock);
-        if (mfx_info(g).state == state)
-            return;
-        mtx_lock(&g->b.lock);
-        while (g->b.n_changes == seen)
-            (void)cnd_wait(&g->b.changed, &g->b.lock, CLOCK_NEVER);
-        mtx_unlock(&g->b.lock);
-    }
-}
-
-static void test_in_place_overwrites_every_place(void **state)
-{
-    (void)state;
-    for (unsigned w = 0; w < MFX_WORLDS; w++) {
-        struct fakecuda_counts before, after;
-        struct gpus g;
-
-        gpus_open(&g, &lib, mfx_worlds[w]);
-        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-        lib.counts(&before);
-        for (unsigned step = 2; step < 6; step++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = true});
-            struct mfx_cfg cfg = MFX_STEP(step);
-            struct update_chunk *c;
-
-            assert_true(info.in_place);
-            cfg.n_each = step % 3;
-            c = mfx_chunk(&g, info.id, fx_plan_of(0x55), cfg);
-            if (step % 2 == 0)
-                c->checksums = mfx_sums(c->plan, step);
-            assert_int_equal(mfx_send(&g, c), ERR_NONE);
-            assert_int_equal(mfx_info(&g).state, STORE_IN_PLACE);
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x2a), cfg)), ERR_NONE);
-            assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-            mfx_assert_step(&g, step);
-            assert_int_equal(mfx_info(&g).serial, step);
-        }
-        lib.counts(&after);
-        assert_true(after.nbytes <= before.nbytes + ((uint64_t)g.n_devices << 20)); /* a table */
-        gpus_close(&g);
-    }
-}
-
-/* Half of it came, and then the rest did not: whichever way. */
-static void test_in_place_failure_is_inconsistent_until_healed(void **state)
-{
-    (void)state;
-    for (unsigned w = 0; w < MFX_WORLDS; w++) {
-        struct gpus g;
-
-        gpus_open(&g, &lib, mfx_worlds[w]);
-        assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-        for (unsigned k = 0; k < 4; k++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = true});
-            struct mfx_cfg cfg = MFX_STEP(2);
-            const struct version *v = NULL;
-            struct update_chunk *c;
-            struct err e = {0};
-
-            cfg.n_each = 2;
-            cfg.fail_map = k == 0 ? (int)g.n_devices : -1; /* the second bucket */
-            cfg.fail_release = k == 1;
-            cfg.corrupt_at = k == 2 ? 5 : -1;
-            c = mfx_chunk(&g, info.id, fx_plan_of(k == 3 ? 0x0f : FX_ALL), cfg);
-            if (k == 2)
-                c->checksums = mfx_sums(c->plan, 2);
-            assert_int_equal(mfx_send(&g, c), k == 2 ? ERR_CHECKSUM : k == 3 ? ERR_NONE : ERR_GONE);
-            if (k == 3)
-                assert_int_equal(finish(&g.b, info.id, ""), ERR_INCOMPLETE);
-            assert_int_equal(g.b.answer.info.phase, UPDATE_ABORTED);
-            await_state(&g, STORE_INCONSISTENT);
-            assert_int_equal(store_pin(g.b.store, &v, &e), -1);
-            assert_int_equal(e.code, ERR_INCONSISTENT);
-            if (k % 2 == 0) {
-                assert_int_equal(mfx_push(&g, 3), ERR_NONE);
-            } else {
-                info = start(&g.b, (struct update_start){.in_place = true});
-                assert_int_equal(
-                    mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(3))),
-                    ERR_NONE);
-                assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-            }
-            mfx_assert_step(&g, 3);
-        }
-        gpus_close(&g);
-    }
-}
-
-/* What failed before the first copy touched nothing. */
-static void test_in_place_failure_before_a_copy_touches_nothing(void **state)
-{
-    struct mfx_cfg cfg = MFX_STEP(2);
-    struct update_info info;
-    struct gpus g;
-
-    (void)state;
-    gpus_open(&g, &lib, pairs[1]);
-    assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-    cfg.fail_map = 0;
-    info = start(&g.b, (struct update_start){.in_place = true});
-    assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), cfg)), ERR_GONE);
-    assert_int_equal(g.b.answer.info.phase, UPDATE_RECEIVING);
-    mfx_abort(&g, info.id);
-    await_state(&g, STORE_READY);
-    mfx_assert_step(&g, 1);
-    gpus_close(&g);
-}
-
-static void test_in_place_refuses_a_rank_without_the_tensor(void **state)
-{
-    (void)state;
-    for (unsigned w = 0; w < 2; w++) {
-        const unsigned masks[] = {0x07, FX_ALL & ~0x07U};
-        const struct update_start req = {.in_place = true, .sharded = true};
-        struct update_info info;
-        struct gpus g;
-
-        gpus_open(&g, &lib, pairs[w]);
-        serve_sharded(&g, 0, 1);
-        info = start(&g.b, req);
-        assert_int_equal(send_masks(&g, info.id, 0x0f, FX_ALL & ~0x07U, 2), ERR_CONFLICT);
-        assert_non_null(strstr(g.b.answer.e.msg, fx_model[3].name));
-        assert_non_null(strstr(g.b.answer.e.msg, "cuda:0"));
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(1), MFX_STEP(2))),
-                         ERR_CONFLICT);
-        assert_non_null(strstr(g.b.answer.e.msg, "cuda:1"));
-        assert_int_equal(send_masks(&g, info.id, 0x07, FX_ALL & ~0x07U, 2), ERR_NONE);
-        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-        mfx_assert_held(&g, masks, 2);
-        info = start(&g.b, (struct update_start){.in_place = true});
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(3))),
-                         ERR_CONFLICT); /* replicated: no room for what they lack */
-        mfx_abort(&g, info.id);
-        await_state(&g, STORE_READY);
-        mfx_assert_held(&g, masks, 2);
-        gpus_close(&g);
-    }
-}
-
 static int open_lib(void **state)
 {
     (void)state;
@@ -546,10 +399,6 @@ int main(void)
         cmocka_unit_test(test_partial_replicated_must_come_to_every_rank),
         cmocka_unit_test(test_partial_sharded_keeps_the_rest),
         cmocka_unit_test(test_tied_name_on_another_rank_must_agree),
-        cmocka_unit_test(test_in_place_overwrites_every_place),
-        cmocka_unit_test(test_in_place_failure_is_inconsistent_until_healed),
-        cmocka_unit_test(test_in_place_failure_before_a_copy_touches_nothing),
-        cmocka_unit_test(test_in_place_refuses_a_rank_without_the_tensor),
     };
 
     return cmocka_run_group_tests(tests, open_lib, NULL);

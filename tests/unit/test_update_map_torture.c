@@ -138,17 +138,10 @@ static void pair_close(struct pair *p)
     fx_answer_fini(&p->answers[1]);
 }
 
-/* Staged, whatever fails here leaves no sender alone with the rest; in place, not once what is
- * served may be torn. */
-static void assert_whole(struct pair *p)
+/* Whatever fails here leaves no sender alone with the rest. */
+static void assert_whole(const struct pair *p)
 {
-    if (p->group.n_torn > 0) {
-        assert_true(p->req.in_place);
-        assert_true(store_wait_pinnable(p->g.b.store, CLOCK_NEVER));
-        assert_int_equal(mfx_info(&p->g).state, STORE_READY);
-        mfx_assert_step(&p->g, 3);
-    }
-    p->group.n_torn = 0;
+    assert_int_equal(p->group.n_torn, 0);
 }
 
 /* Returns how many calls an update makes of what fails. */
@@ -178,7 +171,7 @@ static long torture(struct mfx_lib *lib, struct update_start req, bool summed, b
         assert_true(good || reached);
         if (good) {
             mfx_assert_step(&p.g, 4);
-        } else if (!req.in_place) {
+        } else {
             mfx_assert_step(&p.g, 3);
         }
         assert_whole(&p);
@@ -195,7 +188,7 @@ static long torture(struct mfx_lib *lib, struct update_start req, bool summed, b
 
 static void test_every_driver_call_fails_in_turn(void **state)
 {
-    const struct update_start staged = {.convert = true}, in_place = {.in_place = true};
+    const struct update_start staged = {.convert = true};
 
     (void)state;
     for (int k = 0; k < 4; k++) {
@@ -203,20 +196,18 @@ static void test_every_driver_call_fails_in_turn(void **state)
 
         assert_true(torture(&libs[k % 2], staged, false, received, arm_driver) > 50);
         assert_true(torture(&libs[k % 2], staged, true, received, arm_driver) > 50);
-        assert_true(torture(&libs[k % 2], in_place, true, received, arm_driver) > 50);
     }
 }
 
 static void test_every_allocation_fails_in_turn(void **state)
 {
-    const struct update_start staged = {.convert = true}, in_place = {.in_place = true};
+    const struct update_start staged = {.convert = true};
 
     (void)state;
     for (int k = 0; k < 4; k++) {
         bool received = k > 1;
 
         assert_true(torture(&libs[k % 2], staged, true, received, arm_allocator) > 10);
-        assert_true(torture(&libs[k % 2], in_place, false, received, arm_allocator) > 10);
     }
 }
 
@@ -231,7 +222,6 @@ static void test_fifty_updates_take_no_more_than_three(void **state)
         p.received = k > 1;
         for (unsigned i = 1; i <= 50; i++) {
             p.summed = i % 2 != 0;
-            p.req.in_place = i % 5 == 0;
             assert_true(pair_update(&p, i, arm_nothing, 0));
             mfx_assert_step(&p.g, i);
             libs[k % 2].counts(&now);
@@ -293,7 +283,9 @@ static void test_start_names_the_place_without_room(void **state)
         assert_int_equal(e.code, ERR_NO_STAGING);
         assert_non_null(strstr(e.msg, device_name(g.devices[full])));
         mfx_assert_step(&g, 1);
-        info = start(&g.b, (struct update_start){.in_place = true}); /* this needs none */
+        hog_give(&hog);
+        info = start(&g.b, (struct update_start){0});
+        hog_take(&hog, g.devices[full], 0);
         assert_int_equal(updates_room(g.b.updates, &info, rooms), 3);
         assert_string_equal(rooms[full].place, device_name(g.devices[full]));
         assert_int_equal(rooms[full].nbytes_available, 0);

@@ -83,7 +83,7 @@ static void test_partial_updates_keep_the_rest(void **state)
         gpus_open(&g, &libs[0], mfx_worlds[w]);
         assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
         for (unsigned i = 0; i < FX_N; i++) {
-            struct update_start req = {.partial = true, .in_place = i % 2 != 0};
+            struct update_start req = {.partial = true};
             struct update_info info = start(&g.b, req);
             const struct version *v = NULL;
             struct err e = {0};
@@ -172,71 +172,6 @@ static void test_only_what_is_misaligned_is_copied(void **state)
     }
 }
 
-/* A chunk for each tensor leaves a gap between them. In place, only a bucket of one comes straight
- * to where it is served, and the pieces of a fused name lie apart. */
-static void test_in_place(void **state)
-{
-    static const struct fx_tensor *const fused[] = {&fx_old_scale, &fx_model[6], &fx_qkv,
-                                                    &fx_model[0],  &fx_model[5], &fx_model[4]};
-
-    (void)state;
-    for (unsigned k = 0; k < 2 * MFX_WORLDS; k++) {
-        struct gpus g;
-
-        gpus_open(&g, &libs[k % 2], mfx_worlds[k / 2]);
-        for (unsigned turn = 0; turn < 12; turn++) {
-            struct update_info info;
-            struct rfx_cfg cfg = RFX_STEP(turn + 20);
-            struct update_chunk *c;
-
-            if (turn % 6 == 0) {
-                info = start(&g.b, (struct update_start){0});
-                for (unsigned i = 0; i < FX_N && turn == 6; i++)
-                    assert_int_equal(
-                        mfx_send(&g, rfx_chunk(&g, info.id, fx_plan_of(1U << i), RFX_STEP(9))),
-                        ERR_NONE);
-                if (turn == 0)
-                    assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, rfx_plan(), RFX_STEP(9))),
-                                     ERR_NONE);
-                assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-            }
-            cfg.n_each = turn / 2 % 3;
-            info = start(&g.b, (struct update_start){.in_place = true});
-            c = rfx_chunk(&g, info.id, turn % 2 != 0 ? fx_plan(fused, 6) : rfx_plan(), cfg);
-            if (turn % 4 > 1)
-                c->checksums = mfx_sums(c->plan, turn + 20);
-            assert_int_equal(mfx_send(&g, c), ERR_NONE);
-            assert_true(g.b.answer.info.in_place);
-            assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-            mfx_assert_step(&g, turn + 20);
-        }
-        gpus_close(&g);
-    }
-}
-
-/* The served order is the sender's: in place, nothing is copied either. */
-static void test_in_place_in_the_same_order_copies_nothing(void **state)
-{
-    struct gpus g;
-
-    (void)state;
-    gpus_open(&g, &libs[0], (struct gpus_cfg){.n_devices = 3});
-    assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
-    for (unsigned step = 2; step < 5; step++) {
-        struct update_info info = start(&g.b, (struct update_start){.in_place = true});
-        struct rfx_cfg cfg = RFX_STEP(step);
-        struct fakecuda_counts before;
-
-        cfg.n_each = step % 3;
-        g.lib->counts(&before);
-        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, rfx_plan(), cfg)), ERR_NONE);
-        assert_copied(&g, &before, 0, 0);
-        assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-        mfx_assert_step(&g, step);
-    }
-    gpus_close(&g);
-}
-
 /* Empty tensors, and buckets that are nothing but empty. */
 static void test_empty_tensors_arrive(void **state)
 {
@@ -274,9 +209,9 @@ static void test_empty_tensors_arrive(void **state)
 
 /* other names, other dtypes */
 
-static void convert_in(struct gpus *g, bool in_place, struct rfx_cfg cfg)
+static void convert_in(struct gpus *g, struct rfx_cfg cfg)
 {
-    struct update_start req = {.in_place = in_place, .convert = true};
+    struct update_start req = {.convert = true};
     struct update_info info = start(&g->b, req);
     struct update_chunk *c = rfx_chunk(g, info.id, mfx_wide_plan(), cfg);
     uint64_t nbytes = c->plan->nbytes;
@@ -303,7 +238,7 @@ static void test_convert_fused_tied_and_ignored_names(void **state)
             struct rfx_cfg cfg = RFX_STEP(step);
 
             cfg.n_each = step / 2 - 1;
-            convert_in(&g, step % 2 != 0, cfg);
+            convert_in(&g, cfg);
         }
         gpus_close(&g);
     }
@@ -348,7 +283,7 @@ static void test_tied_name_alone_brings_its_target(void **state)
 
         gpus_open(&g, &libs[0], mfx_worlds[w]);
         for (unsigned step = 1; step < 5; step++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = step > 2});
+            struct update_info info = start(&g.b, (struct update_start){0});
             struct rfx_cfg cfg = RFX_STEP(step);
 
             cfg.n_each = step % 2;
@@ -451,8 +386,6 @@ int main(void)
         cmocka_unit_test(test_partial_updates_keep_the_rest),
         cmocka_unit_test(test_nothing_is_copied_that_lies_where_it_stays),
         cmocka_unit_test(test_only_what_is_misaligned_is_copied),
-        cmocka_unit_test(test_in_place),
-        cmocka_unit_test(test_in_place_in_the_same_order_copies_nothing),
         cmocka_unit_test(test_empty_tensors_arrive),
         cmocka_unit_test(test_convert_fused_tied_and_ignored_names),
         cmocka_unit_test(test_tied_name_must_agree),

@@ -55,7 +55,6 @@ static void assert_all_ahead(struct gpus *g)
     mfx_assert_log(&g->watch, log);
 }
 
-/* In place as well: once one of them may be written to, none is worth waiting for. */
 static void test_what_stays_is_posted_ahead(void **state)
 {
     (void)state;
@@ -64,7 +63,7 @@ static void test_what_stays_is_posted_ahead(void **state)
 
         open_of(&g, mfx_worlds[w], false);
         for (unsigned step = 1; step < 5; step++) {
-            struct update_info info = start(&g.b, (struct update_start){.in_place = step > 2});
+            struct update_info info = start(&g.b, (struct update_start){0});
             struct rfx_group group = {0};
             struct rfx_cfg cfg = RFX_STEP(step);
             struct update_chunk *c;
@@ -83,28 +82,6 @@ static void test_what_stays_is_posted_ahead(void **state)
         }
         gpus_close(&g);
     }
-}
-
-/* As long as all that is served is whole, in place: one after the other. */
-static void test_nothing_is_posted_ahead_of_what_is_still_whole(void **state)
-{
-    struct rfx_group group = {0};
-    struct rfx_cfg cfg = RFX_STEP(2);
-    struct update_info info;
-    struct gpus g;
-
-    (void)state;
-    open_of(&g, (struct gpus_cfg){.n_devices = 2}, true);
-    assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_plan(true), RFX_STEP(1))), ERR_NONE);
-    info = start(&g.b, (struct update_start){.in_place = true});
-    cfg.n_each = 2;
-    cfg.group = &group;
-    log_clear(&g);
-    assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, small_plan(true), cfg)), ERR_NONE);
-    mfx_assert_log(&g.watch, "P0V0P1P2V1P3V2P4V3P5V4V5C");
-    assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
-    mfx_assert_step(&g, 2);
-    gpus_close(&g);
 }
 
 /* Any bucket, waited for or posted, whatever is under way: what serves stays, and the chunk may be
@@ -207,7 +184,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_stays_is_posted_ahead),
-        cmocka_unit_test(test_nothing_is_posted_ahead_of_what_is_still_whole),
         cmocka_unit_test(test_any_bucket_may_fail),
         cmocka_unit_test(test_memory_of_all_that_was_posted_goes_to_nobody),
     };

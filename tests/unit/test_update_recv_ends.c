@@ -353,85 +353,36 @@ static void test_abort_and_deadline_end_a_bucket(void **state)
     }
 }
 
-/* A bucket that never got from its lane to where it is served has torn nothing. */
-static void test_failure_in_place_refuses_what_is_torn(void **state)
-{
-    enum { STAYS, FIRST_MOVES, SECOND_MOVES, WAYS };
-    static const struct fx_tensor *const turned[FX_N] = {/* against rfx_plan */
-                                                         &fx_model[5], &fx_model[6], &fx_model[4],
-                                                         &fx_model[3], &fx_model[2], &fx_model[1],
-                                                         &fx_model[0]};
-
-    (void)state;
-    for (unsigned turn = 0; turn < 2 * WAYS; turn++) {
-        unsigned way = turn % WAYS;
-        struct rfx_group group = {0};
-        struct update_info info;
-        struct rfx_cfg cfg = RFX_STEP(2);
-        struct gpus g;
-
-        gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2, .mirror = turn >= WAYS});
-        assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
-        info = start(&g.b, (struct update_start){.in_place = true});
-        cfg.n_each = 2;
-        cfg.group = &group;
-        cfg.fail_at = way == SECOND_MOVES;
-        cfg.fail_code = ERR_NCCL;
-        assert_int_equal(
-            mfx_send(
-                &g, rfx_chunk(&g, info.id, way == STAYS ? rfx_plan() : fx_plan(turned, FX_N), cfg)),
-            ERR_NCCL);
-        assert_int_equal(group.n_ahead > 1, way != FIRST_MOVES); /* not while all is whole */
-        if (way == FIRST_MOVES) {
-            assert_int_equal(g.b.answer.info.phase, UPDATE_RECEIVING);
-            mfx_abort(&g, info.id);
-            assert_true(store_wait_pinnable(g.b.store, CLOCK_NEVER));
-            mfx_assert_step(&g, 1);
-        } else {
-            assert_int_equal(g.b.answer.info.phase, UPDATE_ABORTED);
-            assert_false(store_wait_pinnable(g.b.store, CLOCK_NEVER));
-            assert_int_equal(mfx_info(&g).state, STORE_INCONSISTENT);
-        }
-        assert_int_equal(rfx_push(&g, RFX_STEP(3)), ERR_NONE);
-        assert_int_equal(mfx_info(&g).state, STORE_READY);
-        mfx_assert_step(&g, 3);
-        gpus_close(&g);
-    }
-}
-
-/* What is found wrong here half-way is told when all has come: the sender and its group go on. In
- * place, what is served is worth more, as long as it is whole. */
+/* What is found wrong here half-way is told when all has come: the sender and its group go on. */
 static void test_own_failure_does_not_leave_the_sender_alone(void **state)
 {
     static const struct fx_tensor *const head[] = {&fx_lm_head};
 
     (void)state;
     for (unsigned w = 0; w < MFX_WORLDS; w++) {
-        for (int in_place = 0; in_place < 2; in_place++) {
-            struct rfx_group group = {0};
-            struct rfx_cfg cfg = RFX_STEP(2);
-            struct update_info info;
-            struct gpus g;
+        struct rfx_group group = {0};
+        struct rfx_cfg cfg = RFX_STEP(2);
+        struct update_info info;
+        struct gpus g;
 
-            gpus_open(&g, &lib, mfx_worlds[w]);
-            assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
-            info = start(&g.b, (struct update_start){.in_place = in_place != 0});
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan(head, 1), RFX_STEP(3))),
-                             ERR_NONE);
-            cfg.n_each = 1;
-            cfg.group = &group;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, mfx_tied_plan(true), cfg)),
-                             ERR_MISMATCH);
-            assert_non_null(strstr(g.b.answer.e.msg, "came before in this update"));
-            assert_int_equal(group.n_whole, !in_place);
-            assert_int_equal(group.n_torn, in_place);
-            assert_int_equal(group.n_buckets, in_place ? 1 : FX_N + 1);
-            mfx_abort(&g, info.id);
-            assert_true(store_wait_pinnable(g.b.store, CLOCK_NEVER));
-            assert_int_equal(mfx_info(&g).state, STORE_READY);
-            mfx_assert_step(&g, 1);
-            gpus_close(&g);
-        }
+        gpus_open(&g, &lib, mfx_worlds[w]);
+        assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
+        info = start(&g.b, (struct update_start){0});
+        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan(head, 1), RFX_STEP(3))),
+                         ERR_NONE);
+        cfg.n_each = 1;
+        cfg.group = &group;
+        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, mfx_tied_plan(true), cfg)),
+                         ERR_MISMATCH);
+        assert_non_null(strstr(g.b.answer.e.msg, "came before in this update"));
+        assert_int_equal(group.n_whole, 1);
+        assert_int_equal(group.n_torn, 0);
+        assert_int_equal(group.n_buckets, FX_N + 1);
+        mfx_abort(&g, info.id);
+        assert_true(store_wait_pinnable(g.b.store, CLOCK_NEVER));
+        assert_int_equal(mfx_info(&g).state, STORE_READY);
+        mfx_assert_step(&g, 1);
+        gpus_close(&g);
     }
 }
 
@@ -651,7 +602,6 @@ int main(void)
         cmocka_unit_test(test_failed_bucket_leaves_what_serves),
         cmocka_unit_test(test_something_undeclared_at_the_end),
         cmocka_unit_test(test_abort_and_deadline_end_a_bucket),
-        cmocka_unit_test(test_failure_in_place_refuses_what_is_torn),
         cmocka_unit_test(test_own_failure_does_not_leave_the_sender_alone),
         cmocka_unit_test(test_lanes_are_refused_before_anything_comes),
         cmocka_unit_test(test_lanes_wait_for_the_memory_of_an_old_version),
