@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { NAME_SHOWN_MAX = 160 }; /* bytes */
+
 /* How many bytes the character that begins with `lead` has, and what its second byte may be (which
  * rules out overlong forms, surrogates and values past U+10FFFF); 0 for a byte that begins none. */
 static int lead_length(unsigned char lead, unsigned char *low, unsigned char *high)
@@ -77,4 +79,20 @@ unsigned utf8_clean(char *text)
         n++;
     }
     return n;
+}
+
+int utf8_cut(const char *text, uint32_t max)
+{
+    size_t len = strnlen(text, (size_t)max + 1);
+
+    if (len <= max)
+        return (int)len;
+    for (len = max; len > 0 && ((unsigned char)text[len] & 0xc0) == 0x80;)
+        len--;
+    return (int)len;
+}
+
+int utf8_cut_name(const char *name)
+{
+    return utf8_cut(name, NAME_SHOWN_MAX);
 }

@@ -28,4 +28,10 @@ size_t utf8_valid_prefix(const char *text, size_t len);
  * metrics. Returns how many. */
 unsigned utf8_clean(char *text);
 
+/* utf8_cut - how many bytes of foreign text to print in a message ("%.*s"): at most `max`, never
+ * half a character. utf8_cut_name: the same, with the length that two names in one message may
+ * have. */
+int utf8_cut(const char *text, uint32_t max);
+int utf8_cut_name(const char *name);
+
 #endif

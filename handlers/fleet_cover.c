@@ -2,6 +2,7 @@
 #include "handlers/fleet_cover.h"
 
 #include "base/log.h"
+#include "base/utf8.h"
 #include "handlers/fleet_priv.h"
 #include "handlers/update_json.h"
 #include "handlers/update_parts.h"
@@ -289,7 +290,7 @@ static void name_missing(const struct tally *t, uint32_t n_missing, char *out, s
     (void)tally_missing(t, names, COVER_NAMED);
     for (i = 0; i < n_missing && i < COVER_NAMED; i++)
         len += (size_t)snprintf(out + len, cap - len, "%s'%.*s'", i > 0 ? ", " : "",
-                                plan_text_cut(names[i], COVER_NAME_MAX), names[i]);
+                                utf8_cut(names[i], COVER_NAME_MAX), names[i]);
     if (n_missing > i)
         (void)snprintf(out + len, cap - len, " and %" PRIu32 " more", n_missing - i);
 }

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -251,7 +252,7 @@ static int check_sum(const struct lora_load *l, uint32_t i, const void *bytes, s
     checksum_text(&sums[i], wanted);
     (void)snprintf(field, sizeof field, "/checksums/%u", i);
     return err_set(e, ERR_CHECKSUM, field, "tensor '%.*s' has checksum %s, not %s",
-                   plan_name_cut(t->name), t->name, found, wanted);
+                   utf8_cut_name(t->name), t->name, found, wanted);
 }
 
 static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)

@@ -1,4 +1,5 @@
 /* From JSON to buckets: which member holds what, and which rank is fed by which. */
+#include "base/utf8.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -82,7 +83,7 @@ static int read_list(struct ipc_part *p, const char *key, const json_t *object, 
     (void)snprintf(field, sizeof field, "%s/%s", p->at, p->per_gpu);
     if (!ipc_uuid_parse(list->uuid, key, strlen(key)))
         return err_set(e, ERR_BAD_REQUEST, field, "'%.*s' is not the UUID of a GPU",
-                       plan_name_cut(key), key);
+                       utf8_cut_name(key), key);
     (void)snprintf(list->at, sizeof list->at, "%s/%s/%.40s", p->at, p->per_gpu, key);
     for (uint32_t i = 0; i < p->n_lists; i++)
         if (strcmp(p->lists[i].uuid, list->uuid) == 0)

@@ -1,4 +1,5 @@
 /* start, finish, abort, renew and get of an update session. */
+#include "base/utf8.h"
 #include "handlers/body.h"
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
@@ -259,7 +260,7 @@ static int abort_update(struct app *app, const json_t *body, struct update_info 
 
     if (update_id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
         return -1;
-    (void)snprintf(text, sizeof text, "%.*s", plan_text_cut(reason, REASON_MAX), reason);
+    (void)snprintf(text, sizeof text, "%.*s", utf8_cut(reason, REASON_MAX), reason);
     return updates_abort(app->updates, id, text, info, e);
 }
 

@@ -1,4 +1,5 @@
 /* Handles held against the tensors that they are said to be. Pure. */
+#include "base/utf8.h"
 #include "handlers/body_columns.h"
 #include "handlers/update_ipc.h"
 
@@ -60,7 +61,7 @@ static int check_tensor_sizes(const struct ipc_part *p, const struct body_column
         (void)snprintf(field, sizeof field, "%s/tensor_sizes/%u", p->at, (unsigned)i);
         return err_set(e, ERR_BAD_REQUEST, field,
                        "the size in bytes of '%.*s' is not the %llu that its dtype and shape make",
-                       plan_name_cut(t->name), t->name, (unsigned long long)t->nbytes);
+                       utf8_cut_name(t->name), t->name, (unsigned long long)t->nbytes);
     }
     return 0;
 }
@@ -89,7 +90,7 @@ static int check_bucket(const struct ipc_part *p, const struct ipc_handles *all,
         if (t->dtype != h->dtype)
             return err_set(e, ERR_BAD_REQUEST, p->field,
                            "GPU %s: the bucket is of %s, tensor '%.*s' of %s%s", gpu->uuid,
-                           dtype_name(h->dtype), plan_name_cut(t->name), t->name,
+                           dtype_name(h->dtype), utf8_cut_name(t->name), t->name,
                            dtype_name(t->dtype), hint(p, all));
     }
     if (run->nbytes > h->nbytes || (exact && run->nbytes < h->nbytes))
@@ -109,14 +110,14 @@ static int check_tensor(const struct ipc_gpu *gpu, uint32_t i, const struct tens
     if (h->dtype != t->dtype)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "GPU %s, handle %u: a tensor of %s, but '%.*s' is of %s", gpu->uuid,
-                       (unsigned)i, dtype_name(h->dtype), plan_name_cut(t->name), t->name,
+                       (unsigned)i, dtype_name(h->dtype), utf8_cut_name(t->name), t->name,
                        dtype_name(t->dtype));
     if (h->ndim != t->ndim || memcmp(h->shape, t->shape, t->ndim * sizeof t->shape[0]) != 0)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "GPU %s, handle %u: a tensor of %llu bytes in %u dimensions, which is not "
                        "the shape of '%.*s'",
                        gpu->uuid, (unsigned)i, (unsigned long long)h->nbytes, (unsigned)h->ndim,
-                       plan_name_cut(t->name), t->name);
+                       utf8_cut_name(t->name), t->name);
     return 0;
 }
 

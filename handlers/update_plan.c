@@ -144,7 +144,7 @@ static int place_error(const struct plan_builder *b, const struct chunk_origin *
     }
     err_clear(e);
     return err_set(e, ERR_BAD_REQUEST, here, "tensor '%.*s' is named twice, at %s and at %s",
-                   plan_name_cut(name), name, place_of(first, origins, n_origins, before), here);
+                   utf8_cut_name(name), name, place_of(first, origins, n_origins, before), here);
 }
 
 static enum dtype read_dtype(struct columns *c, const char *text)

@@ -2,6 +2,7 @@
 #include "handlers/update_zmq.h"
 
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -76,7 +77,7 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
         if (!ipc_uuid_parse(uuid, key, strlen(key)))
             return err_set(e, ERR_BAD_REQUEST, FIELD,
                            "'%.*s' is not the UUID of a CUDA GPU; a key is GPU-xxxxxxxx-xxxx-...",
-                           plan_text_cut(key, KEY_SHOWN), key);
+                           utf8_cut(key, KEY_SHOWN), key);
         for (uint32_t i = 0; i < set->n_gpus; i++)
             if (strcmp(set->gpus[i].uuid, uuid) == 0)
                 return err_set(e, ERR_BAD_REQUEST, FIELD, "GPU %s is there twice", uuid);

@@ -1,5 +1,6 @@
 /* The first rows of a tensor as numbers, for a trainer that compares a few with its own. Whole
  * tensors are read as bytes: GET /v1/weights/{name}. */
+#include "base/utf8.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
@@ -50,12 +51,12 @@ static int values_check(const struct tensor_spec *t, uint64_t n_rows, struct err
         return err_set(e, ERR_BAD_REQUEST, "/name",
                        "'%.*s' is %s, which is not told in numbers; GET /v1/weights/{name} gives "
                        "its bytes",
-                       plan_name_cut(t->name), t->name, dtype_name(t->dtype));
+                       utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
     if (!count(t, n_rows, &n))
         return err_set(e, ERR_BAD_REQUEST, "/truncate_size",
                        "%llu rows of '%.*s' are more than %d values; ask for fewer, or GET "
                        "/v1/weights/{name}",
-                       (unsigned long long)n_rows, plan_name_cut(t->name), t->name, VALUES_MAX);
+                       (unsigned long long)n_rows, utf8_cut_name(t->name), t->name, VALUES_MAX);
     return 0;
 }
 

@@ -1,6 +1,7 @@
 /* What is served: the list of tensors, and the bytes of one. Both read a pinned version, so that a
  * commit in between cannot mix two. Bytes in host memory are sent from where they lie; those that
  * lie only on GPUs are copied first, since an answer is sent from memory. */
+#include "base/utf8.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
@@ -162,7 +163,7 @@ static int copy_room(void **out, const struct tensor_spec *t, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "",
                        "'%.*s' has %llu bytes, which lie on a GPU; a copy to send them may take "
                        "%llu (bound: a part of %s)",
-                       plan_name_cut(t->name), t->name, (unsigned long long)t->nbytes,
+                       utf8_cut_name(t->name), t->name, (unsigned long long)t->nbytes,
                        (unsigned long long)(room.nbytes / DOWNLOAD_ROOM_PART), room.bound);
     *out = malloc(t->nbytes > 0 ? t->nbytes : 1);
     if (*out == NULL)

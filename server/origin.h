@@ -27,8 +27,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-struct auth;
-
 enum {
     ORIGIN_HOST_LEN_MAX = 255,
     ORIGIN_LEN_MAX = 300,                /* of an entry of --allow-origin */
@@ -42,7 +40,10 @@ struct origin_rules {
     size_t n_hosts;
     const char *const *origins; /* [n_origins], of --allow-origin */
     size_t n_origins;
-    struct auth *auth; /* borrowed; with keys it exempts from the rule of Host; NULL: none does */
+    /* Is this one of the server's keys? A request with one is exempt from the rule of Host.
+     * NULL: the server has no keys, so none is. */
+    bool (*knows_key)(void *arg, const char *authorization);
+    void *knows_key_arg; /* borrowed */
 };
 
 /* origin_rules_check - are the entries of both lists such as can ever match?
@@ -67,7 +68,7 @@ void origin_header(struct origin_request *q, const char *name, const char *value
 
 /* origin_check - may this request be served?
  *
- * Threads: any; as auth_knows. Blocks: no. Allocates nothing.
+ * Threads: any; as knows_key. Blocks: no. Allocates nothing.
  * Errors: ERR_MISDIRECTED  the rule of Host
  *         ERR_FORBIDDEN    the rule of Origin */
 int origin_check(const struct origin_rules *rules, const struct origin_request *q, struct err *e);

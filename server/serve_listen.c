@@ -124,6 +124,11 @@ static int read_tls(struct listeners *l, const struct config *c, struct err *e)
                    c->tls_key, c->tls_cert, why.msg);
 }
 
+static bool knows_key(void *arg, const char *authorization)
+{
+    return auth_knows(arg, authorization);
+}
+
 int listeners_read(struct listeners *l, const struct config *c, struct err *e)
 {
     struct auth_cfg cfg = {c->api_key_file, c->trust.items, c->trust.n};
@@ -131,8 +136,12 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
     l->config = c;
     if (auth_new(&l->auth, &cfg, e) != 0 || read_addresses(l, c, e) != 0)
         return -1;
-    l->origins = (struct origin_rules){c->allowed_host.items, c->allowed_host.n,
-                                       c->allow_origin.items, c->allow_origin.n, l->auth};
+    l->origins = (struct origin_rules){.hosts = c->allowed_host.items,
+                                       .n_hosts = c->allowed_host.n,
+                                       .origins = c->allow_origin.items,
+                                       .n_origins = c->allow_origin.n,
+                                       .knows_key = auth_has_keys(l->auth) ? knows_key : NULL,
+                                       .knows_key_arg = l->auth};
     if (origin_rules_check(&l->origins, e) != 0)
         return -1;
     return read_tls(l, c, e);

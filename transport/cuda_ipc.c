@@ -5,6 +5,7 @@
  * trainer may die before it passes, and whatever stands behind it in the stream would wait. */
 #include "transport/cuda_ipc.h"
 
+#include "base/utf8.h"
 #include "transport/ipc_scope.h"
 #include "weights/names.h"
 
@@ -188,13 +189,13 @@ static int check_bounds(const struct cuda_ipc *s, const struct ipc_rank *rank,
             e, ERR_BAD_REQUEST, "",
             "bucket %u, GPU %s, from '%.*s' on: the handle has %llu bytes, names, dtypes "
             "and shapes make %llu",
-            (unsigned)run->bucket, run->gpu->uuid, plan_name_cut(name), name,
+            (unsigned)run->bucket, run->gpu->uuid, utf8_cut_name(name), name,
             (unsigned long long)h->nbytes, (unsigned long long)wanted);
     if (h->storage_nbytes > nbytes || h->storage_offset > nbytes - h->storage_nbytes)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "bucket %u, GPU %s, from '%.*s' on: the handle's memory has %llu bytes, it "
                        "is said to have %llu from byte %llu on",
-                       (unsigned)run->bucket, run->gpu->uuid, plan_name_cut(name), name,
+                       (unsigned)run->bucket, run->gpu->uuid, utf8_cut_name(name), name,
                        (unsigned long long)nbytes, (unsigned long long)h->storage_nbytes,
                        (unsigned long long)h->storage_offset);
     return 0;

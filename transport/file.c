@@ -6,6 +6,7 @@
 
 #include "base/file_stamp.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "transport/file_index.h"
 #include "transport/ranges.h"
 #include "transport/roots.h"
@@ -90,10 +91,10 @@ static int file_finish(struct source *s, struct progress *p, struct err *e)
 
         if (!stamp_of(f->ranges.fds[i], &now))
             return err_set_errno(e, ERR_UNREADABLE, "/path", errno, "file '%.*s' cannot be read",
-                                 plan_text_cut(name, 160), name);
+                                 utf8_cut(name, 160), name);
         if (!file_stamp_same(&now, &f->stamps[i]))
             return err_set(e, ERR_UNREADABLE, "/path", "file '%.*s' was changed while it was read",
-                           plan_text_cut(name, 160), name);
+                           utf8_cut(name, 160), name);
     }
     return 0;
 }
@@ -127,7 +128,7 @@ static int open_at(int dirfd, const char *path, uint64_t resolve)
 
 static int cannot_open(const char *path, int errnum, struct err *e)
 {
-    int cut = plan_text_cut(path, 200);
+    int cut = utf8_cut(path, 200);
 
     if (errnum == EXDEV)
         return err_set(e, ERR_FORBIDDEN, "/path", "path '%.*s' leads outside the allowed paths",
@@ -171,14 +172,14 @@ static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i
     if (other != NAMES_NONE)
         return err_set(
             e, ERR_BAD_REQUEST, "/path", "tensor '%.*s' is both in '%.*s' and in '%.*s'",
-            plan_name_cut(t->name), t->name, plan_text_cut(files[l->parts[other].at.file], 100),
-            files[l->parts[other].at.file], plan_text_cut(files[file], 100), files[file]);
+            utf8_cut_name(t->name), t->name, utf8_cut(files[l->parts[other].at.file], 100),
+            files[l->parts[other].at.file], utf8_cut(files[file], 100), files[file]);
     mapped = index != NULL ? names_find(&index->tensors, t->name) : NAMES_NONE;
     if (mapped != NAMES_NONE && strcmp(index->files.items[index->file[mapped]], files[file]) != 0)
         return err_set(e, ERR_BAD_REQUEST, "/path",
                        "tensor '%.*s' is in '%.*s', but the index says '%.*s'",
-                       plan_name_cut(t->name), t->name, plan_text_cut(files[file], 100),
-                       files[file], plan_text_cut(index->files.items[index->file[mapped]], 100),
+                       utf8_cut_name(t->name), t->name, utf8_cut(files[file], 100),
+                       files[file], utf8_cut(index->files.items[index->file[mapped]], 100),
                        index->files.items[index->file[mapped]]);
     l->n_unmapped += index != NULL && mapped == NAMES_NONE;
     if (plan_builder_add(l->all, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
@@ -197,8 +198,8 @@ static int take_label(struct loading *l, struct safetensors *s, const char *name
     if (l->weight_version != NULL && strcmp(l->weight_version, s->weight_version) != 0)
         return err_set(e, ERR_BAD_REQUEST, "/path",
                        "file '%.*s' says weight version '%.*s', a file before it '%.*s'",
-                       plan_text_cut(name, 160), name, plan_text_cut(s->weight_version, 64),
-                       s->weight_version, plan_text_cut(l->weight_version, 64), l->weight_version);
+                       utf8_cut(name, 160), name, utf8_cut(s->weight_version, 64),
+                       s->weight_version, utf8_cut(l->weight_version, 64), l->weight_version);
     free(l->weight_version);
     l->weight_version = s->weight_version;
     s->weight_version = NULL;
@@ -254,7 +255,7 @@ static int add_shards(struct loading *l, int dirfd, const struct file_index *ind
         if (names_find(&l->names, name) == NAMES_NONE)
             return err_set(e, ERR_BAD_REQUEST, "/path",
                            "the index says that tensor '%.*s' is in '%.*s', but it is not",
-                           plan_name_cut(name), name, plan_text_cut(file, 160), file);
+                           utf8_cut_name(name), name, utf8_cut(file, 160), file);
     }
     if (l->n_unmapped > 0)
         log_line(LOG_WARN, "file.unmapped", "%u tensors are in the files but not in the index",
@@ -276,7 +277,7 @@ static int add_directory(struct loading *l, const char *path, int dirfd, struct 
     if (fd < 0 && errno == ENOENT)
         return err_set(e, ERR_NOT_FOUND, "/path",
                        "directory '%.*s' has neither " SINGLE_NAME " nor " INDEX_NAME,
-                       plan_text_cut(path, 200), path);
+                       utf8_cut(path, 200), path);
     if (fd < 0)
         return cannot_open(INDEX_NAME, errno, e);
     rc = file_index_read(&index, fd, e);
@@ -309,14 +310,14 @@ static int check_same(const struct tensor_spec *want, const struct tensor_spec *
     if (want->dtype != have->dtype) {
         (void)snprintf(field, sizeof field, "/dtypes/%u", (unsigned)i);
         return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is %s in the file, not %s",
-                       plan_name_cut(want->name), want->name, dtype_name(have->dtype),
+                       utf8_cut_name(want->name), want->name, dtype_name(have->dtype),
                        dtype_name(want->dtype));
     }
     if (want->ndim != have->ndim ||
         memcmp(want->shape, have->shape, want->ndim * sizeof want->shape[0]) != 0) {
         (void)snprintf(field, sizeof field, "/shapes/%u", (unsigned)i);
         return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' has shape %s in the file, not %s",
-                       plan_name_cut(want->name), want->name, plan_shape_text(have, x, sizeof x),
+                       utf8_cut_name(want->name), want->name, plan_shape_text(have, x, sizeof x),
                        plan_shape_text(want, y, sizeof y));
     }
     return 0;
@@ -333,7 +334,7 @@ static int find_part(const struct loading *l, const struct plan *all, const stru
     if (*out == NAMES_NONE) {
         (void)snprintf(field, sizeof field, "/names/%u", (unsigned)i);
         return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is not in the file",
-                       plan_name_cut(want->name), want->name);
+                       utf8_cut_name(want->name), want->name);
     }
     return check_same(want, &all->tensors[*out], i, e);
 }

@@ -1,6 +1,7 @@
 /* An index is a stranger's file: read member by member, every name checked before it is opened. */
 #include "transport/file_index.h"
 
+#include "base/utf8.h"
 #include "weights/json_reader.h"
 #include "weights/plan.h"
 
@@ -38,7 +39,7 @@ static int check_file_name(const char *name, const char *tensor, struct err *e)
     if (!plain)
         return err_set(e, ERR_BAD_REQUEST, "/path",
                        INDEX ": tensor '%.*s' is in '%.*s', which is not a plain file name",
-                       plan_name_cut(tensor), tensor, plan_text_cut(name, 160), name);
+                       utf8_cut_name(tensor), tensor, utf8_cut(name, 160), name);
     return 0;
 }
 
@@ -68,7 +69,7 @@ static int add(struct file_index *x, const char *tensor, const char *name, struc
                        (int)PLAN_TENSORS_MAX);
     if (names_find(&x->tensors, tensor) != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, "/path", INDEX ": tensor '%.*s' is named twice",
-                       plan_name_cut(tensor), tensor);
+                       utf8_cut_name(tensor), tensor);
     if (file == NAMES_NONE) {
         file = x->files.n;
         if (file >= FILE_INDEX_FILES_MAX)

@@ -1,6 +1,8 @@
 /* CUDA IPC handles in plain JSON, and what both forms share: UUIDs and base64. */
 #include "transport/ipc_handle.h"
 
+#include "base/utf8.h"
+
 #include <nettle/base64.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,7 +130,7 @@ static int read_member(struct ipc_handle *h, const char *member, const json_t *v
         return err_set(e, ERR_BAD_REQUEST, field,
                        "a handle is an object {handle, offset, nbytes, event?}; '%.*s' is no "
                        "member of it",
-                       plan_name_cut(member), member);
+                       utf8_cut_name(member), member);
     if (json_is_null(value))
         return 0;
     h->event_sync = true;
@@ -179,7 +181,7 @@ static int read_gpu(struct ipc_handles *set, const char *key, json_t *value, con
 
     if (!ipc_uuid_parse(gpu->uuid, key, strlen(key)))
         return err_set(e, ERR_BAD_REQUEST, field, "'%.*s' is not the UUID of a GPU",
-                       plan_name_cut(key), key);
+                       utf8_cut_name(key), key);
     field_of(at, field, key);
     for (uint32_t i = 0; i < set->n_gpus; i++)
         if (strcmp(set->gpus[i].uuid, gpu->uuid) == 0)

@@ -2,6 +2,7 @@
 #include "transport/ranges.h"
 
 #include "base/mtx.h"
+#include "base/utf8.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -128,12 +129,12 @@ static void explain(const struct run *run, uint64_t at, uint64_t done, int errnu
 
     if (errnum != 0)
         (void)err_set_errno(e, ERR_UNREADABLE, "", errnum,
-                            "tensor '%.*s': %s '%.*s' cannot be read", plan_name_cut(t->name),
-                            t->name, r->kind, plan_text_cut(name, 160), name);
+                            "tensor '%.*s': %s '%.*s' cannot be read", utf8_cut_name(t->name),
+                            t->name, r->kind, utf8_cut(name, 160), name);
     else
         (void)err_set(e, ERR_UNREADABLE, "",
                       "tensor '%.*s': %s '%.*s' shrank to %llu bytes while it was read",
-                      plan_name_cut(t->name), t->name, r->kind, plan_text_cut(name, 160), name,
+                      utf8_cut_name(t->name), t->name, r->kind, utf8_cut(name, 160), name,
                       (unsigned long long)(r->at[run->first].offset + at + done));
 }
 

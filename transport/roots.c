@@ -1,6 +1,7 @@
 /* Which root holds a path. */
 #include "transport/roots.h"
 
+#include "base/utf8.h"
 #include "weights/plan.h"
 
 #include <errno.h>
@@ -58,12 +59,12 @@ int roots_open(int *dirfd, const char **rest, const char *const *roots, size_t n
     if (root == NULL)
         return err_set(e, ERR_FORBIDDEN, field,
                        "path '%.*s' is not beneath an allowed path (--allow-path)",
-                       plan_text_cut(path, 200), path);
+                       utf8_cut(path, 200), path);
     fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return err_set_errno(e, ERR_UNREADABLE, field, errno,
                              "the allowed path that holds '%.*s' cannot be opened",
-                             plan_text_cut(path, 200), path);
+                             utf8_cut(path, 200), path);
     *dirfd = fd;
     *rest = under;
     return 0;

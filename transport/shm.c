@@ -1,6 +1,7 @@
 /* POSIX shared memory as a source: objects are opened and measured here, read in ranges.c. */
 #include "transport/shm.h"
 
+#include "base/utf8.h"
 #include "transport/ranges.h"
 
 #include <errno.h>
@@ -56,12 +57,12 @@ static int check_name(char *out, const char *name, const char *field, struct err
     if (len == 0 || len >= NAME_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "a shared memory object's name has 1 to %d bytes, '%.*s' has not",
-                       (int)NAME_LEN_MAX - 1, plan_name_cut(name), name);
+                       (int)NAME_LEN_MAX - 1, utf8_cut_name(name), name);
     if (strcmp(rest, ".") == 0 || strcmp(rest, "..") == 0 || strchr(rest, '/') != NULL)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%.*s' is not the name of a shared memory object: it is '/' and then a "
                        "name without '/'",
-                       plan_name_cut(name), name);
+                       utf8_cut_name(name), name);
     for (size_t i = 0; i < len; i++)
         if ((unsigned char)rest[i] < 0x20 || rest[i] == 0x7f)
             return err_set(e, ERR_BAD_REQUEST, field,
@@ -83,11 +84,11 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
     fd = shm_open(name, O_RDONLY | O_NONBLOCK, 0); /* O_NONBLOCK: a FIFO there is not waited on */
     if (fd < 0)
         return err_set_errno(e, ranges_open_code(errno), field, errno,
-                             "shared memory object '%.*s' cannot be opened", plan_name_cut(name),
+                             "shared memory object '%.*s' cannot be opened", utf8_cut_name(name),
                              name);
     if (fstat(fd, &st) != 0) {
         (void)err_set_errno(e, ERR_UNREADABLE, field, errno,
-                            "shared memory object '%.*s' cannot be looked at", plan_name_cut(name),
+                            "shared memory object '%.*s' cannot be looked at", utf8_cut_name(name),
                             name);
         (void)close(fd);
         return -1;
@@ -95,7 +96,7 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
     if (!S_ISREG(st.st_mode)) {
         (void)close(fd);
         return err_set(e, ERR_UNREADABLE, field, "'%.*s' is not a shared memory object",
-                       plan_name_cut(name), name);
+                       utf8_cut_name(name), name);
     }
     *file = r->files.n;
     return ranges_add(r, name, fd, e);
@@ -110,7 +111,7 @@ static int check_nbytes(const struct shm_range *range, uint64_t nbytes, const ch
     if (range->nbytes != nbytes)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, packed, i, "nbytes"),
                        "%s%.*s%s: nbytes is %llu, but names, dtypes and shapes make %llu",
-                       packed ? "" : "tensor '", plan_name_cut(what), what, packed ? "" : "'",
+                       packed ? "" : "tensor '", utf8_cut_name(what), what, packed ? "" : "'",
                        (unsigned long long)range->nbytes, (unsigned long long)nbytes);
     if (range->offset > PLAN_NBYTES_MAX - nbytes)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, packed, i, "offset"),
@@ -130,14 +131,14 @@ static int open_range(struct ranges *r, uint32_t *file, const struct shm_range *
         return -1;
     if (fstat(r->fds[*file], &st) != 0)
         return err_set_errno(e, ERR_UNREADABLE, field, errno,
-                             "shared memory object '%.*s' cannot be measured", plan_name_cut(name),
+                             "shared memory object '%.*s' cannot be measured", utf8_cut_name(name),
                              name);
     if ((uint64_t)st.st_size < range->offset + range->nbytes)
         return err_set(
             e, ERR_UNREADABLE, field_of(field, packed, i, "nbytes"),
             "shared memory object '%.*s' has %llu bytes, but offset %llu and nbytes %llu "
             "were given",
-            plan_name_cut(name), name, (unsigned long long)st.st_size,
+            utf8_cut_name(name), name, (unsigned long long)st.st_size,
             (unsigned long long)range->offset, (unsigned long long)range->nbytes);
     return 0;
 }

@@ -6,6 +6,7 @@
 #include "transport/tcpstore.h"
 
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "transport/poll_wait.h"
 #include "weights/plan.h"
 
@@ -97,7 +98,7 @@ static int begin(struct request *r, uint8_t op, const char *op_name, const char 
     if (op == OP_CHECK || op == OP_WAIT)
         put(r, 1, 8);
     put_key(r, "/", key);
-    (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, plan_text_cut(key, KEY_CUT),
+    (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, utf8_cut(key, KEY_CUT),
                    key);
     return 0;
 }
@@ -393,7 +394,7 @@ int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p,
     if (came && io.end == IO_LATE)
         return 0;
     return poll_refuse(io.end == IO_LATE ? POLL_LATE : POLL_STOPPED, "", e, "%s had no key '/%.*s'",
-                       s->what, plan_text_cut(key, KEY_CUT), key);
+                       s->what, utf8_cut(key, KEY_CUT), key);
 }
 
 int tcpstore_check(struct tcpstore *s, const char *key, bool *present, const struct progress *p,

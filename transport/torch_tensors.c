@@ -2,6 +2,7 @@
  * What the metadata says of a tensor is held against the tensor that it is said to be a part of. */
 #include "transport/torch_tensors.h"
 
+#include "base/utf8.h"
 #include "transport/torch_handle.h"
 #include "transport/torch_pickle.h"
 
@@ -117,7 +118,7 @@ static int take_name(struct walk *w, char name[PLAN_NAME_LEN_MAX + 1], const str
         return refuse(w, "the name of tensor %u is %s; it is a str", i, pickle_kind_name(v));
     memcpy(name, v->u.data, v->n);
     name[v->n] = '\0';
-    (void)snprintf(w->what, sizeof w->what, "tensor '%.*s'", plan_text_cut(name, NAME_SHOWN), name);
+    (void)snprintf(w->what, sizeof w->what, "tensor '%.*s'", utf8_cut(name, NAME_SHOWN), name);
     return 0;
 }
 

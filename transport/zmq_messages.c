@@ -1,6 +1,7 @@
 /* From the values of a pickle to a message: by schema, member by member. */
 #include "transport/zmq_messages.h"
 
+#include "base/utf8.h"
 #include "transport/torch_handle.h"
 #include "transport/torch_pickle.h"
 
@@ -246,8 +247,8 @@ static int check_overlaps(const struct zmq_message *m, struct err *e)
             rc = err_set(e, ERR_BAD_REQUEST, "",
                          "'%.*s' begins at byte %llu of the buffer, and '%.*s' ends at %llu: they "
                          "overlap",
-                         plan_name_cut(second), second, (unsigned long long)x[i].at,
-                         plan_name_cut(first), first, (unsigned long long)x[last].end);
+                         utf8_cut_name(second), second, (unsigned long long)x[i].at,
+                         utf8_cut_name(first), first, (unsigned long long)x[last].end);
         if (x[i].end > x[last].end)
             last = i;
     }
@@ -261,7 +262,7 @@ static int check_place(const struct tensor_spec *t, uint64_t offset,
     if (t->nbytes > buffer->nbytes || offset > buffer->nbytes - t->nbytes)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "'%.*s' has %llu bytes from byte %llu on, and the buffer has %llu",
-                       plan_name_cut(t->name), t->name, (unsigned long long)t->nbytes,
+                       utf8_cut_name(t->name), t->name, (unsigned long long)t->nbytes,
                        (unsigned long long)offset, (unsigned long long)buffer->nbytes);
     return 0;
 }

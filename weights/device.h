@@ -8,12 +8,12 @@
 #define BATON_WEIGHTS_DEVICE_H
 
 #include "base/err.h"
+#include "base/progress.h"
 #include "driver/cuda.h"
 #include "driver/cuda_info.h"
 #include "weights/checksum.h"
 #include "weights/dtype.h"
 #include "weights/slab.h"
-#include "weights/source.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -4,6 +4,7 @@
 
 #include "base/mtx.h"
 #include "weights/slab.h"
+#include "weights/source.h"
 #include "weights/store.h"
 
 #include <assert.h>

@@ -8,9 +8,9 @@
 #define BATON_WEIGHTS_HOST_COPY_H
 
 #include "base/err.h"
+#include "base/progress.h"
 #include "weights/device.h"
 #include "weights/plan.h"
-#include "weights/source.h"
 
 #include <stdint.h>
 

@@ -1,6 +1,7 @@
 /* Matching what a trainer sends with what the model needs. */
 #include "weights/manifest.h"
 
+#include "base/utf8.h"
 #include "weights/names.h"
 
 #include <assert.h>
@@ -41,7 +42,7 @@ static int find_targets(const struct plan *plan, const struct alias_spec *spec, 
         targets[i] = plan_find(plan, spec->targets[i]);
         if (targets[i] == PLAN_NO_TENSOR)
             return err_set(e, ERR_INTERNAL, "", "alias '%.*s' names '%.*s', which is not a tensor",
-                           plan_name_cut(spec->name), spec->name, plan_name_cut(spec->targets[i]),
+                           utf8_cut_name(spec->name), spec->name, utf8_cut_name(spec->targets[i]),
                            spec->targets[i]);
     }
     return 0;
@@ -57,17 +58,17 @@ static int check_fused(const struct plan *plan, const struct alias *a, struct er
         const struct tensor_spec *t = &plan->tensors[a->targets[i]];
         if (t->dtype != first->dtype)
             return err_set(e, ERR_INTERNAL, "", "alias '%.*s' fuses '%.*s' (%s) with a %s tensor",
-                           plan_name_cut(a->name), a->name, plan_name_cut(t->name), t->name,
+                           utf8_cut_name(a->name), a->name, utf8_cut_name(t->name), t->name,
                            dtype_name(t->dtype), dtype_name(first->dtype));
         if (t->nbytes > PLAN_NBYTES_MAX - sum)
             return err_set(e, ERR_INTERNAL, "", "alias '%.*s' has too many bytes",
-                           plan_name_cut(a->name), a->name);
+                           utf8_cut_name(a->name), a->name);
         sum += t->nbytes;
     }
     if (!plan_measure(first->dtype, a->shape, a->ndim, &numel, &nbytes) || nbytes != sum)
         return err_set(e, ERR_INTERNAL, "",
                        "the shape of alias '%.*s' does not add up to its targets' %llu bytes",
-                       plan_name_cut(a->name), a->name, (unsigned long long)sum);
+                       utf8_cut_name(a->name), a->name, (unsigned long long)sum);
     return 0;
 }
 
@@ -84,7 +85,7 @@ static int fill_alias(const struct plan *plan, const struct alias_spec *spec, st
     if ((a->kind == ALIAS_IGNORED) != (a->n_targets == 0) ||
         (a->kind == ALIAS_TIED && a->n_targets != 1) || spec->ndim > PLAN_NDIM_MAX)
         return err_set(e, ERR_INTERNAL, "", "alias '%.*s' has %u targets and %u dimensions",
-                       plan_name_cut(a->name), a->name, (unsigned)a->n_targets,
+                       utf8_cut_name(a->name), a->name, (unsigned)a->n_targets,
                        (unsigned)spec->ndim);
     if (a->kind == ALIAS_TIED) {
         t = &plan->tensors[targets[0]];
@@ -106,7 +107,7 @@ static int add_aliases(struct manifest_whole *w, const struct alias_spec *specs,
         if (plan_find(w->m.plan, name) != PLAN_NO_TENSOR ||
             names_find(&w->names, name) != NAMES_NONE)
             return err_set(e, ERR_INTERNAL, "", "alias '%.*s' is already the name of something",
-                           plan_name_cut(name), name);
+                           utf8_cut_name(name), name);
         if (names_add(&w->names, name, e) != 0)
             return -1;
         w->aliases[i].name = w->names.items[i];
@@ -288,9 +289,9 @@ static int unknown_name(const struct manifest_whole *w, const char *name, uint32
         near = suggest_by_distance(w, name);
     if (near == NULL)
         return err_set(e, ERR_MISMATCH, field, "the model has no tensor '%.*s'",
-                       plan_name_cut(name), name);
+                       utf8_cut_name(name), name);
     return err_set(e, ERR_MISMATCH, field, "the model has no tensor '%.*s'; did you mean '%.*s'?",
-                   plan_name_cut(name), name, plan_name_cut(near), near);
+                   utf8_cut_name(name), name, utf8_cut_name(near), near);
 }
 
 static int check_shape(const struct tensor_spec *t, uint32_t ndim, const uint64_t *shape,
@@ -304,7 +305,7 @@ static int check_shape(const struct tensor_spec *t, uint32_t ndim, const uint64_
     memcpy(want.shape, shape, ndim * sizeof *shape);
     (void)snprintf(field, sizeof field, "/shapes/%u", (unsigned)i);
     return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' has shape %s, the model expects %s",
-                   plan_name_cut(t->name), t->name, plan_shape_text(t, found, sizeof found),
+                   utf8_cut_name(t->name), t->name, plan_shape_text(t, found, sizeof found),
                    plan_shape_text(&want, expected, sizeof expected));
 }
 
@@ -318,7 +319,7 @@ static int check_dtype(const struct tensor_spec *t, enum dtype want, bool conver
         return 0;
     (void)snprintf(field, sizeof field, "/dtypes/%u", (unsigned)i);
     return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is %s, the model expects %s%s",
-                   plan_name_cut(t->name), t->name, dtype_name(t->dtype), dtype_name(want),
+                   utf8_cut_name(t->name), t->name, dtype_name(t->dtype), dtype_name(want),
                    could ? "; \"convert\": true would convert it" : "");
 }
 
@@ -355,7 +356,7 @@ int manifest_check_ignored(const struct manifest *m, const struct tensor_spec *t
             return err_set(e, ERR_MISMATCH, "",
                            "'%.*s' is derived from the model's configuration: element %u would be "
                            "%.9g, %.9g came",
-                           plan_name_cut(t->name), t->name, (unsigned)k, (double)want,
+                           utf8_cut_name(t->name), t->name, (unsigned)k, (double)want,
                            (double)value);
     }
     return 0;

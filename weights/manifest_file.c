@@ -2,6 +2,7 @@
 #include "weights/manifest.h"
 
 #include "base/file.h"
+#include "base/utf8.h"
 #include "weights/safetensors.h"
 
 #include <fcntl.h>
@@ -78,7 +79,7 @@ static int add_tensor(struct plan_builder *b, const json_t *name, const json_t *
     if (d == DTYPE_NONE) {
         (void)snprintf(field, sizeof field, "/dtypes/%zu", i);
         return err_set(e, ERR_BAD_REQUEST, field, "manifest: dtype %zu '%.*s' is not one of %s", i,
-                       text != NULL ? plan_text_cut(text, 64) : 0, text != NULL ? text : "",
+                       text != NULL ? utf8_cut(text, 64) : 0, text != NULL ? text : "",
                        dtype_list());
     }
     if (shape_of(shape, &ndim, dims, i, e) != 0)
@@ -118,20 +119,20 @@ static int check_alias(const struct plan *plan, const char *name, const json_t *
 
     if (text == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/aliases",
-                       "manifest: alias '%.*s' must be the name of a tensor", plan_name_cut(name),
+                       "manifest: alias '%.*s' must be the name of a tensor", utf8_cut_name(name),
                        name);
     if (name[0] == '\0' || strlen(name) > PLAN_NAME_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/aliases",
-                       "manifest: alias '%.*s' must have 1 to %d bytes", plan_name_cut(name), name,
+                       "manifest: alias '%.*s' must have 1 to %d bytes", utf8_cut_name(name), name,
                        (int)PLAN_NAME_LEN_MAX);
     if (plan_find(plan, name) != PLAN_NO_TENSOR)
         return err_set(e, ERR_BAD_REQUEST, "/aliases",
-                       "manifest: alias '%.*s' is the name of a tensor itself", plan_name_cut(name),
+                       "manifest: alias '%.*s' is the name of a tensor itself", utf8_cut_name(name),
                        name);
     if (plan_find(plan, text) == PLAN_NO_TENSOR)
         return err_set(e, ERR_BAD_REQUEST, "/aliases",
                        "manifest: alias '%.*s' names '%.*s', which is not a tensor",
-                       plan_name_cut(name), name, plan_name_cut(text), text);
+                       utf8_cut_name(name), name, utf8_cut_name(text), text);
     return 0;
 }
 

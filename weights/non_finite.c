@@ -3,7 +3,7 @@
  * that are left out of the sum cannot carry, so that no element touches its neighbour. */
 #include "weights/non_finite.h"
 
-#include "weights/plan.h"
+#include "base/utf8.h"
 
 #include <endian.h>
 #include <string.h>
@@ -196,7 +196,7 @@ int non_finite_refuse(const struct non_finite *found, const char *name, uint64_t
                    "'%.*s'%s: %llu of its %llu numbers are not finite, the first is %s at index "
                    "%llu; look for the step that made it, or start the server with --non-finite "
                    "warn or allow",
-                   plan_name_cut(name), name, of, (unsigned long long)found->n,
+                   utf8_cut_name(name), name, of, (unsigned long long)found->n,
                    (unsigned long long)numel, non_finite_what(found),
                    (unsigned long long)found->first);
 }

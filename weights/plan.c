@@ -2,6 +2,7 @@
  */
 #include "weights/plan.h"
 
+#include "base/utf8.h"
 #include "weights/names.h"
 
 #include <assert.h>
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TENSORS_CAP_MIN = 64, U64_DIGITS = 20, NAME_SHOWN_MAX = 160 };
+enum { TENSORS_CAP_MIN = 64, U64_DIGITS = 20 };
 
 struct plan_builder {
     struct plan plan;            /* first: a struct plan * is a struct plan_builder * */
@@ -40,22 +41,6 @@ void plan_builder_free(struct plan_builder *b)
     names_fini(&b->names);
     free(b->tensors);
     free(b);
-}
-
-int plan_text_cut(const char *text, uint32_t max)
-{
-    size_t len = strnlen(text, (size_t)max + 1);
-
-    if (len <= max)
-        return (int)len;
-    for (len = max; len > 0 && ((unsigned char)text[len] & 0xc0) == 0x80;)
-        len--;
-    return (int)len;
-}
-
-int plan_name_cut(const char *name)
-{
-    return plan_text_cut(name, NAME_SHOWN_MAX);
 }
 
 bool plan_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *numel,
@@ -97,7 +82,7 @@ static int check_name(const struct plan_builder *b, const char *name, struct nam
                        "the name of tensor %u is empty", (unsigned)i);
     if (len > PLAN_NAME_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
-                       "name '%.*s...' is longer than the %d bytes allowed", plan_name_cut(name),
+                       "name '%.*s...' is longer than the %d bytes allowed", utf8_cut_name(name),
                        name, (int)PLAN_NAME_LEN_MAX);
     for (const unsigned char *c = (const unsigned char *)name; *c != '\0'; c++)
         if (*c < 0x20 || *c == 0x7f)
@@ -108,7 +93,7 @@ static int check_name(const struct plan_builder *b, const char *name, struct nam
     first = names_find_key(&b->names, key);
     if (first != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "names", i),
-                       "tensor '%.*s' is named twice, at %u and at %u", plan_name_cut(name), name,
+                       "tensor '%.*s' is named twice, at %u and at %u", utf8_cut_name(name), name,
                        (unsigned)first, (unsigned)i);
     return 0;
 }
@@ -121,25 +106,25 @@ static int check_spec(struct tensor_spec *t, uint32_t i, const char *name, const
 
     if (t->dtype <= DTYPE_NONE || t->dtype >= DTYPE_COUNT)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "dtypes", i),
-                       "the dtype of tensor '%.*s' is not one of %s", plan_name_cut(name), name,
+                       "the dtype of tensor '%.*s' is not one of %s", utf8_cut_name(name), name,
                        dtype_list());
     if (t->ndim > PLAN_NDIM_MAX)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
                        "tensor '%.*s' has %u dimensions, at most %d are allowed",
-                       plan_name_cut(name), name, (unsigned)t->ndim, (int)PLAN_NDIM_MAX);
+                       utf8_cut_name(name), name, (unsigned)t->ndim, (int)PLAN_NDIM_MAX);
     for (uint32_t k = 0; k < t->ndim; k++)
         t->shape[k] = shape[k];
     if (!plan_measure(t->dtype, t->shape, t->ndim, &t->numel, &t->nbytes)) {
         char text[256];
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
                        "tensor '%.*s' of shape %s and dtype %s has more than 2^63 - 1 bytes",
-                       plan_name_cut(name), name, plan_shape_text(t, text, sizeof text),
+                       utf8_cut_name(name), name, plan_shape_text(t, text, sizeof text),
                        dtype_name(t->dtype));
     }
     if (numel != UINT64_MAX && numel != t->numel)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "sizes", i),
                        "tensor '%.*s': size is %llu, but its shape has %llu elements",
-                       plan_name_cut(name), name, (unsigned long long)numel,
+                       utf8_cut_name(name), name, (unsigned long long)numel,
                        (unsigned long long)t->numel);
     return 0;
 }
@@ -183,7 +168,7 @@ int plan_builder_add(struct plan_builder *b, const char *name, enum dtype dtype,
     if (t.nbytes > PLAN_NBYTES_MAX - b->plan.nbytes)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
                        "with tensor '%.*s' the plan has more than 2^63 - 1 bytes",
-                       plan_name_cut(name), name);
+                       utf8_cut_name(name), name);
     if (reserve_tensors(b, 1, e) != 0 || names_add_key(&b->names, &key, e) != 0)
         return -1;
     t.name = b->names.items[i];

@@ -92,12 +92,6 @@ uint32_t plan_find_near(const struct plan *p, const char *name, uint32_t i);
 bool plan_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *numel,
                   uint64_t *nbytes);
 
-/* plan_text_cut - how many bytes of a stranger's text to print in a message ("%.*s"): at most
- * `max`, never half a UTF-8 character. plan_name_cut: the same with the length that two names of a
- * message may have. */
-int plan_text_cut(const char *text, uint32_t max);
-int plan_name_cut(const char *name);
-
 /* plan_shape_text - "[1024, 128]" into a caller's buffer, for messages. Returns out. */
 const char *plan_shape_text(const struct tensor_spec *t, char *out, size_t cap);
 

@@ -5,6 +5,7 @@
  * refused, because one of them would silently not be served. */
 #include "weights/safetensors.h"
 
+#include "base/utf8.h"
 #include "weights/checksum.h"
 #include "weights/json_reader.h"
 #include "weights/names.h"
@@ -135,7 +136,7 @@ static int syntax(const struct header *h, struct err *e)
     if (h->tensor != NULL)
         return err_set(e, ERR_BAD_REQUEST, "",
                        "%s: header, tensor '%.*s': %s, at byte %zu of the header", h->label,
-                       plan_name_cut(h->tensor), h->tensor, h->r.wrong, at);
+                       utf8_cut_name(h->tensor), h->tensor, h->r.wrong, at);
     return err_set(e, ERR_BAD_REQUEST, "", "%s: header: %s, at byte %zu of the header", h->label,
                    h->r.wrong, at);
 }
@@ -150,7 +151,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(const struct header *h, 
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     return err_set(e, ERR_BAD_REQUEST, "", "%s: tensor '%.*s' %s", h->label,
-                   plan_name_cut(h->tensor), h->tensor, text);
+                   utf8_cut_name(h->tensor), h->tensor, text);
 }
 
 /* Room for one more of `n` items of `nbytes` each. */
@@ -180,7 +181,7 @@ static int read_checksum(struct header *h, const char *key, struct err *e)
     if (!checksum_parse(&sum, h->value))
         return err_set(e, ERR_BAD_REQUEST, "",
                        "%s: metadata '%.*s' is not a checksum of %d hex digits", h->label,
-                       plan_name_cut(key), key, (int)CHECKSUM_LEN);
+                       utf8_cut_name(key), key, (int)CHECKSUM_LEN);
     if (reserve(&given, h->n_given, &h->given_cap, sizeof *h->given, e) != 0)
         return -1;
     h->given = given;
@@ -216,7 +217,7 @@ static int read_metadata(struct header *h, struct err *e)
             return syntax(h, e);
         if (names_find(&h->keys, h->key) != NAMES_NONE)
             return err_set(e, ERR_BAD_REQUEST, "", "%s: metadata '%.*s' is there twice", h->label,
-                           plan_name_cut(h->key), h->key);
+                           utf8_cut_name(h->key), h->key);
         if (names_add(&h->keys, h->key, e) != 0 ||
             read_metadata_value(h, h->keys.items[h->keys.n - 1], e) != 0)
             return -1;
@@ -230,7 +231,7 @@ static int read_dtype(struct header *h, struct entry *t, struct err *e)
         return syntax(h, e);
     t->dtype = dtype_parse(h->value);
     if (t->dtype == DTYPE_NONE || strcmp(dtype_name(t->dtype), h->value) != 0)
-        return refuse(h, e, "has dtype '%.*s', which is not one of %s", plan_text_cut(h->value, 64),
+        return refuse(h, e, "has dtype '%.*s', which is not one of %s", utf8_cut(h->value, 64),
                       h->value, dtype_list());
     return 0;
 }
@@ -325,7 +326,7 @@ static int read_tensor(struct header *h, struct err *e)
                        (int)PLAN_TENSORS_MAX);
     if (names_find(&h->names, h->key) != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, "", "%s: tensor '%.*s' is named twice", h->label,
-                       plan_name_cut(h->key), h->key);
+                       utf8_cut_name(h->key), h->key);
     if (reserve(&entries, i, &h->cap, sizeof *h->entries, e) != 0)
         return -1;
     h->entries = entries;
@@ -382,7 +383,7 @@ static int check_layout(struct header *h, uint64_t *nbytes_data, struct err *e)
                           (unsigned long long)t->begin, (unsigned long long)at);
         if (t->begin < at)
             return refuse(h, e, "begins at byte %llu and overlaps '%.*s', which ends at byte %llu",
-                          (unsigned long long)t->begin, plan_text_cut(t[-1].name, 100), t[-1].name,
+                          (unsigned long long)t->begin, utf8_cut(t[-1].name, 100), t[-1].name,
                           (unsigned long long)at);
         if (!plan_measure(t->dtype, t->shape, t->ndim, &numel, &nbytes))
             return refuse(h, e, "has a shape of more than 2^63 - 1 bytes");
@@ -427,7 +428,7 @@ static int give_checksums(const struct header *h, struct safetensors *s, struct 
         if (k == PLAN_NO_TENSOR)
             return err_set(e, ERR_BAD_REQUEST, "",
                            "%s: the metadata has a checksum of '%.*s', which is not there",
-                           h->label, plan_name_cut(name), name);
+                           h->label, utf8_cut_name(name), name);
         s->checksums[k] = h->given[i].sum;
         s->has_checksum[k] = true;
     }
@@ -565,7 +566,7 @@ int safetensors_read(struct safetensors *out, int fd, const char *name, struct e
 {
     char label[LABEL_LEN_MAX + 1];
 
-    (void)snprintf(label, sizeof label, "safetensors file '%.*s'", plan_text_cut(name, 160), name);
+    (void)snprintf(label, sizeof label, "safetensors file '%.*s'", utf8_cut(name, 160), name);
     return read_labelled(out, fd, label, e);
 }
 
@@ -577,7 +578,7 @@ int safetensors_open(struct safetensors *out, int *fd, int dirfd, const char *pa
     if (file < 0)
         return err_set_errno(
             e, errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_UNREADABLE, "", errno,
-            "file '%.*s' cannot be opened", plan_text_cut(path, 160), path);
+            "file '%.*s' cannot be opened", utf8_cut(path, 160), path);
     if (safetensors_read(out, file, path, e) != 0) {
         (void)close(file);
         return -1;

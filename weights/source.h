@@ -11,40 +11,13 @@
 #define BATON_WEIGHTS_SOURCE_H
 
 #include "base/err.h"
+#include "base/progress.h"
 #include "weights/plan.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 struct source;
-
-#define PROGRESS_NO_TENSOR UINT32_MAX
-
-/* What a running fill tells and is told. Written by the worker; read by anyone. */
-struct progress {
-    atomic_uint_fast64_t nbytes_done; /* relaxed: a gauge */
-    atomic_uint_fast32_t tensor;      /* relaxed: index in the plan of the tensor being filled;
-                                         PROGRESS_NO_TENSOR before the first */
-    atomic_bool stop;                 /* relaxed: asks the fill to fail soon (within 100 ms) */
-    uint64_t deadline_us;             /* immutable during a fill, and so are those below */
-    bool (*gone)(void *arg);          /* has whoever waits for the answer gone away? NULL: never */
-    void *gone_arg;
-    /* To be told by a fill of what it has written, soon, while it is in a cache: pieces in any
-     * order, by several threads, each byte once. NULL: nobody looks. */
-    void (*came)(void *arg, const void *at, uint64_t nbytes);
-    void *came_arg;
-};
-
-static inline void progress_came(const struct progress *p, const void *at, uint64_t nbytes)
-{
-    if (p->came != NULL && nbytes > 0)
-        p->came(p->came_arg, at, nbytes);
-}
-
-/* progress_check - to be called between pieces of at most SOURCE_PIECE_NBYTES.
- * Errors: ERR_TIMEOUT (deadline passed), ERR_CONFLICT (the update was aborted), ERR_GONE. */
-int progress_check(const struct progress *p, struct err *e);
 
 enum {
     SOURCE_PIECE_NBYTES = 8 << 20,

@@ -1,6 +1,7 @@
 /* A byte for each tensor of the model, and a plan of all that came. */
 #include "weights/tally.h"
 
+#include "base/utf8.h"
 #include "weights/update_priv.h"
 
 #include <stdio.h>
@@ -48,7 +49,7 @@ static int refuse_again(const char *name, uint32_t i, struct err *e)
 
     (void)snprintf(field, sizeof field, "/names/%u", i);
     return err_set(e, ERR_CONFLICT, field, "'%.*s' has come in this update already",
-                   plan_name_cut(name), name);
+                   utf8_cut_name(name), name);
 }
 
 int tally_check(const struct tally *t, const struct plan *list, bool shapes, bool once,

@@ -5,6 +5,7 @@
 #include "weights/update.h"
 
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "weights/update_priv.h"
 
 #include <assert.h>
@@ -319,9 +320,9 @@ static int resolve_sum(struct finish_sum *out, const struct manifest *m,
             return 0;
         }
     }
-    (void)snprintf(field, sizeof field, "/checksums/%.*s", plan_name_cut(given->name), given->name);
+    (void)snprintf(field, sizeof field, "/checksums/%.*s", utf8_cut_name(given->name), given->name);
     return err_set(e, ERR_MISMATCH, field, "the model has no tensor '%.*s'",
-                   plan_name_cut(given->name), given->name);
+                   utf8_cut_name(given->name), given->name);
 }
 
 static int resolve_sums(struct update_job *job, const struct manifest *m,

@@ -4,6 +4,7 @@
  * whose bytes lie on GPUs may be begun while the one before it is still being copied; then its end
  * comes later. */
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "weights/update_chunk_priv.h"
 
 #include <assert.h>
@@ -45,7 +46,7 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
     checksum_text(&r->checksums[i], wanted);
     (void)snprintf(field, sizeof field, "/checksums/%u", i);
     (void)err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s, not %s",
-                  plan_name_cut(t->name), t->name, is, wanted);
+                  utf8_cut_name(t->name), t->name, is, wanted);
     chunk_refield(f->job->chunk, rank, e);
     return -1;
 }
@@ -104,7 +105,7 @@ static int push_tie(struct session *s, const struct tie *tie, uint64_t nbytes, s
         return err_set(e, ERR_MISMATCH, "/names",
                        "'%.*s' came before in this update, with other "
                        "bytes",
-                       plan_name_cut(tie->alias->name), tie->alias->name);
+                       utf8_cut_name(tie->alias->name), tie->alias->name);
     slab_unref(tie->slab);
     return 0;
 }

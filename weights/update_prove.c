@@ -2,6 +2,8 @@
  * missing, the bytes are those that were summed. */
 #include "weights/update_chunk_priv.h"
 
+#include "base/utf8.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +68,7 @@ static int tie_compare(const struct store *s, const struct tie *tie, uint32_t pl
         return 0;
     return err_set(e, ERR_MISMATCH, "/names",
                    "'%.*s' and '%.*s' are one tensor in this model, but their bytes differ",
-                   plan_name_cut(tie->alias->name), tie->alias->name, plan_name_cut(t->name),
+                   utf8_cut_name(tie->alias->name), tie->alias->name, utf8_cut_name(t->name),
                    t->name);
 }
 
@@ -256,9 +258,9 @@ static int refuse_sum(const struct store *s, uint32_t place, const char *name,
 
     checksum_text(found, is);
     checksum_text(want, wanted);
-    (void)snprintf(field, sizeof field, "/checksums/%.*s", plan_name_cut(name), name);
+    (void)snprintf(field, sizeof field, "/checksums/%.*s", utf8_cut_name(name), name);
     return err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s%s%s, not %s",
-                   plan_name_cut(name), name, is, several ? " on " : "",
+                   utf8_cut_name(name), name, is, several ? " on " : "",
                    several ? store_place_name(s, place) : "", wanted);
 }
 
@@ -298,7 +300,7 @@ static int prove_complete(const struct session *s, const struct manifest *m, str
     return err_set(e, ERR_INCOMPLETE, "",
                    "%u of %u tensors are missing, '%.*s' first; an update that is to keep the "
                    "served ones says \"partial\": true when it starts",
-                   n_missing, m->plan->n_tensors, plan_name_cut(m->plan->tensors[first].name),
+                   n_missing, m->plan->n_tensors, utf8_cut_name(m->plan->tensors[first].name),
                    m->plan->tensors[first].name);
 }
 

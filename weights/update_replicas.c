@@ -6,6 +6,8 @@
  * converted or split on its way is not compared. */
 #include "weights/update_chunk_priv.h"
 
+#include "base/utf8.h"
+
 #include <stdlib.h>
 
 struct replica {
@@ -72,7 +74,7 @@ static int compare(const struct session *s, const struct store *store, uint32_t 
             return err_set(e, ERR_MISMATCH, "",
                            "'%.*s' has other bytes on %s than on %s: their lists are swapped, or "
                            "the trainer's ranks hold different weights",
-                           plan_name_cut(plan->tensors[index].name), plan->tensors[index].name,
+                           utf8_cut_name(plan->tensors[index].name), plan->tensors[index].name,
                            store_place_name(store, r), store_place_name(store, first_rank));
         }
     }

@@ -4,6 +4,7 @@
  * tensor; a chunk that fails gives them back, and may be sent again. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "weights/update_priv.h"
 
 #include <assert.h>
@@ -223,9 +224,9 @@ static int claim_refuse(const struct updates *u, const struct update_job *job,
     (void)snprintf(field, sizeof field, "/names/%u", c->part);
     if (c->are[k] & CLAIM_MINE)
         (void)err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
-                      plan_name_cut(sent), sent, plan_name_cut(name), name);
+                      utf8_cut_name(sent), sent, utf8_cut_name(name), name);
     else
-        (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", plan_name_cut(name), name,
+        (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", utf8_cut_name(name), name,
                       c->are[k] & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
     chunk_refield(job->chunk, c->first + k, e);
     return -1;

@@ -4,6 +4,8 @@
  * a hundred thousand names. */
 #include "weights/update_priv.h"
 
+#include "base/utf8.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -186,7 +188,7 @@ static int check_whole(const struct updates *u, const struct update_job *job, st
     return err_set(e, ERR_INCOMPLETE, "/names",
                    "%u of %u tensors are missing, '%.*s' first; say \"partial\": true to keep the "
                    "served ones",
-                   c->n_missing, plan->n_tensors, plan_name_cut(c->missing[0]), c->missing[0]);
+                   c->n_missing, plan->n_tensors, utf8_cut_name(c->missing[0]), c->missing[0]);
 }
 
 static int check_covers_locked(struct updates *u, struct session *s, const struct update_job *job,
@@ -207,7 +209,7 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
     if (n_missing == 0)
         return 0;
     return err_set(e, ERR_INCOMPLETE, "/names", "%u of %u tensors are missing, '%.*s' first",
-                   n_missing, plan->n_tensors, plan_name_cut(plan->tensors[first].name),
+                   n_missing, plan->n_tensors, utf8_cut_name(plan->tensors[first].name),
                    plan->tensors[first].name);
 }
 

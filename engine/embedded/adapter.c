@@ -2,6 +2,7 @@
  * bytes are written once, where they stay. */
 #include "engine/embedded/adapter.h"
 
+#include "base/utf8.h"
 #include "engine/embedded/adapter_names.h"
 #include "weights/memory.h"
 
@@ -137,16 +138,16 @@ static int check_half(const struct adapter_builder *b, const struct adapter_name
     if (t->dtype != DTYPE_F32 && t->dtype != DTYPE_F16 && t->dtype != DTYPE_BF16)
         return err_set(e, ERR_MISMATCH, field_of(i, field),
                        "tensor '%.*s' is %s, which is not one of BF16, F16, F32",
-                       plan_name_cut(t->name), t->name, dtype_name(t->dtype));
+                       utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
     if (t->ndim != 2 || t->shape[0] != want.shape[0] || t->shape[1] != want.shape[1])
         return err_set(e, ERR_MISMATCH, field_of(i, field),
                        "tensor '%.*s' has shape %s, but rank %u and this model make it %s",
-                       plan_name_cut(t->name), t->name, plan_shape_text(t, found, sizeof found),
+                       utf8_cut_name(t->name), t->name, plan_shape_text(t, found, sizeof found),
                        target->r, plan_shape_text(&want, expected, sizeof expected));
     if (target->r > b->spec.rank_max)
         return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
                        "tensor '%.*s' has rank %u, at most %u is allowed (--max-lora-rank)",
-                       plan_name_cut(t->name), t->name, target->r, b->spec.rank_max);
+                       utf8_cut_name(t->name), t->name, target->r, b->spec.rank_max);
     return 0;
 }
 
@@ -163,8 +164,8 @@ static int take_half(struct adapter_builder *b, const struct adapter_name *n,
         const char *other = plan->tensors[h->tensor[n->is_b]].name;
 
         return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
-                       "tensors '%.*s' and '%.*s' are one and the same", plan_name_cut(other),
-                       other, plan_name_cut(t->name), t->name);
+                       "tensors '%.*s' and '%.*s' are one and the same", utf8_cut_name(other),
+                       other, utf8_cut_name(t->name), t->name);
     }
     if (check_half(b, n, &h->target, t, i, e) != 0)
         return -1;
@@ -189,7 +190,7 @@ static int take_tensor(struct adapter_builder *b, const struct plan *plan, uint3
     case ADAPTER_NAME_REFUSED:
         break;
     }
-    return err_set(e, ERR_BAD_REQUEST, field_of(i, field), "tensor '%.*s': %s", plan_name_cut(name),
+    return err_set(e, ERR_BAD_REQUEST, field_of(i, field), "tensor '%.*s': %s", utf8_cut_name(name),
                    name, n.why);
 }
 
@@ -244,7 +245,7 @@ static int check_pairs(struct adapter_builder *b, const struct plan *plan, struc
         if (has_a || has_b)
             return err_set(e, ERR_MISMATCH, field_of(there, field),
                            "tensor '%.*s' is there, but module '%s' has no lora_%s",
-                           plan_name_cut(plan->tensors[there].name), plan->tensors[there].name,
+                           utf8_cut_name(plan->tensors[there].name), plan->tensors[there].name,
                            path, has_a ? "B" : "A");
         if (h->target.wanted && b->spec.config->targets != TARGETS_UNSAID &&
             names_add(&b->report.missing, path, e) != 0)
@@ -262,14 +263,14 @@ static int check_whole(const struct adapter_builder *b, struct err *e)
         return err_set(e, ERR_MISMATCH, "",
                        "none of %u tensors belongs to a module of this model that the adapter "
                        "targets; the first is '%.*s'",
-                       b->n_tensors, plan_name_cut(first), first);
+                       b->n_tensors, utf8_cut_name(first), first);
     if (b->spec.allow_partial)
         return 0;
     if (r->unmatched.n > 0)
         return err_set(e, ERR_MISMATCH, "",
                        "%u of %u tensors belong to no module of this model that the adapter "
                        "targets; the first is '%.*s' (allow_partial takes the others)",
-                       r->unmatched.n, b->n_tensors, plan_name_cut(first), first);
+                       r->unmatched.n, b->n_tensors, utf8_cut_name(first), first);
     if (r->missing.n > 0)
         return err_set(e, ERR_MISMATCH, "",
                        "%u modules that the adapter targets have no tensors; the first is '%s' "

@@ -4,6 +4,7 @@
 #include "engine/embedded/adapter_config.h"
 
 #include "base/json_parse.h"
+#include "base/utf8.h"
 #include "engine/embedded/config_members.h"
 #include "weights/plan.h"
 
@@ -359,7 +360,7 @@ static int read_key(struct adapter_config *c, const char *name, const json_t *v,
 
         return err_set(e, ERR_BAD_REQUEST, field_of(name, field),
                        "key '%.*s' with %s is not known, and could change what is computed",
-                       plan_text_cut(name, FOUND_MAX), name, config_quoted(v, found, sizeof found));
+                       utf8_cut(name, FOUND_MAX), name, config_quoted(v, found, sizeof found));
     }
     c->n_ignored++;
     return 0;

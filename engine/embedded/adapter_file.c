@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/mtx.h"
+#include "base/utf8.h"
 #include "weights/safetensors.h"
 
 #include <errno.h>
@@ -52,7 +53,7 @@ struct look {
 
 static int dir_cut(const struct look *l)
 {
-    return plan_text_cut(l->dir->path, PATH_CUT);
+    return utf8_cut(l->dir->path, PATH_CUT);
 }
 
 static int check_ended(const struct look *l, struct err *e)

@@ -3,6 +3,7 @@
  * patterns times thousands of modules are too many for a library. */
 #include "engine/embedded/adapter_pattern.h"
 
+#include "base/utf8.h"
 #include "weights/plan.h"
 
 #include <stdio.h>
@@ -37,7 +38,7 @@ static int refuse(const char *text, const char *at, const char *why, const char 
                   struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, field, "pattern '%.*s': %s at byte %zu",
-                   plan_text_cut(text, QUOTED_MAX), text, why, (size_t)(at - text));
+                   utf8_cut(text, QUOTED_MAX), text, why, (size_t)(at - text));
 }
 
 /* Groups and escapes that both libraries read alike. */
@@ -105,7 +106,7 @@ static int compile(struct adapter_pattern *p, const char *field, struct err *e)
     if (pcre2_get_error_message(code, why, sizeof why) < 0)
         why[0] = '\0';
     return err_set(e, ERR_BAD_REQUEST, field, "pattern '%.*s' is malformed: %s (pcre2 %d)",
-                   plan_text_cut(p->text, QUOTED_MAX), p->text, (const char *)why, code);
+                   utf8_cut(p->text, QUOTED_MAX), p->text, (const char *)why, code);
 }
 
 int adapter_pattern_new(struct adapter_pattern **out, const char *text,
@@ -208,7 +209,7 @@ int adapter_pattern_match(const struct adapter_pattern *p, const char *path, uin
     if (*cpu_us > ADAPTER_MATCH_CPU_US_MAX || (rc < 0 && rc != PCRE2_ERROR_NOMATCH))
         return err_set(e, ERR_BAD_REQUEST, p->field,
                        "pattern '%.*s' takes too long to match module '%s' (pcre2 %d)",
-                       plan_text_cut(p->text, QUOTED_MAX), p->text, path, rc);
+                       utf8_cut(p->text, QUOTED_MAX), p->text, path, rc);
     *out = rc >= 0;
     return 0;
 }

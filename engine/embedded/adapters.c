@@ -122,7 +122,7 @@ static int check_name(const struct adapters *s, const char *name, struct err *e)
     for (const char *const *base = s->cfg.base_names; base != NULL && *base != NULL; base++)
         if (strcmp(*base, name) == 0)
             return err_set(e, ERR_BAD_REQUEST, "/lora_name", "'%.*s' is the base model's name",
-                           plan_name_cut(name), name);
+                           utf8_cut_name(name), name);
     return 0;
 }
 
@@ -155,15 +155,15 @@ static int check_options(const char *name, const struct adapters_revision *curre
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "adapter '%.*s' is loaded already, at revision %" PRIu64
                        ", and load_inplace is false",
-                       plan_name_cut(name), name, number);
+                       utf8_cut_name(name), name, number);
     if (o->has_if_revision && o->if_revision != number && current == NULL)
         return err_set(e, ERR_CONFLICT, "/if_revision",
                        "adapter '%.*s' is not loaded, not at revision %" PRIu64,
-                       plan_name_cut(name), name, o->if_revision);
+                       utf8_cut_name(name), name, o->if_revision);
     if (o->has_if_revision && o->if_revision != number)
         return err_set(e, ERR_CONFLICT, "/if_revision",
                        "adapter '%.*s' is at revision %" PRIu64 ", not %" PRIu64,
-                       plan_name_cut(name), name, number, o->if_revision);
+                       utf8_cut_name(name), name, number, o->if_revision);
     return 0;
 }
 
@@ -441,7 +441,7 @@ drop:
 
 static int unknown(const char *field, const char *name, struct err *e)
 {
-    return err_set(e, ERR_NOT_FOUND, field, "there is no adapter '%.*s'", plan_name_cut(name),
+    return err_set(e, ERR_NOT_FOUND, field, "there is no adapter '%.*s'", utf8_cut_name(name),
                    name);
 }
 

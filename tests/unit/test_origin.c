@@ -181,6 +181,11 @@ static void test_message_names_the_host_and_the_option(void **state)
     assert_non_null(strstr(e.msg, "--allow-origin " EVIL));
 }
 
+static bool knows_key(void *arg, const char *authorization)
+{
+    return auth_knows(arg, authorization);
+}
+
 /* The program's own keys: one that it knows exempts from the rule of Host, and from no other. Of a
  * peer that needs a key the rule is not asked: without one it gets a 401, which the door gives. */
 static void test_keys_exempt_from_the_host(void **state)
@@ -207,7 +212,8 @@ static void test_keys_exempt_from_the_host(void **state)
     assert_int_equal(dprintf(fd, "watch " KEY "\n"), 7 + sizeof KEY - 1);
     assert_int_equal(close(fd), 0);
     assert_int_equal(auth_new(&a, &with_keys, &e), 0);
-    rules.auth = a;
+    rules.knows_key = auth_has_keys(a) ? knows_key : NULL;
+    rules.knows_key_arg = a;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct origin_request q = {
             .host = "baton.svc", .authorization = rows[i].authorization, .trusted = true};
@@ -225,7 +231,8 @@ static void test_keys_exempt_from_the_host(void **state)
     auth_free(a);
     /* An address of --trust is no key: a browser may run there. */
     assert_int_equal(auth_new(&a, &without, &e), 0);
-    rules.auth = a;
+    rules.knows_key = auth_has_keys(a) ? knows_key : NULL;
+    rules.knows_key_arg = a;
     assert_int_equal(
         check(&rules, &(struct origin_request){.host = "baton.svc", .authorization = "Bearer " KEY},
               &e),
@@ -340,7 +347,7 @@ static void test_a_browser_says_what_page_lets_a_get_act(void **state)
 
 static void test_name_and_page_are_asked_for_each(void **state)
 {
-    struct origin_rules both = {hosts, 3, origins, 3, NULL};
+    struct origin_rules both = {hosts, 3, origins, 3, NULL, NULL};
     struct origin_request q = {.host = "evil.example", .origin = APP};
     struct err e;
 
@@ -510,7 +517,7 @@ static void test_rules_check_entries(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct origin_rules rules = {&rows[i].host, rows[i].host != NULL, &rows[i].origin,
-                                     rows[i].origin != NULL, NULL};
+                                     rows[i].origin != NULL, NULL, NULL};
 
         memset(&e, 0, sizeof e);
         if ((origin_rules_check(&rules, &e) == 0) != rows[i].good)

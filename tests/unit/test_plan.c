@@ -2,6 +2,7 @@
 #include "weights/plan.h"
 
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "weights/names.h"
 
 #include <pthread.h>
@@ -83,13 +84,13 @@ static void test_plan_shape_text_and_cuts(void **state)
     assert_string_equal(plan_shape_text(&scalar, text, sizeof text), "[]");
     (void)plan_shape_text(&t, small, sizeof small);
     assert_int_equal(strlen(small), 4);
-    assert_int_equal(plan_name_cut("short"), 5);
+    assert_int_equal(utf8_cut_name("short"), 5);
     for (int i = 0; i < 399; i += 3)
         memcpy(name + i, "\xe2\x82\xac", 3);
     name[399] = '\0';
-    assert_int_equal(plan_name_cut(name) % 3, 0);
-    assert_true(plan_name_cut(name) > 100);
-    assert_int_equal(plan_text_cut(name, 4), 3);
+    assert_int_equal(utf8_cut_name(name) % 3, 0);
+    assert_true(utf8_cut_name(name) > 100);
+    assert_int_equal(utf8_cut(name, 4), 3);
 }
 
 static char long_name[PLAN_NAME_LEN_MAX + 2];

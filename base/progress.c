@@ -1,5 +1,4 @@
-/* The two reasons for which a running fill ends early. */
-#include "weights/source.h"
+#include "base/progress.h"
 
 #include "base/clock.h"
 
