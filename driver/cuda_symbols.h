@@ -2,8 +2,8 @@
  *
  * The same rows make the table that the loader fills (driver/cuda.h), the prototypes that the fake
  * (tests/fakes/libcuda) is compiled against, and, where a toolkit is installed, the comparison
- * with its own header (tests/unit/test_cuda_header.c). No types are declared here, so that the
- * last can expand the rows with the toolkit's. Rejected: including cuda.h, which would make the
+ * with its own header (tests/unit/driver/test_cuda_header.c). No types are declared here, so that
+ * the last can expand the rows with the toolkit's. Rejected: including cuda.h, which would make the
  * toolkit a condition of building.
  *
  * Source: cuda.h of CUDA 13.0 (CUDA_VERSION 13000); none of it has changed since 11.4. */

@@ -2,10 +2,10 @@
  *
  * As in driver/cuda_symbols.h, the same rows make the loader's table (driver/nccl.h), the
  * prototypes of the fake (tests/fakes/libnccl) and the comparison with an installed header
- * (tests/unit/test_nccl_header.c). Left out on purpose: ncclCommFinalize, which does not end while
- * a peer keeps its communicator (we leave by abort); groups, which a non-blocking communicator
- * with a thread of its own does not need; registration, which a stock trainer does not take part
- * in.
+ * (tests/unit/driver/test_nccl_header.c). Left out on purpose: ncclCommFinalize, which does not end
+ * while a peer keeps its communicator (we leave by abort); groups, which a non-blocking
+ * communicator with a thread of its own does not need; registration, which a stock trainer does not
+ * take part in.
  *
  * Source: nccl.h of NCCL 2.28.9 (NCCL_VERSION_CODE 22809); the functions are unchanged since 2.14,
  * the first with non-blocking communicators. */

@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "engine/steering.h"
-#include "weights/store.h"
+#include "weights/store/store.h"
 
 #include <stdbool.h>
 #include <stddef.h>

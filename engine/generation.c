@@ -1,7 +1,7 @@
 /* Parameters and outputs of a generation: what every engine shares. */
 #include "engine/generation.h"
 
-#include "engine/embedded/adapter_use.h"
+#include "engine/lora/adapter_use.h"
 
 #include <assert.h>
 #include <math.h>

@@ -4,11 +4,11 @@
 #define BATON_HANDLERS_APP_H
 
 #include "base/err.h"
-#include "base/exchange.h"
 #include "base/workers.h"
 #include "engine/engine.h"
-#include "handlers/metrics.h"
-#include "server/front.h"
+#include "handlers/status/metrics.h"
+#include "http/exchange.h"
+#include "http/server/front.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -91,7 +91,7 @@ struct door {
     unsigned roles;    /* what is answered here: bits 1 << enum route_role */
 };
 
-/* app_front - what a front calls (server/front.h); its app_arg is a struct door. */
+/* app_front - what a front calls (http/server/front.h); its app_arg is a struct door. */
 extern const struct front_app app_front;
 
 /* app_front_stats - of all listeners of routes together. Threads: any. */

@@ -7,8 +7,8 @@
 #define BATON_HANDLERS_BODY_H
 
 #include "base/err.h"
-#include "base/exchange.h"
 #include "base/near_miss.h"
+#include "http/exchange.h"
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -4,8 +4,8 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "base/exchange.h"
 #include "handlers/route.h"
+#include "http/exchange.h"
 
 #include <jansson.h>
 

@@ -3,7 +3,7 @@
 #define BATON_HANDLERS_ROUTE_H
 
 #include "base/err.h"
-#include "base/exchange.h"
+#include "http/exchange.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -84,7 +84,7 @@ struct route {
     const char *(*hint)(const char *member); /* of an unknown one: where it belongs; or NULL */
     bool get_acts;                           /* its GET changes something; else it is a view */
 
-    /* All zero on native rows; handlers/dialect.h. */
+    /* All zero on native rows; handlers/compat/dialect.h. */
     enum route_dialect dialect;
     enum route_session session;
     struct route_claim claim;

@@ -1,11 +1,11 @@
 /* What --check says. Text for people and grep; /v1/status says it as JSON once a server runs. */
 #include "server/check.h"
 
-#include "server/config.h"
+#include "memory/copy_sum.h"
+#include "server/config/config.h"
 #include "server/serve.h"
 #include "server/serve_fleet.h"
 #include "server/serve_listen.h"
-#include "weights/copy_sum.h"
 
 #include <errno.h>
 #include <inttypes.h>

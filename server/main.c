@@ -4,7 +4,7 @@
 #include "base/near_miss.h"
 #include "driver/nccl.h"
 #include "server/check.h"
-#include "server/config.h"
+#include "server/config/config.h"
 #include "server/serve.h"
 
 #include <jansson.h>

@@ -5,8 +5,8 @@
 #include "base/err.h"
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
-#include "weights/device_list.h"
-#include "weights/store.h"
+#include "memory/device_list.h"
+#include "weights/store/store.h"
 #include "weights/value_check.h"
 
 #include <stdbool.h>

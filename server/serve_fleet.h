@@ -4,7 +4,7 @@
 
 #include "base/err.h"
 #include "handlers/app.h"
-#include "server/config.h"
+#include "server/config/config.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -5,11 +5,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/secret_file.h"
-#include "handlers/health_watch.h"
-#include "handlers/relay.h"
+#include "control/auth.h"
+#include "fleet/proxy/relay.h"
 #include "handlers/route.h"
-#include "server/auth.h"
-#include "server/front.h"
+#include "http/server/front.h"
+#include "server/health_watch.h"
 
 #include <stdio.h>
 #include <string.h>

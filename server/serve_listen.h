@@ -4,8 +4,8 @@
 
 #include "base/err.h"
 #include "handlers/app.h"
-#include "server/config.h"
-#include "server/origin.h"
+#include "http/server/origin.h"
+#include "server/config/config.h"
 
 #include <stdbool.h>
 #include <stddef.h>

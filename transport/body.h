@@ -3,7 +3,7 @@
 #define BATON_TRANSPORT_BODY_H
 
 #include "base/err.h"
-#include "base/exchange.h"
+#include "http/exchange.h"
 #include "weights/source.h"
 
 /* body_source_new - @x is borrowed: it must stay unanswered until the source is closed; its head

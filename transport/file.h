@@ -4,7 +4,7 @@
 #define BATON_TRANSPORT_FILE_H
 
 #include "base/err.h"
-#include "weights/checksum.h"
+#include "memory/checksum.h"
 #include "weights/plan.h"
 #include "weights/source.h"
 

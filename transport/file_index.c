@@ -1,8 +1,8 @@
 /* An index is a stranger's file: read member by member, every name checked before it is opened. */
 #include "transport/file_index.h"
 
+#include "base/json_reader.h"
 #include "base/utf8.h"
-#include "weights/json_reader.h"
 #include "weights/plan.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
 #define BATON_TRANSPORT_FILE_INDEX_H
 
 #include "base/err.h"
-#include "weights/names.h"
+#include "base/names.h"
 
 #include <stdint.h>
 

@@ -6,7 +6,7 @@
 #define BATON_TRANSPORT_RANGES_H
 
 #include "base/err.h"
-#include "weights/names.h"
+#include "base/names.h"
 #include "weights/plan.h"
 #include "weights/source.h"
 

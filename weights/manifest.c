@@ -1,8 +1,8 @@
 /* Matching what a trainer sends with what the model needs. */
 #include "weights/manifest.h"
 
+#include "base/names.h"
 #include "base/utf8.h"
-#include "weights/names.h"
 
 #include <assert.h>
 #include <stdio.h>

@@ -2,8 +2,8 @@
  */
 #include "weights/plan.h"
 
+#include "base/names.h"
 #include "base/utf8.h"
-#include "weights/names.h"
 
 #include <assert.h>
 #include <nettle/sha2.h>

@@ -7,7 +7,7 @@
 #define BATON_WEIGHTS_PLAN_H
 
 #include "base/err.h"
-#include "weights/dtype.h"
+#include "memory/dtype.h"
 
 #include <stdbool.h>
 #include <stddef.h>

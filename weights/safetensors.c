@@ -5,10 +5,10 @@
  * refused, because one of them would silently not be served. */
 #include "weights/safetensors.h"
 
+#include "base/json_reader.h"
+#include "base/names.h"
 #include "base/utf8.h"
-#include "weights/checksum.h"
-#include "weights/json_reader.h"
-#include "weights/names.h"
+#include "memory/checksum.h"
 
 #include <endian.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 #include "weights/tally.h"
 
 #include "base/utf8.h"
-#include "weights/update_priv.h"
+#include "weights/update/update_priv.h"
 
 #include <stdio.h>
 #include <stdlib.h>

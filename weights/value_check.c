@@ -2,8 +2,8 @@
 #include "weights/value_check.h"
 
 #include "base/clock.h"
-#include "weights/host_copy.h"
-#include "weights/non_finite.h"
+#include "memory/non_finite.h"
+#include "weights/update/host_copy.h"
 
 #include <stdlib.h>
 

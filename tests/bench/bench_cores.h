@@ -4,8 +4,8 @@
 #define BATON_TESTS_BENCH_CORES_H
 
 #include "base/clock.h"
-#include "engine/embedded/compute.h"
-#include "engine/embedded/kernels.h"
+#include "engine/kernels/compute.h"
+#include "engine/kernels/kernels.h"
 
 #include <stdatomic.h>
 #include <stddef.h>

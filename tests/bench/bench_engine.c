@@ -10,12 +10,12 @@
  * Usage: bench_engine [tiny|0.5b] [threads] [rounds]     default: tiny, which only shows that it
  * runs; all processors. More rounds of the forward pass help on a busy machine. */
 #include "base/clock.h"
-#include "engine/embedded/embedded.h"
-#include "engine/embedded/kernels.h"
-#include "engine/embedded/kv.h"
-#include "engine/embedded/model.h"
+#include "engine/kernels/kernels.h"
+#include "engine/model/kv.h"
+#include "engine/model/model.h"
+#include "engine/scheduler/embedded.h"
 #include "tests/bench/bench_cores.h"
-#include "weights/store.h"
+#include "weights/store/store.h"
 
 #include <assert.h>
 #include <pthread.h>

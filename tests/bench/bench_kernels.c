@@ -2,7 +2,7 @@
  * a ratio to memcpy of the same bytes in the same run. Then what a batch makes of it. The best of
  * several rounds over more memory than the caches hold; both use one thread. */
 #include "base/clock.h"
-#include "engine/embedded/kernels.h"
+#include "engine/kernels/kernels.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
 
 #include "base/clock.h"
 #include "base/workers.h"
+#include "control/admission.h"
 #include "handlers/reply.h"
-#include "server/admission.h"
 
 #include <pthread.h>
 #include <setjmp.h>

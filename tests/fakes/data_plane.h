@@ -3,13 +3,13 @@
 #ifndef BATON_TESTS_FAKES_DATA_PLANE_H
 #define BATON_TESTS_FAKES_DATA_PLANE_H
 
-#include "base/exchange_priv.h"
 #include "base/mtx.h"
+#include "control/life.h"
 #include "engine/engine.h"
 #include "engine/generation.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
-#include "server/life.h"
+#include "http/exchange_priv.h"
 
 #include <jansson.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 """The pickles in which SGLang's trainers (slime, verl and others) send tensors, made by pickle itself
 from stand-ins that bear torch's and SGLang's names; no torch is needed. What is in them is said in
-transport/torch_tensors.h."""
+transport/ipc/torch_tensors.h."""
 
 import base64
 import contextlib

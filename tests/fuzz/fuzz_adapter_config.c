@@ -3,7 +3,7 @@
  * module a rank and a finite scale, the same each time. */
 #include "tests/fuzz/fuzz.h"
 
-#include "engine/embedded/adapter_config.h"
+#include "engine/lora/adapter_config.h"
 
 #include <jansson.h>
 #include <math.h>

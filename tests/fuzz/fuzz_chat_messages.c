@@ -8,9 +8,9 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "engine/embedded/chat_template.h"
 #include "handlers/body.h"
-#include "handlers/chat_parse.h"
+#include "handlers/generate/chat_parse.h"
+#include "text/chat_template.h"
 
 enum { TEXT_MAX = 64, NESTING_MAX = 4, SECONDS_MAX = 60 };
 

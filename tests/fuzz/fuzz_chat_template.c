@@ -1,8 +1,8 @@
 /* Templates and messages from outside. An input is a template, or one, a NUL and the JSON of its
  * messages. A refusal must explain itself and leave nothing; what is rendered is bounded, and the
  * same each time. */
-#include "engine/embedded/chat_template.h"
-#include "engine/jinja/jinja.h"
+#include "text/chat_template.h"
+#include "text/jinja/jinja.h"
 
 #include <assert.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * defaults says the same again. */
 #include "tests/fuzz/fuzz.h"
 
-#include "engine/upstream/spec.h"
-#include "server/config_table.h"
+#include "fleet/members/spec.h"
+#include "server/config/config_table.h"
 
 #include <jansson.h>
 #include <sys/mman.h>

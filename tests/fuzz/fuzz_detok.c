@@ -5,8 +5,8 @@
 #include "tests/fuzz/fuzz.h"
 
 #include "base/utf8.h"
-#include "engine/embedded/tokenizer_priv.h"
-#include "handlers/generate_params.h"
+#include "handlers/generate/generate_params.h"
+#include "text/tokenizer_priv.h"
 
 enum { IDS_MAX = 4096, REPLACEMENT_NBYTES = 3 };
 

@@ -1,6 +1,6 @@
 /* A stranger's unique id in its three forms: a refusal explains itself and writes nothing, and what
  * is accepted is in the input, byte for byte. */
-#include "transport/nccl_id.h"
+#include "transport/nccl/nccl_id.h"
 
 #include <assert.h>
 #include <nettle/base64.h>

@@ -2,7 +2,7 @@
  * keeps every promise that readers of the plan rely on. */
 #include "weights/safetensors.h"
 
-#include "weights/checksum.h"
+#include "memory/checksum.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Any JSON as sampling members, then a sequence that is sampled by what came out. A refusal names a
  * member; an acceptance respects the limits, and no token comes that it forbids. */
+#include "handlers/generate/generate_params.h"
 #include "tests/unit/take_logits.h"
-#include "handlers/generate_params.h"
 
 #include <math.h>
 #include <stdint.h>

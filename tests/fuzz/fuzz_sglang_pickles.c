@@ -6,8 +6,8 @@
 #include "tests/fuzz/fuzz.h"
 
 #include "base/buf.h"
-#include "transport/torch_pickle.h"
-#include "transport/torch_tensors.h"
+#include "transport/ipc/torch_pickle.h"
+#include "transport/ipc/torch_tensors.h"
 
 #include <nettle/base64.h>
 

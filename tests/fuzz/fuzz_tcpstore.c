@@ -3,7 +3,7 @@
  * The input is a list of pieces, each a length byte and so many bytes. A piece arrives when the
  * client waits (poll is wrapped by the linker), so nothing takes time; 0xff is a deadline that has
  * come, 0xfe a stop, and after the last piece the store hangs up. */
-#include "transport/tcpstore.h"
+#include "transport/nccl/tcpstore.h"
 
 #include "base/clock.h"
 

@@ -1,7 +1,7 @@
 /* tokenizer.json from outside, and text through a tokenizer. An input that begins with "TEXT" is a
  * text for the fixture's tokenizer; any other is a tokenizer.json. A refusal must explain itself;
  * what is accepted must give ids that it knows, and text that does not depend on how it is cut. */
-#include "engine/embedded/tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <assert.h>
 #include <stdint.h>

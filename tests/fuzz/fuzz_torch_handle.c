@@ -1,7 +1,7 @@
 /* A stranger's handles: a refusal explains itself, and what is accepted lies within its storage.
  * The input is base64 as it stands, a pickle that is put into base64 here, or JSON. */
-#include "transport/torch_handle.h"
-#include "transport/torch_pickle.h"
+#include "transport/ipc/torch_handle.h"
+#include "transport/ipc/torch_pickle.h"
 
 #include <assert.h>
 #include <nettle/base64.h>

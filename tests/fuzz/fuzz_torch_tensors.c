@@ -1,7 +1,7 @@
 /* A stranger's named tensors: a refusal explains itself, and what is accepted lies within its
  * storage. The input is base64 as it stands, or a pickle that is put into base64 here. */
-#include "transport/torch_pickle.h"
-#include "transport/torch_tensors.h"
+#include "transport/ipc/torch_pickle.h"
+#include "transport/ipc/torch_tensors.h"
 
 #include <assert.h>
 #include <nettle/base64.h>

@@ -8,8 +8,8 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "engine/upstream/http.h"
-#include "engine/upstream/wire.h"
+#include "fleet/api/wire.h"
+#include "http/client/http.h"
 
 #include <pthread.h>
 #include <semaphore.h>

@@ -1,7 +1,7 @@
 /* A stranger's message over a socket: a refusal explains itself, and where a list's tensors are
  * placed they lie within the buffer. */
 #include "tests/fuzz/fuzz.h"
-#include "transport/zmq_messages.h"
+#include "transport/zmq/zmq_messages.h"
 
 enum { BUFFER_NBYTES = 64 << 10 };
 

@@ -5,8 +5,8 @@
  * and "correct" to leave the measuring out. */
 #include "base/clock.h"
 #include "driver/cuda_info.h"
+#include "memory/device.h"
 #include "tests/unit/device_pieces.h"
-#include "weights/device.h"
 
 #include <stdbool.h>
 #include <stdio.h>

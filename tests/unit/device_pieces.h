@@ -3,8 +3,8 @@
 #ifndef BATON_TESTS_UNIT_DEVICE_PIECES_H
 #define BATON_TESTS_UNIT_DEVICE_PIECES_H
 
-#include "weights/device.h"
-#include "weights/non_finite.h"
+#include "memory/device.h"
+#include "memory/non_finite.h"
 
 #include <stdint.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #define BATON_TESTS_UNIT_STORE_SCRIPT_H
 
 #include "base/clock.h"
-#include "transport/tcpstore.h"
+#include "transport/nccl/tcpstore.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

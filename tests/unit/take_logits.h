@@ -2,8 +2,8 @@
 #ifndef BATON_TESTS_TAKE_LOGITS_H
 #define BATON_TESTS_TAKE_LOGITS_H
 
-#include "engine/embedded/chooser.h"
-#include "engine/embedded/sequence.h"
+#include "engine/sampler/chooser.h"
+#include "engine/scheduler/sequence.h"
 
 #include <assert.h>
 

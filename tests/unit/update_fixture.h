@@ -3,7 +3,7 @@
 #ifndef BATON_TESTS_UPDATE_FIXTURE_H
 #define BATON_TESTS_UPDATE_FIXTURE_H
 
-#include "weights_fixture.h"
+#include "tests/unit/weights_fixture.h"
 
 enum { LEASE_S = 60 };
 #define RECEIVE_US UINT64_C(60000000)

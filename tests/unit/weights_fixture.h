@@ -5,9 +5,9 @@
 
 #include "base/clock.h"
 #include "base/mtx.h"
-#include "weights/checksum.h"
-#include "weights/store.h"
-#include "weights/update.h"
+#include "memory/checksum.h"
+#include "weights/store/store.h"
+#include "weights/update/update.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

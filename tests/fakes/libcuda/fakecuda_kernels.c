@@ -1,7 +1,7 @@
 /* Modules, and the kernels in them: any image holds all that the fake knows, done by its own plain
  * loops. */
+#include "memory/copy_sum.h"
 #include "tests/fakes/libcuda/fakecuda_priv.h"
-#include "weights/copy_sum.h"
 
 #include <stdio.h>
 #include <stdlib.h>

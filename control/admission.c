@@ -1,0 +1,259 @@
+/* A FIFO semaphore over intrusive tickets.
+ *
+ * Invariant: a ticket waits only while every permit is taken, or while it is held; a permit that is
+ * left goes straight to the first in line, so nobody overtakes. Rejected: a condition variable for
+ * each waiter, which would need a thread for each. */
+#include "control/admission.h"
+
+#include "base/clock.h"
+#include "base/mtx.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
+
+struct admission {
+    struct mtx lock; /* rank MTX_ADMISSION; guards down to the blank line */
+    struct ticket *head, **tail;
+    size_t n_running, n_waiting;
+    uint64_t n_granted, n_refused, n_cancelled, wait_us_sum, wait_us_max;
+    bool closed, held;
+    struct err refusal; /* of who enters while held; clean: they queue */
+
+    const char *name; /* static; immutable down to the end */
+    size_t n_permits, n_queue_max;
+    void (*idle)(void *arg); /* may be NULL */
+    void *idle_arg;
+};
+
+int admission_new(struct admission **out, const char *name, size_t n_permits, size_t n_queue_max,
+                  struct err *e)
+{
+    struct admission *a = calloc(1, sizeof *a);
+
+    assert(n_permits >= 1);
+    if (a == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the %s admission", name);
+    mtx_init(&a->lock, MTX_ADMISSION);
+    a->tail = &a->head;
+    a->name = name;
+    a->n_permits = n_permits;
+    a->n_queue_max = n_queue_max;
+    *out = a;
+    return 0;
+}
+
+void admission_free(struct admission *a)
+{
+    if (a == NULL)
+        return;
+    assert(a->n_running == 0 && a->n_waiting == 0);
+    mtx_fini(&a->lock);
+    free(a);
+}
+
+static void grant_locked(struct admission *a, struct ticket *t)
+{
+    uint64_t wait_us = clock_now_us() - t->queued_us;
+
+    t->state = TICKET_GRANTED;
+    a->n_running++;
+    a->n_granted++;
+    a->wait_us_sum += wait_us;
+    if (wait_us > a->wait_us_max)
+        a->wait_us_max = wait_us;
+}
+
+static void queue_locked(struct admission *a, struct ticket *t)
+{
+    t->state = TICKET_QUEUED;
+    t->next = NULL;
+    t->prev_next = a->tail;
+    *a->tail = t;
+    a->tail = &t->next;
+    a->n_waiting++;
+}
+
+static void unqueue_locked(struct admission *a, struct ticket *t)
+{
+    *t->prev_next = t->next;
+    if (t->next != NULL)
+        t->next->prev_next = t->prev_next;
+    else
+        a->tail = t->prev_next;
+    t->next = NULL;
+    t->prev_next = NULL;
+    a->n_waiting--;
+}
+
+int admission_enter(struct admission *a, struct ticket *t, struct err *e)
+{
+    enum { GRANTED, QUEUED, CLOSED, FULL, HELD } what;
+    size_t n_running, n_waiting;
+    struct err refusal;
+
+    mtx_lock(&a->lock);
+    assert(t->state == TICKET_IDLE);
+    t->queued_us = clock_now_us();
+    if (a->closed) {
+        what = CLOSED;
+    } else if (a->held && a->refusal.code != ERR_NONE) {
+        a->n_refused++;
+        refusal = a->refusal;
+        what = HELD;
+    } else if (!a->held && a->head == NULL && a->n_running < a->n_permits) {
+        grant_locked(a, t);
+        what = GRANTED;
+    } else if (a->n_waiting < a->n_queue_max) {
+        queue_locked(a, t);
+        what = QUEUED;
+    } else {
+        a->n_refused++;
+        what = FULL;
+    }
+    n_running = a->n_running;
+    n_waiting = a->n_waiting;
+    mtx_unlock(&a->lock);
+
+    /* A queued ticket may be granted and gone by now: it is not touched any more. */
+    if (what == GRANTED)
+        t->granted(t->arg);
+    if (what == FULL)
+        return err_set(e, ERR_OVERLOADED, "", "%s is full: %zu run and %zu wait", a->name,
+                       n_running, n_waiting);
+    if (what == HELD) {
+        *e = refusal;
+        return -1;
+    }
+    if (what == CLOSED)
+        return err_set(e, ERR_DRAINING, "", "the server is draining: no new %s", a->name);
+    return 0;
+}
+
+bool admission_cancel(struct admission *a, struct ticket *t)
+{
+    bool queued;
+
+    mtx_lock(&a->lock);
+    queued = t->state == TICKET_QUEUED;
+    if (queued) {
+        unqueue_locked(a, t);
+        t->state = TICKET_IDLE;
+        a->n_cancelled++;
+    }
+    mtx_unlock(&a->lock);
+    return queued;
+}
+
+/* The next in line, granted; NULL when none may be. */
+static struct ticket *grant_next_locked(struct admission *a)
+{
+    struct ticket *next = a->head;
+
+    mtx_assert_held(&a->lock);
+    if (next == NULL || a->held || a->n_running >= a->n_permits)
+        return NULL;
+    unqueue_locked(a, next);
+    grant_locked(a, next);
+    return next;
+}
+
+void admission_leave(struct admission *a, struct ticket *t)
+{
+    struct ticket *next;
+    void (*granted)(void *arg) = NULL;
+    void *arg = NULL;
+    bool idle;
+
+    mtx_lock(&a->lock);
+    assert(t->state == TICKET_GRANTED && a->n_running > 0);
+    t->state = TICKET_IDLE;
+    a->n_running--;
+    next = grant_next_locked(a);
+    if (next != NULL) {
+        granted = next->granted;
+        arg = next->arg;
+    }
+    idle = a->n_running == 0;
+    mtx_unlock(&a->lock);
+    if (granted != NULL)
+        granted(arg);
+    if (idle && a->idle != NULL)
+        a->idle(a->idle_arg);
+}
+
+bool admission_is_granted(struct admission *a, struct ticket *t)
+{
+    bool granted;
+
+    mtx_lock(&a->lock);
+    granted = t->state == TICKET_GRANTED;
+    mtx_unlock(&a->lock);
+    return granted;
+}
+
+void admission_hold(struct admission *a, const struct err *refusal)
+{
+    mtx_lock(&a->lock);
+    a->held = true;
+    a->refusal = refusal != NULL ? *refusal : (struct err){0};
+    mtx_unlock(&a->lock);
+}
+
+/* One at a time: a ticket may be gone as soon as its owner has been told. */
+void admission_release(struct admission *a)
+{
+    bool more = true;
+
+    mtx_lock(&a->lock);
+    a->held = false;
+    mtx_unlock(&a->lock);
+    while (more) {
+        struct ticket *next;
+        void (*granted)(void *arg) = NULL;
+        void *arg = NULL;
+
+        mtx_lock(&a->lock);
+        next = grant_next_locked(a);
+        more = next != NULL;
+        if (more) {
+            granted = next->granted;
+            arg = next->arg;
+        }
+        mtx_unlock(&a->lock);
+        if (more)
+            granted(arg);
+    }
+}
+
+void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg)
+{
+    a->idle = idle;
+    a->idle_arg = arg;
+}
+
+void admission_close(struct admission *a)
+{
+    mtx_lock(&a->lock);
+    a->closed = true;
+    mtx_unlock(&a->lock);
+}
+
+void admission_stats(struct admission *a, struct admission_stats *out)
+{
+    mtx_lock(&a->lock);
+    *out = (struct admission_stats){
+        .name = a->name,
+        .n_permits = a->n_permits,
+        .n_running = a->n_running,
+        .n_waiting = a->n_waiting,
+        .n_queue_max = a->n_queue_max,
+        .n_granted = a->n_granted,
+        .n_refused = a->n_refused,
+        .n_cancelled = a->n_cancelled,
+        .wait_us_sum = a->wait_us_sum,
+        .wait_us_max = a->wait_us_max,
+    };
+    mtx_unlock(&a->lock);
+}

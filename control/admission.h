@@ -1,0 +1,68 @@
+/* Admission: a FIFO semaphore with a bounded queue, for one class of work.
+ *
+ * generate and detokenize each have one of their own, so that a flood of one never starves the
+ * other. A ticket is embedded in its owner; a permit is a granted ticket until it is left. */
+#ifndef BATON_CONTROL_ADMISSION_H
+#define BATON_CONTROL_ADMISSION_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct admission;
+
+struct ticket {
+    /* Called once when the permit is granted: by admission_enter itself, or later by the thread
+     * that left. No lock held; must not block (post to a pool). */
+    void (*granted)(void *arg);
+    void *arg;
+
+    /* Of the admission. */
+    struct ticket *next, **prev_next;
+    uint64_t queued_us;
+    int state;
+};
+
+/* admission_new - @name is static, for messages and metrics ("generate"). */
+int admission_new(struct admission **out, const char *name, size_t n_permits, size_t n_queue_max,
+                  struct err *e);
+void admission_free(struct admission *a); /* nothing queued or granted; accepts NULL */
+
+/* admission_enter - take a permit now (granted() runs before this returns), or queue.
+ * Errors: ERR_OVERLOADED (queue full: how many run and wait), ERR_DRAINING. */
+int admission_enter(struct admission *a, struct ticket *t, struct err *e);
+
+/* admission_cancel - take a queued ticket out. Returns false when it was already granted. O(1). */
+bool admission_cancel(struct admission *a, struct ticket *t);
+
+/* admission_leave - give a granted permit back; the next in line is granted. */
+void admission_leave(struct admission *a, struct ticket *t);
+
+void admission_close(struct admission *a); /* from now on enter is ERR_DRAINING */
+
+/* admission_is_granted - has the ticket a permit now? */
+bool admission_is_granted(struct admission *a, struct ticket *t);
+
+/* admission_hold - grant nothing until admission_release; what is granted stays so.
+ * @refusal  NULL: whoever enters queues, bounded as ever; else they get this error (copied).
+ * Repeating replaces the refusal. */
+void admission_hold(struct admission *a, const struct err *refusal);
+
+/* admission_release - grant again, first those in line. Repeating is harmless. */
+void admission_release(struct admission *a);
+
+/* admission_on_idle - call `idle(arg)` whenever the last permit comes back; on the thread that
+ * left, no lock held; must not block. Threads: before anybody enters. */
+void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg);
+
+struct admission_stats {
+    const char *name;
+    size_t n_permits, n_running, n_waiting, n_queue_max;
+    uint64_t n_granted, n_refused, n_cancelled;
+    uint64_t wait_us_sum, wait_us_max; /* of granted tickets */
+};
+void admission_stats(struct admission *a, struct admission_stats *out);
+
+#endif

@@ -1,0 +1,335 @@
+/* Keys and addresses. No message, of an error or of the log, has a byte of a key or of a line of
+ * the key file: a line that was refused may be a key without its role. */
+#include "control/auth.h"
+
+#include "base/mtx.h"
+#include "base/net/cidr.h"
+#include "base/secret_file.h"
+
+#include <nettle/memops.h>
+#include <nettle/sha2.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static const char option[] = "--api-key-file";
+
+struct auth_key {
+    unsigned role; /* enum auth_role */
+    uint8_t digest[SHA256_DIGEST_SIZE];
+};
+
+struct key_ring {
+    size_t n;
+    struct auth_key keys[AUTH_KEYS_MAX];
+    size_t lines[AUTH_KEYS_MAX]; /* where each was, for messages */
+};
+
+struct auth {
+    struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
+    struct key_ring ring;
+
+    struct auth_cfg cfg; /* immutable from here on */
+    struct cidr_list trusted;
+    bool trusts_unix;
+};
+
+const char *auth_role_name(enum auth_role role)
+{
+    static const char *const names[AUTH_ROLE_COUNT] = {
+        [AUTH_ANYONE] = "anyone",
+        [AUTH_WATCH] = "watch",
+        [AUTH_GENERATE] = "generate",
+        [AUTH_CONTROL] = "control",
+    };
+
+    return names[role];
+}
+
+static void digest_of(uint8_t out[SHA256_DIGEST_SIZE], const char *key, size_t len)
+{
+    struct sha256_ctx ctx;
+
+    sha256_init(&ctx);
+    sha256_update(&ctx, len, (const uint8_t *)key);
+    sha256_digest(&ctx, SHA256_DIGEST_SIZE, out);
+    explicit_bzero(&ctx, sizeof ctx); /* its last block is the key */
+}
+
+/* The role whose key has this digest, AUTH_ANYONE if none has; as long for any as for none. */
+static enum auth_role role_of(const struct key_ring *ring, const uint8_t *digest)
+{
+    unsigned role = AUTH_ANYONE;
+
+    for (size_t i = 0; i < ring->n; i++) {
+        unsigned same = (unsigned)memeql_sec(ring->keys[i].digest, digest, SHA256_DIGEST_SIZE);
+
+        role |= ring->keys[i].role & (0U - (same & 1U));
+    }
+    return (enum auth_role)role;
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+/* The word at *at within the line, its length; *at moves behind it and the blanks that follow. */
+static size_t next_word(const char **word, const char **at, const char *end)
+{
+    const char *p = *at;
+
+    while (p < end && is_blank(*p))
+        p++;
+    *word = p;
+    while (p < end && !is_blank(*p))
+        p++;
+    *at = p;
+    while (*at < end && is_blank(**at))
+        (*at)++;
+    return (size_t)(p - *word);
+}
+
+static enum auth_role role_named(const char *word, size_t len)
+{
+    for (unsigned role = AUTH_WATCH; role < AUTH_ROLE_COUNT; role++) {
+        const char *name = auth_role_name((enum auth_role)role);
+
+        if (strlen(name) == len && memcmp(name, word, len) == 0)
+            return (enum auth_role)role;
+    }
+    return AUTH_ANYONE;
+}
+
+static int check_key(const char *key, size_t len, size_t line, struct err *e)
+{
+    if (len < AUTH_KEY_LEN_MIN || len > AUTH_KEY_LEN_MAX)
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "line %zu: its key has %zu characters, expected %d to %d", line, len,
+                       AUTH_KEY_LEN_MIN, AUTH_KEY_LEN_MAX);
+    for (size_t i = 0; i < len; i++)
+        if (key[i] <= 0x20 || key[i] >= 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, option,
+                           "line %zu: character %zu of its key is not visible ASCII", line, i + 1);
+    return 0;
+}
+
+static int add_key(struct key_ring *ring, enum auth_role role, const char *key, size_t len,
+                   size_t line, struct err *e)
+{
+    struct auth_key *k;
+
+    if (check_key(key, len, line, e) != 0)
+        return -1;
+    if (ring->n == AUTH_KEYS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, option, "line %zu: more than %d keys", line,
+                       AUTH_KEYS_MAX);
+    k = &ring->keys[ring->n];
+    k->role = role;
+    digest_of(k->digest, key, len);
+    for (size_t i = 0; i < ring->n; i++)
+        if (memcmp(ring->keys[i].digest, k->digest, sizeof k->digest) == 0)
+            return err_set(e, ERR_BAD_REQUEST, option, "line %zu: it has the key of line %zu", line,
+                           ring->lines[i]);
+    ring->lines[ring->n++] = line;
+    return 0;
+}
+
+static int read_line(struct key_ring *ring, const char *at, const char *end, size_t line,
+                     struct err *e)
+{
+    const char *role_word, *key, *more;
+    size_t role_len = next_word(&role_word, &at, end), key_len;
+    enum auth_role role;
+
+    if (role_len == 0 || role_word[0] == '#')
+        return 0;
+    role = role_named(role_word, role_len);
+    if (role == AUTH_ANYONE)
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "line %zu: its first word is not one of watch, generate, control", line);
+    key_len = next_word(&key, &at, end);
+    if (key_len == 0)
+        return err_set(e, ERR_BAD_REQUEST, option, "line %zu: it has no key behind the role", line);
+    if (next_word(&more, &at, end) != 0)
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "line %zu: it has more than a role and a key, which has no blanks", line);
+    return add_key(ring, role, key, key_len, line, e);
+}
+
+static int read_ring(struct key_ring *out, const char *path, struct err *e)
+{
+    char *text;
+    size_t len, line = 0;
+    int rc = 0;
+
+    memset(out, 0, sizeof *out);
+    if (secret_file_read(&text, &len, path, option, e) != 0)
+        return -1;
+    for (const char *at = text; rc == 0 && at < text + len;) {
+        const char *end = memchr(at, '\n', (size_t)(text + len - at));
+
+        if (end == NULL)
+            end = text + len;
+        rc = read_line(out, at, end, ++line, e);
+        at = end + 1;
+    }
+    secret_file_free(text, len);
+    if (rc == 0 && out->n == 0)
+        rc = err_set(e, ERR_BAD_REQUEST, option, "'%.200s' has no key", path);
+    return rc;
+}
+
+static int read_trust(struct auth *a, struct err *e)
+{
+    for (size_t i = 0; i < a->cfg.n_trust; i++) {
+        if (strcmp(a->cfg.trust[i], "unix") == 0)
+            a->trusts_unix = true;
+        else if (cidr_list_add(&a->trusted, a->cfg.trust[i], "--trust", e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+int auth_new(struct auth **out, const struct auth_cfg *cfg, struct err *e)
+{
+    struct auth *a = calloc(1, sizeof *a);
+
+    if (a == NULL)
+        return err_set(e, ERR_NO_MEMORY, option, "no memory for the keys");
+    a->cfg = *cfg;
+    if (read_trust(a, e) != 0 ||
+        (cfg->key_file != NULL && read_ring(&a->ring, cfg->key_file, e) != 0)) {
+        free(a);
+        return -1;
+    }
+    mtx_init(&a->lock, MTX_LEAF);
+    *out = a;
+    return 0;
+}
+
+void auth_free(struct auth *a)
+{
+    if (a == NULL)
+        return;
+    mtx_fini(&a->lock);
+    free(a);
+}
+
+int auth_reload(struct auth *a, struct err *e)
+{
+    struct key_ring *fresh;
+    int rc;
+
+    if (a->cfg.key_file == NULL)
+        return 0;
+    fresh = malloc(sizeof *fresh);
+    if (fresh == NULL)
+        return err_set(e, ERR_NO_MEMORY, option, "no memory for the keys");
+    rc = read_ring(fresh, a->cfg.key_file, e);
+    if (rc == 0) {
+        mtx_lock(&a->lock);
+        a->ring = *fresh;
+        mtx_unlock(&a->lock);
+    }
+    free(fresh);
+    return rc;
+}
+
+bool auth_asks(const struct auth *a)
+{
+    return a->cfg.key_file != NULL || a->cfg.n_trust > 0;
+}
+
+bool auth_has_keys(const struct auth *a)
+{
+    return a->cfg.key_file != NULL;
+}
+
+size_t auth_n_keys(struct auth *a, enum auth_role role)
+{
+    size_t n = 0;
+
+    mtx_lock(&a->lock);
+    for (size_t i = 0; i < a->ring.n; i++)
+        n += a->ring.keys[i].role == role;
+    mtx_unlock(&a->lock);
+    return n;
+}
+
+bool auth_trusts(const void *auth, const struct sockaddr *peer)
+{
+    const struct auth *a = auth;
+
+    if (peer->sa_family == AF_UNIX)
+        return a->trusts_unix;
+    return cidr_list_match(&a->trusted, peer);
+}
+
+/* "Bearer KEY" -> the key and its length; NULL when it is not of that form. */
+static const char *bearer(const char *authorization, size_t *len)
+{
+    const char *key;
+
+    if (strncasecmp(authorization, "Bearer ", 7) != 0)
+        return NULL;
+    key = authorization + 7;
+    key += strspn(key, " ");
+    *len = strcspn(key, " \t");
+    if (*len == 0 || key[*len + strspn(key + *len, " \t")] != '\0')
+        return NULL;
+    return key;
+}
+
+/* The role of the key in the header's value; AUTH_ANYONE if it is none of ours. False: the value is
+ * not of the form that a key has. */
+static bool read_role(enum auth_role *out, struct auth *a, const char *authorization)
+{
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    size_t len = 0;
+    const char *key = a->cfg.key_file != NULL ? bearer(authorization, &len) : NULL;
+
+    if (key == NULL)
+        return false;
+    digest_of(digest, key, len);
+    mtx_lock(&a->lock);
+    *out = role_of(&a->ring, digest);
+    mtx_unlock(&a->lock);
+    return true;
+}
+
+bool auth_knows(struct auth *a, const char *authorization)
+{
+    enum auth_role role = AUTH_ANYONE;
+
+    return read_role(&role, a, authorization) && role != AUTH_ANYONE;
+}
+
+static int refuse_keyless(const struct auth *a, const char *authorization, struct err *e)
+{
+    if (a->cfg.key_file == NULL)
+        return err_set(e, ERR_FORBIDDEN, "",
+                       "there are no keys here, and this address is not one of --trust");
+    if (authorization[0] == '\0')
+        return err_set(e, ERR_UNAUTHORIZED, "",
+                       "a key is needed: send the header 'Authorization: Bearer <key>'");
+    return err_set(e, ERR_UNAUTHORIZED, "", "Authorization is not of the form 'Bearer <key>'");
+}
+
+int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
+               struct err *e)
+{
+    enum auth_role has;
+
+    if (need == AUTH_ANYONE || trusted || !auth_asks(a))
+        return 0;
+    if (!read_role(&has, a, authorization))
+        return refuse_keyless(a, authorization, e);
+    if (has == AUTH_ANYONE)
+        return err_set(e, ERR_UNAUTHORIZED, "", "the key is not one that this server knows");
+    if (has < need)
+        return err_set(e, ERR_FORBIDDEN, "", "the key's role is %s, this takes %s",
+                       auth_role_name(has), auth_role_name(need));
+    return 0;
+}

@@ -1,0 +1,73 @@
+/* Who may do what: keys with roles, and addresses that need none.
+ *
+ * Of a key only its SHA-256 is kept. What a client sends is hashed too and held against every one
+ * in the same time, whichever fits, so that time tells nothing. Keys are random text made by a
+ * program, not passwords that people choose: a slow hash would protect nothing and stall a loop. */
+#ifndef BATON_CONTROL_AUTH_H
+#define BATON_CONTROL_AUTH_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+
+enum {
+    AUTH_KEYS_MAX = 256,
+    AUTH_KEY_LEN_MIN = 16, /* below it a key can be guessed */
+    AUTH_KEY_LEN_MAX = 256
+};
+
+/* Each may do what the ones before it may. */
+enum auth_role { AUTH_ANYONE, AUTH_WATCH, AUTH_GENERATE, AUTH_CONTROL, AUTH_ROLE_COUNT };
+
+const char *auth_role_name(enum auth_role role); /* "watch"; "anyone" */
+
+struct auth;
+
+struct auth_cfg {
+    const char *key_file;     /* --api-key-file; NULL: there are no keys */
+    const char *const *trust; /* [n_trust], of --trust: "10.0.0.0/8", or "unix" for every peer of a
+                                 unix socket */
+    size_t n_trust;
+};
+
+/* auth_new - read the keys and the addresses.
+ *
+ * A line of the key file is "ROLE KEY", the role one of watch, generate, control; or is blank, or
+ * begins with '#'. A key has AUTH_KEY_LEN_MIN to AUTH_KEY_LEN_MAX visible ASCII characters.
+ * @cfg  borrowed until auth_free
+ *
+ * Threads: main's. Blocks: on the disk.
+ * Errors:  ERR_BAD_REQUEST  field is --api-key-file or --trust; of a line only its number is said
+ *          ERR_NO_MEMORY;   *out untouched */
+int auth_new(struct auth **out, const struct auth_cfg *cfg, struct err *e);
+void auth_free(struct auth *a); /* accepts NULL */
+
+/* auth_reload - read the key file again, all of it or nothing: after a failure the keys are those
+ * of before. Nothing without a key file. Threads: main's. Errors: as auth_new. */
+int auth_reload(struct auth *a, struct err *e);
+
+bool auth_asks(const struct auth *a);                    /* keys or addresses are given */
+bool auth_has_keys(const struct auth *a);                /* a key file is given */
+size_t auth_n_keys(struct auth *a, enum auth_role role); /* of exactly that role */
+
+/* auth_trusts - does a peer at this address need no key? `auth` is a struct auth. Threads: any. */
+bool auth_trusts(const void *auth, const struct sockaddr *peer);
+
+/* auth_knows - does the header's value carry a key of this server, of whichever role?
+ * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no. */
+bool auth_knows(struct auth *a, const char *authorization);
+
+/* auth_check - may this request do what takes the role `need`?
+ * @authorization  the header's value, "" without one
+ * @trusted        what auth_trusts said of the peer
+ *
+ * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no.
+ * Errors: ERR_UNAUTHORIZED  no key, none of ours, or not "Bearer KEY"
+ *         ERR_FORBIDDEN     the key's role does not suffice (names both roles); or there are no
+ *                           keys at all, and the address is not one of --trust */
+int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
+               struct err *e);
+
+#endif

@@ -1,0 +1,126 @@
+/* The gate: whether generation runs, who holds it shut and until when, and what sleeps.
+ *
+ * Every handler that changes something asks gate_allows first, which puts the state together and
+ * looks the call up in the one table (control/lifecycle.h). Pause, resume, sleep and wake come one
+ * after the other; what they wait for has a deadline.
+ *
+ * A pause closes admission before anything else. `keep` freezes what runs between two tokens;
+ * `wait` and `abort` are acknowledged when nothing runs any more. One that is never acknowledged,
+ * because its deadline passed or whoever asked has gone, undoes itself unless another pause was
+ * there before, or is waited for: then generation stays paused, and if the new one has no lease the
+ * other's holds. What stays only because it is waited for ends with the last that gives up. A pause
+ * with a lease ends by itself.
+ *
+ * Sleep does not pause. Generations that are frozen by a pause with `keep` stay, and make their KV
+ * again if it was released; all others are aborted first. While anything sleeps, new generations
+ * are refused, or queue if a pause says so. */
+#ifndef BATON_CONTROL_GATE_H
+#define BATON_CONTROL_GATE_H
+
+#include "base/err.h"
+#include "control/lifecycle.h"
+#include "weights/store/store.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct app;
+struct gate;
+
+enum {
+    GATE_HOLDER_MAX = 64,
+    GATE_LEASE_S_MAX = 3600,
+    GATE_TIMEOUT_S_DEFAULT = 300,
+    GATE_TIMEOUT_S_MAX = 3600
+};
+
+/* gate_new - start the thread that ends leases and answers what waits.
+ * @app  borrowed; its life, store, updates, leases, engine, admission and generations are used
+ * Errors: ERR_NO_MEMORY, ERR_INTERNAL (the thread). */
+int gate_new(struct gate **out, const struct app *app, struct err *e);
+
+/* gate_drain - the process ends: a pause is lifted, so that what is frozen can end, and whoever
+ * waits for one hears ERR_DRAINING. Repeating is harmless. Any thread. */
+void gate_drain(struct gate *g);
+void gate_stop(struct gate *g); /* drains, and joins the thread; repeating is harmless */
+void gate_free(struct gate *g); /* stops first; accepts NULL */
+
+/* gate_state - the product, now. */
+void gate_state(struct gate *g, struct lifecycle_state *out);
+
+/* gate_allows - lifecycle_check of the state now. Any thread; takes locks up to MTX_ENGINE, one
+ * after the other. Another update being open is left to updates_start, which names it. */
+int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e);
+
+struct gate_info {
+    enum lifecycle_pause pause;
+    bool reject;
+    size_t n_running, n_waiting; /* generations, at that moment */
+    bool acknowledged;           /* what the mode promises is so: all is frozen, or nothing runs */
+    char holder[GATE_HOLDER_MAX + 1];
+    uint64_t since_us; /* monotonic */
+    int64_t since_wall_s;
+    uint32_t lease_s;                        /* 0: none */
+    uint64_t lease_left_us;                  /* CLOCK_NEVER: none */
+    uint64_t epoch;                          /* counts every pause and resume */
+    uint32_t n_aborted;                      /* by the last pause */
+    uint64_t n_pauses, n_expired, paused_us; /* ever */
+};
+void gate_info(struct gate *g, struct gate_info *out);
+
+struct gate_pause {
+    enum lifecycle_pause mode; /* not PAUSE_NONE */
+    bool reject;
+    uint32_t lease_s;   /* 0: none, else up to GATE_LEASE_S_MAX, from the acknowledgement on */
+    uint32_t timeout_s; /* 1..GATE_TIMEOUT_S_MAX: how long it may wait to be acknowledged */
+    char holder[GATE_HOLDER_MAX + 1];
+};
+
+/* Whoever waits for a pause to be acknowledged. */
+struct gate_wait {
+    struct gate *gate;
+    atomic_bool gone; /* relaxed, with gate_ring: whoever asked does not wait any more */
+    /* Called once, on the gate's thread or that of whoever ends the wait, no lock held. `e` is
+     * clean on success, else ERR_TIMEOUT, ERR_GONE, ERR_DRAINING, or ERR_CONFLICT (resumed, or
+     * another pause took its place). May free the wait. */
+    void (*done)(struct gate_wait *w, const struct gate_info *info, const struct err *e);
+
+    /* Of the gate. */
+    struct gate_wait *next;
+    uint64_t deadline_us;
+    struct err error;
+};
+
+/* gate_pause - see above. A pause that is there is replaced, and its lease too.
+ * @w  done is called later if this returns 1; untouched otherwise
+ * Returns: 0 acknowledged, *out says how it is; 1 later; -1.
+ * Threads: any that may block. Blocks: until operations under way have ended and, with keep, for
+ * one step of the engine.
+ * Errors: lifecycle_check's; ERR_TIMEOUT (keep: the step did not end). Nothing has changed then. */
+int gate_pause(struct gate *g, const struct gate_pause *req, struct gate_wait *w,
+               struct gate_info *out, struct err *e);
+void gate_ring(struct gate *g); /* look at the waits again; takes a leaf lock, any thread */
+
+/* gate_resume - always works. Returns: was it paused? Blocks: for operations under way. */
+bool gate_resume(struct gate *g, struct gate_info *out);
+
+enum gate_tag { GATE_WEIGHTS = 1, GATE_KV = 2 };
+
+struct gate_slept {
+    struct store_slept weights;
+    uint64_t nbytes_kv;
+    uint32_t n_aborted;
+};
+
+/* gate_sleep - @level 1 or 2, @tags of enum gate_tag.
+ * Errors: lifecycle_check's, ERR_CONFLICT (a lease holds the weights: names it), store_sleep's,
+ * ERR_TIMEOUT. What has been aborted stays so, and weights that sleep already when the KV cache
+ * could not be had sleep on; all else is as before.
+ * Blocks: as gate_pause, and for store_sleep. */
+int gate_sleep(struct gate *g, int level, unsigned tags, struct gate_slept *out, struct err *e);
+
+/* gate_wake - @nbytes  taken on GPUs. Errors: lifecycle_check's, store_wake's, ERR_TIMEOUT. */
+int gate_wake(struct gate *g, unsigned tags, uint64_t *nbytes, struct err *e);
+
+#endif

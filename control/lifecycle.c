@@ -1,0 +1,230 @@
+/* The table is a list of refusals: a call works unless a row says otherwise, and the first row that
+ * fits gives the reason. Rejected: a full matrix of calls by states, whose thousands of cells
+ * nobody reads; the test walks all of them instead. */
+#include "control/lifecycle.h"
+
+#include <assert.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define BIT(x) (1u << (x))
+#define ANY    UINT32_MAX
+
+enum {
+    WEIGHTS_ABSENT = BIT(WEIGHTS_ASLEEP) | BIT(WEIGHTS_DROPPED),
+    PAUSED = BIT(PAUSE_KEEP) | BIT(PAUSE_WAIT) | BIT(PAUSE_ABORT),
+    UPDATE_UNDER_WAY = BIT(UPDATE_IS_OPEN) | BIT(UPDATE_IS_FINISHING),
+    NO = BIT(0),
+    YES = BIT(1),
+
+    /* What the end of the process must not be in the way of. */
+    ALWAYS = BIT(CALL_RESUME) | BIT(CALL_DRAIN),
+    GENERATE = BIT(CALL_GENERATE),
+    SLEEP_WEIGHTS = BIT(CALL_SLEEP_WEIGHTS_1) | BIT(CALL_SLEEP_WEIGHTS_2),
+    UPDATE_BRINGS = BIT(CALL_UPDATE_START) | BIT(CALL_UPDATE_RECEIVE) | BIT(CALL_UPDATE_FINISH)
+};
+
+/* Sets of values; all have to fit. */
+struct refusal {
+    unsigned calls, life, pause, reject, weights, kv_released, update, busy;
+    enum err_code code;
+    const char *why;
+};
+
+static const struct refusal refusals[] = {
+    {~(unsigned)ALWAYS, BIT(LIFE_STARTING), ANY, ANY, ANY, ANY, ANY, ANY, ERR_STARTING,
+     "the server is loading its first weights"},
+    {~(unsigned)(ALWAYS | BIT(CALL_ABORT_REQUESTS)), BIT(LIFE_DRAINING), ANY, ANY, ANY, ANY, ANY,
+     ANY, ERR_DRAINING, "the server is draining and takes no new work"},
+
+    {GENERATE, ANY, PAUSED, YES, ANY, ANY, ANY, ANY, ERR_PAUSED,
+     "generation is paused and new requests are refused until it is resumed"},
+    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_UNSYNCED), ANY, ANY, ANY, ERR_UNSYNCED,
+     "no weights have been committed yet"},
+    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_ASLEEP,
+     "the weights are asleep (level 1): wake has to bring them back first"},
+    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_DROPPED), ANY, ANY, ANY, ERR_ASLEEP,
+     "the weights were dropped (sleep at level 2): a whole update has to bring new ones first"},
+    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, ANY, YES, ANY, ANY, ERR_ASLEEP,
+     "the kv cache is released: wake has to bring it back first"},
+
+    {BIT(CALL_PAUSE_WAIT), ANY, ANY, ANY, WEIGHTS_ABSENT, ANY, ANY, YES, ERR_CONFLICT,
+     "frozen generations cannot end without weights; wake first, or pause with abort"},
+    {BIT(CALL_PAUSE_WAIT), ANY, ANY, ANY, ANY, YES, ANY, YES, ERR_CONFLICT,
+     "frozen generations cannot end without the kv cache; wake first, or pause with abort"},
+
+    {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
+     "an update is open; finish or abort it first"},
+
+    {UPDATE_BRINGS, ANY, ANY, ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_CONFLICT,
+     "the weights are asleep; wake them first, or drop them with sleep at level 2"},
+    {BIT(CALL_UPDATE_START), ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
+     "another update is open"},
+};
+
+const char *lifecycle_call_name(enum lifecycle_call call)
+{
+    static const char *const names[] = {
+#define X(constant, name) name,
+        LIFECYCLE_CALLS(X)
+#undef X
+    };
+
+    assert(call < CALL_COUNT);
+    return names[call];
+}
+
+const char *lifecycle_pause_name(enum lifecycle_pause pause)
+{
+    static const char *const names[] = {"none", "keep", "wait", "abort"};
+
+    assert(pause < PAUSE_COUNT);
+    return names[pause];
+}
+
+const char *lifecycle_weights_name(enum lifecycle_weights weights)
+{
+    static const char *const names[] = {"unsynced", "ready", "asleep", "dropped"};
+
+    assert(weights < WEIGHTS_COUNT);
+    return names[weights];
+}
+
+static bool fits(const struct refusal *r, const struct lifecycle_state *s, enum lifecycle_call call)
+{
+    return (r->calls & BIT(call)) != 0 && (r->life & BIT(s->life)) != 0 &&
+           (r->pause & BIT(s->pause)) != 0 && (r->reject & BIT(s->reject)) != 0 &&
+           (r->weights & BIT(s->weights)) != 0 && (r->kv_released & BIT(s->kv_released)) != 0 &&
+           (r->update & BIT(s->update)) != 0 && (r->busy & BIT(s->busy)) != 0;
+}
+
+static const struct refusal *find(const struct lifecycle_state *s, enum lifecycle_call call)
+{
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++)
+        if (fits(&refusals[i], s, call))
+            return &refusals[i];
+    return NULL;
+}
+
+size_t lifecycle_text(const struct lifecycle_state *s, char *out, size_t cap)
+{
+    static const char *const updates[] = {"none", "open", "finishing"};
+    int n = snprintf(out, cap, "life %s, pause %s, weights %s, kv_cache %s, update %s",
+                     life_state_name(s->life), lifecycle_pause_name(s->pause),
+                     lifecycle_weights_name(s->weights), s->kv_released ? "released" : "present",
+                     updates[s->update]);
+
+    return n > 0 ? (size_t)n : 0;
+}
+
+/* Why, where we are, and the ways on. */
+static int refuse(const struct lifecycle_state *s, enum lifecycle_call call, const char *why,
+                  struct err *e)
+{
+    char state[128], allowed[ERR_MSG_MAX];
+    size_t len = 0;
+
+    (void)lifecycle_text(s, state, sizeof state);
+    allowed[0] = '\0';
+    for (int c = 0; c < CALL_COUNT && len < sizeof allowed; c++) {
+        if (find(s, (enum lifecycle_call)c) != NULL)
+            continue;
+        len += (size_t)snprintf(allowed + len, sizeof allowed - len, "%s%s", len > 0 ? ", " : "",
+                                lifecycle_call_name((enum lifecycle_call)c));
+    }
+    return err_set(e, ERR_CONFLICT, "", "%s: %s (%s); allowed: %s", lifecycle_call_name(call), why,
+                   state, allowed);
+}
+
+int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e)
+{
+    const struct refusal *r = find(s, call);
+
+    if (r == NULL)
+        return 0;
+    if (r->code == ERR_CONFLICT)
+        return refuse(s, call, r->why, e);
+    return err_set(e, r->code, "", "%s", r->why);
+}
+
+static void after_sleep(struct lifecycle_state *s)
+{
+    s->busy = s->busy && s->pause == PAUSE_KEEP; /* what is not frozen ends */
+}
+
+/* A whole update by itself begins and ends in one call. */
+static void after_update(struct lifecycle_state *s)
+{
+    s->update = UPDATE_IS_NONE;
+    s->weights = WEIGHTS_SERVED;
+}
+
+struct lifecycle_state lifecycle_after(const struct lifecycle_state *before,
+                                       enum lifecycle_call call)
+{
+    struct lifecycle_state s = *before;
+
+    switch (call) {
+    case CALL_GENERATE:
+        s.busy = s.busy || s.pause == PAUSE_NONE;
+        break;
+    case CALL_PAUSE_KEEP:
+        s.pause = PAUSE_KEEP;
+        break;
+    case CALL_PAUSE_WAIT:
+    case CALL_PAUSE_ABORT:
+        s.pause = call == CALL_PAUSE_WAIT ? PAUSE_WAIT : PAUSE_ABORT;
+        s.busy = false;
+        break;
+    case CALL_RESUME:
+        s.pause = PAUSE_NONE;
+        s.reject = false;
+        break;
+    case CALL_SLEEP_WEIGHTS_1:
+        s.weights = s.weights == WEIGHTS_SERVED ? WEIGHTS_ASLEEP : s.weights;
+        after_sleep(&s);
+        break;
+    case CALL_SLEEP_WEIGHTS_2:
+        s.weights = s.weights == WEIGHTS_UNSYNCED ? WEIGHTS_UNSYNCED : WEIGHTS_DROPPED;
+        after_sleep(&s);
+        break;
+    case CALL_SLEEP_KV:
+        s.kv_released = true;
+        after_sleep(&s);
+        break;
+    case CALL_WAKE_WEIGHTS:
+        s.weights = s.weights == WEIGHTS_ASLEEP ? WEIGHTS_SERVED : s.weights;
+        break;
+    case CALL_WAKE_KV:
+        s.kv_released = false;
+        break;
+    case CALL_UPDATE_START:
+        s.update = UPDATE_IS_OPEN;
+        break;
+    case CALL_UPDATE_RECEIVE:
+        if (s.update == UPDATE_IS_NONE)
+            after_update(&s);
+        break;
+    case CALL_UPDATE_FINISH:
+        if (s.update != UPDATE_IS_NONE)
+            after_update(&s);
+        break;
+    case CALL_UPDATE_ABORT:
+        s.update = UPDATE_IS_NONE;
+        break;
+    case CALL_ABORT_REQUESTS:
+        s.busy = false;
+        break;
+    case CALL_DRAIN:
+        s.life = LIFE_DRAINING;
+        s.pause = PAUSE_NONE;
+        s.reject = false;
+        break;
+    case CALL_RESET_CACHE:
+    case CALL_LORA_LOAD:
+    case CALL_LORA_UNLOAD:
+    case CALL_COUNT:
+        break;
+    }
+    return s;
+}

@@ -1,0 +1,82 @@
+/* Which call works in which state: one table, asked by every handler that changes something.
+ *
+ * A state is a product of small independent parts. The module is pure: whoever asks says what the
+ * state is, and what really changes is changed elsewhere. lifecycle_after says what each call that
+ * works makes of a state, so that a test can walk beside the server. */
+#ifndef BATON_CONTROL_LIFECYCLE_H
+#define BATON_CONTROL_LIFECYCLE_H
+
+#include "base/err.h"
+#include "control/life.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum lifecycle_pause { PAUSE_NONE, PAUSE_KEEP, PAUSE_WAIT, PAUSE_ABORT, PAUSE_COUNT };
+
+enum lifecycle_weights {
+    WEIGHTS_UNSYNCED,
+    WEIGHTS_SERVED,
+    WEIGHTS_ASLEEP,
+    WEIGHTS_DROPPED,
+    WEIGHTS_COUNT
+};
+
+enum lifecycle_update { UPDATE_IS_NONE, UPDATE_IS_OPEN, UPDATE_IS_FINISHING, UPDATE_IS_COUNT };
+
+struct lifecycle_state {
+    enum life_state life;
+    enum lifecycle_pause pause;
+    bool reject; /* paused: new generations are refused instead of queued */
+    enum lifecycle_weights weights;
+    bool kv_released;
+    enum lifecycle_update update;
+    bool busy; /* generations have a permit: they run, or are frozen */
+};
+
+#define LIFECYCLE_CALLS(X)                                                                         \
+    X(CALL_GENERATE, "generate")                                                                   \
+    X(CALL_PAUSE_KEEP, "pause(keep)")                                                              \
+    X(CALL_PAUSE_WAIT, "pause(wait)")                                                              \
+    X(CALL_PAUSE_ABORT, "pause(abort)")                                                            \
+    X(CALL_RESUME, "resume")                                                                       \
+    X(CALL_SLEEP_WEIGHTS_1, "sleep(1, weights)")                                                   \
+    X(CALL_SLEEP_WEIGHTS_2, "sleep(2, weights)")                                                   \
+    X(CALL_SLEEP_KV, "sleep(kv_cache)")                                                            \
+    X(CALL_WAKE_WEIGHTS, "wake(weights)")                                                          \
+    X(CALL_WAKE_KV, "wake(kv_cache)")                                                              \
+    X(CALL_UPDATE_START, "update start")                                                           \
+    X(CALL_UPDATE_RECEIVE, "update")                                                               \
+    X(CALL_UPDATE_FINISH, "update finish")                                                         \
+    X(CALL_UPDATE_ABORT, "update abort")                                                           \
+    X(CALL_RESET_CACHE, "reset_cache")                                                             \
+    X(CALL_ABORT_REQUESTS, "abort_requests")                                                       \
+    X(CALL_LORA_LOAD, "load_lora_adapter")                                                         \
+    X(CALL_LORA_UNLOAD, "unload_lora_adapter")                                                     \
+    X(CALL_DRAIN, "drain")
+enum lifecycle_call {
+#define X(constant, name) constant,
+    LIFECYCLE_CALLS(X)
+#undef X
+        CALL_COUNT
+};
+
+const char *lifecycle_call_name(enum lifecycle_call call);
+const char *lifecycle_pause_name(enum lifecycle_pause pause);       /* "none", "keep", ... */
+const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep", ... */
+
+/* lifecycle_check - does the call work in this state?
+ * Errors: ERR_STARTING, ERR_DRAINING (the life); of a generate ERR_PAUSED, ERR_ASLEEP,
+ *         ERR_UNSYNCED: what has to happen first; of any other call ERR_CONFLICT:
+ *         why, the whole state, and the calls that work in it. */
+int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e);
+
+/* lifecycle_after - the state when a call that works has done what it does, and nothing else has
+ * happened. */
+struct lifecycle_state lifecycle_after(const struct lifecycle_state *s, enum lifecycle_call call);
+
+/* lifecycle_text - "life serving, pause keep, weights asleep, kv_cache present, update none".
+ * Returns the length without the NUL. */
+size_t lifecycle_text(const struct lifecycle_state *s, char *out, size_t cap);
+
+#endif

@@ -1,0 +1,518 @@
+/* Building an adapter in two steps, so that nothing is read before it is known to fit, and its
+ * bytes are written once, where they stay. */
+#include "engine/lora/adapter.h"
+
+#include "base/utf8.h"
+#include "engine/lora/adapter_names.h"
+#include "memory/memory.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <nettle/sha2.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE_NBYTES = 4096, SHAPE_TEXT_MAX = 64 };
+
+#define NO_PLACE UINT64_MAX
+
+struct adapter {
+    atomic_uint refs; /* released by unref, acquired by the last one */
+
+    uint32_t n_layers; /* immutable from here */
+    uint32_t rank;
+    uint64_t nbytes;
+    uint64_t nbytes_block;
+    char *block; /* owned; mapped */
+    char digest[ADAPTER_DIGEST_LEN + 1];
+    struct adapter_pair pairs[]; /* [n_layers][ADAPTER_MODULE_COUNT] */
+};
+
+/* The two tensors of a module, by their numbers in the plan. */
+struct halves {
+    uint32_t tensor[2]; /* A, B; or PLAN_NO_TENSOR */
+    struct adapter_target target;
+};
+
+struct adapter_builder {
+    struct adapter_spec spec;
+    struct adapter *adapter; /* owned; without its block until reserved */
+    struct halves *halves;   /* owned; as adapter->pairs */
+    uint64_t *places;        /* owned; [n_tensors]: offsets in the block, or NO_PLACE */
+    uint32_t n_tensors, n_pairs;
+    struct adapter_report report;
+};
+
+struct adapter *adapter_ref(struct adapter *a)
+{
+    (void)atomic_fetch_add_explicit(&a->refs, 1, memory_order_relaxed);
+    return a;
+}
+
+static void adapter_destroy(struct adapter *a)
+{
+    if (a == NULL)
+        return;
+    if (a->block != NULL) {
+        int rc = munmap(a->block, a->nbytes_block);
+
+        assert(rc == 0);
+        (void)rc;
+    }
+    free(a);
+}
+
+void adapter_unref(struct adapter *a)
+{
+    if (a != NULL && atomic_fetch_sub_explicit(&a->refs, 1, memory_order_acq_rel) == 1)
+        adapter_destroy(a);
+}
+
+const struct adapter_pair *adapter_pair(const struct adapter *a, uint32_t layer,
+                                        enum adapter_module module)
+{
+    assert(layer < a->n_layers && module < ADAPTER_MODULE_COUNT);
+    return &a->pairs[(size_t)layer * ADAPTER_MODULE_COUNT + module];
+}
+
+uint32_t adapter_rank(const struct adapter *a)
+{
+    return a->rank;
+}
+
+uint64_t adapter_nbytes(const struct adapter *a)
+{
+    return a->nbytes;
+}
+
+const char *adapter_digest(const struct adapter *a)
+{
+    return a->digest;
+}
+
+void adapter_module_shape(const struct model_config *c, enum adapter_module module, uint32_t *n_out,
+                          uint32_t *n_in)
+{
+    uint64_t shape[2] = {0};
+    uint32_t ndim = layer_tensor_shape(c, adapter_module_weight(module), shape);
+
+    assert(ndim == 2);
+    (void)ndim;
+    *n_out = (uint32_t)shape[0];
+    *n_in = (uint32_t)shape[1];
+}
+
+void adapter_report_fini(struct adapter_report *r)
+{
+    names_fini(&r->matched);
+    names_fini(&r->unmatched);
+    names_fini(&r->ignored);
+    names_fini(&r->missing);
+    names_fini(&r->non_finite);
+    memset(r, 0, sizeof *r);
+}
+
+/* ---- checking ---- */
+
+static const char *field_of(uint32_t i, char out[ERR_FIELD_MAX])
+{
+    (void)snprintf(out, ERR_FIELD_MAX, "/names/%u", i);
+    return out;
+}
+
+/* Tensor i as half of the pair of `n`: its shape follows from the model and the rank. */
+static int check_half(const struct adapter_builder *b, const struct adapter_name *n,
+                      const struct adapter_target *target, const struct tensor_spec *t, uint32_t i,
+                      struct err *e)
+{
+    char field[ERR_FIELD_MAX], found[SHAPE_TEXT_MAX], expected[SHAPE_TEXT_MAX];
+    struct tensor_spec want = {.ndim = 2};
+    uint32_t n_out, n_in;
+
+    adapter_module_shape(b->spec.model, n->module, &n_out, &n_in);
+    want.shape[0] = n->is_b ? n_out : target->r;
+    want.shape[1] = n->is_b ? target->r : n_in;
+    if (t->dtype != DTYPE_F32 && t->dtype != DTYPE_F16 && t->dtype != DTYPE_BF16)
+        return err_set(e, ERR_MISMATCH, field_of(i, field),
+                       "tensor '%.*s' is %s, which is not one of BF16, F16, F32",
+                       utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
+    if (t->ndim != 2 || t->shape[0] != want.shape[0] || t->shape[1] != want.shape[1])
+        return err_set(e, ERR_MISMATCH, field_of(i, field),
+                       "tensor '%.*s' has shape %s, but rank %u and this model make it %s",
+                       utf8_cut_name(t->name), t->name, plan_shape_text(t, found, sizeof found),
+                       target->r, plan_shape_text(&want, expected, sizeof expected));
+    if (target->r > b->spec.rank_max)
+        return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
+                       "tensor '%.*s' has rank %u, at most %u is allowed (--max-lora-rank)",
+                       utf8_cut_name(t->name), t->name, target->r, b->spec.rank_max);
+    return 0;
+}
+
+static int take_half(struct adapter_builder *b, const struct adapter_name *n,
+                     const struct plan *plan, uint32_t i, struct err *e)
+{
+    struct halves *h = &b->halves[(size_t)n->layer * ADAPTER_MODULE_COUNT + n->module];
+    const struct tensor_spec *t = &plan->tensors[i];
+    char field[ERR_FIELD_MAX];
+
+    if (!h->target.wanted)
+        return names_add(&b->report.unmatched, t->name, e);
+    if (h->tensor[n->is_b] != PLAN_NO_TENSOR) {
+        const char *other = plan->tensors[h->tensor[n->is_b]].name;
+
+        return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
+                       "tensors '%.*s' and '%.*s' are one and the same", utf8_cut_name(other),
+                       other, utf8_cut_name(t->name), t->name);
+    }
+    if (check_half(b, n, &h->target, t, i, e) != 0)
+        return -1;
+    h->tensor[n->is_b] = i;
+    return names_add(&b->report.matched, t->name, e);
+}
+
+static int take_tensor(struct adapter_builder *b, const struct plan *plan, uint32_t i,
+                       struct err *e)
+{
+    const char *name = plan->tensors[i].name;
+    struct adapter_name n = adapter_name_parse(name, b->spec.model->n_layers);
+    char field[ERR_FIELD_MAX];
+
+    switch (n.kind) {
+    case ADAPTER_NAME_HALF:
+        return take_half(b, &n, plan, i, e);
+    case ADAPTER_NAME_IGNORED:
+        return names_add(&b->report.ignored, name, e);
+    case ADAPTER_NAME_FOREIGN:
+        return names_add(&b->report.unmatched, name, e);
+    case ADAPTER_NAME_REFUSED:
+        break;
+    }
+    return err_set(e, ERR_BAD_REQUEST, field_of(i, field), "tensor '%.*s': %s", utf8_cut_name(name),
+                   name, n.why);
+}
+
+/* A target that this engine has no place for, with tensors or without. */
+static int check_targets(struct adapter_builder *b, struct err *e)
+{
+    static const char *const others[] = {"lm_head", "model.embed_tokens"};
+    struct adapter_target t;
+
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (b->spec.config->targets == TARGETS_UNSAID)
+            return 0;
+        if (adapter_config_target(b->spec.config, others[i], UINT32_MAX, &t, e) != 0)
+            return -1;
+        if (t.wanted)
+            return err_set(e, ERR_BAD_REQUEST, "/adapter_config/target_modules",
+                           "target_modules names %s, which is not supported in an adapter",
+                           others[i]);
+    }
+    return 0;
+}
+
+static int ask_targets(struct adapter_builder *b, struct err *e)
+{
+    char path[MODEL_NAME_MAX];
+
+    for (uint32_t i = 0; i < b->n_pairs; i++) {
+        struct halves *h = &b->halves[i];
+        uint32_t layer = i / ADAPTER_MODULE_COUNT;
+
+        h->tensor[0] = h->tensor[1] = PLAN_NO_TENSOR;
+        (void)adapter_module_path(layer, (enum adapter_module)(i % ADAPTER_MODULE_COUNT), path);
+        if (adapter_config_target(b->spec.config, path, layer, &h->target, e) != 0)
+            return -1;
+    }
+    return check_targets(b, e);
+}
+
+static int check_pairs(struct adapter_builder *b, const struct plan *plan, struct err *e)
+{
+    char path[MODEL_NAME_MAX], field[ERR_FIELD_MAX];
+
+    for (uint32_t i = 0; i < b->n_pairs; i++) {
+        const struct halves *h = &b->halves[i];
+        bool has_a = h->tensor[0] != PLAN_NO_TENSOR, has_b = h->tensor[1] != PLAN_NO_TENSOR;
+        uint32_t there = h->tensor[has_a ? 0 : 1];
+
+        if (has_a && has_b)
+            continue;
+        (void)adapter_module_path(i / ADAPTER_MODULE_COUNT,
+                                  (enum adapter_module)(i % ADAPTER_MODULE_COUNT), path);
+        if (has_a || has_b)
+            return err_set(e, ERR_MISMATCH, field_of(there, field),
+                           "tensor '%.*s' is there, but module '%s' has no lora_%s",
+                           utf8_cut_name(plan->tensors[there].name), plan->tensors[there].name,
+                           path, has_a ? "B" : "A");
+        if (h->target.wanted && b->spec.config->targets != TARGETS_UNSAID &&
+            names_add(&b->report.missing, path, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int check_whole(const struct adapter_builder *b, struct err *e)
+{
+    const struct adapter_report *r = &b->report;
+    const char *first = r->unmatched.n > 0 ? r->unmatched.items[0] : "";
+
+    if (r->matched.n == 0)
+        return err_set(e, ERR_MISMATCH, "",
+                       "none of %u tensors belongs to a module of this model that the adapter "
+                       "targets; the first is '%.*s'",
+                       b->n_tensors, utf8_cut_name(first), first);
+    if (b->spec.allow_partial)
+        return 0;
+    if (r->unmatched.n > 0)
+        return err_set(e, ERR_MISMATCH, "",
+                       "%u of %u tensors belong to no module of this model that the adapter "
+                       "targets; the first is '%.*s' (allow_partial takes the others)",
+                       r->unmatched.n, b->n_tensors, utf8_cut_name(first), first);
+    if (r->missing.n > 0)
+        return err_set(e, ERR_MISMATCH, "",
+                       "%u modules that the adapter targets have no tensors; the first is '%s' "
+                       "(allow_partial takes the others)",
+                       r->missing.n, r->missing.items[0]);
+    return 0;
+}
+
+/* ---- placing ---- */
+
+static int lay_out(struct adapter_builder *b, const struct plan *plan, struct err *e)
+{
+    struct adapter *a = b->adapter;
+    uint64_t at = 0;
+
+    for (uint32_t i = 0; i < b->n_tensors; i++)
+        b->places[i] = NO_PLACE;
+    for (uint32_t i = 0; i < b->n_pairs; i++) {
+        const struct halves *h = &b->halves[i];
+
+        if (h->tensor[0] == PLAN_NO_TENSOR)
+            continue;
+        for (int half = 0; half < 2; half++) {
+            b->places[h->tensor[half]] = at;
+            at += (plan->tensors[h->tensor[half]].nbytes + ADAPTER_ALIGN - 1) / ADAPTER_ALIGN *
+                  ADAPTER_ALIGN;
+        }
+        a->pairs[i] = (struct adapter_pair){.r = h->target.r,
+                                            .scale = h->target.scale,
+                                            .a_dtype = plan->tensors[h->tensor[0]].dtype,
+                                            .b_dtype = plan->tensors[h->tensor[1]].dtype};
+        a->rank = a->rank < h->target.r ? h->target.r : a->rank;
+    }
+    a->nbytes_block = (at + PAGE_NBYTES - 1) / PAGE_NBYTES * PAGE_NBYTES;
+    a->nbytes = a->nbytes_block + sizeof *a + b->n_pairs * sizeof a->pairs[0];
+    if (a->nbytes > b->spec.nbytes_max)
+        return err_set(e, ERR_TOO_LARGE, "",
+                       "the adapter takes %" PRIu64 " bytes, at most %" PRIu64 " are allowed",
+                       a->nbytes, b->spec.nbytes_max);
+    return 0;
+}
+
+static int builder_alloc(struct adapter_builder *b, struct err *e)
+{
+    b->adapter = calloc(1, sizeof *b->adapter + b->n_pairs * sizeof b->adapter->pairs[0]);
+    b->halves = calloc(b->n_pairs, sizeof *b->halves);
+    b->places = calloc(b->n_tensors, sizeof *b->places);
+    if (b->adapter == NULL || b->halves == NULL || b->places == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter of %u tensors",
+                       b->n_tensors);
+    atomic_init(&b->adapter->refs, 1);
+    b->adapter->n_layers = b->spec.model->n_layers;
+    return 0;
+}
+
+static int builder_check(struct adapter_builder *b, const struct plan *plan, struct err *e)
+{
+    if (ask_targets(b, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < b->n_tensors; i++)
+        if (take_tensor(b, plan, i, e) != 0)
+            return -1;
+    if (check_pairs(b, plan, e) != 0 || check_whole(b, e) != 0)
+        return -1;
+    return lay_out(b, plan, e);
+}
+
+int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec *spec,
+                        const struct plan *plan, struct err *e)
+{
+    struct adapter_builder *b;
+
+    assert(spec->nbytes_max <= ADAPTER_NBYTES_MAX);
+    if (plan->n_tensors > ADAPTER_TENSORS_MAX)
+        return err_set(e, ERR_TOO_LARGE, "", "the adapter has %u tensors, at most %d are allowed",
+                       plan->n_tensors, ADAPTER_TENSORS_MAX);
+    b = calloc(1, sizeof *b);
+    if (b == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter");
+    b->spec = *spec;
+    b->n_tensors = plan->n_tensors;
+    b->n_pairs = spec->model->n_layers * ADAPTER_MODULE_COUNT;
+    names_init(&b->report.matched);
+    names_init(&b->report.unmatched);
+    names_init(&b->report.ignored);
+    names_init(&b->report.missing);
+    b->report.n_keys_ignored = spec->config->n_ignored;
+    b->report.base_changed = spec->config->base_changed;
+    if (builder_alloc(b, e) != 0 || builder_check(b, plan, e) != 0) {
+        adapter_builder_free(b);
+        return -1;
+    }
+    *out = b;
+    return 0;
+}
+
+void adapter_builder_free(struct adapter_builder *b)
+{
+    if (b == NULL)
+        return;
+    adapter_destroy(b->adapter);
+    adapter_report_fini(&b->report);
+    free(b->halves);
+    free(b->places);
+    free(b);
+}
+
+uint64_t adapter_builder_nbytes(const struct adapter_builder *b)
+{
+    return b->adapter->nbytes;
+}
+
+/* Mapped, not from the heap: what is given back then goes back to the system at once. */
+int adapter_builder_reserve(struct adapter_builder *b, struct err *e)
+{
+    uint64_t nbytes = b->adapter->nbytes_block;
+    struct memory_room room = memory_room("");
+    void *block;
+
+    assert(b->adapter->block == NULL);
+    if (nbytes > room.nbytes)
+        return err_set(e, ERR_NO_STAGING, "",
+                       "the adapter takes %" PRIu64 " bytes, but %s leaves %" PRIu64, nbytes,
+                       room.bound, room.nbytes);
+    block = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter of %" PRIu64 " bytes",
+                       nbytes);
+    (void)madvise(block, nbytes, MADV_DONTDUMP);
+    b->adapter->block = block;
+    return 0;
+}
+
+void *adapter_builder_place(const struct adapter_builder *b, uint32_t i)
+{
+    assert(b->adapter->block != NULL && i < b->n_tensors);
+    return b->places[i] == NO_PLACE ? NULL : b->adapter->block + b->places[i];
+}
+
+/* ---- finishing ---- */
+
+static uint64_t half_nbytes(const struct model_config *c, const struct adapter_pair *p,
+                            enum adapter_module module, bool is_b)
+{
+    uint32_t n_out, n_in;
+
+    adapter_module_shape(c, module, &n_out, &n_in);
+    return (uint64_t)p->r * (is_b ? n_out : n_in) * dtype_nbytes(is_b ? p->b_dtype : p->a_dtype);
+}
+
+static void digest_pair(struct sha256_ctx *sha, const struct model_config *c,
+                        const struct adapter_pair *p, uint32_t layer, enum adapter_module module)
+{
+    char head[2 * MODEL_NAME_MAX], path[MODEL_NAME_MAX];
+    uint32_t scale;
+    int n;
+
+    memcpy(&scale, &p->scale, sizeof scale);
+    n = snprintf(head, sizeof head, "%s\t%u\t%08x\t%s\t%s\n",
+                 adapter_module_path(layer, module, path), p->r, scale, dtype_name(p->a_dtype),
+                 dtype_name(p->b_dtype));
+    sha256_update(sha, (size_t)n, (const uint8_t *)head);
+    sha256_update(sha, half_nbytes(c, p, module, false), p->a);
+    sha256_update(sha, half_nbytes(c, p, module, true), p->b);
+}
+
+static void make_digest(struct adapter *a, const struct model_config *c)
+{
+    uint8_t sum[SHA256_DIGEST_SIZE];
+    struct sha256_ctx sha;
+
+    sha256_init(&sha);
+    for (uint32_t i = 0; i < a->n_layers * ADAPTER_MODULE_COUNT; i++)
+        if (a->pairs[i].r > 0)
+            digest_pair(&sha, c, &a->pairs[i], i / ADAPTER_MODULE_COUNT,
+                        (enum adapter_module)(i % ADAPTER_MODULE_COUNT));
+    sha256_digest(&sha, sizeof sum, sum);
+    for (size_t i = 0; i < sizeof sum; i++)
+        (void)snprintf(a->digest + 2 * i, 3, "%02x", sum[i]);
+}
+
+int adapter_builder_came(struct adapter_builder *b, const struct plan *plan, uint32_t i,
+                         struct err *e)
+{
+    const struct tensor_spec *t = &plan->tensors[i];
+    const void *bytes = adapter_builder_place(b, i);
+    struct non_finite found = {0};
+    char field[32];
+
+    if (bytes == NULL || b->spec.non_finite == NON_FINITE_ALLOW ||
+        !non_finite_in(bytes, t->nbytes, t->dtype))
+        return 0;
+    if (b->spec.non_finite == NON_FINITE_WARN)
+        return names_add(&b->report.non_finite, t->name, e);
+    non_finite_count(&found, bytes, t->nbytes, t->dtype, 0);
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    return non_finite_refuse(&found, t->name, t->numel, " of the adapter", field, e);
+}
+
+struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report)
+{
+    struct adapter *a = b->adapter;
+
+    for (uint32_t i = 0; i < b->n_pairs; i++) {
+        if (a->pairs[i].r == 0)
+            continue;
+        a->pairs[i].a = adapter_builder_place(b, b->halves[i].tensor[0]);
+        a->pairs[i].b = adapter_builder_place(b, b->halves[i].tensor[1]);
+    }
+    (void)mprotect(a->block, a->nbytes_block, PROT_READ); /* a stray write is a crash, not a lie */
+    make_digest(a, b->spec.model);
+    if (report != NULL) {
+        *report = b->report;
+        memset(&b->report, 0, sizeof b->report);
+    }
+    b->adapter = NULL;
+    adapter_builder_free(b);
+    return a;
+}
+
+int adapter_new(struct adapter **out, struct adapter_report *report,
+                const struct adapter_spec *spec, const struct plan *plan, void *bytes,
+                struct err *e)
+{
+    struct adapter_builder *b = NULL;
+    int rc = adapter_builder_new(&b, spec, plan, e);
+
+    if (rc == 0)
+        rc = adapter_builder_reserve(b, e);
+    for (uint32_t i = 0; rc == 0 && i < plan->n_tensors; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+        void *place = adapter_builder_place(b, i);
+
+        if (place != NULL)
+            memcpy(place, (const char *)bytes + t->offset, t->nbytes);
+        rc = adapter_builder_came(b, plan, i, e);
+    }
+    free(bytes);
+    if (rc != 0) {
+        adapter_builder_free(b);
+        return -1;
+    }
+    *out = adapter_builder_finish(b, report);
+    return 0;
+}

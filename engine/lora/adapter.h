@@ -1,0 +1,126 @@
+/* One revision of a LoRA adapter: for each layer and module an optional pair A [r, in], B [out, r].
+ *
+ * Immutable once made, counted, and whole: its bytes lie in one block of its own, nothing of the
+ * file or the message that they came from is kept. Made only when every tensor was understood and
+ * fits the model, or the caller allowed a part. */
+#ifndef BATON_ENGINE_LORA_ADAPTER_H
+#define BATON_ENGINE_LORA_ADAPTER_H
+
+#include "base/err.h"
+#include "base/names.h"
+#include "engine/lora/adapter_config.h"
+#include "engine/model/model_config.h"
+#include "memory/non_finite.h"
+#include "weights/plan.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { ADAPTER_TENSORS_MAX = 1 << 16, ADAPTER_ALIGN = 64, ADAPTER_DIGEST_LEN = 64 };
+
+#define ADAPTER_NBYTES_MAX ((uint64_t)1 << 40)
+
+enum adapter_module {
+    ADAPTER_Q,
+    ADAPTER_K,
+    ADAPTER_V,
+    ADAPTER_O,
+    ADAPTER_GATE,
+    ADAPTER_UP,
+    ADAPTER_DOWN,
+    ADAPTER_MODULE_COUNT
+};
+
+struct adapter_pair {
+    uint32_t r; /* 0: the module has no pair */
+    float scale;
+    const void *a; /* [r][in], aligned to ADAPTER_ALIGN, in its dtype: BF16, F16 or F32 */
+    const void *b; /* [out][r] */
+    enum dtype a_dtype, b_dtype;
+};
+
+struct adapter; /* immutable; shared, counted */
+
+/* adapter_ref, adapter_unref - Threads: any. The last unref gives the memory back to the system,
+ * which may take milliseconds for each GB. adapter_unref accepts NULL. */
+struct adapter *adapter_ref(struct adapter *a);
+void adapter_unref(struct adapter *a);
+
+const struct adapter_pair *adapter_pair(const struct adapter *a, uint32_t layer,
+                                        enum adapter_module module);
+uint32_t adapter_rank(const struct adapter *a);   /* the largest of its pairs */
+uint64_t adapter_nbytes(const struct adapter *a); /* what it takes from the system */
+
+/* adapter_digest - SHA-256, in hex, over what generation depends on, in the order of the model:
+ * places, dtypes, ranks, scales and bytes. Two adapters with one digest compute the same, whatever
+ * they are called and however their files were laid out. */
+const char *adapter_digest(const struct adapter *a);
+
+/* ---- making one ---- */
+
+struct adapter_spec {
+    const struct model_config *model; /* borrowed */
+    struct adapter_config *config;    /* borrowed; its match_cpu_us is counted up */
+    uint32_t rank_max;                /* --max-lora-rank */
+    uint64_t nbytes_max;              /* of one adapter; at most ADAPTER_NBYTES_MAX */
+    bool allow_partial;               /* take what matches, if anything does */
+    enum non_finite_policy non_finite; /* of tensors that match */
+};
+
+/* What became of each tensor. Names as they came; `missing` are paths of modules. */
+struct adapter_report {
+    struct names matched;
+    struct names unmatched; /* no module of this model, or one that the config leaves out */
+    struct names ignored;   /* known to say nothing: stored rotary frequencies */
+    struct names missing;   /* the config targets them, but they have no tensors */
+    struct names non_finite; /* hold NaN or infinity; NON_FINITE_WARN */
+    uint32_t n_keys_ignored;
+    bool base_changed; /* trained from base weights that were changed at its start (PiSSA, ...) */
+};
+void adapter_report_fini(struct adapter_report *r); /* accepts a zeroed one */
+
+struct adapter_builder;
+
+/* adapter_builder_new - check everything that can be checked before a byte of a tensor is read.
+ * @plan  borrowed for the call; names, dtypes and shapes of the tensors that there are
+ * Errors: ERR_MISMATCH at /names/<i>: dtype or shape does not fit, a half of a pair is missing;
+ *         ERR_MISMATCH: no tensor matches (also with allow_partial: an adapter that changes nothing
+ *         is a mistake), or not all do, or a module has none; ERR_BAD_REQUEST: a tensor that is not
+ *         supported, a rank over rank_max, a module named twice; ERR_TOO_LARGE
+ *         (ADAPTER_TENSORS_MAX, nbytes_max); ERR_NO_MEMORY. */
+int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec *spec,
+                        const struct plan *plan, struct err *e);
+void adapter_builder_free(struct adapter_builder *b); /* accepts NULL */
+
+/* adapter_builder_nbytes - what the adapter will take (adapter_nbytes). */
+uint64_t adapter_builder_nbytes(const struct adapter_builder *b);
+
+/* adapter_builder_reserve - take the memory. Errors: ERR_NO_STAGING (the machine has not so much
+ * left), ERR_NO_MEMORY. */
+int adapter_builder_reserve(struct adapter_builder *b, struct err *e);
+
+/* adapter_builder_place - where the bytes of tensor i of the plan go, all of them; NULL when they
+ * are not wanted. After adapter_builder_reserve. */
+void *adapter_builder_place(const struct adapter_builder *b, uint32_t i);
+
+/* adapter_builder_came - tensor i of the plan that the builder was made with is in its place, or
+ * was read and is not wanted. To be called once for each, while its bytes are in a cache.
+ * Errors: ERR_NON_FINITE at /names/<i>, ERR_NO_MEMORY. */
+int adapter_builder_came(struct adapter_builder *b, const struct plan *plan, uint32_t i,
+                         struct err *e);
+
+/* adapter_builder_finish - all bytes are in place: one reference to the adapter, the report (the
+ * caller's, may be NULL). Consumes the builder. Reads every byte, for the digest. */
+struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report);
+
+/* adapter_new - the same from tensors in host memory.
+ * @bytes   the packed bucket of `plan`; owned: given back by free(), also on failure */
+int adapter_new(struct adapter **out, struct adapter_report *report,
+                const struct adapter_spec *spec, const struct plan *plan, void *bytes,
+                struct err *e);
+
+/* adapter_module_shape - outputs and inputs of a module's linear layer in this model. */
+void adapter_module_shape(const struct model_config *c, enum adapter_module module, uint32_t *n_out,
+                          uint32_t *n_in);
+
+#endif

@@ -1,0 +1,50 @@
+/* Inside the model's config: reading members of config.json, with errors that name the key. */
+#ifndef BATON_ENGINE_MODEL_CONFIG_MEMBERS_H
+#define BATON_ENGINE_MODEL_CONFIG_MEMBERS_H
+
+#include "base/err.h"
+#include "engine/model/model_config.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* config_member - the member, or NULL when it is absent or null: the two mean the same here.
+ * Borrowed from `o`, which may be NULL. */
+json_t *config_member(const json_t *o, const char *key);
+
+/* config_quoted - a value as it stands in a message: JSON, cut short. Returns out. */
+const char *config_quoted(const json_t *v, char *out, size_t cap);
+
+/* config_refuse - "<key> <found> is not supported; supported: <allowed>" at "<dict>/<key>";
+ * config_missing - "<key> is missing, expected <expected>"; both always -1.
+ * @dict  JSON pointer of the object that holds the key: "" or "/rope_scaling" */
+int config_missing(struct err *e, const char *dict, const char *key, const char *expected);
+int config_refuse(struct err *e, const char *dict, const char *key, const char *found,
+                  const char *allowed);
+
+/* Readers; an absent member leaves *out as it is. Errors: ERR_BAD_REQUEST at the key.
+ * config_u32 takes an integer within [least, most], and refuses an absent one if `required`;
+ * config_positive takes a finite number above 0. */
+int config_u32(uint32_t *out, const json_t *o, const char *key, bool required, uint32_t least,
+               uint32_t most, struct err *e);
+int config_positive(double *out, const json_t *o, const char *dict, const char *key, struct err *e);
+int config_bool(bool *out, const json_t *o, const char *key, struct err *e);
+
+/* ---- config_rope.c ---- */
+
+/* config_rope - how angles follow from positions, under the old keys or the new.
+ * @c  rope_theta holds the default of the architecture; head_dim and max_position_embeddings are
+ *     set, for angles that would not be finite are refused
+ * Errors: ERR_BAD_REQUEST at the key that is the reason. */
+int config_rope(struct model_config *c, const json_t *o, struct err *e);
+
+/* ---- config_generation.c ---- */
+
+/* config_generation - the sampling defaults of generation_config.json.
+ * @generation  NULL: there is no such file
+ * Errors: ERR_BAD_REQUEST at the key whose value no request could have. */
+int config_generation(struct model_defaults *out, const json_t *generation, struct err *e);
+
+#endif

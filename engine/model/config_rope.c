@@ -1,0 +1,122 @@
+/* Rotary embeddings as config.json tells them. transformers 5 writes rope_parameters, with
+ * rope_theta inside; before it was rope_scaling beside rope_theta, and in it `type` is an old name
+ * of `rope_type`. */
+#include "engine/kernels/attention.h"
+#include "engine/model/config_members.h"
+
+#include <math.h>
+#include <string.h>
+
+/* partial_rotary_factor, beside the dictionary or inside it. */
+static int check_partial(const json_t *o, const char *where, struct err *e)
+{
+    double partial = 1.0;
+
+    if (config_positive(&partial, o, where, "partial_rotary_factor", e) != 0)
+        return -1;
+    if (partial < 1.0 || partial > 1.0)
+        return config_refuse(e, where, "partial_rotary_factor", "other than 1", "1");
+    return 0;
+}
+
+/* A number above 0 that must be there. */
+static int read_needed(double *out, const json_t *dict, const char *where, const char *key,
+                       struct err *e)
+{
+    if (config_member(dict, key) == NULL)
+        return config_missing(e, where, key, "a number above 0");
+    return config_positive(out, dict, where, key, e);
+}
+
+static int read_llama3(struct model_config *c, const json_t *dict, const char *where, struct err *e)
+{
+    struct rope_scaling *s = &c->rope_scaling;
+
+    if (read_needed(&s->factor, dict, where, "factor", e) != 0 ||
+        read_needed(&s->low_freq_factor, dict, where, "low_freq_factor", e) != 0 ||
+        read_needed(&s->high_freq_factor, dict, where, "high_freq_factor", e) != 0 ||
+        read_needed(&s->original_positions, dict, where, "original_max_position_embeddings", e) !=
+            0)
+        return -1;
+    if (!(s->low_freq_factor < s->high_freq_factor))
+        return config_refuse(e, where, "high_freq_factor", "not above low_freq_factor",
+                             "a larger number");
+    return 0;
+}
+
+static int read_kind(struct model_config *c, const json_t *dict, const char *where, struct err *e)
+{
+    const char *key = config_member(dict, "rope_type") != NULL ? "rope_type" : "type";
+    const json_t *type = config_member(dict, key);
+    const char *name = type == NULL ? "default" : json_string_value(type);
+    char found[64];
+
+    if (name != NULL && strcmp(name, "default") == 0)
+        return 0;
+    if (name != NULL && strcmp(name, "linear") == 0) {
+        c->rope_kind = ROPE_LINEAR;
+        return read_needed(&c->rope_scaling.factor, dict, where, "factor", e);
+    }
+    if (name != NULL && strcmp(name, "llama3") == 0) {
+        c->rope_kind = ROPE_LLAMA3;
+        return read_llama3(c, dict, where, e);
+    }
+    return config_refuse(e, where, key, config_quoted(type, found, sizeof found),
+                         "\"default\", \"linear\" and \"llama3\"");
+}
+
+/* In float32, as they are computed, up to the last position. */
+static bool angles_are_finite(const struct model_config *c)
+{
+    float frequencies[MODEL_HEAD_DIM_MAX / 2];
+
+    rope_frequencies(frequencies, c);
+    for (uint32_t i = 0; i < c->head_dim / 2; i++)
+        if (!isfinite(frequencies[i] * (float)c->max_position_embeddings))
+            return false;
+    return true;
+}
+
+static int check_angles(const struct model_config *c, const char *where_theta, const char *where,
+                        struct err *e)
+{
+    struct model_config unscaled = *c;
+
+    unscaled.rope_kind = ROPE_DEFAULT;
+    if (!angles_are_finite(&unscaled))
+        return config_refuse(e, where_theta, "rope_theta", "makes infinite angles",
+                             "a larger number");
+    if (!angles_are_finite(c))
+        return config_refuse(e, where, "factor", "makes infinite angles", "a larger number");
+    return 0;
+}
+
+int config_rope(struct model_config *c, const json_t *o, struct err *e)
+{
+    const char *where = "/rope_parameters", *inner;
+    json_t *dict = config_member(o, "rope_parameters"), *v;
+    char found[64];
+
+    c->rope_kind = ROPE_DEFAULT;
+    if (dict == NULL) {
+        where = "/rope_scaling";
+        dict = config_member(o, "rope_scaling");
+    }
+    if (config_positive(&c->rope_theta, o, "", "rope_theta", e) != 0 ||
+        check_partial(o, "", e) != 0)
+        return -1;
+    if (dict == NULL)
+        return check_angles(c, "", "", e);
+    if (!json_is_object(dict))
+        return config_refuse(e, "", where + 1, config_quoted(dict, found, sizeof found),
+                             "an object");
+    json_object_foreach(dict, inner, v)
+    {
+        if (json_is_object(v)) /* one set for each layer type */
+            return config_refuse(e, where, inner, "an object", "one set for all layers");
+    }
+    if (config_positive(&c->rope_theta, dict, where, "rope_theta", e) != 0 ||
+        check_partial(dict, where, e) != 0 || read_kind(c, dict, where, e) != 0)
+        return -1;
+    return check_angles(c, config_member(dict, "rope_theta") != NULL ? where : "", where, e);
+}

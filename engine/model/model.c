@@ -1,0 +1,558 @@
+/* A decoder as one list of steps over activations that are allocated once. What differs between
+ * architectures is data: which tensors a layer has (LAYER_TENSORS) and how angles are made. Weights
+ * are looked up in the version at each use; the only thing kept of them is their place in it.
+ * Rejected: fused or repacked copies for speed, which an update would have to find and renew. */
+#include "engine/model/model.h"
+
+#include "base/clock.h"
+#include "engine/kernels/attention.h"
+#include "engine/lora/adapter_apply.h"
+#include "engine/model/model_tensors.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LINEAR_WORK_MIN = 65536,   /* multiply-adds worth a thread's attention */
+    LINEAR_PART_WORK = 262144, /* of a part, when there are several for each thread */
+    LINEAR_PARTS_MAX = 16,     /* of one region for each thread, to even out */
+    ROWS_WORK_MIN = 8192,      /* elements */
+    LINEARS_MAX = 3,           /* in one region */
+    BIAS_BLOCK = 64,
+    ACTIVATION_ALIGN = 64
+};
+
+struct model {
+    struct model_config cfg;
+    const struct manifest *manifest; /* borrowed */
+    const struct kernels *kernels;   /* static */
+    struct compute *compute;         /* owned */
+    uint32_t n_rows_max;
+    uint32_t embed, norm, head;             /* indexes into the plan */
+    uint32_t (*layers)[LAYER_TENSOR_COUNT]; /* owned; [n_layers]; PLAN_NO_TENSOR: has none */
+
+    float *frequencies;              /* owned; [head_dim / 2] */
+    uint32_t *wanted;                /* owned; [n_rows_max]; rows that want logits */
+    float *scores;                   /* owned; see struct attention */
+    float *activations;              /* owned; all of the following lie in it */
+    float *x, *h, *delta;            /* [rows, hidden]: the stream, its norm, what is added next */
+    float *q, *k, *v, *o;            /* [rows, heads * head_dim] */
+    float *gate, *up;                /* [rows, intermediate] */
+    float *rope;                     /* [rows, head_dim] */
+    float *norm_w, *q_norm, *k_norm; /* a norm's weight, widened for the region that uses it */
+
+    struct adapter_apply *apply;         /* owned; NULL: rows have no adapters */
+    const struct adapter **row_adapters; /* owned; [n_rows_max]; of the step's rows */
+
+    atomic_uint_fast64_t pulse_us; /* relaxed: a gauge that health reads */
+};
+
+/* One call of model_step. */
+struct step {
+    struct model *m;
+    const struct version *v;
+    const struct model_row *rows;
+    uint32_t n_rows;
+    bool adapted;   /* some row has an adapter */
+    bool add_delta; /* the next norm first adds delta to x */
+};
+
+static int bind_tensor(uint32_t *out, const struct manifest *manifest, const char *name,
+                       struct err *e)
+{
+    *out = plan_find(manifest->plan, name);
+    if (*out == PLAN_NO_TENSOR)
+        return err_set(e, ERR_MISMATCH, "", "the manifest has no tensor '%s'", name);
+    return 0;
+}
+
+static int bind_tensors(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->cfg;
+    char name[MODEL_NAME_MAX];
+
+    if (bind_tensor(&m->embed, m->manifest, MODEL_EMBED_NAME, e) != 0 ||
+        bind_tensor(&m->norm, m->manifest, MODEL_NORM_NAME, e) != 0)
+        return -1;
+    m->head = m->embed;
+    if (!c->tie_word_embeddings && bind_tensor(&m->head, m->manifest, MODEL_HEAD_NAME, e) != 0)
+        return -1;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        for (int t = 0; t < LAYER_TENSOR_COUNT; t++) {
+            m->layers[l][t] = PLAN_NO_TENSOR;
+            if (layer_tensor_needed(c, (enum layer_tensor)t) &&
+                bind_tensor(&m->layers[l][t], m->manifest,
+                            layer_tensor_name(l, (enum layer_tensor)t, name), e) != 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
+static void *allocate(uint64_t n, size_t nbytes, struct err *e)
+{
+    void *p = NULL;
+
+    if (n > SIZE_MAX / nbytes || posix_memalign(&p, ACTIVATION_ALIGN, n * nbytes) != 0) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for %" PRIu64 " activations of the model",
+                      n);
+        return NULL;
+    }
+    return p;
+}
+
+/* Takes n floats, rounded up to whole cache lines; with a NULL base only counts. */
+static float *carve(float *base, uint64_t *used, uint64_t n)
+{
+    const uint64_t line = ACTIVATION_ALIGN / sizeof(float);
+    float *p = base != NULL ? base + *used : NULL;
+
+    *used += (n + line - 1) / line * line;
+    return p;
+}
+
+static uint64_t carve_all(struct model *m, float *base)
+{
+    const struct model_config *c = &m->cfg;
+    uint64_t used = 0, rows = m->n_rows_max;
+
+    m->x = carve(base, &used, rows * c->hidden_size);
+    m->h = carve(base, &used, rows * c->hidden_size);
+    m->delta = carve(base, &used, rows * c->hidden_size);
+    m->q = carve(base, &used, rows * MODEL_Q_WIDTH(c));
+    m->k = carve(base, &used, rows * MODEL_KV_WIDTH(c));
+    m->v = carve(base, &used, rows * MODEL_KV_WIDTH(c));
+    m->o = carve(base, &used, rows * MODEL_Q_WIDTH(c));
+    m->gate = carve(base, &used, rows * c->intermediate_size);
+    m->up = carve(base, &used, rows * c->intermediate_size);
+    m->rope = carve(base, &used, rows * c->head_dim);
+    m->norm_w = carve(base, &used, c->hidden_size);
+    m->q_norm = carve(base, &used, c->head_dim);
+    m->k_norm = carve(base, &used, c->head_dim);
+    return used;
+}
+
+static int allocate_all(struct model *m, uint32_t n_threads, struct err *e)
+{
+    const struct model_config *c = &m->cfg;
+    uint64_t group = c->n_heads / c->n_kv_heads;
+
+    m->layers = allocate(c->n_layers, sizeof *m->layers, e);
+    if (m->layers == NULL)
+        return -1;
+    m->frequencies = allocate(c->head_dim / 2, sizeof(float), e);
+    if (m->frequencies == NULL)
+        return -1;
+    m->wanted = allocate(m->n_rows_max, sizeof *m->wanted, e);
+    if (m->wanted == NULL)
+        return -1;
+    m->scores = allocate(n_threads * group * c->max_position_embeddings, sizeof(float), e);
+    if (m->scores == NULL)
+        return -1;
+    m->activations = allocate(carve_all(m, NULL), sizeof(float), e);
+    if (m->activations == NULL)
+        return -1;
+    (void)carve_all(m, m->activations);
+    return 0;
+}
+
+int model_new(struct model **out, const struct model_config *cfg, const struct manifest *manifest,
+              uint32_t n_rows_max, uint32_t n_threads, struct err *e)
+{
+    struct model *m = calloc(1, sizeof *m);
+
+    assert(n_rows_max >= 1);
+    if (m == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the model");
+    m->cfg = *cfg;
+    m->manifest = manifest;
+    m->kernels = kernels_current();
+    m->n_rows_max = n_rows_max;
+    if (allocate_all(m, n_threads, e) != 0 || bind_tensors(m, e) != 0 ||
+        compute_new(&m->compute, n_threads, e) != 0) {
+        model_free(m);
+        return -1;
+    }
+    rope_frequencies(m->frequencies, &m->cfg);
+    *out = m;
+    return 0;
+}
+
+int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e)
+{
+    const struct adapter **rows = calloc(m->n_rows_max, sizeof *rows);
+
+    assert(m->apply == NULL);
+    if (rows == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the adapters of %" PRIu32 " rows",
+                       m->n_rows_max);
+    if (adapter_apply_new(&m->apply, &m->cfg, m->n_rows_max, rank_max, e) != 0) {
+        free(rows);
+        return -1;
+    }
+    m->row_adapters = rows;
+    return 0;
+}
+
+void model_free(struct model *m)
+{
+    if (m == NULL)
+        return;
+    compute_free(m->compute);
+    adapter_apply_free(m->apply);
+    free(m->row_adapters);
+    free(m->activations);
+    free(m->scores);
+    free(m->wanted);
+    free(m->frequencies);
+    free(m->layers);
+    free(m);
+}
+
+int model_pin(struct model *m, pthread_t caller, struct err *e)
+{
+    return compute_pin(m->compute, caller, e);
+}
+
+struct compute *model_compute(struct model *m)
+{
+    return m->compute;
+}
+
+static const struct tensor_spec *spec_of(const struct model *m, uint32_t index)
+{
+    return &m->manifest->plan->tensors[index];
+}
+
+static uint32_t rows_grain(uint32_t width)
+{
+    return width >= ROWS_WORK_MIN ? 1 : ROWS_WORK_MIN / width;
+}
+
+/* The weight of a norm as float32, or NULL when the model has none. */
+static const float *widened(const struct step *s, float *out, uint32_t index)
+{
+    if (index == PLAN_NO_TENSOR)
+        return NULL;
+    kernels_widen(out, s->v->views[index].data, spec_of(s->m, index)->dtype,
+                  spec_of(s->m, index)->numel);
+    return out;
+}
+
+static void embed_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    const struct step *s = arg;
+    const struct model *m = s->m;
+    const struct tensor_spec *t = spec_of(m, m->embed);
+    size_t width = m->cfg.hidden_size, row_nbytes = width * dtype_nbytes(t->dtype);
+
+    (void)thread;
+    for (size_t r = first; r < last; r++) {
+        assert(s->rows[r].token < m->cfg.vocab_size);
+        kernels_widen(m->x + r * width,
+                      (const char *)s->v->views[m->embed].data + s->rows[r].token * row_nbytes,
+                      t->dtype, width);
+        rope_row(m->rope + r * m->cfg.head_dim, m->frequencies, m->cfg.head_dim, s->rows[r].pos);
+    }
+}
+
+/* h[out] = norm(x[row]), after what the last block left in delta has been added to x. */
+static void norm_row(const struct step *s, size_t row, size_t out)
+{
+    const struct model *m = s->m;
+    size_t width = m->cfg.hidden_size;
+    float *x = m->x + row * width;
+    const float *delta = m->delta + row * width;
+
+    if (s->add_delta) {
+        for (size_t i = 0; i < width; i++)
+            x[i] += delta[i];
+    }
+    kernels_rms_norm(m->kernels, m->h + out * width, x, m->norm_w, (uint32_t)width,
+                     m->cfg.rms_norm_eps);
+}
+
+static void norm_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    (void)thread;
+    for (size_t r = first; r < last; r++)
+        norm_row(arg, r, r);
+}
+
+static void norm_wanted(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    const struct step *s = arg;
+
+    (void)thread;
+    for (size_t i = first; i < last; i++)
+        norm_row(s, s->m->wanted[i], i);
+}
+
+static void norm(struct step *s, uint32_t weight)
+{
+    (void)widened(s, s->m->norm_w, weight);
+    compute_run(s->m->compute, s->n_rows, rows_grain(s->m->cfg.hidden_size), norm_rows, s);
+    s->add_delta = true;
+}
+
+struct linear {
+    struct matmul product;
+    uint32_t n;       /* outputs */
+    const void *bias; /* [n], or NULL */
+    enum dtype bias_dtype;
+};
+
+static struct linear linear_of(const struct step *s, uint32_t weight, uint32_t bias, const float *x,
+                               uint32_t n_rows, float *y, size_t ldy)
+{
+    const struct tensor_spec *t = spec_of(s->m, weight);
+    struct linear l = {.n = (uint32_t)t->shape[0]};
+
+    l.product = (struct matmul){.x = x,
+                                .ldx = t->shape[1],
+                                .w = s->v->views[weight].data,
+                                .dtype = t->dtype,
+                                .y = y,
+                                .ldy = ldy,
+                                .m = n_rows,
+                                .k = (uint32_t)t->shape[1]};
+    if (bias != PLAN_NO_TENSOR) {
+        l.bias = s->v->views[bias].data;
+        l.bias_dtype = spec_of(s->m, bias)->dtype;
+    }
+    return l;
+}
+
+static void add_bias(const struct linear *l, uint32_t first, uint32_t last)
+{
+    size_t nbytes = dtype_nbytes(l->bias_dtype);
+    float b[BIAS_BLOCK];
+
+    for (size_t at = first; at < last; at += BIAS_BLOCK) {
+        size_t n = last - at < BIAS_BLOCK ? last - at : BIAS_BLOCK;
+
+        kernels_widen(b, (const char *)l->bias + at * nbytes, l->bias_dtype, n);
+        for (size_t r = 0; r < l->product.m; r++) {
+            float *y = l->product.y + r * l->product.ldy + at;
+
+            for (size_t i = 0; i < n; i++)
+                y[i] += b[i];
+        }
+    }
+}
+
+/* Several layers over the same input, their outputs numbered through. */
+struct linears {
+    const struct kernels *kernels;
+    struct linear list[LINEARS_MAX];
+    uint32_t n;
+};
+
+static void linears_part(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    const struct linears *ls = arg;
+    uint32_t base = 0;
+
+    (void)thread;
+    for (uint32_t i = 0; i < ls->n && base < last; base += ls->list[i++].n) {
+        const struct linear *l = &ls->list[i];
+        uint32_t from = first > base ? first - base : 0;
+        uint32_t to = last - base < l->n ? last - base : l->n;
+
+        if (from >= to)
+            continue;
+        kernels_matmul(ls->kernels, &l->product, from, to);
+        if (l->bias != NULL)
+            add_bias(l, from, to);
+    }
+}
+
+/* Parts of one size, as many for each thread: a part begins slowly, because nobody has asked for
+ * its weights yet, but a thread that came late has to be left behind. */
+static uint32_t linears_grain(uint32_t n_outputs, uint64_t work, uint32_t n_threads)
+{
+    uint64_t n_parts = n_outputs * work / LINEAR_WORK_MIN, grain;
+
+    if (n_parts > n_threads) {
+        n_parts = n_outputs * work / LINEAR_PART_WORK / n_threads;
+        n_parts = n_parts < 1 ? 1 : n_parts > LINEAR_PARTS_MAX ? LINEAR_PARTS_MAX : n_parts;
+        n_parts *= n_threads;
+    }
+    grain = n_parts < 1 ? n_outputs : (n_outputs + n_parts - 1) / n_parts;
+    return (uint32_t)((grain + KERNELS_GRAIN - 1) / KERNELS_GRAIN * KERNELS_GRAIN);
+}
+
+/* Outputs are split among the threads, never the sums. */
+static void linears_run(struct model *m, struct linears *ls)
+{
+    uint64_t work = (uint64_t)ls->list[0].product.m * ls->list[0].product.k;
+    uint32_t total = 0;
+
+    ls->kernels = m->kernels;
+    for (uint32_t i = 0; i < ls->n; i++)
+        total += ls->list[i].n;
+    compute_run(m->compute, total, linears_grain(total, work, compute_n_threads(m->compute)),
+                linears_part, ls);
+}
+
+/* What the rows' adapters add to the linears that were just run over one input. */
+static void adapt(const struct step *s, const struct adapter_linears *l)
+{
+    if (s->adapted)
+        adapter_apply(s->m->apply, s->m->compute, s->m->kernels, l);
+}
+
+static void adapt_one(const struct step *s, uint32_t layer, enum adapter_module module,
+                      const struct linears *ls)
+{
+    const struct matmul *p = &ls->list[0].product;
+    struct adapter_linears l = {.layer = layer, .x = p->x, .ldx = p->ldx, .n = 1};
+
+    l.outputs[0] = (struct adapter_output){module, p->y, p->ldy};
+    adapt(s, &l);
+}
+
+static void adapt_qkv(const struct step *s, uint32_t layer)
+{
+    const struct model *m = s->m;
+    size_t q_width = MODEL_Q_WIDTH(&m->cfg), kv_width = MODEL_KV_WIDTH(&m->cfg);
+    struct adapter_linears l = {.layer = layer, .x = m->h, .ldx = m->cfg.hidden_size, .n = 3};
+
+    l.outputs[0] = (struct adapter_output){ADAPTER_Q, m->q, q_width};
+    l.outputs[1] = (struct adapter_output){ADAPTER_K, m->k, kv_width};
+    l.outputs[2] = (struct adapter_output){ADAPTER_V, m->v, kv_width};
+    adapt(s, &l);
+}
+
+static void adapt_gate_up(const struct step *s, uint32_t layer)
+{
+    const struct model *m = s->m;
+    size_t width = m->cfg.intermediate_size;
+    struct adapter_linears l = {.layer = layer, .x = m->h, .ldx = m->cfg.hidden_size, .n = 2};
+
+    l.outputs[0] = (struct adapter_output){ADAPTER_GATE, m->gate, width};
+    l.outputs[1] = (struct adapter_output){ADAPTER_UP, m->up, width};
+    adapt(s, &l);
+}
+
+static void attention_block(struct step *s, uint32_t layer)
+{
+    struct model *m = s->m;
+    const uint32_t *t = m->layers[layer];
+    size_t q_width = MODEL_Q_WIDTH(&m->cfg), kv_width = MODEL_KV_WIDTH(&m->cfg);
+    struct linears qkv = {.n = 3}, out = {.n = 1};
+    struct attention a = {.cfg = &m->cfg,
+                          .kernels = m->kernels,
+                          .layer = layer,
+                          .n_rows = s->n_rows,
+                          .rows = s->rows,
+                          .q = m->q,
+                          .k = m->k,
+                          .v = m->v,
+                          .o = m->o,
+                          .rope = m->rope,
+                          .scores = m->scores};
+
+    norm(s, t[LAYER_ATTN_NORM]);
+    qkv.list[0] = linear_of(s, t[LAYER_Q], t[LAYER_Q_BIAS], m->h, s->n_rows, m->q, q_width);
+    qkv.list[1] = linear_of(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k, kv_width);
+    qkv.list[2] = linear_of(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v, kv_width);
+    linears_run(m, &qkv);
+    adapt_qkv(s, layer);
+    a.q_norm = widened(s, m->q_norm, t[LAYER_Q_NORM]);
+    a.k_norm = widened(s, m->k_norm, t[LAYER_K_NORM]);
+    attention_run(&a, m->compute);
+    out.list[0] = linear_of(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta,
+                            m->cfg.hidden_size);
+    linears_run(m, &out);
+    adapt_one(s, layer, ADAPTER_O, &out);
+}
+
+static void silu_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    const struct step *s = arg;
+    size_t width = s->m->cfg.intermediate_size;
+
+    (void)thread;
+    s->m->kernels->silu_mul(s->m->gate + first * width, s->m->up + first * width,
+                            (last - first) * width);
+}
+
+static void mlp_block(struct step *s, uint32_t layer)
+{
+    struct model *m = s->m;
+    const uint32_t *t = m->layers[layer];
+    size_t width = m->cfg.intermediate_size;
+    struct linears in = {.n = 2}, out = {.n = 1};
+
+    norm(s, t[LAYER_MLP_NORM]);
+    in.list[0] = linear_of(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate, width);
+    in.list[1] = linear_of(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up, width);
+    linears_run(m, &in);
+    adapt_gate_up(s, layer);
+    compute_run(m->compute, s->n_rows, rows_grain((uint32_t)width), silu_rows, s);
+    out.list[0] = linear_of(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta,
+                            m->cfg.hidden_size);
+    linears_run(m, &out);
+    adapt_one(s, layer, ADAPTER_DOWN, &out);
+}
+
+static void logits_of_wanted(struct step *s, float *logits)
+{
+    struct model *m = s->m;
+    struct linears head = {.n = 1};
+    uint32_t n = 0;
+
+    for (uint32_t r = 0; r < s->n_rows; r++) {
+        if (s->rows[r].want_logits)
+            m->wanted[n++] = r;
+    }
+    if (n == 0)
+        return;
+    (void)widened(s, m->norm_w, m->norm);
+    compute_run(m->compute, n, rows_grain(m->cfg.hidden_size), norm_wanted, s);
+    head.list[0] = linear_of(s, m->head, PLAN_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
+    linears_run(m, &head);
+}
+
+/* Returns: has some row an adapter? */
+static bool take_adapters(struct model *m, const struct model_row *rows, uint32_t n_rows)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < n_rows && !any; r++)
+        any = rows[r].adapter != NULL;
+    if (!any)
+        return false;
+    assert(m->apply != NULL);
+    for (uint32_t r = 0; r < n_rows; r++)
+        m->row_adapters[r] = rows[r].adapter;
+    (void)adapter_apply_rows(m->apply, m->row_adapters, n_rows);
+    return true;
+}
+
+void model_step(struct model *m, const struct version *v, const struct model_row *rows,
+                uint32_t n_rows, float *logits)
+{
+    struct step s = {.m = m, .v = v, .rows = rows, .n_rows = n_rows};
+
+    assert(n_rows <= m->n_rows_max);
+    if (n_rows == 0)
+        return;
+    s.adapted = take_adapters(m, rows, n_rows);
+    compute_run(m->compute, n_rows, rows_grain(m->cfg.hidden_size), embed_rows, &s);
+    for (uint32_t l = 0; l < m->cfg.n_layers; l++) {
+        attention_block(&s, l);
+        mlp_block(&s, l);
+        atomic_store_explicit(&m->pulse_us, clock_now_us(), memory_order_relaxed);
+    }
+    logits_of_wanted(&s, logits);
+}
+
+uint64_t model_pulse(const struct model *m)
+{
+    return atomic_load_explicit(&m->pulse_us, memory_order_relaxed);
+}

@@ -1,0 +1,94 @@
+/* config.json of a Hugging Face model directory, and the manifest that follows from it. What is not
+ * supported is refused with the key that is the reason. */
+#ifndef BATON_ENGINE_MODEL_MODEL_CONFIG_H
+#define BATON_ENGINE_MODEL_MODEL_CONFIG_H
+
+#include "base/err.h"
+#include "weights/manifest.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MODEL_CONFIG_NBYTES_MAX = 1 << 20, /* of config.json and of generation_config.json */
+    MODEL_EOS_MAX = 16,
+    MODEL_LAYERS_MAX = 1024,
+    MODEL_VOCAB_MAX = 1 << 24,
+    MODEL_WIDTH_MAX = 1 << 20, /* hidden_size, intermediate_size, heads * head_dim */
+    MODEL_HEAD_DIM_MAX = 1 << 12,
+    MODEL_POSITION_MAX = 1 << 24 /* positions are exact in float32 up to here */
+};
+
+enum model_arch { ARCH_QWEN3, ARCH_QWEN2, ARCH_LLAMA, ARCH_MISTRAL };
+
+/* How angles follow from positions. */
+enum rope_kind {
+    ROPE_DEFAULT,
+    ROPE_LINEAR, /* every frequency divided by the factor */
+    ROPE_LLAMA3  /* long waves divided, short ones kept, those between blended */
+};
+
+/* All above 0 where the kind reads them. */
+struct rope_scaling {
+    double factor;
+    double low_freq_factor, high_freq_factor; /* llama3; low < high */
+    double original_positions;                /* llama3: the context before it was stretched */
+};
+
+/* What generation_config.json says about sampling: defaults for the routes where vLLM has them. */
+struct model_defaults {
+    bool has_temperature, has_top_p, has_min_p, has_repetition_penalty, has_top_k, has_max_tokens;
+    float temperature, top_p, min_p, repetition_penalty;
+    int32_t top_k;
+    uint32_t max_tokens;
+};
+
+struct model_config {
+    enum model_arch arch;
+    uint32_t vocab_size, hidden_size, intermediate_size;
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t max_position_embeddings;
+    float rms_norm_eps;
+    enum rope_kind rope_kind;
+    struct rope_scaling rope_scaling;
+    double rope_theta;
+    bool tie_word_embeddings;
+    bool qkv_bias, o_bias, mlp_bias, qk_norm; /* which tensors a layer has */
+    enum dtype dtype; /* of the file's `dtype`/`torch_dtype` (BF16, F16, F32; absent: F32);
+                         used where no weights tell */
+    uint32_t n_eos;   /* generation_config.json wins over config.json */
+    uint32_t eos[MODEL_EOS_MAX];
+    struct model_defaults defaults;
+};
+
+/* model_config_parse - @json is config.json, @generation_json generation_config.json or NULL.
+ * Errors: ERR_BAD_REQUEST with the key as the field ("/hidden_act"; "/generation_config/top_p" of
+ *         the other file); ERR_NO_MEMORY. */
+int model_config_parse(struct model_config *out, const char *json, size_t len,
+                       const char *generation_json, size_t generation_len, struct err *e);
+
+/* model_config_load - the same from DIR. Errors: also ERR_NOT_FOUND, ERR_UNREADABLE. */
+int model_config_load(struct model_config *out, const char *dir, struct err *e);
+
+/* model_config_ties - does DIR's config.json, of whatever model, say "tie_word_embeddings": true?
+ * Errors: ERR_BAD_REQUEST (not JSON), ERR_NOT_FOUND, ERR_UNREADABLE. */
+int model_config_ties(bool *out, const char *dir, struct err *e);
+
+/* model_spec_load - what an update of DIR's model has to bring, whichever engine runs it: as
+ * model_manifest says; of a model that the embedded engine does not know, every stored tensor but
+ * rotary frequencies, and the head of one that ties it.
+ * @stored  as model_manifest's
+ * Errors: model_config_load's without `stored`; else ERR_NOT_FOUND, ERR_UNREADABLE, ERR_NO_MEMORY,
+ *         and ERR_BAD_REQUEST where config.json is no JSON or nothing is stored. */
+int model_spec_load(struct manifest **out, const char *dir, const struct plan *stored,
+                    struct err *e);
+
+/* model_manifest - the tensors that the model needs, with the dtypes that `stored` has for them
+ * (cfg->dtype for names it lacks); aliases as manifest.h says.
+ * @stored  borrowed, or NULL: the plan of a checkpoint of this model
+ * Errors: ERR_MISMATCH (a stored tensor has another shape: names it), ERR_NO_MEMORY. */
+int model_manifest(struct manifest **out, const struct model_config *cfg, const struct plan *stored,
+                   struct err *e);
+
+#endif

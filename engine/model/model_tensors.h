@@ -1,0 +1,57 @@
+/* The tensors of a decoder by their Hugging Face names: one list for the manifest, which promises
+ * them, and for the forward pass, which reads them. */
+#ifndef BATON_ENGINE_MODEL_MODEL_TENSORS_H
+#define BATON_ENGINE_MODEL_MODEL_TENSORS_H
+
+#include "engine/model/model_config.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Row: constant, name below "model.layers.<n>.", rows, columns (0: a vector), needed when. The
+ * expressions see `c`, the config. */
+#define LAYER_TENSORS(X)                                                                           \
+    X(LAYER_ATTN_NORM, "input_layernorm.weight", c->hidden_size, 0, true)                          \
+    X(LAYER_Q, "self_attn.q_proj.weight", MODEL_Q_WIDTH(c), c->hidden_size, true)                  \
+    X(LAYER_K, "self_attn.k_proj.weight", MODEL_KV_WIDTH(c), c->hidden_size, true)                 \
+    X(LAYER_V, "self_attn.v_proj.weight", MODEL_KV_WIDTH(c), c->hidden_size, true)                 \
+    X(LAYER_O, "self_attn.o_proj.weight", c->hidden_size, MODEL_Q_WIDTH(c), true)                  \
+    X(LAYER_Q_BIAS, "self_attn.q_proj.bias", MODEL_Q_WIDTH(c), 0, c->qkv_bias)                     \
+    X(LAYER_K_BIAS, "self_attn.k_proj.bias", MODEL_KV_WIDTH(c), 0, c->qkv_bias)                    \
+    X(LAYER_V_BIAS, "self_attn.v_proj.bias", MODEL_KV_WIDTH(c), 0, c->qkv_bias)                    \
+    X(LAYER_O_BIAS, "self_attn.o_proj.bias", c->hidden_size, 0, c->o_bias)                         \
+    X(LAYER_Q_NORM, "self_attn.q_norm.weight", c->head_dim, 0, c->qk_norm)                         \
+    X(LAYER_K_NORM, "self_attn.k_norm.weight", c->head_dim, 0, c->qk_norm)                         \
+    X(LAYER_MLP_NORM, "post_attention_layernorm.weight", c->hidden_size, 0, true)                  \
+    X(LAYER_GATE, "mlp.gate_proj.weight", c->intermediate_size, c->hidden_size, true)              \
+    X(LAYER_UP, "mlp.up_proj.weight", c->intermediate_size, c->hidden_size, true)                  \
+    X(LAYER_DOWN, "mlp.down_proj.weight", c->hidden_size, c->intermediate_size, true)              \
+    X(LAYER_GATE_BIAS, "mlp.gate_proj.bias", c->intermediate_size, 0, c->mlp_bias)                 \
+    X(LAYER_UP_BIAS, "mlp.up_proj.bias", c->intermediate_size, 0, c->mlp_bias)                     \
+    X(LAYER_DOWN_BIAS, "mlp.down_proj.bias", c->hidden_size, 0, c->mlp_bias)
+
+#define MODEL_Q_WIDTH(c)  ((c)->n_heads * (c)->head_dim)
+#define MODEL_KV_WIDTH(c) ((c)->n_kv_heads * (c)->head_dim)
+
+#define MODEL_EMBED_NAME "model.embed_tokens.weight"
+#define MODEL_NORM_NAME  "model.norm.weight"
+#define MODEL_HEAD_NAME  "lm_head.weight"
+
+enum layer_tensor {
+#define X(constant, suffix, rows, columns, needed) constant,
+    LAYER_TENSORS(X)
+#undef X
+        LAYER_TENSOR_COUNT
+};
+
+enum { MODEL_NAME_MAX = 128 };
+
+bool layer_tensor_needed(const struct model_config *c, enum layer_tensor t);
+
+/* layer_tensor_shape - rows and columns; returns ndim (1 or 2). */
+uint32_t layer_tensor_shape(const struct model_config *c, enum layer_tensor t, uint64_t shape[2]);
+
+/* layer_tensor_name - "model.layers.<layer>.<suffix>". Returns out. */
+const char *layer_tensor_name(uint32_t layer, enum layer_tensor t, char out[MODEL_NAME_MAX]);
+
+#endif

@@ -1,0 +1,41 @@
+/* The end of a step: what its logits say, found by all threads together. Which thread does what is
+ * left to chance, and no token or logprob depends on it. */
+#ifndef BATON_ENGINE_SAMPLER_CHOOSER_H
+#define BATON_ENGINE_SAMPLER_CHOOSER_H
+
+#include "base/err.h"
+#include "engine/engine.h"
+#include "engine/kernels/compute.h"
+#include "engine/sampler/sampler.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One row: which token it is to be, or by which rules to choose it. */
+struct choice {
+    const float *logits; /* [vocab_size], borrowed */
+    bool given;          /* the token is `id`, and only its logprob is wanted */
+    uint32_t id;
+    struct sampler_draw draw;             /* else */
+    int32_t logprobs;                     /* -1: none; the k best of the row as well */
+    enum gen_logprobs_mode logprobs_mode; /* raw where the token is given */
+    struct gen_top *top;                  /* [k], or NULL; borrowed */
+
+    bool finite; /* the result: else nothing below is set */
+    bool chosen; /* else every token was masked */
+    struct gen_token token;
+};
+
+struct chooser;
+
+/* chooser_new - for rows of vocab_size logits, n_max at a time, on the threads of c (borrowed).
+ * Allocates all that is needed. Errors: ERR_NO_MEMORY. */
+int chooser_new(struct chooser **out, struct compute *c, uint32_t vocab_size, uint32_t n_max,
+                struct err *e);
+void chooser_free(struct chooser *ch); /* accepts NULL */
+
+/* chooser_run - fill in the results of choices [n], n <= n_max. Threads: whoever may call
+ * compute_run; blocks for the computation. No allocation. */
+void chooser_run(struct chooser *ch, struct choice *choices, uint32_t n);
+
+#endif

@@ -1,0 +1,94 @@
+/* One job that is posted when there is something to free and no job under way. */
+#include "engine/scheduler/janitor.h"
+
+#include "base/mtx.h"
+#include "base/workers.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct janitor {
+    struct mtx lock;  /* rank MTX_LEAF; guards down to the blank line */
+    struct seq *dead; /* owned list */
+    bool posted;      /* the job is queued and has not looked yet */
+
+    struct store *store;     /* borrowed; immutable, as all below */
+    struct workers *workers; /* owned; one thread */
+    struct job job;
+};
+
+static void clean(void *arg)
+{
+    struct janitor *j = arg;
+    struct seq *q, *next;
+
+    mtx_lock(&j->lock);
+    q = j->dead;
+    j->dead = NULL;
+    j->posted = false;
+    mtx_unlock(&j->lock);
+    for (; q != NULL; q = next) {
+        next = q->next;
+        seq_free(q);
+    }
+    store_reap(j->store);
+}
+
+int janitor_new(struct janitor **out, struct store *store, struct err *e)
+{
+    struct workers_cfg cfg = {.name = "janitor", .n_threads = 1, .n_queue_max = 1};
+    struct janitor *j = calloc(1, sizeof *j);
+
+    if (j == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the engine's janitor");
+    if (workers_new(&j->workers, &cfg, e) != 0) {
+        free(j);
+        return -1;
+    }
+    mtx_init(&j->lock, MTX_LEAF);
+    j->store = store;
+    j->job = (struct job){.run = clean, .arg = j};
+    *out = j;
+    return 0;
+}
+
+void janitor_free(struct janitor *j)
+{
+    if (j == NULL)
+        return;
+    workers_free(j->workers); /* runs what is queued */
+    assert(j->dead == NULL);
+    mtx_fini(&j->lock);
+    free(j);
+}
+
+static void post(struct janitor *j, struct seq *dead)
+{
+    struct err e = {0};
+    bool posted;
+    int rc;
+
+    mtx_lock(&j->lock);
+    if (dead != NULL) {
+        dead->next = j->dead;
+        j->dead = dead;
+    }
+    posted = j->posted;
+    j->posted = true;
+    mtx_unlock(&j->lock);
+    if (posted)
+        return;
+    rc = workers_post(j->workers, &j->job, WORKERS_URGENT, &e);
+    assert(rc == 0); /* the urgent lane has no bound, and the owner's thread stops it */
+    (void)rc;
+}
+
+void janitor_bury(struct janitor *j, struct seq *q)
+{
+    post(j, q);
+}
+
+void janitor_reap(struct janitor *j)
+{
+    post(j, NULL);
+}

@@ -1,0 +1,116 @@
+/* One generation inside the embedded engine: its tokens so far, how far they were fed to the model,
+ * and when it has to stop. Of the engine thread, but for what says otherwise. */
+#ifndef BATON_ENGINE_SCHEDULER_SEQUENCE_H
+#define BATON_ENGINE_SCHEDULER_SEQUENCE_H
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "engine/generation.h"
+#include "engine/model/kv.h"
+#include "engine/model/model_config.h"
+#include "engine/sampler/chooser.h"
+#include "engine/sampler/seen.h"
+#include "text/tokenizer.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A recompute whose KV was thrown away so often since its last token keeps the version that it
+ * reads next until it has one: else commits in quick succession could hold it up for ever. */
+enum { SEQ_REBUILDS_MAX = 2 };
+
+/* What every sequence of an engine is checked against. Immutable. */
+struct seq_rules {
+    uint32_t vocab_size, max_model_len;
+    uint64_t kv_tokens_max; /* of the whole pool */
+    uint32_t n_eos;
+    uint32_t eos[MODEL_EOS_MAX];
+    const struct tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */
+    size_t token_text_max;             /* bytes of the longest token's text */
+};
+
+struct seq {
+    struct seq *next_live; /* of the engine's table; guarded by its lock */
+    uint64_t id;           /* immutable once submitted */
+    atomic_bool cancelled; /* set by any thread, relaxed: the step loop looks every turn */
+
+    /* Immutable after seq_new. */
+    const struct seq_rules *rules; /* borrowed */
+    struct gen_request req;        /* owned */
+    uint32_t n_out_max;            /* output tokens at most: max_tokens and the context */
+    uint32_t n_kv;                 /* positions that it can need; the last token is never fed */
+    uint32_t n_early;              /* ids that min_tokens forbids, first in `masked` */
+    size_t stop_len_max;           /* of the longest stop string; 0 without one */
+    uint64_t submit_us;
+
+    /* Engine thread. */
+    struct seq *next;       /* of the inbox (guarded by the engine's lock), the waiting list, or
+                               the janitor's */
+    struct gen_record *rec; /* owned; NULL once `done` has it */
+    struct kv_seq kv;       /* prepared by seq_new */
+    uint32_t n_fed;         /* tokens whose KV is written */
+    uint32_t n_step;        /* of them, by the step that is being made */
+    uint32_t n_lost;        /* tokens whose KV was written once and thrown away */
+    uint32_t n_rebuilds;    /* how often, since the last output token */
+    uint64_t kv_serial;     /* of the version that its first row was made with, which with recompute
+                               all of the KV is of */
+    const struct version *version; /* pinned; NULL: it reads what is served. Set from its first row
+                                      on with `finish`, and see SEQ_REBUILDS_MAX */
+    uint32_t n_reported;           /* output tokens that the sink has been told of */
+    uint64_t last_token_us;
+    struct detok detok; /* with stop strings only, as is tail */
+    uint32_t n_peeked;  /* bytes that detok holds, searched with the last token */
+    struct buf tail;    /* text in which a stop string may still begin */
+    struct seen seen;   /* with penalties only, else zeroed */
+    uint32_t *masked;   /* owned; [n_early, then one for each bad word], those of this token last */
+};
+
+/* seq_new - check a request and allocate all that it can need.
+ * @r  moved in on success only
+ * Threads: any. Errors: as engine_ops.submit, without those that depend on state. */
+int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request *r, struct err *e);
+
+/* seq_give_back - undo seq_new: the request is the caller's again, the sequence is freed. */
+void seq_give_back(struct seq *q, struct gen_request *r);
+
+/* seq_free - it has neither chunks of KV nor a version any more. Accepts NULL. */
+void seq_free(struct seq *q);
+
+/* seq_n_known - tokens of prompt and output together. */
+uint32_t seq_n_known(const struct seq *q);
+
+/* seq_forget_kv - all tokens have to be fed again before the next comes. */
+void seq_forget_kv(struct seq *q);
+
+/* seq_token - token `pos` of prompt and output together. */
+uint32_t seq_token(const struct seq *q, uint32_t pos);
+
+/* seq_wants_logits - is the row of `pos` needed for more than its KV? The last token's is, and with
+ * prompt logprobs those of the prompt, until there is output. */
+bool seq_wants_logits(const struct seq *q, uint32_t pos);
+
+/* Which weights a step reads, and when. */
+struct seq_step {
+    uint64_t serial;
+    struct version_label *name; /* borrowed */
+    uint64_t now_us;
+};
+
+/* seq_ask - what the logits of position `pos` are wanted for: a prompt logprob, or the next token
+ * (a prompt's last row makes only a token).
+ * @out  without its logits; borrows from the sequence, until seq_take */
+void seq_ask(struct seq *q, uint32_t pos, struct choice *out);
+
+/* seq_take - use what chooser_run made of it. Sets out.finish when the sequence is at its end; one
+ * that has ended stays as it is. No allocation. */
+void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step);
+
+/* seq_blames - are these weights alone to blame for what the sequence computes with them? Not where
+ * an adapter was added, and not where KV that older weights made was read. */
+bool seq_blames(const struct seq *q, uint64_t serial);
+
+/* seq_fail - end with GEN_ERROR. @e is copied; a sequence that has ended keeps its end. */
+void seq_fail(struct seq *q, const struct err *e);
+
+#endif

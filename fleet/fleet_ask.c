@@ -1,0 +1,277 @@
+/* Requests are made before any is sent: what one dialect has no words for reaches nobody. */
+#include "fleet/fleet_ask.h"
+
+#include "fleet/fleet_priv.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAID_MAX = 300 }; /* bytes of what an upstream says that are told */
+
+void fleet_said_free(struct fleet_said *said, size_t n)
+{
+    for (size_t i = 0; said != NULL && i < n; i++)
+        free(said[i].text);
+    free(said);
+}
+
+enum err_code fleet_wire_code(const char *name)
+{
+    for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
+        if (strcmp(err_wire_name((enum err_code)code), name) == 0)
+            return (enum err_code)code;
+    return ERR_NONE;
+}
+
+/* A status of servers that have no words for what is wrong. What concerns us and not our client
+ * (a route that is not there) is the upstream's failure; our key has a word of its own. */
+static enum err_code code_of_status(int status)
+{
+    if (wire_refuses_key(status))
+        return ERR_UPSTREAM_KEY;
+    switch (status) {
+    case 400:
+        return ERR_BAD_REQUEST;
+    case 409:
+        return ERR_CONFLICT;
+    case 413:
+        return ERR_TOO_LARGE;
+    case 422:
+        return ERR_MISMATCH;
+    default:
+        return ERR_UPSTREAM;
+    }
+}
+
+static bool is_for_us_alone(enum err_code code)
+{
+    return code == ERR_INTERNAL || code == ERR_BAD_METHOD || code == ERR_MEDIA_TYPE ||
+           code == ERR_EXPECTATION || code == ERR_GONE;
+}
+
+/* A baton's own error body: its code, where its status is that code's, and the member it blames. */
+static enum err_code code_of_body(const json_t *error, int status)
+{
+    const char *name = json_string_value(json_object_get(error, "code"));
+    enum err_code code = name != NULL ? fleet_wire_code(name) : ERR_NONE;
+
+    if (code == ERR_NONE || err_http_status(code) != status || wire_refuses_key(status))
+        return ERR_NONE;
+    return is_for_us_alone(code) ? ERR_UPSTREAM : code;
+}
+
+static void read_refusal(struct fleet_said *said, const char *name)
+{
+    const char *text = said->text != NULL ? said->text : "";
+    json_t *answer = json_loadb(text, said->text_len, 0, NULL);
+    const json_t *error = json_object_get(answer, "error");
+    const char *param = json_string_value(json_object_get(error, "param"));
+    enum err_code code = code_of_body(error, said->status);
+    char words[SAID_MAX] = "";
+
+    if (said->text_len > 0)
+        wire_read_error(words, sizeof words, text, said->text_len);
+    if (code == ERR_NONE)
+        code = code_of_status(said->status);
+    (void)err_set(&said->why, code, param != NULL && param[0] == '/' ? param : "",
+                  "%.100s %s%d: %s", name,
+                  said->status == 401 || said->status == 403 ? "refuses the key of this server: "
+                                                             : "answered ",
+                  said->status, words);
+    json_decref(answer);
+}
+
+/* Of one that did not answer: its own fault, or what we lack. */
+static enum err_code code_of_silence(enum err_code why)
+{
+    if (why == ERR_NO_MEMORY)
+        return ERR_NO_MEMORY;
+    return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
+}
+
+void fleet_read(struct fleet_said *said, const char *name, struct fan_answer *a)
+{
+    said->status = a->status;
+    said->text = a->text;
+    said->text_len = a->text_len;
+    a->text = NULL;
+    if (a->good) {
+        said->end = a->asked ? FLEET_GOOD : FLEET_SKIPPED;
+    } else if (a->status >= 300) {
+        said->end = FLEET_REFUSED;
+        read_refusal(said, name);
+    } else {
+        said->end = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
+        (void)err_set(&said->why, code_of_silence(a->why.code), "", "%.100s: %.320s%s", name,
+                      a->why.msg, a->sent ? "; it may have been processed" : "");
+    }
+}
+
+bool fleet_worked(const struct fleet_said *said)
+{
+    static const int doors[] = {401, 403, 404, 405, 413, 415, 421};
+
+    if (said->end == FLEET_SKIPPED || said->end == FLEET_UNSENT)
+        return false;
+    for (size_t i = 0; i < sizeof doors / sizeof doors[0]; i++)
+        if (said->end == FLEET_REFUSED && said->status == doors[i])
+            return false;
+    return true;
+}
+
+const struct fleet_said *fleet_cause(const struct fleet_said *said, size_t n)
+{
+    const struct fleet_said *cause = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        if (said[i].end == FLEET_REFUSED)
+            return &said[i];
+        if (cause == NULL && (said[i].end == FLEET_UNSENT || said[i].end == FLEET_UNKNOWN))
+            cause = &said[i];
+    }
+    return cause;
+}
+
+/* asking */
+
+/* The words of a release, and of how the group with the trainer was formed. */
+static int make_op(struct wire_request *out, struct app *app, enum wire_dialect d, int op,
+                   const struct fleet_to *to, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    json_t *empty = to->body == NULL ? json_object() : NULL;
+    struct wire_about about = to->about;
+    struct upstream_info info;
+    char name[sizeof fc->group.name];
+    int rc;
+
+    fleet_info(upstreams_fleet(app->upstreams), to->upstream, &info);
+    about.release = info.saw.release;
+    mtx_lock(&fc->lock);
+    about.group = fc->group.packing;
+    memcpy(name, fc->group.name, sizeof name);
+    mtx_unlock(&fc->lock);
+    if (about.group_name == NULL)
+        about.group_name = name;
+
+    if (to->body == NULL && empty == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
+    rc = wire_make(out, d, (enum wire_op)op, to->body != NULL ? to->body : empty, &about, e);
+    json_decref(empty);
+    return rc;
+}
+
+static int make_question(struct wire_request *out, struct app *app, enum wire_dialect d, int q,
+                         const struct fleet_to *to, struct err *e)
+{
+    (void)app;
+    (void)to;
+    return wire_ask(out, d, (enum wire_question)q, e);
+}
+
+typedef int make_fn(struct wire_request *out, struct app *app, enum wire_dialect d, int what,
+                    const struct fleet_to *to, struct err *e);
+
+static int make_parts(struct app *app, make_fn *make, int what, const struct fleet_to *to, size_t n,
+                      uint64_t timeout_us, struct fan_part *parts, struct err *e)
+{
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        parts[i].target = at.target;
+        parts[i].timeout_us = timeout_us;
+        if (make(&parts[i].request, app, at.dialect, what, &to[i], e) == 0)
+            continue;
+        while (i-- > 0)
+            wire_request_fini(&parts[i].request);
+        return -1;
+    }
+    return 0;
+}
+
+static int ask(struct app *app, make_fn *make, int what, const struct fleet_to *to, size_t n,
+               uint64_t timeout_us, struct fleet_said **out, struct err *e)
+{
+    struct fan_part *parts = calloc(n + 1, sizeof *parts);
+    struct fan_answer *answers = calloc(n + 1, sizeof *answers);
+    struct fleet_said *said = calloc(n + 1, sizeof *said);
+    struct upstream_at at;
+    int rc = -1;
+
+    assert(n <= FLEET_MAX);
+    if (parts == NULL || answers == NULL || said == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
+    else
+        rc = make_parts(app, make, what, to, n, timeout_us, parts, e);
+    if (rc == 0 && n > 0)
+        rc = upstreams_ask(app->upstreams, parts, n, answers, e);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        said[i].upstream = to[i].upstream;
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        fleet_read(&said[i], at.name, &answers[i]);
+        fan_answer_fini(&answers[i]);
+    }
+    free(parts);
+    free(answers);
+    if (rc == 0)
+        *out = said;
+    else
+        free(said);
+    return rc;
+}
+
+/* One that answers 200, and says in the same breath that it was not done. */
+static void check_done(struct app *app, enum wire_op op, const struct fleet_to *to,
+                       struct fleet_said *said)
+{
+    char words[SAID_MAX] = "";
+    struct upstream_at at;
+    struct err why = {0};
+
+    if (said->end != FLEET_GOOD)
+        return;
+    upstreams_at(app->upstreams, to->upstream, &at);
+    if (wire_read_done(at.dialect, op, to->body, &to->about, said->text != NULL ? said->text : "",
+                       said->text_len, &why) == 0)
+        return;
+    wire_read_error(words, sizeof words, said->text != NULL ? said->text : "", said->text_len);
+    said->end = FLEET_REFUSED;
+    (void)err_set(&said->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s", at.name,
+                  said->status, why.msg, words);
+}
+
+int fleet_ask(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n,
+              uint64_t timeout_us, struct fleet_said **out, struct err *e)
+{
+    if (ask(app, make_op, (int)op, to, n, timeout_us, out, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        check_done(app, op, &to[i], &(*out)[i]);
+    return 0;
+}
+
+int fleet_ask_about(struct app *app, enum wire_question q, const struct fleet_to *to, size_t n,
+                    uint64_t timeout_us, struct fleet_said **out, struct err *e)
+{
+    return ask(app, make_question, (int)q, to, n, timeout_us, out, e);
+}
+
+int fleet_words(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n,
+                struct err *e)
+{
+    struct wire_request r;
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        if (make_op(&r, app, at.dialect, (int)op, &to[i], e) != 0)
+            return -1;
+        wire_request_fini(&r);
+    }
+    return 0;
+}

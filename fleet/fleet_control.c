@@ -1,0 +1,310 @@
+/* The state, and the leases that end by themselves. */
+#include "fleet/fleet_priv.h"
+
+#include "base/log.h"
+#include "server/config/config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LAPSE_AGAIN_US = 1000000 };
+
+static void on_look(void *arg);
+static void on_due(void *arg);
+static void lapse_run(void *arg);
+
+int fleet_control_new(struct fleet_control **out, struct app *app, struct err *e)
+{
+    struct fleet_control *fc = calloc(1, sizeof *fc);
+
+    if (fc == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to control the upstreams");
+    mtx_init(&fc->lock, MTX_UPDATES);
+    cnd_init(&fc->changed);
+    fc->app = app;
+    fc->hold.lease_until_us = CLOCK_NEVER;
+    fc->behind_due_us = CLOCK_NEVER;
+    fc->look = (struct loop_item){.run = on_look, .arg = fc};
+    fc->timer = (struct loop_timer){.fire = on_due, .arg = fc};
+    fleet_fit_init(fc);
+    *out = fc;
+    return 0;
+}
+
+void fleet_control_free(struct fleet_control *fc)
+{
+    if (fc == NULL)
+        return;
+    fleet_session_unref(fc->session);
+    for (size_t i = 0; i < FLEET_ENDED_KEPT; i++)
+        fleet_session_unref(fc->ended[i]);
+    fleet_spec_unref(fc->spec);
+    fleet_adapters_fini(&fc->adapters);
+    cnd_fini(&fc->changed);
+    mtx_fini(&fc->lock);
+    free(fc);
+}
+
+/* who stands still, and who is asked for tokens */
+
+/* The last word is of what is so: one is told under the lock, the other knows the order. */
+void fleet_tokens(struct fleet_control *fc)
+{
+    bool still, opened, held;
+    uint64_t order;
+
+    mtx_lock(&fc->lock);
+    order = ++fc->n_stills;
+    opened = fc->session != NULL && fc->session->opened;
+    held = opened || fc->n_replacing > 0;
+    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0;
+    upstreams_tokens(fc->app->upstreams, !still && !opened);
+    mtx_unlock(&fc->lock);
+    fleet_still(fleet_of(fc->app), still, order);
+    fleet_hold_back(fleet_of(fc->app), still || held, order);
+}
+
+void fleet_replacing(struct fleet_control *fc, bool on)
+{
+    mtx_lock(&fc->lock);
+    if (on)
+        fc->n_replacing++;
+    else
+        fc->n_replacing--;
+    mtx_unlock(&fc->lock);
+    fleet_tokens(fc);
+}
+
+void fleet_quiet(struct fleet_control *fc, bool on)
+{
+    mtx_lock(&fc->lock);
+    if (on)
+        fc->n_quiet++;
+    else
+        fc->n_quiet--;
+    mtx_unlock(&fc->lock);
+    fleet_tokens(fc);
+}
+
+/* who is there */
+
+size_t fleet_alive(struct app *app, const json_t *body, struct fleet_to *to)
+{
+    size_t n = upstreams_n(app->upstreams), n_alive = 0;
+    struct upstream_info info;
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
+        upstreams_at(app->upstreams, i, &at);
+        fleet_info(fleet_of(app), i, &info);
+        if (!at.removed && info.alive)
+            to[n_alive++] = (struct fleet_to){.upstream = i, .body = body};
+    }
+    return n_alive;
+}
+
+size_t fleet_min_ready(struct app *app)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(app), &stats);
+    return stats.min_ready;
+}
+
+static void name_down(struct app *app, char *out, size_t cap)
+{
+    size_t n = upstreams_n(app->upstreams), len = 0;
+    struct upstream_info info;
+    struct upstream_at at;
+
+    out[0] = '\0';
+    for (size_t i = 0; i < n && len < cap; i++) {
+        upstreams_at(app->upstreams, i, &at);
+        fleet_info(fleet_of(app), i, &info);
+        if (!at.removed && !info.alive)
+            len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "", at.name);
+    }
+}
+
+int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to, size_t *n,
+                       struct err *e)
+{
+    size_t min_ready = fleet_min_ready(app);
+    char down[ERR_MSG_MAX / 2];
+
+    *n = fleet_alive(app, body, to);
+    if (*n >= min_ready)
+        return 0;
+    name_down(app, down, sizeof down);
+    return err_set(e, ERR_UNSYNCED, "",
+                   "upstreams that answer: %zu, and --min-ready is %zu: nothing was done; down: %s",
+                   *n, min_ready, down);
+}
+
+uint64_t fleet_update_us(const struct app *app)
+{
+    return app->config->update_timeout * 1000;
+}
+
+/* JSON */
+
+int fleet_put(json_t *reply, const char *member, json_t *value)
+{
+    return json_object_set_new(reply, member, value);
+}
+
+json_t *fleet_part_json(const char *name, bool ok, int status, const char *error)
+{
+    return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
+                     status > 0 ? json_integer(status) : json_null(), "error", error);
+}
+
+/* Of one that nobody asked. */
+static json_t *absent_json(struct app *app, size_t i, const struct upstream_at *at)
+{
+    struct upstream_info info;
+    char why[ERR_MSG_MAX + 32];
+
+    fleet_info(fleet_of(app), i, &info);
+    (void)snprintf(why, sizeof why, "it is %s%s%s", info.state,
+                   info.error.code != ERR_NONE ? ": " : "", info.error.msg);
+    return fleet_part_json(at->name, false, 0, info.alive ? "it was not asked" : why);
+}
+
+json_t *fleet_said_json(struct app *app, const struct fleet_said *said, size_t n)
+{
+    size_t n_all = upstreams_n(app->upstreams);
+    json_t *list = json_array();
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n_all; i++) {
+        const struct fleet_said *s = NULL;
+        json_t *one;
+
+        upstreams_at(app->upstreams, i, &at);
+        for (size_t k = 0; k < n; k++)
+            if (said[k].upstream == i)
+                s = &said[k];
+        if (s == NULL && at.removed)
+            continue;
+        one = s == NULL ? absent_json(app, i, &at)
+                        : fleet_part_json(at.name, s->end == FLEET_GOOD || s->end == FLEET_SKIPPED,
+                                          s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
+        if (json_array_append_new(list, one) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+/* leases */
+
+static uint64_t due_locked(const struct fleet_control *fc)
+{
+    uint64_t due = fc->hold.on ? fc->hold.lease_until_us : CLOCK_NEVER;
+    const struct fleet_session *s = fc->session;
+
+    if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
+        s->phase != UPDATE_VERIFYING && s->lease_until_us < due)
+        due = s->lease_until_us;
+    if (fc->behind_due_us < due)
+        due = fc->behind_due_us;
+    return fc->lapsing ? CLOCK_NEVER : due;
+}
+
+static void on_look(void *arg)
+{
+    struct fleet_control *fc = arg;
+    uint64_t due;
+
+    mtx_lock(&fc->lock);
+    due = due_locked(fc);
+    mtx_unlock(&fc->lock);
+    if (due == CLOCK_NEVER)
+        loop_timer_cancel(upstreams_loop(fc->app->upstreams), &fc->timer);
+    else
+        loop_timer_set(upstreams_loop(fc->app->upstreams), &fc->timer, due);
+}
+
+void fleet_look(struct fleet_control *fc)
+{
+    loop_post(upstreams_loop(fc->app->upstreams), &fc->look);
+}
+
+/* The work waits for upstreams, so it is not this thread's. A pool that ends has nobody left whose
+ * lease it could be. */
+static void on_due(void *arg)
+{
+    struct fleet_control *fc = arg;
+    struct err ignored = {0};
+
+    mtx_lock(&fc->lock);
+    fc->lapsing = true;
+    fc->lapse = (struct job){.run = lapse_run, .arg = fc};
+    mtx_unlock(&fc->lock);
+    (void)workers_post(fc->app->abort, &fc->lapse, WORKERS_URGENT, &ignored);
+}
+
+/* While an end is under way its trainer waits for it. */
+bool fleet_lease_over_locked(const struct fleet_session *s)
+{
+    return fleet_session_is_open(s) && s->n_running == 0 && s->phase != UPDATE_VERIFYING &&
+           s->lease_until_us <= clock_now_us();
+}
+
+static void end_session(struct fleet_control *fc)
+{
+    struct fleet_session *s = fleet_open_session(fc);
+    bool over;
+
+    if (s == NULL)
+        return;
+    mtx_lock(&fc->lock);
+    over = fleet_lease_over_locked(s);
+    mtx_unlock(&fc->lock);
+    if (over)
+        fleet_lapse(fc->app, s);
+    fleet_unref(fc, s);
+}
+
+static bool hold_over_locked(const struct fleet_control *fc)
+{
+    return fc->hold.on && fc->hold.lease_until_us <= clock_now_us();
+}
+
+static void end_hold(struct fleet_control *fc)
+{
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+    bool over, was;
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    over = hold_over_locked(fc);
+    mtx_unlock(&fc->lock);
+    if (!over)
+        return;
+    if (fleet_resume_all(fc->app, true, &said, &n, &was, &ignored) == 0) {
+        fleet_said_free(said, n);
+        return;
+    }
+    mtx_lock(&fc->lock);
+    if (hold_over_locked(fc))
+        fc->hold.lease_until_us = clock_after_us(LAPSE_AGAIN_US);
+    mtx_unlock(&fc->lock);
+}
+
+static void lapse_run(void *arg)
+{
+    struct fleet_control *fc = arg;
+
+    end_session(fc);
+    end_hold(fc);
+    fleet_catch_up(fc->app);
+    mtx_lock(&fc->lock);
+    fc->lapsing = false;
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+}

@@ -1,0 +1,288 @@
+/* The state behind fleet/fleet_control.h, and what its handlers share. */
+#ifndef BATON_FLEET_FLEET_PRIV_H
+#define BATON_FLEET_FLEET_PRIV_H
+
+#include "base/clock.h"
+#include "base/loop.h"
+#include "base/mtx.h"
+#include "base/workers.h"
+#include "control/gate.h"
+#include "fleet/fleet_adapters.h"
+#include "fleet/fleet_ask.h"
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_fit.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_session.h"
+#include "handlers/app.h"
+
+enum {
+    FLEET_STEP_US = 30000000,   /* for a pause, a resume, a start of our own, at one upstream */
+    FLEET_ABORT_US = 10000000,  /* for its update to be given up */
+    FLEET_LOOK_US = 10000000,   /* for a question about itself */
+    FLEET_CACHE_US = 60000000,  /* for its caches to be dropped, and for requests to be aborted */
+    FLEET_SLEEP_US = 300000000, /* weights to or from host memory */
+    FLEET_LATE_US = 2000000,    /* beyond what the upstream itself was given */
+    FLEET_TURN_US = 60000000,   /* until what is under way must have ended */
+    FLEET_BUSY_US = 3000000,    /* the same, for who must not wait behind one that hangs */
+    FLEET_GONE_US = 200000,     /* until who waits looks whether its client has left */
+    FLEET_ENDED_KEPT = 16,      /* updates that can still be asked about */
+    FLEET_BEHIND_US = 500000    /* until who missed a pause or a resume is looked for again */
+};
+
+struct fleet_hold { /* the trainer's pause */
+    bool on;
+    enum lifecycle_pause mode;
+    bool reject;             /* what comes while it lasts */
+    uint32_t lease_s;        /* 0: none */
+    uint64_t lease_until_us; /* CLOCK_NEVER: none */
+    uint64_t since_us;
+    int64_t since_wall_s;
+    char holder[GATE_HOLDER_MAX + 1];
+    uint64_t n_aborted;
+};
+
+struct fleet_group { /* with the trainer */
+    bool on;
+    struct wire_packing packing;
+    uint64_t world_size, rank_offset, began_us;
+    char name[129];
+    bool joined[FLEET_MAX];
+    uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX];
+};
+
+struct fleet_control {
+    struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
+    struct cnd changed;
+    const char *busy;   /* static: what has its turn; NULL: nobody */
+    uint64_t busy_us;   /* since when */
+    bool steps;         /* it is a step of an update */
+    const char *ending; /* static: an update is being given up; NULL: none is */
+    uint64_t ending_us;
+    const char *flow; /* static: who stops upstreams, or lets them go on; NULL: nobody */
+    uint64_t flow_us;
+    bool overtaken; /* a resume came while a pause had the flow */
+    unsigned n_resuming;
+    uint64_t resuming_us;          /* since when */
+    unsigned n_replacing;          /* loads of adapters that may replace one under its name */
+    unsigned n_quiet;              /* who does not want upstreams to be asked for tokens */
+    uint64_t n_stills;             /* how often the fleet was told who stands still */
+    bool whole;                    /* an update by itself is under way: from its start to its end */
+    struct fleet_session *session; /* one reference; NULL: none is open */
+    struct fleet_session *ended[FLEET_ENDED_KEPT]; /* one reference each; the last first */
+    struct fleet_hold hold;
+    struct fleet_life paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
+    bool took[FLEET_MAX];
+    bool behind[FLEET_MAX];  /* it did not answer when the others were paused, or resumed */
+    uint64_t behind_due_us;  /* CLOCK_NEVER: nobody is */
+    struct fleet_spec *spec; /* one reference; NULL: nothing is known of the model */
+    const char *coverage;    /* static: of the last update that was committed; NULL: none */
+    bool weights_asleep, kv_asleep;
+    int sleep_level;
+    uint64_t epoch; /* of pauses and resumes */
+    struct fleet_group group;
+    struct fleet_handles { /* of a trainer that set up nothing else */
+        bool set;          /* upstreams were told that handles will come */
+        bool on, packed;   /* on: it was said whether they are packed */
+    } handles;
+    bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
+    struct fleet_adapters adapters;
+    struct fleet_fitting fits[FLEET_MAX];
+    unsigned n_fitting;
+    bool watched; /* who lacks adapters is looked for */
+
+    struct app *app; /* immutable */
+
+    struct loop_item look;   /* of the room's loop */
+    struct loop_timer timer; /* of the room's loop */
+    struct job lapse;        /* posted by it, one at a time */
+    struct loop_item watch;  /* of the room's loop, and so is the next one */
+    struct loop_timer watch_timer;
+    bool lapsing; /* guarded by lock: it is */
+};
+
+/* The room's own, of the exchange's app. */
+static inline struct fleet *fleet_of(struct app *app)
+{
+    return upstreams_fleet(app->upstreams);
+}
+
+/* What a trainer tells the fleet waits for an upstream that hangs as long as that may take. A pause
+ * and an abort must not: they have turns of their own.
+ *
+ * fleet_turn - wait until nothing else has its turn, and take it: for what changes upstreams.
+ * fleet_step - the same, for a step of an update, which an abort must wait for.
+ * fleet_ending - for an abort: nothing but steps of updates is waited for. fleet_lapsing: the same
+ * of our own accord, which has time.
+ * fleet_flow - for who stops upstreams, or lets them go on. Taken after a turn, never before one,
+ * and for no longer than it takes to ask for that. A pause of a trainer waits for another one of a
+ * trainer, but of our own steps only a moment.
+ * @x     whose client waits, from the moment that it came; NULL: of our own accord, or of what is
+ *        to be done though its client has left
+ * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when; ERR_GONE:
+ *        the client has left. */
+int fleet_turn(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
+int fleet_step(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
+void fleet_turn_end(struct fleet_control *fc); /* of either */
+int fleet_ending(struct fleet_control *fc, const char *what, struct err *e);
+int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e);
+void fleet_ending_end(struct fleet_control *fc);
+int fleet_flow(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
+void fleet_flow_end(struct fleet_control *fc);
+
+/* fleet_flow_soon - the same, for what need not be now: false at once while a pause has it. */
+bool fleet_flow_soon(struct fleet_control *fc, const char *what);
+
+/* fleet_replacing - an adapter is being loaded, maybe in the place of another: until the other call
+ * new generates for upstreams that know an adapter by its name wait here. */
+void fleet_replacing(struct fleet_control *fc, bool on);
+
+/* fleet_quiet - upstreams are not asked for tokens, until the other call. */
+void fleet_quiet(struct fleet_control *fc, bool on);
+
+/* fleet_alive - all that are configured and answer.
+ * @to  [FLEET_MAX], each with `body`. Returns: how many. */
+size_t fleet_alive(struct app *app, const json_t *body, struct fleet_to *to);
+
+/* fleet_alive_enough - the same; fewer than --min-ready are ERR_UNSYNCED, which names the others.
+ */
+int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to, size_t *n,
+                       struct err *e);
+
+size_t fleet_min_ready(struct app *app);
+
+/* fleet_live - what an upstream's process is known by now.
+ * fleet_is_another - is it another by now? One that does not name itself is, if it was away. */
+void fleet_live(struct app *app, size_t upstream, struct fleet_life *out);
+bool fleet_is_another(struct app *app, size_t upstream, const struct fleet_life *life);
+
+/* fleet_is_paused_locked - did it take the trainer's pause, and is the same process? */
+bool fleet_is_paused_locked(struct app *app, size_t upstream);
+
+/* fleet_note_reached - a pause or a resume reached those, and no others. What comes back later is
+ * told then (fleet_catch_up). */
+void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n, bool paused);
+void fleet_catch_up(struct app *app);
+
+/* fleet_note_behind - those are told later what the others were: to stand still, or to go on. */
+void fleet_note_behind(struct app *app, const struct fleet_to *to, size_t n);
+
+/* fleet_said_json - [{"upstream", "ok", "status", "error"}] (new), of every configured upstream;
+ * those that were not asked with why. NULL: no memory. */
+json_t *fleet_said_json(struct app *app, const struct fleet_said *said, size_t n);
+json_t *fleet_part_json(const char *name, bool ok, int status, const char *error);
+
+/* fleet_update_us - what one upstream has for a step of an update. */
+uint64_t fleet_update_us(const struct app *app);
+
+/* fleet_look - the leases have changed. Threads: any. */
+void fleet_look(struct fleet_control *fc);
+
+/* fleet_tokens - may upstreams be asked for tokens, and must who was away wait? By what stands
+ * still now. No lock held. */
+void fleet_tokens(struct fleet_control *fc);
+
+/* fleet_inherit_packing - what tensors do not say of how they are packed is as it was said when
+ * their transfer was set up: each upstream gets it in the form of its own release. @body  in, out
+ * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. (fleet_packing.c) */
+int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e);
+
+/* fleet_tell_packed - tells those vLLM that take it only when their transfer is set up whether the
+ * handles of `body` are packed; whom that fails at is dropped. Blocks. */
+int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *body, struct err *e);
+
+/* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
+int fleet_put(json_t *reply, const char *member, json_t *value);
+
+/* updates (fleet_update_run.c) */
+
+struct fleet_begin {
+    struct exchange *x;  /* whose client waits; or NULL */
+    const char *label;   /* "" = none */
+    const json_t *start; /* of the native start, without its label */
+    const char *selector; /* static, or NULL */
+    bool implicit, unnamed, partial, sharded;
+    uint32_t lease_s;
+};
+
+/* fleet_begin - open the fleet's update. @out  one reference
+ * Errors: ERR_CONFLICT (one is open), ERR_UNSYNCED, an upstream's. *details may be set (new). */
+int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
+                json_t **details, struct err *e);
+
+/* fleet_send - tensors to all that take part.
+ * @body      without update_id, weight_version, chunk_id, abort_requests
+ * @chunk_id  NULL: none
+ * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED. The update may have been ended by that. */
+struct fleet_tensors {
+    const json_t *body;
+    const char *chunk_id;
+    bool by_group, abort_requests;
+};
+int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
+               struct err *e);
+
+/* fleet_end - prove, and commit if asked. @body  of the native finish: its checksums
+ * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE; the update is aborted unless it
+ * could not be begun to end. */
+int fleet_end(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
+              bool commit, struct err *e);
+
+/* fleet_give_up - abort. Errors: ERR_ENDED (committed), ERR_CONFLICT (being committed). */
+int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
+
+/* fleet_abort - the same, for its trainer, who is told at once of what is under way. */
+int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
+
+/* fleet_lapse - abort, if its lease is over when it is its turn. */
+void fleet_lapse(struct app *app, struct fleet_session *s);
+bool fleet_lease_over_locked(const struct fleet_session *s);
+
+/* fleet_find - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND. */
+int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **out, struct err *e);
+/* fleet_open_session - a reference to the open one, or NULL. */
+struct fleet_session *fleet_open_session(struct fleet_control *fc);
+void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes the lock */
+
+/* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */
+json_t *fleet_session_json(struct app *app, struct fleet_session *s);
+json_t *fleet_session_details(struct app *app, struct fleet_session *s);
+
+/* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
+ * fenced in the middle of one. What fails is fenced. @said as fleet_ask's
+ * @lapsed  only if the pause's lease is over when it is its turn; ERR_CONFLICT else */
+int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, size_t *n, bool *was,
+                     struct err *e);
+
+/* fleet_commit_open - end the implicit update that is open, if any, as its trainer's last word.
+ * Returns 0 when there is none or it was committed: *out is a reference to it then, or NULL. */
+int fleet_commit_open(struct app *app, const char *label, struct fleet_session **out,
+                      struct err *e);
+
+/* answers (fleet_life.c) */
+
+/* fleet_reply - 200, with what each upstream said. Steals reply. */
+void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
+                 size_t n);
+void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
+                       const struct fleet_said *said, size_t n);
+
+/* fleet_sum_of - of a member of what the good ones said. */
+uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member);
+
+/* fleet_got_there - did all of them do it? @e  set if not */
+bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e);
+
+/* fleet_is_held_locked - does the open update need this upstream to stand still? */
+bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);
+
+/* fleet_has_no_adapter - was an unload refused because there is none of that name? */
+bool fleet_has_no_adapter(struct app *app, const struct fleet_said *said, const char *name);
+
+extern const char fleet_pausing[]; /* a flow that a resume overtakes */
+
+/* fleet_hold_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
+ */
+json_t *fleet_hold_body(const struct fleet_hold *h);
+
+#endif

@@ -1,0 +1,149 @@
+/* What the upstreams say of their configuration, for clients of vLLM's /server_info: a member is
+ * told where all upstreams say the same. */
+#include "fleet/api/wire.h"
+#include "fleet/fleet_ask.h"
+#include "fleet/fleet_priv.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+#include "handlers/fleet/fleet_status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    CONFIG_TIMEOUT_US = 30000000, /* a vLLM looks at its host before its first answer */
+    VALUE_SHOWN_MAX = 100,        /* bytes of a value that differs */
+    PATH_MAX_NBYTES = 64
+};
+
+/* What a client acts upon. */
+static const struct config_member {
+    const char *room, *member; /* room NULL: a member of the whole */
+} members[] = {
+    {"model_config", "model"},
+    {"model_config", "max_model_len"},
+    {"model_config", "dtype"},
+    {"model_config", "logprobs_mode"},
+    {"model_config", "max_logprobs"},
+    {"parallel_config", "data_parallel_size"},
+    {NULL, "lora_config"},
+    {NULL, "weight_transfer_config"},
+};
+
+/* One upstream's. */
+struct config_said {
+    const char *name; /* the upstream's; until upstreams_free */
+    json_t *config;   /* owned; NULL: it does not say, and `why` is the reason */
+    struct err why;
+};
+
+static json_t *room_of(json_t *config, const struct config_member *m)
+{
+    return m->room != NULL ? json_object_get(config, m->room) : config;
+}
+
+/* Borrowed; NULL: it does not say. */
+static json_t *value_of(const struct config_said *said, const struct config_member *m)
+{
+    return json_object_get(room_of(said->config, m), m->member);
+}
+
+static json_t *two_values(const struct config_said *a, const struct config_said *b,
+                          const struct config_member *m)
+{
+    char *of_a = json_dumps(value_of(a, m), JSON_ENCODE_ANY | JSON_COMPACT);
+    char *of_b = json_dumps(value_of(b, m), JSON_ENCODE_ANY | JSON_COMPACT);
+    json_t *text = json_sprintf("%s says %.*s, %s says %.*s", a->name, VALUE_SHOWN_MAX,
+                                of_a != NULL ? of_a : "", b->name, VALUE_SHOWN_MAX,
+                                of_b != NULL ? of_b : "");
+
+    free(of_a);
+    free(of_b);
+    return text != NULL ? text : json_string("the upstreams differ");
+}
+
+/* What keeps all from saying the same. New; NULL: they do. */
+static json_t *disagreement(const struct config_said *said, size_t n, const struct config_member *m)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (said[i].config == NULL)
+            return json_string(said[i].why.msg);
+        if (value_of(&said[i], m) == NULL)
+            return json_sprintf("%s does not say", said[i].name);
+        if (!json_equal(value_of(&said[i], m), value_of(&said[0], m)))
+            return two_values(&said[0], &said[i], m);
+    }
+    return n > 0 ? NULL : json_string("no upstream answers");
+}
+
+static int add_member(json_t *out, const struct config_said *said, size_t n,
+                      const struct config_member *m)
+{
+    json_t *why = disagreement(said, n, m);
+    json_t *value = why == NULL ? json_incref(value_of(&said[0], m)) : json_null();
+    char path[PATH_MAX_NBYTES];
+
+    (void)snprintf(path, sizeof path, "%s%s%s", m->room != NULL ? m->room : "",
+                   m->room != NULL ? "." : "", m->member);
+    if (why != NULL && json_object_set_new(json_object_get(out, "unknown"), path, why) != 0) {
+        json_decref(value);
+        return -1;
+    }
+    return json_object_set_new(room_of(out, m), m->member, value);
+}
+
+static json_t *agreed_json(const struct config_said *said, size_t n, struct err *e)
+{
+    json_t *out = json_pack("{s:{}, s:{}, s:{}}", "model_config", "parallel_config", "unknown");
+    bool whole = out != NULL;
+
+    for (size_t i = 0; i < sizeof members / sizeof members[0] && whole; i++)
+        whole = add_member(out, said, n, &members[i]) == 0;
+    if (whole)
+        return out;
+    json_decref(out);
+    (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the upstreams' configuration");
+    return NULL;
+}
+
+static void read_config(struct app *app, struct config_said *out, const struct fleet_said *said)
+{
+    struct upstream_at at;
+    struct err e = {0};
+
+    upstreams_at(app->upstreams, said->upstream, &at);
+    out->name = at.name;
+    out->why = said->why;
+    if (said->end != FLEET_GOOD)
+        return;
+    out->config = wire_read_config(at.dialect, said->text != NULL ? said->text : "", said->text_len,
+                                   &e);
+    if (out->config == NULL)
+        (void)err_set(&out->why, e.code, "", "%.200s: %.250s", at.name, e.msg);
+}
+
+json_t *fleet_vllm_config_json(struct app *app, struct err *e)
+{
+    struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
+    struct config_said *configs = calloc(FLEET_MAX, sizeof *configs);
+    struct fleet_said *said = NULL;
+    json_t *out = NULL;
+    size_t n = 0;
+
+    if (to == NULL || configs == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
+    } else {
+        n = fleet_alive(app, NULL, to);
+        if (fleet_ask_about(app, WIRE_CONFIG, to, n, CONFIG_TIMEOUT_US, &said, e) == 0) {
+            for (size_t i = 0; i < n; i++)
+                read_config(app, &configs[i], &said[i]);
+            out = agreed_json(configs, n, e);
+            for (size_t i = 0; i < n; i++)
+                json_decref(configs[i].config);
+            fleet_said_free(said, n);
+        }
+    }
+    free(to);
+    free(configs);
+    return out;
+}

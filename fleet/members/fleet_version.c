@@ -1,0 +1,219 @@
+/* The fleet's version before its first update: nobody has said which one it is to be, so it is the
+ * one that most upstreams have, if --min-ready of them do and those that have not answered yet
+ * could not make it another. To name none is a version like any other.
+ *
+ * It is decided once, so that whoever was behind, or comes back with something else, gets nothing:
+ * a server that is restarted in the middle of a training finds the fleet as it is. Only a version
+ * that nobody can have any more is given up. */
+#include "fleet/members/fleet_priv.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { VERSIONS_TOLD = 4 };
+
+/* Does it say what it would serve, if it got requests? */
+static bool is_holder(const struct upstream *u)
+{
+    return u->alive && u->told && !u->fenced && !u->removed && u->saw.unready[0] == '\0';
+}
+
+/* Its first answer may still come: at the latest when its first question has run out of time. */
+static bool is_awaited(const struct upstream *u)
+{
+    return !u->removed && !u->told && !u->refused[FLEET_REFUSED_STATUS] &&
+           (u->alive || u->n_missed == 0);
+}
+
+/* The versions that there are, those of most upstreams first. */
+struct versions {
+    size_t n, n_holders, n_awaited;
+    struct version {
+        const char *label;
+        size_t n;
+    } items[FLEET_MAX];
+};
+
+static struct version *version_of(struct versions *v, const char *label)
+{
+    for (size_t i = 0; i < v->n; i++)
+        if (strcmp(v->items[i].label, label) == 0)
+            return &v->items[i];
+    v->items[v->n] = (struct version){.label = label};
+    return &v->items[v->n++];
+}
+
+static void sort(struct versions *v)
+{
+    for (size_t i = 1; i < v->n; i++)
+        for (size_t k = i; k > 0 && v->items[k].n > v->items[k - 1].n; k--) {
+            struct version swap = v->items[k];
+
+            v->items[k] = v->items[k - 1];
+            v->items[k - 1] = swap;
+        }
+}
+
+static void count_locked(const struct fleet *f, struct versions *v)
+{
+    v->n = v->n_holders = v->n_awaited = 0;
+    for (size_t i = 0; i < f->n; i++) {
+        const struct upstream *u = &f->upstreams[i];
+
+        v->n_awaited += is_awaited(u);
+        if (!is_holder(u))
+            continue;
+        v->n_holders++;
+        version_of(v, u->saw.label)->n++;
+    }
+    sort(v);
+}
+
+/* Whoever does not answer now may have it. */
+static bool may_be_held_locked(const struct fleet *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        const struct upstream *u = &f->upstreams[i];
+
+        if (!u->removed && !u->fenced &&
+            (!u->alive || !u->told || strcmp(u->saw.label, f->label) == 0))
+            return true;
+    }
+    return false;
+}
+
+static void choose_locked(struct fleet *f)
+{
+    struct versions v;
+    size_t second;
+
+    count_locked(f, &v);
+    second = v.n > 1 ? v.items[1].n : 0;
+    if (v.n == 0 || v.items[0].n < f->min_ready || v.items[0].n <= second + v.n_awaited)
+        return;
+    f->decided = true;
+    (void)snprintf(f->label, sizeof f->label, "%s", v.items[0].label);
+}
+
+struct fleet_named fleet_name_of(const char *label)
+{
+    struct fleet_named n;
+
+    if (label[0] == '\0')
+        (void)snprintf(n.text, sizeof n.text, "none that has a name");
+    else
+        (void)snprintf(n.text, sizeof n.text, "'%.*s'", FLEET_NAMED_MAX, label);
+    return n;
+}
+
+/* Unless something worse is known of it. */
+static void blame_locked(const struct fleet *f, struct upstream *u)
+{
+    bool undecided = !f->decided;
+    struct err why = {0};
+
+    if (!u->alive || u->fenced || u->error.code == ERR_UPSTREAM_KEY)
+        return;
+    if (undecided)
+        (void)err_set(&why, ERR_UNSYNCED, "",
+                      "it serves weights %s, and which are the fleet's is not decided",
+                      fleet_name_of(u->saw.label).text);
+    else
+        (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights %s, the fleet %s",
+                      fleet_name_of(u->saw.label).text, fleet_name_of(f->label).text);
+    fleet_blame(u, &why);
+}
+
+/* Of one that serves nobody it will be found when it does; what another said before its last
+ * restart, or before a change of ours, says nothing against it. */
+static void judge_locked(const struct fleet *f, struct upstream *u)
+{
+    bool was = u->synced;
+
+    if (u->removed) /* what runs there ends as it began */
+        return;
+    if (u->saw.unready[0] != '\0')
+        u->synced = true;
+    else if (!f->decided)
+        u->synced = false;
+    else if (u->told)
+        u->synced = strcmp(u->saw.label, f->label) == 0;
+    if (!u->synced && u->told)
+        blame_locked(f, u);
+    else if (u->synced && !was && u->error.code == ERR_UNSYNCED)
+        err_clear(&u->error);
+}
+
+void fleet_decide_locked(struct fleet *f)
+{
+    if (f->serial > 0 || f->updating)
+        return;
+    if (f->decided && !may_be_held_locked(f)) {
+        f->decided = false;
+        f->label[0] = '\0';
+    }
+    if (!f->decided)
+        choose_locked(f);
+    for (size_t i = 0; i < f->n; i++)
+        judge_locked(f, &f->upstreams[i]);
+}
+
+bool fleet_waits_locked(const struct fleet *f)
+{
+    if (f->serial > 0 || f->decided)
+        return false;
+    for (size_t i = 0; i < f->n; i++)
+        if (is_awaited(&f->upstreams[i]))
+            return true;
+    return false;
+}
+
+/* "'b' at 3, none that has a name at 1" */
+static void tell_versions(const struct versions *v, char *out, size_t cap)
+{
+    size_t len = 0;
+
+    out[0] = '\0';
+    for (size_t i = 0; i < v->n && i < VERSIONS_TOLD && len < cap; i++)
+        len += (size_t)snprintf(out + len, cap - len, "%s%s at %zu", i > 0 ? ", " : "",
+                                fleet_name_of(v->items[i].label).text, v->items[i].n);
+    if (v->n > VERSIONS_TOLD && len < cap)
+        (void)snprintf(out + len, cap - len, " and %zu more", v->n - VERSIONS_TOLD);
+}
+
+bool fleet_undecided_locked(const struct fleet *f, struct err *e)
+{
+    char text[ERR_MSG_MAX];
+    struct versions v;
+
+    if (f->serial > 0 || f->decided)
+        return false;
+    count_locked(f, &v);
+    if (v.n_holders == 0)
+        return false;
+    tell_versions(&v, text, sizeof text);
+    if (v.n_awaited > 0)
+        (void)err_set(
+            e, ERR_UNSYNCED, "",
+            "which version is served is not decided yet: %zu upstreams have not answered; "
+            "of the others: %.300s",
+            v.n_awaited, text);
+    else
+        (void)err_set(
+            e, ERR_UNSYNCED, "",
+            "no one version is what most upstreams and at least %zu (--min-ready) of them "
+            "serve: %.250s; push an update, or name one that has the right weights to "
+            "/v1/upstreams/resync",
+            f->min_ready, text);
+    return true;
+}
+
+bool fleet_undecided(struct fleet *f, struct err *e)
+{
+    bool undecided;
+
+    mtx_lock(&f->lock);
+    undecided = fleet_undecided_locked(f, e);
+    mtx_unlock(&f->lock);
+    return undecided;
+}

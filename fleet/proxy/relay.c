@@ -1,0 +1,399 @@
+/* One request in front of upstream engines, from its permit to its end.
+ *
+ * Everything happens on the loop that the request came on; what other threads have to say (a grant)
+ * is posted to it. Rejected: a queue of each loop's own, which would let one loop starve while
+ * another has permits. */
+#include "fleet/proxy/relay.h"
+
+#include "base/log.h"
+#include "fleet/proxy/relay_priv.h"
+#include "handlers/app.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WHY_MAX = 200 }; /* of what an upstream did, in a message */
+
+/* the end */
+
+void relay_end(struct relay *r)
+{
+    struct loop *l = r->loop->loop;
+
+    assert(r->call == NULL && r->x == NULL);
+    *r->prev_next = r->next;
+    if (r->next != NULL)
+        r->next->prev_next = r->prev_next;
+    loop_unpost(l, &r->granted);
+    loop_unpost(l, &r->gone);
+    loop_unpost(l, &r->drained);
+    if (r->has_permit)
+        fleet_leave(r->loop->all->fleet, &r->ticket);
+    free(r->body);
+    free(r);
+}
+
+/* Nobody who waits for a permit is forgotten: if one is on its way, the relay stays for it. */
+static void leave_line(struct relay *r)
+{
+    if (r->stage == RELAY_QUEUED && !fleet_cancel(r->loop->all->fleet, &r->ticket))
+        r->stage = RELAY_OVER;
+    else
+        relay_end(r);
+}
+
+static void drop_call(struct relay *r)
+{
+    if (r->call != NULL)
+        http_cancel(r->call);
+    r->call = NULL;
+}
+
+static void log_cut(const struct relay *r, const char *why)
+{
+    struct log_rec rec;
+
+    if (!log_enabled(LOG_WARN))
+        return;
+    log_begin(&rec, LOG_WARN, "relay.cut");
+    log_str(&rec, "request_id", r->x->request_id);
+    log_str(&rec, "upstream", r->at.name);
+    log_str(&rec, "why", why);
+    log_end(&rec);
+}
+
+void relay_drop(struct relay *r)
+{
+    static const struct exchange_reply nothing = {.status = 499, .data = ""};
+    struct exchange *x = r->x;
+
+    drop_call(r);
+    r->x = NULL;
+    if (x == NULL)
+        return; /* RELAY_OVER already */
+    if (r->stage == RELAY_STREAM)
+        exchange_stream_close(x, false);
+    else
+        exchange_reply(x, &nothing);
+    leave_line(r);
+}
+
+void relay_fail(struct relay *r, const struct err *e)
+{
+    struct exchange_reply out;
+    struct exchange *x = r->x;
+
+    drop_call(r);
+    if (r->stage == RELAY_STREAM) {
+        log_cut(r, e->msg);
+        exchange_stream_close(x, false);
+    } else {
+        reply_error_make(x->route, e, NULL, &out);
+        relay_name_upstream(r, &out);
+        exchange_reply(x, &out);
+    }
+    r->x = NULL;
+    leave_line(r);
+}
+
+/* asking */
+
+static void start(struct relay *r);
+
+/* A grant: at once, within fleet_enter, or later, on any thread. */
+static void on_granted(void *arg, size_t upstream)
+{
+    struct relay *r = arg;
+    struct relays *all = r->loop->all;
+
+    (void)upstream; /* the ticket says it too */
+    if (loop_is_current(r->loop->loop) && r->entering) {
+        r->has_permit = true;
+        return;
+    }
+    mtx_lock(&all->lock);
+    r->told = true;
+    loop_post(r->loop->loop, &r->granted);
+    cnd_broadcast(&all->told);
+    mtx_unlock(&all->lock);
+}
+
+int relay_enter(struct relay *r, struct err *e)
+{
+    int rc;
+
+    r->stage = RELAY_QUEUED;
+    r->told = false;
+    r->at.name = NULL;
+    r->entering = true;
+    rc = fleet_enter(r->loop->all->fleet, &r->ticket, e);
+    r->entering = false;
+    if (rc != 0)
+        return -1;
+    if (r->has_permit)
+        start(r);
+    return 0;
+}
+
+/* Back into the line, or the answer why not. @why  goes before that nobody else serves; or NULL */
+static void enter_again(struct relay *r, const struct err *why)
+{
+    struct err e = {0};
+
+    if (r->has_permit)
+        fleet_leave(r->loop->all->fleet, &r->ticket);
+    r->has_permit = false;
+    if (relay_enter(r, &e) == 0)
+        return;
+    r->stage = RELAY_ASKED; /* it waits for nothing */
+    relay_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
+}
+
+/* The loop's thread: what was granted elsewhere. */
+static void granted_later(void *arg)
+{
+    struct relay *r = arg;
+
+    r->has_permit = true;
+    if (r->stage == RELAY_OVER)
+        relay_end(r);
+    else if (fleet_serves(r->loop->all->fleet, r->ticket.upstream))
+        start(r);
+    else /* it has left rotation since: those who run there have been cut already */
+        enter_again(r, NULL);
+}
+
+static void add(struct http_request *req, struct http_header *headers, const char *name,
+                const char *value)
+{
+    if (value[0] != '\0')
+        headers[req->n_headers++] = (struct http_header){name, value};
+}
+
+static struct http_client *client_of(struct relay_loop *rl, enum fleet_lane lane)
+{
+    return lane == FLEET_TEXT ? rl->text : rl->generate[rl->turn++ % RELAY_CLIENTS];
+}
+
+/* Not the client's Authorization, nor what belongs to its connection. HEAD is asked as GET, which
+ * engines answer where they do not know HEAD. */
+static void start(struct relay *r)
+{
+    struct exchange *x = r->x;
+    bool text = r->lane == FLEET_TEXT;
+    struct http_header headers[4];
+    struct http_request req = {
+        .method = x->method == METHOD_HEAD ? "GET" : exchange_method_name(x->method),
+        .path = x->target,
+        .body = x->body_len > 0 ? x->body : NULL,
+        .body_len = x->body_len,
+        .headers = headers,
+        .connect_timeout_us = (uint64_t)RELAY_CONNECT_MS * 1000,
+        .timeout_us = text ? (uint64_t)RELAY_TEXT_MS * 1000 : 0,
+        .fresh = !text, /* of a text that is looked at twice nothing is left behind */
+    };
+    struct http_events events = relay_events(r);
+    struct err e = {0};
+
+    upstreams_at(r->loop->all->upstreams, r->ticket.upstream, &r->at);
+    r->epoch = fleet_epoch(r->loop->all->fleet);
+    memset(&r->scan, 0, sizeof r->scan);
+    req.target = r->at.target;
+    add(&req, headers, "Content-Type", x->content_type);
+    add(&req, headers, "X-Session-ID", x->session_id);
+    add(&req, headers, "X-Request-Id", x->request_id);
+    add(&req, headers, "Accept-Encoding", "identity"); /* the client's wishes are not asked */
+    r->stage = RELAY_ASKED;
+    r->n_tries++;
+    if (http_start(&r->call, client_of(r->loop, r->lane), &req, &events, &e) != 0)
+        relay_fail(r, &e);
+}
+
+/* what goes wrong */
+
+/* Once for each upstream that there is. */
+static bool may_try_again(const struct relay *r)
+{
+    return r->n_tries < upstreams_n(r->loop->all->upstreams);
+}
+
+static void try_another(struct relay *r, const struct err *why)
+{
+    r->ticket.avoid_one = true;
+    r->ticket.avoid = r->ticket.upstream;
+    enter_again(r, why);
+}
+
+/* What was no fault of its key is found by the question that follows at once. */
+void relay_refused(struct relay *r)
+{
+    struct err e = {0};
+
+    drop_call(r);
+    (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
+                  wire_refusal(r->head.status, r->at.target->authorization != NULL),
+                  r->head.status);
+    fleet_refused(r->loop->all->fleet, r->ticket.upstream, FLEET_REFUSED_WORK, &e);
+    upstreams_look(r->loop->all->upstreams);
+    if (may_try_again(r))
+        try_another(r, &e);
+    else
+        relay_fail(r, &e);
+}
+
+static void say_unsent(const struct relay *r, const struct http_end *end, struct err *e)
+{
+    bool late = end->outcome == HTTP_TIMED_OUT;
+
+    (void)err_set(e, late ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM, "",
+                  "%.*s cannot be reached, nothing was sent: %.*s", WHY_MAX, r->at.name, WHY_MAX,
+                  end->why);
+}
+
+static void say_sent(const struct relay *r, const struct http_end *end, struct err *e)
+{
+    if (end->outcome == HTTP_TIMED_OUT)
+        (void)err_set(e, ERR_UPSTREAM_TIMEOUT, "", "%.*s did not answer within %d ms", WHY_MAX,
+                      r->at.name, RELAY_TEXT_MS);
+    else
+        (void)err_set(e, ERR_UPSTREAM, "",
+                      "the connection to %.*s was lost after the request was sent, which may have "
+                      "been processed: %.*s",
+                      WHY_MAX, r->at.name, WHY_MAX, end->why);
+}
+
+static void say_ours(const struct http_end *end, struct err *e)
+{
+    (void)err_set(e, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s",
+                  end->sent ? "for an answer from upstream; the request may have been processed"
+                            : "for a connection upstream; nothing was sent");
+}
+
+/* Before the permit goes back: the next in line is not sent there too. */
+void relay_missed(struct relay *r, bool unreachable, const struct err *e)
+{
+    r->ticket.answered = false;
+    fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, e);
+    relay_fail(r, e);
+}
+
+void relay_break(struct relay *r, const struct http_end *end)
+{
+    bool unreachable = end->outcome == HTTP_UNREACHABLE;
+    struct err e = {0};
+
+    if (end->outcome == HTTP_NO_MEMORY) {
+        say_ours(end, &e);
+        relay_fail(r, &e);
+    } else if (end->sent) {
+        say_sent(r, end, &e);
+        relay_missed(r, unreachable, &e);
+    } else {
+        say_unsent(r, end, &e);
+        if (!may_try_again(r)) {
+            relay_missed(r, unreachable, &e);
+            return;
+        }
+        fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, &e);
+        try_another(r, NULL);
+    }
+}
+
+void relay_cut(struct relay *r, const struct err *why)
+{
+    bool sent = http_sent(r->call);
+    struct err e = {0};
+
+    drop_call(r);
+    if (r->stage == RELAY_ASKED && !sent && may_try_again(r)) {
+        try_another(r, NULL);
+        return;
+    }
+    (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its answer was whole%s: %.*s",
+                  WHY_MAX, r->at.name,
+                  r->stage == RELAY_STREAM || !sent ? "" : "; it may have been processed", WHY_MAX,
+                  why->msg);
+    relay_fail(r, &e);
+}
+
+/* the beginning */
+
+/* Under the exchange's lock. */
+static void on_gone(void *arg)
+{
+    struct relay *r = arg;
+
+    loop_post(r->loop->loop, &r->gone);
+}
+
+static void gone(void *arg)
+{
+    relay_drop(arg);
+}
+
+static struct relay *relay_new(struct relay_loop *rl, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    struct relay *r = calloc(1, sizeof *r);
+
+    if (r == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+        return NULL;
+    }
+    r->loop = rl;
+    r->x = x;
+    r->lane = route->lane == LANE_GENERATE ? FLEET_GENERATE : FLEET_TEXT;
+    r->ticket = (struct fleet_ticket){.lane = r->lane,
+                                      .affinity = fleet_affinity(x->session_id),
+                                      .granted = on_granted,
+                                      .arg = r};
+    r->granted = (struct loop_item){.run = granted_later, .arg = r};
+    r->gone = (struct loop_item){.run = gone, .arg = r};
+    r->drained = (struct loop_item){.run = relay_drained, .arg = r};
+    r->next = rl->relays;
+    r->prev_next = &rl->relays;
+    if (r->next != NULL)
+        r->next->prev_next = &r->next;
+    rl->relays = r;
+    return r;
+}
+
+/* Has what stands for a route's variable a segment "." or ".."? A proxy on the way would fold it,
+ * to a path that a key of this role may not ask for. */
+static bool has_dots(const char *variable)
+{
+    size_t len;
+
+    for (const char *at = variable; *at != '\0'; at += len + (at[len] == '/')) {
+        len = strcspn(at, "/");
+        if ((len == 1 && at[0] == '.') || (len == 2 && at[0] == '.' && at[1] == '.'))
+            return true;
+    }
+    return false;
+}
+
+int handle_relay(struct app *app, struct exchange *x, struct err *e)
+{
+    struct relay_loop *rl = x->loop_app;
+    struct relay *r;
+
+    (void)app;
+    assert(rl != NULL && loop_is_current(rl->loop));
+    if (x->target[0] != '/') /* "%2Fv1/models", which is a path only when it is decoded */
+        return err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", x->target);
+    if (has_dots(x->path_arg))
+        return err_set(e, ERR_BAD_REQUEST, "", "%.200s has a segment '.' or '..'", x->path);
+    r = relay_new(rl, x, e);
+    if (r == NULL)
+        return -1;
+    exchange_on_gone(x, on_gone, r);
+    if (relay_enter(r, e) == 0)
+        return 0;
+    exchange_on_gone(x, NULL, NULL); /* dispatch answers */
+    r->x = NULL;
+    relay_end(r);
+    return -1;
+}

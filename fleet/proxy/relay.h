@@ -1,0 +1,54 @@
+/* The data plane in front of upstream engines: a request goes on as it came, and the answer comes
+ * back as it is, byte for byte.
+ *
+ * All of it happens on the front's loops: each has its own client of upstreams and its own list of
+ * relays. A relay holds one permit of the fleet from its grant to its end. It goes to another
+ * upstream only while nothing of it was sent; after that the client is told that it may have been
+ * processed, or, in mid-stream, finds its answer cut. Bodies are not looked into, but for the
+ * version that an SGLang's answer names: it does not name its process, as a baton does. */
+#ifndef BATON_FLEET_PROXY_RELAY_H
+#define BATON_FLEET_PROXY_RELAY_H
+
+#include "base/err.h"
+#include "base/loop.h"
+#include "http/exchange.h"
+
+struct app;
+struct relays;
+struct upstreams;
+
+enum {
+    RELAY_CONNECT_MS = 5 * 1000,
+    /* Of a tokenization, from its connection on. A generation has none: it takes as long as it
+     * takes, and ends when its client goes, or when its upstream leaves rotation. */
+    RELAY_TEXT_MS = 60 * 1000,
+    RELAY_WHOLE_NBYTES_MAX = 64 << 10, /* a longer answer is passed on as a stream */
+    /* Unsent bytes of a stream that hold its upstream; when half of them are gone it goes on. What
+     * has been read by then may come on top: up to HTTP_PIECE_NBYTES. */
+    RELAY_AHEAD_NBYTES = 24 << 10,
+    RELAY_LOOP_NFDS = 160,            /* descriptors of a loop's clients, without connections */
+    RELAY_BODY_NBYTES_KEPT = 16 << 10 /* a longer request is given up as soon as it was sent */
+};
+
+/* relays_new - Errors: ERR_NO_MEMORY.
+ * @u  borrowed until relays_free, not yet started: its upstreams_on_left is taken */
+int relays_new(struct relays **out, struct upstreams *u, struct err *e);
+
+/* relays_stop - every relay that is under way is answered now: that the server ends. Before the
+ * fronts are freed. Accepts NULL. Threads: main's. Blocks: no. */
+void relays_stop(struct relays *rs);
+
+/* relays_free - Accepts NULL. After the fronts, before the upstreams. */
+void relays_free(struct relays *rs);
+
+/* relay_loop_begin, relay_loop_end - as struct front_app's. */
+int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *e);
+void relay_loop_end(void *loop_app);
+
+/* handle_relay - a route's `handle` in front of upstreams (handlers/fleet/fleet_routes.h), on the
+ * loop. Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND,
+ * ERR_NO_MEMORY.
+ */
+int handle_relay(struct app *app, struct exchange *x, struct err *e);
+
+#endif

@@ -1,0 +1,274 @@
+/* From an upstream's answer to the client's: short ones as a whole, others as they come.
+ *
+ * A stream is held when its client is behind: libcurl then leaves what comes in the socket, and the
+ * upstream feels it. It goes on from the loop, never from within the front's own call for more,
+ * because libcurl hands over at once what it has. */
+#include "base/log.h"
+#include "fleet/proxy/relay_priv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void relay_name_upstream(const struct relay *r, struct exchange_reply *out)
+{
+    if (r->at.name != NULL)
+        exchange_reply_header(out, "X-Baton-Upstream", "%s", r->at.name);
+}
+
+/* As it came. Types are headers here: those of a reply are static. */
+static struct exchange_reply head_of(const struct relay *r)
+{
+    struct exchange_reply out = {.status = r->head.status};
+
+    if (r->head.content_type[0] != '\0')
+        exchange_reply_header(&out, "Content-Type", "%s", r->head.content_type);
+    if (r->head.content_encoding[0] != '\0') /* nobody asked for one */
+        exchange_reply_header(&out, "Content-Encoding", "%s", r->head.content_encoding);
+    if (r->head.retry_after[0] != '\0')
+        exchange_reply_header(&out, "Retry-After", "%s", r->head.retry_after);
+    relay_name_upstream(r, &out);
+    return out;
+}
+
+/* All of it is there. */
+static void answer_whole(struct relay *r)
+{
+    struct exchange_reply out = head_of(r);
+    struct exchange *x = r->x;
+
+    out.data = r->body;
+    out.len = r->len;
+    if (r->body != NULL) {
+        out.release = free;
+        out.release_arg = r->body;
+    }
+    r->body = NULL;
+    r->x = NULL;
+    exchange_reply(x, &out);
+}
+
+static void give_up_call(struct relay *r)
+{
+    http_cancel(r->call);
+    r->call = NULL;
+}
+
+static void begin_whole(struct relay *r)
+{
+    struct err e = {0};
+
+    r->stage = RELAY_WHOLE;
+    if (r->head.content_length <= 0)
+        return;
+    r->body = malloc((size_t)r->head.content_length);
+    if (r->body != NULL)
+        return;
+    give_up_call(r);
+    (void)err_set(
+        &e, ERR_NO_MEMORY, "",
+        "this server has no memory for an answer of %lld bytes; the request may have been "
+        "processed",
+        (long long)r->head.content_length);
+    relay_fail(r, &e);
+}
+
+static void begin_stream(struct relay *r)
+{
+    struct exchange_reply out = head_of(r);
+
+    if (r->x->method == METHOD_HEAD) { /* it was asked as a GET, and this is all that is wanted */
+        give_up_call(r);
+        answer_whole(r);
+        relay_end(r);
+        return;
+    }
+    r->stage = RELAY_STREAM;
+    exchange_stream_open_as(r->x, &out);
+    if (r->x->body_len > RELAY_BODY_NBYTES_KEPT && http_body_sent(r->call))
+        exchange_drop_body(r->x);
+}
+
+/* A baton says which process of it answers: one that was restarted since the last question to it
+ * serves other weights than the fleet. */
+static bool is_another(const struct relay *r)
+{
+    return r->at.dialect == WIRE_BATON && r->head.boot_id[0] != '\0' &&
+           !fleet_confirm(r->loop->all->fleet, r->ticket.upstream, r->head.boot_id);
+}
+
+static void refuse_another(struct relay *r)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_UPSTREAM, "",
+                  "%.200s was restarted: what it answers is not of the version that is served",
+                  r->at.name);
+    relay_fail(r, &e);
+}
+
+/* An SGLang says which version made it: of one that was restarted since the last question to it,
+ * that it began with. What it is to say of itself is asked at once. */
+static bool names_another(struct relay *r, const char *data, size_t len)
+{
+    if (r->at.dialect != WIRE_SGLANG || r->lane != FLEET_GENERATE || r->head.status != 200)
+        return false;
+    while (version_scan_next(&r->scan, &data, &len))
+        if (!fleet_may_name(r->loop->all->fleet, r->scan.name, r->epoch))
+            return true;
+    return false;
+}
+
+static void refuse_version(struct relay *r)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_UPSTREAM, "",
+                  "%.200s answered with weights '%s', which are not what is served", r->at.name,
+                  r->scan.name);
+    upstreams_look(r->loop->all->upstreams);
+    relay_fail(r, &e);
+}
+
+/* At once: what follows such a head may never end. A redirect may be our client's doing, by what it
+ * asks for; any other status is none. */
+static void refuse_bad(struct relay *r)
+{
+    bool redirects = r->head.status >= 300 && r->head.status < 400;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_UPSTREAM, "", "%.200s gave no answer to pass on: it answered %d, %s",
+                  r->at.name, r->head.status,
+                  redirects ? "and redirects are not followed"
+                            : "which is no status of an answer; it may have been processed");
+    if (redirects)
+        relay_fail(r, &e);
+    else
+        relay_missed(r, false, &e);
+}
+
+static void on_head(void *arg, const struct http_head *head)
+{
+    struct relay *r = arg;
+
+    r->head = *head;
+    r->ticket.answered = true; /* unless it breaks (relay_missed) */
+    if (is_another(r))
+        refuse_another(r);
+    else if (wire_refuses_relayed(r->at.dialect, head->status))
+        relay_refused(r);
+    else if (!http_is_answer(head->status))
+        refuse_bad(r);
+    else if (head->status == 204 ||
+             (head->content_length >= 0 && head->content_length <= RELAY_WHOLE_NBYTES_MAX))
+        begin_whole(r);
+    else
+        begin_stream(r);
+}
+
+static void collect(struct relay *r, const void *data, size_t len)
+{
+    size_t room = r->body != NULL ? (size_t)r->head.content_length - r->len : 0;
+
+    if (len > room) /* libcurl ends with the length that it was told */
+        len = room;
+    if (len > 0)
+        memcpy(r->body + r->len, data, len);
+    r->len += len;
+}
+
+/* Under the exchange's lock. */
+static void on_drained(void *arg)
+{
+    struct relay *r = arg;
+
+    loop_post(r->loop->loop, &r->drained);
+}
+
+void relay_drained(void *arg)
+{
+    struct relay *r = arg;
+
+    r->held = false;
+    if (r->call != NULL)
+        http_resume(r->call);
+}
+
+static void hold(struct relay *r)
+{
+    if (r->held)
+        return;
+    r->held = true;
+    http_hold(r->call);
+    exchange_on_drained(r->x, RELAY_AHEAD_NBYTES / 2, on_drained, r);
+}
+
+/* Is its client so far behind? `ahead` is never too small: it is asked anew only when it could be
+ * too much, for an answer comes in hundreds of small pieces. */
+static bool is_behind(struct relay *r, size_t more, size_t limit)
+{
+    if (r->ahead + more < limit)
+        return false;
+    r->ahead = exchange_stream_unsent(r->x);
+    return r->ahead + more >= limit;
+}
+
+/* libcurl hands over each chunk by itself: those that it has read at once leave together, when the
+ * front sees to it later in this turn of the loop. */
+static bool pass_on(struct relay *r, const void *data, size_t len)
+{
+    if (is_behind(r, len, RELAY_AHEAD_NBYTES + HTTP_PIECE_NBYTES + 1)) {
+        hold(r); /* libcurl reads on while there is something to read */
+        return false;
+    }
+    if (exchange_stream_write(r->x, data, len) != 0) {
+        relay_drop(r); /* the client is gone, or there is no memory for what it is owed */
+        return true;
+    }
+    r->ahead += len;
+    if (is_behind(r, 0, RELAY_AHEAD_NBYTES))
+        hold(r);
+    return true;
+}
+
+static bool on_data(void *arg, const void *data, size_t len)
+{
+    struct relay *r = arg;
+    struct version_scan before = r->scan;
+
+    if (names_another(r, data, len)) {
+        refuse_version(r);
+        return true;
+    }
+    if (r->stage == RELAY_STREAM) {
+        if (pass_on(r, data, len))
+            return true;
+        r->scan = before; /* it comes again */
+        return false;
+    }
+    if (r->stage == RELAY_WHOLE)
+        collect(r, data, len);
+    return true;
+}
+
+static void on_done(void *arg, const struct http_end *end)
+{
+    struct relay *r = arg;
+
+    r->call = NULL;
+    if (end->outcome != HTTP_WHOLE) {
+        relay_break(r, end);
+        return;
+    }
+    if (r->stage == RELAY_STREAM) {
+        exchange_stream_close(r->x, true);
+        r->x = NULL;
+    } else {
+        answer_whole(r);
+    }
+    relay_end(r);
+}
+
+struct http_events relay_events(struct relay *r)
+{
+    return (struct http_events){.head = on_head, .data = on_data, .done = on_done, .arg = r};
+}

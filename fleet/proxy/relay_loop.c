@@ -1,0 +1,203 @@
+/* What each loop of the front has for its relays, and how they all are told: that an upstream left
+ * rotation, that the server ends. */
+#include "base/clock.h"
+#include "fleet/proxy/relay_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Any thread, no lock held. FLEET_MAX: none in particular. */
+static void on_left(void *arg, size_t upstream)
+{
+    struct relays *rs = arg;
+
+    mtx_lock(&rs->lock);
+    for (struct relay_loop *rl = rs->loops; rl != NULL; rl = rl->next) {
+        if (upstream < FLEET_MAX)
+            rl->has_left[upstream] = true;
+        loop_post(rl->loop, &rl->left);
+    }
+    mtx_unlock(&rs->lock);
+}
+
+static void cut_all(struct relay_loop *rl, size_t upstream)
+{
+    struct upstream_info info;
+
+    fleet_info(rl->all->fleet, upstream, &info);
+    for (struct relay *r = rl->relays, *next; r != NULL; r = next) {
+        next = r->next;
+        if (r->call != NULL && r->ticket.upstream == upstream)
+            relay_cut(r, &info.error);
+    }
+}
+
+/* Where nobody serves nobody waits either: as for those who come now. */
+static void refuse_waiting(struct relay_loop *rl)
+{
+    struct fleet *fleet = rl->all->fleet;
+    struct fleet_stats stats;
+
+    fleet_stats(fleet, &stats);
+    if (stats.n_serving > 0)
+        return;
+    for (struct relay *r = rl->relays, *next; r != NULL; r = next) {
+        struct err e = {0};
+
+        next = r->next;
+        if (r->stage != RELAY_QUEUED || !fleet_cancel(fleet, &r->ticket))
+            continue;
+        if (relay_enter(r, &e) == 0)
+            continue;
+        r->stage = RELAY_ASKED;
+        relay_fail(r, &e);
+    }
+}
+
+/* The loop's thread: some upstreams have left rotation, or the last one has. */
+static void left(void *arg)
+{
+    struct relay_loop *rl = arg;
+    bool has_left[FLEET_MAX];
+
+    mtx_lock(&rl->all->lock);
+    memcpy(has_left, rl->has_left, sizeof has_left);
+    memset(rl->has_left, 0, sizeof rl->has_left);
+    mtx_unlock(&rl->all->lock);
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (has_left[i])
+            cut_all(rl, i);
+    refuse_waiting(rl);
+}
+
+/* The loop's thread: the server ends. */
+static void end(void *arg)
+{
+    struct relay_loop *rl = arg;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_DRAINING, "", "the server ended before the answer was whole");
+    for (struct relay *r = rl->relays, *next; r != NULL; r = next) {
+        next = r->next;
+        if (r->stage != RELAY_OVER)
+            relay_fail(r, &e);
+    }
+}
+
+int relays_new(struct relays **out, struct upstreams *u, struct err *e)
+{
+    struct relays *rs = calloc(1, sizeof *rs);
+
+    if (rs == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for what is relayed");
+    mtx_init(&rs->lock, MTX_RELAYS);
+    cnd_init(&rs->told);
+    rs->upstreams = u;
+    rs->fleet = upstreams_fleet(u);
+    upstreams_on_left(u, on_left, rs);
+    *out = rs;
+    return 0;
+}
+
+void relays_stop(struct relays *rs)
+{
+    if (rs == NULL)
+        return;
+    mtx_lock(&rs->lock);
+    for (struct relay_loop *rl = rs->loops; rl != NULL; rl = rl->next)
+        loop_post(rl->loop, &rl->end);
+    mtx_unlock(&rs->lock);
+}
+
+void relays_free(struct relays *rs)
+{
+    if (rs == NULL)
+        return;
+    assert(rs->loops == NULL);
+    upstreams_on_left(rs->upstreams, NULL, NULL);
+    cnd_fini(&rs->told);
+    mtx_fini(&rs->lock);
+    free(rs);
+}
+
+static void loop_ctx_free(struct relay_loop *rl)
+{
+    http_client_free(rl->text);
+    for (size_t i = 0; i < RELAY_CLIENTS; i++)
+        http_client_free(rl->generate[i]);
+    free(rl);
+}
+
+static int open_clients(struct relay_loop *rl, struct err *e)
+{
+    for (size_t i = 0; i < RELAY_CLIENTS; i++)
+        if (http_client_new(&rl->generate[i], rl->loop, e) != 0)
+            return -1;
+    return http_client_new(&rl->text, rl->loop, e);
+}
+
+int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *e)
+{
+    struct relay_loop *rl = calloc(1, sizeof *rl);
+
+    if (rl == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for what a loop relays");
+    rl->all = rs;
+    rl->loop = l;
+    rl->left = (struct loop_item){.run = left, .arg = rl};
+    rl->end = (struct loop_item){.run = end, .arg = rl};
+    if (open_clients(rl, e) != 0) {
+        loop_ctx_free(rl);
+        return -1;
+    }
+    mtx_lock(&rs->lock);
+    rl->next = rs->loops;
+    rs->loops = rl;
+    mtx_unlock(&rs->lock);
+    *out = rl;
+    return 0;
+}
+
+static void unlink_loop(struct relay_loop *rl)
+{
+    struct relay_loop **at = &rl->all->loops;
+
+    mtx_lock(&rl->all->lock);
+    while (*at != rl)
+        at = &(*at)->next;
+    *at = rl->next;
+    mtx_unlock(&rl->all->lock);
+}
+
+/* A grant that was under way when the loop ended: its thread is about to say so. */
+static void await_grant(struct relay *r)
+{
+    struct relays *all = r->loop->all;
+
+    mtx_lock(&all->lock);
+    while (!r->told)
+        (void)cnd_wait(&all->told, &all->lock, CLOCK_NEVER);
+    mtx_unlock(&all->lock);
+    r->has_permit = true;
+}
+
+void relay_loop_end(void *loop_app)
+{
+    struct relay_loop *rl = loop_app;
+
+    unlink_loop(rl);
+    while (rl->relays != NULL) {
+        struct relay *r = rl->relays;
+
+        if (r->stage != RELAY_OVER)
+            relay_drop(r);
+        if (rl->relays != r)
+            continue; /* it has ended */
+        await_grant(r);
+        relay_end(r);
+    }
+    loop_unpost(rl->loop, &rl->left);
+    loop_unpost(rl->loop, &rl->end);
+    loop_ctx_free(rl);
+}

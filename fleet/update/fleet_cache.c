@@ -1,0 +1,223 @@
+/* What upstreams cached of prompts was made by the weights that they had then. An update that
+ * overwrites those weights empties these caches before it ends, while its upstreams stand still,
+ * whatever paused them and whatever resumes them: no request that is sent after it reads an entry
+ * of another version. That is: the prefix cache, a vLLM's cache of encoder outputs (images), and an
+ * SGLang's storage beyond its memory (HiCache). An SGLang has no route that empties its cache of
+ * image embeddings; those stay.
+ *
+ * A cache cannot be emptied while a request holds KV. By default held requests are preempted, and
+ * compute their KV again with the new weights. With --on-update continue, or in an SGLang before
+ * 0.5.23, which cannot flush while it holds a request, they go on; the upstream gets no other
+ * request until its cache is empty.
+ *
+ * What made the entries of a process that this server has not asked yet is unknown: an earlier
+ * server may have ended while they were stale. So it is asked before it gets its first request.
+ *
+ * Rejected: to empty them when they are let go of. A trainer's pause outlives the update, and the
+ * end of that was then an answer too late. Rejected, too: a fence. The weights are the right ones,
+ * and only a whole update would lift it. */
+#include "fleet/update/fleet_cache.h"
+
+#include "base/log.h"
+
+#include <string.h>
+
+bool fleet_recomputes(const struct app *app)
+{
+    return app->on_update == GEN_ON_UPDATE_RECOMPUTE;
+}
+
+/* Some upstreams, and why each could not be emptied; clean: it was, or has not been asked yet. */
+struct emptying {
+    struct app *app;
+    const struct fleet_cached *list;
+    struct err *why;
+    size_t n;
+};
+
+typedef bool picks_fn(const struct emptying *x, size_t i);
+
+static bool picks_all(const struct emptying *x, size_t i)
+{
+    (void)x;
+    (void)i;
+    return true;
+}
+
+static bool picks_clean(const struct emptying *x, size_t i)
+{
+    return x->why[i].code == ERR_NONE;
+}
+
+/* Whoever refused, and is held: what it holds may be retracted. */
+static bool picks_held(const struct emptying *x, size_t i)
+{
+    struct upstream_at at;
+
+    upstreams_at(x->app->upstreams, x->list[i].upstream, &at);
+    return at.dialect == WIRE_SGLANG && x->list[i].held && x->list[i].preempt &&
+           x->why[i].code != ERR_NONE;
+}
+
+/* An engine that has no such cache has no route for it; an SGLang without HiCache answers 400 where
+ * one with it answers 200. A vLLM that is not in development mode has no route to empty its
+ * prefixes by, nor any for updates; only its adapters can have changed. */
+static bool has_none(enum wire_op op, bool lenient, const struct fleet_said *said)
+{
+    bool optional = op == WIRE_RESET_ENCODER || op == WIRE_RESET_STORAGE || lenient;
+
+    if (said->end != FLEET_REFUSED)
+        return false;
+    return (op == WIRE_RESET_STORAGE && said->status == 400) ||
+           (optional && (said->status == 404 || said->status == 405));
+}
+
+static void judge(const struct emptying *x, size_t i, enum wire_op op, const json_t *body,
+                  const struct fleet_said *said)
+{
+    struct upstream_at at;
+
+    upstreams_at(x->app->upstreams, said->upstream, &at);
+    err_clear(&x->why[i]);
+    if (!said_good(said) && !has_none(op, x->list[i].lenient, said))
+        x->why[i] = said->why;
+    else if (op == WIRE_RESET_CACHE && said->end == FLEET_GOOD &&
+             !wire_resets_surely(at.dialect, body, said->text != NULL ? said->text : "",
+                                 said->text_len))
+        (void)err_set(&x->why[i], ERR_UPSTREAM, "",
+                      "%.100s does not say whether it has emptied its cache", at.name);
+}
+
+static void ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
+{
+    json_t *bodies[2] = {json_pack("{s:b}", "external", 1),
+                         json_pack("{s:b, s:b}", "external", 1, "running", 1)};
+    struct fleet_to to[FLEET_MAX];
+    size_t at[FLEET_MAX], n = 0;
+    struct fleet_said *said = NULL;
+    struct err e = {0};
+
+    for (size_t i = 0; i < x->n; i++)
+        if (picks(x, i)) {
+            to[n] = (struct fleet_to){.upstream = x->list[i].upstream,
+                                      .body = bodies[x->list[i].preempt]};
+            at[n++] = i;
+        }
+    if (bodies[0] == NULL || bodies[1] == NULL)
+        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to empty caches");
+    else if (n > 0)
+        (void)fleet_ask(x->app, op, to, n, fleet_step_us(x->app), &said, &e);
+    for (size_t k = 0; k < n; k++) {
+        if (said != NULL)
+            judge(x, at[k], op, to[k].body, &said[k]);
+        else
+            x->why[at[k]] = e;
+    }
+    fleet_said_free(said, n);
+    json_decref(bodies[0]);
+    json_decref(bodies[1]);
+}
+
+void fleet_empty(struct app *app, const struct fleet_cached *list, size_t n, struct err *why)
+{
+    const struct emptying x = {.app = app, .list = list, .why = why, .n = n};
+    struct err refused[FLEET_MAX];
+    size_t n_held = 0;
+
+    if (n == 0)
+        return;
+    ask(&x, WIRE_RESET_CACHE, picks_all);
+    for (size_t i = 0; i < n; i++)
+        n_held += picks_held(&x, i);
+    if (n_held > 0) {
+        memcpy(refused, why, n * sizeof *why);
+        ask(&x, WIRE_RETRACT, picks_held); /* and again, whatever it said to that */
+        for (size_t i = 0; i < n; i++)
+            why[i] = refused[i];
+        ask(&x, WIRE_RESET_CACHE, picks_held);
+    }
+    ask(&x, WIRE_RESET_ENCODER, picks_clean);
+    ask(&x, WIRE_RESET_STORAGE, picks_clean);
+}
+
+static void log_stale(const struct app *app, size_t upstream, const struct err *why)
+{
+    struct upstream_at at;
+    struct log_rec r;
+
+    upstreams_at(app->upstreams, upstream, &at);
+    log_begin(&r, LOG_WARN, "fleet.cache_stale");
+    log_str(&r, "upstream", at.name);
+    log_str(&r, "error", why->msg);
+    log_end(&r);
+}
+
+/* @why  [n]; clean; set as fleet_empty's */
+static void empty_or_bar(struct app *app, const struct fleet_cached *list, size_t n,
+                         struct err *why)
+{
+    fleet_empty(app, list, n, why);
+    for (size_t i = 0; i < n; i++) {
+        if (why[i].code != ERR_NONE)
+            log_stale(app, list[i].upstream, &why[i]);
+        fleet_fit_stale(app, list[i].upstream, &why[i]);
+    }
+}
+
+void fleet_empty_parts(struct app *app, struct fleet_session *s)
+{
+    struct fleet_cached list[FLEET_MAX];
+    struct fleet_part *parts[FLEET_MAX];
+    struct err why[FLEET_MAX];
+    size_t n = 0;
+
+    mtx_lock(&app->fleet_control->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (p->two_phase || p->out)
+            continue;
+        list[n] = (struct fleet_cached){
+            .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(app)};
+        parts[n++] = p;
+    }
+    mtx_unlock(&app->fleet_control->lock);
+    memset(why, 0, n * sizeof *why);
+    empty_or_bar(app, list, n, why);
+    mtx_lock(&app->fleet_control->lock);
+    for (size_t i = 0; i < n; i++)
+        parts[i]->stale = why[i];
+    mtx_unlock(&app->fleet_control->lock);
+}
+
+/* An SGLang gives each load a name of its own. What runs with the adapter cannot keep the one that
+ * it began with, so it begins again whatever --on-update says. */
+void fleet_empty_adapters(struct app *app, const struct fleet_said *said, size_t n)
+{
+    struct fleet_cached list[FLEET_MAX];
+    struct err why[FLEET_MAX];
+    struct upstream_at at;
+    size_t n_list = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, said[i].upstream, &at);
+        if (at.dialect == WIRE_VLLM && fleet_worked(&said[i]))
+            list[n_list++] = (struct fleet_cached){
+                .upstream = said[i].upstream,
+                .lenient = !fleet_fit_is_stale(app, said[i].upstream),
+                .preempt = true};
+    }
+    memset(why, 0, n_list * sizeof *why);
+    empty_or_bar(app, list, n_list, why);
+}
+
+void fleet_empty_one(struct app *app, size_t upstream)
+{
+    const struct fleet_cached one = {.upstream = upstream, .preempt = fleet_recomputes(app)};
+    struct err why = {0};
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, upstream, &at);
+    if (!wire_is_two_phase(at.dialect))
+        empty_or_bar(app, &one, 1, &why);
+}

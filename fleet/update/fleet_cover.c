@@ -1,0 +1,377 @@
+/* Which tensors the fleet's model consists of, and which of them an update has brought so far. */
+#include "fleet/update/fleet_cover.h"
+
+#include "base/log.h"
+#include "base/utf8.h"
+#include "fleet/fleet_priv.h"
+#include "handlers/update/update_json.h"
+#include "handlers/update/update_parts.h"
+#include "transport/ipc/torch_tensors.h"
+#include "weights/tally.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COVER_NAMED = 3, COVER_NAME_MAX = 80 }; /* missing tensors in a message */
+
+struct fleet_spec {
+    unsigned n_refs;           /* the fleet's, and a session's; guarded by the fleet's lock */
+    struct manifest *manifest; /* owned; immutable */
+    const char *from;          /* static; NULL: an update brought it */
+};
+
+struct fleet_cover {
+    struct fleet_spec *spec; /* one reference; NULL: nothing is known */
+    struct tally *tally;     /* owned */
+    uint64_t n_unseen;       /* requests that brought what nobody here could see */
+};
+
+/* the spec */
+
+static int spec_new(struct fleet_spec **out, struct manifest *m, const char *from, struct err *e)
+{
+    struct fleet_spec *spec = malloc(sizeof *spec);
+
+    if (spec == NULL) {
+        manifest_free(m);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for what the model consists of");
+    }
+    *spec = (struct fleet_spec){.n_refs = 1, .manifest = m, .from = from};
+    *out = spec;
+    return 0;
+}
+
+void fleet_spec_unref(struct fleet_spec *spec)
+{
+    if (spec == NULL || --spec->n_refs > 0)
+        return;
+    manifest_free(spec->manifest);
+    free(spec);
+}
+
+int fleet_spec_give(struct fleet_control *fc, struct manifest *m, const char *from, struct err *e)
+{
+    return spec_new(&fc->spec, m, from, e);
+}
+
+json_t *fleet_spec_json(struct fleet_control *fc)
+{
+    json_t *spec;
+
+    mtx_lock(&fc->lock);
+    spec = fc->spec == NULL
+               ? json_null()
+               : json_pack("{s:s, s:I}", "from", fc->spec->from != NULL ? fc->spec->from : "update",
+                           "n_tensors", (json_int_t)fc->spec->manifest->plan->n_tensors);
+    mtx_unlock(&fc->lock);
+    return spec;
+}
+
+const char *fleet_coverage(struct fleet_control *fc)
+{
+    const char *coverage;
+
+    mtx_lock(&fc->lock);
+    coverage = fc->coverage;
+    mtx_unlock(&fc->lock);
+    return coverage;
+}
+
+/* lists */
+
+void fleet_list_fini(struct fleet_list *l)
+{
+    plan_unref(l->plan);
+    *l = (struct fleet_list){0};
+}
+
+/* Each rank may get a list of its own. */
+static int join(struct plan_builder *b, const struct plan *plan, struct err *e)
+{
+    for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+
+        if (plan_builder_find(b, t->name) == PLAN_NO_TENSOR &&
+            plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* False: one of them cannot be read. */
+static bool join_pickles(struct plan_builder *b, const json_t *strings, uint32_t *n)
+{
+    struct err ignored = {0};
+    const json_t *text;
+    bool good = json_is_array(strings) && json_array_size(strings) <= TENSORS_RANKS_MAX;
+    size_t i;
+
+    *n = 0;
+    for (i = 0; good && i < json_array_size(strings); i++) {
+        struct torch_tensors t = {0};
+
+        text = json_array_get(strings, i);
+        good = json_is_string(text) &&
+               torch_tensors_read(&t, json_string_value(text), json_string_length(text),
+                                  (uint32_t)i, "", &ignored) == 0 &&
+               join(b, t.plan, &ignored) == 0;
+        *n += t.plan != NULL ? t.plan->n_tensors : 0;
+        torch_tensors_fini(&t);
+    }
+    return good;
+}
+
+static int read_pickles(struct fleet_list *out, const json_t *strings, struct err *e)
+{
+    struct plan_builder *b;
+    uint32_t n;
+
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    out->seen = join_pickles(b, strings, &n);
+    if (out->seen && n > 0)
+        return plan_builder_finish(b, &out->plan, e);
+    plan_builder_free(b);
+    return 0;
+}
+
+int fleet_list_read(struct fleet_list *out, const struct fleet_session *s, const json_t *body,
+                    struct err *e)
+{
+    const json_t *pickles = json_object_get(body, "serialized_named_tensors");
+
+    *out = (struct fleet_list){0};
+    if (s->cover == NULL)
+        return 0;
+    if (pickles != NULL && !json_is_null(pickles))
+        return read_pickles(out, pickles, e);
+    if (json_object_get(body, "names") == NULL)
+        return 0;
+    out->seen = true;
+    return plan_from_body(&out->plan, body, NULL, e);
+}
+
+/* a session */
+
+static const char *word_of(const struct fleet_session *s, uint32_t n_missing)
+{
+    const struct fleet_cover *c = s->cover;
+
+    if (s->partial)
+        return "partial";
+    if (c->spec == NULL || c->n_unseen > 0)
+        return "unknown";
+    if (n_missing > 0)
+        return "incomplete";
+    return c->spec->from != NULL ? "whole" : "as_before";
+}
+
+/* Is it counted here? */
+static bool is_counted(const struct fleet_session *s)
+{
+    return s->cover != NULL && !fleet_session_has(s, true);
+}
+
+/* Reads the last report: all else in a copy of a session may change meanwhile. */
+const char *fleet_cover_word(const struct fleet_session *s)
+{
+    const char *said = json_string_value(json_object_get(s->told, "coverage"));
+
+    if (s->partial)
+        return "partial";
+    if (is_counted(s))
+        return said != NULL ? said : "unknown";
+    return json_integer_value(json_object_get(s->told, "n_missing")) > 0 ? "incomplete" : "whole";
+}
+
+static json_t *cover_json(const struct fleet_session *s)
+{
+    const struct fleet_cover *c = s->cover;
+    const char *missing[UPDATE_MISSING_MAX];
+    uint32_t n_missing = tally_missing(c->tally, missing, UPDATE_MISSING_MAX);
+    uint32_t n = c->spec != NULL ? c->spec->manifest->plan->n_tensors : 0;
+
+    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:I}", "coverage", word_of(s, n_missing),
+                     "n_tensors_total", (json_int_t)n, "n_tensors_done",
+                     (json_int_t)(c->spec != NULL ? n - n_missing : tally_n_came(c->tally)),
+                     "n_missing", (json_int_t)n_missing, "missing", names_json(missing, n_missing),
+                     "n_unseen", (json_int_t)c->n_unseen);
+}
+
+/* Without memory for a new report the last one stays. */
+static void tell(struct fleet_control *fc, struct fleet_session *s)
+{
+    json_t *told = cover_json(s), *before;
+
+    if (told == NULL)
+        return;
+    mtx_lock(&fc->lock);
+    before = s->told;
+    s->told = told;
+    json_decref(before);
+    mtx_unlock(&fc->lock);
+}
+
+int fleet_cover_begin(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    struct fleet_cover *c;
+
+    if (!fleet_session_overwrites(s))
+        return 0;
+    c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an update");
+    mtx_lock(&fc->lock);
+    c->spec = fc->spec;
+    if (c->spec != NULL)
+        c->spec->n_refs++;
+    mtx_unlock(&fc->lock);
+    s->cover = c; /* freed with the session */
+    if (tally_new(&c->tally, c->spec != NULL ? c->spec->manifest : NULL, e) != 0)
+        return -1;
+    if (is_counted(s))
+        tell(fc, s);
+    return 0;
+}
+
+void fleet_cover_free(struct fleet_cover *c)
+{
+    if (c == NULL)
+        return;
+    tally_free(c->tally);
+    fleet_spec_unref(c->spec);
+    free(c);
+}
+
+/* A vLLM counts the elements that arrive for a layer and builds the layer when the count is full. A
+ * tensor that is sent twice fills the count in the place of another, which is then dropped. */
+static bool takes_once(const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].begins && !s->parts[i].marks && !s->parts[i].out)
+            return true;
+    return false;
+}
+
+int fleet_cover_check(const struct fleet_session *s, const struct fleet_list *l, struct err *e)
+{
+    const struct fleet_cover *c = s->cover;
+
+    if (c == NULL || l->plan == NULL)
+        return 0;
+    return tally_check(c->tally, l->plan, c->spec != NULL && c->spec->from != NULL, takes_once(s),
+                       e);
+}
+
+void fleet_cover_took(struct fleet_control *fc, struct fleet_session *s, const struct fleet_list *l)
+{
+    struct fleet_cover *c = s->cover;
+    struct err ignored = {0};
+
+    if (c == NULL)
+        return;
+    if (!l->seen || (l->plan != NULL && tally_add(c->tally, l->plan, &ignored) != 0))
+        c->n_unseen++;
+    if (is_counted(s))
+        tell(fc, s);
+}
+
+/* the end */
+
+/* "'a', 'b' and 21 more" */
+static void name_missing(const struct tally *t, uint32_t n_missing, char *out, size_t cap)
+{
+    const char *names[COVER_NAMED];
+    size_t len = 0;
+    uint32_t i;
+
+    (void)tally_missing(t, names, COVER_NAMED);
+    for (i = 0; i < n_missing && i < COVER_NAMED; i++)
+        len += (size_t)snprintf(out + len, cap - len, "%s'%.*s'", i > 0 ? ", " : "",
+                                utf8_cut(names[i], COVER_NAME_MAX), names[i]);
+    if (n_missing > i)
+        (void)snprintf(out + len, cap - len, " and %" PRIu32 " more", n_missing - i);
+}
+
+static int refuse_missing(const struct fleet_cover *c, uint32_t n_missing, struct err *e)
+{
+    uint32_t n = c->spec->manifest->plan->n_tensors;
+    char names[COVER_NAMED * (COVER_NAME_MAX + 4) + 24];
+
+    name_missing(c->tally, n_missing, names, sizeof names);
+    if (c->spec->from != NULL)
+        return err_set(
+            e, ERR_INCOMPLETE, "",
+            "%" PRIu32 " of the %" PRIu32
+            " tensors of %s are missing: %s; send them all: the upstreams that took part "
+            "of it are fenced (they get no requests) until a whole update ends well",
+            n_missing, n, c->spec->from, names);
+    return err_set(
+        e, ERR_INCOMPLETE, "",
+        "%" PRIu32 " of the %" PRIu32
+        " tensors that the last whole update brought are missing: %s; send them all: the "
+        "upstreams that took part of it are fenced (they get no requests) until a whole "
+        "update ends well; where the model's list is another now, start the server anew",
+        n_missing, n, names);
+}
+
+int fleet_cover_prove(const struct fleet_session *s, struct err *e)
+{
+    const struct fleet_cover *c = s->cover;
+    uint32_t n_missing;
+
+    if (c == NULL || c->n_unseen > 0)
+        return 0;
+    if (tally_n_came(c->tally) == 0)
+        return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
+    n_missing = tally_missing(c->tally, NULL, 0);
+    return s->partial || n_missing == 0 ? 0 : refuse_missing(c, n_missing, e);
+}
+
+static void log_unknown(const struct fleet_session *s)
+{
+    const struct fleet_cover *c = s->cover;
+    struct log_rec r;
+
+    log_begin(&r, c->n_unseen > 0 ? LOG_INFO : LOG_WARN, "fleet.coverage_unknown");
+    log_str(&r, "update_id", s->id);
+    log_u64(&r, "n_tensors", tally_n_came(c->tally));
+    log_u64(&r, "n_unseen", c->n_unseen);
+    log_str(&r, "why",
+            c->n_unseen > 0 ? "the names of some tensors were not seen here"
+                            : "nothing says yet what the model consists of: the next updates have "
+                              "to bring what this one brought; --model or --manifest would say it");
+    log_end(&r);
+}
+
+static bool is_learned(const struct fleet_session *s)
+{
+    const struct fleet_cover *c = s->cover;
+
+    return c != NULL && !s->partial && c->n_unseen == 0 && tally_n_came(c->tally) > 0 &&
+           (c->spec == NULL || c->spec->from == NULL);
+}
+
+void fleet_cover_commit(struct fleet_control *fc, struct fleet_session *s)
+{
+    const char *word = is_counted(s) ? word_of(s, tally_missing(s->cover->tally, NULL, 0))
+                                     : fleet_cover_word(s);
+    struct fleet_spec *spec = NULL, *before = NULL;
+    struct manifest *m;
+    struct err ignored = {0};
+
+    if (strcmp(word, "unknown") == 0)
+        log_unknown(s);
+    if (is_learned(s) && tally_manifest(&m, s->cover->tally, &ignored) == 0)
+        (void)spec_new(&spec, m, NULL, &ignored);
+    mtx_lock(&fc->lock);
+    fc->coverage = word;
+    if (spec != NULL) {
+        before = fc->spec;
+        fc->spec = spec;
+    }
+    fleet_spec_unref(before);
+    mtx_unlock(&fc->lock);
+}

@@ -1,0 +1,118 @@
+/* How tensors are packed: vLLM says it when a transfer is set up, or, before 0.27 and 0.28, in each
+ * update. A trainer of either age may stand in front of engines of either. */
+#include "fleet/update/fleet_run.h"
+
+#include "handlers/body.h"
+#include "handlers/compat/vllm/packed_words.h"
+
+#include <stdio.h>
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+}
+
+/* As a server with GPUs of its own has it (update_nccl.c). */
+static int of_group(const struct fleet_group *g, json_t *body, struct err *e)
+{
+    bool sized = body_given(body, "sizes") != NULL;
+    struct packed_words words;
+
+    if (!g->on || !g->packing.packed)
+        return 0;
+    if (packed_parse(&words, body, e) != 0)
+        return -1;
+    if (!words.said && sized)
+        return err_set(e, ERR_BAD_REQUEST, "/sizes",
+                       "the group was joined with packed, which is many broadcasts, and packed "
+                       "with sizes is one of all: say packed here too, or leave sizes out");
+    if ((words.said && !words.packed) ||
+        (words.said && (sized || words.bucket_nbytes != 0 || g->packing.bucket_nbytes == 0)))
+        return 0;
+    if (fleet_put(body, "packed", json_true()) != 0 ||
+        (words.bucket_nbytes == 0 && g->packing.bucket_nbytes != 0 &&
+         fleet_put(body, "bucket_nbytes", json_integer((json_int_t)g->packing.bucket_nbytes)) != 0))
+        return no_memory(e);
+    return 0;
+}
+
+static bool by_handles(const json_t *body)
+{
+    return body_given(body, "ipc_handles_pickled") != NULL ||
+           body_given(body, "ipc_handles") != NULL;
+}
+
+int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
+{
+    struct fleet_handles handles;
+    struct fleet_group group;
+
+    mtx_lock(&fc->lock);
+    group = fc->group;
+    handles = fc->handles;
+    mtx_unlock(&fc->lock);
+    if (body_given(body, "transport") != NULL)
+        return of_group(&group, body, e);
+    if (!by_handles(body) || !handles.on || body_given(body, "packed") != NULL)
+        return 0;
+    return fleet_put(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
+}
+
+/* Those that are told, and were not told so in this update. */
+static size_t to_tell(struct app *app, struct fleet_session *s, bool packed, const json_t *body,
+                      struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum fleet_packed now = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+        struct upstream_info info;
+
+        fleet_info(fleet_of(app), p->upstream, &info);
+        if (p->begins && !p->out && p->told_packed != now &&
+            vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT)) {
+            batch_add(b, s, i, body);
+        }
+    }
+    mtx_unlock(&fc->lock);
+    return b->n;
+}
+
+/* An engine that nobody told takes them for not packed, one that was started anew too; and one that
+ * was told by another server, before this one was started, as it was told then. */
+int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct fleet_batch b = {0};
+    bool packed = false;
+    json_t *init;
+    int rc = 0;
+
+    if (!by_handles(body))
+        return 0;
+    if (body_bool(&packed, body, "", "packed", e) != 0)
+        return -1;
+    init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
+    if (init == NULL)
+        return no_memory(e);
+    if (to_tell(app, s, packed, init, &b) > 0)
+        rc = fleet_ask(app, WIRE_INIT, b.to, b.n, fleet_step_us(app), &said, e);
+    json_decref(init);
+    if (said == NULL)
+        return rc;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++)
+        if (said_good(&said[i]))
+            s->parts[b.part[i]].told_packed = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
+        else
+            fleet_session_drop(&s->parts[b.part[i]], said[i].end, said[i].status, &said[i].why);
+    mtx_unlock(&fc->lock);
+    fleet_said_free(said, b.n);
+    if (fleet_stands(app, s))
+        return 0;
+    fleet_tell_cause(app, s, e);
+    return -1;
+}

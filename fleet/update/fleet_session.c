@@ -1,0 +1,139 @@
+/* What follows from what each upstream said. */
+#include "fleet/update/fleet_session.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e)
+{
+    struct fleet_session *s = calloc(1, sizeof *s + n_parts * sizeof s->parts[0]);
+
+    if (s == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an update of %zu upstreams", n_parts);
+    s->n_refs = 1;
+    s->n_parts = n_parts;
+    s->phase = UPDATE_OPEN;
+    *out = s;
+    return 0;
+}
+
+void fleet_session_unref(struct fleet_session *s)
+{
+    if (s == NULL || --s->n_refs > 0)
+        return;
+    fleet_cover_free(s->cover);
+    json_decref(s->told);
+    free(s);
+}
+
+bool fleet_session_is_open(const struct fleet_session *s)
+{
+    return s->phase != UPDATE_COMMITTED && s->phase != UPDATE_ABORTED;
+}
+
+bool fleet_session_has(const struct fleet_session *s, bool two_phase)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (!s->parts[i].out && s->parts[i].two_phase == two_phase)
+            return true;
+    return false;
+}
+
+bool fleet_session_overwrites(const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (!s->parts[i].two_phase)
+            return true;
+    return false;
+}
+
+void fleet_session_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
+{
+    p->out = true;
+    p->end = end;
+    p->status = status;
+    p->why = *why;
+}
+
+bool fleet_session_stands(const struct fleet_session *s, size_t min_ready)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        const struct fleet_part *p = &s->parts[i];
+
+        if (p->out && p->two_phase)
+            return false;
+        n += !p->out;
+    }
+    return n >= min_ready;
+}
+
+static bool failed(const struct fleet_said *said)
+{
+    return said->end != FLEET_GOOD && said->end != FLEET_SKIPPED;
+}
+
+enum session_verdict fleet_session_took(struct fleet_session *s, const struct fleet_said *said,
+                                        const size_t *parts, const bool *fresh, size_t n,
+                                        size_t min_ready, bool repeats)
+{
+    size_t n_failed = 0, n_worked = 0;
+    bool one_phase = false;
+
+    for (size_t i = 0; i < n; i++) {
+        struct fleet_part *p = &s->parts[parts[i]];
+
+        n_failed += failed(&said[i]);
+        n_worked += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ||
+                    (!p->two_phase && fleet_worked(&said[i]));
+        one_phase = one_phase || !p->two_phase;
+        if (!p->two_phase && fresh[i] && !fleet_worked(&said[i]))
+            p->touched = false;
+        p->end = said[i].end;
+        p->status = said[i].status;
+        p->why = said[i].why;
+    }
+    if (n_failed == 0) {
+        s->n_received++;
+        return SESSION_GOES_ON;
+    }
+    if (n_worked == 0 || (repeats && !one_phase))
+        return SESSION_AGAIN;
+    for (size_t i = 0; i < n; i++)
+        if (failed(&said[i]))
+            fleet_session_drop(&s->parts[parts[i]], said[i].end, said[i].status, &said[i].why);
+    if (!fleet_session_stands(s, min_ready))
+        return SESSION_OVER;
+    s->n_received++;
+    return SESSION_GOES_ON;
+}
+
+void fleet_session_tell(const struct err *why, struct err *e)
+{
+    *e = *why;
+    if (e->code == ERR_NOT_FOUND && e->field[0] == '\0')
+        e->code = ERR_UPSTREAM;
+}
+
+void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct err *e)
+{
+    const struct fleet_part *cause = NULL;
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        const struct fleet_part *p = &s->parts[i];
+
+        n += !p->out;
+        if (!p->out || p->why.code == ERR_NONE)
+            continue;
+        if (cause == NULL || (p->end == FLEET_REFUSED && cause->end != FLEET_REFUSED))
+            cause = p;
+    }
+    if (cause == NULL) {
+        (void)err_set(e, ERR_UNSYNCED, "", "upstreams that take part: %zu, and --min-ready is %zu",
+                      n, min_ready);
+        return;
+    }
+    fleet_session_tell(&cause->why, e);
+}

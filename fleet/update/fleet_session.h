@@ -1,0 +1,129 @@
+/* One weight update of the whole fleet: who takes part, how far each is, and what follows from what
+ * each of them said. No I/O and no lock here: whoever runs the steps owns it.
+ *
+ * Two kinds of upstream take part. Those in two phases (batons) prove what they got and serve it
+ * only when told: all of them must, or none does. The others overwrite what they serve: from the
+ * first byte on (`touched`) an upstream is whole only at its end, so it stands still until then,
+ * and one that did not get there is fenced. */
+#ifndef BATON_FLEET_UPDATE_FLEET_SESSION_H
+#define BATON_FLEET_UPDATE_FLEET_SESSION_H
+
+#include "base/err.h"
+#include "fleet/api/wire.h"
+#include "fleet/fleet_ask.h"
+#include "fleet/members/fleet.h"
+#include "fleet/update/fleet_cover.h"
+#include "weights/update/update.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* By which process an upstream can be told from the one that answers under its name later. */
+struct fleet_life {
+    char process[FLEET_LABEL_MAX + 1]; /* "": it does not say */
+    uint64_t n_missed;
+    bool synced;
+};
+
+_Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
+               "a name of ours is told from a longer one");
+
+enum fleet_packed { FLEET_NOT_TOLD, FLEET_NOT_PACKED, FLEET_PACKED };
+
+struct fleet_part {
+    size_t upstream;
+    bool two_phase;
+    bool begins;     /* it is told to start and to finish each update, as far as is known */
+    bool marks;      /* it does not name its process, but the update (update_id) that it had last */
+    bool was_out;    /* it was not in rotation when the update began */
+    bool was_fenced; /* then */
+    bool was_bad;    /* it was, or out of step with what the others serve */
+    bool was_first;  /* it had none from here before */
+    struct fleet_life life;            /* when it was touched, or told to finish */
+    char was_label[WIRE_NAME_MAX + 1]; /* its own word before it was marked; "": none */
+    char says[WIRE_NAME_MAX + 1];      /* the same, when it was asked last */
+
+    bool marked;                   /* it is, or may be, named FLEET_UNFINISHED and our id */
+    bool started;                  /* its own update is open */
+    bool held;                     /* it stands still for this update */
+    enum fleet_packed told_packed; /* of handles, in this update */
+    bool touched;                  /* what it serves may have changed */
+    bool verified, finished;
+    bool out;                               /* it failed, and takes no part any more */
+    char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update, or what it is marked by */
+    enum fleet_end end;                     /* of the last step */
+    int status;
+    struct err why;   /* of its failure */
+    struct err stale; /* why its caches could not be emptied; clean: they were */
+};
+
+struct fleet_session {
+    unsigned n_refs;
+    char id[UPDATE_ID_MAX + 1];
+    enum update_phase phase;
+    bool implicit, unnamed, partial, sharded;
+    bool opened; /* those that are not in two phases are being stopped, or stand still */
+    bool ready;  /* they do, are marked, and have begun */
+    char label[VERSION_LABEL_MAX + 1];
+    /* Static: of the start, or of the first that says one; NULL: none does. */
+    const char *selector;
+    uint32_t lease_s;
+    uint64_t lease_until_us;
+    unsigned n_running;        /* requests that bring tensors, under way */
+    bool sending;              /* one of them has the upstreams to itself */
+    uint64_t n_received;       /* requests that brought some */
+    uint64_t serial;           /* of the fleet, once committed */
+    struct err error;          /* why it was aborted */
+    struct fleet_cover *cover; /* owned; NULL: only those in two phases take part */
+    json_t *told; /* owned, never changed; the last that a two-phase part said of its update, or
+                     without one what has come (fleet_cover.h) */
+    size_t n_parts;
+    struct fleet_part parts[];
+};
+
+/* fleet_session_new - with room for parts. Errors: ERR_NO_MEMORY. */
+int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e);
+void fleet_session_unref(struct fleet_session *s); /* accepts NULL */
+
+bool fleet_session_is_open(const struct fleet_session *s);
+
+/* fleet_session_has - does anybody (who is not out) take part in two phases; otherwise? */
+bool fleet_session_has(const struct fleet_session *s, bool two_phase);
+
+/* fleet_session_overwrites - does anybody take part whose weights change as they come? */
+bool fleet_session_overwrites(const struct fleet_session *s);
+
+/* fleet_session_drop - a part failed. What it means for the rest: fleet_session_stands. */
+void fleet_session_drop(struct fleet_part *p, enum fleet_end end, int status,
+                        const struct err *why);
+
+/* fleet_session_stands - can it still be committed? Every part in two phases takes part, and at
+ * least min_ready parts in all. */
+bool fleet_session_stands(const struct fleet_session *s, size_t min_ready);
+
+enum session_verdict {
+    SESSION_GOES_ON,
+    SESSION_AGAIN, /* nobody took it: it may be sent again */
+    SESSION_OVER   /* parts differ now, or too few are left */
+};
+
+/* fleet_session_took - tensors were sent: take down what each said of them.
+ * @said    [n], in the order of `parts` [n], indexes of s->parts
+ * @repeats  a request that was taken may come again where it was
+ * Every part that is not in two phases was set `touched` before; one that cannot have been is set
+ * back by this if `fresh[i]`: these were its first bytes. */
+enum session_verdict fleet_session_took(struct fleet_session *s, const struct fleet_said *said,
+                                        const size_t *parts, const bool *fresh, size_t n,
+                                        size_t min_ready, bool repeats);
+
+/* fleet_session_tell - what a part said, as our client is told it: what an upstream does not find
+ * is not what the client named. @e  clean; set */
+void fleet_session_tell(const struct err *why, struct err *e);
+
+/* fleet_session_cause - the error that a client is told: of the parts that are out, the first that
+ * was refused, else the first. @e  clean; set. */
+void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct err *e);
+
+#endif

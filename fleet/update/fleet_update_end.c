@@ -1,0 +1,580 @@
+/* How an update of the fleet ends: proven by all that can, then served by all; or given up. */
+#include "fleet/update/fleet_cache.h"
+
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* what stands still, and goes on */
+
+/* The trainer's own pause and sleep are not ended with an update. */
+static bool goes_on(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = !fc->hold.on && !fc->weights_asleep && !fc->kv_asleep;
+    mtx_unlock(&fc->lock);
+    return on;
+}
+
+static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!said_good(&said[i]))
+            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+}
+
+static void let_go_flow(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+
+    if (!goes_on(fc) ||
+        fleet_ask(app, WIRE_RESUME, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        return;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+
+        p->held = !said_good(&said[i]);
+        if (p->held && !p->out)
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+    }
+    mtx_unlock(&fc->lock);
+    fence_failed(app, said, b->n);
+    fleet_said_free(said, b->n);
+}
+
+/* A pause that a trainer has asked for meanwhile has the last word: its end tells them too. */
+static void let_go(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    if (b->n == 0)
+        return;
+    if (fleet_flow_soon(fc, "the end of an update")) {
+        let_go_flow(app, s, b);
+        fleet_flow_end(fc);
+    } else {
+        fleet_note_behind(app, b->to, b->n);
+    }
+}
+
+/* Ends what was started and got nothing: without a label it changes nothing. A start without an
+ * answer may not have been one; then there is nothing to end. */
+static void close_started(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+
+    if (b->n == 0 ||
+        fleet_ask(app, WIRE_FINISH, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+        /* An SGLang that has none open, since it was restarted, refuses to end it. */
+        bool none_open = p->marks && said[i].end == FLEET_REFUSED && said[i].status == 400;
+        bool doubtful, closed = said_good(&said[i]) || none_open;
+
+        mtx_lock(&fc->lock);
+        doubtful = p->out && p->end == FLEET_UNKNOWN;
+        if (closed || (doubtful && said[i].end == FLEET_REFUSED))
+            p->started = false;
+        else
+            p->touched = true; /* as good as */
+        mtx_unlock(&fc->lock);
+    }
+    fleet_said_free(said, b->n);
+}
+
+/* What was started, and will not be finished, is closed where nothing came. An SGLang is closed
+ * also where something did, if it answers: it is fenced, and its next update may be one of files,
+ * which closes nothing. */
+static bool must_close(const struct fleet_part *p)
+{
+    bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
+
+    return p->begins && p->started && !p->finished && (!p->touched || (p->marks && answers));
+}
+
+void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_batch started = {0}, held = {0};
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (must_close(p) && (p->out || !dropped))
+            batch_add(&started, s, i, NULL);
+    }
+    mtx_unlock(&fc->lock);
+    close_started(app, s, &started);
+    fleet_unmark_parts(app, s, dropped);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (p->held && !p->touched && !p->was_fenced && !p->finished && (p->out || !dropped))
+            batch_add(&held, s, i, NULL);
+    }
+    mtx_unlock(&fc->lock);
+    let_go(app, s, &held);
+    fleet_fence_parts(app, s);
+}
+
+/* the end */
+
+static const char aborting[] = "an abort";
+
+static void log_ended(const struct fleet_session *s, size_t n_done)
+{
+    struct log_rec r;
+
+    log_begin(&r, s->phase == UPDATE_COMMITTED ? LOG_INFO : LOG_WARN,
+              s->phase == UPDATE_COMMITTED ? "fleet.committed" : "fleet.aborted");
+    log_str(&r, "update_id", s->id);
+    log_str(&r, "weight_version", s->label);
+    log_u64(&r, "serial", s->serial);
+    log_u64(&r, "upstreams", n_done);
+    log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_cover_word(s) : NULL);
+    log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
+    log_end(&r);
+}
+
+/* It is not the open one any more. @why  clean: committed */
+static void close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
+{
+    mtx_lock(&fc->lock);
+    s->error = *why;
+    s->phase = why->code == ERR_NONE ? UPDATE_COMMITTED : UPDATE_ABORTED;
+    if (fc->session == s) {
+        fleet_session_unref(fc->ended[FLEET_ENDED_KEPT - 1]);
+        memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
+        fc->ended[0] = s;
+        fc->session = NULL;
+        upstreams_release(fc->app->upstreams);
+    }
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+}
+
+/* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
+ * may have our name it is an update of ours, and who is an upstream's index stays its own. */
+static void abort_turn(struct app *app, struct fleet_session *s, const struct err *why)
+{
+    upstreams_hold(app->upstreams);
+    close_session(app->fleet_control, s, why);
+    fleet_fence_parts(app, s);
+    log_ended(s, 0);
+    fleet_abort_parts(app, s, why->msg);
+    fleet_release(app, s, false);
+    fleet_updating(fleet_of(app), false);
+    upstreams_release(app->upstreams);
+}
+
+static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
+{
+    enum update_phase phase;
+
+    mtx_lock(&fc->lock);
+    phase = s->phase;
+    mtx_unlock(&fc->lock);
+    return phase;
+}
+
+/* In `ending`, which is ended. */
+static int give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum update_phase phase = phase_of(fc, s);
+
+    if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
+        abort_turn(app, s, why);
+    fleet_ending_end(fc);
+    fleet_look(fc);
+    if (phase == UPDATE_COMMITTED)
+        return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
+    return 0;
+}
+
+int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    if (fleet_lapsing(app->fleet_control, aborting, e) != 0)
+        return -1;
+    return give_up(app, s, why, e);
+}
+
+int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+{
+    if (phase_of(app->fleet_control, s) == UPDATE_ABORTED)
+        return 0;
+    if (fleet_ending(app->fleet_control, aborting, e) != 0)
+        return -1;
+    return give_up(app, s, why, e);
+}
+
+void fleet_lapse(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct err why = {0}, ignored = {0};
+    bool over;
+
+    if (fleet_lapsing(fc, aborting, &ignored) != 0)
+        return;
+    mtx_lock(&fc->lock);
+    over = fleet_lease_over_locked(s); /* its trainer may have come while this waited */
+    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
+    mtx_unlock(&fc->lock);
+    if (over)
+        abort_turn(app, s, &why);
+    fleet_ending_end(fc);
+}
+
+/* proof */
+
+/* Nothing is told of an end that somebody has no words for. */
+static int check_words(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+{
+    struct fleet_batch b = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (!s->parts[i].two_phase && !s->parts[i].out)
+            batch_add(&b, s, i, body);
+    return fleet_words(app, WIRE_FINISH, b.to, b.n, e);
+}
+
+/* @phase  of before. Returns 1: it was committed before, and is told of again. */
+static int begin_end(struct fleet_control *fc, struct fleet_session *s, bool commit,
+                     enum update_phase *phase, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    *phase = s->phase;
+    if (s->phase == UPDATE_COMMITTED && commit)
+        rc = 1;
+    else if (!fleet_session_is_open(s))
+        rc = refuse_ended(s, e);
+    else if (s->n_running > 0)
+        rc = err_set(e, ERR_CONFLICT, "", "%u requests of update %s are still under way",
+                     s->n_running, s->id);
+    else
+        s->phase = UPDATE_VERIFYING;
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static int prove(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+
+    if (s->n_received == 0)
+        return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase)
+            batch_add(&b, s, i, body);
+    if (b.n == 0)
+        return fleet_cover_prove(s, e);
+    if (fleet_ask(app, WIRE_VERIFY, b.to, b.n, fleet_update_us(app), &said, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_part *p = &s->parts[b.part[i]];
+
+        p->verified = said_good(&said[i]);
+        p->end = said[i].end;
+        p->status = said[i].status;
+        if (!p->verified)
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+    }
+    mtx_unlock(&fc->lock);
+    fleet_said_free(said, b.n);
+    if (fleet_stands(app, s))
+        return 0;
+    fleet_session_cause(s, fleet_min_ready(app), e);
+    return -1;
+}
+
+/* commit */
+
+static void name_it(struct app *app, struct fleet_session *s, const char *label)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(app), &stats);
+    mtx_lock(&app->fleet_control->lock);
+    if (*label != '\0')
+        (void)snprintf(s->label, sizeof s->label, "%s", label);
+    else if (s->label[0] == '\0')
+        (void)snprintf(s->label, sizeof s->label, "serial-%" PRIu64, stats.serial + 1);
+    mtx_unlock(&app->fleet_control->lock);
+}
+
+static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    json_t *body = json_pack("{s:s}", "weight_version", s->label);
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (!p->out)
+            batch_add(&b, s, i, body);
+        if (!p->out && p->two_phase)
+            fleet_live(app, p->upstream, &p->life);
+    }
+    mtx_unlock(&fc->lock);
+    rc = body != NULL ? fleet_ask(app, WIRE_FINISH, b.to, b.n, fleet_update_us(app), &said, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_part *p = &s->parts[b.part[i]];
+
+        p->finished = said_good(&said[i]);
+        p->end = said[i].end;
+        p->status = said[i].status;
+        if (!p->finished)
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+        if (!p->finished && p->two_phase)
+            fc->orphaned[p->upstream] = true;
+    }
+    mtx_unlock(&fc->lock);
+    fence_failed(app, said, b.n);
+    fleet_said_free(said, b.n);
+    fleet_name_parts(app, s);
+    return 0;
+}
+
+/* In the flow. What is not in two phases stands still and is let go with the others. */
+static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_hold hold;
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+    json_t *body;
+
+    mtx_lock(&fc->lock);
+    hold = fc->hold;
+    mtx_unlock(&fc->lock);
+    body = hold.on ? fleet_hold_body(&hold) : NULL;
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out)
+            batch_add(&b, s, i, body);
+    if (b.n == 0 || fleet_ask(app, hold.on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n,
+                              fleet_step_us(app), &said, e) != 0) {
+        json_decref(body);
+        return e->code == ERR_NONE ? 0 : -1;
+    }
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_part *p = &s->parts[b.part[i]];
+
+        if (!said_good(&said[i])) {
+            p->finished = false;
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+        }
+    }
+    mtx_unlock(&fc->lock);
+    fence_failed(app, said, b.n);
+    fleet_said_free(said, b.n);
+    json_decref(body);
+    return 0;
+}
+
+/* Whoever was away may have missed a pause, or a resume. */
+static int align(struct app *app, struct fleet_session *s, struct err *e)
+{
+    bool was_out = false;
+    int rc;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        was_out = was_out || (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out);
+    if (!was_out)
+        return 0;
+    if (fleet_flow(app->fleet_control, NULL, "the end of an update", e) != 0)
+        return -1;
+    rc = align_flow(app, s, e);
+    fleet_flow_end(app->fleet_control);
+    return rc;
+}
+
+/* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
+static void fence_others(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+        struct err why = {0};
+        struct upstream_at at;
+
+        if (!p->finished || !fleet_is_another(app, p->upstream, &p->life))
+            continue;
+        upstreams_at(app->upstreams, p->upstream, &at);
+        (void)err_set(&why, ERR_UPSTREAM, "",
+                      "%.100s was restarted, or was away, before the update had ended", at.name);
+        mtx_lock(&fc->lock);
+        p->finished = false;
+        fleet_session_drop(p, FLEET_UNKNOWN, 0, &why);
+        mtx_unlock(&fc->lock);
+        fleet_fence(fleet_of(app), p->upstream, &why);
+    }
+}
+
+static size_t n_finished(const struct fleet_session *s)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        n += s->parts[i].finished;
+    return n;
+}
+
+/* Who is restarted while the fleet is told is found the second time; later it is found by who asks
+ * how it is, since the process in step is then the one that finished. */
+static size_t commit(struct app *app, struct fleet_session *s)
+{
+    bool done[FLEET_MAX] = {false};
+    uint64_t serial = 0;
+
+    fence_others(app, s);
+    for (size_t i = 0; i < s->n_parts; i++)
+        done[s->parts[i].upstream] = s->parts[i].finished;
+    if (n_finished(s) > 0)
+        serial = fleet_committed(fleet_of(app), s->label, done);
+    fence_others(app, s);
+    mtx_lock(&app->fleet_control->lock);
+    s->serial = serial;
+    mtx_unlock(&app->fleet_control->lock);
+    return n_finished(s);
+}
+
+static void let_finished_go(struct app *app, struct fleet_session *s)
+{
+    struct fleet_batch b = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].finished && s->parts[i].held)
+            batch_add(&b, s, i, NULL);
+    if (goes_on(app->fleet_control))
+        let_go(app, s, &b);
+}
+
+/* Returns -1 with e set also when too few have got there: the others serve it all the same. */
+static int serve(struct app *app, struct fleet_session *s, const char *label, struct err *e)
+{
+    const struct err none = {0};
+    size_t n_done, min_ready = fleet_min_ready(app);
+    struct err ignored = {0};
+    int rc;
+
+    name_it(app, s, label);
+    fleet_updating(fleet_of(app), true);
+    fleet_release(app, s, true);
+    fleet_empty_parts(app, s);
+    /* Emptying may take seconds: what was started anew meanwhile must not get the new name. */
+    (void)fleet_check_marks(app, s, true, &ignored);
+    rc = finish_parts(app, s, e);
+    if (rc == 0)
+        rc = align(app, s, e);
+    n_done = commit(app, s);
+    if (rc == 0 && n_done < min_ready) {
+        fleet_session_cause(s, min_ready, e);
+        if (e->code != ERR_UPSTREAM_TIMEOUT)
+            e->code = ERR_UPSTREAM;
+        rc = -1;
+    }
+    if (rc != 0)
+        return n_done > 0 ? let_finished_go(app, s), -1 : -1;
+    fleet_cover_commit(app->fleet_control, s);
+    close_session(app->fleet_control, s, &none);
+    let_finished_go(app, s);
+    log_ended(s, n_done);
+    return 0;
+}
+
+static int end_turn(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
+                    bool commit_too, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum update_phase phase;
+    int rc = begin_end(fc, s, commit_too, &phase, e);
+
+    if (rc != 0)
+        return rc > 0 ? 0 : -1;
+    if (check_words(app, s, body, e) != 0) {
+        mtx_lock(&fc->lock);
+        s->phase = phase;
+        mtx_unlock(&fc->lock);
+        return -1;
+    }
+    rc = prove(app, s, body, e);
+    if (rc == 0 && commit_too)
+        rc = fleet_check_marks(app, s, true, e);
+    if (rc == 0 && commit_too)
+        rc = serve(app, s, label, e);
+    if (rc != 0) {
+        abort_turn(app, s, e);
+        return -1;
+    }
+    if (!commit_too) {
+        mtx_lock(&fc->lock);
+        s->phase = UPDATE_VERIFIED;
+        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+        mtx_unlock(&fc->lock);
+    }
+    return 0;
+}
+
+int fleet_end(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
+              bool commit_too, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    int rc;
+
+    if (fleet_step(fc, NULL, "the end of an update", e) != 0)
+        return -1;
+    rc = end_turn(app, s, label, body, commit_too, e);
+    fleet_turn_end(fc);
+    fleet_look(fc);
+    return rc;
+}
+
+int fleet_commit_open(struct app *app, const char *label, struct fleet_session **out, struct err *e)
+{
+    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    json_t *body;
+    int rc;
+
+    *out = NULL;
+    if (s == NULL)
+        return 0;
+    if (!s->implicit) {
+        fleet_unref(app->fleet_control, s);
+        return 0;
+    }
+    body = json_object();
+    rc = body != NULL ? fleet_end(app, s, label, body, true, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
+    json_decref(body);
+    *out = s;
+    return rc;
+}

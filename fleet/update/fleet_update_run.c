@@ -1,0 +1,776 @@
+/* The steps of an update of the fleet: begin, tensors, the turns that others must stand still for.
+ *
+ * What overwrites live weights is stopped before the first byte, and told to start only then: its
+ * own start may already take the weights apart. */
+#include "fleet/update/fleet_run.h"
+
+#include "base/id.h"
+#include "base/log.h"
+#include "handlers/body.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BATON_LEASE_SPARE_S = 60 };
+
+/* batches */
+
+void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body)
+{
+    struct fleet_part *p = &s->parts[part];
+
+    b->part[b->n] = part;
+    b->to[b->n++] = (struct fleet_to){
+        .upstream = p->upstream,
+        .body = body,
+        .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
+                  .has_begun = p->started && !p->two_phase}};
+}
+
+uint64_t fleet_step_us(const struct app *app)
+{
+    uint64_t update_us = fleet_update_us(app);
+
+    return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
+}
+
+bool said_good(const struct fleet_said *said)
+{
+    return said->end == FLEET_GOOD || said->end == FLEET_SKIPPED;
+}
+
+/* sessions */
+
+struct fleet_session *fleet_open_session(struct fleet_control *fc)
+{
+    struct fleet_session *s;
+
+    mtx_lock(&fc->lock);
+    s = fc->session;
+    if (s != NULL)
+        s->n_refs++;
+    mtx_unlock(&fc->lock);
+    return s;
+}
+
+void fleet_unref(struct fleet_control *fc, struct fleet_session *s)
+{
+    mtx_lock(&fc->lock);
+    fleet_session_unref(s);
+    mtx_unlock(&fc->lock);
+}
+
+static struct fleet_session *find_locked(struct fleet_control *fc, const char *id)
+{
+    if (fc->session != NULL && strcmp(fc->session->id, id) == 0)
+        return fc->session;
+    for (size_t i = 0; i < FLEET_ENDED_KEPT; i++)
+        if (fc->ended[i] != NULL && strcmp(fc->ended[i]->id, id) == 0)
+            return fc->ended[i];
+    return NULL;
+}
+
+int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **out, struct err *e)
+{
+    struct fleet_session *s;
+
+    mtx_lock(&fc->lock);
+    s = find_locked(fc, id);
+    if (s != NULL)
+        s->n_refs++;
+    mtx_unlock(&fc->lock);
+    if (s == NULL)
+        return err_set(e, ERR_NOT_FOUND, "/update_id", "there is no update '%.60s'", id);
+    *out = s;
+    return 0;
+}
+
+static int refuse_open(const struct fleet_session *s, struct err *e)
+{
+    uint64_t now = clock_now_us();
+    uint64_t left = s->lease_until_us > now ? s->lease_until_us - now : 0;
+
+    return err_set(e, ERR_CONFLICT, "",
+                   "update %s is %s, and its lease has %" PRIu64
+                   " s left: finish or abort it first",
+                   s->id, update_phase_name(s->phase), left / 1000000);
+}
+
+static int check_none_open(struct fleet_control *fc, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (fc->session != NULL)
+        rc = refuse_open(fc->session, e);
+    else if (fc->weights_asleep && fc->sleep_level < 2)
+        rc = err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+/* what an upstream may have open, and nobody here knows */
+
+/* Before anything is asked of them: their last answer to us was lost. */
+static void recover(struct app *app, const struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX], found[FLEET_MAX];
+    char ids[FLEET_MAX][WIRE_UPDATE_ID_MAX + 1];
+    struct fleet_said *said = NULL, *ended = NULL;
+    struct err ignored = {0};
+    size_t n = 0, n_found = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (fc->orphaned[s->parts[i].upstream])
+            to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream};
+    mtx_unlock(&fc->lock);
+    if (n == 0 || fleet_ask_about(app, WIRE_WHO, to, n, fleet_step_us(app), &said, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        if (said[i].end != FLEET_GOOD)
+            continue;
+        if (!wire_read_open_update(ids[n_found], said[i].text, said[i].text_len)) {
+            fc->orphaned[to[i].upstream] = false;
+            continue;
+        }
+        found[n_found] = (struct fleet_to){.upstream = to[i].upstream,
+                                           .about = {.update_id = ids[n_found]}};
+        n_found++;
+    }
+    fleet_said_free(said, n);
+    if (n_found == 0 ||
+        fleet_ask(app, WIRE_ABORT, found, n_found, FLEET_ABORT_US, &ended, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n_found; i++)
+        if (ended[i].end == FLEET_GOOD)
+            fc->orphaned[found[i].upstream] = false;
+    fleet_said_free(ended, n_found);
+}
+
+/* under the lock */
+
+bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s)
+{
+    bool open;
+
+    mtx_lock(&fc->lock);
+    open = fleet_session_is_open(s);
+    mtx_unlock(&fc->lock);
+    return open;
+}
+
+bool fleet_stands(struct app *app, const struct fleet_session *s)
+{
+    size_t min_ready = fleet_min_ready(app);
+    bool stands;
+
+    mtx_lock(&app->fleet_control->lock);
+    stands = fleet_session_stands(s, min_ready);
+    mtx_unlock(&app->fleet_control->lock);
+    return stands;
+}
+
+void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e)
+{
+    size_t min_ready = fleet_min_ready(app);
+
+    mtx_lock(&app->fleet_control->lock);
+    fleet_session_cause(s, min_ready, e);
+    mtx_unlock(&app->fleet_control->lock);
+}
+
+/* begin */
+
+static uint32_t baton_lease_s(const struct app *app, uint32_t lease_s)
+{
+    uint64_t wanted = fleet_update_us(app) / 1000000 + BATON_LEASE_SPARE_S;
+
+    if (wanted < lease_s)
+        wanted = lease_s;
+    return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
+}
+
+static void take_parts(struct app *app, struct fleet_session *s, const struct fleet_to *to)
+{
+    struct upstream_info info;
+    struct upstream_at at;
+    struct err ignored = {0};
+    bool undecided = fleet_undecided(fleet_of(app), &ignored);
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        fleet_info(fleet_of(app), to[i].upstream, &info);
+        p->upstream = to[i].upstream;
+        p->two_phase = wire_is_two_phase(at.dialect);
+        p->begins = !p->two_phase;
+        p->marks = at.dialect == WIRE_SGLANG;
+        if (!p->two_phase)
+            (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
+        p->was_out = !info.synced || info.fenced;
+        p->was_fenced = info.fenced;
+        p->was_bad = info.fenced || (!info.synced && !undecided);
+        p->was_first = info.serial == 0;
+    }
+}
+
+static void note_told(struct fleet_session *s, const struct fleet_said *said, size_t n)
+{
+    json_t *told = NULL;
+
+    for (size_t i = 0; told == NULL && i < n; i++)
+        if (said[i].end == FLEET_GOOD && said[i].text != NULL)
+            told = json_loadb(said[i].text, said[i].text_len, 0, NULL);
+    if (!json_is_object(told)) {
+        json_decref(told);
+        return;
+    }
+    json_decref(s->told);
+    s->told = told;
+}
+
+void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *reason)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_batch b = {0};
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+    json_t *body = json_pack("{s:s}", "reason", reason);
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && s->parts[i].started && !s->parts[i].finished)
+            batch_add(&b, s, i, body);
+    mtx_unlock(&fc->lock);
+    if (b.n > 0 && body != NULL &&
+        fleet_ask(app, WIRE_ABORT, b.to, b.n, FLEET_ABORT_US, &said, &ignored) == 0) {
+        for (size_t i = 0; i < b.n; i++)
+            fc->orphaned[b.to[i].upstream] = said[i].end != FLEET_GOOD;
+        fleet_said_free(said, b.n);
+    }
+    json_decref(body);
+}
+
+/* What each two-phase part said to its start. */
+static int take_starts(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
+                       struct fleet_said *said, json_t **details, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    const struct fleet_said *cause;
+
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+
+        if (said[i].end == FLEET_GOOD &&
+            wire_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
+            said[i].end = FLEET_UNKNOWN;
+        p->started = said[i].end == FLEET_GOOD;
+        if (said[i].end == FLEET_UNKNOWN)
+            fc->orphaned[p->upstream] = true;
+    }
+    note_told(s, said, b->n);
+    cause = fleet_cause(said, b->n);
+    if (cause == NULL)
+        return 0;
+    *e = cause->why;
+    *details = json_pack("{s:o}", "upstreams", fleet_said_json(app, said, b->n));
+    fleet_abort_parts(app, s, "another server could not start its update");
+    recover(app, s);
+    return -1;
+}
+
+static int start_parts(struct app *app, struct fleet_session *s, const struct fleet_begin *req,
+                       json_t **details, struct err *e)
+{
+    struct fleet_batch b = {0}, others = {0};
+    struct fleet_said *said = NULL;
+    json_t *body = json_copy((json_t *)(uintptr_t)req->start);
+    int rc = -1;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        batch_add(s->parts[i].two_phase ? &b : &others, s, i,
+                  s->parts[i].two_phase ? body : req->start);
+    recover(app, s);
+    if (body == NULL ||
+        fleet_put(body, "lease_s", json_integer(baton_lease_s(app, req->lease_s))) != 0)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
+    else if (fleet_words(app, WIRE_START, others.to, others.n, e) == 0 &&
+             fleet_ask(app, WIRE_START, b.to, b.n, fleet_step_us(app), &said, e) == 0)
+        rc = take_starts(app, s, &b, said, details, e);
+    fleet_said_free(said, b.n);
+    json_decref(body);
+    return rc;
+}
+
+/* What a partial update does not bring must be there: of those that answer, the ones that serve the
+ * fleet's version. */
+static int keep_in_step(struct app *app, struct fleet_to *to, size_t *n, struct err *e)
+{
+    size_t n_kept = 0, min_ready = fleet_min_ready(app);
+    struct upstream_info info;
+
+    for (size_t i = 0; i < *n; i++) {
+        fleet_info(fleet_of(app), to[i].upstream, &info);
+        if (info.synced && !info.fenced)
+            to[n_kept++] = to[i];
+    }
+    *n = n_kept;
+    return n_kept >= min_ready
+               ? 0
+               : err_set(e, ERR_UNSYNCED, "/partial",
+                         "a partial update keeps the rest of what is served: %zu upstreams serve "
+                         "the fleet's version, and --min-ready is %zu; send a whole one",
+                         n_kept, min_ready);
+}
+
+static int begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
+                 json_t **details, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_session *s;
+    char id[ID_LEN + 1];
+    size_t n;
+
+    if (check_none_open(fc, e) != 0 || fleet_alive_enough(app, NULL, to, &n, e) != 0 ||
+        (req->partial && keep_in_step(app, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
+        return -1;
+    id_make(id);
+    (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
+    (void)snprintf(s->label, sizeof s->label, "%s", req->label);
+    s->implicit = req->implicit;
+    s->unnamed = req->unnamed || req->implicit;
+    s->partial = req->partial;
+    s->sharded = req->sharded;
+    s->selector = req->selector;
+    s->lease_s = req->lease_s;
+    take_parts(app, s, to);
+    if (fleet_cover_begin(fc, s, e) != 0 || start_parts(app, s, req, details, e) != 0) {
+        fleet_unref(fc, s);
+        return -1;
+    }
+    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    mtx_lock(&fc->lock);
+    s->n_refs++;
+    fc->session = s;
+    mtx_unlock(&fc->lock);
+    *out = s;
+    return 0;
+}
+
+int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
+                json_t **details, struct err *e)
+{
+    int rc;
+
+    if (fleet_step(app->fleet_control, req->x, "the start of an update", e) != 0)
+        return -1;
+    upstreams_hold(app->upstreams); /* the session remembers indexes: until close_session */
+    rc = begin(app, req, out, details, e);
+    if (rc != 0)
+        upstreams_release(app->upstreams);
+    fleet_turn_end(app->fleet_control);
+    fleet_look(app->fleet_control);
+    return rc;
+}
+
+/* standing still */
+
+/* The trainer's pause holds for what took it, and is still the process that did. */
+static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_batch *b,
+                      const json_t *body)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (p->two_phase || p->out || p->held || fc->weights_asleep || fc->kv_asleep)
+            continue;
+        if (fc->hold.on && !p->was_out && fleet_is_paused_locked(app, p->upstream))
+            p->held = true;
+        else
+            batch_add(b, s, i, body);
+    }
+    mtx_unlock(&fc->lock);
+    return b->n;
+}
+
+int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
+                    struct fleet_batch *b, size_t mark, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+
+    if (b->n == 0)
+        return 0;
+    if (fleet_ask(app, op, b->to, b->n, fleet_step_us(app), &said, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+
+        if (said_good(&said[i]) || said[i].end == FLEET_UNKNOWN)
+            *(bool *)(void *)((char *)p + mark) = true;
+        if (!said_good(&said[i]))
+            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+    }
+    mtx_unlock(&fc->lock);
+    fleet_said_free(said, b->n);
+    return 0;
+}
+
+/* Who lets upstreams go on finds them held from the moment on that this has begun. */
+static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
+{
+    json_t *keep = json_pack("{s:s}", "mode", "keep");
+    struct fleet_batch b = {0};
+    int rc = -1;
+
+    if (keep == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
+    } else if (fleet_flow(app->fleet_control, NULL, "the start of an update", e) == 0) {
+        (void)to_hold(app, s, &b, keep);
+        rc = fleet_ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e);
+        fleet_flow_end(app->fleet_control);
+    }
+    json_decref(keep);
+    return rc;
+}
+
+/* Returns -1 also when it was ended meanwhile, or too few are left. */
+static int open_turn(struct app *app, struct fleet_session *s, const json_t *tensors, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    int rc = -1;
+
+    if (!fleet_is_open(fc, s))
+        return refuse_ended(s, e);
+    mtx_lock(&fc->lock);
+    s->opened = true;
+    mtx_unlock(&fc->lock);
+    fleet_updating(fleet_of(app), true);
+    fleet_tokens(fc);
+    if (hold_parts(app, s, e) == 0 && fleet_mark_parts(app, s, e) == 0)
+        rc = fleet_begin_parts(app, s, tensors, e);
+    if (rc == 0)
+        fleet_release(app, s, true);
+    if (rc == 0 && !fleet_stands(app, s)) {
+        fleet_tell_cause(app, s, e);
+        rc = -1;
+    }
+    mtx_lock(&fc->lock);
+    s->ready = rc == 0;
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static int open_parts(struct app *app, struct fleet_session *s, const json_t *tensors,
+                      struct err *e)
+{
+    int rc;
+
+    if (!fleet_session_overwrites(s) || (s->ready && !fleet_must_begin(s, tensors)))
+        return 0;
+    if (fleet_step(app->fleet_control, NULL, "the start of an update", e) != 0)
+        return -1;
+    rc = open_turn(app, s, tensors, e);
+    fleet_turn_end(app->fleet_control);
+    return rc;
+}
+
+/* tensors */
+
+int refuse_ended(const struct fleet_session *s, struct err *e)
+{
+    if (s->error.code != ERR_NONE)
+        return err_set(e, ERR_ENDED, "", "update %s was aborted: %.350s", s->id, s->error.msg);
+    return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
+}
+
+/* Those that overwrite what they serve get one request after the other. */
+static int enter(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(fleet_update_us(fc->app));
+    bool alone = fleet_session_overwrites(s), in_time = true;
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    while (alone && s->sending && fleet_session_is_open(s) && in_time)
+        in_time = cnd_wait(&fc->changed, &fc->lock, deadline_us);
+    if (!fleet_session_is_open(s))
+        rc = refuse_ended(s, e);
+    else if (s->phase == UPDATE_VERIFYING || s->phase == UPDATE_VERIFIED)
+        rc = err_set(e, ERR_CONFLICT, "", "update %s is %s: it takes no more tensors", s->id,
+                     update_phase_name(s->phase));
+    else if (alone && s->sending)
+        rc = err_set(e, ERR_CONFLICT, "", "another request of update %s is under way", s->id);
+    if (rc == 0) {
+        s->n_running++;
+        s->sending = true;
+        s->phase = UPDATE_RECEIVING;
+    }
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static void leave(struct fleet_control *fc, struct fleet_session *s)
+{
+    mtx_lock(&fc->lock);
+    s->n_running--;
+    s->sending = false;
+    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+}
+
+/* Who is not in the trainer's group gets nothing of what it broadcasts. */
+static int drop_strangers(struct app *app, struct fleet_session *s, const json_t *body,
+                          struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    const char *name = json_string_value(body_given(body, "group_name"));
+    struct err why = {0};
+    bool group, stands;
+    int rc = 0;
+
+    (void)err_set(&why, ERR_CONFLICT, "", "it has not joined the group with the trainer");
+    mtx_lock(&fc->lock);
+    group = fc->group.on;
+    if (group && name != NULL && strcmp(name, fc->group.name) != 0)
+        rc = err_set(e, ERR_CONFLICT, "/group_name",
+                     "the group's name is '%.100s', not '%.100s': join it under the name that its "
+                     "updates have",
+                     fc->group.name, name);
+    for (size_t i = 0; rc == 0 && group && i < s->n_parts; i++)
+        if (!s->parts[i].out && !fc->group.joined[s->parts[i].upstream])
+            fleet_session_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
+    stands = fleet_session_stands(s, fleet_min_ready(app));
+    mtx_unlock(&fc->lock);
+    if (rc != 0)
+        return rc;
+    if (!group)
+        return err_set(e, ERR_CONFLICT, "/transport",
+                       "there is no group to receive from; POST /v1/weight_transfer/init joins "
+                       "the upstreams to one");
+    if (!stands)
+        fleet_tell_cause(app, s, e);
+    return stands ? 0 : -1;
+}
+
+/* Of an update that was given up meanwhile nobody is touched: they have been let go. */
+static int touch(struct app *app, struct fleet_session *s, const struct fleet_batch *b, bool *fresh,
+                 struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (!fleet_session_is_open(s))
+        rc = refuse_ended(s, e);
+    for (size_t i = 0; rc == 0 && i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+
+        fresh[i] = !p->two_phase && !p->touched;
+        if (fresh[i])
+            fleet_live(app, p->upstream, &p->life);
+        p->touched = p->touched || !p->two_phase;
+    }
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static void untouch(struct fleet_control *fc, struct fleet_session *s, const struct fleet_batch *b,
+                    const bool *fresh)
+{
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b->n; i++)
+        if (fresh[i])
+            s->parts[b->part[i]].touched = false;
+    mtx_unlock(&fc->lock);
+}
+
+void fleet_fence_parts(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        const struct fleet_part *p = &s->parts[i];
+        struct err why;
+        bool torn;
+
+        mtx_lock(&fc->lock);
+        torn = p->touched && !p->finished && (p->out || !fleet_session_is_open(s));
+        why = p->why;
+        mtx_unlock(&fc->lock);
+        if (!torn)
+            continue;
+        if (why.code == ERR_NONE)
+            (void)err_set(&why, ERR_UNSYNCED, "", "update %s ended before its weights were whole",
+                          s->id);
+        fleet_fence(fleet_of(app), p->upstream, &why);
+    }
+}
+
+/* Takes down what they said. */
+static enum session_verdict judge(struct app *app, struct fleet_session *s,
+                                  const struct fleet_batch *b, const bool *fresh,
+                                  struct fleet_said *said, bool repeats, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    size_t min_ready = fleet_min_ready(app);
+    enum session_verdict verdict = SESSION_AGAIN;
+
+    mtx_lock(&fc->lock);
+    if (!fleet_session_is_open(s)) {
+        (void)refuse_ended(s, e);
+    } else {
+        verdict = fleet_session_took(s, said, b->part, fresh, b->n, min_ready, repeats);
+        if (verdict == SESSION_GOES_ON && fleet_session_has(s, true))
+            note_told(s, said, b->n);
+        if (verdict == SESSION_AGAIN)
+            fleet_session_tell(&fleet_cause(said, b->n)->why, e);
+        if (verdict == SESSION_OVER)
+            fleet_session_cause(s, min_ready, e);
+    }
+    mtx_unlock(&fc->lock);
+    fleet_fence_parts(app, s);
+    return verdict;
+}
+
+static size_t n_refused(struct fleet_control *fc, const struct fleet_session *s)
+{
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        n += s->parts[i].out && !s->parts[i].touched;
+    mtx_unlock(&fc->lock);
+    return n;
+}
+
+/* Who refused it at its door goes on with what it served, and has its name again, while the others
+ * get the rest. Who cannot be let go of now is before the others are told to finish. */
+static void release_refused(struct app *app, struct fleet_session *s)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct err ignored = {0};
+
+    if (fleet_step(fc, NULL, "an update without one that refused it", &ignored) != 0)
+        return;
+    if (fleet_is_open(fc, s))
+        fleet_release(app, s, true);
+    fleet_turn_end(fc);
+}
+
+static enum session_verdict send_all(struct app *app, struct fleet_session *s,
+                                     const struct fleet_tensors *t, const json_t *named,
+                                     struct err *e)
+{
+    enum session_verdict verdict = SESSION_AGAIN;
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    struct fleet_batch b = {0};
+    bool fresh[FLEET_MAX];
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (!s->parts[i].out)
+            batch_add(&b, s, i, s->parts[i].two_phase ? named : t->body);
+    mtx_unlock(&fc->lock);
+    if (touch(app, s, &b, fresh, e) != 0)
+        return SESSION_AGAIN;
+    if (fleet_ask(app, WIRE_UPDATE, b.to, b.n, fleet_update_us(app), &said, e) == 0)
+        verdict = judge(app, s, &b, fresh, said, t->chunk_id != NULL, e);
+    else if (e->code != ERR_DRAINING)
+        untouch(fc, s, &b, fresh);
+    fleet_said_free(said, b.n);
+    return verdict;
+}
+
+static void abort_requests(struct app *app)
+{
+    json_t *all = json_pack("{s:b}", "all", 1);
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+    size_t n = fleet_alive(app, all, to);
+
+    if (all != NULL &&
+        fleet_ask(app, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
+        fleet_said_free(said, n);
+    json_decref(all);
+}
+
+/* Words first: what somebody has none for must not stop anybody. */
+static int check_words(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
+                       struct err *e)
+{
+    struct fleet_batch b = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (!s->parts[i].two_phase)
+            batch_add(&b, s, i, t->body);
+    return fleet_words(app, WIRE_UPDATE, b.to, b.n, e);
+}
+
+static enum session_verdict send_named(struct app *app, struct fleet_session *s,
+                                       const struct fleet_tensors *t, struct err *e)
+{
+    enum session_verdict verdict;
+    json_t *named = json_copy((json_t *)(uintptr_t)t->body);
+
+    if (named == NULL ||
+        (t->chunk_id != NULL && fleet_put(named, "chunk_id", json_string(t->chunk_id)) != 0)) {
+        json_decref(named);
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+        return SESSION_AGAIN;
+    }
+    verdict = send_all(app, s, t, named, e);
+    json_decref(named);
+    return verdict;
+}
+
+int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
+               struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    enum session_verdict verdict = SESSION_AGAIN;
+    struct err ignored = {0};
+    struct fleet_list list = {0};
+    size_t n_before;
+
+    if (check_words(app, s, t, e) != 0 || fleet_list_read(&list, s, t->body, e) != 0)
+        return -1;
+    if (enter(fc, s, e) != 0) {
+        fleet_list_fini(&list);
+        return -1;
+    }
+    n_before = n_refused(fc, s);
+    if (fleet_cover_check(s, &list, e) != 0 ||
+        (t->by_group && drop_strangers(app, s, t->body, e) != 0) ||
+        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, t->body, e) != 0 ||
+        fleet_tell_packed(app, s, t->body, e) != 0) {
+        verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
+    } else {
+        if (t->abort_requests)
+            abort_requests(app);
+        verdict = send_named(app, s, t, e);
+    }
+    if (verdict == SESSION_GOES_ON)
+        fleet_cover_took(fc, s, &list);
+    fleet_list_fini(&list);
+    if (verdict != SESSION_OVER && n_refused(fc, s) > n_before)
+        release_refused(app, s);
+    leave(fc, s);
+    if (verdict == SESSION_OVER)
+        (void)fleet_give_up(app, s, e, &ignored);
+    return e->code == ERR_NONE ? 0 : -1;
+}

@@ -1,0 +1,201 @@
+/* AReaL's routes of its vLLM server. An update comes in two requests: the list, then the word to
+ * receive it. */
+#include "handlers/compat/areal/dialect_areal.h"
+
+#include "handlers/body.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_parts.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+const char *const areal_disk_members[] = {"model_path", "load_format", "abort_all_requests", NULL};
+const char *const areal_group_members[] = {
+    "master_address", "master_port", "rank_offset", "world_size", "backend", "group_name", NULL};
+const char *const areal_meta_members[] = {"names", "dtypes", "shapes", "group_name", NULL};
+const char *const areal_lora_members[] = {
+    "lora_model_path", "lora_name",          "lora_int_id", "base_model_name",
+    "load_format",     "abort_all_requests", NULL};
+const char *const areal_lora_tensors_members[] = {
+    "names",     "dtypes",     "shapes",    "group_name",      "lora_name",           "lora_int_id",
+    "lora_rank", "lora_alpha", "lora_bias", "base_model_name", "lora_target_modules", NULL};
+
+/* The list of the update that comes next; NULL: none. Owned; whoever exchanges it owns what it got:
+ * acquire and release, since it is read by another thread. */
+static _Atomic(json_t *) next_list;
+
+static int put_done(json_t **reply, const char *message)
+{
+    return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "message", message));
+}
+
+/* As there, what runs is ended: its clients ask again with what they have. */
+int areal_pause_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "mode", json_string("abort"), e);
+}
+
+int areal_pause_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_done(reply, "Generation paused and all requests aborted");
+}
+
+int areal_continue_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_done(reply, "Generation continued");
+}
+
+/* AReaL writes an address of IPv6 as in a URL. */
+static int unbracket(json_t *body, struct err *e)
+{
+    const char *address = json_string_value(json_object_get(body, "master_address"));
+    size_t len = address != NULL ? strlen(address) : 0;
+
+    if (len < 2 || address[0] != '[' || address[len - 1] != ']')
+        return 0;
+    return dialect_set(body, "master_address", json_stringn(address + 1, len - 2), e);
+}
+
+int areal_group_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    return sglang_group_in(body, x, e) != 0 ? -1 : unbracket(*body, e);
+}
+
+static int check_list(const json_t *body, struct err *e)
+{
+    return body_required(body, "", "names", e) != 0 ? -1 : columns_check(body, NULL, "", e);
+}
+
+int handle_areal_meta(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+
+    (void)app;
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    if (check_list(body, e) != 0) {
+        json_decref(body);
+        return -1;
+    }
+    json_decref(atomic_exchange_explicit(&next_list, body, memory_order_acq_rel));
+    reply_json(x, 200,
+               json_pack("{s:b, s:s}", "success", 1, "message",
+                         "POST /areal_update_weights_xccl receives these"));
+    return 0;
+}
+
+int handle_areal_lora_meta(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    (void)app;
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = check_list(body, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200,
+                   json_pack("{s:b, s:s}", "success", 1, "message",
+                             "POST /areal_update_weights_lora_xccl receives these"));
+    return rc;
+}
+
+int areal_update_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"names", "names"},
+                                                    {"dtypes", "dtypes"},
+                                                    {"shapes", "shapes"},
+                                                    {"group_name", "group_name"},
+                                                    {0}};
+    json_t *list = atomic_exchange_explicit(&next_list, NULL, memory_order_acq_rel);
+    int rc;
+
+    (void)x;
+    if (list == NULL)
+        return err_set(e, ERR_CONFLICT, "",
+                       "there is no list of what comes: POST it to /areal_set_update_weight_meta "
+                       "before each of these");
+    rc = dialect_keep(body, list, members, e);
+    json_decref(list);
+    return rc != 0 ? -1 : dialect_set(*body, "transport", json_string("nccl"), e);
+}
+
+int areal_lora_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"lora_name", "lora_name"}, {"lora_model_path", "lora_path"}, {0}};
+
+    (void)x;
+    if (body_required(*body, "", "lora_model_path", e) != 0 ||
+        dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    return dialect_set(*body, "load_inplace", json_true(), e);
+}
+
+/* As PEFT writes them, without the name that PEFT gives to an adapter that has none. */
+static json_t *plain_names(const json_t *names)
+{
+    static const char word[] = "default.";
+    json_t *plain = json_array();
+    const json_t *name;
+    size_t i;
+
+    json_array_foreach(names, i, name)
+    {
+        const char *text = json_string_value(name), *at = text != NULL ? strstr(text, word) : NULL;
+        json_t *one = at == NULL
+                          ? json_incref((json_t *)(uintptr_t)name)
+                          : json_sprintf("%.*s%s", (int)(at - text), text, at + sizeof word - 1);
+
+        if (plain == NULL || json_array_append_new(plain, one) != 0) {
+            json_decref(plain);
+            return NULL;
+        }
+    }
+    return plain;
+}
+
+int areal_lora_tensors_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"lora_name", "lora_name"},
+                                                    {"dtypes", "dtypes"},
+                                                    {"shapes", "shapes"},
+                                                    {"group_name", "group_name"},
+                                                    {0}};
+    static const struct dialect_member config_members[] = {
+        {"lora_rank", "r"},
+        {"lora_alpha", "lora_alpha"},
+        {"lora_bias", "bias"},
+        {"lora_target_modules", "target_modules"},
+        {0}};
+    json_t *config = NULL, *names;
+
+    (void)x;
+    if (check_list(*body, e) != 0 || dialect_keep(&config, *body, config_members, e) != 0)
+        return -1;
+    names = plain_names(json_object_get(*body, "names"));
+    if (dialect_set(config, "peft_type", json_string("LORA"), e) != 0 ||
+        dialect_keep(body, *body, members, e) != 0 ||
+        dialect_set(*body, "adapter_config", json_incref(config), e) != 0 ||
+        dialect_set(*body, "names", json_incref(names), e) != 0 ||
+        dialect_set(*body, "transport", json_string("nccl"), e) != 0 ||
+        dialect_set(*body, "load_inplace", json_true(), e) != 0) {
+        json_decref(config);
+        json_decref(names);
+        return -1;
+    }
+    json_decref(config);
+    json_decref(names);
+    return 0;
+}
+
+int areal_lora_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_done(reply, "the adapter is loaded");
+}

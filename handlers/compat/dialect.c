@@ -1,0 +1,189 @@
+/* What all dialects share: which there are, what nobody knows, and small pieces of translation. */
+#include "handlers/compat/dialect.h"
+
+#include "handlers/body.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+static const char *const names[DIALECT_COUNT] = {
+    [DIALECT_NATIVE] = "native", [DIALECT_VLLM] = "vllm",         [DIALECT_SKYRL] = "skyrl",
+    [DIALECT_SGLANG] = "sglang", [DIALECT_PRIME_RL] = "prime-rl", [DIALECT_AREAL] = "areal"};
+
+static _Atomic uint64_t n_unknown[DIALECT_COUNT]; /* for metrics; nothing reads it to decide */
+
+const char *dialect_name(enum route_dialect d)
+{
+    return names[d];
+}
+
+uint64_t dialect_unknown(enum route_dialect d)
+{
+    return atomic_load_explicit(&n_unknown[d], memory_order_relaxed);
+}
+
+/* Its bit, and that of whose routes it shares; or 0. SkyRL's and AReaL's servers are vLLM's and
+ * some more. */
+static unsigned bits_of(const char *word, size_t len)
+{
+    static const unsigned shared[DIALECT_COUNT] = {
+        [DIALECT_SKYRL] = 1U << DIALECT_VLLM, [DIALECT_AREAL] = 1U << DIALECT_VLLM};
+
+    for (unsigned d = DIALECT_NATIVE + 1; d < DIALECT_COUNT; d++)
+        if (strlen(names[d]) == len && memcmp(names[d], word, len) == 0)
+            return 1U << d | shared[d];
+    return 0;
+}
+
+int dialects_parse(unsigned *out, const char *text, const char *field, struct err *e)
+{
+    unsigned bits = 1U << DIALECT_NATIVE;
+
+    if (strcmp(text, "all") == 0) {
+        *out = (1U << DIALECT_COUNT) - 1;
+        return 0;
+    }
+    for (const char *at = text; strcmp(text, "none") != 0; at++) {
+        size_t len = strcspn(at, ",");
+        unsigned more = bits_of(at, len);
+
+        if (more == 0)
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "'%.*s' is not a dialect: all, none, or some of vllm, skyrl, sglang, "
+                           "prime-rl, areal, with commas between them",
+                           (int)(len < 32 ? len : 32), at);
+        bits |= more;
+        at += len;
+        if (*at == '\0')
+            break;
+    }
+    *out = bits;
+    return 0;
+}
+
+static bool listed(const char *name, const char *const *list)
+{
+    for (size_t i = 0; list != NULL && list[i] != NULL; i++)
+        if (strcmp(list[i], name) == 0)
+            return true;
+    return false;
+}
+
+static void count_unknown(const json_t *body, const struct exchange *x, const struct route *route)
+{
+    uint64_t n = 0;
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)body, name, value) n += !listed(name, route->members);
+    for (size_t i = 0; i < x->n_query; i++)
+        n += !listed(x->query[i].name, route->query);
+    if (n > 0)
+        atomic_fetch_add_explicit(&n_unknown[route->dialect], n, memory_order_relaxed);
+}
+
+/* Our own rows are right, or a test says so; a client is told of what slipped through. */
+static int check_made(const json_t *body, const struct route *route, struct err *e)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+    {
+        if (!listed(name, route->into))
+            return err_set(e, ERR_INTERNAL, "", "translating %s made a member '%.64s'",
+                           route->pattern, name);
+    }
+    return 0;
+}
+
+int dialect_in(json_t **body, const struct exchange *x, const struct route *route, struct err *e)
+{
+    count_unknown(*body, x, route);
+    if (route->in == NULL)
+        return 0;
+    return route->in(body, x, e) != 0 ? -1 : check_made(*body, route, e);
+}
+
+int dialect_set(json_t *body, const char *member, json_t *value, struct err *e)
+{
+    if (json_object_set_new(body, member, value) == 0)
+        return 0;
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+}
+
+int dialect_keep(json_t **body, const json_t *from, const struct dialect_member *members,
+                 struct err *e)
+{
+    json_t *made = json_object();
+
+    if (made == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    for (; members->theirs != NULL; members++) {
+        json_t *value = json_object_get(from, members->theirs);
+
+        if (value == NULL || json_is_null(value))
+            continue;
+        if (dialect_set(made, members->ours, json_incref(value), e) != 0) {
+            json_decref(made);
+            return -1;
+        }
+    }
+    json_decref(*body);
+    *body = made;
+    return 0;
+}
+
+int dialect_flag(bool *out, const struct exchange *x, const char *member, struct err *e)
+{
+    static const char *const words[][2] = {{"false", "true"}, {"0", "1"}, {"no", "yes"},
+                                           {"off", "on"},     {"n", "y"}, {"f", "t"}};
+    const char *text = exchange_query(x, member);
+    char field[ERR_FIELD_MAX];
+
+    if (text == NULL)
+        return 0;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        for (int yes = 0; yes <= 1; yes++) {
+            if (strcasecmp(text, words[i][yes]) != 0)
+                continue;
+            *out = yes != 0;
+            return 0;
+        }
+    }
+    (void)snprintf(field, sizeof field, "/%s", member);
+    return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', expected true or false", member,
+                   text);
+}
+
+int dialect_put(json_t **reply, json_t *value)
+{
+    if (value == NULL)
+        return -1;
+    json_decref(*reply);
+    *reply = value;
+    return 0;
+}
+
+int dialect_out_empty(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    json_decref(*reply);
+    *reply = NULL;
+    return 0;
+}
+
+int dialect_out_null(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_null());
+}
+
+int dialect_out_status(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "status", "ok"));
+}

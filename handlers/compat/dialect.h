@@ -1,0 +1,67 @@
+/* Other servers' wire forms of our operations (vLLM, SkyRL, SGLang, prime-rl, AReaL).
+ *
+ * A dialect is rows of the route table that name a handler of ours and what stands around it:
+ *   in    turns the request (its body, and its query) into the body that the native route takes;
+ *   out   turns the native reply into the one that the dialect's clients read;
+ *   form  is how errors look; their statuses and messages are ours.
+ * It holds no state and decides nothing: what it cannot say in a native request it refuses by name.
+ * Where two callers claim one path, the row's claim decides by the body (handlers/route.h).
+ *
+ * These APIs grow, so unknown members are ignored, and counted. What `in` makes is held against
+ * the native members all the same: a translation that says what nobody reads is our bug. */
+#ifndef BATON_HANDLERS_COMPAT_DIALECT_H
+#define BATON_HANDLERS_COMPAT_DIALECT_H
+
+#include "base/err.h"
+#include "handlers/route.h"
+#include "http/exchange.h"
+
+#include <jansson.h>
+#include <stdint.h>
+
+/* dialects_parse - "vllm,skyrl", "none", "all" -> bits of route_find; the native one is always in,
+ * and vLLM's with SkyRL's and AReaL's, whose clients use both.
+ * Errors: ERR_BAD_REQUEST at `field`. */
+int dialects_parse(unsigned *out, const char *text, const char *field, struct err *e);
+
+/* dialect_name - "native", "vllm", "skyrl", "sglang", "prime-rl", "areal". */
+const char *dialect_name(enum route_dialect d);
+
+/* dialect_in - a parsed body on its way in: counts unknown members of body and query, and lets the
+ * row translate.
+ * @route  of a dialect
+ * @body  in, out; owned by the caller, also after an error
+ * Errors: `in`'s; ERR_INTERNAL when it made a member that the native route does not take. */
+int dialect_in(json_t **body, const struct exchange *x, const struct route *route, struct err *e);
+
+/* dialect_unknown - members that were ignored so far, since the start of the process. */
+uint64_t dialect_unknown(enum route_dialect d);
+
+/* What several tables say in `in` and `out`. All are for memory's lack too: -1 with e set, or
+ * without an e just -1. */
+
+/* dialect_set - body[member] = value (stolen, NULL: no memory). */
+int dialect_set(json_t *body, const char *member, json_t *value, struct err *e);
+
+/* dialect_keep - a new object with those members of `body` (by reference), in place of *body.
+ * @members  pairs {theirs, ours}, ended by {NULL, NULL}; null values are left out */
+struct dialect_member {
+    const char *theirs, *ours;
+};
+int dialect_keep(json_t **body, const json_t *from, const struct dialect_member *members,
+                 struct err *e);
+
+/* dialect_flag - a query member as Python's clients and servers spell it: true, True, 1, yes, on
+ * @out  unchanged when absent
+ * Errors: ERR_BAD_REQUEST at /<member>. */
+int dialect_flag(bool *out, const struct exchange *x, const char *member, struct err *e);
+
+/* dialect_put - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
+int dialect_put(json_t **reply, json_t *value);
+
+/* Outs. */
+int dialect_out_empty(json_t **reply, const struct exchange *x);  /* no body */
+int dialect_out_null(json_t **reply, const struct exchange *x);   /* null */
+int dialect_out_status(json_t **reply, const struct exchange *x); /* {"status":"ok"} */
+
+#endif

@@ -1,0 +1,32 @@
+/* prime-rl's way of updates: a directory that the trainer has written. Its NCCL broadcaster frames
+ * what it sends in a protocol of its own, which is refused by name. */
+#include "handlers/compat/prime_rl/dialect_prime_rl.h"
+
+#include "handlers/body.h"
+
+const char *const prime_rl_update_members[] = {"weight_dir", NULL};
+const char *const prime_rl_update_into[] = {"path", NULL};
+const char *const prime_rl_broadcaster_members[] = {
+    "host",    "port",       "rank_offset", "inference_world_size", "quantize_in_weight_transfer",
+    "timeout", "session_id", NULL};
+
+int prime_rl_update_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"weight_dir", "path"}, {0}};
+
+    (void)x;
+    if (body_given(*body, "weight_dir") == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/weight_dir",
+                       "weight_dir is null, which means weights by the trainer's own broadcaster; "
+                       "only directories are read: use its filesystem broadcast");
+    return dialect_keep(body, *body, members, e);
+}
+
+int prime_rl_broadcaster_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)body;
+    (void)x;
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "the trainer's NCCL broadcaster is not joined; use its filesystem broadcast, or "
+                   "a group by /v1/weight_transfer/init");
+}

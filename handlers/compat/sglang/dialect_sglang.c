@@ -1,0 +1,348 @@
+/* SGLang's weight updates: the group, its broadcasts, files. */
+#include "handlers/compat/sglang/dialect_sglang.h"
+
+#include "handlers/body.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PORT_DIGITS_MAX = 5 };
+
+const char *const sglang_group_members[] = {"master_address", "master_port", "rank_offset",
+                                            "world_size",     "group_name",  "backend",
+                                            "pp_rank",        NULL};
+const char *const sglang_leave_members[] = {"group_name", NULL};
+const char *const sglang_distributed_members[] = {
+    "names",          "dtypes",      "shapes",
+    "group_name",     "flush_cache", "abort_all_requests",
+    "weight_version", "load_format", "torch_empty_cache",
+    "selector",       NULL};
+const char *const sglang_begin_members[] = {"selector", NULL};
+const char *const sglang_one_members[] = {
+    "name",           "dtype",       "shape",    "names", "group_name", "abort_all_requests",
+    "weight_version", "flush_cache", "selector", NULL};
+const char *const sglang_disk_members[] = {
+    "model_path", "load_format",       "abort_all_requests", "weight_version",
+    "is_async",   "torch_empty_cache", "keep_pause",         "recapture_cuda_graph",
+    "token_step", "flush_cache",       "manifest",           NULL};
+const char *const sglang_disk_into[] = {"path", "weight_version", "abort_requests", NULL};
+const char *const sglang_ipc_members[] = {"zmq_handles", "flush_cache", "weight_version",
+                                          "torch_empty_cache", NULL};
+const char *const sglang_label_members[] = {"new_version", "abort_all_requests", NULL};
+const char *const sglang_nothing[] = {NULL};
+const char *const sglang_checker_members[] = {"action", "allow_quant_error", "skip_tensor_list",
+                                              "selector", NULL};
+
+/* Some trainers send digits. What is no port is left as it came, for the native route to refuse. */
+static int number_port(json_t *body, struct err *e)
+{
+    const char *text = json_string_value(json_object_get(body, "master_port"));
+    size_t len = text != NULL ? strlen(text) : 0;
+
+    if (len == 0 || len > PORT_DIGITS_MAX || strspn(text, "0123456789") != len)
+        return 0;
+    return dialect_set(body, "master_port", json_integer(strtol(text, NULL, 10)), e);
+}
+
+int sglang_group_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"master_address", "master_address"}, {"master_port", "master_port"},
+        {"rank_offset", "rank_offset"},       {"world_size", "world_size"},
+        {"group_name", "group_name"},         {0}};
+    const char *backend = "nccl";
+
+    (void)x;
+    if (body_str(&backend, *body, "", "backend", e) != 0)
+        return -1;
+    if (strcmp(backend, "nccl") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/backend", "backend '%.32s' is not nccl", backend);
+    if (dialect_keep(body, *body, members, e) != 0 || number_port(*body, e) != 0)
+        return -1;
+    if (json_object_get(*body, "group_name") == NULL &&
+        dialect_set(*body, "group_name", json_string("weight_update_group"), e) != 0)
+        return -1;
+    return dialect_set(*body, "transport", json_string("nccl"), e);
+}
+
+/* {success: true, message} and, after it, whatever else. */
+static int put_message(json_t **reply, json_t *message)
+{
+    return dialect_put(reply, json_pack("{s:b, s:o}", "success", 1, "message", message));
+}
+
+/* As SGLang's, it is answered before anybody has joined: a torch group is complete with its first
+ * broadcast. */
+int sglang_group_out(json_t **reply, const struct exchange *x)
+{
+    const json_t *name = json_object_get(*reply, "group_name");
+    const json_t *world = json_object_get(*reply, "world_size");
+
+    (void)x;
+    return put_message(reply, json_sprintf("group '%s' of %lld ranks: %s", json_string_value(name),
+                                           (long long)json_integer_value(world),
+                                           json_string_value(json_object_get(*reply, "state"))));
+}
+
+int sglang_leave_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"group_name", "group_name"}, {0}};
+
+    (void)x;
+    return dialect_keep(body, *body, members, e);
+}
+
+int sglang_leave_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, json_string("no group is joined"));
+}
+
+int sglang_begin_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"selector", "selector"}, {0}};
+
+    (void)x;
+    if (dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+}
+
+int sglang_begin_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, json_string("the update has begun"));
+}
+
+int sglang_end_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    (void)e;
+    (void)json_object_clear(*body);
+    return 0;
+}
+
+/* What one broadcast brings: each tensor by itself, or all of them back to back. */
+static int cut_in(json_t *body, const char *load_format, struct err *e)
+{
+    if (load_format == NULL)
+        return 0;
+    if (strcmp(load_format, "flattened_bucket") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/load_format",
+                       "load_format '%.32s' is not flattened_bucket, nor left out", load_format);
+    if (dialect_set(body, "packed", json_true(), e) != 0)
+        return -1;
+    return dialect_set(body, "bucket_nbytes", json_integer(INT64_MAX), e);
+}
+
+int sglang_distributed_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"names", "names"},
+                                                    {"dtypes", "dtypes"},
+                                                    {"shapes", "shapes"},
+                                                    {"group_name", "group_name"},
+                                                    {"weight_version", "weight_version"},
+                                                    {"abort_all_requests", "abort_requests"},
+                                                    {"selector", "selector"},
+                                                    {0}};
+    const char *load_format = NULL;
+    json_t *made = NULL;
+
+    (void)x;
+    if (body_str(&load_format, *body, "", "load_format", e) != 0 ||
+        dialect_keep(&made, *body, members, e) != 0)
+        return -1;
+    if (cut_in(made, load_format, e) != 0 ||
+        dialect_set(made, "transport", json_string("nccl"), e) != 0) {
+        json_decref(made);
+        return -1;
+    }
+    json_decref(*body);
+    *body = made;
+    return 0;
+}
+
+/* One tensor a request, as SGLang once had it. */
+int sglang_one_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"group_name", "group_name"},
+                                                    {"weight_version", "weight_version"},
+                                                    {"abort_all_requests", "abort_requests"},
+                                                    {"selector", "selector"},
+                                                    {0}};
+    static const struct dialect_member lists[] = {
+        {"name", "names"}, {"dtype", "dtypes"}, {"shape", "shapes"}, {0}};
+    json_t *made = NULL;
+
+    (void)x;
+    for (const struct dialect_member *m = lists; m->theirs != NULL; m++)
+        if (body_required(*body, "", m->theirs, e) != 0)
+            return -1;
+    if (body_given(*body, "names") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/names",
+                       "a tensor's name is given and names beside it: which are broadcast?");
+    if (dialect_keep(&made, *body, members, e) != 0)
+        return -1;
+    for (const struct dialect_member *m = lists; m->theirs != NULL; m++) {
+        json_t *one = json_pack("[O]", json_object_get(*body, m->theirs));
+
+        if (dialect_set(made, m->ours, one, e) != 0)
+            goto err_free;
+    }
+    if (dialect_set(made, "transport", json_string("nccl"), e) != 0)
+        goto err_free;
+    json_decref(*body);
+    *body = made;
+    return 0;
+
+err_free:
+    json_decref(made);
+    return -1;
+}
+
+static json_t *update_message(const json_t *update)
+{
+    const char *phase = json_string_value(json_object_get(update, "phase"));
+    const char *label = json_string_value(json_object_get(update, "weight_version"));
+    long long done = json_integer_value(json_object_get(update, "n_tensors_done"));
+    long long total = json_integer_value(json_object_get(update, "n_tensors_total"));
+
+    if (phase != NULL && strcmp(phase, "committed") == 0)
+        return json_sprintf("the weights are served. Weight version updated to %s.",
+                            label != NULL ? label : "what was sent");
+    if (total == 0) /* in front of engines, while nothing says what the model consists of */
+        return json_sprintf("received: %lld tensors, which are served when the update is ended, or "
+                            "generation is continued",
+                            done);
+    return json_sprintf("received: %lld of %lld tensors, which are served when all have come or "
+                        "generation is continued",
+                        done, total);
+}
+
+int sglang_update_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, update_message(*reply));
+}
+
+static int check_disk(const json_t *body, struct err *e)
+{
+    const char *load_format = "auto";
+
+    if (body_required(body, "", "model_path", e) != 0 ||
+        body_str(&load_format, body, "", "load_format", e) != 0)
+        return -1;
+    if (strcmp(load_format, "auto") != 0 && strcmp(load_format, "safetensors") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/load_format",
+                       "load_format '%.32s' is not one of auto, safetensors", load_format);
+    if (body_given(body, "manifest") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/manifest",
+                       "a manifest is not read here; checksums stand in the file's metadata");
+    return 0;
+}
+
+int sglang_disk_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"model_path", "path"},
+                                                    {"weight_version", "weight_version"},
+                                                    {"abort_all_requests", "abort_requests"},
+                                                    {0}};
+
+    (void)x;
+    return check_disk(*body, e) != 0 ? -1 : dialect_keep(body, *body, members, e);
+}
+
+/* No request is ever paused by an update here: generation goes on while the bytes come. */
+int sglang_disk_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b, s:o, s:i}", "success", 1, "message",
+                                        update_message(*reply), "num_paused_requests", 0));
+}
+
+/* What is cached belongs to a version here, and no memory of torch's is kept. */
+int sglang_ipc_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"zmq_handles", "zmq_handles"}, {"weight_version", "weight_version"}, {0}};
+
+    (void)x;
+    return dialect_keep(body, *body, members, e);
+}
+
+int sglang_checker_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
+    const char *selector = NULL;
+
+    (void)x;
+    if (selector_from_body(&selector, *body, e) != 0 || dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    if (json_object_get(*body, "action") == NULL &&
+        dialect_set(*body, "action", json_string("checksum"), e) != 0)
+        return -1;
+    return dialect_set(*body, "must_match", json_true(), e);
+}
+
+int sglang_checker_out(json_t **reply, const struct exchange *x)
+{
+    const char *message = "checksums of what is served";
+    json_t *payload = json_incref(*reply);
+
+    (void)x;
+    if (json_object_get(payload, "match") != NULL)
+        message = "what is served is what the snapshot was taken of";
+    else if (json_object_get(payload, "n_tensors") != NULL)
+        message = "the checksums are kept for compare";
+    return dialect_put(
+        reply, json_pack("{s:b, s:s, s:o}", "success", 1, "message", message, "payload", payload));
+}
+
+/* SGLang overwrites the weights with noise, so that a compare after the next update proves that
+ * each tensor was sent. A version is never changed here: all of them are dropped, which proves as
+ * much, for nothing is served until a whole update has come; and noise never is. */
+int sglang_reset_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const char *selector = NULL;
+
+    (void)x;
+    if (selector_from_body(&selector, *body, e) != 0)
+        return -1;
+    (void)json_object_clear(*body);
+    if (dialect_set(*body, "level", json_integer(2), e) != 0)
+        return -1;
+    return dialect_set(*body, "tags", json_pack("[s]", "weights"), e);
+}
+
+int sglang_reset_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, json_string("the weights are dropped: send a whole update"));
+}
+
+/* Other than vLLM's, who asks without a word about requests means that all end. */
+int sglang_label_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"new_version", "weight_version"}, {"abort_all_requests", "abort_requests"}, {0}};
+
+    (void)x;
+    if (body_required(*body, "", "new_version", e) != 0 ||
+        dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    if (json_object_get(*body, "abort_requests") != NULL)
+        return 0;
+    return dialect_set(*body, "abort_requests", json_true(), e);
+}
+
+int sglang_label_out(json_t **reply, const struct exchange *x)
+{
+    json_t *label = json_object_get(*reply, "weight_version");
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b, s:s, s:O}", "success", 1, "message",
+                                        "what is served has that name", "new_version", label));
+}

@@ -1,0 +1,170 @@
+/* SGLang's pauses, memory, requests and adapters. */
+#include "handlers/compat/sglang/dialect_sglang.h"
+
+#include "handlers/body.h"
+
+#include <string.h>
+
+const char *const sglang_pause_members[] = {"mode", NULL};
+const char *const sglang_continue_members[] = {"torch_empty_cache", NULL};
+const char *const sglang_memory_members[] = {"tags", NULL};
+const char *const sglang_abort_members[] = {"rid", "abort_all", "abort_message", NULL};
+const char *const sglang_lora_members[] = {"lora_name", "lora_path",    "pinned",
+                                           "lora_id",   "load_inplace", NULL};
+const char *const sglang_unlora_members[] = {"lora_name", "lora_id", "lora_int_id", NULL};
+const char *const sglang_lora_tensors_members[] = {"lora_name",
+                                                   "config_dict",
+                                                   "serialized_tensors",
+                                                   "serialized_named_tensors",
+                                                   "pinned",
+                                                   "added_tokens_config",
+                                                   "lora_id",
+                                                   "load_format",
+                                                   NULL};
+
+int sglang_pause_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct {
+        const char *theirs, *ours;
+    } modes[] = {{"abort", "abort"}, {"retract", "keep"}, {"in_place", "keep"}};
+    const char *mode = "abort", *ours = NULL;
+
+    (void)x;
+    if (body_str(&mode, *body, "", "mode", e) != 0)
+        return -1;
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++)
+        if (strcmp(modes[i].theirs, mode) == 0)
+            ours = modes[i].ours;
+    if (ours == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/mode",
+                       "mode '%.32s' is not one of abort, retract, in_place", mode);
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "mode", json_string(ours), e);
+}
+
+int sglang_pause_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:s}", "message", "Generation paused successfully.",
+                                        "status", "ok"));
+}
+
+int sglang_continue_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:s}", "message",
+                                        "Generation continued successfully.", "status", "ok"));
+}
+
+int sglang_flush_out(json_t **reply, const struct exchange *x)
+{
+    json_t *message = json_object_get(*reply, "message");
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b, s:O}", "success", 1, "message", message));
+}
+
+int sglang_memory_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"tags", "tags"}, {0}};
+
+    (void)x;
+    return dialect_keep(body, *body, members, e);
+}
+
+/* A copy in host memory is what nobody has asked for: its clients push before they generate. */
+int sglang_release_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    if (sglang_memory_in(body, x, e) != 0)
+        return -1;
+    return dialect_set(*body, "level", json_integer(2), e);
+}
+
+int sglang_abort_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const char *rid = "";
+    bool all = false;
+
+    (void)x;
+    if (body_str(&rid, *body, "", "rid", e) != 0 || body_bool(&all, *body, "", "abort_all", e) != 0)
+        return -1;
+    if (!all && *rid == '\0')
+        return err_set(e, ERR_BAD_REQUEST, "/rid",
+                       "which request? rid names it, or \"abort_all\": true means all");
+    if (all) {
+        (void)json_object_clear(*body);
+        return dialect_set(*body, "all", json_true(), e);
+    }
+    if (dialect_set(*body, "request_ids", json_pack("[s]", rid), e) != 0)
+        return -1;
+    return dialect_keep(body, *body,
+                        (const struct dialect_member[]){{"request_ids", "request_ids"}, {0}}, e);
+}
+
+/* What an SGLang does and this server does not, by name. */
+int sglang_refused_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct {
+        const char *path, *why;
+    } rows[] = {
+        {"/slow_down", "steps are not slowed down on purpose here"},
+        {"/set_internal_state", "arguments are not changed while the server runs: restart it with "
+                                "others"},
+        {"/start_profile", "this server has no profiler of torch's; ask the engine, or run perf on "
+                           "the process"},
+        {"/stop_profile", "no profile can have been started"},
+        {"/post_process_weights", "weights are served as they are sent: nothing is packed or "
+                                  "quantized here; send them between /begin_weight_update and "
+                                  "/end_weight_update, which engines do it at"},
+        {"/pull_weights", "updates by deltas of files are not read; send the weights by the group, "
+                          "by CUDA IPC, or as a whole checkpoint to /update_weights_from_disk"},
+    };
+    const struct route *route = x->route;
+
+    (void)body;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(rows[i].path, route->pattern) == 0)
+            return err_set(e, ERR_BAD_REQUEST, "", "%s is not supported: %s", rows[i].path,
+                           rows[i].why);
+    return 0;
+}
+
+/* One name, a new path at every step: clients of the one kind mean a reload, and of the other give
+ * each its own name. */
+int sglang_lora_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {"pinned", "pinned"}, {0}};
+
+    (void)x;
+    if (body_required(*body, "", "lora_path", e) != 0 || dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    return dialect_set(*body, "load_inplace", json_true(), e);
+}
+
+int sglang_unlora_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"lora_name", "lora_name"}, {0}};
+
+    (void)x;
+    return dialect_keep(body, *body, members, e);
+}
+
+/* For the readers of two servers' replies. */
+int sglang_lora_out(json_t **reply, const struct exchange *x)
+{
+    json_t *loaded = json_object_get(*reply, "loaded_adapters");
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:b, s:n, s:O}", "status", "ok", "success", 1,
+                                        "error_message", "loaded_adapters", loaded));
+}
+
+int sglang_lora_tensors_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)body;
+    (void)x;
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "adapters are not read from pickled tensors; POST /load_lora_adapter with a "
+                   "path, or the file itself to /v1/load_lora_adapter");
+}

@@ -1,0 +1,214 @@
+/* What SGLang's clients ask a server about itself, out of the status. */
+#include "handlers/compat/sglang/dialect_sglang.h"
+
+#include "memory/dtype.h"
+
+#include <string.h>
+
+const char *const sglang_info_query[] = {"config_format", NULL};
+const char *const sglang_loads_query[] = {"include", "dp_rank", "format", NULL};
+
+/* Borrowed; NULL where a step is missing. */
+static json_t *look(const json_t *status, const char *room, const char *member)
+{
+    return json_object_get(json_object_get(status, room), member);
+}
+
+/* Weights that nobody has named, and none at all, are SGLang's "default". */
+static const char *version_of(const json_t *status)
+{
+    const char *label = json_string_value(look(status, "weights", "weight_version"));
+
+    return label != NULL ? label : "default";
+}
+
+static const char *path_of(const json_t *status)
+{
+    const char *path = json_string_value(look(status, "model", "path"));
+
+    return path != NULL ? path : "";
+}
+
+static json_int_t n_ranks(const json_t *status)
+{
+    return (json_int_t)json_array_size(look(status, "cuda", "ranks"));
+}
+
+int sglang_model_out(json_t **reply, const struct exchange *x)
+{
+    const json_t *s = *reply;
+
+    (void)x;
+    return dialect_put(
+        reply, json_pack("{s:s, s:s, s:b, s:n, s:s}", "model_path", path_of(s), "tokenizer_path",
+                         path_of(s), "is_generation", json_is_object(json_object_get(s, "engine")),
+                         "preferred_sampling_params", "weight_version", version_of(s)));
+}
+
+int sglang_version_out(json_t **reply, const struct exchange *x)
+{
+    const char *version = version_of(*reply);
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "weight_version", version));
+}
+
+/* Of those that have a permit, frozen ones too, and those that wait for one. */
+static json_t *load_json(const json_t *status)
+{
+    const json_t *generate = look(status, "admission", "generate");
+    json_int_t running = json_integer_value(json_object_get(generate, "running"));
+    json_int_t waiting = json_integer_value(json_object_get(generate, "waiting"));
+    json_t *used = look(status, "engine", "kv_tokens_used"); /* null: nobody knows */
+
+    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:O?}", "dp_rank", 0, "num_running_reqs", running,
+                     "num_waiting_reqs", waiting, "num_reqs", running + waiting, "num_total_reqs",
+                     running + waiting, "num_tokens", used);
+}
+
+int sglang_load_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("[o]", load_json(*reply)));
+}
+
+int sglang_loads_out(json_t **reply, const struct exchange *x)
+{
+    json_t *load = load_json(*reply), *made = json_deep_copy(load);
+    json_t *version = json_object_get(*reply, "version");
+
+    (void)x;
+    if (made == NULL || json_object_set_new(made, "loads", json_pack("[o]", load)) != 0 ||
+        json_object_set_new(made, "dp_rank_count", json_integer(1)) != 0 ||
+        json_object_set(made, "version", version) != 0) {
+        json_decref(made);
+        return -1;
+    }
+    return dialect_put(reply, made);
+}
+
+/* The engine's view, as one of SGLang's schedulers has it. */
+static json_t *internal_json(const json_t *status)
+{
+    json_t *max = look(status, "engine", "kv_tokens_max");
+    json_t *state = load_json(status);
+
+    if (state == NULL ||
+        json_object_set_new(state, "max_total_num_tokens",
+                            max != NULL ? json_incref(max) : json_null()) != 0 ||
+        json_object_set_new(state, "weight_version", json_string(version_of(status))) != 0) {
+        json_decref(state);
+        return NULL;
+    }
+    return json_pack("[o]", state);
+}
+
+/* As vLLM prints torch's: "torch.bfloat16"; null where nobody knows. New. */
+static json_t *dtype_json(const json_t *status)
+{
+    const char *name = json_string_value(look(status, "weights", "dtype"));
+
+    return name != NULL ? json_sprintf("torch.%s", dtype_torch_name(dtype_parse(name)))
+                        : json_null();
+}
+
+/* Null: no adapter can be loaded. New. */
+static json_t *lora_json(const json_t *status)
+{
+    const json_t *adapters = json_object_get(status, "adapters");
+
+    if (!json_is_object(adapters))
+        return json_null();
+    return json_pack("{s:O, s:O}", "max_lora_rank", json_object_get(adapters, "max_lora_rank"),
+                     "max_loras", json_object_get(adapters, "max_loras"));
+}
+
+/* How a trainer's GPU can send weights here; null: it cannot. New. */
+static json_t *transfer_json(const json_t *status)
+{
+    if (n_ranks(status) == 0)
+        return json_null();
+    return json_pack("{s:s}", "backend",
+                     json_is_true(look(status, "nccl", "available")) ? "nccl" : "ipc");
+}
+
+/* In front of engines: what they say in the place of what was said for ourselves. Steals `ours`;
+ * NULL without memory. Each of their replicas has as many of the ranks as the others. */
+static json_t *config_of_upstreams(json_t *ours, const json_t *status)
+{
+    json_t *theirs = json_object_get(status, "vllm_config");
+    json_t *parallel = json_object_get(ours, "parallel_config");
+    json_int_t ranks = json_integer_value(json_object_get(parallel, "tensor_parallel_size")), dp;
+
+    if (!json_is_object(theirs))
+        return ours;
+    if (json_object_update_recursive(ours, theirs) != 0) {
+        json_decref(ours);
+        return NULL;
+    }
+    dp = json_integer_value(json_object_get(parallel, "data_parallel_size"));
+    if (dp > 1 && ranks % dp == 0)
+        (void)json_object_set_new(parallel, "tensor_parallel_size", json_integer(ranks / dp));
+    return ours;
+}
+
+/* vLLM's part: text, or an object when it is asked for. */
+static json_t *vllm_json(const json_t *status, const struct exchange *x)
+{
+    const char *format = exchange_query(x, "config_format");
+    json_int_t max_len = json_integer_value(look(status, "model", "max_model_len"));
+    json_int_t ranks = n_ranks(status);
+
+    if (format == NULL || strcmp(format, "json") != 0)
+        return json_sprintf("model='%s', max_seq_len=%lld, tensor_parallel_size=%lld, "
+                            "pipeline_parallel_size=1",
+                            path_of(status), (long long)max_len,
+                            (long long)(ranks > 0 ? ranks : 1));
+    return config_of_upstreams(
+        json_pack("{s:{s:s, s:I, s:o, s:O?, s:O?}, s:{s:I, s:i, s:i}, s:o, s:o}", "model_config",
+                  "model", path_of(status), "max_model_len", max_len, "dtype", dtype_json(status),
+                  "logprobs_mode", look(status, "engine", "logprobs_mode"), "max_logprobs",
+                  look(status, "engine", "max_logprobs"), "parallel_config", "tensor_parallel_size",
+                  ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1, "data_parallel_size", 1,
+                  "lora_config", lora_json(status), "weight_transfer_config",
+                  transfer_json(status)),
+        status);
+}
+
+/* What slime compares with its own: those that can be true here, and the truth about the others. */
+static int add_args(json_t *reply, const json_t *status)
+{
+    const char *dtype = json_string_value(look(status, "weights", "dtype"));
+    json_t *args = json_object_get(status, "server_args");
+
+    if (dtype != NULL &&
+        json_object_set_new(reply, "dtype", json_string(dtype_torch_name(dtype_parse(dtype)))) != 0)
+        return -1;
+    return args == NULL ? 0 : json_object_update(reply, args);
+}
+
+/* Whoever makes a group counts ranks by these: each GPU is one. Without GPUs the server is one rank
+ * to count with, though no group can be joined. */
+int sglang_server_out(json_t **reply, const struct exchange *x)
+{
+    const json_t *s = *reply;
+    json_int_t ranks = n_ranks(s), size = ranks > 0 ? ranks : 1;
+    const char *name = json_string_value(look(s, "model", "name"));
+    json_t *max_len = look(s, "model", "max_model_len");
+
+    json_t *made = json_pack(
+        "{s:s, s:s, s:s, s:O?, s:I, s:i, s:i, s:I, s:I, s:s, s:n, s:b, s:s, s:o, s:O, "
+        "s:O, s:o, s:{}, s:{}}",
+        "model_path", path_of(s), "tokenizer_path", path_of(s), "served_model_name",
+        name != NULL ? name : "", "context_length", max_len, "tp_size", size, "pp_size", 1,
+        "dp_size", 1, "num_gpus", ranks, "world_size", size, "disaggregation_mode", "null",
+        "disaggregation_bootstrap_port", "encoder_only", 0, "weight_version", version_of(s),
+        "internal_states", internal_json(s), "version", json_object_get(s, "version"), "boot_id",
+        json_object_get(s, "boot_id"), "vllm_config", vllm_json(s, x), "vllm_env", "system_env");
+
+    if (made == NULL || add_args(made, s) != 0) {
+        json_decref(made);
+        return -1;
+    }
+    return dialect_put(reply, made);
+}

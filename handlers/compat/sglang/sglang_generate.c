@@ -1,0 +1,420 @@
+/* POST and PUT /generate: SGLang's form, text or token ids in, text and token ids out.
+ *
+ * A handler of its own and no translation of another: an answer is an object or an array by what
+ * was asked, an event repeats all that came before it, and nothing in a native reply could be
+ * turned into either. From the prompts to the answer it is a completion
+ * (handlers/generate/completions.h).
+ *
+ * Where a request is silent, SGLang's own defaults stand, not those of the model's
+ * generation_config.json. Logprobs of the output are SGLang's too: of the logits divided by the
+ * temperature, before penalties, bias and filters. All prompts of one request are sampled alike. */
+#include "handlers/compat/sglang/sglang_generate.h"
+
+#include "handlers/body.h"
+#include "handlers/compat/dialect.h"
+#include "handlers/route.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SAMPLING_AT "/sampling_params"
+
+/* Refused unless neutral: member, kind, number. */
+#define REQUEST_NEUTRAL(X)                                                                         \
+    X("input_embeds", NEUTRAL_EMPTY, 0)                                                            \
+    X("image_data", NEUTRAL_EMPTY, 0)                                                              \
+    X("video_data", NEUTRAL_EMPTY, 0)                                                              \
+    X("audio_data", NEUTRAL_EMPTY, 0)                                                              \
+    X("modalities", NEUTRAL_EMPTY, 0)                                                              \
+    X("token_ids_logprob", NEUTRAL_EMPTY, 0)                                                       \
+    X("return_hidden_states", NEUTRAL_FALSE, 0)                                                    \
+    X("return_routed_experts", NEUTRAL_FALSE, 0)                                                   \
+    X("routed_experts_start_len", NEUTRAL_NUMBER, 0)                                               \
+    X("return_indexer_topk", NEUTRAL_FALSE, 0)                                                     \
+    X("return_sampling_mask", NEUTRAL_FALSE, 0)                                                    \
+    X("return_entropy", NEUTRAL_FALSE, 0)                                                          \
+    X("return_prompt_token_ids", NEUTRAL_FALSE, 0)                                                 \
+    X("return_flat_raw_top_logprobs", NEUTRAL_FALSE, 0)                                            \
+    X("return_flat_raw_top_logprobs_b64", NEUTRAL_FALSE, 0)                                        \
+    X("return_bytes", NEUTRAL_FALSE, 0)                                                            \
+    X("session_params", NEUTRAL_EMPTY, 0)                                                          \
+    X("lora_id", NEUTRAL_EMPTY, 0)                                                                 \
+    X("custom_logit_processor", NEUTRAL_EMPTY, 0)                                                  \
+    X("positional_embed_overrides", NEUTRAL_NULL, 0)                                               \
+    X("multi_item_delimiter_indices", NEUTRAL_EMPTY, 0)                                            \
+    X("bootstrap_host", NEUTRAL_NULL, 0)                                                           \
+    X("bootstrap_port", NEUTRAL_NULL, 0)                                                           \
+    X("bootstrap_room", NEUTRAL_NULL, 0)                                                           \
+    X("max_thinking_tokens", NEUTRAL_NULL, 0)                                                      \
+    X("require_reasoning", NEUTRAL_FALSE, 0)                                                       \
+    X("background", NEUTRAL_FALSE, 0)                                                              \
+    X("priority", NEUTRAL_NUMBER, 0)
+#define MEMBER(member, kind, number) member,
+#define RULE(member, kind, number)   {member, kind, number},
+
+/* What stands here without a word below changes nothing that this server answers: names, labels,
+ * hints for routers and caches. */
+const char *const sglang_generate_members[] = {"text",
+                                               "input_ids",
+                                               "sampling_params",
+                                               "rid",
+                                               "stream",
+                                               "lora_path",
+                                               "return_logprob",
+                                               "logprob_start_len",
+                                               "top_logprobs_num",
+                                               "return_text_in_logprobs",
+                                               "session_id",
+                                               "conversation_id",
+                                               "routing_key",
+                                               "routed_dp_rank",
+                                               "data_parallel_rank",
+                                               "extra_key",
+                                               "cache_salt",
+                                               "log_metrics",
+                                               "no_logs",
+                                               "custom_labels",
+                                               "received_time",
+                                               REQUEST_NEUTRAL(MEMBER) NULL};
+
+static const struct neutral_rule request_rules[] = {REQUEST_NEUTRAL(RULE){NULL, NEUTRAL_NULL, 0}};
+static const struct neutral_rule sampling_rules[] = {
+    {"stop_regex", NEUTRAL_EMPTY, 0},     {"json_schema", NEUTRAL_EMPTY, 0},
+    {"regex", NEUTRAL_EMPTY, 0},          {"ebnf", NEUTRAL_EMPTY, 0},
+    {"structural_tag", NEUTRAL_EMPTY, 0}, {"custom_params", NEUTRAL_EMPTY, 0},
+    {"beam_width", NEUTRAL_NUMBER, 1},    {NULL, NEUTRAL_NULL, 0}};
+
+/* Sampling members that mean what ours of that name mean. */
+static const struct dialect_member sampling_members[] = {
+    {"n", "n"},
+    {"temperature", "temperature"},
+    {"top_p", "top_p"},
+    {"top_k", "top_k"},
+    {"min_p", "min_p"},
+    {"frequency_penalty", "frequency_penalty"},
+    {"presence_penalty", "presence_penalty"},
+    {"repetition_penalty", "repetition_penalty"},
+    {"logit_bias", "logit_bias"},
+    {"stop", "stop"},
+    {"stop_token_ids", "stop_token_ids"},
+    {"ignore_eos", "ignore_eos"},
+    {"skip_special_tokens", "skip_special_tokens"},
+    {"spaces_between_special_tokens", "spaces_between_special_tokens"},
+    {"seed", "seed"},
+    {"sampling_seed", "seed"},
+    {NULL, NULL}};
+
+static void sglang_free(struct generation *g)
+{
+    struct sglang_op *op = sglang_of(g);
+
+    for (uint32_t i = 0; i < op->n_seqs; i++) {
+        if (op->rids != NULL)
+            free(op->rids[i]);
+        if (op->told != NULL)
+            sglang_told_fini(&op->told[i]);
+    }
+    free(op->rids);
+    free(op->told);
+    completions_fini(&op->c);
+    free(op);
+}
+
+static const struct generation_ops whole_ops = {
+    .blame = completions_blame, .finish = sglang_generate_finish, .free = sglang_free};
+static const struct generation_ops stream_ops = {.news = sglang_generate_news,
+                                                 .blame = completions_blame,
+                                                 .finish = sglang_generate_finish,
+                                                 .free = sglang_free};
+
+static int parse_prompts(struct sglang_op *op, const json_t *body, struct err *e)
+{
+    const json_t *text = body_given(body, "text"), *ids = body_given(body, "input_ids");
+
+    if ((text == NULL) == (ids == NULL))
+        return err_set(e, ERR_BAD_REQUEST, "/text",
+                       "'text' and 'input_ids' are %s; one of them is needed%s",
+                       text == NULL ? "missing" : "both given",
+                       body_given(body, "token_ids") != NULL
+                           ? ": this route takes SGLang's form, token_ids go to /v1/generate"
+                           : "");
+    op->c.prompts_at = text != NULL ? "/text" : "/input_ids";
+    if (completions_prompts(&op->c, text != NULL ? text : ids, e) != 0)
+        return -1;
+    if (op->c.is_text == (text != NULL))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, op->c.prompts_at,
+                   text != NULL ? "token ids belong in 'input_ids', not in 'text'"
+                                : "text belongs in 'text', not in 'input_ids'");
+}
+
+/* flat[member] = what the request says of every prompt. SGLang takes an array with a value for each
+ * prompt too; here they have to be equal. */
+static int flatten(json_t *flat, const json_t *body, const char *member, uint32_t n_prompts,
+                   struct err *e)
+{
+    json_t *v = json_object_get(body, member), *array = json_is_array(v) ? v : NULL;
+    char field[ERR_FIELD_MAX];
+
+    if (v == NULL)
+        return 0;
+    (void)snprintf(field, sizeof field, "/%s", member);
+    if (array != NULL && json_array_size(array) != n_prompts)
+        return err_set(e, ERR_BAD_REQUEST, field, "%zu values for %u prompts",
+                       json_array_size(array), n_prompts);
+    if (array != NULL)
+        v = json_array_get(array, 0);
+    for (size_t i = 1; i < json_array_size(array); i++) {
+        if (json_equal(v, json_array_get(array, i)))
+            continue;
+        (void)snprintf(field, sizeof field, "/%s/%zu", member, i);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "prompts of one request cannot differ in '%s' here; send them one by one",
+                       member);
+    }
+    return dialect_set(flat, member, json_incref(v), e);
+}
+
+static int flatten_all(json_t **out, const json_t *body, uint32_t n_prompts, struct err *e)
+{
+    static const char *const members[] = {"sampling_params", "return_logprob", "logprob_start_len",
+                                          "top_logprobs_num", "lora_path"};
+    json_t *flat = json_object();
+
+    if (flat == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (flatten(flat, body, members[i], n_prompts, e) != 0) {
+            json_decref(flat);
+            return -1;
+        }
+    }
+    *out = flat;
+    return 0;
+}
+
+/* null asks for the rest of the context; leaving it out asks for the default. */
+static int parse_lengths(struct sglang_op *op, const json_t *sampling, struct err *e)
+{
+    struct gen_params *gen = &op->c.g.params.gen;
+    uint64_t max = SGLANG_MAX_NEW_TOKENS_DEFAULT, min = 0;
+
+    if (json_is_null(json_object_get(sampling, "max_new_tokens")))
+        max = GEN_MAX_TOKENS_REST;
+    if (body_u64(&max, sampling, SAMPLING_AT, "max_new_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0)
+        return -1;
+    if (body_u64(&min, sampling, SAMPLING_AT, "min_new_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0)
+        return -1;
+    if (min > max)
+        return err_set(e, ERR_BAD_REQUEST, SAMPLING_AT "/min_new_tokens",
+                       "min_new_tokens is %llu; at most max_new_tokens, %llu, is allowed",
+                       (unsigned long long)min, (unsigned long long)max);
+    op->c.no_output = max == 0;
+    gen->max_tokens = op->c.no_output ? 1 : (uint32_t)max;
+    gen->min_tokens = (uint32_t)min;
+    return 0;
+}
+
+static int parse_sampling(struct sglang_op *op, const json_t *flat, struct err *e)
+{
+    struct generation *g = &op->c.g;
+    const json_t *sampling = NULL;
+    json_t *ours = NULL;
+    int rc;
+
+    if (body_object(&sampling, flat, "", "sampling_params", e) != 0 ||
+        generate_neutral(sampling, SAMPLING_AT, sampling_rules, e) != 0 ||
+        parse_lengths(op, sampling, e) != 0 ||
+        body_bool(&g->params.include_stop_str, sampling, SAMPLING_AT, "no_stop_trim", e) != 0 ||
+        dialect_keep(&ours, sampling, sampling_members, e) != 0)
+        return -1;
+    rc = generate_params_parse(&g->params, ours, SAMPLING_AT, g->app->vocab_size, g->app->tokenizer,
+                               e);
+    json_decref(ours);
+    return rc;
+}
+
+static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *e)
+{
+    struct gen_params *gen = &op->c.g.params.gen;
+    int64_t start = -1;
+    uint64_t n_top = 0;
+
+    if (body_bool(&op->with_logprobs, flat, "", "return_logprob", e) != 0 ||
+        body_i64(&start, flat, "", "logprob_start_len", -1, INT32_MAX, e) != 0 ||
+        body_u64(&n_top, flat, "", "top_logprobs_num", 0, op->c.g.app->vocab_size, e) != 0)
+        return -1;
+    op->c.g.logprobs_at = op->c.g.prompt_logprobs_at = "/top_logprobs_num";
+    op->logprob_start = op->with_logprobs ? start : -1;
+    if (!op->with_logprobs)
+        return 0;
+    op->n_top = (uint32_t)n_top;
+    gen->logprobs = (int32_t)n_top;
+    gen->logprobs_mode = GEN_LOGPROBS_TEMPERED;
+    if (start < 0)
+        return 0;
+    gen->prompt_logprobs = (int32_t)n_top;
+    op->c.g.prompt_logprobs_from = (uint32_t)start;
+    op->c.g.prompt_logprobs_times = op->c.g.params.n;
+    if (op->c.stream.on && op->c.g.params.n > 1)
+        return err_set(e, ERR_BAD_REQUEST, "/logprob_start_len",
+                       "logprobs of the prompt are not sent in a stream of more than one sequence "
+                       "from it; set 'stream' to false, or 'n' to 1");
+    return 0;
+}
+
+static int parse_lora(struct generation *g, const json_t *flat, struct err *e)
+{
+    const char *name = NULL;
+    int kind;
+
+    if (body_str(&name, flat, "", "lora_path", e) != 0)
+        return -1;
+    if (name == NULL || name[0] == '\0')
+        return 0;
+    kind = generation_check_model(g->app, name, e);
+    if (kind < 0) {
+        (void)snprintf(e->field, sizeof e->field, "/lora_path");
+        return -1;
+    }
+    if (kind == 0)
+        return err_set(e, ERR_NOT_FOUND, "/lora_path",
+                       "'%.160s' is the base model, not an adapter; leave 'lora_path' out", name);
+    g->lora = strdup(name);
+    if (g->lora == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the name of the adapter");
+    return 0;
+}
+
+static int check_rid(const json_t *v, const char *field, struct err *e)
+{
+    const char *rid = json_string_value(v);
+
+    if (rid != NULL && rid[0] != '\0' && json_string_length(v) <= GENERATION_REQUEST_ID_MAX &&
+        strlen(rid) == json_string_length(v))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field, "%s; a request id is a string of 1 to %d bytes",
+                   rid == NULL ? body_type_name(v) : "no such string", GENERATION_REQUEST_ID_MAX);
+}
+
+/* Different ids for all prompts, or one could not be aborted without the other. */
+static int check_rids(const json_t *rids, uint32_t n_prompts, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    if (json_array_size(rids) != n_prompts)
+        return err_set(e, ERR_BAD_REQUEST, "/rid", "%zu request ids for %u prompts",
+                       json_array_size(rids), n_prompts);
+    for (size_t i = 0; i < n_prompts; i++) {
+        const json_t *rid = json_array_get(rids, i);
+
+        (void)snprintf(field, sizeof field, "/rid/%zu", i);
+        if (check_rid(rid, field, e) != 0)
+            return -1;
+        for (size_t k = 0; k < i; k++)
+            if (json_equal(rid, json_array_get(rids, k)))
+                return err_set(e, ERR_BAD_REQUEST, field, "request id '%.64s' is given twice",
+                               json_string_value(rid));
+    }
+    return 0;
+}
+
+/* As SGLang names them; where it draws names at random (n), ours say where they belong. */
+static char *make_rid(const struct sglang_op *op, const json_t *rids, uint32_t i)
+{
+    uint32_t n = op->c.g.params.n;
+    const char *base = op->c.request_id;
+    char text[GENERATION_REQUEST_ID_MAX + 16];
+
+    if (rids != NULL)
+        base = json_string_value(json_array_get(rids, i / n));
+    if (rids != NULL ? n == 1 : !op->many)
+        return strdup(base);
+    (void)snprintf(text, sizeof text, "%s_%u", base, rids != NULL ? i % n : i);
+    return strdup(text);
+}
+
+static int parse_rids(struct sglang_op *op, const json_t *body, struct err *e)
+{
+    struct generation *g = &op->c.g;
+    const json_t *v = body_given(body, "rid"), *rids = json_is_array(v) ? v : NULL;
+
+    if (rids != NULL ? check_rids(rids, g->n_prompts, e) != 0
+                     : v != NULL && check_rid(v, "/rid", e) != 0)
+        return -1;
+    op->c.request_id = strdup(v != NULL && rids == NULL ? json_string_value(v) : g->x->request_id);
+    op->rids = calloc(op->n_seqs, sizeof *op->rids);
+    op->told = calloc(op->n_seqs, sizeof *op->told);
+    if (op->c.request_id == NULL || op->rids == NULL || op->told == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u request ids", op->n_seqs);
+    for (uint32_t i = 0; i < op->n_seqs; i++) {
+        op->rids[i] = make_rid(op, rids, i);
+        if (op->rids[i] == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for a request id");
+    }
+    g->request_id = op->c.request_id;
+    g->seq_ids = op->rids;
+    return 0;
+}
+
+static int parse_all(struct sglang_op *op, const json_t *body, const json_t *flat, struct err *e)
+{
+    struct generation *g = &op->c.g;
+
+    if (parse_sampling(op, flat, e) != 0 || parse_logprobs(op, flat, e) != 0 ||
+        parse_lora(g, flat, e) != 0 ||
+        generation_count_seqs(g, op->c.prompts_at, &op->n_seqs, e) != 0)
+        return -1;
+    op->many = op->c.is_list || g->params.n > 1;
+    return parse_rids(op, body, e);
+}
+
+static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
+{
+    json_t *flat = NULL;
+    int rc;
+
+    op->c.sampling_at = SAMPLING_AT;
+    op->c.g.events_repeat = true;
+    op->c.logprobs = op->c.prompt_logprobs = -1; /* in another server's form */
+    op->c.add_special = op->c.return_ids = true;
+    if (body_bool(&op->c.stream.on, body, "", "stream", e) != 0 ||
+        body_bool(&op->with_text, body, "", "return_text_in_logprobs", e) != 0 ||
+        generate_neutral(body, "", request_rules, e) != 0 || parse_prompts(op, body, e) != 0 ||
+        flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
+        return -1;
+    rc = parse_all(op, body, flat, e);
+    json_decref(flat);
+    return rc;
+}
+
+int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e)
+{
+    struct sglang_op *op;
+    json_t *body = NULL;
+    int rc;
+
+    if (generation_check_app(app, NULL, e) != 0)
+        return -1;
+    if (app->tokenizer == NULL)
+        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    exchange_drop_body(x);
+    op = calloc(1, sizeof *op);
+    if (op == NULL) {
+        json_decref(body);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    }
+    completions_init(&op->c, app, x);
+    op->c.g.ops = &whole_ops;
+    op->c.stream_ops = &stream_ops;
+    rc = sglang_parse(op, body, e);
+    json_decref(body);
+    if (rc == 0)
+        completions_begin(&op->c);
+    else
+        generation_unref(&op->c.g);
+    return rc;
+}

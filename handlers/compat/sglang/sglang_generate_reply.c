@@ -1,0 +1,269 @@
+/* Answers and events of SGLang's /generate. An event says all of its sequence so far, so that one
+ * may be left out for a reader that is slow; the last one of each sequence never is. */
+#include "handlers/compat/sglang/sglang_generate.h"
+
+#include "control/life.h"
+#include "handlers/generate/generation_reply.h"
+#include "handlers/json_put.h"
+#include "handlers/reply.h"
+#include "weights/store/store.h"
+
+void sglang_told_fini(struct sglang_told *told)
+{
+    buf_fini(&told->text);
+    buf_fini(&told->ids);
+    buf_fini(&told->logprobs);
+    buf_fini(&told->tops);
+}
+
+/* [logprob, id, text]; @known  false: the logprob is null */
+static void put_tuple(struct buf *out, const struct sglang_op *op, uint32_t id, float logprob,
+                      bool known)
+{
+    json_put_open(out, '[');
+    if (known)
+        json_put_real(out, generation_logprob(logprob));
+    else
+        json_put_null(out);
+    json_put_int(out, id);
+    if (op->with_text)
+        generation_put_token_text(out, op->c.g.app->tokenizer, id);
+    else
+        json_put_null(out);
+    json_put_close(out, ']');
+}
+
+static void put_tops(struct buf *out, const struct sglang_op *op, const struct gen_token *t)
+{
+    json_put_open(out, '[');
+    for (uint32_t i = 0; i < t->n_top; i++)
+        put_tuple(out, op, t->top[i].id, t->top[i].logprob, true);
+    json_put_close(out, ']');
+}
+
+/* Adds the part to what was told. */
+static void tell_part(const struct sglang_op *op, struct sglang_told *told,
+                      const struct completions_part *p)
+{
+    for (uint32_t i = p->first; i < p->end; i++) {
+        const struct gen_token *t = &p->tokens[i];
+
+        told->n_tokens++;
+        json_put_int(&told->ids, t->id);
+        if (op->with_logprobs)
+            put_tuple(&told->logprobs, op, t->id, t->logprob, true);
+        if (op->n_top > 0)
+            put_tops(&told->tops, op, t);
+    }
+    buf_append(&told->text, p->text.data, p->text.len);
+    told->text.failed = told->text.failed || p->failed;
+}
+
+static json_t *stop_json(const struct gen_output *out)
+{
+    json_t *matched = NULL;
+
+    if (out->stop_text != NULL)
+        matched = json_string(out->stop_text);
+    else if (out->n_tokens > 0)
+        matched = json_integer(out->tokens[out->n_tokens - 1].id);
+    return json_pack("{s:s, s:o}", "type", "stop", "matched",
+                     matched != NULL ? matched : json_null());
+}
+
+/* AReaL takes a message that begins with "Abort before prefill" for an output without tokens. */
+static json_t *abort_json(const struct gen_output *out)
+{
+    return json_pack("{s:s, s:s, s:n, s:n}", "type", "abort", "message",
+                     out->n_tokens == 0 ? "Abort before prefill" : "Aborted", "status_code",
+                     "err_type");
+}
+
+static json_t *finish_json(const struct sglang_op *op, const struct gen_output *out)
+{
+    if (out == NULL)
+        return json_null();
+    if (out->finish == GEN_ABORT)
+        return abort_json(out);
+    if (out->finish == GEN_STOP && !op->c.no_output)
+        return stop_json(out);
+    return json_pack("{s:s, s:I}", "type", "length", "length",
+                     (json_int_t)(op->c.no_output ? 0 : out->n_tokens));
+}
+
+/* Of the newest token; where there is none, and before the end, what serves now. */
+static json_t *version_json(const struct sglang_op *op, const struct gen_output *out)
+{
+    struct store_info info = {0};
+
+    if (out != NULL && out->n_spans > 0)
+        return json_string(out->spans[out->n_spans - 1].label);
+    if (op->c.g.app->store == NULL)
+        return json_null();
+    store_info(op->c.g.app->store, &info);
+    return info.serial > 0 ? json_string(info.label) : json_null();
+}
+
+static void put_list(struct buf *out, const char *name, const struct buf *list)
+{
+    json_put_name(out, name);
+    json_put_open(out, '[');
+    json_put_text(out, list);
+    json_put_close(out, ']');
+}
+
+/* The prompt's, from the start that was asked for; as SGLang, of the first of them nothing is told.
+ * They are there when the prompt's first sequence ended, which computes them for all. */
+static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
+                               const struct generation_seq *seq)
+{
+    const struct generation *g = &op->c.g;
+    struct buf tokens = {0}, tops = {0};
+    const struct gen_token *ignored;
+    struct gen_output *made = NULL;
+    uint32_t n = 0, start = 0;
+
+    generation_look(&g->seqs[seq->prompt * g->params.n], &ignored, &n, &made);
+    n = op->logprob_start >= 0 && made != NULL && made->prompt != NULL ? made->n_prompt : 0;
+    if (op->logprob_start < n)
+        start = op->logprob_start > 0 ? (uint32_t)op->logprob_start : 0;
+    else
+        n = 0;
+    for (uint32_t i = start; i < n; i++) {
+        const struct gen_token *t = &made->prompt[i];
+
+        put_tuple(&tokens, op, t->id, t->logprob, i > start);
+        if (i > start)
+            put_tops(&tops, op, t);
+        else
+            json_put_null(&tops);
+    }
+    put_list(out, "input_token_logprobs", &tokens);
+    if (op->n_top > 0)
+        put_list(out, "input_top_logprobs", &tops);
+    buf_fini(&tokens);
+    buf_fini(&tops);
+}
+
+static void put_logprobs(struct buf *out, const struct sglang_op *op,
+                         const struct generation_seq *seq, const struct gen_output *made)
+{
+    const struct sglang_told *told = &op->told[seq->index];
+
+    if (!op->with_logprobs)
+        return;
+    put_list(out, "output_token_logprobs", &told->logprobs);
+    if (op->n_top > 0)
+        put_list(out, "output_top_logprobs", &told->tops);
+    if (op->logprob_start < 0 || made != NULL)
+        put_input_logprobs(out, op, seq);
+}
+
+static void put_meta(struct buf *out, const struct sglang_op *op, const struct generation_seq *seq,
+                     const struct gen_output *made)
+{
+    const struct generation *g = &op->c.g;
+
+    json_put_open(out, '{');
+    json_put_members(out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id",
+                                    op->rids[seq->index], "finish_reason", finish_json(op, made),
+                                    "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
+                                    "completion_tokens", (json_int_t)op->told[seq->index].n_tokens,
+                                    "cached_tokens", 0, "weight_version", version_json(op, made),
+                                    "adapter", generation_adapter_json(g), "boot_id",
+                                    g->app->life->boot_id));
+    put_logprobs(out, op, seq, made);
+    if (made != NULL) {
+        json_put_name(out, "weight_versions");
+        json_put_value(out, completions_versions_json(&op->c, made));
+    }
+    json_put_close(out, '}');
+}
+
+/* A sequence as it stands after the part. */
+static void put_item(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
+{
+    struct sglang_told *told = &op->told[p->seq->index];
+
+    tell_part(op, told, p);
+    if (told->text.failed)
+        out->failed = true;
+    json_put_open(out, '{');
+    json_put_name(out, "text");
+    json_put_string(out, told->text.len > 0 ? told->text.data : "", told->text.len);
+    put_list(out, "output_ids", &told->ids);
+    json_put_name(out, "meta_info");
+    put_meta(out, op, p->seq, p->out);
+    if (op->c.stream.on && op->many) {
+        json_put_name(out, "index");
+        json_put_int(out, p->seq->index);
+    }
+    json_put_close(out, '}');
+    if (p->out != NULL)
+        sglang_told_fini(told); /* nothing repeats it */
+}
+
+/* The next event of a sequence. Returns false when there is none. */
+static bool tell_seq(struct sglang_op *op, struct generation_seq *seq)
+{
+    struct completions_part p;
+    struct buf event = {0};
+
+    if (!completions_next(&p, &op->c, seq))
+        return false;
+    generation_event_begin(&event);
+    put_item(&event, op, &p);
+    generation_event(&op->c.g, &event);
+    completions_told(&p);
+    return true;
+}
+
+void sglang_generate_news(struct generation *g)
+{
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        while (generation_keeps_up(g) && tell_seq(sglang_of(g), &g->seqs[i]))
+            ;
+}
+
+static void put_whole(struct buf *out, struct sglang_op *op)
+{
+    struct generation *g = &op->c.g;
+
+    if (op->many)
+        json_put_open(out, '[');
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        struct completions_part p;
+
+        if (exchange_gone(g->x) || !completions_next(&p, &op->c, &g->seqs[i])) {
+            out->failed = true;
+            return;
+        }
+        put_item(out, op, &p);
+        completions_told(&p);
+    }
+    if (op->many)
+        json_put_close(out, ']');
+}
+
+void sglang_generate_finish(struct generation *g)
+{
+    struct sglang_op *op = sglang_of(g);
+    struct exchange *x = g->x;
+    struct err why = {0};
+    struct buf whole = {0};
+
+    if (op->c.stream.on) {
+        sglang_generate_news(g);
+        generation_end(g);
+        return;
+    }
+    if (!generation_failed(g, &why))
+        put_whole(&whole, op);
+    (void)generation_failed(g, &why); /* the client may have gone meanwhile */
+    g->x = NULL;
+    if (why.code != ERR_NONE)
+        reply_error(x, &why, NULL);
+    else
+        reply_text(x, 200, &whole);
+    buf_fini(&whole);
+}

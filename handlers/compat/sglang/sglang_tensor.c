@@ -1,0 +1,51 @@
+/* The way in of SGLang's updates by tensor. */
+#include "handlers/compat/sglang/sglang_tensor.h"
+
+#include "handlers/body.h"
+#include "handlers/compat/dialect.h"
+
+#include <string.h>
+
+const char *const sglang_tensor_members[] = {
+    "serialized_named_tensors", "load_format",    "flush_cache",
+    "abort_all_requests",       "weight_version", "disable_draft_model",
+    "torch_empty_cache",        "selector",       NULL};
+
+/* The pickles say themselves which of the two forms they have. */
+static int check_format(const json_t *body, struct err *e)
+{
+    const char *load_format = "direct";
+
+    if (body_str(&load_format, body, "", "load_format", e) != 0)
+        return -1;
+    if (strcmp(load_format, "direct") == 0 || strcmp(load_format, "flattened_bucket") == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/load_format",
+                   "load_format '%.64s' is not direct or flattened_bucket, nor left out: other "
+                   "loaders are code, which is not run here",
+                   load_format);
+}
+
+int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"serialized_named_tensors", "serialized_named_tensors"},
+        {"load_format", "serialized_format"},
+        {"weight_version", "weight_version"},
+        {"abort_all_requests", "abort_requests"},
+        {"selector", "selector"},
+        {0}};
+
+    bool target = false;
+
+    (void)x;
+    if (body_bool(&target, *body, "", "disable_draft_model", e) != 0)
+        return -1;
+    /* The word for it before 0.5.18. */
+    if (target && body_given(*body, "selector") == NULL &&
+        dialect_set(*body, "selector", json_string("target"), e) != 0)
+        return -1;
+    if (check_format(*body, e) != 0 || body_required(*body, "", "serialized_named_tensors", e) != 0)
+        return -1;
+    return dialect_keep(body, *body, members, e);
+}

@@ -1,0 +1,343 @@
+/* SkyRL of today: methods of /collective_rpc, adapters, generation. */
+#include "handlers/compat/skyrl/dialect_skyrl.h"
+
+#include "handlers/body.h"
+#include "handlers/update/update_parts.h"
+#include "memory/checksum.h"
+
+#include <string.h>
+
+enum {
+    LORA_ID_BITS = 48, /* every JSON reader keeps them exactly */
+    METHOD_SHOWN_MAX = 64,
+    RPC_TIMEOUT_MS_MAX = 86400000
+};
+
+const char *const skyrl_rpc_members[] = {"method", "kwargs", "args", "timeout", NULL};
+const char *const skyrl_nothing[] = {NULL};
+const char *const skyrl_lora_members[] = {"lora_name", "lora_path", NULL};
+const char *const skyrl_lora_into[] = {"lora_name", "lora_path", "load_inplace", NULL};
+const char *const skyrl_generate_members[] = {"token_ids", "sampling_params", "cache_salt",
+                                              "model",     "features",        NULL};
+const char *const skyrl_generate_into[] = {"token_ids", "sampling_params", "cache_salt",
+                                           "model",     "features",        NULL};
+const char *const skyrl_fetch_members[] = {"target_version", "sync_dir", "uri", NULL};
+const char *const skyrl_session_query[] = {"session_id", NULL};
+
+/* /collective_rpc */
+
+/* The arguments of a method. @out  borrowed; NULL: none came */
+static int kwargs_of(const json_t **out, const json_t *body, struct err *e)
+{
+    const json_t *args = NULL, *kwargs = NULL;
+
+    if (body_array(&args, body, "", "args", e) != 0 ||
+        body_object(&kwargs, body, "", "kwargs", e) != 0)
+        return -1;
+    if (json_array_size(args) > 0)
+        return err_set(e, ERR_BAD_REQUEST, "/args",
+                       "%zu arguments by position; they are named here: send kwargs",
+                       json_array_size(args));
+    *out = kwargs;
+    return 0;
+}
+
+static int update_info_of(const json_t **out, const json_t *body, struct err *e)
+{
+    const json_t *kwargs = NULL, *info = NULL;
+
+    if (kwargs_of(&kwargs, body, e) != 0)
+        return -1;
+    if (kwargs == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/kwargs",
+                       "'kwargs' is required, with 'update_info' in it");
+    if (body_required(kwargs, "/kwargs", "update_info", e) != 0 ||
+        body_object(&info, kwargs, "/kwargs", "update_info", e) != 0)
+        return -1;
+    *out = info;
+    return 0;
+}
+
+/* Tensors in the layout that some engine has made for itself are nobody else's to read. */
+int skyrl_rpc_start_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member none[] = {{NULL, NULL}};
+    const json_t *kwargs = NULL;
+    bool checkpoint = true;
+
+    (void)x;
+    if (kwargs_of(&kwargs, *body, e) != 0 ||
+        (kwargs != NULL &&
+         body_bool(&checkpoint, kwargs, "/kwargs", "is_checkpoint_format", e) != 0))
+        return -1;
+    if (!checkpoint)
+        return err_set(e, ERR_BAD_REQUEST, "/kwargs/is_checkpoint_format",
+                       "is_checkpoint_format is false; only tensors as a checkpoint has them are "
+                       "taken");
+    if (dialect_keep(body, *body, none, e) != 0)
+        return -1;
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+}
+
+int skyrl_rpc_ipc_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"names", "names"},
+                                                    {"dtype_names", "dtype_names"},
+                                                    {"dtypes", "dtypes"},
+                                                    {"shapes", "shapes"},
+                                                    {"sizes", "sizes"},
+                                                    {"tensor_sizes", "tensor_sizes"},
+                                                    {"packed", "packed"},
+                                                    {"metadata_by_gpu", "metadata_by_gpu"},
+                                                    {"ipc_handles_pickled", "ipc_handles_pickled"},
+                                                    {NULL, NULL}};
+    const json_t *info = NULL;
+
+    (void)x;
+    return update_info_of(&info, *body, e) != 0 ? -1 : dialect_keep(body, info, members, e);
+}
+
+/* Nothing of how tensors travel is on NCCL's wire: unless the request says it, it is as vLLM's
+ * defaults are, which this route's native side knows. */
+int skyrl_rpc_nccl_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member packed_members[] = {
+        {"names", "names"},   {"dtype_names", "dtype_names"},
+        {"dtypes", "dtypes"}, {"shapes", "shapes"},
+        {"packed", "packed"}, {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+        {NULL, NULL}};
+    static const struct dialect_member members[] = {{"names", "names"},
+                                                    {"dtype_names", "dtype_names"},
+                                                    {"dtypes", "dtypes"},
+                                                    {"shapes", "shapes"},
+                                                    {"packed", "packed"},
+                                                    {NULL, NULL}};
+    const json_t *info = NULL;
+    bool packed = false;
+
+    (void)x;
+    if (update_info_of(&info, *body, e) != 0 ||
+        body_bool(&packed, info, "/kwargs/update_info", "packed", e) != 0 ||
+        dialect_keep(body, info, packed ? packed_members : members, e) != 0)
+        return -1;
+    return dialect_set(*body, "transport", json_string("nccl"), e);
+}
+
+int skyrl_rpc_finish_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"weight_version", "weight_version"},
+                                                    {NULL, NULL}};
+    const json_t *kwargs = NULL;
+
+    (void)x;
+    return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
+}
+
+/* The caller has frozen what runs. Its KV is in the host's memory as it is: to offload it means to
+ * leave it there; else it is dropped, and made again when generation goes on. */
+int skyrl_rpc_sleep_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const json_t *kwargs = NULL;
+    bool offload = false;
+    json_t *made;
+
+    (void)x;
+    if (kwargs_of(&kwargs, *body, e) != 0 ||
+        (kwargs != NULL && body_bool(&offload, kwargs, "/kwargs", "offload_kv", e) != 0))
+        return -1;
+    made = offload ? json_pack("{s:i, s:[s]}", "level", 2, "tags", "weights")
+                   : json_pack("{s:i, s:[s, s]}", "level", 2, "tags", "weights", "kv_cache");
+    return dialect_put(body, made) == 0
+               ? 0
+               : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+}
+
+int skyrl_rpc_wake_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"tags", "tags"}, {NULL, NULL}};
+    const json_t *kwargs = NULL;
+
+    (void)x;
+    return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
+}
+
+/* vLLM gives args to the method of checkpoint-engine's worker, zmq_handles its only one, by
+ * position or by name; timeout, in seconds, is of the whole call. */
+int skyrl_rpc_zmq_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const json_t *args = NULL, *kwargs = NULL, *handles, *timeout = body_given(*body, "timeout");
+    double ms = timeout != NULL ? json_number_value(timeout) * 1000 : 0;
+    json_t *made;
+
+    (void)x;
+    if (body_array(&args, *body, "", "args", e) != 0 ||
+        body_object(&kwargs, *body, "", "kwargs", e) != 0)
+        return -1;
+    handles = kwargs != NULL ? body_given(kwargs, "zmq_handles") : NULL;
+    if (json_array_size(args) + (handles != NULL) != 1)
+        return err_set(e, ERR_BAD_REQUEST, "/args",
+                       "update_weights_from_ipc takes one argument, an object of GPU UUIDs and "
+                       "socket addresses; there are %zu by position, and %s by name",
+                       json_array_size(args), handles != NULL ? "one" : "none");
+    if (timeout != NULL && !(json_is_number(timeout) && ms >= 1 && ms <= RPC_TIMEOUT_MS_MAX))
+        return err_set(e, ERR_BAD_REQUEST, "/timeout",
+                       "timeout is not a number of seconds, above 0 and up to a day");
+    made = json_object();
+    if (dialect_set(
+            made, "zmq_handles",
+            json_incref((json_t *)(uintptr_t)(handles != NULL ? handles : json_array_get(args, 0))),
+            e) != 0 ||
+        (timeout != NULL &&
+         dialect_set(made, "timeout_ms", json_integer((json_int_t)ms), e) != 0)) {
+        json_decref(made);
+        return -1;
+    }
+    json_decref(*body);
+    *body = made;
+    return 0;
+}
+
+int skyrl_rpc_refuse(json_t **body, const struct exchange *x, struct err *e)
+{
+    const char *method = NULL;
+
+    (void)x;
+    if (body_required(*body, "", "method", e) != 0 ||
+        body_str(&method, *body, "", "method", e) != 0)
+        return -1;
+    return err_set(e, ERR_BAD_REQUEST, "/method",
+                   "there is no method '%.*s' here; there are skyrl_start_weight_update, "
+                   "update_weights_ipc, update_weights_nccl, skyrl_finish_weight_update, "
+                   "skyrl_sleep_for_weight_sync, skyrl_wake_for_weight_sync and "
+                   "update_weights_from_ipc",
+                   METHOD_SHOWN_MAX, method);
+}
+
+int skyrl_results_out(json_t **reply, const struct exchange *x)
+{
+    const struct app *app = x->app;
+    uint32_t n_ranks = app->n_devices > 0 ? app->n_devices : 1;
+    json_t *results = json_array();
+
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        if (json_array_append_new(results, json_null()) != 0) {
+            json_decref(results);
+            return -1;
+        }
+    }
+    return dialect_put(reply, json_pack("{s:o}", "results", results));
+}
+
+/* Adapters */
+
+int skyrl_lora_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {NULL, NULL}};
+
+    (void)x;
+    if (body_required(*body, "", "lora_name", e) != 0 ||
+        body_required(*body, "", "lora_path", e) != 0 || dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    return dialect_set(*body, "load_inplace", json_true(), e);
+}
+
+/* A number that stands for a name, as its readers expect one: the same on every server and after
+ * every restart. Requests name adapters by their names only. */
+static json_int_t number_of(const char *name)
+{
+    struct checksum sum = checksum_of(name, strlen(name));
+    uint64_t mixed = (sum.a ^ sum.b * 0x9e3779b97f4a7c15U) * 0xbf58476d1ce4e5b9U;
+
+    return (json_int_t)((mixed >> (64 - LORA_ID_BITS)) | 1); /* never 0, which is no adapter */
+}
+
+int skyrl_lora_out(json_t **reply, const struct exchange *x)
+{
+    const char *name = json_string_value(json_object_get(*reply, "lora_name"));
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:s, s:I}", "status", "ok", "lora_name", name,
+                                        "lora_int_id", number_of(name)));
+}
+
+/* Generation */
+
+/* One choice is answered, so more than one is not made in silence. */
+static int check_n(const json_t *body, struct err *e)
+{
+    const json_t *sampling = NULL;
+    uint64_t n = 1;
+
+    if (body_object(&sampling, body, "", "sampling_params", e) != 0 ||
+        (sampling != NULL &&
+         body_u64(&n, sampling, "/sampling_params", "n", 1, UINT32_MAX, e) != 0))
+        return -1;
+    if (n == 1)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/sampling_params/n",
+                   "n is %llu, and this route answers exactly one choice; /inference/v1/generate "
+                   "answers all",
+                   (unsigned long long)n);
+}
+
+/* The model is looked at although SkyRL's own server does not: an adapter's name must not get the
+ * base model's tokens. */
+int skyrl_generate_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"token_ids", "token_ids"},   {"sampling_params", "sampling_params"},
+        {"cache_salt", "cache_salt"}, {"model", "model"},
+        {"features", "features"},     {NULL, NULL}};
+
+    (void)x;
+    if (check_n(*body, e) != 0 || dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    if (json_object_get(*body, "sampling_params") != NULL)
+        return 0;
+    return dialect_set(*body, "sampling_params", json_object(), e);
+}
+
+/* Of each token its logprob and no more; null when none were asked for. */
+static json_t *plain_logprobs(const json_t *logprobs)
+{
+    const json_t *theirs = json_object_get(logprobs, "content");
+    json_t *content;
+
+    if (theirs == NULL)
+        return json_null();
+    content = json_array();
+    for (size_t i = 0; i < json_array_size(theirs); i++) {
+        const json_t *entry = json_array_get(theirs, i);
+
+        if (json_array_append_new(
+                content, json_pack("{s:O}", "logprob", json_object_get(entry, "logprob"))) != 0) {
+            json_decref(content);
+            return NULL;
+        }
+    }
+    return json_pack("{s:o}", "content", content);
+}
+
+/* routed_experts is null: the models that are served here route nothing. */
+int skyrl_generate_out(json_t **reply, const struct exchange *x)
+{
+    const json_t *c = json_array_get(json_object_get(*reply, "choices"), 0);
+
+    (void)x;
+    return dialect_put(reply,
+                       json_pack("{s:[{s:O, s:O, s:o, s:n}]}", "choices", "token_ids",
+                                 json_object_get(c, "token_ids"), "finish_reason",
+                                 json_object_get(c, "finish_reason"), "logprobs",
+                                 plain_logprobs(json_object_get(c, "logprobs")), "routed_experts"));
+}
+
+int skyrl_fetch_refuse(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    if (body_required(*body, "", "target_version", e) != 0)
+        return -1;
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "delta updates are not supported: no checkpoint is fetched and patched here; "
+                   "sync whole weights by nccl or cuda_ipc");
+}

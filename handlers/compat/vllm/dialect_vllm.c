@@ -1,0 +1,265 @@
+/* vLLM's control routes, as its server has them in development mode: generation. */
+#include "handlers/compat/vllm/dialect_vllm.h"
+
+#include "handlers/body.h"
+
+#include <string.h>
+
+const char *const vllm_pause_query[] = {"mode", "clear_cache", "wait_for_inflight_requests", NULL};
+const char *const vllm_sleep_query[] = {"level", "mode", "tags", NULL};
+const char *const vllm_sleep_members[] = {"level", "tags", NULL};
+const char *const vllm_wake_query[] = {"tags", NULL};
+const char *const vllm_wake_members[] = {"tags", NULL};
+const char *const vllm_reset_query[] = {"reset_running_requests", "reset_external", NULL};
+const char *const vllm_reset_members[] = {"reset_running_requests", "reset_external", NULL};
+const char *const vllm_abort_members[] = {"request_ids", NULL};
+
+/* vLLM aborts unless told otherwise. No cache outlives its weights here, so nothing has to be
+ * cleared. */
+int vllm_pause_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const char *mode = exchange_query(x, "mode");
+    bool wait = false;
+
+    if (dialect_flag(&wait, x, "wait_for_inflight_requests", e) != 0)
+        return -1;
+    if (mode == NULL)
+        mode = wait ? "wait" : "abort";
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "mode", json_string(mode), e);
+}
+
+/* vLLM reads the query, SkyRL's own server the body, whatever that is otherwise. */
+int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    bool running = false, external = false;
+
+    if (body_bool(&running, *body, "", "reset_running_requests", e) != 0 ||
+        dialect_flag(&running, x, "reset_running_requests", e) != 0 ||
+        body_bool(&external, *body, "", "reset_external", e) != 0 ||
+        dialect_flag(&external, x, "reset_external", e) != 0)
+        return -1;
+    (void)json_object_clear(*body);
+    if (external && dialect_set(*body, "external", json_true(), e) != 0)
+        return -1;
+    return dialect_set(*body, "running", json_boolean(running), e);
+}
+
+int vllm_pause_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "status", "paused"));
+}
+
+int vllm_resume_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "status", "resumed"));
+}
+
+/* Weights that were dropped do not come back by waking, neither there nor here: what is awake then
+ * waits for an update, and who asks until it is awake waits for nothing. */
+static bool is_asleep(const json_t *sleep)
+{
+    const char *weights = json_string_value(json_object_get(sleep, "weights"));
+    const char *kv = json_string_value(json_object_get(sleep, "kv_cache"));
+
+    return (weights != NULL && strcmp(weights, "asleep") == 0) ||
+           (kv != NULL && strcmp(kv, "released") == 0);
+}
+
+/* As vLLM's: a server that sleeps schedules nothing either. */
+int vllm_is_paused_out(json_t **reply, const struct exchange *x)
+{
+    bool paused = json_is_object(json_object_get(*reply, "pause"));
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b}", "is_paused",
+                                        paused || is_asleep(json_object_get(*reply, "sleep"))));
+}
+
+int vllm_is_sleeping_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(
+        reply, json_pack("{s:b}", "is_sleeping", is_asleep(json_object_get(*reply, "sleep"))));
+}
+
+/* All that a repeated query member says; NULL without memory. */
+static json_t *query_list(const struct exchange *x, const char *member)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < x->n_query && list != NULL; i++) {
+        if (strcmp(x->query[i].name, member) != 0 ||
+            json_array_append_new(list, json_string(x->query[i].value)) == 0)
+            continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
+/* Tags come in the query, or in the body: a list, one by itself, or 1, which is all. What is none
+ * of these the native route refuses. */
+static int keep_tags(json_t *made, const json_t *body, const struct exchange *x, struct err *e)
+{
+    json_t *tags = json_object_get(body, "tags");
+
+    if (exchange_query(x, "tags") != NULL)
+        return dialect_set(made, "tags", query_list(x, "tags"), e);
+    if (tags == NULL || json_is_integer(tags))
+        return 0;
+    if (json_is_string(tags))
+        return dialect_set(made, "tags", json_pack("[O]", tags), e);
+    return dialect_set(made, "tags", json_incref(tags), e);
+}
+
+static int keep_level(json_t *made, const json_t *body, const struct exchange *x, struct err *e)
+{
+    uint64_t level = 1;
+
+    if (query_u64(&level, x, "level", 0, 2, e) != 0 ||
+        body_u64(&level, body, "", "level", 0, 2, e) != 0)
+        return -1;
+    if (level == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/level",
+                       "level 0 only stops scheduling, which is what /pause does; a sleep has "
+                       "level 1 or 2");
+    return dialect_set(made, "level", json_integer((json_int_t)level), e);
+}
+
+/* What runs is aborted by a sleep, or was frozen by a pause before; there is nothing between. */
+static int check_sleep_mode(const struct exchange *x, struct err *e)
+{
+    const char *mode = exchange_query(x, "mode");
+
+    if (mode == NULL || strcmp(mode, "abort") == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/mode",
+                   "mode '%.32s' is not abort: to keep what runs, or to wait for it, POST "
+                   "/pause?mode=keep or wait first; a sleep leaves what is frozen",
+                   mode);
+}
+
+/* Replaces the body by `made` (stolen) unless `rc` says that making it failed. */
+static int become(json_t **body, json_t *made, int rc)
+{
+    if (rc != 0) {
+        json_decref(made);
+        return -1;
+    }
+    json_decref(*body);
+    *body = made;
+    return 0;
+}
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+}
+
+int vllm_sleep_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    json_t *made;
+    int rc;
+
+    if (check_sleep_mode(x, e) != 0)
+        return -1;
+    made = json_object();
+    if (made == NULL)
+        return no_memory(e);
+    rc = keep_level(made, *body, x, e);
+    if (rc == 0)
+        rc = keep_tags(made, *body, x, e);
+    return become(body, made, rc);
+}
+
+int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    json_t *made = json_object();
+
+    if (made == NULL)
+        return no_memory(e);
+    return become(body, made, keep_tags(made, *body, x, e));
+}
+
+int vllm_sleep_out(json_t **reply, const struct exchange *x)
+{
+    json_t *level = json_object_get(*reply, "level");
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:O?}", "status", "sleeping", "level", level));
+}
+
+/* The tags as they were asked for; null: all. */
+int vllm_wake_out(json_t **reply, const struct exchange *x)
+{
+    bool some = exchange_query(x, "tags") != NULL;
+
+    return dialect_put(reply,
+                       json_pack("{s:s, s:o}", "status", is_asleep(*reply) ? "sleeping" : "awake",
+                                 "tags", some ? query_list(x, "tags") : json_null()));
+}
+
+/* Since vLLM 0.32: the KV cache alone. */
+int vllm_release_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "tags", json_pack("[s]", "kv_cache"), e);
+}
+
+int vllm_release_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "status", "kv_cache_released"));
+}
+
+/* vLLM's clients read success, SkyRL's older ones status. */
+int vllm_reset_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
+}
+
+static const struct dialect_member abort_members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
+
+/* Without ids, or with none in the list: all. */
+int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const json_t *ids = json_object_get(*body, "request_ids");
+
+    (void)x;
+    if (ids != NULL && !json_is_null(ids) && !(json_is_array(ids) && json_array_size(ids) == 0))
+        return dialect_keep(body, *body, abort_members, e);
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "all", json_true(), e);
+}
+
+/* Since vLLM 0.32, beside generate: those that are named, which may be none. */
+int vllm_abort_some_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    if (body_required(*body, "", "request_ids", e) != 0)
+        return -1;
+    return dialect_keep(body, *body, abort_members, e);
+}
+
+int vllm_abort_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s, s:O}", "status", "aborted", "aborted",
+                                        json_object_get(*reply, "aborted")));
+}
+
+/* Generations that run or wait. */
+int vllm_load_out(json_t **reply, const struct exchange *x)
+{
+    const json_t *queue = json_object_get(json_object_get(*reply, "admission"), "generate");
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:I}", "server_load",
+                                        json_integer_value(json_object_get(queue, "running")) +
+                                            json_integer_value(json_object_get(queue, "waiting"))));
+}

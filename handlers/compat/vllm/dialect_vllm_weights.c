@@ -1,0 +1,399 @@
+/* vLLM's control routes: weights. Of all its generations: what was added or dropped between them
+ * may be there or not. None names its update: each means the one that is open. */
+#include "handlers/compat/vllm/dialect_vllm.h"
+
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/update/update_parts.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { KNOWN_MAX = 16 }; /* members of an object that we know */
+
+const char *const vllm_world_query[] = {"include_dp", NULL};
+const char *const vllm_init_members[] = {"init_info", NULL};
+const char *const vllm_start_members[] = {"is_checkpoint_format", "include_draft", NULL};
+const char *const vllm_update_members[] = {"update_info", NULL};
+const char *const vllm_finish_members[] = {"weight_version", NULL};
+const char *const vllm_label_members[] = {"new_version", NULL};
+const char *const vllm_checker_members[] = {"action", "baseline", NULL};
+
+static int put_message(json_t **reply, const char *message)
+{
+    return dialect_put(reply, json_pack("{s:s}", "message", message));
+}
+
+/* One rank for each GPU that holds the weights; a server without any is one. */
+int vllm_world_size_out(json_t **reply, const struct exchange *x)
+{
+    const json_t *ranks = json_object_get(json_object_get(*reply, "cuda"), "ranks");
+    size_t n = json_array_size(ranks);
+
+    (void)x;
+    return dialect_put(reply, json_pack("{s:I}", "world_size", (json_int_t)(n > 0 ? n : 1)));
+}
+
+/* The object `member` of the body, which is required. */
+/* @ours  the native route, which whoever left its /v1 away meant */
+static int info_of(const json_t **out, const json_t *body, const char *member, const char *ours,
+                   struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    if (body_given(body, member) != NULL)
+        return body_object(out, body, "", member, e);
+    (void)snprintf(field, sizeof field, "/%s", member);
+    return err_set(
+        e, ERR_BAD_REQUEST, field,
+        "%s is missing, it is required: this route takes vLLM's form; POST this server's "
+        "own to %s",
+        member, ours);
+}
+
+/* Members of an object that we know; `ours` NULL: known, and of no use here. What is not known may
+ * change what travels, and is refused by its name. */
+static int known_only(const json_t *info, const char *at, const struct dialect_member *known,
+                      struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)info, name, value)
+    {
+        const struct dialect_member *m = known;
+
+        while (m->theirs != NULL && strcmp(m->theirs, name) != 0)
+            m++;
+        if (m->theirs != NULL || json_is_null(value))
+            continue;
+        (void)snprintf(field, sizeof field, "%s/%.64s", at, name);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "'%.64s' of %s is not known here, and may change what travels: this server "
+                       "takes whole tensors by nccl or ipc, and no deltas, sparse patches or "
+                       "shards of vLLM's other backends",
+                       name, at + 1);
+    }
+    return 0;
+}
+
+/* As dialect_keep, of those that have a word of ours. */
+static int keep_known(json_t **body, const json_t *info, const struct dialect_member *known,
+                      struct err *e)
+{
+    struct dialect_member kept[KNOWN_MAX] = {{NULL, NULL}};
+    size_t n = 0;
+
+    for (; known->theirs != NULL; known++) {
+        assert(n + 1 < KNOWN_MAX);
+        if (known->ours != NULL)
+            kept[n++] = *known;
+    }
+    return dialect_keep(body, info, kept, e);
+}
+
+static const struct dialect_member init_group[] = {
+    {"master_address", "master_address"},
+    {"master_port", "master_port"},
+    {"rank_offset", "rank_offset"},
+    {"world_size", "world_size"},
+    {"nccl_unique_id_b64", "nccl_unique_id"},
+    {"packed", "packed"},
+    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+    {"packed_num_buffers", "packed_num_buffers"},
+    {NULL, NULL}};
+static const struct dialect_member init_handles[] = {{"packed", "packed"},
+                                                     {"packed_buffer_size_bytes", NULL},
+                                                     {"packed_num_buffers", NULL},
+                                                     {NULL, NULL}};
+
+/* vLLM's trainers state the buffers of packed broadcasts also when they do not pack. */
+static int drop_buffers(json_t *body, const char *at, struct err *e)
+{
+    bool packed = false;
+
+    if (body_bool(&packed, body, at, "packed", e) != 0)
+        return -1;
+    if (!packed) {
+        (void)json_object_del(body, "packed_buffer_size_bytes");
+        (void)json_object_del(body, "packed_num_buffers");
+    }
+    return 0;
+}
+
+/* Which backend a trainer has shows in what it says: of handles nothing has to be set up. */
+static bool names_group(const json_t *info)
+{
+    static const char *const members[] = {"master_address", "master_port", "rank_offset",
+                                          "world_size", "nccl_unique_id_b64"};
+
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
+        if (body_given(info, members[i]) != NULL)
+            return true;
+    return false;
+}
+
+/* Since vLLM 0.28 how tensors are packed is said here, and in no update. */
+int vllm_init_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const json_t *info = NULL;
+    json_t *held;
+    bool group;
+    int rc;
+
+    (void)x;
+    if (info_of(&info, *body, "init_info", "/v1/weight_transfer/init", e) != 0)
+        return -1;
+    held = json_incref((json_t *)(uintptr_t)info);
+    group = names_group(info);
+    rc = known_only(info, "/init_info", group ? init_group : init_handles, e);
+    if (rc == 0)
+        rc = keep_known(body, info, group ? init_group : init_handles, e);
+    if (rc == 0)
+        rc = drop_buffers(*body, "/init_info", e);
+    json_decref(held);
+    return rc != 0 ? -1 : dialect_set(*body, "transport", json_string(group ? "nccl" : "ipc"), e);
+}
+
+int vllm_init_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, "Weight transfer initialized");
+}
+
+int vllm_shutdown_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, "Weight transfer shut down");
+}
+
+static int refuse_draft(const char *field, struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "there is no drafter whose weights could be updated: this server does not "
+                   "decode speculatively");
+}
+
+/* In which layout the tensors come shows in their names and shapes, which are checked. */
+int vllm_start_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    bool draft = false, format = true;
+
+    (void)x;
+    if (body_bool(&draft, *body, "", "include_draft", e) != 0 ||
+        body_bool(&format, *body, "", "is_checkpoint_format", e) != 0)
+        return -1;
+    if (draft)
+        return refuse_draft("/include_draft", e);
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+}
+
+int vllm_start_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, "Weight update started");
+}
+
+int vllm_draft_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)body;
+    (void)x;
+    return refuse_draft("", e);
+}
+
+/* Of all generations: 0.24 to 0.26 say the kind of each update, 0.20 in which layout it is. */
+static const struct dialect_member update_handles[] = {
+    {"names", "names"},
+    {"dtype_names", "dtype_names"},
+    {"shapes", "shapes"},
+    {"sizes", "sizes"},
+    {"tensor_sizes", "tensor_sizes"},
+    {"packed", "packed"},
+    {"packed_buffer_size_bytes", NULL},
+    {"packed_num_buffers", NULL},
+    {"ipc_handles", "ipc_handles"},
+    {"ipc_handles_pickled", "ipc_handles_pickled"},
+    {"metadata_by_gpu", "metadata_by_gpu"},
+    {"update_kind", NULL},
+    {"is_checkpoint_format", NULL},
+    {NULL, NULL}};
+static const struct dialect_member update_broadcasts[] = {
+    {"names", "names"},
+    {"dtype_names", "dtype_names"},
+    {"shapes", "shapes"},
+    {"packed", "packed"},
+    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+    {"packed_num_buffers", NULL},
+    {"update_kind", NULL},
+    {"is_checkpoint_format", NULL},
+    {NULL, NULL}};
+
+static int check_dense(const json_t *info, struct err *e)
+{
+    const char *kind = "dense";
+
+    if (body_str(&kind, info, "/update_info", "update_kind", e) != 0)
+        return -1;
+    return strcmp(kind, "dense") == 0
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, "/update_info/update_kind",
+                         "update_kind '%.32s' is not dense: sparse patches are not supported",
+                         kind);
+}
+
+/* In vLLM rank i takes entry i. What a group broadcasts all ranks receive alike, and handles name
+ * their GPUs: entries that differ would mean nothing here.
+ * @out  borrowed from `list` */
+static int one_for_all(const json_t **out, const json_t *list, const struct exchange *x,
+                       struct err *e)
+{
+    const struct app *app = x->app;
+    json_t *whole = json_loadb(x->body, x->body_len, 0, NULL); /* its long columns too */
+    const json_t *entries = json_object_get(whole, "update_info");
+    size_t n = json_array_size(list), i = 1;
+    uint32_t n_ranks = 1;
+
+    if (app != NULL && app->n_devices > 0)
+        n_ranks = app->n_devices;
+    while (i < n && json_equal(json_array_get(entries, i), json_array_get(entries, 0)))
+        i++;
+    json_decref(whole);
+    if (n == 0 || (app != NULL && app->upstreams == NULL && n != n_ranks))
+        return err_set(e, ERR_BAD_REQUEST, "/update_info",
+                       "update_info has %zu entries, one for each rank, and this server is %u", n,
+                       (unsigned)n_ranks);
+    if (i < n)
+        return err_set(e, ERR_BAD_REQUEST, "/update_info",
+                       "entry %zu is not entry 0: all ranks here take the same; send one object, "
+                       "whose handles name each GPU, and metadata_by_gpu where GPUs hold different "
+                       "tensors",
+                       i);
+    *out = json_array_get(list, 0);
+    return json_is_object(*out) ? 0
+                                : err_set(e, ERR_BAD_REQUEST, "/update_info/0",
+                                          "%s, an object is wanted", body_type_name(*out));
+}
+
+static int update_info_of(const json_t **out, const json_t *body, const struct exchange *x,
+                          struct err *e)
+{
+    const json_t *given = body_given(body, "update_info");
+
+    return json_is_array(given) ? one_for_all(out, given, x, e)
+                                : info_of(out, body, "update_info", "/v1/update_weights", e);
+}
+
+static int translate_update(json_t **body, const json_t *info, struct err *e)
+{
+    bool handles = body_given(info, "ipc_handles") != NULL ||
+                   body_given(info, "ipc_handles_pickled") != NULL;
+    const struct dialect_member *known = handles ? update_handles : update_broadcasts;
+
+    if (known_only(info, "/update_info", known, e) != 0 || check_dense(info, e) != 0 ||
+        keep_known(body, info, known, e) != 0)
+        return -1;
+    if (handles)
+        return 0;
+    if (drop_buffers(*body, "/update_info", e) != 0)
+        return -1;
+    return dialect_set(*body, "transport", json_string("nccl"), e);
+}
+
+int vllm_update_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    const json_t *info = NULL;
+    json_t *held;
+    int rc;
+
+    if (update_info_of(&info, *body, x, e) != 0)
+        return -1;
+    held = json_incref((json_t *)(uintptr_t)info);
+    rc = translate_update(body, info, e);
+    json_decref(held);
+    return rc;
+}
+
+int vllm_update_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, "Weights updated");
+}
+
+int vllm_finish_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"weight_version", "weight_version"},
+                                                    {NULL, NULL}};
+
+    (void)x;
+    return dialect_keep(body, *body, members, e);
+}
+
+int vllm_finish_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return put_message(reply, "Weight update finished");
+}
+
+int vllm_label_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {{"new_version", "weight_version"},
+                                                    {NULL, NULL}};
+
+    (void)x;
+    if (body_required(*body, "", "new_version", e) != 0)
+        return -1;
+    return dialect_keep(body, *body, members, e);
+}
+
+int vllm_label_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:b, s:O}", "success", 1, "new_version",
+                                        json_object_get(*reply, "weight_version")));
+}
+
+/* null: nothing has been committed, or it was dropped. */
+int vllm_info_out(json_t **reply, const struct exchange *x)
+{
+    json_t *label = json_object_get(json_object_get(*reply, "weights"), "weight_version");
+
+    (void)x;
+    return dialect_put(reply, label == NULL ? json_pack("{s:n}", "weight_version")
+                                            : json_pack("{s:O}", "weight_version", label));
+}
+
+/* vLLM's own clients leave no baseline beside checksum; others send null. */
+int vllm_checker_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    static const struct dialect_member members[] = {
+        {"action", "action"}, {"baseline", "baseline"}, {NULL, NULL}};
+    const char *action = NULL;
+
+    (void)x;
+    if (body_str(&action, *body, "", "action", e) != 0 ||
+        dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    if (action != NULL && strcmp(action, "compare") != 0)
+        (void)json_object_del(*body, "baseline");
+    return 0;
+}
+
+/* vLLM overwrites the weights with noise, so that a later comparison proves that all came anew.
+ * Here they are dropped: that proves as much, and noise is never served. */
+int vllm_reset_weights_in(json_t **body, const struct exchange *x, struct err *e)
+{
+    (void)x;
+    (void)json_object_clear(*body);
+    if (dialect_set(*body, "level", json_integer(2), e) != 0)
+        return -1;
+    return dialect_set(*body, "tags", json_pack("[s]", "weights"), e);
+}
+
+int vllm_reset_weights_out(json_t **reply, const struct exchange *x)
+{
+    (void)x;
+    return dialect_put(reply, json_pack("{s:s}", "status", "reset"));
+}

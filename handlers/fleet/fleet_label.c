@@ -1,0 +1,184 @@
+/* The last words of updates that are not ended by name: commit what is open, or give what serves
+ * another name. */
+#include "fleet/update/fleet_run.h"
+
+#include "handlers/body.h"
+#include "handlers/reply.h"
+#include "handlers/weights/weight_label.h"
+
+#include <stdlib.h>
+
+int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s = NULL;
+    int rc = fleet_commit_open(app, "", &s, e);
+
+    if (rc != 0)
+        reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
+    else
+        reply_json(x, 200,
+                   json_pack("{s:b, s:o, s:o}", "committed", s != NULL, "weight_version",
+                             s != NULL ? json_string(s->label) : json_null(), "serial",
+                             s != NULL ? json_integer((json_int_t)s->serial) : json_null()));
+    fleet_unref(app->fleet_control, s);
+    return 0;
+}
+
+/* Those that serve the fleet's version; the others have none that it could name. Before the first
+ * update that is not known of one that would serve nobody. */
+static size_t to_name(struct app *app, const json_t *body, struct fleet_to *to)
+{
+    struct fleet_to alive[FLEET_MAX];
+    size_t n = fleet_alive(app, body, alive), n_to = 0;
+    struct upstream_info info;
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(app), alive[i].upstream, &info);
+        if (info.synced && !info.fenced && (info.serial > 0 || info.saw.unready[0] == '\0'))
+            to[n_to++] = alive[i];
+    }
+    return n_to;
+}
+
+static int check_serial(struct app *app, const struct label_req *req, struct err *e)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(app), &stats);
+    if (req->if_serial == 0 || req->if_serial == stats.serial)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
+                   (unsigned long long)stats.serial, (unsigned long long)req->if_serial);
+}
+
+static int check_any(struct app *app, size_t n, struct err *e)
+{
+    if (n > 0)
+        return 0;
+    if (fleet_undecided(fleet_of(app), e))
+        return -1;
+    return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
+}
+
+static int name_all(struct app *app, struct exchange *x, const struct label_req *req, struct err *e)
+{
+    json_t *body = json_pack("{s:s}", "weight_version", req->label);
+    bool named[FLEET_MAX] = {false};
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    size_t n = to_name(app, body, to), n_named = 0;
+    uint64_t serial;
+
+    if (body == NULL || check_any(app, n, e) != 0 || check_serial(app, req, e) != 0) {
+        json_decref(body);
+        return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
+    }
+    fleet_updating(fleet_of(app), true);
+    if (fleet_ask(app, WIRE_LABEL, to, n, fleet_step_us(app), &said, e) != 0) {
+        fleet_updating(fleet_of(app), false);
+        json_decref(body);
+        return -1;
+    }
+    json_decref(body);
+    for (size_t i = 0; i < n; i++) {
+        named[said[i].upstream] = said_good(&said[i]);
+        n_named += named[said[i].upstream];
+    }
+    serial = n_named > 0 ? fleet_relabelled(fleet_of(app), req->label, named) : 0;
+    if (n_named == 0)
+        fleet_updating(fleet_of(app), false);
+    if (fleet_got_there(said, n, e)) {
+        fleet_reply(
+            app, x,
+            json_pack("{s:s, s:I}", "weight_version", req->label, "serial", (json_int_t)serial),
+            said, n);
+    } else {
+        fleet_reply_error(app, x, e, said, n);
+    }
+    fleet_said_free(said, n);
+    return 0;
+}
+
+static void abort_all(struct app *app)
+{
+    json_t *all = json_pack("{s:b}", "all", 1);
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+    size_t n = fleet_alive(app, all, to);
+
+    if (all != NULL &&
+        fleet_ask(app, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
+        fleet_said_free(said, n);
+    json_decref(all);
+}
+
+/* Where nobody counts tensors, a name for what came is the word that it is whole. */
+static bool ends_open(struct app *app)
+{
+    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    bool ends = s != NULL && s->implicit && fleet_session_overwrites(s);
+
+    fleet_unref(app->fleet_control, s);
+    return ends;
+}
+
+static int end_open(struct app *app, struct exchange *x, const char *label, struct err *e)
+{
+    struct fleet_session *s = NULL;
+    int rc = fleet_commit_open(app, label, &s, e);
+
+    if (rc != 0 || s == NULL)
+        reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
+    else
+        reply_json(
+            x, 200,
+            json_pack("{s:s, s:I}", "weight_version", s->label, "serial", (json_int_t)s->serial));
+    fleet_unref(app->fleet_control, s);
+    return 0;
+}
+
+/* What is overwritten serves no version that could have another name. */
+static int check_whole(struct fleet_control *fc, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (fc->session != NULL && fc->session->opened)
+        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
+                     fc->session->id);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static int label_parsed(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+{
+    struct label_req req = {0};
+    int rc;
+
+    if (label_parse(&req, body, e) != 0)
+        return -1;
+    if (ends_open(app))
+        return end_open(app, x, req.label, e);
+    if (fleet_step(app->fleet_control, x, "another name", e) != 0)
+        return -1;
+    rc = check_whole(app->fleet_control, e);
+    if (rc == 0 && req.abort_requests)
+        abort_all(app);
+    if (rc == 0)
+        rc = name_all(app, x, &req, e);
+    fleet_turn_end(app->fleet_control);
+    return rc;
+}
+
+int fleet_weights_label(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = label_parsed(app, x, body, e);
+    json_decref(body);
+    return rc;
+}

@@ -1,0 +1,497 @@
+/* Pause and resume of the whole fleet, and what is done to its caches.
+ *
+ * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
+ * wait for it. The pause then undoes itself. */
+#include "fleet/update/fleet_run.h"
+
+#include "handlers/body.h"
+#include "handlers/lifecycle/pause.h"
+#include "handlers/reply.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* pause */
+
+uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *answer = said[i].text != NULL && said[i].end == FLEET_GOOD
+                             ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
+                             : NULL;
+        json_int_t value = json_integer_value(json_object_get(answer, member));
+
+        sum += value > 0 ? (uint64_t)value : 0;
+        json_decref(answer);
+    }
+    return sum;
+}
+
+static bool is_overtaken(struct fleet_control *fc)
+{
+    bool overtaken;
+
+    mtx_lock(&fc->lock);
+    overtaken = fc->overtaken;
+    mtx_unlock(&fc->lock);
+    return overtaken;
+}
+
+/* False: a resume has overtaken it, and was the last word. */
+static bool note_pause(struct fleet_control *fc, const struct gate_pause *req, uint64_t n_aborted)
+{
+    struct fleet_hold *h = &fc->hold;
+
+    mtx_lock(&fc->lock);
+    if (fc->overtaken) {
+        mtx_unlock(&fc->lock);
+        return false;
+    }
+    if (!h->on) {
+        h->since_us = clock_now_us();
+        h->since_wall_s = clock_wall_s();
+    }
+    h->on = true;
+    h->mode = req->mode;
+    h->reject = req->reject;
+    h->lease_s = req->lease_s;
+    h->lease_until_us = req->lease_s > 0 ? clock_after_us((uint64_t)req->lease_s * 1000000)
+                                         : CLOCK_NEVER;
+    h->n_aborted = n_aborted;
+    (void)snprintf(h->holder, sizeof h->holder, "%s", req->holder);
+    fc->epoch++;
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+    return true;
+}
+
+/* Those that took it, or may have, go on as before. What an update holds stays. */
+static void undo_pause(struct app *app, const struct fleet_said *said, size_t n)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *undone = NULL;
+    struct err ignored = {0};
+    size_t n_to = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        if (fleet_worked(&said[i]) && !fleet_is_held_locked(fc, said[i].upstream))
+            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream};
+    mtx_unlock(&fc->lock);
+    if (fleet_ask(app, WIRE_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n_to; i++)
+        if (!said_good(&undone[i]))
+            fleet_fence(fleet_of(app), undone[i].upstream, &undone[i].why);
+    fleet_said_free(undone, n_to);
+}
+
+/* Takes down what they said. @was  paused before: a failure leaves that */
+static int judge_pause(struct app *app, const struct gate_pause *req, const struct fleet_said *said,
+                       size_t n, bool was, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    const struct fleet_said *cause = fleet_cause(said, n);
+    bool overtaken = is_overtaken(fc);
+
+    if (!overtaken && cause == NULL) {
+        fleet_note_reached(app, said, n, true);
+        if (note_pause(fc, req, fleet_sum_of(said, n, "aborted")))
+            return 0;
+        overtaken = true;
+    }
+    if (overtaken) {
+        undo_pause(app, said, n);
+        return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
+    }
+    *e = cause->why;
+    if (!was)
+        undo_pause(app, said, n);
+    return -1;
+}
+
+static json_t *hold_json(struct app *app)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_stats stats;
+    struct fleet_hold h;
+    uint64_t epoch;
+    json_t *until = NULL;
+
+    fleet_stats(fleet_of(app), &stats);
+    mtx_lock(&fc->lock);
+    h = fc->hold;
+    epoch = fc->epoch;
+    mtx_unlock(&fc->lock);
+    until = json_null();
+    if (h.lease_until_us != CLOCK_NEVER && h.lease_until_us > clock_now_us())
+        until = json_integer(clock_wall_s() +
+                             (json_int_t)((h.lease_until_us - clock_now_us()) / 1000000));
+    return json_pack("{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
+                     h.on, "mode", lifecycle_pause_name(h.mode), "new_requests",
+                     h.reject ? "reject" : "queue", "acknowledged", 1, "holder", h.holder, "since",
+                     (json_int_t)h.since_wall_s, "held_s",
+                     (double)(clock_now_us() - h.since_us) / 1e6, "lease_s",
+                     h.lease_s > 0 ? json_integer(h.lease_s) : json_null(), "until", until, "epoch",
+                     (json_int_t)epoch, "aborted", (json_int_t)h.n_aborted, "running",
+                     (json_int_t)stats.n_running[FLEET_GENERATE], "waiting",
+                     (json_int_t)stats.n_waiting[FLEET_GENERATE]);
+}
+
+json_t *fleet_pause_json(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    return on ? hold_json(fc->app) : json_null();
+}
+
+/* Adds what each upstream said. Steals reply. */
+void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
+                 size_t n)
+{
+    if (reply != NULL && fleet_put(reply, "upstreams", fleet_said_json(app, said, n)) != 0) {
+        json_decref(reply);
+        reply = NULL;
+    }
+    reply_json(x, 200, reply);
+}
+
+void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
+                       const struct fleet_said *said, size_t n)
+{
+    reply_error(x, e, json_pack("{s:o}", "upstreams", fleet_said_json(app, said, n)));
+}
+
+static int pause_turn(struct app *app, struct exchange *x, const struct gate_pause *req,
+                      const json_t *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    size_t n;
+    bool was;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    was = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    if (fleet_alive_enough(app, body, to, &n, e) != 0)
+        return -1;
+    fleet_quiet(fc, true);
+    rc = fleet_ask(app, WIRE_PAUSE, to, n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US,
+                   &said, e);
+    if (rc != 0)
+        goto end_quiet;
+    rc = judge_pause(app, req, said, n, was, e);
+    if (rc == 0)
+        fleet_reply(app, x, hold_json(app), said, n);
+    else
+        fleet_reply_error(app, x, e, said, n);
+    fleet_said_free(said, n);
+    rc = 0;
+end_quiet:
+    fleet_quiet(fc, false);
+    return rc;
+}
+
+json_t *fleet_hold_body(const struct fleet_hold *h)
+{
+    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",
+                     h->reject ? "reject" : NULL);
+}
+
+bool fleet_holds(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    return on;
+}
+
+int fleet_pause(struct app *app, struct exchange *x, struct err *e)
+{
+    struct gate_pause req = {0};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = pause_parse(&req, x, body, e);
+    if (rc == 0)
+        rc = fleet_flow(app->fleet_control, x, fleet_pausing, e);
+    if (rc == 0) {
+        rc = pause_turn(app, x, &req, body, e);
+        fleet_flow_end(app->fleet_control);
+    }
+    json_decref(body);
+    return rc;
+}
+
+/* resume */
+
+const char fleet_pausing[] = "a pause";
+
+/* As the flow, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
+static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
+    const char *passes = lapsed ? NULL : fleet_pausing, *busy;
+    bool renewed;
+
+    mtx_lock(&fc->lock);
+    while (fc->flow != NULL && fc->flow != passes && cnd_wait(&fc->changed, &fc->lock, deadline_us))
+        continue;
+    busy = fc->flow == passes ? NULL : fc->flow;
+    renewed = lapsed && !(fc->hold.on && fc->hold.lease_until_us <= clock_now_us());
+    if (busy == NULL && !renewed) {
+        fc->overtaken = true;
+        if (fc->n_resuming++ == 0)
+            fc->resuming_us = clock_now_us();
+    }
+    mtx_unlock(&fc->lock);
+    if (busy != NULL)
+        return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams", busy);
+    return renewed ? err_set(e, ERR_CONFLICT, "", "the pause was renewed") : 0;
+}
+
+static void resume_end(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->n_resuming--;
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+    fleet_tokens(fc);
+}
+
+bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_session *s = fc->session;
+
+    for (size_t i = 0; s != NULL && i < s->n_parts; i++)
+        if (s->parts[i].upstream == upstream)
+            return !s->parts[i].two_phase && s->opened &&
+                   (s->parts[i].held || s->parts[i].touched || s->parts[i].started);
+    return false;
+}
+
+/* What is fenced and has half of an update in it must not run. */
+static size_t to_resume(struct app *app, struct fleet_to *to)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to alive[FLEET_MAX];
+    size_t n = fleet_alive(app, NULL, alive), n_to = 0;
+    struct upstream_info info;
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        bool held;
+
+        upstreams_at(app->upstreams, alive[i].upstream, &at);
+        fleet_info(fleet_of(app), alive[i].upstream, &info);
+        mtx_lock(&fc->lock);
+        held = fleet_is_held_locked(fc, alive[i].upstream);
+        mtx_unlock(&fc->lock);
+        if (!held && !(info.fenced && !wire_is_two_phase(at.dialect)))
+            to[n_to++] = alive[i];
+    }
+    return n_to;
+}
+
+/* Of an open update's: they are let go with its end, unless somebody pauses again. */
+static bool note_resume(struct fleet_control *fc)
+{
+    bool was;
+
+    mtx_lock(&fc->lock);
+    was = fc->hold.on;
+    fc->hold = (struct fleet_hold){.lease_until_us = CLOCK_NEVER};
+    fc->epoch++;
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+    return was;
+}
+
+/* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
+static void resume_removed(struct app *app)
+{
+    struct fleet_control *fc = app->fleet_control;
+    size_t n = upstreams_n(app->upstreams), n_to = 0;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    struct upstream_info info;
+    struct upstream_at at;
+    struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        bool is;
+
+        upstreams_at(app->upstreams, i, &at);
+        fleet_info(fleet_of(app), i, &info);
+        mtx_lock(&fc->lock);
+        is = at.removed && info.alive && fleet_is_paused_locked(app, i) &&
+             !fleet_is_held_locked(fc, i);
+        mtx_unlock(&fc->lock);
+        if (is)
+            to[n_to++] = (struct fleet_to){.upstream = i};
+    }
+    if (n_to > 0 && fleet_ask(app, WIRE_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
+        fleet_said_free(said, n_to);
+}
+
+int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, size_t *n, bool *was,
+                     struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    int rc;
+
+    if (resume_begin(fc, lapsed, e) != 0)
+        return -1;
+    *n = to_resume(app, to);
+    resume_removed(app);
+    rc = fleet_ask(app, WIRE_RESUME, to, *n, FLEET_STEP_US, said, e);
+    if (rc == 0) {
+        fleet_note_reached(app, *said, *n, false);
+        *was = note_resume(fc);
+    }
+    for (size_t i = 0; rc == 0 && i < *n; i++)
+        if (!said_good(&(*said)[i]))
+            fleet_fence(fleet_of(app), (*said)[i].upstream, &(*said)[i].why);
+    resume_end(fc);
+    return rc;
+}
+
+bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e)
+{
+    const struct fleet_said *cause = fleet_cause(said, n);
+
+    if (cause == NULL)
+        return true;
+    *e = cause->why;
+    return false;
+}
+
+int fleet_resume(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_said *said = NULL;
+    uint64_t epoch;
+    bool was;
+    size_t n;
+
+    if (fleet_resume_all(app, false, &said, &n, &was, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    epoch = fc->epoch;
+    mtx_unlock(&fc->lock);
+    if (fleet_got_there(said, n, e))
+        fleet_reply(app, x,
+                    json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
+                              (json_int_t)epoch),
+                    said, n);
+    else
+        fleet_reply_error(app, x, e, said, n);
+    fleet_said_free(said, n);
+    return 0;
+}
+
+/* Generation always runs again afterwards; what was wrong with the update is told all the same. */
+int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s = NULL;
+    struct fleet_said *said = NULL;
+    struct err why = {0}, ignored = {0};
+    size_t n = 0;
+    bool was;
+
+    if (fleet_commit_open(app, "", &s, &why) == 0) {
+        fleet_unref(app->fleet_control, s);
+        return fleet_resume(app, x, e);
+    }
+    if (fleet_resume_all(app, false, &said, &n, &was, &ignored) == 0)
+        fleet_said_free(said, n);
+    (void)err_set(e, why.code, why.field,
+                  "generation was resumed, and what was sent since could not be put into service "
+                  "everywhere: %.350s",
+                  why.msg);
+    reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
+    fleet_unref(app->fleet_control, s);
+    return 0;
+}
+
+/* caches */
+
+/* The same to all; changes nothing that an upstream could be out of step with. */
+static int to_all(struct app *app, struct exchange *x, enum wire_op op, const json_t *body,
+                  const char *counted, json_t *reply, struct err *e)
+{
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    size_t n = 0;
+
+    if (reply == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
+        fleet_ask(app, op, to, n, FLEET_CACHE_US, &said, e) != 0) {
+        json_decref(reply);
+        return -1;
+    }
+    cause = fleet_cause(said, n);
+    if (cause != NULL) {
+        *e = cause->why;
+        json_decref(reply);
+        fleet_reply_error(app, x, e, said, n);
+    } else {
+        if (counted != NULL)
+            (void)fleet_put(reply, counted,
+                            json_integer((json_int_t)fleet_sum_of(said, n, counted)));
+        fleet_reply(app, x, reply, said, n);
+    }
+    fleet_said_free(said, n);
+    return 0;
+}
+
+int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = to_all(app, x, WIRE_RESET_CACHE, body, "entries_dropped",
+                json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
+                          "message", "every upstream was told to drop its prefix cache"),
+                e);
+    json_decref(body);
+    return rc;
+}
+
+int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_stats stats;
+    size_t n_busy;
+    bool still;
+
+    fleet_stats(fleet_of(app), &stats);
+    n_busy = stats.n_running[FLEET_GENERATE] + stats.n_waiting[FLEET_GENERATE];
+    mtx_lock(&fc->lock);
+    still = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    if (!still && n_busy > 0)
+        return err_set(e, ERR_CONFLICT, "",
+                       "%zu generations run or wait; pause first, or come again when they have "
+                       "ended",
+                       n_busy);
+    return fleet_reset_cache(app, x, e);
+}

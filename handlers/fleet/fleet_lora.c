@@ -1,0 +1,569 @@
+/* Adapters of the whole fleet: loaded everywhere or nowhere.
+ *
+ * A load that failed somewhere is taken back where it was new. One that replaced an adapter cannot
+ * be: the upstreams that did not follow get it again then, and no requests before they have it. */
+#include "fleet/update/fleet_cache.h"
+
+#include "handlers/body.h"
+#include "handlers/reply.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LORA_S_DEFAULT = 120, LORA_S_MAX = 3600 };
+
+/* A copy of one, for what is built without the lock. */
+struct told {
+    char name[FLEET_ADAPTER_NAME_MAX + 1];
+    char *path; /* owned, or NULL */
+    uint64_t revision;
+};
+
+static struct told *copy_all(struct fleet_control *fc, size_t *n)
+{
+    struct told *copy;
+
+    *n = 0;
+    mtx_lock(&fc->lock);
+    copy = calloc(fc->adapters.n + 1, sizeof *copy);
+    for (size_t i = 0; copy != NULL && i < fc->adapters.n; i++) {
+        const struct fleet_adapter *a = &fc->adapters.list[i];
+
+        if (a->gone)
+            continue;
+        memcpy(copy[*n].name, a->name, sizeof copy[*n].name);
+        copy[*n].path = a->path != NULL ? strdup(a->path) : NULL;
+        copy[(*n)++].revision = a->revision;
+    }
+    mtx_unlock(&fc->lock);
+    return copy;
+}
+
+static void free_all(struct told *copy, size_t n)
+{
+    for (size_t i = 0; copy != NULL && i < n; i++)
+        free(copy[i].path);
+    free(copy);
+}
+
+/* {name: path} */
+static json_t *loaded_json(struct fleet_control *fc)
+{
+    size_t n;
+    struct told *all = copy_all(fc, &n);
+    json_t *loaded = all != NULL ? json_object() : NULL;
+
+    for (size_t i = 0; loaded != NULL && i < n; i++)
+        (void)fleet_put(loaded, all[i].name,
+                        all[i].path != NULL ? json_string(all[i].path) : json_null());
+    free_all(all, n);
+    return loaded;
+}
+
+int fleet_lora_list(struct app *app, struct exchange *x, struct err *e)
+{
+    size_t n;
+    struct told *all = copy_all(app->fleet_control, &n);
+    json_t *list = all != NULL ? json_array() : NULL;
+
+    (void)e;
+    for (size_t i = 0; list != NULL && i < n; i++)
+        (void)json_array_append_new(list, json_pack("{s:s, s:s?, s:I}", "lora_name", all[i].name,
+                                                    "path", all[i].path, "revision",
+                                                    (json_int_t)all[i].revision));
+    free_all(all, n);
+    reply_json(x, 200, list != NULL ? json_pack("{s:o}", "adapters", list) : NULL);
+    return 0;
+}
+
+/* load */
+
+struct lora_req {
+    const char *name, *path; /* borrowed; path NULL: by tensors */
+    bool in_place;
+    uint64_t timeout_s;
+};
+
+/* What an upstream has of an adapter, by its index; before it is asked, and then. */
+struct have {
+    uint8_t has[FLEET_MAX];
+    uint64_t lives[FLEET_MAX];
+};
+
+static int name_parse(const char **name, const json_t *body, struct err *e)
+{
+    if (body_required(body, "", "lora_name", e) != 0 ||
+        body_str(name, body, "", "lora_name", e) != 0)
+        return -1;
+    if (**name == '\0' || strlen(*name) > FLEET_ADAPTER_NAME_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/lora_name", "a name is 1 to %d bytes long",
+                       FLEET_ADAPTER_NAME_MAX);
+    return 0;
+}
+
+static int load_parse(struct lora_req *req, const json_t *body, struct err *e)
+{
+    req->in_place = true;
+    if (name_parse(&req->name, body, e) != 0 ||
+        body_str(&req->path, body, "", "lora_path", e) != 0 ||
+        body_bool(&req->in_place, body, "", "load_inplace", e) != 0)
+        return -1;
+    if (body_u64(&req->timeout_s, body, "", "timeout_s", 0, LORA_S_MAX, e) != 0)
+        return -1;
+    if (req->timeout_s == 0)
+        req->timeout_s = LORA_S_DEFAULT;
+    return 0;
+}
+
+/* Processes may change meanwhile: what one before has said is not believed. */
+static void have_now(struct app *app, const char *name, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+    size_t n = upstreams_n(app->upstreams);
+    const struct fleet_adapter *a;
+
+    memset(h, 0, sizeof *h);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fleet_fit_see_locked(fc, i);
+    memcpy(h->lives, fc->adapters.lives, sizeof h->lives);
+    a = fleet_adapters_find(&fc->adapters, name);
+    if (a != NULL)
+        memcpy(h->has, a->has, sizeof h->has);
+    mtx_unlock(&fc->lock);
+}
+
+static void see_lives_locked(struct fleet_control *fc, struct have *h)
+{
+    size_t n = upstreams_n(fc->app->upstreams);
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_fit_see_locked(fc, i);
+        if (h->lives[i] != fc->adapters.lives[i])
+            h->has[i] = FLEET_HAS_OTHER;
+    }
+}
+
+/* One that cannot replace an adapter gives it up first. */
+static void unload_first(struct app *app, const struct fleet_to *to, size_t n, const json_t *body,
+                         struct have *h)
+{
+    struct fleet_to few[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    struct err ignored = {0};
+    struct upstream_at at;
+    size_t n_few = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        if (at.dialect == WIRE_SGLANG)
+            few[n_few++] = (struct fleet_to){.upstream = to[i].upstream, .body = body};
+    }
+    if (fleet_ask(app, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n_few; i++)
+        if (fleet_worked(&said[i]))
+            h->has[said[i].upstream] = FLEET_HAS_NONE;
+    fleet_said_free(said, n_few);
+}
+
+bool fleet_has_no_adapter(struct app *app, const struct fleet_said *said, const char *name)
+{
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, said->upstream, &at);
+    return said->end == FLEET_REFUSED &&
+           wire_read_absent(at.dialect, name, said->status, said->text != NULL ? said->text : "",
+                            said->text_len);
+}
+
+/* Where it is, or may be, it is taken away again; who does not let go of it is asked again, out of
+ * rotation. One that has none after all says so. One that refused may have one from before this
+ * server: it would be the only one with that, so it lets go of it too. Where all refused nothing
+ * has changed. */
+static void take_back(struct app *app, const struct fleet_said *said, size_t n, const char *name,
+                      struct have *h)
+{
+    json_t *body = json_pack("{s:s}", "lora_name", name);
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *gone = NULL;
+    struct err ignored = {0};
+    size_t n_to = 0, n_took = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_took += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
+    for (size_t i = 0; n_took > 0 && i < n; i++)
+        if (said[i].end != FLEET_UNSENT)
+            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .body = body};
+    if (body != NULL &&
+        fleet_ask(app, WIRE_LORA_UNLOAD, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
+        for (size_t i = 0; i < n_to; i++) {
+            uint8_t *has = &h->has[gone[i].upstream];
+
+            if (said_good(&gone[i]) || (gone[i].end == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
+                fleet_has_no_adapter(app, &gone[i], name))
+                *has = FLEET_HAS_NONE;
+        }
+        fleet_said_free(gone, n_to);
+    }
+    json_decref(body);
+    mtx_lock(&fc->lock);
+    see_lives_locked(fc, h);
+    (void)fleet_adapters_drop(&fc->adapters, name, h->has);
+    mtx_unlock(&fc->lock);
+}
+
+static json_t *first_answer(const struct fleet_said *said, size_t n)
+{
+    json_t *answer = NULL;
+
+    for (size_t i = 0; answer == NULL && i < n; i++)
+        if (said[i].text_len > 0 && said[i].text[0] == '{')
+            answer = json_loadb(said[i].text, said[i].text_len, 0, NULL);
+    return json_is_object(answer) ? answer : json_object();
+}
+
+static json_t *reply_json_of(struct fleet_control *fc, const char *name, uint64_t revision,
+                             const struct fleet_said *said, size_t n)
+{
+    json_t *reply = first_answer(said, n);
+    json_t *own = json_pack("{s:s, s:s, s:I, s:o}", "status", "ok", "lora_name", name, "revision",
+                            (json_int_t)revision, "loaded_adapters", loaded_json(fc));
+
+    if (reply == NULL || own == NULL || json_object_update(reply, own) != 0) {
+        json_decref(reply);
+        reply = NULL;
+    }
+    json_decref(own);
+    return reply;
+}
+
+static size_t n_good(const struct fleet_said *said, size_t n)
+{
+    size_t good = 0;
+
+    for (size_t i = 0; i < n; i++)
+        good += said_good(&said[i]);
+    return good;
+}
+
+/* What is not there is the adapter, whatever words an upstream has for it. */
+static void tell_cause(const struct fleet_said *cause, struct err *e)
+{
+    *e = cause->why;
+    if (cause->status == 404)
+        e->code = ERR_NOT_FOUND;
+}
+
+/* By what each said to a load: those that did not take it have what they had, by now of another
+ * revision. */
+static void have_after(const struct fleet_said *said, size_t n, struct have *h)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *has = &h->has[said[i].upstream];
+
+        if (said_good(&said[i]))
+            *has = FLEET_HAS_THIS;
+        else if (said[i].end == FLEET_UNKNOWN)
+            *has = FLEET_HAS_OTHER;
+    }
+}
+
+static void outdate(struct have *h)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (h->has[i] != FLEET_HAS_NONE)
+            h->has[i] = FLEET_HAS_OTHER;
+}
+
+/* The request as it can be sent again, or NULL: what it names is with its sender only, or it is
+ * too long to be kept. */
+static char *request_again(const json_t *body)
+{
+    json_t *again = body_given(body, "lora_path") != NULL ? json_copy((json_t *)(uintptr_t)body)
+                                                          : NULL;
+    char *text = NULL;
+
+    (void)json_object_del(again, "if_revision");
+    if (again != NULL && json_object_set_new(again, "load_inplace", json_true()) == 0)
+        text = json_dumps(again, JSON_COMPACT);
+    json_decref(again);
+    if (text == NULL || strlen(text) <= FLEET_ADAPTER_LOAD_MAX)
+        return text;
+    free(text);
+    return NULL;
+}
+
+/* Of what was loaded, by the first that tells it (new, or NULL). */
+static json_t *digest_of(const struct fleet_said *said, size_t n)
+{
+    json_t *digest = NULL;
+
+    for (size_t i = 0; digest == NULL && i < n; i++) {
+        json_t *answer = said[i].end == FLEET_GOOD && said[i].text != NULL
+                             ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
+                             : NULL;
+
+        digest = json_incref(json_object_get(answer, "digest"));
+        json_decref(answer);
+    }
+    return digest;
+}
+
+/* It is the fleet's: who did not take it gets it again, or stays away. */
+static uint64_t put(struct app *app, const struct lora_req *req, const json_t *body,
+                    const struct fleet_said *said, size_t n, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+    json_t *digest = digest_of(said, n);
+    struct fleet_adapter_from from = {.name = req->name,
+                                      .digest = json_string_value(digest),
+                                      .path = req->path != NULL ? strdup(req->path) : NULL,
+                                      .load = request_again(body),
+                                      .timeout_us = req->timeout_s * 1000000};
+    uint64_t revision;
+
+    mtx_lock(&fc->lock);
+    see_lives_locked(fc, h);
+    revision = fleet_adapters_put(&fc->adapters, &from, h->has);
+    mtx_unlock(&fc->lock);
+    json_decref(digest);
+    return revision;
+}
+
+static bool nobody_has(const struct have *h)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (h->has[i] != FLEET_HAS_NONE)
+            return false;
+    return true;
+}
+
+/* Nobody took it in place of the one before, which those that had to give that up first get again.
+ * If all had to, it is gone. */
+static void keep_before(struct app *app, const char *name, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+
+    mtx_lock(&fc->lock);
+    see_lives_locked(fc, h);
+    if (nobody_has(h))
+        (void)fleet_adapters_drop(&fc->adapters, name, h->has);
+    else
+        fleet_adapters_know(&fc->adapters, name, h->has);
+    mtx_unlock(&fc->lock);
+}
+
+static int judge_load(struct app *app, const struct lora_req *req, const json_t *body, bool known,
+                      const struct fleet_said *said, size_t n, struct have *h, uint64_t *revision,
+                      struct err *e)
+{
+    const struct fleet_said *cause = fleet_cause(said, n);
+    bool changes = cause == NULL || (known && n_good(said, n) > 0);
+
+    if (changes)
+        outdate(h);
+    have_after(said, n, h);
+    if (changes)
+        *revision = put(app, req, body, said, n, h);
+    else if (known)
+        keep_before(app, req->name, h);
+    else
+        take_back(app, said, n, req->name, h);
+    fleet_fit_tell(app);
+    if (cause == NULL)
+        return 0;
+    tell_cause(cause, e);
+    return -1;
+}
+
+/* A server before this one may have loaded that name, too. Until all caches are empty nobody gets a
+ * new request: it would read, with the new adapter, what was cached with the one before. */
+static int ask_load(struct app *app, const struct lora_req *req, const struct fleet_to *to,
+                    size_t n, struct fleet_said **said, struct err *e)
+{
+    uint64_t timeout_us = req->timeout_s * 1000000 + FLEET_LATE_US;
+    int rc;
+
+    fleet_replacing(app->fleet_control, true);
+    rc = fleet_ask(app, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
+    if (rc == 0)
+        fleet_empty_adapters(app, *said, n);
+    fleet_replacing(app->fleet_control, false);
+    return rc;
+}
+
+static int load_turn(struct app *app, struct exchange *x, const struct lora_req *req,
+                     const json_t *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    uint64_t revision = 0;
+    struct have h;
+    bool known;
+    size_t n;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    known = fleet_adapters_find(&fc->adapters, req->name) != NULL;
+    rc = fleet_adapters_room(&fc->adapters, req->name, e);
+    mtx_unlock(&fc->lock);
+    if (rc != 0)
+        return -1;
+    if (known && !req->in_place)
+        return err_set(e, ERR_CONFLICT, "/lora_name",
+                       "there is an adapter '%.128s', and load_inplace is false", req->name);
+    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
+        fleet_words(app, WIRE_LORA_LOAD, to, n, e) != 0)
+        return -1;
+    fleet_fit_watch(fc);
+    have_now(app, req->name, &h);
+    if (known)
+        unload_first(app, to, n, body, &h);
+    if (ask_load(app, req, to, n, &said, e) != 0) {
+        if (known)
+            keep_before(app, req->name, &h);
+        fleet_fit_tell(app);
+        return -1;
+    }
+    rc = judge_load(app, req, body, known, said, n, &h, &revision, e);
+    if (rc == 0)
+        fleet_reply(app, x, reply_json_of(fc, req->name, revision, said, n), said, n);
+    else
+        fleet_reply_error(app, x, e, said, n);
+    fleet_said_free(said, n);
+    return 0;
+}
+
+int fleet_lora_load(struct app *app, struct exchange *x, struct err *e)
+{
+    struct lora_req req = {0};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = load_parse(&req, body, e);
+    if (rc == 0)
+        rc = fleet_turn(app->fleet_control, x, "the load of an adapter", e);
+    if (rc == 0) {
+        rc = load_turn(app, x, &req, body, e);
+        fleet_turn_end(app->fleet_control);
+    }
+    json_decref(body);
+    return rc;
+}
+
+/* unload */
+
+/* One that has none has what is asked for; returns how many said so. */
+static size_t accept_absent(struct app *app, struct fleet_said *said, size_t n, const char *name)
+{
+    size_t n_absent = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (!fleet_has_no_adapter(app, &said[i], name))
+            continue;
+        said[i].end = FLEET_SKIPPED;
+        err_clear(&said[i].why);
+        n_absent++;
+    }
+    return n_absent;
+}
+
+static void left_after(const struct fleet_said *said, size_t n, struct have *h)
+{
+    outdate(h);
+    for (size_t i = 0; i < n; i++)
+        if (said_good(&said[i]))
+            h->has[said[i].upstream] = FLEET_HAS_NONE;
+        else if (said[i].end != FLEET_UNSENT)
+            h->has[said[i].upstream] = FLEET_HAS_OTHER;
+}
+
+/* Who did not let go of it is asked again, out of rotation; unless nobody did. */
+static uint64_t judge_unload(struct app *app, const char *name, const struct fleet_said *said,
+                             size_t n, struct have *h)
+{
+    struct fleet_control *fc = app->fleet_control;
+    uint64_t revision = 0;
+
+    if (n_good(said, n) > 0) {
+        left_after(said, n, h);
+        mtx_lock(&fc->lock);
+        see_lives_locked(fc, h);
+        revision = fleet_adapters_drop(&fc->adapters, name, h->has);
+        mtx_unlock(&fc->lock);
+    } else {
+        have_after(said, n, h);
+        mtx_lock(&fc->lock);
+        see_lives_locked(fc, h);
+        fleet_adapters_know(&fc->adapters, name, h->has);
+        mtx_unlock(&fc->lock);
+    }
+    fleet_fit_tell(app);
+    return revision;
+}
+
+static int none_has_it(const char *name, struct err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
+}
+
+static int unload_turn(struct app *app, struct exchange *x, const char *name, const json_t *body,
+                       struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    uint64_t revision;
+    struct have h;
+    bool known;
+    size_t n;
+
+    if (fleet_alive_enough(app, body, to, &n, e) != 0)
+        return -1;
+    fleet_fit_watch(fc);
+    have_now(app, name, &h);
+    if (fleet_ask(app, WIRE_LORA_UNLOAD, to, n, FLEET_CACHE_US, &said, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    known = fleet_adapters_find(&fc->adapters, name) != NULL;
+    mtx_unlock(&fc->lock);
+    if (accept_absent(app, said, n, name) == n && !known) {
+        fleet_said_free(said, n);
+        return none_has_it(name, e);
+    }
+    fleet_empty_adapters(app, said, n);
+    revision = judge_unload(app, name, said, n, &h);
+    if (fleet_cause(said, n) == NULL) {
+        fleet_reply(app, x, reply_json_of(fc, name, revision, said, n), said, n);
+    } else {
+        tell_cause(fleet_cause(said, n), e);
+        fleet_reply_error(app, x, e, said, n);
+    }
+    fleet_said_free(said, n);
+    return 0;
+}
+
+int fleet_lora_unload(struct app *app, struct exchange *x, struct err *e)
+{
+    const char *name = NULL;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = name_parse(&name, body, e);
+    if (rc == 0)
+        rc = fleet_turn(app->fleet_control, x, "the unload of an adapter", e);
+    if (rc == 0) {
+        rc = unload_turn(app, x, name, body, e);
+        fleet_turn_end(app->fleet_control);
+    }
+    json_decref(body);
+    return rc;
+}

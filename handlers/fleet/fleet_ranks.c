@@ -1,0 +1,159 @@
+/* The status with the ranks of all upstreams in it, for whoever makes a group by counting them.
+ * Each upstream is asked now: one that came back with another number of GPUs must not be counted as
+ * it was. */
+#include "handlers/fleet/fleet_status.h"
+
+#include "fleet/api/wire.h"
+#include "fleet/fleet_ask.h"
+#include "fleet/fleet_priv.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+#include "handlers/reply.h"
+#include "server/config/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RANKS_TIMEOUT_US = 5000000,
+    RANKS_EACH_MAX = 4096 /* of one upstream; what claims more is no answer */
+};
+
+/* A baton without GPUs says that it has no ranks; it counts as one, as it says itself to those who
+ * ask for its world size. */
+static bool has_none(const struct fleet_said *said)
+{
+    json_t *answer = json_loadb(said->text, said->text_len, 0, NULL);
+    const json_t *ranks = json_object_get(json_object_get(answer, "cuda"), "ranks");
+    bool none = json_is_array(ranks) && json_array_size(ranks) == 0;
+
+    json_decref(answer);
+    return none;
+}
+
+static int n_ranks(const struct fleet_said *said, const struct upstream_at *at, uint64_t *out,
+                   struct err *e)
+{
+    struct err why = {0};
+
+    if (said->end != FLEET_GOOD || said->text == NULL) {
+        why = said->why;
+    } else if (wire_read_ranks(out, at->dialect, said->text, said->text_len, &why) == 0) {
+        if (*out <= RANKS_EACH_MAX)
+            return 0;
+        (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
+                      (unsigned long long)*out);
+    } else if (at->dialect == WIRE_BATON && has_none(said)) {
+        *out = 1;
+        return 0;
+    }
+    return err_set(e, ERR_UPSTREAM, "", "%.200s does not say how many ranks it is: %.250s",
+                   at->name, why.msg);
+}
+
+/* [{"rank", "upstream"}], in the order of the upstreams, which is that of a group. */
+static int add_ranks(struct app *app, json_t *ranks, const struct fleet_said *said, struct err *e)
+{
+    struct upstream_at at;
+    uint64_t n = 0;
+
+    upstreams_at(app->upstreams, said->upstream, &at);
+    if (n_ranks(said, &at, &n, e) != 0)
+        return -1;
+    for (uint64_t i = 0; i < n; i++)
+        if (json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
+                                                   (json_int_t)json_array_size(ranks), "upstream",
+                                                   at.name)) != 0)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
+    return 0;
+}
+
+/* Keeps of `args` what this upstream says too; of the first, all that is known here. A baton has
+ * them in an object of their own. */
+static void agree_on_args(json_t *args, bool first, const struct fleet_said *said)
+{
+    static const char *const names[] = {"enable_memory_saver", "enable_return_routed_experts",
+                                        "dtype"};
+    json_t *answer = json_loadb(said->text != NULL ? said->text : "", said->text_len, 0, NULL);
+    const json_t *of_baton = json_object_get(answer, "server_args");
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        json_t *value = json_object_get(of_baton != NULL ? of_baton : answer, names[i]);
+
+        if (first && value != NULL)
+            (void)json_object_set(args, names[i], value);
+        else if (!json_equal(json_object_get(args, names[i]), value))
+            (void)json_object_del(args, names[i]);
+    }
+    json_decref(answer);
+}
+
+/* What is told of SGLang's arguments is what all upstreams say; sleep works whatever they say. */
+static int put_args(struct app *app, json_t *status, json_t *args)
+{
+    json_t *own = json_object_get(status, "server_args");
+
+    (void)json_object_del(own, "enable_return_routed_experts");
+    if (app->config->sglang_memory_saver)
+        (void)json_object_del(args, "enable_memory_saver");
+    return json_object_update(own, args);
+}
+
+/* @args  in: an object */
+static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e)
+{
+    struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
+    struct fleet_said *said = NULL;
+    size_t n;
+    int rc = -1;
+
+    if (to == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
+    if (fleet_alive_enough(app, NULL, to, &n, e) == 0 &&
+        fleet_ask_about(app, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
+        rc = 0;
+        for (size_t i = 0; i < n && rc == 0; i++) {
+            rc = add_ranks(app, ranks, &said[i], e);
+            agree_on_args(args, i == 0, &said[i]);
+        }
+        fleet_said_free(said, n);
+    }
+    free(to);
+    return rc;
+}
+
+/* What only some clients want to know: new; null where it was not asked for. */
+static json_t *config_json(struct app *app, const struct exchange *x, struct err *e)
+{
+    const char *format = exchange_query(x, "config_format");
+
+    return format != NULL && strcmp(format, "json") == 0 ? fleet_vllm_config_json(app, e)
+                                                         : json_null();
+}
+
+int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *ranks = json_array(), *args = json_object(), *config = NULL, *status;
+    int rc = -1;
+
+    if (ranks == NULL || args == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
+    else if (ask_ranks(app, ranks, args, e) == 0)
+        config = config_json(app, x, e);
+    if (config != NULL) {
+        rc = 0;
+        status = fleet_status_json(app);
+        if (status == NULL ||
+            json_object_set_new(status, "cuda", json_pack("{s:O}", "ranks", ranks)) != 0 ||
+            json_object_set(status, "vllm_config", config) != 0 ||
+            put_args(app, status, args) != 0) {
+            json_decref(status);
+            status = NULL;
+        }
+        reply_json(x, 200, status);
+    }
+    json_decref(ranks);
+    json_decref(args);
+    json_decref(config);
+    return rc;
+}

@@ -1,0 +1,157 @@
+/* What runs upstream is ended: all of it, or by the ids that its clients gave it.
+ *
+ * An SGLang knows its requests by the rid that their bodies name, takes one of them at a time, and
+ * does not say whether there was one. So it is asked once for each id, and counts nothing. */
+#include "fleet/update/fleet_run.h"
+
+#include "handlers/body.h"
+
+#include <stdio.h>
+
+enum { REQUESTS_BY_ONE_MAX = 1024 /* ids, in front of who takes one at a time */ };
+
+/* Of one call, at the upstreams that take one id at a time. */
+struct by_one {
+    size_t at[FLEET_MAX]; /* [n], in what all said */
+    size_t n;
+};
+
+static int check_one_by_one(const json_t *ids, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    const json_t *id;
+    size_t i;
+
+    if (json_array_size(ids) > REQUESTS_BY_ONE_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/request_ids",
+                       "%zu ids; sglang upstreams take one at a time, and no more than %d",
+                       json_array_size(ids), REQUESTS_BY_ONE_MAX);
+    json_array_foreach(ids, i, id)
+    {
+        if (json_string_length(id) > 0)
+            continue;
+        (void)snprintf(field, sizeof field, "/request_ids/%zu", i);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "an id is a string that is not empty: sglang upstreams know requests by "
+                       "their rid");
+    }
+    return 0;
+}
+
+static int parse(const json_t **ids, const json_t *body, struct err *e)
+{
+    bool all = false;
+
+    if (body_array(ids, body, "", "request_ids", e) != 0 ||
+        body_bool(&all, body, "", "all", e) != 0)
+        return -1;
+    if (all == (*ids != NULL))
+        return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
+    return 0;
+}
+
+/* Each of `b` by its next body; who fails is asked no more, and has said so. */
+static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, struct by_one *b,
+                    struct fleet_said *said, struct err *e)
+{
+    json_t *body = json_pack("{s:[O]}", "request_ids", id);
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *more = NULL;
+    size_t n = b->n;
+    int rc;
+
+    for (size_t i = 0; i < n; i++)
+        to[i] = (struct fleet_to){.upstream = said[b->at[i]].upstream, .body = body};
+    rc = body != NULL ? fleet_ask(app, WIRE_ABORT_REQUESTS, to, n, timeout_us, &more, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    b->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        struct fleet_said swap = said[b->at[i]];
+
+        said[b->at[i]] = more[i];
+        more[i] = swap;
+        if (said_good(&said[b->at[i]]))
+            b->at[b->n++] = b->at[i];
+    }
+    fleet_said_free(more, n);
+    return 0;
+}
+
+/* All get the first id, and who takes more than one gets all of them. */
+static int ask_first(struct app *app, const json_t *ids, struct fleet_to *to, size_t n,
+                     struct by_one *b, struct fleet_said **said, struct err *e)
+{
+    json_t *first = json_array_size(ids) > 0
+                        ? json_pack("{s:[O]}", "request_ids", json_array_get(ids, 0))
+                        : NULL;
+    struct upstream_at at;
+    int rc;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        if (at.dialect != WIRE_SGLANG || first == NULL)
+            continue;
+        to[i].body = first;
+        b->at[b->n++] = i;
+    }
+    rc = b->n > 0 ? check_one_by_one(ids, e) : 0;
+    if (rc == 0)
+        rc = fleet_ask(app, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, said, e);
+    json_decref(first);
+    return rc;
+}
+
+static int end_them(struct app *app, const json_t *ids, const json_t *body,
+                    struct fleet_said **said, size_t *n, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
+    struct fleet_to to[FLEET_MAX];
+    struct by_one b = {0};
+
+    if (fleet_alive_enough(app, body, to, n, e) != 0 ||
+        ask_first(app, ids, to, *n, &b, said, e) != 0)
+        return -1;
+    for (size_t k = 1; b.n > 0 && k < json_array_size(ids); k++) {
+        uint64_t now_us = clock_now_us();
+        int rc = now_us < deadline_us
+                     ? ask_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *said, e)
+                     : err_set(e, ERR_UPSTREAM_TIMEOUT, "",
+                               "sglang upstreams were told of %zu of %zu ids in time", k,
+                               json_array_size(ids));
+
+        if (rc == 0)
+            continue;
+        fleet_said_free(*said, *n);
+        return -1;
+    }
+    return 0;
+}
+
+int fleet_abort_requests(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_said *said = NULL;
+    const json_t *ids = NULL;
+    uint64_t aborted;
+    json_t *body;
+    size_t n = 0;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = parse(&ids, body, e);
+    if (rc == 0)
+        rc = end_them(app, ids, body, &said, &n, e);
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    aborted = fleet_sum_of(said, n, "aborted");
+    if (fleet_got_there(said, n, e))
+        fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)aborted), said, n);
+    else
+        fleet_reply_error(app, x, e, said, n);
+    fleet_said_free(said, n);
+    return 0;
+}

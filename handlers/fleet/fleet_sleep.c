@@ -1,0 +1,214 @@
+/* Sleep and wake of the whole fleet. Neither can be undone everywhere (what was dropped is gone),
+ * so an upstream that failed is fenced: it is not as the others are. */
+#include "fleet/update/fleet_run.h"
+
+#include "handlers/body.h"
+#include "handlers/reply.h"
+
+#include <string.h>
+
+struct sleep_req {
+    uint64_t level;
+    bool weights, kv;
+};
+
+static int tags_parse(struct sleep_req *req, const json_t *body, struct err *e)
+{
+    const json_t *list = NULL;
+
+    if (body_array(&list, body, "", "tags", e) != 0)
+        return -1;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *tag = json_string_value(json_array_get(list, i));
+
+        if (tag == NULL || (strcmp(tag, "weights") != 0 && strcmp(tag, "kv_cache") != 0 &&
+                            strcmp(tag, "cuda_graph") != 0))
+            return err_set(e, ERR_BAD_REQUEST, "/tags",
+                           "'%.32s' is not one of weights, kv_cache, cuda_graph",
+                           tag != NULL ? tag : "");
+        req->weights = req->weights || strcmp(tag, "weights") == 0;
+        req->kv = req->kv || strcmp(tag, "kv_cache") == 0;
+    }
+    if (json_array_size(list) == 0)
+        req->weights = req->kv = true;
+    return 0;
+}
+
+static json_t *state_json(struct fleet_control *fc)
+{
+    bool weights, kv;
+    int level;
+
+    mtx_lock(&fc->lock);
+    weights = fc->weights_asleep;
+    kv = fc->kv_asleep;
+    level = fc->sleep_level;
+    mtx_unlock(&fc->lock);
+    return json_pack("{s:b, s:s, s:s}", "asleep", (int)(weights || kv), "weights",
+                     !weights     ? "ready"
+                     : level == 2 ? "dropped"
+                                  : "asleep",
+                     "kv_cache", kv ? "released" : "present");
+}
+
+json_t *fleet_sleep_json(struct fleet_control *fc)
+{
+    return state_json(fc);
+}
+
+/* An update that overwrites what serves would wake, or vanish, half done. */
+static int check_no_update(struct fleet_control *fc, bool overwrites_only, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (fc->session != NULL && (!overwrites_only || fc->session->opened))
+        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
+                     fc->session->id);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static void note(struct fleet_control *fc, const struct sleep_req *req, bool asleep)
+{
+    mtx_lock(&fc->lock);
+    if (req->weights)
+        fc->weights_asleep = asleep;
+    if (req->kv)
+        fc->kv_asleep = asleep;
+    if (asleep && req->weights)
+        fc->sleep_level = (int)req->level;
+    mtx_unlock(&fc->lock);
+}
+
+static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!said_good(&said[i]))
+            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+}
+
+/* Whoever was away is not as the others are either, when it is back: a resync makes that good. */
+static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, bool asleep)
+{
+    bool asked[FLEET_MAX] = {false};
+    size_t n_all = upstreams_n(app->upstreams);
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++)
+        asked[to[i].upstream] = true;
+    for (size_t i = 0; i < n_all; i++) {
+        upstreams_at(app->upstreams, i, &at);
+        if (!asked[i] && !at.removed)
+            fleet_fence_absent(fleet_of(app), i, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
+    }
+}
+
+static void note_told(struct app *app, const struct fleet_said *said, size_t n, bool asleep)
+{
+    for (size_t i = 0; i < n; i++)
+        if (said_good(&said[i]))
+            fleet_fence_told(fleet_of(app), said[i].upstream, asleep);
+}
+
+/* What slept at level 2 has no weights that it could serve, whoever wakes it. */
+static void fence_dropped(struct app *app, const struct fleet_said *said, size_t n)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
+    for (size_t i = 0; i < n; i++)
+        if (said_good(&said[i]))
+            fleet_fence(fleet_of(app), said[i].upstream, &why);
+}
+
+/* In a turn. All that refused alike leave everything as it was. */
+static int tell(struct app *app, struct exchange *x, const struct sleep_req *req,
+                const json_t *body, bool asleep, struct err *e)
+{
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    json_t *reply;
+    size_t n, n_changed = 0;
+
+    if (fleet_alive_enough(app, body, to, &n, e) != 0)
+        return -1;
+    if (fleet_ask(app, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US, &said, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        n_changed += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
+    if (n_changed > 0) {
+        fence_failed(app, said, n);
+        fence_absent(app, to, n, asleep);
+        note_told(app, said, n, asleep);
+        if (asleep && req->weights && req->level == 2)
+            fence_dropped(app, said, n);
+        note(app->fleet_control, req, asleep);
+    }
+    reply = state_json(app->fleet_control);
+    if (fleet_got_there(said, n, e)) {
+        if (reply != NULL && asleep)
+            (void)fleet_put(reply, "level", json_integer((json_int_t)req->level));
+        fleet_reply(app, x, reply, said, n);
+    } else {
+        json_decref(reply);
+        fleet_reply_error(app, x, e, said, n);
+    }
+    fleet_said_free(said, n);
+    return 0;
+}
+
+int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct sleep_req req = {.level = 1};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_u64(&req.level, body, "", "level", 1, 2, e);
+    if (rc == 0)
+        rc = tags_parse(&req, body, e);
+    if (rc == 0)
+        rc = fleet_turn(fc, x, "a sleep", e);
+    if (rc == 0) {
+        rc = check_no_update(fc, false, e);
+        if (rc == 0) {
+            fleet_quiet(fc, true);
+            rc = tell(app, x, &req, body, true, e);
+            fleet_quiet(fc, false);
+        }
+        fleet_turn_end(fc);
+    }
+    json_decref(body);
+    return rc;
+}
+
+/* Who wakes the cache wants to generate: an update that nobody ends has come as far as it will. */
+int fleet_wake(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_session *s = NULL;
+    struct sleep_req req = {0};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = tags_parse(&req, body, e);
+    if (rc == 0 && req.kv) {
+        rc = fleet_commit_open(app, "", &s, e);
+        fleet_unref(fc, s);
+    }
+    if (rc == 0)
+        rc = fleet_turn(fc, x, "a wake", e);
+    if (rc == 0) {
+        rc = req.kv ? check_no_update(fc, true, e) : 0;
+        if (rc == 0)
+            rc = tell(app, x, &req, body, false, e);
+        fleet_turn_end(fc);
+    }
+    json_decref(body);
+    return rc;
+}

@@ -1,0 +1,191 @@
+/* From the fleet's truth to JSON. All of it comes from short locks: this runs on event loops. */
+#include "handlers/fleet/fleet_status.h"
+
+#include "base/clock.h"
+#include "control/life.h"
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_fit.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_cover.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/status/status_parts.h"
+#include "server/config/config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* one upstream */
+
+static json_t *text_or_null(const char *text)
+{
+    return text[0] != '\0' ? json_string(text) : json_null();
+}
+
+static json_t *error_or_null(const struct err *e)
+{
+    if (e->code == ERR_NONE)
+        return json_null();
+    return json_pack("{s:s, s:s}", "code", err_wire_name(e->code), "message", e->msg);
+}
+
+static json_t *heard_or_null(uint64_t heard_us)
+{
+    uint64_t now = clock_now_us();
+
+    if (heard_us == 0)
+        return json_null();
+    return json_real(now > heard_us ? (double)(now - heard_us) / 1e6 : 0.0);
+}
+
+/* @lacks  stolen */
+static json_t *one_json(const struct upstream_at *at, const struct upstream_info *info,
+                        json_t *lacks)
+{
+    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}",
+                     "upstream", at->name, "dialect", wire_dialect_name(at->dialect), "state",
+                     info->state, "weight_version", text_or_null(info->saw.label), "serial",
+                     info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
+                     "process", text_or_null(info->saw.process), "outstanding", "generate",
+                     (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
+                     (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted",
+                     (json_int_t)info->n_granted, "n_missed", (json_int_t)info->n_missed,
+                     "last_heard_s", heard_or_null(info->heard_us), "error",
+                     error_or_null(&info->error), "last_error_at",
+                     info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
+                     "lacks", lacks);
+}
+
+json_t *fleet_one_json(const struct app *app, size_t upstream)
+{
+    struct upstream_info info;
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, upstream, &at);
+    fleet_info(upstreams_fleet(app->upstreams), upstream, &info);
+    return one_json(&at, &info, fleet_fit_lacks_json(app, upstream));
+}
+
+/* Who is gone is told of while something runs there. */
+static bool is_listed(const struct upstream_info *info)
+{
+    return !info->removed ||
+           info->n_outstanding[FLEET_GENERATE] + info->n_outstanding[FLEET_TEXT] > 0;
+}
+
+json_t *fleet_list_json(const struct app *app)
+{
+    size_t n = upstreams_n(app->upstreams);
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < n && list != NULL; i++) {
+        struct upstream_info info;
+
+        fleet_info(upstreams_fleet(app->upstreams), i, &info);
+        if (!is_listed(&info) || json_array_append_new(list, fleet_one_json(app, i)) == 0)
+            continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
+static json_t *upstreams_json(const struct app *app)
+{
+    struct fleet_stats s;
+
+    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    return json_pack("{s:I, s:I, s:I, s:o}", "min_ready", (json_int_t)s.min_ready, "n_serving",
+                     (json_int_t)s.n_serving, "n", (json_int_t)s.n_upstreams, "list",
+                     fleet_list_json(app));
+}
+
+/* the status */
+
+static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
+{
+    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced",
+                     "serial", s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
+                     "weight_version", text_or_null(s->label), "coverage",
+                     fleet_coverage(app->fleet_control), "spec",
+                     fleet_spec_json(app->fleet_control));
+}
+
+/* As an engine of our own would say it. */
+static json_t *engine_json(const struct fleet_stats *s)
+{
+    return json_pack("{s:s, s:I, s:I}", "name", "upstreams", "running",
+                     (json_int_t)s->n_running[FLEET_GENERATE], "waiting",
+                     (json_int_t)s->n_waiting[FLEET_GENERATE]);
+}
+
+static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enum fleet_lane lane)
+{
+    const struct config *c = app->config;
+    uint64_t each = lane == FLEET_GENERATE ? c->generate_concurrency : c->detokenize_concurrency;
+    uint64_t queue = lane == FLEET_GENERATE ? c->generate_queue : c->detokenize_queue;
+
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "running", (json_int_t)s->n_running[lane],
+                     "waiting", (json_int_t)s->n_waiting[lane], "concurrency_each",
+                     (json_int_t)each, "queue", (json_int_t)queue, "refused",
+                     (json_int_t)s->n_refused[lane], "cancelled", (json_int_t)s->n_cancelled[lane]);
+}
+
+json_t *fleet_status_json(const struct app *app)
+{
+    struct fleet_stats s;
+    json_t *status = status_head_json(app);
+
+    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    if (status == NULL ||
+        json_object_update_new(
+            status,
+            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
+                      weights_json(app, &s), "update", fleet_update_json(app->fleet_control),
+                      "admission", "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
+                      lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
+                      status_http_json(app), "model", "pause", fleet_pause_json(app->fleet_control),
+                      "sleep", fleet_sleep_json(app->fleet_control), "upstreams",
+                      upstreams_json(app))) != 0) {
+        json_decref(status);
+        return NULL;
+    }
+    return status;
+}
+
+int handle_fleet_status(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200, fleet_status_json(app));
+    return 0;
+}
+
+/* the list */
+
+int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200, upstreams_json(app));
+    return 0;
+}
+
+static int no_upstreams(struct err *e)
+{
+    return err_set(e, ERR_NO_UPSTREAMS, "",
+                   "the server has an engine of its own: it was not started with --upstream");
+}
+
+int handle_upstreams(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)app;
+    (void)x;
+    return no_upstreams(e);
+}
+
+int handle_resync(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)app;
+    (void)x;
+    return no_upstreams(e);
+}

@@ -1,0 +1,349 @@
+/* The group with the trainer: each upstream is asked how many ranks it is, and gets those behind
+ * the one before. All join, or those that did leave again, where their dialect has a word for it.
+ */
+#include "fleet/update/fleet_run.h"
+
+#include "handlers/body.h"
+#include "handlers/compat/vllm/packed_words.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "server/config/config.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TRANSFER_S_MAX = 3600, TRANSFER_WORLD_MAX = 65536, TRANSFER_LEAVE_US = 30000000 };
+
+struct init_req {
+    uint64_t world_size, rank_offset, timeout_us;
+    const char *group_name; /* borrowed, or NULL */
+    struct packed_words packed;
+    bool offset_given, by_handles;
+};
+
+static int init_parse(struct init_req *req, const struct app *app, const json_t *body,
+                      struct err *e)
+{
+    const char *transport = NULL;
+    uint64_t timeout_s = 0;
+
+    if (body_required(body, "", "transport", e) != 0 ||
+        body_str(&transport, body, "", "transport", e) != 0 ||
+        body_str(&req->group_name, body, "", "group_name", e) != 0 ||
+        body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
+        packed_parse_join(&req->packed, body, e) != 0)
+        return -1;
+    req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : app->config->join_timeout * 1000;
+    req->by_handles = strcmp(transport, "ipc") == 0;
+    if (req->by_handles)
+        return 0;
+    if (strcmp(transport, "nccl") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/transport",
+                       "transport '%.32s' is not nccl or ipc; the others need no group", transport);
+    req->rank_offset = 1;
+    req->offset_given = body_given(body, "rank_offset") != NULL;
+    if (body_required(body, "", "world_size", e) != 0 ||
+        body_u64(&req->world_size, body, "", "world_size", 2, TRANSFER_WORLD_MAX, e) != 0 ||
+        body_u64(&req->rank_offset, body, "", "rank_offset", 1, TRANSFER_WORLD_MAX - 1, e) != 0)
+        return -1;
+    return 0;
+}
+
+static int read_ranks(uint64_t *out, const struct upstream_at *at, const struct fleet_said *said,
+                      struct err *e)
+{
+    if (wire_read_ranks(out, at->dialect, said->text != NULL ? said->text : "", said->text_len,
+                        e) != 0)
+        return -1;
+    return *out < TRANSFER_WORLD_MAX
+               ? 0
+               : err_set(e, ERR_UPSTREAM, "", "it says that it has %" PRIu64 " ranks", *out);
+}
+
+/* @n_ranks  [FLEET_MAX], by upstream */
+static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint64_t *n_ranks,
+                     json_t **details, struct err *e)
+{
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    struct upstream_at at;
+
+    if (fleet_ask_about(app, WIRE_RANKS, to, n, fleet_step_us(app), &said, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        struct err why = {0};
+
+        upstreams_at(app->upstreams, said[i].upstream, &at);
+        if (said[i].end != FLEET_GOOD ||
+            read_ranks(&n_ranks[said[i].upstream], &at, &said[i], &why) == 0)
+            continue;
+        said[i].end = FLEET_REFUSED;
+        (void)err_set(&said[i].why, ERR_UPSTREAM, "", "%.100s: %.300s", at.name, why.msg);
+    }
+    cause = fleet_cause(said, n);
+    if (cause != NULL) {
+        *e = cause->why;
+        *details = json_pack("{s:o}", "upstreams", fleet_said_json(app, said, n));
+    }
+    fleet_said_free(said, n);
+    return cause == NULL ? 0 : -1;
+}
+
+/* One behind the other. */
+static int place(const struct init_req *req, struct fleet_to *to, size_t n, const uint64_t *n_ranks,
+                 struct err *e)
+{
+    uint64_t next = req->rank_offset;
+
+    for (size_t i = 0; i < n; i++) {
+        to[i].about.has_rank_offset = true;
+        to[i].about.rank_offset = next;
+        next += n_ranks[to[i].upstream];
+    }
+    if (next <= req->world_size && (req->offset_given || next == req->world_size))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/world_size",
+                   "the %zu upstreams are ranks %" PRIu64 " to %" PRIu64
+                   ", which with the trainer's before them make a world of %" PRIu64
+                   ", not of %" PRIu64,
+                   n, req->rank_offset, next - 1, next, req->world_size);
+}
+
+static void leave_again(struct app *app, const struct init_req *req, const struct fleet_said *said,
+                        size_t n)
+{
+    struct wire_about about = {.group_name = req->group_name != NULL ? req->group_name : ""};
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *left = NULL;
+    struct err ignored = {0};
+    size_t n_to = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN)
+            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .about = about};
+    if (fleet_ask(app, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) == 0)
+        fleet_said_free(left, n_to);
+}
+
+static void note_group(struct fleet_control *fc, const struct init_req *req,
+                       const struct fleet_to *to, size_t n, const uint64_t *n_ranks)
+{
+    struct fleet_group *g = &fc->group;
+
+    mtx_lock(&fc->lock);
+    memset(g, 0, sizeof *g);
+    g->on = true;
+    g->packing = (struct wire_packing){req->packed.packed, req->packed.bucket_nbytes};
+    g->world_size = req->world_size;
+    g->rank_offset = req->rank_offset;
+    g->began_us = clock_now_us();
+    if (req->group_name != NULL)
+        (void)snprintf(g->name, sizeof g->name, "%s", req->group_name);
+    for (size_t i = 0; i < n; i++) {
+        g->joined[to[i].upstream] = true;
+        g->offset[to[i].upstream] = to[i].about.rank_offset;
+        g->n_ranks[to[i].upstream] = n_ranks[to[i].upstream];
+    }
+    mtx_unlock(&fc->lock);
+}
+
+static void note_handles(struct fleet_control *fc, const struct init_req *req)
+{
+    mtx_lock(&fc->lock);
+    fc->handles.set = true;
+    fc->handles.on = req->packed.said;
+    fc->handles.packed = req->packed.packed;
+    mtx_unlock(&fc->lock);
+}
+
+static json_t *ranks_json(struct app *app, const struct fleet_group *g)
+{
+    size_t n = upstreams_n(app->upstreams);
+    json_t *ranks = json_array();
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, i, &at);
+        for (uint64_t r = 0; g->joined[i] && r < g->n_ranks[i]; r++)
+            (void)json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
+                                                         (json_int_t)(g->offset[i] + r), "upstream",
+                                                         at.name));
+    }
+    return ranks;
+}
+
+/* The members of a server's own group, as far as they are known here. */
+static json_t *group_json(struct app *app)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_group g;
+
+    mtx_lock(&fc->lock);
+    g = fc->group;
+    mtx_unlock(&fc->lock);
+    return json_pack("{s:s, s:s?, s:o, s:o, s:o, s:o, s:n, s:o}", "state", g.on ? "joined" : "none",
+                     "transport", g.on ? "nccl" : NULL, "world_size",
+                     g.on ? json_integer((json_int_t)g.world_size) : json_null(), "rank_offset",
+                     g.on ? json_integer((json_int_t)g.rank_offset) : json_null(), "ranks",
+                     ranks_json(app, &g), "group_name",
+                     g.name[0] != '\0' ? json_string(g.name) : json_null(), "error", "age_s",
+                     g.on ? json_real((double)(clock_now_us() - g.began_us) / 1e6) : json_null());
+}
+
+/* What the trainer before has left half sent must not become one model with what this one sends. */
+static void give_up_last(struct app *app, const struct route *route)
+{
+    struct fleet_session *s;
+    struct err why = {0}, ignored = {0};
+
+    if (route->session != SESSION_IMPLICIT)
+        return;
+    s = fleet_open_session(app->fleet_control);
+    (void)err_set(&why, ERR_CONFLICT, "", "its trainer asks for a new group");
+    if (s != NULL && s->unnamed)
+        (void)fleet_give_up(app, s, &why, &ignored);
+    fleet_unref(app->fleet_control, s);
+}
+
+static int join(struct app *app, struct exchange *x, const struct init_req *req, const json_t *body,
+                json_t **details, struct err *e)
+{
+    uint64_t n_ranks[FLEET_MAX] = {0};
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    size_t n;
+
+    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
+        (!req->by_handles &&
+         (ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
+        fleet_ask(app, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said, e) != 0)
+        return -1;
+    cause = fleet_cause(said, n);
+    if (cause == NULL) {
+        if (req->by_handles)
+            note_handles(app->fleet_control, req);
+        else
+            note_group(app->fleet_control, req, to, n, n_ranks);
+        fleet_reply(app, x, group_json(app), said, n);
+    } else {
+        *e = cause->why;
+        if (!req->by_handles)
+            leave_again(app, req, said, n);
+        fleet_reply_error(app, x, e, said, n);
+    }
+    fleet_said_free(said, n);
+    return 0;
+}
+
+int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct init_req req = {0};
+    json_t *body, *details = NULL;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = init_parse(&req, app, body, e);
+    if (rc == 0)
+        give_up_last(app, x->route);
+    if (rc == 0)
+        rc = fleet_turn(fc, x, "the start of a group", e);
+    if (rc == 0) {
+        rc = join(app, x, &req, body, &details, e);
+        fleet_turn_end(fc);
+    }
+    json_decref(body);
+    if (rc == 0 || details == NULL)
+        return rc;
+    reply_error(x, e, details);
+    return 0;
+}
+
+int fleet_transfer_get(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200, group_json(app));
+    return 0;
+}
+
+/* leave */
+
+static int check_name(struct fleet_control *fc, const char *name, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (name != NULL && fc->group.on && strcmp(fc->group.name, name) != 0)
+        rc = err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
+                     fc->group.name, name);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+/* Of handles only a vLLM holds anything. */
+static bool is_set_up_locked(struct app *app, size_t upstream)
+{
+    const struct fleet_control *fc = app->fleet_control;
+    struct upstream_at at;
+
+    upstreams_at(app->upstreams, upstream, &at);
+    return (fc->group.on && fc->group.joined[upstream]) ||
+           (fc->handles.set && at.dialect == WIRE_VLLM);
+}
+
+static int leave(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX], alive[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    size_t n = fleet_alive(app, body, alive), n_to = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        if (is_set_up_locked(app, alive[i].upstream))
+            to[n_to++] = alive[i];
+    mtx_unlock(&fc->lock);
+    if (fleet_ask(app, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &said, e) != 0)
+        return -1;
+    cause = fleet_cause(said, n_to);
+    mtx_lock(&fc->lock);
+    memset(&fc->group, 0, sizeof fc->group);
+    fc->handles.set = fc->handles.on = false;
+    mtx_unlock(&fc->lock);
+    if (cause == NULL) {
+        fleet_reply(app, x, group_json(app), said, n_to);
+    } else {
+        *e = cause->why;
+        fleet_reply_error(app, x, e, said, n_to);
+    }
+    fleet_said_free(said, n_to);
+    return 0;
+}
+
+int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    const char *name = NULL;
+    json_t *body = NULL;
+    int rc = 0;
+
+    if (route->body == BODY_JSON && body_parse(&body, x, route, e) != 0)
+        return -1;
+    if (body != NULL)
+        rc = body_str(&name, body, "", "group_name", e);
+    if (rc == 0)
+        rc = fleet_turn(app->fleet_control, x, "the end of a group", e);
+    if (rc == 0) {
+        rc = check_name(app->fleet_control, name, e);
+        if (rc == 0)
+            rc = leave(app, x, body, e);
+        fleet_turn_end(app->fleet_control);
+    }
+    json_decref(body);
+    return rc;
+}

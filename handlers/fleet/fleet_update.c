@@ -1,0 +1,617 @@
+/* The routes of updates in front of upstream engines. */
+#include "fleet/fleet_priv.h"
+
+#include "handlers/body.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "handlers/update/update_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { REASON_MAX = 200 };
+
+/* Answers with what the update is now; an error with who said what. Gives s back. */
+static int answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
+                  struct err *e)
+{
+    if (rc == 0)
+        reply_json(x, 200, fleet_session_json(app, s));
+    else
+        reply_error(x, e, fleet_session_details(app, s));
+    fleet_unref(app->fleet_control, s);
+    return 0;
+}
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+}
+
+static void keep_lease(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
+{
+    mtx_lock(&fc->lock);
+    if (lease_s > 0)
+        s->lease_s = lease_s;
+    if (fleet_session_is_open(s))
+        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+}
+
+/* start */
+
+/* @out  borrows from `body`, whose label is taken out */
+static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
+{
+    const char *label = NULL;
+    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
+
+    if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
+        body_bool(&out->partial, body, "", "partial", e) != 0 ||
+        placement_from_body(&out->sharded, body, e) != 0 ||
+        selector_from_body(&out->selector, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+        return -1;
+    if (label != NULL && label_check(label, "/weight_version", e) != 0)
+        return -1;
+    out->label = label != NULL ? label : "";
+    out->start = body;
+    out->lease_s = (uint32_t)lease_s;
+    return 0;
+}
+
+int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    struct fleet_begin req = {.x = x, .unnamed = route->session != SESSION_NAMED};
+    struct fleet_session *s;
+    json_t *body, *details = NULL;
+    int rc;
+
+    if (body_parse(&body, x, route, e) != 0)
+        return -1;
+    rc = begin_parse(&req, body, e);
+    if (rc == 0)
+        rc = fleet_begin(app, &req, &s, &details, e);
+    json_decref(body);
+    if (rc == 0)
+        return answer(app, x, s, 0, e);
+    reply_error(x, e, details);
+    return 0;
+}
+
+/* tensors */
+
+struct words {
+    const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not said */
+    const char *selector;                     /* static, or NULL */
+    bool chunk_named, abort_requests, by_group;
+};
+
+static int check_of_start(const json_t *body, struct err *e)
+{
+    static const char *const members[] = {"partial", "convert", "placement"};
+    char field[32];
+
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (body_given(body, members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is said once, at /v1/update_weights/start",
+                       members[i]);
+    }
+    return 0;
+}
+
+static int check_source(const json_t *body, struct err *e)
+{
+    const char *source;
+
+    if (update_source_of(&source, body, e) != 0)
+        return -1;
+    if (body_given(body, "names") == NULL)
+        return 0;
+    return columns_check(body, NULL, "", e);
+}
+
+static int words_parse(struct words *w, const struct exchange *x, const json_t *body, struct err *e)
+{
+    const struct route *route = x->route;
+
+    if (route->strict && x->n_query > 0)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "query member '%.60s': with a JSON body, members stand in the body",
+                       x->query[0].name);
+    if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
+        body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
+        body_str(&w->label, body, "", "weight_version", e) != 0 ||
+        body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
+        selector_from_body(&w->selector, body, e) != 0 ||
+        (w->update_id != NULL &&
+         update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0) ||
+        (w->chunk_id != NULL &&
+         update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0) ||
+        (w->label != NULL && label_check(w->label, "/weight_version", e) != 0) ||
+        (w->update_id != NULL && check_of_start(body, e) != 0) || check_source(body, e) != 0)
+        return -1;
+    w->chunk_named = w->chunk_id != NULL;
+    if (w->chunk_id == NULL && x->request_id_given && w->update_id != NULL)
+        w->chunk_id = x->request_id;
+    w->by_group = body_given(body, "transport") != NULL;
+    return 0;
+}
+
+/* What is the fleet's or the session's to say, and not a request's. `start` gets the latter. */
+static json_t *bare_of(const json_t *body, json_t *start)
+{
+    static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
+                                         "abort_requests"};
+    static const char *const starts[] = {"partial", "convert", "placement"};
+    json_t *bare = json_copy((json_t *)(uintptr_t)body);
+
+    for (size_t i = 0; bare != NULL && i < sizeof fleets / sizeof fleets[0]; i++)
+        (void)json_object_del(bare, fleets[i]);
+    for (size_t i = 0; bare != NULL && i < sizeof starts / sizeof starts[0]; i++) {
+        json_t *value = json_object_get(bare, starts[i]);
+
+        if (value != NULL && start != NULL && json_object_set(start, starts[i], value) != 0) {
+            json_decref(bare);
+            return NULL;
+        }
+        (void)json_object_del(bare, starts[i]);
+    }
+    return bare;
+}
+
+/* One that is not in two phases would take a repeated chunk twice. */
+static int check_chunk(const struct fleet_session *s, const struct words *w, struct err *e)
+{
+    if (!w->chunk_named || !fleet_session_overwrites(s))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/chunk_id",
+                   "upstreams of vllm and sglang know nothing of chunk_id: what came twice is "
+                   "taken twice");
+}
+
+/* Those of an implicit session that name a version name the same. Of one that takes no more tensors
+ * the name stays; whoever sends some is told why. */
+static int take_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                      struct err *e)
+{
+    int rc = 0;
+
+    if (label == NULL)
+        return 0;
+    mtx_lock(&fc->lock);
+    if (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING)
+        rc = 0;
+    else if (s->label[0] == '\0' || !s->implicit)
+        (void)snprintf(s->label, sizeof s->label, "%s", label);
+    else if (strcmp(s->label, label) != 0)
+        rc = err_set(e, ERR_CONFLICT, "/weight_version",
+                     "the update that is open is to be '%.128s', and this is of '%.128s'", s->label,
+                     label);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+/* Everything has come, says one that counts; and nothing else is on its way. */
+static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
+{
+    const json_t *missing;
+    bool covered;
+
+    mtx_lock(&fc->lock);
+    missing = json_object_get(s->told, "n_missing");
+    covered = s->implicit && fleet_session_is_open(s) && s->n_running == 0 &&
+              fleet_session_has(s, true) && json_is_integer(missing) &&
+              json_integer_value(missing) == 0;
+    mtx_unlock(&fc->lock);
+    return covered;
+}
+
+/* Engines were told it when the update began there. */
+static int take_selector(struct fleet_control *fc, struct fleet_session *s, const char *selector,
+                         struct err *e)
+{
+    const char *said;
+
+    if (selector == NULL)
+        return 0;
+    mtx_lock(&fc->lock);
+    if (s->selector == NULL)
+        s->selector = selector;
+    said = s->selector;
+    mtx_unlock(&fc->lock);
+    if (strcmp(said, selector) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update was begun with '%s'",
+                   selector, said);
+}
+
+static int bring(struct app *app, struct fleet_session *s, const struct words *w,
+                 const json_t *bare, struct err *e)
+{
+    struct fleet_tensors t = {.body = bare,
+                              .chunk_id = w->chunk_id,
+                              .by_group = w->by_group,
+                              .abort_requests = w->abort_requests};
+    json_t *nothing;
+    int rc;
+
+    if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
+        take_selector(app->fleet_control, s, w->selector, e) != 0 || fleet_send(app, s, &t, e) != 0)
+        return -1;
+    if (!is_covered(app->fleet_control, s))
+        return 0;
+    nothing = json_object();
+    rc = nothing != NULL ? fleet_end(app, s, "", nothing, true, e) : no_memory(e);
+    json_decref(nothing);
+    return rc;
+}
+
+/* An update by itself. They come one after the other. */
+static int whole_turn(struct fleet_control *fc, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(fleet_update_us(fc->app));
+    bool mine;
+
+    mtx_lock(&fc->lock);
+    while (fc->whole && cnd_wait(&fc->changed, &fc->lock, deadline_us))
+        continue;
+    mine = !fc->whole;
+    fc->whole = true;
+    mtx_unlock(&fc->lock);
+    return mine ? 0 : err_set(e, ERR_CONFLICT, "", "another update is under way");
+}
+
+static void whole_turn_end(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->whole = false;
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+}
+
+static int whole_in_turn(struct app *app, const struct words *w, const json_t *bare, json_t *start,
+                         struct fleet_session **out, json_t **details, struct err *e)
+{
+    struct fleet_begin req = {0};
+    struct fleet_session *s;
+    struct err ignored = {0};
+    json_t *nothing;
+    int rc;
+
+    if (begin_parse(&req, start, e) != 0)
+        return -1;
+    req.label = w->label != NULL ? w->label : "";
+    req.lease_s = UPDATE_UNNAMED_LEASE_S;
+    if (fleet_begin(app, &req, &s, details, e) != 0)
+        return -1;
+    *out = s;
+    rc = bring(app, s, w, bare, e);
+    nothing = json_object();
+    if (rc == 0)
+        rc = nothing != NULL ? fleet_end(app, s, "", nothing, true, e) : no_memory(e);
+    json_decref(nothing);
+    if (rc != 0)
+        (void)fleet_give_up(app, s, e, &ignored);
+    return rc;
+}
+
+static int whole(struct app *app, struct exchange *x, const struct words *w, const json_t *body,
+                 struct err *e)
+{
+    json_t *start = json_object(), *bare = bare_of(body, start), *details = NULL;
+    struct fleet_session *s = NULL;
+    int rc = -1;
+
+    if (start == NULL || bare == NULL) {
+        (void)no_memory(e);
+    } else if (fleet_inherit_packing(app->fleet_control, bare, e) == 0 &&
+               whole_turn(app->fleet_control, e) == 0) {
+        rc = whole_in_turn(app, w, bare, start, &s, &details, e);
+        whole_turn_end(app->fleet_control);
+    }
+    json_decref(start);
+    json_decref(bare);
+    if (s != NULL)
+        return answer(app, x, s, rc, e);
+    reply_error(x, e, details);
+    return 0;
+}
+
+/* sessions that requests do not name */
+
+/* A reference to the open session, which nobody names; *out NULL: there is none. */
+static int find_unnamed(struct app *app, struct fleet_session **out, struct err *e)
+{
+    struct fleet_session *s = fleet_open_session(app->fleet_control);
+
+    *out = NULL;
+    if (s != NULL && !s->unnamed) {
+        (void)err_set(e, ERR_CONFLICT, "",
+                      "update %s is open, and whoever started it names it in each request; this "
+                      "one names none",
+                      s->id);
+        fleet_unref(app->fleet_control, s);
+        return -1;
+    }
+    *out = s;
+    return 0;
+}
+
+static int find_open(struct app *app, struct fleet_session **out, struct err *e)
+{
+    if (find_unnamed(app, out, e) != 0)
+        return -1;
+    return *out != NULL ? 0
+                        : err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
+}
+
+/* Where nobody counts tensors, the next version's first is what tells that one is whole. */
+static int end_other(struct app *app, struct fleet_session **s, const char *label, struct err *e)
+{
+    struct fleet_session *ended;
+    bool other;
+
+    mtx_lock(&app->fleet_control->lock);
+    other = label != NULL && (*s)->implicit && !fleet_session_has(*s, true) &&
+            (*s)->label[0] != '\0' && strcmp((*s)->label, label) != 0;
+    mtx_unlock(&app->fleet_control->lock);
+    if (!other)
+        return 0;
+    fleet_unref(app->fleet_control, *s);
+    *s = NULL;
+    if (fleet_commit_open(app, "", &ended, e) != 0) {
+        fleet_unref(app->fleet_control, ended);
+        return -1;
+    }
+    fleet_unref(app->fleet_control, ended);
+    return 0;
+}
+
+static int begin_implicit(struct app *app, const char *label, struct fleet_session **out,
+                          struct err *e)
+{
+    json_t *start = json_object(), *details = NULL;
+    struct fleet_begin req = {.label = label != NULL ? label : "",
+                              .start = start,
+                              .implicit = true,
+                              .lease_s = UPDATE_UNNAMED_LEASE_S};
+    int rc = start != NULL ? fleet_begin(app, &req, out, &details, e) : no_memory(e);
+
+    json_decref(start);
+    json_decref(details);
+    if (rc == 0 || e->code != ERR_CONFLICT)
+        return rc;
+    /* another request just opened it? */
+    if (find_unnamed(app, out, &(struct err){0}) != 0 || *out == NULL)
+        return -1;
+    err_clear(e);
+    return 0;
+}
+
+static int find_session(struct app *app, const struct route *route, const struct words *w,
+                        struct fleet_session **out, struct err *e)
+{
+    if (w->update_id != NULL)
+        return fleet_find(app->fleet_control, w->update_id, out, e);
+    if (route->session == SESSION_OPEN)
+        return find_open(app, out, e);
+    if (find_unnamed(app, out, e) != 0 || (*out != NULL && end_other(app, out, w->label, e) != 0))
+        return -1;
+    return *out != NULL ? 0 : begin_implicit(app, w->label, out, e);
+}
+
+/* Nothing of it has come anywhere, and nothing is on its way. Nobody would end it, or upstreams
+ * would stand still for it until its lease ends: who cannot name it cannot give it up either. */
+static bool is_left_empty(struct fleet_control *fc, const struct fleet_session *s)
+{
+    bool empty;
+
+    mtx_lock(&fc->lock);
+    empty = (s->implicit || (s->unnamed && s->opened)) && s->n_received == 0 && s->n_running == 0;
+    mtx_unlock(&fc->lock);
+    return empty;
+}
+
+static int update_parsed(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+{
+    const struct route *route = x->route;
+    struct fleet_session *s;
+    struct err ignored = {0};
+    struct words w = {0};
+    json_t *bare;
+    int rc;
+
+    if (words_parse(&w, x, body, e) != 0)
+        return -1;
+    if (w.update_id == NULL && route->session == SESSION_NAMED)
+        return whole(app, x, &w, body, e);
+    bare = bare_of(body, NULL);
+    if (bare == NULL)
+        return no_memory(e);
+    rc = fleet_inherit_packing(app->fleet_control, bare, e);
+    if (rc == 0)
+        rc = find_session(app, route, &w, &s, e);
+    if (rc != 0) {
+        json_decref(bare);
+        return -1;
+    }
+    rc = bring(app, s, &w, bare, e);
+    json_decref(bare);
+    if (rc != 0 && is_left_empty(app->fleet_control, s))
+        (void)fleet_give_up(app, s, e, &ignored);
+    return answer(app, x, s, rc, e);
+}
+
+int fleet_update(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = update_parsed(app, x, body, e);
+    json_decref(body);
+    return rc;
+}
+
+/* the end */
+
+static int named(struct app *app, const json_t *body, struct fleet_session **out, struct err *e)
+{
+    const char *id = NULL;
+
+    if (update_id_parse(&id, body, e) != 0)
+        return -1;
+    return fleet_find(app->fleet_control, id, out, e);
+}
+
+static int end_parsed(struct app *app, struct exchange *x, const json_t *body, bool commit,
+                      struct err *e)
+{
+    const struct route *route = x->route;
+    struct fleet_session *s;
+    const char *label = "";
+    const json_t *sums = NULL;
+    json_t *proof;
+    int rc;
+
+    if (body_str(&label, body, "", "weight_version", e) != 0 ||
+        (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
+        body_object(&sums, body, "", "checksums", e) != 0 ||
+        (route->session == SESSION_NAMED ? named(app, body, &s, e) : find_open(app, &s, e)) != 0)
+        return -1;
+    proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
+    rc = proof != NULL ? fleet_end(app, s, label, proof, commit, e) : no_memory(e);
+    json_decref(proof);
+    return answer(app, x, s, rc, e);
+}
+
+static int end_request(struct app *app, struct exchange *x, bool commit, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = end_parsed(app, x, body, commit, e);
+    json_decref(body);
+    return rc;
+}
+
+int fleet_update_verify(struct app *app, struct exchange *x, struct err *e)
+{
+    return end_request(app, x, false, e);
+}
+
+int fleet_update_finish(struct app *app, struct exchange *x, struct err *e)
+{
+    return end_request(app, x, true, e);
+}
+
+static int give_up(struct app *app, struct exchange *x, struct fleet_session *s, const char *reason,
+                   struct err *e)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
+    return answer(app, x, s, fleet_abort(app, s, &why, e), e);
+}
+
+int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
+{
+    const char *reason = "aborted by its owner";
+    struct fleet_session *s;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_str(&reason, body, "", "reason", e);
+    if (rc == 0)
+        rc = named(app, body, &s, e);
+    if (rc == 0)
+        rc = give_up(app, x, s, reason, e);
+    json_decref(body);
+    return rc;
+}
+
+int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s;
+
+    if (fleet_find(app->fleet_control, x->path_arg, &s, e) != 0)
+        return -1;
+    return give_up(app, x, s, "aborted by DELETE", e);
+}
+
+int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s;
+
+    if (fleet_find(app->fleet_control, x->path_arg, &s, e) != 0)
+        return -1;
+    return answer(app, x, s, 0, e);
+}
+
+/* Those of the upstreams are longer than the trainer's, and begin anew with it. */
+static int renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
+{
+    json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    size_t n = 0;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && !s->parts[i].out)
+            to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream,
+                                        .body = body,
+                                        .about = {.update_id = s->parts[i].update_id}};
+    rc = fleet_session_is_open(s)
+             ? 0
+             : err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
+    mtx_unlock(&fc->lock);
+    if (rc == 0 && body == NULL)
+        rc = no_memory(e);
+    if (rc == 0)
+        keep_lease(fc, s, (uint32_t)lease_s);
+    if (rc == 0)
+        rc = fleet_ask(app, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    cause = fleet_cause(said, n);
+    if (cause != NULL) {
+        *e = cause->why;
+        rc = -1;
+    }
+    fleet_said_free(said, n);
+    return rc;
+}
+
+int fleet_update_renew(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s;
+    uint64_t lease_s = 0;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e);
+    if (rc == 0)
+        rc = named(app, body, &s, e);
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    return answer(app, x, s, renew(app, s, lease_s, e), e);
+}

@@ -1,0 +1,162 @@
+/* An update of the fleet as JSON: the members of an update on one server, as one of those in two
+ * phases tells them of its own, with what is the fleet's put over them, and how each upstream
+ * stands. */
+#include "fleet/fleet_priv.h"
+
+#include "control/life.h"
+#include "handlers/update/update_json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A copy, so that nothing is encoded under the lock. Its `told` is shared with others who encode:
+ * it is referred to under the lock only, and read. */
+static struct fleet_session *copy_of(struct fleet_control *fc, const struct fleet_session *s)
+{
+    size_t nbytes = sizeof *s + s->n_parts * sizeof s->parts[0];
+    struct fleet_session *copy = malloc(nbytes);
+
+    if (copy == NULL)
+        return NULL;
+    mtx_lock(&fc->lock);
+    memcpy(copy, s, nbytes);
+    json_incref(copy->told);
+    mtx_unlock(&fc->lock);
+    return copy;
+}
+
+static void copy_free(struct fleet_control *fc, struct fleet_session *copy)
+{
+    mtx_lock(&fc->lock);
+    json_decref(copy->told);
+    mtx_unlock(&fc->lock);
+    free(copy);
+}
+
+static json_t *part_json(const struct fleet_session *s, const struct fleet_part *p,
+                         const char *name)
+{
+    bool ok = !p->out && (s->phase != UPDATE_COMMITTED || p->finished) &&
+              (s->phase != UPDATE_ABORTED || p->finished);
+    const char *error = p->why.code != ERR_NONE ? p->why.msg : NULL;
+    char stale[ERR_MSG_MAX];
+
+    (void)snprintf(stale, sizeof stale, "it gets no requests until its caches are empty: %.350s",
+                   p->stale.msg);
+    if (ok && error == NULL && p->stale.code != ERR_NONE)
+        error = stale;
+    if (!ok && error == NULL)
+        error = "it did not get to its end";
+    return fleet_part_json(name, ok, p->status, error);
+}
+
+static const struct fleet_part *part_of(const struct fleet_session *s, size_t upstream)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].upstream == upstream)
+            return &s->parts[i];
+    return NULL;
+}
+
+static json_t *parts_json(struct app *app, const struct fleet_session *s)
+{
+    size_t n = upstreams_n(app->upstreams);
+    json_t *list = json_array();
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct fleet_part *p = part_of(s, i);
+
+        upstreams_at(app->upstreams, i, &at);
+        if (p == NULL && at.removed)
+            continue;
+        if (json_array_append_new(list, p != NULL ? part_json(s, p, at.name)
+                                                  : fleet_part_json(at.name, false, 0,
+                                                                    "it takes no part: it did "
+                                                                    "not answer when the update "
+                                                                    "began")) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+/* Of a fleet in which nobody counts. */
+static int put_defaults(json_t *reply)
+{
+    static const char *const zero[] = {"staging_nbytes", "nbytes_done",     "nbytes_total",
+                                       "n_tensors_done", "n_tensors_total", "n_missing"};
+
+    for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
+        if (json_object_get(reply, zero[i]) == NULL &&
+            fleet_put(reply, zero[i], json_integer(0)) != 0)
+            return -1;
+    if (json_object_get(reply, "missing") == NULL && fleet_put(reply, "missing", json_array()) != 0)
+        return -1;
+    return 0;
+}
+
+static json_t *session_json(struct app *app, const struct fleet_session *s)
+{
+    json_t *reply = s->told != NULL ? json_deep_copy(s->told) : json_object();
+    uint64_t now = clock_now_us();
+    double left_s = fleet_session_is_open(s) && s->lease_until_us > now
+                        ? (double)(s->lease_until_us - now) / 1e6
+                        : 0;
+    json_t *own = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id,
+        "phase", update_phase_name(s->phase), "coverage", fleet_cover_word(s), "mode", "staged",
+        "placement", s->sharded ? "sharded" : "replicated", "partial", (int)s->partial,
+        "weight_version", s->label[0] != '\0' ? json_string(s->label) : json_null(), "serial",
+        s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "lease_left_s", left_s,
+        "deadline_left_s", left_s, "boot_id", app->life->boot_id, "error", error_json(&s->error),
+        "upstreams", parts_json(app, s));
+
+    if (reply == NULL || own == NULL || json_object_update(reply, own) != 0 ||
+        put_defaults(reply) != 0) {
+        json_decref(reply);
+        reply = NULL;
+    }
+    json_decref(own);
+    return reply;
+}
+
+json_t *fleet_session_json(struct app *app, struct fleet_session *s)
+{
+    struct fleet_session *copy = copy_of(app->fleet_control, s);
+    json_t *reply;
+
+    if (copy == NULL)
+        return NULL;
+    reply = session_json(app, copy);
+    copy_free(app->fleet_control, copy);
+    return reply;
+}
+
+json_t *fleet_session_details(struct app *app, struct fleet_session *s)
+{
+    struct fleet_session *copy = copy_of(app->fleet_control, s);
+    json_t *details;
+
+    if (copy == NULL)
+        return NULL;
+    details = json_pack("{s:s, s:s, s:o, s:o*, s:o*}", "update_id", copy->id, "phase",
+                        update_phase_name(copy->phase), "upstreams", parts_json(app, copy),
+                        "n_missing", json_deep_copy(json_object_get(copy->told, "n_missing")),
+                        "missing", json_deep_copy(json_object_get(copy->told, "missing")));
+    copy_free(app->fleet_control, copy);
+    return details;
+}
+
+json_t *fleet_update_json(struct fleet_control *fc)
+{
+    struct fleet_session *s = fleet_open_session(fc);
+    json_t *update;
+
+    if (s == NULL)
+        return json_null();
+    update = fleet_session_json(fc->app, s);
+    fleet_unref(fc, s);
+    return update;
+}

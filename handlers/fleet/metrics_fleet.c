@@ -1,0 +1,137 @@
+/* Upstream engines, as they are at the moment of the scrape. Labels are URLs of the configuration,
+ * so that the number of series is bounded by it. */
+#include "handlers/status/metrics_text.h"
+
+#include "base/clock.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+#include "handlers/status/prometheus.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define LABELS(...) ((const struct prom_label[]){__VA_ARGS__, {NULL, NULL}})
+
+static const char *const lane_names[FLEET_LANES] = {
+    [FLEET_GENERATE] = "generate", [FLEET_TEXT] = "text"};
+
+/* All of them at one moment each, so that a family's lines stand together. */
+struct rows {
+    size_t n;
+    struct row {
+        const char *name;
+        struct upstream_info info;
+    } items[FLEET_MAX];
+};
+
+static void read_rows(struct app *app, struct rows *out)
+{
+    size_t n = upstreams_n(app->upstreams);
+
+    for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
+        struct upstream_at at;
+
+        upstreams_at(app->upstreams, i, &at);
+        if (at.removed)
+            continue;
+        out->items[out->n].name = at.name;
+        fleet_info(upstreams_fleet(app->upstreams), i, &out->items[out->n].info);
+        out->n++;
+    }
+}
+
+static void put_states(const struct rows *rows, struct buf *out)
+{
+    static const char name[] = "baton_upstream_state";
+    static const char *const states[] = {"serving", "unready", "unsynced", "fenced",
+                                         "refused", "down",    "unknown"};
+
+    prom_head(out, name, "gauge", "1 for the state of an upstream");
+    for (size_t i = 0; i < rows->n; i++)
+        for (size_t s = 0; s < sizeof states / sizeof states[0]; s++)
+            prom_u64(out, name, LABELS({"upstream", rows->items[i].name}, {"state", states[s]}),
+                     strcmp(rows->items[i].info.state, states[s]) == 0);
+}
+
+static void put_outstanding(const struct rows *rows, struct buf *out)
+{
+    static const char name[] = "baton_upstream_outstanding";
+
+    prom_head(out, name, "gauge", "Requests that an upstream has not ended yet");
+    for (size_t i = 0; i < rows->n; i++)
+        for (size_t lane = 0; lane < FLEET_LANES; lane++)
+            prom_u64(out, name,
+                     LABELS({"upstream", rows->items[i].name}, {"lane", lane_names[lane]}),
+                     rows->items[i].info.n_outstanding[lane]);
+}
+
+static void put_counts(const struct rows *rows, struct buf *out)
+{
+    static const char granted[] = "baton_upstream_granted_total",
+                      missed[] = "baton_upstream_missed_total", serial[] = "baton_upstream_serial",
+                      heard[] = "baton_upstream_last_heard_seconds";
+    uint64_t now = clock_now_us();
+
+    prom_head(out, granted, "counter", "Requests that went to an upstream");
+    for (size_t i = 0; i < rows->n; i++)
+        prom_u64(out, granted, LABELS({"upstream", rows->items[i].name}),
+                 rows->items[i].info.n_granted);
+    prom_head(out, missed, "counter",
+              "Questions and requests that an upstream did not answer, or not as it should");
+    for (size_t i = 0; i < rows->n; i++)
+        prom_u64(out, missed, LABELS({"upstream", rows->items[i].name}),
+                 rows->items[i].info.n_missed);
+    prom_head(out, serial, "gauge", "Serial of the version that an upstream was given last");
+    for (size_t i = 0; i < rows->n; i++)
+        prom_u64(out, serial, LABELS({"upstream", rows->items[i].name}),
+                 rows->items[i].info.serial);
+    prom_head(out, heard, "gauge",
+              "Time since an upstream last answered a question about itself; clients' requests say "
+              "nothing here");
+    for (size_t i = 0; i < rows->n; i++) {
+        uint64_t at = rows->items[i].info.heard_us;
+
+        if (at > 0)
+            prom_seconds(out, heard, LABELS({"upstream", rows->items[i].name}),
+                         now > at ? now - at : 0);
+    }
+}
+
+static void put_lanes(const struct fleet_stats *s, struct buf *out)
+{
+#define FAMILY(name, type, help, field)                                                            \
+    prom_head(out, name, type, help);                                                              \
+    for (size_t lane = 0; lane < FLEET_LANES; lane++)                                              \
+    prom_u64(out, name, LABELS({"lane", lane_names[lane]}), s->field[lane])
+    FAMILY("baton_fleet_running", "gauge", "Requests at upstreams", n_running);
+    FAMILY("baton_fleet_waiting", "gauge", "Requests that wait for an upstream", n_waiting);
+    FAMILY("baton_fleet_refused_total", "counter",
+           "Requests refused: none serves, or too many wait", n_refused);
+    FAMILY("baton_fleet_cancelled_total", "counter", "Waiting requests whose client went away",
+           n_cancelled);
+#undef FAMILY
+}
+
+void metrics_fleet(struct app *app, struct buf *out)
+{
+    struct rows *rows = calloc(1, sizeof *rows);
+    struct fleet_stats s;
+
+    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    prom_one(out, "baton_fleet_serial", "gauge", "Serial of the fleet's version, 0 for none",
+             s.serial);
+    prom_one(out, "baton_fleet_upstreams", "gauge", "Upstreams that are configured", s.n_upstreams);
+    prom_one(out, "baton_fleet_serving", "gauge", "Upstreams in rotation", s.n_serving);
+    prom_one(out, "baton_fleet_min_ready", "gauge", "Upstreams that must serve to be ready",
+             s.min_ready);
+    put_lanes(&s, out);
+    if (rows == NULL) {
+        out->failed = true;
+        return;
+    }
+    read_rows(app, rows);
+    put_states(rows, out);
+    put_outstanding(rows, out);
+    put_counts(rows, out);
+    free(rows);
+}

@@ -1,0 +1,161 @@
+/* POST /v1/chat/completions: messages in, a message out. The prompt is what the model's chat
+ * template makes of the messages; from there on it is a completion. */
+#include "handlers/generate/chat.h"
+
+#include "handlers/body.h"
+#include "handlers/data_plane.h"
+#include "handlers/generate/chat_parse.h"
+#include "handlers/route.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const chat_members[] = {CHAT_MEMBERS "model",
+                                    "request_id",
+                                    "session_id",
+                                    "user",
+                                    "stream",
+                                    "stream_options",
+                                    "echo",
+                                    "top_logprobs",
+                                    "max_completion_tokens",
+                                    "parallel_tool_calls",
+                                    "reasoning_effort",
+                                    "functions",
+                                    "function_call",
+                                    "mm_processor_kwargs",
+                                    "return_token_ids",
+                                    "return_tokens_as_token_ids",
+                                    "cache_salt",
+                                    "priority",
+                                    "kv_transfer_params",
+                                    COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
+                                        GENERATE_SAMPLING_MEMBERS NULL};
+
+static const struct neutral_rule chat_rules[] = {
+    {"echo", NEUTRAL_FALSE, 0},
+    {"reasoning_effort", NEUTRAL_NULL, 0},
+    {"functions", NEUTRAL_EMPTY, 0},
+    {"function_call", NEUTRAL_NULL, 0},
+    {"mm_processor_kwargs", NEUTRAL_EMPTY, 0},
+    {"priority", NEUTRAL_NUMBER, 0},
+    {"kv_transfer_params", NEUTRAL_NULL, 0},
+    COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
+
+/* The sampling members as a completion says them: logprobs as a number, max_tokens. New. */
+static int sampling_of(json_t **out, const json_t *body, uint32_t vocab_size, struct err *e)
+{
+    const json_t *max = body_given(body, "max_completion_tokens");
+    bool logprobs = false, parallel = false;
+    int64_t n_top = 0;
+    json_t *o;
+
+    if (body_bool(&logprobs, body, "", "logprobs", e) != 0 ||
+        body_bool(&parallel, body, "", "parallel_tool_calls", e) != 0 ||
+        body_i64(&n_top, body, "", "top_logprobs", -1, (int64_t)vocab_size, e) != 0)
+        return -1;
+    if (n_top != 0 && !logprobs)
+        return err_set(e, ERR_BAD_REQUEST, "/top_logprobs",
+                       "top_logprobs are given, but 'logprobs' is not true");
+    o = json_copy((json_t *)(uintptr_t)body);
+    if (o == NULL ||
+        json_object_set_new(o, "logprobs",
+                            logprobs ? json_integer((json_int_t)n_top) : json_null()) != 0 ||
+        (max != NULL && json_object_set(o, "max_tokens", (json_t *)(uintptr_t)max) != 0)) {
+        json_decref(o);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    }
+    *out = o;
+    return 0;
+}
+
+static int parse_sampling(struct completions_op *op, const json_t *body, struct err *e)
+{
+    struct generation *g = &op->g;
+    json_t *sampling;
+    int rc;
+
+    if (sampling_of(&sampling, body, g->app->vocab_size, e) != 0)
+        return -1;
+    rc = completions_sampling(op, sampling, e);
+    json_decref(sampling);
+    if (rc != 0)
+        return -1;
+    if (g->params.gen.prompt_logprobs >= 0)
+        return err_set(e, ERR_BAD_REQUEST, "/prompt_logprobs",
+                       "prompt logprobs are not told here; /v1/completions tells them");
+    op->logprobs = g->params.gen.logprobs;
+    op->prompt_logprobs = -1;
+    return 0;
+}
+
+/* Borrowed; NULL without messages. */
+static json_t *last_role(const struct chat_request *chat)
+{
+    size_t n = json_array_size(chat->messages);
+
+    return n > 0 ? json_object_get(json_array_get(chat->messages, n - 1), "role") : NULL;
+}
+
+int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
+{
+    struct generation *g = &op->g;
+
+    op->chat = calloc(1, sizeof *op->chat);
+    op->prompts = calloc(1, sizeof *op->prompts);
+    g->prompts = calloc(1, sizeof *g->prompts);
+    if (op->chat == NULL || op->prompts == NULL || g->prompts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    g->n_prompts = 1;
+    op->is_text = true;
+    op->prompts_at = "/messages";
+    g->logprobs_at = "/top_logprobs";
+    g->id_prefix = "chatcmpl-";
+    if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
+        generation_parse_stream(&op->stream, body, false, e) != 0 ||
+        body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||
+        body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e) != 0 ||
+        generate_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||
+        chat_parse(op->chat, body, g->app->chat, e) != 0)
+        return -1;
+    op->add_special = op->chat->add_special;
+    if (!op->chat->add_generation_prompt) /* the last message goes on, as in vLLM */
+        op->role = json_incref(last_role(op->chat));
+    return 0;
+}
+
+int chat_render(struct completions_op *op, struct err *e)
+{
+    struct completions_prompt *p = &op->prompts[0];
+    struct buf text = {0};
+
+    if (chat_prompt(op->chat, op->g.app->chat, &text, e) != 0) {
+        buf_fini(&text);
+        return -1;
+    }
+    chat_request_fini(op->chat); /* as large as the prompt, and not needed any more */
+    p->text = buf_take(&text, &p->len);
+    if (p->text == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the text of the prompt");
+    return 0;
+}
+
+int handle_chat(struct app *app, struct exchange *x, struct err *e)
+{
+    struct completions_op *op;
+    json_t *body = NULL;
+    int rc;
+
+    if (generation_check_app(app, NULL, e) != 0 || chat_check_app(app, e) != 0 ||
+        body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    exchange_drop_body(x);
+    op = completions_new(app, x, e);
+    rc = op != NULL ? chat_op_parse(op, body, e) : -1;
+    json_decref(body);
+    if (rc == 0)
+        completions_begin(op);
+    else if (op != NULL)
+        generation_unref(&op->g);
+    return rc;
+}

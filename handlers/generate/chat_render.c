@@ -1,0 +1,114 @@
+/* POST /v1/chat/completions/render: the request to /inference/v1/generate that makes the tokens
+ * which /v1/chat/completions would make of this one. Nothing is generated. What that route takes
+ * from the model's generation_config.json is written out, because the other takes nothing from it.
+ * Runs on app->text with a detokenize permit that the dispatcher holds. */
+#include "handlers/body.h"
+#include "handlers/data_plane.h"
+#include "handlers/generate/chat.h"
+#include "handlers/generate/chat_parse.h"
+#include "handlers/generate/generation_reply.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "text/tokenizer.h"
+
+#include <stdio.h>
+
+/* o[member] = value (stolen; NULL: no memory), where `body` says nothing of it. */
+static int settle(json_t *o, const json_t *body, const char *member, json_t *value)
+{
+    if (body_given(body, member) == NULL)
+        return json_object_set_new(o, member, value);
+    json_decref(value);
+    return 0;
+}
+
+static int settle_defaults(json_t *o, const json_t *body, const struct gen_params *p)
+{
+    return settle(o, body, "temperature", json_real((double)p->temperature)) != 0 ||
+                   settle(o, body, "top_p", json_real((double)p->top_p)) != 0 ||
+                   settle(o, body, "top_k", json_integer(p->top_k)) != 0 ||
+                   settle(o, body, "min_p", json_real((double)p->min_p)) != 0 ||
+                   settle(o, body, "repetition_penalty",
+                          json_real((double)p->repetition_penalty)) != 0
+               ? -1
+               : 0;
+}
+
+/* New, or NULL without memory. */
+static json_t *sampling_json(const struct completions_op *op, const json_t *body, uint32_t n_prompt)
+{
+    const struct gen_params *p = &op->g.params.gen;
+    uint32_t rest = op->g.app->max_model_len - n_prompt;
+    json_t *o = json_object();
+    int rc = o == NULL ? -1 : 0;
+
+    for (const char *const *m = generate_sampling_members; *m != NULL && rc == 0; m++) {
+        const json_t *v = body_given(body, *m);
+
+        rc = v == NULL ? 0 : json_object_set(o, *m, (json_t *)(uintptr_t)v);
+    }
+    if (rc == 0 && settle_defaults(o, body, p) == 0 &&
+        json_object_set_new(o, "max_tokens",
+                            json_integer(p->max_tokens < rest ? p->max_tokens : rest)) == 0 &&
+        json_object_set_new(o, "logprobs",
+                            p->logprobs >= 0 ? json_integer(p->logprobs) : json_null()) == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
+
+static json_t *kept_json(const json_t *body, const char *member)
+{
+    const json_t *v = body_given(body, member);
+
+    return v == NULL ? json_null() : json_incref((json_t *)(uintptr_t)v);
+}
+
+/* The text of chat_render as ids, into the generation's prompt. */
+static int encode(struct completions_op *op, struct err *e)
+{
+    const struct completions_prompt *p = &op->prompts[0];
+    struct generation_prompt *out = &op->g.prompts[0];
+    size_t n = 0;
+
+    if (tokenizer_encode(op->g.app->tokenizer, p->text, p->len, op->add_special, &out->ids, &n,
+                         e) != 0) {
+        (void)snprintf(e->field, sizeof e->field, "%s", op->prompts_at);
+        return -1;
+    }
+    out->n = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    return generation_check_prompt(op->g.app, out->n, op->prompts_at, e);
+}
+
+static json_t *rendered_json(const struct completions_op *op, const json_t *body)
+{
+    const struct generation_prompt *p = &op->g.prompts[0];
+
+    return json_pack("{s:s, s:s, s:o, s:n, s:o, s:b, s:o, s:o, s:i, s:n}", "request_id",
+                     op->request_id, "model", generation_model(&op->g), "token_ids",
+                     generation_ids_json(p->ids, p->n), "features", "sampling_params",
+                     sampling_json(op, body, p->n), "stream", op->stream.on, "stream_options",
+                     kept_json(body, "stream_options"), "cache_salt", kept_json(body, "cache_salt"),
+                     "priority", 0, "kv_transfer_params");
+}
+
+int handle_chat_render(struct app *app, struct exchange *x, struct err *e)
+{
+    struct completions_op *op;
+    json_t *body = NULL;
+    int rc = -1;
+
+    if (generation_check_app(app, NULL, e) != 0 || chat_check_app(app, e) != 0 ||
+        body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    op = completions_new(app, x, e);
+    if (op != NULL && chat_op_parse(op, body, e) == 0 && chat_render(op, e) == 0 &&
+        encode(op, e) == 0) {
+        reply_json(x, 200, rendered_json(op, body));
+        rc = 0;
+    }
+    if (op != NULL)
+        generation_unref(&op->g);
+    json_decref(body);
+    return rc;
+}

@@ -1,0 +1,392 @@
+/* Answers and events of /v1/completions, and what a chat's share with them. One part of a choice is
+ * made the same way for both: a whole answer is a stream of one part. */
+#include "handlers/generate/completions.h"
+
+#include "control/life.h"
+#include "handlers/generate/chat.h"
+#include "handlers/generate/generation_reply.h"
+#include "handlers/json_put.h"
+#include "handlers/reply.h"
+
+static void label_of(const struct completions_op *op, uint32_t id, struct buf *label)
+{
+    if (op->as_ids)
+        buf_printf(label, "token_id:%u", id);
+    else
+        generation_token_text(op->g.app->tokenizer, id, label);
+}
+
+static void put_label(struct buf *out, const struct completions_op *op, uint32_t id)
+{
+    struct buf label = {0};
+
+    label_of(op, id, &label);
+    if (label.failed)
+        out->failed = true;
+    json_put_string(out, label.len > 0 ? label.data : "", label.len);
+    buf_fini(&label);
+}
+
+/* Several tokens can spell alike (parts of one character): the first, the likeliest, stays. */
+static int add_top(const struct completions_op *op, json_t *top, uint32_t id, float logprob)
+{
+    struct buf label = {0};
+    int rc;
+
+    label_of(op, id, &label);
+    rc = label.failed ? -1 : 0;
+    if (rc == 0 && json_object_getn(top, label.len > 0 ? label.data : "", label.len) == NULL)
+        rc = json_object_setn_new(top, label.len > 0 ? label.data : "", label.len,
+                                  json_real(generation_logprob(logprob)));
+    buf_fini(&label);
+    return rc;
+}
+
+/* A tree, of one token, which sees to it that no name comes twice. NULL: no memory. */
+static json_t *top_json(const struct completions_op *op, const struct gen_token *t)
+{
+    json_t *top = json_object();
+    int rc = top == NULL ? -1 : add_top(op, top, t->id, t->logprob);
+
+    for (uint32_t i = 0; i < t->n_top && (int64_t)i < op->logprobs && rc == 0; i++)
+        rc = add_top(op, top, t->top[i].id, t->top[i].logprob);
+    if (rc == 0)
+        return top;
+    json_decref(top);
+    return NULL;
+}
+
+/* @known  false for a prompt's first token, which nothing predicts */
+static void add_logprob(struct completions_part *p, const struct gen_token *t, bool known,
+                        uint64_t offset)
+{
+    const struct completions_op *op = p->op;
+    struct buf *lists = p->logprobs;
+
+    if (op->logprobs < 0)
+        return;
+    if (op->chat != NULL) {
+        chat_put_logprob(&lists[COMPLETIONS_CONTENT], op, t);
+        return;
+    }
+    put_label(&lists[COMPLETIONS_TOKENS], op, t->id);
+    if (known) {
+        json_put_real(&lists[COMPLETIONS_TOKEN_LOGPROBS], generation_logprob(t->logprob));
+        json_put_value(&lists[COMPLETIONS_TOP_LOGPROBS], top_json(op, t));
+    } else {
+        json_put_null(&lists[COMPLETIONS_TOKEN_LOGPROBS]);
+        json_put_null(&lists[COMPLETIONS_TOP_LOGPROBS]);
+    }
+    json_put_int(&lists[COMPLETIONS_TEXT_OFFSET], (int64_t)offset);
+}
+
+/* The output that carries the prompt's logprobs: the prompt's first choice's. */
+static const struct gen_output *prompt_output(const struct completions_part *p)
+{
+    const struct generation *g = &p->op->g;
+
+    return p->op->stream.on ? NULL : g->seqs[p->seq->prompt * g->params.n].out;
+}
+
+static void echo_prompt(struct completions_part *p)
+{
+    const struct completions_op *op = p->op;
+    const struct completions_prompt *prompt = &op->prompts[p->seq->prompt];
+    const struct gen_output *out = prompt_output(p);
+    struct completion_text place;
+
+    buf_append(&p->text, prompt->text, prompt->len);
+    if (op->logprobs < 0 || out == NULL || out->prompt == NULL)
+        return;
+    completion_text_init(&place, op->g.app->tokenizer, op->g.params.skip_special_tokens,
+                         &op->g.params.gen, true, 0);
+    for (uint32_t i = 0; i < out->n_prompt; i++) {
+        add_logprob(p, &out->prompt[i], i > 0, place.n_chars);
+        completion_text_push(&place, out->prompt[i].id);
+    }
+    completion_text_fini(&place);
+}
+
+/* The stop token itself is not text, as in every server that trainers know. */
+static bool is_silent(const struct completions_part *p, uint32_t i)
+{
+    return p->out != NULL && i + 1 == p->out->n_tokens && p->out->finish == GEN_STOP &&
+           p->out->stop_text == NULL && !p->op->g.params.include_stop_str;
+}
+
+static void fill_part(struct completions_part *p)
+{
+    struct completion_text *c = &p->op->texts[p->seq->index];
+
+    if (!p->seq->begun && p->op->echo)
+        echo_prompt(p);
+    completion_text_more(c);
+    for (uint32_t i = p->first; i < p->end; i++) {
+        add_logprob(p, &p->tokens[i], true, c->n_chars);
+        if (!is_silent(p, i))
+            completion_text_push(c, p->tokens[i].id);
+    }
+    if (p->out != NULL && !p->op->no_output)
+        completion_text_end(c, p->out->stop_text, p->out->stop_text_cut);
+    completion_text_take(c, p->out != NULL ? c->pending.len : completion_text_ready(c), &p->text);
+    p->failed = p->failed || p->text.failed;
+}
+
+static json_t *prompt_ids_json(const struct completions_part *p)
+{
+    const struct generation_prompt *prompt = &p->op->g.prompts[p->seq->prompt];
+
+    if (!p->op->return_ids || p->seq->begun)
+        return json_null();
+    return generation_ids_json(prompt->ids, prompt->n);
+}
+
+/* A token that nobody asked for stops nothing. */
+static json_t *finish_json(const struct completions_part *p)
+{
+    if (p->op->no_output && p->out->finish == GEN_STOP)
+        return json_string(gen_finish_name(GEN_LENGTH));
+    return generation_finish_json(p->out);
+}
+
+json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out)
+{
+    if (!op->no_output || out->n_spans == 0)
+        return generation_versions_json(out);
+    return json_pack("[{s:s, s:i, s:i, s:I}]", "version", out->spans[0].label, "start", 0, "end", 0,
+                     "serial", (json_int_t)out->spans[0].serial);
+}
+
+void completions_put_token_ids(struct buf *out, const struct completions_part *p)
+{
+    json_put_name(out, "token_ids");
+    if (p->op->return_ids)
+        generation_put_token_ids(out, p->tokens, p->first, p->end);
+    else
+        json_put_null(out);
+}
+
+static void put_logprobs(struct buf *out, const struct completions_part *p)
+{
+    static const char *const names[COMPLETIONS_LOGPROBS_N] = {
+        [COMPLETIONS_TOKENS] = "tokens",
+        [COMPLETIONS_TOKEN_LOGPROBS] = "token_logprobs",
+        [COMPLETIONS_TOP_LOGPROBS] = "top_logprobs",
+        [COMPLETIONS_TEXT_OFFSET] = "text_offset"};
+
+    json_put_name(out, "logprobs");
+    if (p->op->logprobs < 0) {
+        json_put_null(out);
+        return;
+    }
+    json_put_open(out, '{');
+    for (size_t i = 0; i < COMPLETIONS_LOGPROBS_N; i++) {
+        json_put_name(out, names[i]);
+        json_put_open(out, '[');
+        json_put_text(out, &p->logprobs[i]);
+        json_put_close(out, ']');
+    }
+    json_put_close(out, '}');
+}
+
+static void put_prompt_logprobs(struct buf *out, const struct completions_part *p)
+{
+    const struct completions_op *op = p->op;
+
+    json_put_name(out, "prompt_logprobs");
+    if (op->prompt_logprobs >= 0)
+        generation_put_prompt_logprobs(out, prompt_output(p), (uint32_t)op->prompt_logprobs,
+                                       op->g.app->tokenizer);
+    else
+        json_put_null(out);
+}
+
+static void put_choice(struct buf *out, const struct completions_part *p)
+{
+    const struct completions_op *op = p->op;
+
+    json_put_open(out, '{');
+    json_put_name(out, "index");
+    json_put_int(out, p->seq->index);
+    json_put_name(out, "text");
+    json_put_string(out, p->text.len > 0 ? p->text.data : "", p->text.len);
+    put_logprobs(out, p);
+    json_put_members(out,
+                     json_pack("{s:o, s:o}", "finish_reason", finish_json(p), "stop_reason",
+                               op->no_output ? json_null() : generation_stop_reason_json(p->out)));
+    completions_put_token_ids(out, p);
+    json_put_name(out, "prompt_token_ids");
+    json_put_value(out, prompt_ids_json(p));
+    put_prompt_logprobs(out, p);
+    json_put_members(out, json_pack("{s:n}", "routed_experts"));
+    if (p->out != NULL) {
+        json_put_name(out, "weight_versions");
+        json_put_value(out, completions_versions_json(op, p->out));
+    }
+    json_put_close(out, '}');
+}
+
+static void put_part(struct buf *out, const struct completions_part *p)
+{
+    if (p->failed)
+        out->failed = true;
+    if (p->op->chat != NULL)
+        chat_put_choice(out, p);
+    else
+        put_choice(out, p);
+}
+
+/* What every answer and every event says, around its choices. */
+static void put_head(struct buf *out, const struct completions_op *op)
+{
+    const char *kind = op->chat == NULL ? "text_completion"
+                       : op->stream.on  ? "chat.completion.chunk"
+                                        : "chat.completion";
+
+    json_put_open(out, '{');
+    json_put_members(
+        out,
+        json_pack("{s:o, s:s, s:I, s:n, s:s, s:s, s:o}", "id",
+                  json_sprintf("%s%s", op->chat != NULL ? "chatcmpl-" : "cmpl-", op->request_id),
+                  "object", kind, "created", (json_int_t)op->created_s, "service_tier",
+                  "system_fingerprint", GENERATION_FINGERPRINT, "model", generation_model(&op->g),
+                  "adapter", generation_adapter_json(&op->g)));
+    json_put_name(out, "choices");
+    json_put_open(out, '[');
+}
+
+/* @usage  stolen */
+static void put_tail(struct buf *out, struct completions_op *op, json_t *usage)
+{
+    json_put_close(out, ']');
+    if (op->chat != NULL)
+        chat_put_tail(out, op, usage);
+    else
+        json_put_members(
+            out, json_pack("{s:o, s:s}", "usage", usage, "boot_id", op->g.app->life->boot_id));
+}
+
+static json_t *usage_json(const struct completions_op *op)
+{
+    return generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g));
+}
+
+static void drop_part(struct completions_part *p)
+{
+    p->seq->n_sent = p->end;
+    p->seq->told = p->out != NULL;
+    for (size_t i = 0; i < COMPLETIONS_LOGPROBS_N; i++)
+        buf_fini(&p->logprobs[i]);
+    buf_fini(&p->text);
+}
+
+bool completions_next(struct completions_part *p, struct completions_op *op,
+                      struct generation_seq *seq)
+{
+    struct gen_output *out;
+
+    *p = (struct completions_part){.op = op, .seq = seq, .first = seq->n_sent};
+    generation_look(seq, &p->tokens, &p->end, &out);
+    p->out = out;
+    if (seq->told || (out != NULL && out->finish == GEN_ERROR))
+        return false;
+    if (op->no_output)
+        p->end = p->first;
+    if (out == NULL && p->end == p->first)
+        return false;
+    if (op->stream.on && p->end - p->first > generation_share(&op->g)) {
+        p->end = p->first + generation_share(&op->g);
+        p->out = NULL;
+    }
+    fill_part(p);
+    return true;
+}
+
+void completions_told(struct completions_part *p)
+{
+    p->seq->begun = true;
+    drop_part(p);
+}
+
+/* The next part of a choice, for an event. Returns false when there is nothing to tell yet. */
+static bool tell_part(struct completions_op *op, struct generation_seq *seq)
+{
+    struct completions_part p;
+    struct buf event = {0};
+
+    if (!completions_next(&p, op, seq))
+        return false;
+    generation_event_begin(&event);
+    put_head(&event, op);
+    put_part(&event, &p);
+    completions_told(&p);
+    put_tail(&event, op, op->stream.usage_each ? usage_json(op) : json_null());
+    json_put_close(&event, '}');
+    generation_event(&op->g, &event);
+    return true;
+}
+
+void completions_news(struct generation *g)
+{
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        while (generation_keeps_up(g) && tell_part(completions_of(g), &g->seqs[i]))
+            ;
+}
+
+static void tell_usage(struct completions_op *op)
+{
+    struct buf event = {0};
+
+    generation_event_begin(&event);
+    put_head(&event, op);
+    put_tail(&event, op, usage_json(op));
+    json_put_close(&event, '}');
+    generation_event(&op->g, &event);
+}
+
+static void put_whole(struct buf *out, struct completions_op *op)
+{
+    struct generation *g = &op->g;
+
+    put_head(out, op);
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        struct completions_part p;
+
+        if (exchange_gone(g->x) || !completions_next(&p, op, &g->seqs[i])) {
+            out->failed = true;
+            return;
+        }
+        put_part(out, &p);
+        completions_told(&p);
+    }
+    put_tail(out, op, usage_json(op));
+    json_put_members(
+        out, json_pack("{s:n, s:n, s:n}", "kv_transfer_params", "ec_transfer_params", "metrics"));
+    json_put_close(out, '}');
+}
+
+void completions_finish(struct generation *g)
+{
+    struct completions_op *op = completions_of(g);
+    struct exchange *x = g->x;
+    struct err why = {0};
+    struct buf whole = {0};
+    bool failed = generation_failed(g, &why);
+
+    if (op->stream.on) {
+        completions_news(g);
+        if (op->stream.usage_last && !failed)
+            tell_usage(op);
+        generation_end(g);
+        return;
+    }
+    if (!failed)
+        put_whole(&whole, op);
+    failed = generation_failed(g, &why); /* the client may have gone meanwhile */
+    g->x = NULL;
+    if (failed)
+        reply_error(x, &why, NULL);
+    else
+        reply_text(x, 200, &whole);
+    buf_fini(&whole);
+}

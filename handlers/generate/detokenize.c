@@ -1,0 +1,65 @@
+/* POST /detokenize: ids to text. Runs on app->text with a detokenize permit that the dispatcher
+ * holds. */
+#include "handlers/data_plane.h"
+
+#include "handlers/body.h"
+#include "handlers/generate/generate_params.h"
+#include "handlers/generate/generation.h"
+#include "handlers/reply.h"
+#include "text/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { DETOKENIZE_TOKENS_MAX = 1 << 20 };
+
+const char *const detokenize_members[] = {"model", "tokens", "skip_special_tokens", NULL};
+
+static int check_model(const struct app *app, const json_t *body, struct err *e)
+{
+    const char *model = NULL;
+
+    if (body_str(&model, body, "", "model", e) != 0 || generation_check_model(app, model, e) < 0)
+        return -1;
+    return 0;
+}
+
+static int detokenize_parse(uint32_t **ids, uint32_t *n, bool *skip_special, const struct app *app,
+                            const json_t *body, struct err *e)
+{
+    const json_t *tokens = NULL;
+
+    if (check_model(app, body, e) != 0 || body_required(body, "", "tokens", e) != 0 ||
+        body_array(&tokens, body, "", "tokens", e) != 0 ||
+        body_bool(skip_special, body, "", "skip_special_tokens", e) != 0)
+        return -1;
+    return generate_ids(ids, n, tokens, "/tokens", tokenizer_vocab_size(app->tokenizer),
+                        DETOKENIZE_TOKENS_MAX, e);
+}
+
+int handle_detokenize(struct app *app, struct exchange *x, struct err *e)
+{
+    struct buf text = {0};
+    bool skip_special = false;
+    uint32_t *ids = NULL, n = 0;
+    json_t *body = NULL;
+    int rc = -1;
+
+    if (app->tokenizer == NULL)
+        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: start with --model DIR");
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    if (detokenize_parse(&ids, &n, &skip_special, app, body, e) != 0 ||
+        tokenizer_decode(app->tokenizer, ids, n, skip_special, &text, e) != 0)
+        goto out;
+    reply_json(x, 200,
+               text.failed ? NULL
+                           : json_pack("{s:o}", "prompt",
+                                       json_stringn(text.len > 0 ? text.data : "", text.len)));
+    rc = 0;
+out:
+    buf_fini(&text);
+    free(ids);
+    json_decref(body);
+    return rc;
+}

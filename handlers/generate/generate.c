@@ -1,0 +1,392 @@
+/* POST /v1/generate and /inference/v1/generate: token ids in, token ids out.
+ *
+ * The two routes differ only in how they treat members that nobody knows. Text is not made here:
+ * stop strings work, but the answer is ids, so that what was sampled is what is trained on. */
+#include "handlers/data_plane.h"
+
+#include "base/clock.h"
+#include "control/life.h"
+#include "handlers/body.h"
+#include "handlers/generate/generation.h"
+#include "handlers/generate/generation_parse.h"
+#include "handlers/generate/generation_reply.h"
+#include "handlers/json_put.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const generate_members[] = {"token_ids",
+                                        "sampling_params",
+                                        "model",
+                                        "request_id",
+                                        "session_id",
+                                        "stream",
+                                        "stream_options",
+                                        "on_update",
+                                        "cache_salt",
+                                        "priority",
+                                        "features",
+                                        "kv_transfer_params",
+                                        "ec_transfer_params",
+                                        "return_token_ids",
+                                        "output_mode",
+                                        "content_parts",
+                                        "reasoning_ended",
+                                        "reasoning_parser_kwargs",
+                                        "token_offsets",
+                                        "assistant_tokens_mask",
+                                        NULL};
+
+const char *generate_hint(const char *member)
+{
+    static const char *const elsewhere[][2] = {
+        {"prompt", "text goes to /v1/completions; token ids are token_ids"},
+        {"text", "text goes to /v1/completions; token ids are token_ids"},
+        {"messages", "messages go to /v1/chat/completions; token ids are token_ids"},
+        {"input_ids", "token ids are token_ids"},
+        {"prompt_token_ids", "token ids are token_ids"},
+    };
+
+    for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0]; i++)
+        if (strcmp(member, elsewhere[i][0]) == 0)
+            return elsewhere[i][1];
+    for (const char *const *m = generate_sampling_members; *m != NULL; m++)
+        if (strcmp(member, *m) == 0)
+            return "it belongs inside sampling_params";
+    return NULL;
+}
+
+static const struct neutral_rule generate_rules[] = {{"priority", NEUTRAL_NUMBER, 0},
+                                                     {"features", NEUTRAL_NULL, 0},
+                                                     {"kv_transfer_params", NEUTRAL_NULL, 0},
+                                                     {"ec_transfer_params", NEUTRAL_NULL, 0},
+                                                     {"content_parts", NEUTRAL_EMPTY, 0},
+                                                     {"reasoning_ended", NEUTRAL_FALSE, 0},
+                                                     {"reasoning_parser_kwargs", NEUTRAL_EMPTY, 0},
+                                                     {"token_offsets", NEUTRAL_FALSE, 0},
+                                                     {"assistant_tokens_mask", NEUTRAL_FALSE, 0},
+                                                     {NULL, NEUTRAL_NULL, 0}};
+
+struct generate_op {
+    struct generation g; /* first: generation_ops.free gets its address */
+    char *request_id;    /* owned */
+    int64_t created_s;
+    struct generation_stream stream;
+    bool sampled_only; /* the dialect tells of no other token's logprob */
+};
+
+static struct generate_op *op_of(struct generation *g)
+{
+    return (struct generate_op *)(void *)g;
+}
+
+static void put_entry(struct buf *out, uint32_t id, float logprob, uint32_t rank)
+{
+    char token[32];
+
+    (void)snprintf(token, sizeof token, "token_id:%u", id);
+    json_put_name(out, "token");
+    json_put_string(out, token, strlen(token));
+    json_put_name(out, "token_id");
+    json_put_int(out, id);
+    json_put_name(out, "logprob");
+    json_put_real(out, generation_logprob(logprob));
+    json_put_name(out, "rank");
+    json_put_int(out, rank);
+    json_put_name(out, "bytes");
+    json_put_null(out);
+}
+
+/* @n_top  how many of the best are told beside it */
+static void put_token(struct buf *out, const struct gen_token *t, uint32_t n_top)
+{
+    json_put_open(out, '{');
+    put_entry(out, t->id, t->logprob, t->rank);
+    json_put_name(out, "top_logprobs");
+    json_put_open(out, '[');
+    for (uint32_t i = 0; i < n_top; i++) {
+        json_put_open(out, '{');
+        put_entry(out, t->top[i].id, t->top[i].logprob, t->top[i].rank);
+        json_put_close(out, '}');
+    }
+    json_put_close(out, ']');
+    json_put_close(out, '}');
+}
+
+static void put_logprobs(struct buf *out, const struct generate_op *op,
+                         const struct gen_token *tokens, uint32_t first, uint32_t end)
+{
+    if (op->g.params.gen.logprobs < 0) {
+        json_put_null(out);
+        return;
+    }
+    json_put_open(out, '{');
+    json_put_name(out, "content");
+    json_put_open(out, '[');
+    for (uint32_t i = first; i < end; i++)
+        put_token(out, &tokens[i], op->sampled_only ? 0 : tokens[i].n_top);
+    json_put_close(out, ']');
+    json_put_close(out, '}');
+}
+
+/* A choice with the tokens [first, end); made is NULL while the sequence runs. */
+static void put_choice(struct buf *out, const struct generate_op *op,
+                       const struct generation_seq *seq, const struct gen_token *tokens,
+                       uint32_t first, uint32_t end, const struct gen_output *made)
+{
+    json_put_open(out, '{');
+    json_put_name(out, "index");
+    json_put_int(out, seq->index);
+    json_put_name(out, "token_ids");
+    generation_put_token_ids(out, tokens, first, end);
+    json_put_name(out, "finish_reason");
+    json_put_value(out, generation_finish_json(made));
+    json_put_name(out, "stop_reason");
+    json_put_value(out, generation_stop_reason_json(made));
+    json_put_name(out, "logprobs");
+    put_logprobs(out, op, tokens, first, end);
+    json_put_members(out, json_pack("{s:n, s:n}", "routed_experts", "sampling_mask"));
+    if (made != NULL) {
+        json_put_name(out, "weight_versions");
+        json_put_value(out, generation_versions_json(made));
+    }
+    json_put_close(out, '}');
+}
+
+/* What every answer and every event says, around its choices. */
+static void put_head(struct buf *out, const struct generate_op *op)
+{
+    json_put_open(out, '{');
+    json_put_name(out, "request_id");
+    json_put_string(out, op->request_id, strlen(op->request_id));
+    json_put_name(out, "choices");
+    json_put_open(out, '[');
+}
+
+/* @usage  stolen */
+static void put_tail(struct buf *out, const struct generate_op *op, json_t *usage)
+{
+    json_put_close(out, ']');
+    json_put_members(
+        out, json_pack("{s:o, s:s, s:o, s:I, s:s}", "usage", usage, "model",
+                       generation_model(&op->g), "adapter", generation_adapter_json(&op->g),
+                       "created", (json_int_t)op->created_s, "boot_id", op->g.app->life->boot_id));
+}
+
+static void put_whole(struct buf *out, const struct generate_op *op)
+{
+    const struct generation *g = &op->g;
+
+    put_head(out, op);
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        const struct gen_output *made = g->seqs[i].out;
+
+        put_choice(out, op, &g->seqs[i], made->tokens, 0, made->n_tokens, made);
+    }
+    put_tail(out, op, generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
+    json_put_members(out, json_pack("{s:s}", "output_mode", "tokens"));
+    json_put_name(out, "prompt_logprobs");
+    generation_put_prompt_logprobs(out, op->sampled_only ? NULL : g->seqs[0].out, UINT32_MAX, NULL);
+    json_put_members(out, json_pack("{s:n, s:n, s:n, s:n, s:n, s:n}", "prompt_token_id_logprobs",
+                                    "prompt_token_ids", "mm_placeholders", "kv_transfer_params",
+                                    "ec_transfer_params", "metrics"));
+    json_put_close(out, '}');
+}
+
+static json_t *usage_each(const struct generate_op *op)
+{
+    return op->stream.usage_each
+               ? generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g))
+               : json_null();
+}
+
+/* The next event of a sequence. Returns false when there is none yet. */
+static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
+{
+    const struct gen_token *tokens;
+    struct buf event = {0};
+    struct gen_output *out;
+    uint32_t n, first = seq->n_sent;
+
+    generation_look(seq, &tokens, &n, &out);
+    if (seq->told || (n == first && out == NULL) || (out != NULL && out->finish == GEN_ERROR))
+        return false;
+    if (n - first > generation_share(&op->g)) {
+        n = first + generation_share(&op->g);
+        out = NULL;
+    }
+    generation_event_begin(&event);
+    put_head(&event, op);
+    put_choice(&event, op, seq, tokens, first, n, out);
+    seq->n_sent = n;
+    seq->told = out != NULL;
+    put_tail(&event, op, usage_each(op));
+    json_put_close(&event, '}');
+    generation_event(&op->g, &event);
+    return true;
+}
+
+static void generate_news(struct generation *g)
+{
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        while (generation_keeps_up(g) && tell_seq(op_of(g), &g->seqs[i]))
+            ;
+}
+
+static void finish_stream(struct generate_op *op)
+{
+    struct generation *g = &op->g;
+    struct buf event = {0};
+    struct err why = {0};
+
+    generate_news(g);
+    if (op->stream.usage_last && !generation_failed(g, &why)) {
+        generation_event_begin(&event);
+        put_head(&event, op);
+        put_tail(&event, op, generation_usage_json(generation_n_prompt(g), generation_n_sent(g)));
+        json_put_close(&event, '}');
+        generation_event(g, &event);
+    }
+    generation_end(g);
+}
+
+static void generate_finish(struct generation *g)
+{
+    struct generate_op *op = op_of(g);
+    struct exchange *x = g->x;
+    struct err why = {0};
+    struct buf whole = {0};
+
+    if (op->stream.on) {
+        finish_stream(op);
+        return;
+    }
+    g->x = NULL;
+    if (generation_failed(g, &why)) {
+        reply_error(x, &why, NULL);
+        return;
+    }
+    put_whole(&whole, op);
+    reply_text(x, 200, &whole);
+}
+
+static void generate_free(struct generation *g)
+{
+    struct generate_op *op = op_of(g);
+
+    generation_fini(g);
+    free(op->request_id);
+    free(op);
+}
+
+static const struct generation_ops whole_ops = {.finish = generate_finish, .free = generate_free};
+static const struct generation_ops stream_ops = {
+    .news = generate_news, .finish = generate_finish, .free = generate_free};
+
+static int parse_mode(const json_t *body, struct err *e)
+{
+    const char *mode = NULL;
+    bool flag = false;
+
+    if (body_str(&mode, body, "", "output_mode", e) != 0 ||
+        body_bool(&flag, body, "", "return_token_ids", e) != 0)
+        return -1;
+    if (mode != NULL && strcmp(mode, "tokens") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/output_mode",
+                       "output mode '%.100s' is not supported; only 'tokens' is", mode);
+    return 0;
+}
+
+static int parse_prompt(struct generation *g, const json_t *body, struct err *e)
+{
+    const struct app *app = g->app;
+    const json_t *ids = NULL;
+
+    if (body_required(body, "", "token_ids", e) != 0 ||
+        body_array(&ids, body, "", "token_ids", e) != 0)
+        return -1;
+    if (generation_check_prompt(app, json_array_size(ids), "/token_ids", e) != 0)
+        return -1;
+    g->prompts = calloc(1, sizeof *g->prompts);
+    if (g->prompts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the prompt");
+    g->n_prompts = 1;
+    return generate_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids", app->vocab_size,
+                        app->max_model_len, e);
+}
+
+static int parse_sampling(struct generate_op *op, const json_t *body, bool strict, struct err *e)
+{
+    static const char at[] = "/sampling_params";
+    struct generation *g = &op->g;
+    const json_t *sampling = NULL;
+
+    if (body_required(body, "", "sampling_params", e) != 0 ||
+        body_object(&sampling, body, "", "sampling_params", e) != 0)
+        return -1;
+    if (strict && body_only(sampling, at, generate_sampling_members, e) != 0)
+        return -1;
+    if (generate_params_parse(&g->params, sampling, at, g->app->vocab_size, g->app->tokenizer, e) !=
+        0)
+        return -1;
+    if (op->stream.on && g->params.gen.prompt_logprobs >= 0)
+        return err_set(e, ERR_BAD_REQUEST, "/sampling_params/prompt_logprobs",
+                       "prompt logprobs are not sent in a stream; set 'stream' to false");
+    return 0;
+}
+
+static int parse_on_update(struct generation *g, const json_t *body, struct err *e)
+{
+    const char *mode = NULL;
+
+    if (body_str(&mode, body, "", "on_update", e) != 0)
+        return -1;
+    return mode == NULL ? 0 : gen_on_update_parse(&g->on_update, mode, "/on_update", e);
+}
+
+static int generate_parse(struct generate_op *op, const json_t *body, bool strict, struct err *e)
+{
+    if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
+        generation_parse_stream(&op->stream, body, strict, e) != 0 || parse_mode(body, e) != 0 ||
+        parse_on_update(&op->g, body, e) != 0 ||
+        generate_neutral(body, "", generate_rules, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
+        parse_sampling(op, body, strict, e) != 0)
+        return -1;
+    return generation_expand(&op->g, "/sampling_params/n", e);
+}
+
+int handle_generate(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    struct generate_op *op;
+    json_t *body = NULL;
+
+    if (generation_check_app(app, NULL, e) != 0 || body_parse(&body, x, route, e) != 0)
+        return -1;
+    exchange_drop_body(x);
+    op = calloc(1, sizeof *op);
+    if (op == NULL) {
+        json_decref(body);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    }
+    generation_init(&op->g, app, x, &whole_ops, app->generate_pool);
+    op->g.id_prefix = "generate-tokens-";
+    op->g.logprobs_at = "/sampling_params/logprobs";
+    op->g.prompt_logprobs_at = "/sampling_params/prompt_logprobs";
+    op->created_s = clock_wall_s();
+    op->sampled_only = route->dialect != DIALECT_NATIVE;
+    if (generate_parse(op, body, route->strict, e) != 0) {
+        json_decref(body);
+        generation_unref(&op->g);
+        return -1;
+    }
+    json_decref(body);
+    if (op->stream.on)
+        op->g.ops = &stream_ops;
+    generation_watch(&op->g);
+    generation_enter(&op->g);
+    return 0;
+}

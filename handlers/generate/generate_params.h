@@ -1,0 +1,117 @@
+/* Sampling members of a generate or completions request, as the engine wants them.
+ *
+ * Every member that another server knows is in one of three groups: honoured; accepted because it
+ * cannot change the output here; or refused unless its value is the neutral one. A member that
+ * would change the output is never ignored. */
+#ifndef BATON_HANDLERS_GENERATE_GENERATE_PARAMS_H
+#define BATON_HANDLERS_GENERATE_GENERATE_PARAMS_H
+
+#include "base/err.h"
+#include "engine/engine.h"
+#include "text/tokenizer.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { GENERATE_N_MAX = 128 }; /* sequences made from one prompt */
+
+/* How a member that is not supported looks when it changes nothing. */
+enum neutral {
+    NEUTRAL_NULL,   /* null only */
+    NEUTRAL_EMPTY,  /* null, {}, [] or "" */
+    NEUTRAL_FALSE,  /* null or false */
+    NEUTRAL_NUMBER, /* null or this number */
+    NEUTRAL_TEXT,   /* null or {"type": "text"} */
+    NEUTRAL_FORM    /* null, {}, or prime-rl's wish for another form of logprobs, which its client
+                       does without: {"prl_compact_logprobs": true or false} */
+};
+struct neutral_rule {
+    const char *member;
+    enum neutral kind;
+    double number;
+};
+
+/* Sampling members that are refused unless neutral: member, kind, number. */
+#define GENERATE_SAMPLING_NEUTRAL(X)                                                               \
+    X("length_penalty", NEUTRAL_NUMBER, 1)                                                         \
+    X("use_beam_search", NEUTRAL_FALSE, 0)                                                         \
+    X("early_stopping", NEUTRAL_FALSE, 0)                                                          \
+    X("logits_processors", NEUTRAL_EMPTY, 0)                                                       \
+    X("structured_outputs", NEUTRAL_NULL, 0)                                                       \
+    X("guided_decoding", NEUTRAL_NULL, 0)                                                          \
+    X("guided_json", NEUTRAL_NULL, 0)                                                              \
+    X("guided_regex", NEUTRAL_NULL, 0)                                                             \
+    X("guided_choice", NEUTRAL_NULL, 0)                                                            \
+    X("guided_grammar", NEUTRAL_NULL, 0)                                                           \
+    X("response_format", NEUTRAL_TEXT, 0)                                                          \
+    X("truncate_prompt_tokens", NEUTRAL_NULL, 0)                                                   \
+    X("thinking_token_budget", NEUTRAL_NULL, 0)                                                    \
+    X("repetition_detection", NEUTRAL_NULL, 0)                                                     \
+    X("trace_decode_token_ids", NEUTRAL_NULL, 0)                                                   \
+    X("logprob_token_ids", NEUTRAL_EMPTY, 0)                                                       \
+    X("flat_logprobs", NEUTRAL_FALSE, 0)                                                           \
+    X("extra_args", NEUTRAL_FORM, 0)                                                               \
+    X("vllm_xargs", NEUTRAL_EMPTY, 0)
+
+/* Every sampling member, each followed by a comma: for lists of what a route accepts. */
+#define GENERATE_MEMBER(member, kind, number) member,
+#define GENERATE_SAMPLING_MEMBERS                                                                  \
+    "n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p",          \
+        "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",               \
+        "allowed_token_ids", "bad_words", "seed", "logprobs", "prompt_logprobs", "ignore_eos",     \
+        "stop", "stop_token_ids", "skip_special_tokens", "include_stop_str_in_output",             \
+        "spaces_between_special_tokens", "detokenize", "output_kind", "skip_reading_prefix_cache", \
+        "routed_experts_prompt_start", GENERATE_SAMPLING_NEUTRAL(GENERATE_MEMBER)
+
+struct generate_params {
+    struct gen_params gen; /* owns its stop strings and a reference of its steering; seed is unset
+                              unless `seeded` */
+    bool seeded;
+    uint32_t n;
+    bool skip_special_tokens, include_stop_str; /* of text only */
+};
+
+/* generate_sampling_members - members of "sampling_params", NULL-terminated. */
+extern const char *const generate_sampling_members[];
+
+/* generate_params_init - the defaults of gen_params_init, n = 1, special tokens skipped. */
+void generate_params_init(struct generate_params *p);
+void generate_params_fini(struct generate_params *p); /* accepts a zeroed one */
+
+/* generate_params_parse - read the sampling members of `object` over what *p holds.
+ * @p           initialised; the caller calls generate_params_fini also after an error
+ * @at          pointer of `object`: "" or "/sampling_params"
+ * @vocab_size  ids must be below it
+ * @t           for bad words; may be NULL, then they are refused
+ * Errors: ERR_BAD_REQUEST at "<at>/<member>": wrong type, out of range, or a value that would
+ *         change the output and is not supported; ERR_NO_MEMORY. */
+int generate_params_parse(struct generate_params *p, const json_t *object, const char *at,
+                          uint32_t vocab_size, const struct tokenizer *t, struct err *e);
+
+/* generate_params_for - what one sequence is submitted with: its own stop strings, its own seed, a
+ * reference of the steering.
+ * @choice      0..n-1; a given seed is raised by it, so that choices differ and stay repeatable,
+ *              each by a request of its own
+ * @context     tokens that the context leaves after the prompt; a larger max_tokens means "the
+ * rest" Errors: ERR_NO_MEMORY; *out is then untouched. */
+int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,
+                        uint32_t context, struct err *e);
+
+/* generate_neutral - refuse members of `object` whose value is not the neutral one.
+ * @rules  ended by a row whose member is NULL
+ * Errors: ERR_BAD_REQUEST at "<at>/<member>", saying which value is accepted. */
+int generate_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
+                     struct err *e);
+
+/* generate_ids - an array of token ids.
+ * @out, @n     on success a malloc'ed array of *n ids (NULL when 0), the caller's
+ * @at          pointer of the array
+ * @vocab_size  ids must be below it
+ * @n_max       longest array accepted; checked before anything is allocated
+ * Errors: ERR_BAD_REQUEST at "<at>/<i>" or `at`; ERR_NO_MEMORY. */
+int generate_ids(uint32_t **out, uint32_t *n, const json_t *array, const char *at,
+                 uint32_t vocab_size, uint32_t n_max, struct err *e);
+
+#endif

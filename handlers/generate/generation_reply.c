@@ -1,0 +1,260 @@
+/* JSON of what the engine made, and the framing of server-sent events. */
+#include "handlers/generate/generation_reply.h"
+
+#include "handlers/json_put.h"
+#include "handlers/reply.h"
+#include "text/tokenizer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+double generation_logprob(float logprob)
+{
+    double v = (double)logprob;
+
+    return isfinite(v) && v > GENERATION_LOGPROB_MIN ? v : GENERATION_LOGPROB_MIN;
+}
+
+/* Appends, and turns a failure into NULL so that builders check once. */
+static json_t *append(json_t *array, json_t *item)
+{
+    if (array != NULL && json_array_append_new(array, item) == 0)
+        return array;
+    if (array == NULL)
+        json_decref(item);
+    json_decref(array);
+    return NULL;
+}
+
+json_t *generation_versions_json(const struct gen_output *out)
+{
+    json_t *array = json_array();
+
+    for (uint32_t i = 0; i < out->n_spans && array != NULL; i++) {
+        const struct gen_span *s = &out->spans[i];
+
+        array = append(array, json_pack("{s:s, s:I, s:I, s:I}", "version", s->label, "start",
+                                        (json_int_t)s->start, "end", (json_int_t)s->end, "serial",
+                                        (json_int_t)s->serial));
+    }
+    return array;
+}
+
+json_t *generation_finish_json(const struct gen_output *out)
+{
+    return out != NULL ? json_string(gen_finish_name(out->finish)) : json_null();
+}
+
+json_t *generation_stop_reason_json(const struct gen_output *out)
+{
+    if (out == NULL || out->finish != GEN_STOP)
+        return json_null();
+    if (out->stop_text != NULL)
+        return json_string(out->stop_text);
+    return out->stop_id >= 0 ? json_integer(out->stop_id) : json_null();
+}
+
+json_t *generation_adapter_json(const struct generation *g)
+{
+    if (g->lora == NULL)
+        return json_null();
+    return json_pack("{s:s, s:o}", "name", g->lora, "revision",
+                     g->lora_revision > 0 ? json_integer((json_int_t)g->lora_revision)
+                                          : json_null());
+}
+
+json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion)
+{
+    return json_pack("{s:I, s:I, s:I, s:n, s:n}", "prompt_tokens", (json_int_t)n_prompt,
+                     "completion_tokens", (json_int_t)n_completion, "total_tokens",
+                     (json_int_t)(n_prompt + n_completion), "prompt_tokens_details",
+                     "completion_tokens_details");
+}
+
+json_t *generation_ids_json(const uint32_t *ids, uint32_t n)
+{
+    json_t *array = json_array();
+
+    for (uint32_t i = 0; i < n && array != NULL; i++)
+        array = append(array, json_integer(ids[i]));
+    return array;
+}
+
+void generation_put_token_ids(struct buf *out, const struct gen_token *tokens, uint32_t first,
+                              uint32_t end)
+{
+    json_put_open(out, '[');
+    for (uint32_t i = first; i < end; i++)
+        json_put_int(out, tokens[i].id);
+    json_put_close(out, ']');
+}
+
+void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out)
+{
+    if (tokenizer_token(t, id) == NULL)
+        buf_printf(out, "token_id:%u", id); /* the model's padding has no spelling */
+    else
+        tokenizer_token_text(t, id, out);
+}
+
+void generation_put_token_text(struct buf *out, const struct tokenizer *t, uint32_t id)
+{
+    struct buf text = {0};
+
+    generation_token_text(t, id, &text);
+    if (text.failed)
+        out->failed = true;
+    json_put_string(out, text.len > 0 ? text.data : "", text.len);
+    buf_fini(&text);
+}
+
+static void put_prompt_logprob(struct buf *out, uint32_t id, float logprob, uint32_t rank,
+                               const struct tokenizer *t)
+{
+    char name[16];
+
+    (void)snprintf(name, sizeof name, "%u", id);
+    json_put_name(out, name);
+    json_put_open(out, '{');
+    json_put_name(out, "logprob");
+    json_put_real(out, generation_logprob(logprob));
+    json_put_name(out, "rank");
+    json_put_int(out, rank);
+    json_put_name(out, "decoded_token");
+    if (t != NULL)
+        generation_put_token_text(out, t, id);
+    else
+        json_put_null(out);
+    json_put_close(out, '}');
+}
+
+/* The best are different tokens; the prompt's own is often one of them. */
+static void put_prompt_token(struct buf *out, const struct gen_token *token, uint32_t n_top_max,
+                             const struct tokenizer *t)
+{
+    json_put_open(out, '{');
+    put_prompt_logprob(out, token->id, token->logprob, token->rank, t);
+    for (uint32_t i = 0; i < token->n_top && i < n_top_max; i++)
+        if (token->top[i].id != token->id)
+            put_prompt_logprob(out, token->top[i].id, token->top[i].logprob, token->top[i].rank, t);
+    json_put_close(out, '}');
+}
+
+void generation_put_prompt_logprobs(struct buf *out, const struct gen_output *made,
+                                    uint32_t n_top_max, const struct tokenizer *t)
+{
+    if (made == NULL || made->prompt == NULL) {
+        json_put_null(out);
+        return;
+    }
+    json_put_open(out, '[');
+    json_put_null(out); /* nothing predicts the first token */
+    for (uint32_t i = 1; i < made->n_prompt; i++)
+        put_prompt_token(out, &made->prompt[i], n_top_max, t);
+    json_put_close(out, ']');
+}
+
+uint64_t generation_n_prompt(const struct generation *g)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        n += g->prompts[i].n;
+    return n;
+}
+
+uint64_t generation_n_sent(const struct generation *g)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        n += g->seqs[i].n_sent;
+    return n;
+}
+
+uint64_t generation_n_made(const struct generation *g)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_seqs; i++)
+        n += g->seqs[i].out != NULL ? g->seqs[i].out->n_tokens : 0;
+    return n;
+}
+
+static void break_stream(struct generation *g)
+{
+    g->stream_broken = true;
+    generation_cancel(g);
+}
+
+static void stream_write(struct generation *g, const void *data, size_t len)
+{
+    if (g->stream_broken)
+        return;
+    if (!g->stream_open)
+        exchange_stream_open(g->x, 200, "text/event-stream; charset=utf-8");
+    g->stream_open = true;
+    if (exchange_stream_write(g->x, data, len) != 0)
+        break_stream(g);
+}
+
+bool generation_keeps_up(const struct generation *g)
+{
+    return !g->stream_open || exchange_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
+}
+
+uint32_t generation_share(const struct generation *g)
+{
+    uint32_t n_each = g->params.gen.logprobs > 0 ? (uint32_t)g->params.gen.logprobs + 1 : 1;
+    uint32_t n = GENERATION_UNSENT_MAX / GENERATION_LOGPROB_NBYTES / n_each;
+
+    if (!g->stream_late)
+        return 1;
+    if (g->events_repeat)
+        return UINT32_MAX;
+    return n > 0 ? n : 1;
+}
+
+void generation_event_begin(struct buf *event)
+{
+    buf_puts(event, "data: ");
+}
+
+void generation_event(struct generation *g, struct buf *event)
+{
+    buf_puts(event, "\n\n");
+    if (event->failed)
+        break_stream(g); /* a missing event must not look like a complete stream */
+    else
+        stream_write(g, event->data, event->len);
+    buf_fini(event);
+}
+
+void generation_end(struct generation *g)
+{
+    static const char last[] = "data: [DONE]\n\n";
+    const struct route *route = g->x->route;
+    struct exchange *x = g->x;
+    struct err why = {0};
+    struct buf event = {0};
+    bool failed = generation_failed(g, &why);
+
+    if (!g->stream_open && (failed || g->stream_broken)) {
+        if (!failed)
+            (void)err_set(&why, ERR_NO_MEMORY, "", "no memory for the stream's first event");
+        reply_error(x, &why, NULL);
+        g->x = NULL;
+        return;
+    }
+    if (failed && why.code != ERR_GONE) {
+        generation_event_begin(&event);
+        json_put_value(&event, reply_error_json(route->form, &why, NULL));
+        generation_event(g, &event);
+    }
+    if (why.code != ERR_GONE)
+        stream_write(g, last, sizeof last - 1);
+    g->x = NULL;
+    exchange_stream_close(x, !g->stream_broken && why.code != ERR_GONE);
+}

@@ -1,0 +1,39 @@
+/* reset_cache: what is kept of generations that have ended, which is nothing; if asked for, also
+ * the KV of those that run or are frozen. */
+#include "control/gate.h"
+#include "engine/engine.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+
+const char *const reset_cache_members[] = {"running", "external", NULL};
+
+static int running_parse(bool *out, struct exchange *x, struct err *e)
+{
+    bool external = false; /* upstreams may have one beyond their own; there is none here */
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_bool(out, body, "", "running", e);
+    if (rc == 0)
+        rc = body_bool(&external, body, "", "external", e);
+    json_decref(body);
+    return rc;
+}
+
+int handle_reset_cache(struct app *app, struct exchange *x, struct err *e)
+{
+    bool running = false;
+
+    if (gate_allows(app->gate, CALL_RESET_CACHE, e) != 0 || running_parse(&running, x, e) != 0)
+        return -1;
+    if (running && app->engine != NULL)
+        app->engine->ops->kv_forget(app->engine);
+    reply_json(x, 200,
+               json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
+                         "message", "there is no prefix cache: nothing is kept between requests"));
+    return 0;
+}

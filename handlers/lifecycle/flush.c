@@ -1,0 +1,27 @@
+/* Flush the cache, as clients know it that ask before an update whether the server is idle: refused
+ * as long as generations run or wait. While generation is paused nobody's turn comes, and what is
+ * frozen makes its KV again: then there is nothing in the way. */
+#include "control/admission.h"
+#include "control/gate.h"
+#include "engine/engine.h"
+#include "handlers/app.h"
+#include "handlers/control_plane.h"
+
+int handle_flush_cache(struct app *app, struct exchange *x, struct err *e)
+{
+    struct admission_stats s;
+    struct gate_info info;
+
+    gate_info(app->gate, &info);
+    admission_stats(app->generate, &s);
+    if (info.pause == PAUSE_NONE && s.n_running + s.n_waiting > 0)
+        return err_set(e, ERR_CONFLICT, "",
+                       "%llu generations run and %llu wait; pause first, or come again when they "
+                       "have ended",
+                       (unsigned long long)s.n_running, (unsigned long long)s.n_waiting);
+    if (gate_allows(app->gate, CALL_RESET_CACHE, e) != 0)
+        return -1;
+    if (app->engine != NULL)
+        app->engine->ops->kv_forget(app->engine);
+    return handle_reset_cache(app, x, e);
+}

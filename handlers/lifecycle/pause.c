@@ -1,0 +1,207 @@
+/* pause, resume, abort_requests. */
+#include "handlers/lifecycle/pause.h"
+
+#include "base/clock.h"
+#include "control/gate.h"
+#include "control/gate_json.h"
+#include "control/generations.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ABORT_IDS_MAX = 65536, REQUEST_ID_LEN_MAX = 256 };
+
+const char *const pause_members[] = {"mode",      "new_requests", "lease_s",
+                                     "timeout_s", "holder",       NULL};
+const char *const abort_requests_members[] = {"request_ids", "all", NULL};
+
+static int mode_parse(enum lifecycle_pause *out, const json_t *body, struct err *e)
+{
+    const char *mode = "keep";
+
+    if (body_str(&mode, body, "", "mode", e) != 0)
+        return -1;
+    for (int p = PAUSE_KEEP; p < PAUSE_COUNT; p++) {
+        if (strcmp(mode, lifecycle_pause_name((enum lifecycle_pause)p)) != 0)
+            continue;
+        *out = (enum lifecycle_pause)p;
+        return 0;
+    }
+    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not one of keep, wait, abort",
+                   mode);
+}
+
+static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
+{
+    const char *word = "queue";
+
+    if (body_str(&word, body, "", "new_requests", e) != 0)
+        return -1;
+    *reject = strcmp(word, "reject") == 0;
+    if (!*reject && strcmp(word, "queue") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/new_requests", "'%.32s' is not one of queue, reject",
+                       word);
+    return 0;
+}
+
+int pause_parse(struct gate_pause *req, const struct exchange *x, const json_t *body, struct err *e)
+{
+    uint64_t lease_s = 0, timeout_s = GATE_TIMEOUT_S_DEFAULT;
+    const char *holder = x->request_id;
+
+    if (mode_parse(&req->mode, body, e) != 0 || new_requests_parse(&req->reject, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, GATE_LEASE_S_MAX, e) != 0 ||
+        body_u64(&timeout_s, body, "", "timeout_s", 1, GATE_TIMEOUT_S_MAX, e) != 0 ||
+        body_str(&holder, body, "", "holder", e) != 0)
+        return -1;
+    if (holder[0] == '\0' || strlen(holder) > GATE_HOLDER_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/holder", "a name of %zu bytes; expected 1 to %d",
+                       strlen(holder), GATE_HOLDER_MAX);
+    (void)snprintf(req->holder, sizeof req->holder, "%s", holder);
+    req->lease_s = (uint32_t)lease_s;
+    req->timeout_s = (uint32_t)timeout_s;
+    return 0;
+}
+
+/* A pause on its way to be acknowledged. */
+struct pausing {
+    struct gate_wait wait; /* first */
+    struct exchange *x;
+};
+
+static void pausing_done(struct gate_wait *w, const struct gate_info *info, const struct err *e)
+{
+    struct pausing *p = (struct pausing *)(void *)w;
+
+    if (e->code != ERR_NONE)
+        reply_error(p->x, e, NULL);
+    else
+        reply_json(p->x, 200, gate_pause_json(info));
+    free(p);
+}
+
+/* Under the exchange's lock. */
+static void pausing_gone(void *arg)
+{
+    struct pausing *p = arg;
+
+    atomic_store_explicit(&p->wait.gone, true, memory_order_relaxed);
+    gate_ring(p->wait.gate);
+}
+
+/* The wait's callback must be in place before the gate can answer it, and out of the way before the
+ * wait is freed. */
+static int do_pause(struct app *app, struct exchange *x, const struct gate_pause *req,
+                    struct err *e)
+{
+    struct pausing *p = calloc(1, sizeof *p);
+    struct gate_info info;
+    int rc;
+
+    if (p == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to wait for the pause");
+    p->wait.gate = app->gate;
+    p->wait.done = pausing_done;
+    p->x = x;
+    exchange_on_gone(x, pausing_gone, p);
+    rc = gate_pause(app->gate, req, &p->wait, &info, e);
+    if (rc == 1)
+        return 0;
+    exchange_on_gone(x, NULL, NULL);
+    free(p);
+    if (rc == 0)
+        reply_json(x, 200, gate_pause_json(&info));
+    return rc;
+}
+
+int handle_pause(struct app *app, struct exchange *x, struct err *e)
+{
+    struct gate_pause req = {0};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = pause_parse(&req, x, body, e);
+    json_decref(body);
+    return rc == 0 ? do_pause(app, x, &req, e) : -1;
+}
+
+int handle_resume(struct app *app, struct exchange *x, struct err *e)
+{
+    struct gate_info info;
+    bool was = gate_resume(app->gate, &info);
+
+    (void)e;
+    reply_json(x, 200,
+               json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
+                         (json_int_t)info.epoch));
+    return 0;
+}
+
+static int ids_parse(const char ***out, size_t *n, const json_t *list, struct err *e)
+{
+    size_t n_ids = json_array_size(list);
+    const char **ids;
+
+    if (n_ids > ABORT_IDS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/request_ids", "%zu ids; at most %d are allowed", n_ids,
+                       ABORT_IDS_MAX);
+    ids = calloc(n_ids > 0 ? n_ids : 1, sizeof *ids);
+    if (ids == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu ids", n_ids);
+    for (size_t i = 0; i < n_ids; i++) {
+        char field[ERR_FIELD_MAX];
+
+        ids[i] = json_string_value(json_array_get(list, i));
+        if (ids[i] != NULL && strlen(ids[i]) <= REQUEST_ID_LEN_MAX)
+            continue;
+        free(ids);
+        (void)snprintf(field, sizeof field, "/request_ids/%zu", i);
+        return err_set(e, ERR_BAD_REQUEST, field, "an id is a string of up to %d bytes",
+                       REQUEST_ID_LEN_MAX);
+    }
+    *out = ids;
+    *n = n_ids;
+    return 0;
+}
+
+static int do_abort(struct app *app, const json_t *body, uint32_t *n, struct err *e)
+{
+    const json_t *list = NULL;
+    const char **ids = NULL;
+    size_t n_ids = 0;
+    bool all = false;
+
+    if (body_array(&list, body, "", "request_ids", e) != 0 ||
+        body_bool(&all, body, "", "all", e) != 0)
+        return -1;
+    if (all == (list != NULL))
+        return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
+    if (!all && ids_parse(&ids, &n_ids, list, e) != 0)
+        return -1;
+    *n = generations_abort(app->generations, ids, n_ids);
+    free(ids);
+    return 0;
+}
+
+int handle_abort_requests(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body;
+    uint32_t n = 0;
+    int rc;
+
+    if (gate_allows(app->gate, CALL_ABORT_REQUESTS, e) != 0 ||
+        body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = do_abort(app, body, &n, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, json_pack("{s:I}", "aborted", (json_int_t)n));
+    return rc;
+}

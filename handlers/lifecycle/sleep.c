@@ -1,0 +1,140 @@
+/* sleep and wake, and the gate as JSON. */
+#include "base/clock.h"
+#include "control/gate.h"
+#include "control/gate_json.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *const sleep_members[] = {"level", "tags", NULL};
+const char *const wake_members[] = {"tags", NULL};
+
+json_t *gate_pause_json(const struct gate_info *info)
+{
+    json_t *until = json_null();
+
+    if (info->lease_left_us != CLOCK_NEVER)
+        until = json_integer(clock_wall_s() + (json_int_t)(info->lease_left_us / 1000000));
+    return json_pack(
+        "{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
+        info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause), "new_requests",
+        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "holder",
+        info->holder, "since", (json_int_t)info->since_wall_s, "held_s",
+        (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
+        info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until, "epoch",
+        (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted, "running",
+        (json_int_t)info->n_running, "waiting", (json_int_t)info->n_waiting);
+}
+
+json_t *gate_sleep_json(struct gate *g)
+{
+    struct lifecycle_state s;
+
+    gate_state(g, &s);
+    return json_pack("{s:b, s:s, s:s}", "asleep",
+                     s.weights == WEIGHTS_ASLEEP || s.weights == WEIGHTS_DROPPED || s.kv_released,
+                     "weights", lifecycle_weights_name(s.weights), "kv_cache",
+                     s.kv_released ? "released" : "present");
+}
+
+/* None: all. What was captured for graphs is a tag of other servers; there is nothing of it here,
+ * so that alone it is *out = 0. */
+static int tags_parse(unsigned *out, const json_t *body, struct err *e)
+{
+    const json_t *list = NULL;
+    unsigned tags = 0;
+    bool graphs = false;
+
+    if (body_array(&list, body, "", "tags", e) != 0)
+        return -1;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *tag = json_string_value(json_array_get(list, i));
+        char field[ERR_FIELD_MAX];
+
+        if (tag != NULL && strcmp(tag, "weights") == 0) {
+            tags |= GATE_WEIGHTS;
+        } else if (tag != NULL && strcmp(tag, "kv_cache") == 0) {
+            tags |= GATE_KV;
+        } else if (tag != NULL && strcmp(tag, "cuda_graph") == 0) {
+            graphs = true;
+        } else {
+            (void)snprintf(field, sizeof field, "/tags/%zu", i);
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "'%.32s' is not one of weights, kv_cache, cuda_graph",
+                           tag != NULL ? tag : "");
+        }
+    }
+    *out = tags != 0 || graphs ? tags : GATE_WEIGHTS | GATE_KV;
+    return 0;
+}
+
+static int sleep_parse(int *level, unsigned *tags, struct exchange *x, struct err *e)
+{
+    uint64_t n = 1;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_u64(&n, body, "", "level", 1, 2, e);
+    if (rc == 0)
+        rc = tags_parse(tags, body, e);
+    json_decref(body);
+    *level = (int)n;
+    return rc;
+}
+
+/* Adds to what sleeps now. @more  stolen */
+static void reply_sleep(struct app *app, struct exchange *x, json_t *more)
+{
+    json_t *reply = gate_sleep_json(app->gate);
+
+    if (reply != NULL && (more == NULL || json_object_update(reply, more) != 0)) {
+        json_decref(reply);
+        reply = NULL;
+    }
+    json_decref(more);
+    reply_json(x, 200, reply);
+}
+
+int handle_sleep(struct app *app, struct exchange *x, struct err *e)
+{
+    struct gate_slept slept = {0};
+    unsigned tags = 0;
+    int level = 1;
+
+    if (sleep_parse(&level, &tags, x, e) != 0)
+        return -1;
+    if (tags != 0 && gate_sleep(app->gate, level, tags, &slept, e) != 0)
+        return -1;
+    reply_sleep(app, x,
+                json_pack("{s:i, s:{s:I, s:I, s:I, s:I}, s:I, s:I}", "level", level, "freed",
+                          "weights_device", (json_int_t)slept.weights.nbytes_device, "weights_host",
+                          (json_int_t)slept.weights.nbytes_host, "staging",
+                          (json_int_t)slept.weights.nbytes_ready, "kv_cache",
+                          (json_int_t)slept.nbytes_kv, "kept",
+                          (json_int_t)slept.weights.nbytes_kept, "aborted",
+                          (json_int_t)slept.n_aborted));
+    return 0;
+}
+
+int handle_wake(struct app *app, struct exchange *x, struct err *e)
+{
+    uint64_t nbytes = 0;
+    unsigned tags = 0;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = tags_parse(&tags, body, e);
+    json_decref(body);
+    if (rc != 0 || (tags != 0 && gate_wake(app->gate, tags, &nbytes, e) != 0))
+        return -1;
+    reply_sleep(app, x, json_pack("{s:I}", "restored", (json_int_t)nbytes));
+    return 0;
+}

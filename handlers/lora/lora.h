@@ -1,0 +1,71 @@
+/* Adapters of requests: loading them, and what replies say of them.
+ *
+ * A load reads files, memory or a body, and may wait for a trainer that still writes: it runs on
+ * threads of its own, where it keeps neither an update nor a pause waiting. */
+#ifndef BATON_HANDLERS_LORA_LORA_H
+#define BATON_HANDLERS_LORA_LORA_H
+
+#include "base/err.h"
+#include "base/workers.h"
+
+#include <jansson.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    LORA_THREADS = 4,
+    LORA_OPEN_MAX = 256,         /* loads of a lane that are under way, or queue */
+    LORA_TIMEOUT_S_DEFAULT = 20, /* clients that wait 30 s, as SGLang's and prime-rl's, hear why */
+    LORA_APPEAR_S = 5, /* for lora_path to exist, unless timeout_s is given: it may be mistyped */
+    LORA_TIMEOUT_S_MAX = 600,
+    LORA_NAMES_TOLD_MAX = 4096 /* of each list in a reply; the counts beside them are whole */
+};
+
+struct app;
+struct lora_loads;
+
+/* lora_loads_new - start the threads. Errors: those of workers_new. */
+int lora_loads_new(struct lora_loads **out, struct err *e);
+void lora_loads_stop(struct lora_loads *l); /* ends what runs soon, answers it, joins; repeatable */
+void lora_loads_free(struct lora_loads *l); /* stops first; accepts NULL */
+
+/* Loads by handles follow each other: two at once would open one trainer's handle twice. Those by
+ * the group have a thread to themselves, so that whoever holds the group never waits for others. */
+enum lora_lane { LORA_LANE_HOST, LORA_LANE_HANDLES, LORA_LANE_GROUP, LORA_LANE_COUNT };
+
+/* lora_loads_post - run the job on a thread of the lane; it ends with lora_loads_end.
+ * Errors: ERR_OVERLOADED (LORA_OPEN_MAX), those of workers_post. */
+int lora_loads_post(struct lora_loads *l, struct job *job, enum lora_lane lane, struct err *e);
+
+/* lora_loads_again - from within the job: run it once more, after those that queue now. What has to
+ * wait for a trainer does so without a thread, or a few of those would keep all others waiting.
+ * Errors: none while the job runs on a thread of its lane. */
+int lora_loads_again(struct lora_loads *l, struct job *job, enum lora_lane lane, struct err *e);
+
+/* lora_loads_stopping - true, relaxed, once what runs has to end. */
+const atomic_bool *lora_loads_stopping(const struct lora_loads *l);
+
+enum lora_ended { LORA_LOADED, LORA_UNCHANGED, LORA_FAILED, LORA_ENDED_COUNT };
+
+/* lora_loads_end - a job that was posted ended so. Any thread. */
+void lora_loads_end(struct lora_loads *l, enum lora_lane lane, enum lora_ended how);
+
+struct lora_stats {
+    uint64_t n_ended[LORA_ENDED_COUNT]; /* ever */
+    size_t n_queued;                    /* on all threads */
+};
+void lora_stats(struct lora_loads *l, struct lora_stats *out); /* any thread */
+
+/* lora_gauges_json - how many, how much of what is allowed (new); JSON null without an engine. */
+json_t *lora_gauges_json(const struct app *app);
+
+/* lora_valid_json - [{name, revision, valid}] of what is loaded now, after a commit (new). */
+json_t *lora_valid_json(const struct app *app);
+
+/* lora_loaded_json - {name: path} of what is loaded now (new); a path is null where tensors came
+ * otherwise. */
+json_t *lora_loaded_json(const struct app *app);
+
+#endif

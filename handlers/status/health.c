@@ -1,0 +1,150 @@
+/* Health: three different questions. Live: can the process do its work? Ready: would a generate
+ * sent now be served? Both are computed from what is so at this moment, never from a flag that
+ * somebody forgot to clear. */
+#include "base/clock.h"
+#include "control/admission.h"
+#include "control/gate.h"
+#include "control/life.h"
+#include "control/weight_transfer.h"
+#include "engine/engine.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/control_plane.h"
+#include "handlers/fleet/fleet_status.h"
+#include "handlers/reply.h"
+#include "weights/store/store.h"
+
+#include <string.h>
+
+enum { LIVE_HEARTBEAT_MAX_S = 60 }; /* an engine whose loop has not turned for this long is dead */
+
+bool app_live(const struct app *app, struct err *why)
+{
+    struct engine_stats s = {0};
+    uint64_t now = clock_now_us(), age_us;
+
+    if (app->upstreams != NULL)
+        return upstreams_live(app->upstreams, why) == 0;
+    if (app->transfer != NULL && !weight_transfer_live(app->transfer, why))
+        return false;
+    if (app->engine == NULL)
+        return true;
+    app->engine->ops->stats(app->engine, &s);
+    age_us = now > s.heartbeat_us ? now - s.heartbeat_us : 0;
+    if (age_us <= LIVE_HEARTBEAT_MAX_S * UINT64_C(1000000))
+        return true;
+    (void)err_set(why, ERR_ENGINE, "", "the engine has not turned for %llu s",
+                  (unsigned long long)(age_us / 1000000));
+    return false;
+}
+
+static int weights_ready(const struct app *app, struct err *why)
+{
+    struct store_info info;
+
+    store_info(app->store, &info);
+    switch (info.state) {
+    case STORE_UNSYNCED:
+        return err_set(why, ERR_UNSYNCED, "", "no weights have been committed yet");
+    case STORE_ASLEEP:
+        return err_set(why, ERR_ASLEEP, "", "the weights are asleep (level 1)");
+    case STORE_DROPPED:
+        return err_set(why, ERR_ASLEEP, "",
+                       "the weights were dropped (sleep at level 2); a whole update is needed");
+    case STORE_READY:
+    case STORE_STATE_COUNT:
+        break;
+    }
+    return 0;
+}
+
+/* The same weights would fail the same prompt again: what the engine saw of these bytes stays true,
+ * whatever they are called, until others are served. What a request asks for cannot make it so:
+ * logits are looked at before any sampling rule. */
+static int logits_ready(const struct app *app, struct err *why)
+{
+    struct engine_stats s = {0};
+    struct store_info info;
+
+    app->engine->ops->stats(app->engine, &s); /* first: a commit meanwhile ends what it says */
+    store_info(app->store, &info);
+    if (s.failing_serial == 0 || s.failing_serial != info.serial)
+        return 0;
+    return err_set(why, ERR_LOGITS, "",
+                   "a generation with weights '%.256s' (serial %llu) ended because their logits "
+                   "are not finite (NaN or infinity); ready again once an update commits others",
+                   info.label, (unsigned long long)info.serial);
+}
+
+/* Paused, a generate may well be taken; it is not served now. */
+static int gate_ready(const struct app *app, struct err *why)
+{
+    struct gate_info info;
+
+    if (app->gate == NULL)
+        return 0;
+    gate_info(app->gate, &info);
+    if (info.pause != PAUSE_NONE)
+        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.holder,
+                       lifecycle_pause_name(info.pause));
+    return gate_allows(app->gate, CALL_GENERATE, why);
+}
+
+static int check_ready(const struct app *app, struct err *why)
+{
+    struct admission_stats s;
+
+    if (life_state(app->life) == LIFE_STARTING)
+        return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
+    if (life_state(app->life) == LIFE_DRAINING)
+        return err_set(why, ERR_DRAINING, "", "the server is draining");
+    if (app->upstreams != NULL)
+        return app_live(app, why) ? fleet_ready(app, why) : -1;
+    if (app->engine == NULL)
+        return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
+    if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
+        gate_ready(app, why) != 0)
+        return -1;
+    admission_stats(app->generate, &s);
+    if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)
+        return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
+    return 0;
+}
+
+bool app_ready(const struct app *app, struct err *why)
+{
+    return check_ready(app, why) == 0;
+}
+
+int handle_live(struct app *app, struct exchange *x, struct err *e)
+{
+    if (!app_live(app, e))
+        return -1;
+    if (strcmp(x->path, "/health") == 0 || strcmp(x->path, "/ping") == 0)
+        reply_empty(x, 200); /* as vLLM: its pollers read only the status */
+    else
+        reply_json(x, 200, json_pack("{s:b}", "live", 1));
+    return 0;
+}
+
+int handle_ready(struct app *app, struct exchange *x, struct err *e)
+{
+    struct err why = {0};
+
+    (void)e;
+    if (app_ready(app, &why)) {
+        reply_json(x, 200, json_pack("{s:b}", "ready", 1));
+        return 0;
+    }
+    reply_json(x, 503,
+               json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", err_wire_name(why.code),
+                         "message", why.msg));
+    return 0;
+}
+
+int handle_version(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200,
+               json_pack("{s:s, s:s}", "version", BATON_VERSION, "boot_id", app->life->boot_id));
+    return 0;
+}

@@ -1,0 +1,271 @@
+/* Counters of requests and generations: relaxed atomics, because each is read alone and only ever
+ * grows. Labels come from the route table and from fixed words, never from a client, so the number
+ * of series is bounded. */
+#include "handlers/status/metrics.h"
+
+#include "handlers/app.h"
+#include "handlers/route.h"
+#include "handlers/status/metrics_text.h"
+#include "handlers/status/prometheus.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint64_t bounds_us[] = {1000,     2500,     5000,     10000,     25000,    50000,
+                                     100000,   250000,   500000,   1000000,   2500000,  5000000,
+                                     10000000, 30000000, 60000000, 300000000, 600000000};
+enum { N_BOUNDS = sizeof bounds_us / sizeof bounds_us[0] };
+
+/* The same of counts, each a second. */
+#define COUNT(n) ((n)*UINT64_C(1000000))
+static const uint64_t bounds_count[N_BOUNDS] = {
+    COUNT(1),     COUNT(2),     COUNT(5),     COUNT(10),     COUNT(20),    COUNT(50),
+    COUNT(100),   COUNT(200),   COUNT(500),   COUNT(1000),   COUNT(2000),  COUNT(5000),
+    COUNT(10000), COUNT(20000), COUNT(50000), COUNT(100000), COUNT(200000)};
+
+/* One cell each, and one for any other. */
+static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
+                               417, 421, 422, 499, 500, 502, 503, 504, 507};
+enum { N_STATUSES = sizeof statuses / sizeof statuses[0] };
+static const char *const finishes[] = {"stop", "length", "abort", "error", "other"};
+enum { N_FINISHES = sizeof finishes / sizeof finishes[0] };
+
+struct histogram {
+    atomic_uint_fast64_t counts[N_BOUNDS + 1];
+    atomic_uint_fast64_t sum_us;
+};
+
+struct route_counters {
+    atomic_uint_fast64_t by_status[N_STATUSES + 1];
+    atomic_uint_fast64_t nbytes_in, nbytes_out;
+    struct histogram duration;
+};
+
+struct metrics {
+    struct route_counters *routes; /* owned; [n_routes + 1]: by index, the last for no route */
+
+    atomic_uint_fast64_t finished[N_FINISHES];
+    atomic_uint_fast64_t prompt_tokens, tokens;
+    struct histogram first_token, generation, each_token; /* each: the mean of one sequence */
+    struct histogram n_prompt, n_made;                    /* counts of one sequence */
+};
+
+int metrics_new(struct metrics **out, struct err *e)
+{
+    struct metrics *m = calloc(1, sizeof *m);
+
+    if (m == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the metrics");
+    m->routes = calloc(n_routes + 1, sizeof *m->routes);
+    if (m->routes == NULL) {
+        free(m);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the metrics");
+    }
+    *out = m;
+    return 0;
+}
+
+void metrics_free(struct metrics *m)
+{
+    if (m == NULL)
+        return;
+    free(m->routes);
+    free(m);
+}
+
+static void add(atomic_uint_fast64_t *counter, uint64_t n)
+{
+    (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static uint64_t get(const atomic_uint_fast64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static void observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
+{
+    size_t i = 0;
+
+    while (i < N_BOUNDS && us > bounds[i])
+        i++;
+    add(&h->counts[i], 1);
+    add(&h->sum_us, us);
+}
+
+static size_t status_index(int status)
+{
+    size_t i = 0;
+
+    while (i < N_STATUSES && statuses[i] != status)
+        i++;
+    return i;
+}
+
+void metrics_request(struct metrics *m, const struct route *route, int status, uint64_t duration_us,
+                     uint64_t nbytes_in, uint64_t nbytes_out)
+{
+    size_t i = route == NULL ? n_routes : (size_t)(route - routes);
+    struct route_counters *c = &m->routes[i < n_routes ? i : n_routes];
+
+    add(&c->by_status[status_index(status)], 1);
+    add(&c->nbytes_in, nbytes_in);
+    add(&c->nbytes_out, nbytes_out);
+    observe(&c->duration, bounds_us, duration_us);
+}
+
+void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
+                        uint64_t first_token_us, uint64_t total_us, const char *finish)
+{
+    size_t i = 0;
+
+    while (i < N_FINISHES - 1 && strcmp(finishes[i], finish) != 0)
+        i++;
+    add(&m->finished[i], 1);
+    add(&m->prompt_tokens, n_prompt);
+    add(&m->tokens, n_tokens);
+    observe(&m->n_prompt, bounds_count, COUNT(n_prompt));
+    observe(&m->n_made, bounds_count, COUNT(n_tokens));
+    if (n_tokens > 0)
+        observe(&m->first_token, bounds_us, first_token_us);
+    if (n_tokens > 1 && total_us > first_token_us)
+        observe(&m->each_token, bounds_us, (total_us - first_token_us) / (n_tokens - 1));
+    observe(&m->generation, bounds_us, total_us);
+}
+
+static void put_histogram(struct buf *out, const char *name, const struct prom_label *labels,
+                          const uint64_t *bounds, const struct histogram *h)
+{
+    uint64_t counts[N_BOUNDS + 1];
+
+    for (size_t i = 0; i <= N_BOUNDS; i++)
+        counts[i] = get(&h->counts[i]);
+    prom_buckets(out, name, labels,
+                 &(struct prom_histogram){bounds, counts, N_BOUNDS, get(&h->sum_us)});
+}
+
+static uint64_t requests_of(const struct route_counters *c)
+{
+    uint64_t n = 0;
+
+    for (size_t s = 0; s <= N_STATUSES; s++)
+        n += get(&c->by_status[s]);
+    return n;
+}
+
+static const char *operation_of(size_t i)
+{
+    return i < n_routes ? routes[i].operation : "none";
+}
+
+static void put_statuses(const struct metrics *m, struct buf *out)
+{
+    static const char name[] = "baton_http_requests_total";
+    char code[16];
+
+    prom_head(out, name, "counter", "Requests ended, by operation and status (499: client gone)");
+    for (size_t i = 0; i <= n_routes; i++) {
+        for (size_t s = 0; s <= N_STATUSES; s++) {
+            uint64_t n = get(&m->routes[i].by_status[s]);
+
+            if (n == 0 && (s > 0 || i == n_routes))
+                continue; /* 200 is there from the start, so that rates have a beginning */
+            if (s < N_STATUSES)
+                (void)snprintf(code, sizeof code, "%d", statuses[s]);
+            prom_u64(out, name,
+                     (struct prom_label[]){{"operation", operation_of(i)},
+                                           {"code", s < N_STATUSES ? code : "other"},
+                                           {NULL, NULL}},
+                     n);
+        }
+    }
+}
+
+static void put_nbytes(const struct metrics *m, struct buf *out, bool in)
+{
+    const char *name = in ? "baton_http_request_bytes_total" : "baton_http_response_bytes_total";
+
+    prom_head(out, name, "counter", in ? "Bytes of request bodies" : "Bytes of answer bodies");
+    for (size_t i = 0; i <= n_routes; i++) {
+        if (requests_of(&m->routes[i]) > 0)
+            prom_u64(out, name, (struct prom_label[]){{"operation", operation_of(i)}, {NULL, NULL}},
+                     get(in ? &m->routes[i].nbytes_in : &m->routes[i].nbytes_out));
+    }
+}
+
+static void put_requests(const struct metrics *m, struct buf *out)
+{
+    static const char name[] = "baton_http_request_duration_seconds";
+
+    put_statuses(m, out);
+    put_nbytes(m, out, true);
+    put_nbytes(m, out, false);
+    prom_head(out, name, "histogram", "From the first header to the end of the answer");
+    for (size_t i = 0; i <= n_routes; i++) {
+        if (requests_of(&m->routes[i]) > 0)
+            put_histogram(out, name,
+                          (struct prom_label[]){{"operation", operation_of(i)}, {NULL, NULL}},
+                          bounds_us, &m->routes[i].duration);
+    }
+}
+
+static void put_generations(const struct metrics *m, struct buf *out)
+{
+    static const char total[] = "baton_generations_total", took[] = "baton_generation_seconds",
+                      first[] = "baton_generation_first_token_seconds";
+
+    prom_head(out, total, "counter", "Sequences ended, by how they ended");
+    for (size_t i = 0; i < N_FINISHES; i++)
+        prom_u64(out, total, (struct prom_label[]){{"finish", finishes[i]}, {NULL, NULL}},
+                 get(&m->finished[i]));
+    prom_one(out, "baton_generation_prompt_tokens_total", "counter",
+             "Prompt tokens of ended sequences", get(&m->prompt_tokens));
+    prom_one(out, "baton_generation_tokens_total", "counter", "Tokens made by ended sequences",
+             get(&m->tokens));
+    prom_head(out, first, "histogram", "From submission to the first token");
+    put_histogram(out, first, NULL, bounds_us, &m->first_token);
+    prom_head(out, took, "histogram", "From submission to the last token");
+    put_histogram(out, took, NULL, bounds_us, &m->generation);
+}
+
+/* The names that dashboards and trainers made for vLLM read. */
+static void put_vllm(const struct metrics *m, const char *model, struct buf *out)
+{
+    static const char first[] = "vllm:time_to_first_token_seconds",
+                      took[] = "vllm:e2e_request_latency_seconds",
+                      each[] = "vllm:request_time_per_output_token_seconds",
+                      n_prompt[] = "vllm:request_prompt_tokens",
+                      n_made[] = "vllm:request_generation_tokens",
+                      ended[] = "vllm:request_success_total";
+    const struct prom_label labels[] = {{"model_name", model}, {"engine", "0"}, {NULL, NULL}};
+
+    prom_head(out, first, "histogram", "Time to first token");
+    put_histogram(out, first, labels, bounds_us, &m->first_token);
+    prom_head(out, took, "histogram", "End-to-end latency of a sequence");
+    put_histogram(out, took, labels, bounds_us, &m->generation);
+    prom_head(out, each, "histogram", "Mean time of a sequence's tokens after its first");
+    put_histogram(out, each, labels, bounds_us, &m->each_token);
+    prom_head(out, n_prompt, "histogram", "Prompt tokens of a sequence");
+    put_histogram(out, n_prompt, labels, bounds_count, &m->n_prompt);
+    prom_head(out, n_made, "histogram", "Tokens made by a sequence");
+    put_histogram(out, n_made, labels, bounds_count, &m->n_made);
+    prom_head(out, ended, "counter", "Sequences ended, by reason");
+    for (size_t i = 0; i < N_FINISHES - 1; i++)
+        prom_u64(out, ended,
+                 (struct prom_label[]){{"model_name", model},
+                                       {"engine", "0"},
+                                       {"finished_reason", finishes[i]},
+                                       {NULL, NULL}},
+                 get(&m->finished[i]));
+}
+
+void metrics_text(struct metrics *m, struct app *app, struct buf *out)
+{
+    metrics_rooms(app, out);
+    put_requests(m, out);
+    put_generations(m, out);
+    if (app->engine != NULL && (app->dialects & 1U << DIALECT_VLLM) != 0)
+        put_vllm(m, app->model_name, out);
+}

@@ -1,0 +1,208 @@
+/* GET /v1/status: everything about the server at this moment, from short locks and atomics only. */
+#include "base/clock.h"
+#include "control/admission.h"
+#include "control/gate_json.h"
+#include "control/life.h"
+#include "control/weight_transfer.h"
+#include "driver/cuda_info.h"
+#include "driver/nccl_info.h"
+#include "engine/engine.h"
+#include "handlers/control_plane.h"
+#include "handlers/lora/lora.h"
+#include "handlers/reply.h"
+#include "handlers/status/status_parts.h"
+#include "handlers/update/update_json.h"
+#include "memory/device.h"
+#include "memory/dtype.h"
+#include "server/config/config.h"
+#include "weights/store/store.h"
+
+/* The type that most of their bytes have. */
+static enum dtype main_dtype(const struct plan *plan)
+{
+    uint64_t nbytes[DTYPE_COUNT] = {0};
+    enum dtype best = plan->tensors[0].dtype;
+
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        enum dtype d = plan->tensors[i].dtype;
+
+        nbytes[d] += plan->tensors[i].nbytes;
+        best = nbytes[d] > nbytes[best] ? d : best;
+    }
+    return best;
+}
+
+static json_t *weights_json(const struct app *app)
+{
+    const struct plan *plan = store_manifest(app->store)->plan;
+    struct store_info info;
+    json_t *age;
+
+    store_info(app->store, &info);
+    age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
+                          : json_null();
+    return json_pack(
+        "{s:s, s:o, s:o, s:s, s:I, s:I, s:s, s:I, s:I, s:o}", "state", store_state_name(info.state),
+        "serial", info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(),
+        "weight_version", info.serial > 0 ? json_string(info.label) : json_null(), "dtype",
+        dtype_name(main_dtype(plan)), "nbytes", (json_int_t)plan->nbytes, "n_tensors",
+        (json_int_t)plan->n_tensors, "plan_digest", plan->digest, "versions_alive",
+        (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
+}
+
+static json_t *update_or_null(const struct app *app)
+{
+    struct update_info info;
+
+    updates_current(app->updates, &info);
+    return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
+}
+
+static json_t *admission_json(struct admission *a)
+{
+    struct admission_stats s;
+
+    admission_stats(a, &s);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "running", (json_int_t)s.n_running,
+                     "waiting", (json_int_t)s.n_waiting, "concurrency", (json_int_t)s.n_permits,
+                     "queue", (json_int_t)s.n_queue_max, "granted", (json_int_t)s.n_granted,
+                     "refused", (json_int_t)s.n_refused, "cancelled", (json_int_t)s.n_cancelled,
+                     "wait_ms_max", (double)s.wait_us_max / 1e3);
+}
+
+static json_t *engine_json(const struct app *app)
+{
+    struct engine_stats s = {0};
+    uint64_t now = clock_now_us();
+
+    if (app->engine == NULL)
+        return json_null();
+    app->engine->ops->stats(app->engine, &s);
+    return json_pack(
+        "{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s, s:s, s:I}", "name",
+        app->engine->ops->name, "heartbeat_age_ms",
+        now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
+        (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
+        (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max, "n_steps",
+        (json_int_t)s.n_steps, "n_prompt_tokens", (json_int_t)s.n_prompt_tokens,
+        "n_generated_tokens", (json_int_t)s.n_generated_tokens, "n_recomputed_tokens",
+        (json_int_t)s.n_recomputed_tokens, "step_ms_max", (double)s.step_us_max / 1e3, "on_update",
+        gen_on_update_name(app->on_update), "logprobs_mode",
+        gen_logprobs_mode_name(app->logprobs_mode), "max_logprobs", (json_int_t)app->max_logprobs);
+}
+
+json_t *status_http_json(const struct app *app)
+{
+    struct front_stats s = {0};
+
+    app_front_stats(app, &s);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "connections",
+                     (json_int_t)s.n_connections, "accepted", (json_int_t)s.n_accepted, "requests",
+                     (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",
+                     (json_int_t)s.n_gone, "timeouts", (json_int_t)s.n_timeouts, "loop_lag_ms_max",
+                     (double)s.lag_us_max / 1e3);
+}
+
+static json_t *model_json(const struct app *app)
+{
+    if (app->model_name[0] == '\0')
+        return json_null();
+    return json_pack("{s:s, s:s, s:I, s:I}", "name", app->model_name, "path", app->model_path,
+                     "vocab_size", (json_int_t)app->vocab_size, "max_model_len",
+                     (json_int_t)app->max_model_len);
+}
+
+static json_t *text_or_null(const char *text)
+{
+    return text[0] != '\0' ? json_string(text) : json_null();
+}
+
+/* The GPUs that hold the weights. Asks no driver: this runs on an event loop. */
+static json_t *ranks_json(const struct app *app)
+{
+    json_t *ranks = json_array();
+
+    for (uint32_t r = 0; r < app->n_devices; r++) {
+        const struct cuda_device *d = device_about(app->devices[r]);
+
+        (void)json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r,
+                                                     "place", device_name(app->devices[r]), "uuid",
+                                                     d->uuid, "name", d->name, "checksums_on_gpu",
+                                                     (int)device_has_kernels(app->devices[r])));
+    }
+    return ranks;
+}
+
+static json_t *cuda_json(const struct app *app)
+{
+    const struct cuda_info *cuda = app->cuda;
+    json_t *devices = json_array();
+
+    for (size_t i = 0; i < cuda->n_devices; i++) {
+        const struct cuda_device *d = &cuda->devices[i];
+
+        (void)json_array_append_new(
+            devices, json_pack("{s:i, s:s, s:s, s:I}", "index", d->ordinal, "name", d->name, "uuid",
+                               d->uuid, "nbytes_total", (json_int_t)d->nbytes_total));
+    }
+    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)cuda->available,
+                     "driver_version", text_or_null(cuda->driver_version), "devices", devices,
+                     "ranks", ranks_json(app), "reason", text_or_null(cuda->reason));
+}
+
+/* The library, and the group that was joined with it. */
+static json_t *nccl_json(const struct app *app)
+{
+    const struct nccl_info *nccl = app->nccl;
+
+    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
+                     text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
+                     text_or_null(nccl->reason), "group", weight_transfer_json(app->transfer));
+}
+
+static json_t *pause_or_null(const struct app *app)
+{
+    struct gate_info info;
+
+    gate_info(app->gate, &info);
+    return info.pause == PAUSE_NONE ? json_null() : gate_pause_json(&info);
+}
+
+json_t *status_head_json(const struct app *app)
+{
+    struct err live_why = {0}, why = {0};
+    bool live = app_live(app, &live_why);
+    bool ready = app_ready(app, &why);
+    json_t *reason = ready ? json_null()
+                           : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
+                                       why.msg);
+
+    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:{s:b, s:b}}", "boot_id",
+                     app->life->boot_id, "version", BATON_VERSION, "uptime_s",
+                     (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
+                     life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
+                     "reason", reason, "server_args", "enable_memory_saver",
+                     (int)app->config->sglang_memory_saver, "enable_return_routed_experts", 0);
+}
+
+int handle_status(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *status = status_head_json(app);
+
+    (void)e;
+    if (status != NULL &&
+        json_object_update_new(
+            status,
+            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
+                      weights_json(app), "update", update_or_null(app), "admission", "generate",
+                      admission_json(app->generate), "detokenize", admission_json(app->detokenize),
+                      "engine", engine_json(app), "http", status_http_json(app), "model",
+                      model_json(app), "cuda", cuda_json(app), "nccl", nccl_json(app), "pause",
+                      pause_or_null(app), "sleep", gate_sleep_json(app->gate), "adapters",
+                      lora_gauges_json(app))) != 0) {
+        json_decref(status);
+        status = NULL;
+    }
+    reply_json(x, 200, status);
+    return 0;
+}

@@ -1,0 +1,49 @@
+/* POST /v1/weights/plans: say once which tensors come; later requests name the plan_id. */
+#include "handlers/body_columns.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_json.h"
+#include "handlers/update/update_parts.h"
+#include "weights/update/coverage.h"
+#include "weights/update/update.h"
+
+const char *const plan_members[] = {"names", "dtypes",  "dtype_names", "shapes",
+                                    "sizes", "convert", NULL};
+
+static int put(struct app *app, struct exchange *x, struct plan *plan, bool convert, struct err *e)
+{
+    const char *missing[UPDATE_MISSING_MAX];
+    uint32_t n_missing;
+
+    if (plan_coverage(store_manifest(app->store), plan, convert, missing, UPDATE_MISSING_MAX,
+                      &n_missing, e) != 0 ||
+        updates_plan_put(app->updates, plan, convert, e) != 0)
+        return -1;
+    reply_json(x, 200,
+               json_pack("{s:s, s:I, s:I, s:b, s:I, s:o}", "plan_id", plan->digest, "n_tensors",
+                         (json_int_t)plan->n_tensors, "nbytes", (json_int_t)plan->nbytes,
+                         "covers_manifest", (int)(n_missing == 0), "n_missing",
+                         (json_int_t)n_missing, "missing", names_json(missing, n_missing)));
+    return 0;
+}
+
+int handle_plan_put(struct app *app, struct exchange *x, struct err *e)
+{
+    struct plan *plan = NULL;
+    bool convert = false;
+    struct body_columns text;
+    json_t *body;
+    int rc;
+
+    if (body_parse_columns(&body, &text, x, x->route, app->lists, e) != 0)
+        return -1;
+    rc = body_bool(&convert, body, "", "convert", e);
+    if (rc == 0)
+        rc = plan_from_body(&plan, body, &text, e);
+    json_decref(body);
+    body_columns_fini(&text);
+    if (rc == 0)
+        rc = put(app, x, plan, convert, e);
+    plan_unref(plan);
+    return rc;
+}

@@ -1,0 +1,488 @@
+/* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
+ * GPUs, from shared memory, from files, or are the body itself. */
+#include "control/gate.h"
+#include "control/generations.h"
+#include "control/weight_transfer.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_json.h"
+#include "handlers/update/update_parts.h"
+#include "server/config/config.h"
+#include "transport/body.h"
+#include "transport/file.h"
+#include "weights/safetensors.h"
+#include "weights/update/update.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+const char *const update_members[] = {
+    "update_id",
+    "names",
+    "dtypes",
+    "dtype_names",
+    "shapes",
+    "sizes",
+    "packed",
+    "checksums",
+    "weight_version",
+    "plan_id",
+    "partial",
+    "convert",
+    "chunk_id",
+    "shm",
+    "path",
+    "ipc_handles",
+    "ipc_handles_pickled",
+    "tensor_sizes",
+    "per_gpu",
+    "metadata_by_gpu",
+    "buckets",
+    "serialized_named_tensors",
+    "serialized_format",
+    "placement",
+    "transport",
+    "expected_digest",
+    "bucket_nbytes",
+    "packed_buffer_size_bytes",
+    "group_name",
+    "abort_requests",
+    "selector",
+    NULL,
+};
+const char *const update_query[] = {
+    "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
+};
+
+/* What a request says beside its tensors; the same members in JSON and in the query. */
+struct update_words {
+    const char *update_id, *chunk_id, *label;
+    bool partial, convert, sharded, abort_requests;
+    bool partial_given, convert_given, placement_given;
+};
+
+/* Session members are the session's to say; a chunk in one may not contradict it. */
+static int words_check(const struct update_words *w, struct err *e)
+{
+    if (w->update_id != NULL && update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
+        return -1;
+    if (w->chunk_id != NULL &&
+        update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0)
+        return -1;
+    if (w->label != NULL && label_check(w->label, "/weight_version", e) != 0)
+        return -1;
+    if (w->update_id != NULL && w->partial_given)
+        return err_set(e, ERR_BAD_REQUEST, "/partial",
+                       "partial is said once, at /v1/update_weights/start");
+    if (w->update_id != NULL && w->convert_given)
+        return err_set(e, ERR_BAD_REQUEST, "/convert",
+                       "convert is said once, at /v1/update_weights/start");
+    if (w->update_id != NULL && w->placement_given)
+        return err_set(e, ERR_BAD_REQUEST, "/placement",
+                       "placement is said once, at /v1/update_weights/start");
+    return 0;
+}
+
+/* A client's X-Request-Id names its chunk within a session. A whole update never repeats by it: a
+ * trainer that sends one id at every step would get an old answer for new weights. */
+static void words_apply(struct update_chunk *c, const struct update_words *w,
+                        const struct exchange *x)
+{
+    if (w->update_id != NULL)
+        (void)snprintf(c->update_id, sizeof c->update_id, "%s", w->update_id);
+    if (w->chunk_id != NULL)
+        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", w->chunk_id);
+    else if (x->request_id_given && w->update_id != NULL)
+        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->request_id);
+    if (w->label != NULL)
+        (void)snprintf(c->label, sizeof c->label, "%s", w->label);
+    c->partial = w->partial;
+    c->convert = w->convert;
+    c->sharded = w->sharded;
+}
+
+/* What a whole update lacks (new), or NULL. */
+static json_t *missing_json(const struct update_chunk *c, const struct err *e)
+{
+    if (e->code != ERR_INCOMPLETE || c->n_missing == 0)
+        return NULL;
+    return json_pack("{s:I, s:o}", "n_missing", (json_int_t)c->n_missing, "missing",
+                     names_json(c->missing, c->n_missing));
+}
+
+/* What is missing stands in no member of the request: the one that lists what came is pointed at.
+ * @body  NULL when the tensors are the body */
+static void blame_list(const json_t *body, struct err *e)
+{
+    static const char *const lists[] = {"/buckets", "/serialized_named_tensors",
+                                        "/per_gpu", "/metadata_by_gpu",
+                                        "/plan_id", "/names",
+                                        "/path"};
+    const char *found = "";
+
+    for (size_t i = 0; body != NULL && i < sizeof lists / sizeof lists[0] && *found == '\0'; i++)
+        found = body_given(body, lists[i] + 1) != NULL ? lists[i] : "";
+    (void)snprintf(e->field, sizeof e->field, "%s", found);
+}
+
+/* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
+ * the answer, because it may read from the exchange. @body  as blame_list takes it */
+static int submit(struct app *app, struct exchange *x, struct update_chunk *c, const json_t *body,
+                  struct err *e)
+{
+    const struct route *route = x->route;
+    struct update_asker *asker;
+    json_t *details;
+
+    if (update_asker_new(&asker, app, x, e) != 0) {
+        update_chunk_free(c);
+        return -1;
+    }
+    c->done = update_answered;
+    c->done_arg = asker;
+    c->gone = update_asker_gone;
+    if (updates_submit(app->updates, c, e) == 0)
+        return 0;
+    update_asker_free(asker);
+    if (route->session == SESSION_IMPLICIT) /* nobody would end one that has nothing */
+        session_give_up(app, false, "its first bucket was refused");
+    details = missing_json(c, e);
+    update_chunk_free(c);
+    if (e->code == ERR_INCOMPLETE)
+        blame_list(body, e);
+    reply_error(x, e, details);
+    return 0;
+}
+
+static struct update_chunk *chunk_new(struct err *e)
+{
+    struct update_chunk *c = calloc(1, sizeof *c);
+
+    if (c == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    return c;
+}
+
+/* What a file or a header says of itself holds unless the request says otherwise. */
+static int take_label(struct update_chunk *c, const char *label, struct err *e)
+{
+    if (c->label[0] != '\0' || label == NULL)
+        return 0;
+    if (label_check(label, "/__metadata__/baton.weight_version", e) != 0)
+        return -1;
+    (void)snprintf(c->label, sizeof c->label, "%s", label);
+    return 0;
+}
+
+static void take_file(struct update_chunk *c, struct file_weights *w)
+{
+    if (c->plan == NULL)
+        c->plan = plan_ref(w->plan);
+    if (c->checksums == NULL) {
+        c->checksums = w->checksums;
+        c->has_checksum = w->has_checksum;
+        w->checksums = NULL;
+        w->has_checksum = NULL;
+    }
+}
+
+static int open_path(const struct app *app, struct update_chunk *c, const char *path, struct err *e)
+{
+    const struct config_list *roots = &app->config->allow_path;
+    struct file_weights w = {0};
+    int rc;
+
+    if (file_source_open(&c->source, &w, roots->items, roots->n, path, c->plan, e) != 0)
+        return -1;
+    take_file(c, &w);
+    rc = take_label(c, w.weight_version, e);
+    file_weights_fini(&w);
+    return rc;
+}
+
+int update_source_of(const char **out, const json_t *body, struct err *e)
+{
+    static const char *const sources[] = {"shm",         "path",
+                                          "ipc_handles", "ipc_handles_pickled",
+                                          "buckets",     "serialized_named_tensors",
+                                          "transport"};
+    const char *found = NULL;
+    char field[32] = "";
+
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
+        if (body_given(body, sources[i]) == NULL)
+            continue;
+        if (found != NULL)
+            (void)snprintf(field, sizeof field, "/%s", sources[i]);
+        found = sources[i];
+    }
+    if (found == NULL || field[0] != '\0')
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
+                       "buckets, serialized_named_tensors, transport: nccl, or a body of type "
+                       "application/vnd.safetensors");
+    if (body_given(body, "serialized_format") != NULL &&
+        strcmp(found, "serialized_named_tensors") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
+                       "serialized_format goes with serialized_named_tensors");
+    *out = found;
+    return 0;
+}
+
+/* What speaks of handles goes with handles. */
+static int check_beside(const json_t *body, struct err *e)
+{
+    static const char *const members[] = {"per_gpu", "metadata_by_gpu"};
+    char field[32];
+
+    if (body_given(body, "tensor_sizes") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/tensor_sizes",
+                       "tensor_sizes go with ipc_handles and ipc_handles_pickled; send sizes");
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (body_given(body, members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s goes with ipc_handles and ipc_handles_pickled; send names", members[i]);
+    }
+    return 0;
+}
+
+/* The placement of a session is the session's. */
+static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
+                    const struct body_columns *text, struct err *e)
+{
+    struct update_info info = {.sharded = c->sharded};
+
+    if (c->update_id[0] != '\0' && updates_get(app->updates, c->update_id, &info, e) != 0)
+        return -1;
+    if (body_given(body, "serialized_named_tensors") != NULL)
+        return tensors_from_body(c, app, body, info.sharded, e);
+    return ipc_from_body(c, app, body, text, info.sharded, e);
+}
+
+/* What speaks of broadcasts goes with them. */
+static int check_not_nccl(const json_t *body, struct err *e)
+{
+    static const char *const members[] = {"expected_digest", "bucket_nbytes",
+                                          "packed_buffer_size_bytes", "group_name"};
+    char field[32];
+
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (body_given(body, members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s goes with transport: nccl", members[i]);
+    }
+    return 0;
+}
+
+static int open_source(struct app *app, struct update_chunk *c, const json_t *body,
+                       const struct body_columns *text, struct err *e)
+{
+    const char *path = NULL, *source;
+
+    if (body_str(&path, body, "", "path", e) != 0 || update_source_of(&source, body, e) != 0)
+        return -1;
+    if (strcmp(source, "transport") == 0)
+        return check_beside(body, e) != 0 ? -1 : nccl_from_body(c, app, body, text, e);
+    if (check_not_nccl(body, e) != 0)
+        return -1;
+    if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
+        return open_ipc(app, c, body, text, e);
+    if (check_beside(body, e) != 0 ||
+        plan_of_list(&c->plan, app, body, text, "", path != NULL, e) != 0)
+        return -1;
+    if (c->plan == NULL && body_given(body, "checksums") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/checksums",
+                       "checksums stand beside names, and there are none; those of a file by "
+                       "itself are in its metadata");
+    if (c->plan != NULL && checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0,
+                                         c->plan->n_tensors, e) != 0)
+        return -1;
+    return path != NULL ? open_path(app, c, path, e) : shm_from_body(&c->source, body, c->plan, e);
+}
+
+static int words_from_body(struct update_words *w, const json_t *body, struct err *e)
+{
+    const char *selector = NULL;
+
+    if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
+        body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
+        body_str(&w->label, body, "", "weight_version", e) != 0 ||
+        body_bool(&w->partial, body, "", "partial", e) != 0 ||
+        body_bool(&w->convert, body, "", "convert", e) != 0 ||
+        body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
+        placement_from_body(&w->sharded, body, e) != 0 ||
+        selector_from_body(&selector, body, e) != 0)
+        return -1;
+    w->partial_given = body_given(body, "partial") != NULL;
+    w->convert_given = body_given(body, "convert") != NULL;
+    w->placement_given = body_given(body, "placement") != NULL;
+    return words_check(w, e);
+}
+
+/* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
+static int answer_nothing(struct app *app, struct exchange *x, struct update_chunk *c,
+                          struct err *e)
+{
+    struct update_info info;
+    int rc = 0;
+
+    if (c->update_id[0] != '\0')
+        rc = updates_get(app->updates, c->update_id, &info, e);
+    else
+        updates_current(app->updates, &info);
+    update_chunk_free(c);
+    if (rc == 0)
+        reply_json(x, 200, update_json(&info));
+    return rc;
+}
+
+static int update_from_json(struct app *app, struct exchange *x, const json_t *body,
+                            const struct body_columns *text, struct err *e)
+{
+    const struct route *route = x->route;
+    char id[UPDATE_ID_MAX + 1] = "";
+    struct update_words w = {0};
+    struct update_chunk *c;
+
+    if (words_from_body(&w, body, e) != 0 || session_find(id, app, route, e) != 0)
+        return -1;
+    if (id[0] != '\0')
+        w.update_id = id;
+    c = chunk_new(e);
+    if (c == NULL)
+        return -1;
+    words_apply(c, &w, x);
+    if (open_source(app, c, body, text, e) != 0 ||
+        (c->source != NULL && route->session == SESSION_IMPLICIT && c->update_id[0] == '\0' &&
+         session_begin(c->update_id, app, route, e) != 0)) {
+        update_chunk_free(c);
+        return -1;
+    }
+    /* Before the worker has it: what is sent after the answer must not end. */
+    if (w.abort_requests)
+        (void)generations_abort(app->generations, NULL, 0);
+    if (c->source == NULL)
+        return answer_nothing(app, x, c, e);
+    return submit(app, x, c, body, e);
+}
+
+static int words_from_query(struct update_words *w, const struct exchange *x, struct err *e)
+{
+    w->update_id = exchange_query(x, "update_id");
+    w->chunk_id = exchange_query(x, "chunk_id");
+    w->label = exchange_query(x, "weight_version");
+    w->partial_given = exchange_query(x, "partial") != NULL;
+    w->convert_given = exchange_query(x, "convert") != NULL;
+    if (query_bool(&w->partial, x, "partial", e) != 0 ||
+        query_bool(&w->convert, x, "convert", e) != 0)
+        return -1;
+    return words_check(w, e);
+}
+
+static int take_head(struct update_chunk *c, struct safetensors *head, struct err *e)
+{
+    c->plan = plan_ref(head->plan);
+    c->checksums = head->checksums;
+    c->has_checksum = head->has_checksum;
+    head->checksums = NULL;
+    head->has_checksum = NULL;
+    return take_label(c, head->weight_version, e);
+}
+
+/* The body's head has been read; its tensors will be, by the worker, straight into staging. */
+static int update_from_stream(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_words w = {0};
+    struct safetensors head = {0};
+    struct update_chunk *c;
+    int rc;
+
+    if (words_from_query(&w, x, e) != 0)
+        return -1;
+    c = chunk_new(e);
+    if (c == NULL)
+        return -1;
+    words_apply(c, &w, x);
+    rc = safetensors_parse(&head, x->body, x->body_len, x->content_length, e);
+    if (rc == 0)
+        rc = take_head(c, &head, e);
+    safetensors_fini(&head);
+    if (rc == 0)
+        rc = body_source_new(&c->source, x, app->config->body_stall_timeout * 1000, e);
+    if (rc == 0)
+        return submit(app, x, c, NULL, e);
+    update_chunk_free(c);
+    return -1;
+}
+
+bool body_is_tensors(const struct exchange *x)
+{
+    static const char name[] = "application/vnd.safetensors";
+    const struct route *route = x->route;
+    size_t len = sizeof name - 1;
+
+    return route->body == BODY_TENSORS && strncasecmp(x->content_type, name, len) == 0 &&
+           (x->content_type[len] == '\0' || x->content_type[len] == ';' ||
+            x->content_type[len] == ' ');
+}
+
+/* A dialect's row whose way in never says which transport is not by the group. */
+static bool may_broadcast(const struct route *route)
+{
+    bool may = route->into == NULL;
+
+    for (size_t i = 0; !may && route->into[i] != NULL; i++)
+        may = strcmp(route->into[i], "transport") == 0;
+    return may;
+}
+
+void update_unread(struct app *app, const struct exchange *x)
+{
+    if (app->transfer != NULL && !body_is_tensors(x) && may_broadcast(x->route))
+        weight_transfer_doubt(app->transfer, NULL);
+}
+
+static int refuse_query(const struct exchange *x, struct err *e)
+{
+    if (x->content_type[0] == '\0')
+        return err_set(e, ERR_MEDIA_TYPE, "",
+                       "there is no Content-Type; tensors as the body need "
+                       "application/vnd.safetensors");
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "query member '%.60s': with a JSON body, members stand in the body",
+                   x->query[0].name);
+}
+
+/* A trainer that is refused may not have waited for the answer before it broadcasts. */
+int handle_update(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    struct body_columns text;
+    bool streams = route->body == BODY_TENSORS && body_is_tensors(x);
+    json_t *body = NULL;
+    int rc;
+
+    if (streams && gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0)
+        return -1;
+    if (streams)
+        return update_from_stream(app, x, e);
+    if (gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0 ||
+        (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
+        body_parse_columns(&body, &text, x, route, app->lists, e) != 0) {
+        update_unread(app, x);
+        return -1;
+    }
+    rc = update_from_json(app, x, body, &text, e);
+    if (rc != 0 && app->transfer != NULL && body_given(body, "transport") != NULL)
+        weight_transfer_doubt(app->transfer, json_string_value(body_given(body, "group_name")));
+    json_decref(body);
+    body_columns_fini(&text);
+    return rc;
+}

@@ -1,0 +1,417 @@
+/* From JSON to buckets: which member holds what, and which rank is fed by which. */
+#include "base/utf8.h"
+#include "driver/cuda_info.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/update/update_ipc.h"
+#include "handlers/update/update_parts.h"
+#include "memory/device.h"
+#include "transport/ipc/torch_handle.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert((int)IPC_RANKS_MAX <= (int)IPC_GPUS_MAX, "match_gpus has room for as many");
+
+enum { LIST_TEXT_MAX = 200 };
+
+static const char *const bucket_members[] = {
+    "names",        "dtypes",    "dtype_names",     "shapes",      "sizes",
+    "packed",       "checksums", "plan_id",         "ipc_handles", "ipc_handles_pickled",
+    "tensor_sizes", "per_gpu",   "metadata_by_gpu", NULL,
+};
+static const char *const list_members[] = {
+    "names", "dtypes", "dtype_names", "shapes", "sizes", "checksums", NULL,
+};
+
+void ipc_request_fini(struct ipc_request *q)
+{
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        if (q->parts != NULL)
+            free(q->parts[i].lists);
+        if (q->buckets != NULL)
+            ipc_bucket_fini(&q->buckets[i]);
+    }
+    for (uint32_t r = 0; q->plans != NULL && r < q->n_ranks; r++) {
+        plan_unref(q->plans[r].plan);
+        free(q->plans[r].checksums);
+        free(q->plans[r].has_checksum);
+    }
+    free(q->parts);
+    free(q->buckets);
+    free(q->lists);
+    free(q->plans);
+    free(q->origins);
+}
+
+static int read_handles(struct ipc_handles *h, const struct ipc_part *p, struct err *e)
+{
+    const json_t *value = body_given(p->object, "ipc_handles");
+
+    if (value != NULL)
+        return ipc_handles_from_json(h, value, p->field, e);
+    value = body_given(p->object, "ipc_handles_pickled");
+    if (!json_is_string(value))
+        return err_set(e, ERR_BAD_REQUEST, p->field, "ipc_handles_pickled is %s; it is base64",
+                       body_type_name(value));
+    return torch_handles_read(h, json_string_value(value), json_string_length(value), p->field, e);
+}
+
+/* Exactly one of the two members; in the body itself that has been seen to. */
+static int find_handles(struct ipc_part *p, struct err *e)
+{
+    bool plain = body_given(p->object, "ipc_handles") != NULL;
+    bool pickled = body_given(p->object, "ipc_handles_pickled") != NULL;
+
+    if (plain == pickled)
+        return err_set(e, ERR_BAD_REQUEST, p->at,
+                       "a bucket has either ipc_handles or "
+                       "ipc_handles_pickled; this has %s",
+                       plain ? "both" : "neither");
+    (void)snprintf(p->field, sizeof p->field, "%s/%s", p->at,
+                   plain ? "ipc_handles" : "ipc_handles_pickled");
+    return 0;
+}
+
+static int read_list(struct ipc_part *p, const char *key, const json_t *object, struct err *e)
+{
+    struct ipc_list *list = &p->lists[p->n_lists];
+    char field[ERR_FIELD_MAX];
+
+    (void)snprintf(field, sizeof field, "%s/%s", p->at, p->per_gpu);
+    if (!ipc_uuid_parse(list->uuid, key, strlen(key)))
+        return err_set(e, ERR_BAD_REQUEST, field, "'%.*s' is not the UUID of a GPU",
+                       utf8_cut_name(key), key);
+    (void)snprintf(list->at, sizeof list->at, "%s/%s/%.40s", p->at, p->per_gpu, key);
+    for (uint32_t i = 0; i < p->n_lists; i++)
+        if (strcmp(p->lists[i].uuid, list->uuid) == 0)
+            return err_set(e, ERR_BAD_REQUEST, list->at, "GPU %s is named twice", list->uuid);
+    if (!json_is_object(object))
+        return err_set(e, ERR_BAD_REQUEST, list->at,
+                       "what a GPU holds is an object {names, dtypes, shapes, sizes?, checksums?}");
+    list->object = object;
+    p->n_lists++;
+    return body_only(object, list->at, list_members, e);
+}
+
+/* Beside lists for each GPU there may be columns for all (SkyRL sends rank 0's): they are never
+ * applied to any GPU's bytes, and what would be is refused. */
+static int check_beside(const struct ipc_part *p, struct err *e)
+{
+    static const char *const refused[] = {"plan_id", "checksums", "tensor_sizes"};
+    char field[ERR_FIELD_MAX];
+
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        if (body_given(p->object, refused[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "%s/%s", p->at, refused[i]);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s speaks of one list of tensors, but %s has one for each GPU", refused[i],
+                       p->per_gpu);
+    }
+    return 0;
+}
+
+static int read_per_gpu(struct ipc_part *p, const json_t *object, struct err *e)
+{
+    size_t n = json_object_size(object);
+    char field[ERR_FIELD_MAX];
+    const char *key;
+    json_t *value;
+
+    (void)snprintf(field, sizeof field, "%s/%s", p->at, p->per_gpu);
+    if (!json_is_object(object) || n == 0 || n > IPC_GPUS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s is an object {\"<gpu uuid>\": {names, dtypes, shapes, sizes?, "
+                       "checksums?}} of 1 to %d GPUs",
+                       p->per_gpu, (int)IPC_GPUS_MAX);
+    p->lists = calloc(n, sizeof p->lists[0]);
+    if (p->lists == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the lists of %zu GPUs", n);
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        if (read_list(p, key, value, e) != 0)
+            return -1;
+    }
+    return check_beside(p, e);
+}
+
+static int read_lists(struct ipc_part *p, struct err *e)
+{
+    const json_t *native = body_given(p->object, "per_gpu");
+    const json_t *skyrl = body_given(p->object, "metadata_by_gpu");
+    char field[ERR_FIELD_MAX];
+
+    if (native != NULL && skyrl != NULL) {
+        (void)snprintf(field, sizeof field, "%s/metadata_by_gpu", p->at);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "per_gpu and metadata_by_gpu are one member; send one of them");
+    }
+    if (native != NULL || skyrl != NULL) {
+        p->per_gpu = native != NULL ? "per_gpu" : "metadata_by_gpu";
+        return read_per_gpu(p, native != NULL ? native : skyrl, e);
+    }
+    p->lists = calloc(1, sizeof p->lists[0]);
+    if (p->lists == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a bucket");
+    p->lists[0].object = p->object;
+    (void)snprintf(p->lists[0].at, sizeof p->lists[0].at, "%s", p->at);
+    p->n_lists = 1;
+    return 0;
+}
+
+static int read_part(struct ipc_part *p, struct ipc_bucket *b, struct err *e)
+{
+    if (find_handles(p, e) != 0 || read_lists(p, e) != 0)
+        return -1;
+    return read_handles(&b->handles, p, e);
+}
+
+/* What belongs to one bucket stands in it; beside `buckets` it would belong to none. */
+static int check_top(const json_t *body, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    for (size_t i = 0; bucket_members[i] != NULL; i++) {
+        if (body_given(body, bucket_members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", bucket_members[i]);
+        return err_set(e, ERR_BAD_REQUEST, field, "with buckets, %s stands in each of them",
+                       bucket_members[i]);
+    }
+    return 0;
+}
+
+static int read_parts(struct ipc_request *q, const json_t *body, const json_t *buckets,
+                      struct err *e)
+{
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        struct ipc_part *p = &q->parts[i];
+
+        p->object = body;
+        if (buckets != NULL) {
+            p->object = json_array_get(buckets, i);
+            (void)snprintf(p->at, sizeof p->at, "/buckets/%u", (unsigned)(i % IPC_BUCKETS_MAX));
+            if (!json_is_object(p->object))
+                return err_set(e, ERR_BAD_REQUEST, p->at,
+                               "a bucket is an object {names, dtypes, shapes, ipc_handles or "
+                               "ipc_handles_pickled, ...}");
+            if (body_only(p->object, p->at, bucket_members, e) != 0)
+                return -1;
+        }
+        if (read_part(p, &q->buckets[i], e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* The GPUs that the handles name, as far as there could be ranks for them. */
+static void ranks_of_handles(struct ipc_request *q)
+{
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        const struct ipc_handles *h = &q->buckets[i].handles;
+
+        for (uint32_t g = 0; g < h->n_gpus && q->n_ranks < IPC_RANKS_MAX; g++) {
+            uint32_t r = 0;
+
+            while (r < q->n_ranks && strcmp(q->uuids[r], h->gpus[g].uuid) != 0)
+                r++;
+            if (r == q->n_ranks)
+                memcpy(q->uuids[q->n_ranks++], h->gpus[g].uuid, sizeof q->uuids[0]);
+        }
+    }
+}
+
+static void ranks_of_server(struct ipc_request *q)
+{
+    q->n_ranks = q->app->n_devices;
+    for (uint32_t r = 0; r < q->n_ranks; r++) {
+        const char *text = device_about(q->app->devices[r])->uuid;
+        bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
+
+        assert(is_uuid);
+        (void)is_uuid;
+    }
+}
+
+/* What a bucket says of each rank, in the arrays that travel with it. */
+static int ranks_alloc(struct ipc_request *q, struct err *e)
+{
+    uint32_t n = q->n_ranks;
+
+    q->lists = calloc((size_t)q->n_parts * n, sizeof q->lists[0]);
+    q->plans = calloc(n, sizeof q->plans[0]);
+    if (q->lists == NULL || q->plans == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        struct ipc_bucket *b = &q->buckets[i];
+
+        b->ranks = calloc(n, sizeof b->ranks[0]);
+        b->first = calloc(n, sizeof b->first[0]);
+        b->n_tensors = calloc(n, sizeof b->n_tensors[0]);
+        if (b->ranks == NULL || b->first == NULL || b->n_tensors == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
+    }
+    return 0;
+}
+
+int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
+                     const struct body_columns *text, bool sharded, struct err *e)
+{
+    const json_t *buckets = NULL;
+    size_t n = 1;
+
+    *q = (struct ipc_request){.app = app, .text = text, .sharded = sharded};
+    if (body_array(&buckets, body, "", "buckets", e) != 0)
+        return -1;
+    if (buckets != NULL)
+        n = json_array_size(buckets);
+    if (n == 0 || n > IPC_BUCKETS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/buckets", "there are %zu buckets; 1 to %d are taken",
+                       n, (int)IPC_BUCKETS_MAX);
+    if (buckets != NULL && check_top(body, e) != 0)
+        return -1;
+    q->parts = calloc(n, sizeof q->parts[0]);
+    q->buckets = calloc(n, sizeof q->buckets[0]);
+    if (q->parts == NULL || q->buckets == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu buckets", n);
+    q->n_parts = (uint32_t)n;
+    if (read_parts(q, body, buckets, e) != 0)
+        return -1;
+    if (app->n_devices > 0)
+        ranks_of_server(q);
+    else
+        ranks_of_handles(q);
+    return ranks_alloc(q, e);
+}
+
+enum match_reach ipc_reach(void *arg, uint32_t rank, const char *uuid)
+{
+    const struct app *app = arg;
+    char shown[IPC_UUID_LEN + 1];
+
+    for (size_t i = 0; i < app->cuda->n_devices; i++) {
+        const struct cuda_device *d = &app->cuda->devices[i];
+
+        if (ipc_uuid_parse(shown, d->uuid, strlen(d->uuid)) && strcmp(shown, uuid) == 0)
+            return device_can_reach(app->devices[rank], d) ? MATCH_YES : MATCH_NO;
+    }
+    return MATCH_UNSEEN;
+}
+
+/* The list that slices a GPU's bucket, or NULL; no other is ever tried. */
+static struct ipc_list *find_list(const struct ipc_part *p, const struct ipc_gpu *gpu)
+{
+    for (uint32_t i = 0; i < p->n_lists; i++)
+        if (p->per_gpu == NULL || strcmp(p->lists[i].uuid, gpu->uuid) == 0)
+            return &p->lists[i];
+    return NULL;
+}
+
+/* Without a GPU of ours, each that is named is judged, if it is said what it holds. */
+static void match_named(const struct ipc_gpu **fed, const struct ipc_request *q,
+                        const struct ipc_part *p, const struct ipc_handles *h)
+{
+    bool any = false;
+
+    for (uint32_t r = 0; r < q->n_ranks; r++) {
+        fed[r] = NULL;
+        for (uint32_t g = 0; g < h->n_gpus; g++)
+            if (strcmp(q->uuids[r], h->gpus[g].uuid) == 0 && find_list(p, &h->gpus[g]) != NULL)
+                fed[r] = &h->gpus[g];
+        any = any || fed[r] != NULL;
+    }
+    if (!any)
+        fed[0] = &h->gpus[0]; /* to be told that it has no list */
+}
+
+static const char *list_uuid(const void *arg, uint32_t i)
+{
+    return ((const struct ipc_part *)arg)->lists[i].uuid;
+}
+
+static int take_list(const struct ipc_list **out, const struct ipc_part *p,
+                     const struct ipc_gpu *gpu, struct err *e)
+{
+    struct ipc_list *list = find_list(p, gpu);
+    char field[ERR_FIELD_MAX], text[LIST_TEXT_MAX];
+
+    if (list != NULL) {
+        list->used = true;
+        *out = list;
+        return 0;
+    }
+    (void)snprintf(field, sizeof field, "%s/%s", p->at, p->per_gpu);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "GPU %s is in the handles, but %s has no list of what it holds; it has those of "
+                   "%s",
+                   gpu->uuid, p->per_gpu, match_list(text, sizeof text, p->n_lists, list_uuid, p));
+}
+
+/* A list for a GPU of ours that has no handle: whose bytes were those names for? */
+static int check_orphans(const struct ipc_part *p, const struct match_ranks *ranks,
+                         const struct ipc_handles *h, struct err *e)
+{
+    for (uint32_t i = 0; p->per_gpu != NULL && i < p->n_lists; i++) {
+        const struct ipc_list *list = &p->lists[i];
+        bool has_handle = false;
+
+        for (uint32_t g = 0; g < h->n_gpus; g++)
+            has_handle = has_handle || strcmp(h->gpus[g].uuid, list->uuid) == 0;
+        if (!has_handle && match_is_rank(ranks, list->uuid))
+            return err_set(e, ERR_BAD_REQUEST, list->at,
+                           "%s lists what GPU %s holds, but there is no handle of that GPU",
+                           p->per_gpu, list->uuid);
+    }
+    return 0;
+}
+
+static int match_part(struct ipc_request *q, uint32_t i, const struct match_ranks *ranks,
+                      struct err *e)
+{
+    const struct ipc_gpu *fed[IPC_RANKS_MAX];
+    struct ipc_bucket *b = &q->buckets[i];
+    struct ipc_part *p = &q->parts[i];
+
+    if (q->app->n_devices == 0)
+        match_named(fed, q, p, &b->handles);
+    else if (match_gpus(fed, ranks, &b->handles, q->sharded, p->field, e) != 0 ||
+             check_orphans(p, ranks, &b->handles, e) != 0)
+        return -1;
+    for (uint32_t r = 0; r < q->n_ranks; r++) {
+        b->ranks[r].gpu = fed[r];
+        if (fed[r] != NULL && take_list(&q->lists[(size_t)i * q->n_ranks + r], p, fed[r], e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* What is meant for others is nobody's here to judge, but it is what it says it is. */
+static int check_unused(const struct ipc_request *q, struct err *e)
+{
+    for (uint32_t i = 0; i < q->n_parts; i++) {
+        const struct ipc_part *p = &q->parts[i];
+
+        for (uint32_t k = 0; k < p->n_lists; k++)
+            if (!p->lists[k].used &&
+                columns_check(p->lists[k].object, q->text, p->lists[k].at, e) != 0)
+                return -1;
+    }
+    return 0;
+}
+
+int ipc_request_match(struct ipc_request *q, struct err *e)
+{
+    const char *uuids[IPC_RANKS_MAX];
+    struct match_ranks ranks = {
+        .n = q->n_ranks, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)q->app};
+
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        uuids[r] = q->uuids[r];
+    for (uint32_t i = 0; i < q->n_parts; i++)
+        if (match_part(q, i, &ranks, e) != 0)
+            return -1;
+    return check_unused(q, e);
+}

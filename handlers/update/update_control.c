@@ -1,0 +1,324 @@
+/* start, finish, abort, renew and get of an update session. */
+#include "base/utf8.h"
+#include "control/gate.h"
+#include "control/life.h"
+#include "handlers/body.h"
+#include "handlers/body_scan.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_json.h"
+#include "handlers/update/update_parts.h"
+#include "weights/update/update.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { REASON_MAX = 200 };
+
+const char *const update_start_members[] = {"mode",    "weight_version", "partial",  "convert",
+                                            "lease_s", "placement",      "selector", NULL};
+const char *const update_verify_members[] = {"update_id", "checksums", NULL};
+const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
+const char *const update_abort_members[] = {"update_id", "reason", NULL};
+const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
+
+static int start_parse(struct update_start *req, const json_t *body, struct err *e)
+{
+    const char *label = NULL, *selector = NULL;
+    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
+
+    if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
+        body_bool(&req->partial, body, "", "partial", e) != 0 ||
+        body_bool(&req->convert, body, "", "convert", e) != 0 ||
+        placement_from_body(&req->sharded, body, e) != 0 ||
+        selector_from_body(&selector, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+        return -1;
+    if (label != NULL && label_check(label, "/weight_version", e) != 0)
+        return -1;
+    if (label != NULL)
+        (void)snprintf(req->label, sizeof req->label, "%s", label);
+    req->lease_s = (uint32_t)lease_s;
+    return 0;
+}
+
+/* What staging takes and what there is, of each place (new, or NULL). */
+static json_t *staging_json(const struct app *app, const struct update_info *info)
+{
+    struct update_room rooms[STORE_PLACES_MAX];
+    uint32_t n = updates_room(app->updates, info, rooms);
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *room = json_pack("{s:s, s:I, s:I}", "place", rooms[i].place, "needed",
+                                 (json_int_t)rooms[i].nbytes_needed, "available",
+                                 (json_int_t)rooms[i].nbytes_available);
+
+        if (json_array_append_new(list, room) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+/* What start answers: the update, and what it is a part of. NULL without memory. */
+static json_t *started_json(const struct app *app, const struct update_info *info)
+{
+    const struct manifest *m = store_manifest(app->store);
+    json_t *reply = update_json(info);
+
+    if (reply != NULL &&
+        (json_object_set_new(reply, "plan_digest", json_string(m->plan->digest)) != 0 ||
+         json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0 ||
+         json_object_set_new(reply, "staging", staging_json(app, info)) != 0)) {
+        json_decref(reply);
+        return NULL;
+    }
+    return reply;
+}
+
+/* A session whose id cannot be told to its owner would shut everyone out until its lease ends. */
+static int take_back(struct app *app, const struct update_info *info, struct err *e)
+{
+    struct update_info ended;
+    struct err ignored = {0}; /* it may have ended already */
+
+    (void)updates_abort(app->updates, info->id, "no memory to answer its start", &ended, &ignored);
+    return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
+}
+
+int handle_update_start(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    struct update_start req = {0};
+    struct exchange_reply reply;
+    struct update_info info;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, route, e) != 0)
+        return -1;
+    rc = start_parse(&req, body, e);
+    json_decref(body);
+    req.unnamed = route->session != SESSION_NAMED;
+    if (rc != 0 || gate_allows(app->gate, CALL_UPDATE_START, e) != 0 ||
+        updates_start(app->updates, &req, &info, e) != 0)
+        return -1;
+    if (!reply_json_make(x, 200, started_json(app, &info), &reply))
+        return take_back(app, &info, e);
+    exchange_reply(x, &reply);
+    return 0;
+}
+
+int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                 struct err *e)
+{
+    struct update_info info;
+
+    if (route->session == SESSION_NAMED)
+        return 0;
+    updates_current(app->updates, &info);
+    if (info.phase == UPDATE_NONE && route->session == SESSION_IMPLICIT)
+        return 0;
+    if (info.phase == UPDATE_NONE)
+        return err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
+    if (!info.unnamed)
+        return err_set(e, ERR_CONFLICT, "",
+                       "update %s is open, and whoever started it names it in each request; this "
+                       "one names none",
+                       info.id);
+    memcpy(id, info.id, sizeof info.id);
+    return 0;
+}
+
+int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                  struct err *e)
+{
+    struct update_start req = {.implicit = true, .lease_s = UPDATE_UNNAMED_LEASE_S};
+    struct update_info info;
+
+    if (gate_allows(app->gate, CALL_UPDATE_START, e) != 0)
+        return -1;
+    if (updates_start(app->updates, &req, &info, e) == 0) {
+        memcpy(id, info.id, sizeof info.id);
+        return 0;
+    }
+    if (e->code != ERR_CONFLICT || session_find(id, app, route, e) != 0)
+        return -1;
+    return id[0] != '\0' ? 0
+                         : err_set(e, ERR_CONFLICT, "", "the update ended just now: send it again");
+}
+
+void session_give_up(struct app *app, bool begun, const char *why)
+{
+    struct err ignored = {0}; /* it may have ended, or be ending */
+    struct update_info info;
+
+    updates_current(app->updates, &info);
+    if (begun ? info.unnamed && info.phase != UPDATE_NONE
+              : info.implicit && info.phase == UPDATE_OPEN)
+        (void)updates_abort(app->updates, info.id, why, &info, &ignored);
+}
+
+/* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
+static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *body, struct err *e)
+{
+    const json_t *object = NULL, *value;
+    struct update_checksum *sums;
+    const char *name;
+    char field[ERR_FIELD_MAX];
+    uint32_t i = 0;
+
+    if (body_object(&object, body, "", "checksums", e) != 0)
+        return -1;
+    if (object == NULL || json_object_size(object) == 0)
+        return 0;
+    sums = calloc(json_object_size(object), sizeof *sums);
+    if (sums == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
+    json_object_foreach((json_t *)(uintptr_t)object, name, value)
+    {
+        sums[i].name = name;
+        if (!json_is_string(value) || !checksum_parse(&sums[i].sum, json_string_value(value))) {
+            free(sums);
+            (void)snprintf(field, sizeof field, "/checksums");
+            scan_escape(field, sizeof field, name, strlen(name));
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "the checksum of '%.160s' is not %d hex digits", name, CHECKSUM_LEN);
+        }
+        i++;
+    }
+    *out = sums;
+    *n = i;
+    return 0;
+}
+
+/* @commit  false: only proves */
+static int finish(struct app *app, struct exchange *x, const json_t *body, bool commit,
+                  struct err *e)
+{
+    struct update_checksum *sums = NULL;
+    struct update_asker *asker = NULL;
+    const struct route *route = x->route;
+    const char *id = NULL, *label = "";
+    char open[UPDATE_ID_MAX + 1] = "";
+    uint32_t n_sums = 0;
+    int rc;
+
+    if (session_find(open, app, route, e) != 0)
+        return -1;
+    if (open[0] != '\0')
+        id = open;
+    if ((id == NULL && update_id_parse(&id, body, e) != 0) ||
+        body_str(&label, body, "", "weight_version", e) != 0)
+        return -1;
+    if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
+        return -1;
+    if (gate_allows(app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+        sums_parse(&sums, &n_sums, body, e) != 0)
+        return -1;
+    rc = update_asker_new(&asker, app, x, e);
+    if (rc == 0)
+        rc = commit
+                 ? updates_finish(app->updates, id, label, sums, n_sums, update_answered, asker, e)
+                 : updates_verify(app->updates, id, sums, n_sums, update_answered, asker, e);
+    if (rc != 0)
+        update_asker_free(asker);
+    free(sums);
+    return rc;
+}
+
+static int parse_and_finish(struct app *app, struct exchange *x, bool commit, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = finish(app, x, body, commit, e);
+    json_decref(body);
+    return rc;
+}
+
+int handle_update_finish(struct app *app, struct exchange *x, struct err *e)
+{
+    return parse_and_finish(app, x, true, e);
+}
+
+int handle_update_verify(struct app *app, struct exchange *x, struct err *e)
+{
+    return parse_and_finish(app, x, false, e);
+}
+
+static int abort_update(struct app *app, const json_t *body, struct update_info *info,
+                        struct err *e)
+{
+    const char *id = NULL, *reason = "aborted by its owner";
+    char text[REASON_MAX + 1];
+
+    if (update_id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
+        return -1;
+    (void)snprintf(text, sizeof text, "%.*s", utf8_cut(reason, REASON_MAX), reason);
+    return updates_abort(app->updates, id, text, info, e);
+}
+
+static int renew(struct app *app, const json_t *body, struct update_info *info, struct err *e)
+{
+    const char *id = NULL;
+    uint64_t lease_s = 0;
+
+    if (update_id_parse(&id, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+        return -1;
+    return updates_renew(app->updates, id, (uint32_t)lease_s, info, e);
+}
+
+/* What is done at once to the session that a body names, and told of it. */
+static int act_on(struct app *app, struct exchange *x,
+                  int (*act)(struct app *, const json_t *, struct update_info *, struct err *),
+                  struct err *e)
+{
+    struct update_info info;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = act(app, body, &info, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, update_json(&info));
+    return rc;
+}
+
+int handle_update_abort(struct app *app, struct exchange *x, struct err *e)
+{
+    return act_on(app, x, abort_update, e);
+}
+
+int handle_update_renew(struct app *app, struct exchange *x, struct err *e)
+{
+    return act_on(app, x, renew, e);
+}
+
+int handle_update_get(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_info info;
+
+    if (updates_get(app->updates, x->path_arg, &info, e) != 0)
+        return -1;
+    reply_json(x, 200, update_json(&info));
+    return 0;
+}
+
+int handle_update_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    struct update_info info;
+
+    if (updates_abort(app->updates, x->path_arg, "aborted by DELETE", &info, e) != 0)
+        return -1;
+    reply_json(x, 200, update_json(&info));
+    return 0;
+}

@@ -1,0 +1,102 @@
+/* CUDA IPC handles in a request: read, matched with the GPUs that hold this server's weights, held
+ * against what they are said to contain, and then made a source. A server without a GPU does all
+ * but the last, so that what is wrong is told there too. */
+#include "handlers/update/update_ipc.h"
+
+#include "driver/cuda_info.h"
+#include "handlers/app.h"
+#include "handlers/update/update_parts.h"
+
+#include <stdlib.h>
+
+static int refuse_no_gpu(const struct ipc_request *q, struct err *e)
+{
+    const struct cuda_info *cuda = q->app->cuda;
+
+    if (!cuda->available)
+        return err_set(e, ERR_NO_GPU, q->parts[0].field,
+                       "the handles are well formed (of %u GPUs, %s first), but this server has no "
+                       "CUDA: %.200s; send the tensors by shm, path or as the body",
+                       (unsigned)q->n_ranks, q->uuids[0], cuda->reason);
+    return err_set(
+        e, ERR_NO_GPU, q->parts[0].field,
+        "the handles are well formed (of %u GPUs, %s first), but this server was started "
+        "with --device cpu, which keeps its weights in host memory; start it with "
+        "--device cuda:0 (it has %s there), or send the tensors by shm, path or as the "
+        "body",
+        (unsigned)q->n_ranks, q->uuids[0], cuda->devices[0].uuid);
+}
+
+static int open_source(struct source **out, struct ipc_request *q, struct err *e)
+{
+    struct plan *plans[IPC_RANKS_MAX];
+    struct cuda_ipc_cfg cfg = {
+        .devices = q->app->devices,
+        .n_ranks = q->n_ranks,
+        .plans = plans,
+        .buckets = q->buckets,
+        .n_buckets = q->n_parts,
+        .stats = q->app->ipc_stats,
+    };
+
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        plans[r] = q->plans[q->alike ? 0 : r].plan;
+    q->buckets = NULL; /* moved, also on failure */
+    return cuda_ipc_source_new(out, &cfg, e);
+}
+
+static void move_alike(struct update_chunk *c, struct ipc_request *q)
+{
+    struct chunk_rank *all = &q->plans[0];
+
+    c->plan = all->plan;
+    c->checksums = all->checksums;
+    c->has_checksum = all->has_checksum;
+    *all = (struct chunk_rank){NULL};
+}
+
+static void move_ranks(struct update_chunk *c, struct ipc_request *q)
+{
+    c->ranks = q->plans;
+    c->n_ranks = q->n_ranks;
+    q->plans = NULL;
+    for (uint32_t r = 0; r < q->n_ranks && c->plan == NULL; r++)
+        if (c->ranks[r].plan != NULL)
+            c->plan = plan_ref(c->ranks[r].plan);
+}
+
+/* A list in the body itself needs no translation. */
+static void move_origins(struct update_chunk *c, struct ipc_request *q)
+{
+    if (q->origins[0].at[0] == '\0')
+        return;
+    c->origins = q->origins;
+    c->n_origins = q->n_origins;
+    q->origins = NULL;
+}
+
+int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                  const struct body_columns *text, bool sharded, struct err *e)
+{
+    struct ipc_request q;
+    int rc = -1;
+
+    if (ipc_request_read(&q, app, body, text, sharded, e) != 0 || ipc_request_match(&q, e) != 0 ||
+        ipc_request_join(&q, e) != 0 || ipc_request_judge(&q, e) != 0)
+        goto err_fini;
+    if (app->n_devices == 0)
+        rc = refuse_no_gpu(&q, e);
+    else
+        rc = open_source(&c->source, &q, e);
+    if (rc != 0)
+        goto err_fini;
+    if (q.alike)
+        move_alike(c, &q);
+    else
+        move_ranks(c, &q);
+    move_origins(c, &q);
+
+err_fini:
+    ipc_request_fini(&q);
+    return rc;
+}

@@ -1,0 +1,105 @@
+/* A request with CUDA IPC handles while it is read, as update_ipc.c, update_buckets.c,
+ * update_judge.c and update_join.c share it. */
+#ifndef BATON_HANDLERS_UPDATE_UPDATE_IPC_H
+#define BATON_HANDLERS_UPDATE_UPDATE_IPC_H
+
+#include "base/err.h"
+#include "handlers/update/update_match.h"
+#include "transport/ipc/cuda_ipc.h"
+#include "weights/update/update.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct app;
+struct body_columns;
+
+enum {
+    IPC_AT_MAX = sizeof(((struct chunk_origin *)0)->at),
+    IPC_PART_AT_MAX = sizeof "/buckets/4095",
+    IPC_RANKS_MAX = STORE_DEVICES_MAX
+};
+_Static_assert((int)IPC_BUCKETS_MAX == 4096, "the pointer of the last has room");
+_Static_assert((int)IPC_PART_AT_MAX + (int)sizeof "/metadata_by_gpu/GPU-" + (int)IPC_UUID_LEN <=
+                   (int)IPC_AT_MAX + 1,
+               "so has that of a list in it");
+
+/* One list of tensors: columns, or a plan_id, in an object of the request. */
+struct ipc_list {
+    const json_t *object;        /* borrowed */
+    char at[IPC_AT_MAX];         /* its JSON pointer */
+    char uuid[IPC_UUID_LEN + 1]; /* whose bucket it slices; "": each one's */
+    bool used;                   /* by a rank of this server */
+};
+
+/* One bucket. Its handles are in the struct ipc_bucket of the same number. */
+struct ipc_part {
+    const json_t *object;     /* borrowed; holds all that belongs to it */
+    char at[IPC_PART_AT_MAX]; /* its JSON pointer: "" or "/buckets/<i>" */
+    char field[IPC_AT_MAX];   /* of the handles */
+    const char *per_gpu;    /* the member that its lists came in; NULL: there is one for all GPUs */
+    struct ipc_list *lists; /* owned; [n_lists] */
+    uint32_t n_lists;
+};
+
+struct ipc_request {
+    const struct app *app;           /* borrowed */
+    const struct body_columns *text; /* borrowed; NULL: all columns are in the tree */
+    bool sharded;
+    uint32_t n_parts;
+    struct ipc_part *parts;     /* owned; [n_parts] */
+    struct ipc_bucket *buckets; /* owned; [n_parts] */
+
+    /* The ranks. Without a GPU they are the GPUs that the handles name, so that what came can be
+     * judged all the same. */
+    uint32_t n_ranks;
+    char uuids[IPC_RANKS_MAX][IPC_UUID_LEN + 1];
+    const struct ipc_list **lists; /* owned; [n_parts][n_ranks]; NULL: nothing for that rank */
+
+    /* What each gets. `alike`: all the same, and only [0] is filled. */
+    bool alike;
+    struct chunk_rank *plans;     /* owned; [n_ranks] */
+    struct chunk_origin *origins; /* owned; NULL: every pointer is right as it is */
+    uint32_t n_origins;
+};
+
+void ipc_request_fini(struct ipc_request *q); /* accepts a zeroed one */
+
+static inline const struct ipc_list *list_of(const struct ipc_request *q, uint32_t part,
+                                             uint32_t rank)
+{
+    return q->lists[(size_t)part * q->n_ranks + rank];
+}
+
+/* update_buckets.c */
+
+/* ipc_request_read - the buckets, their handles and where their lists are; nothing is matched yet.
+ * @body  borrowed, longer than the request
+ * Errors: ERR_BAD_REQUEST at the member; the readers' ERR_TOO_LARGE and ERR_NO_MEMORY. On an error
+ *         the request is still to be finished. */
+int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
+                     const struct body_columns *text, bool sharded, struct err *e);
+
+/* ipc_reach - can that rank of the server copy from that GPU? For match_gpus.
+ * @app  the struct app, which has GPUs. Threads: any. Blocks: no. */
+enum match_reach ipc_reach(void *app, uint32_t rank, const char *uuid);
+
+/* ipc_request_match - which GPU's handle and which list feed each rank.
+ * Errors: as match_gpus; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); and of
+ *         lists that no rank uses, what is wrong with them in themselves. */
+int ipc_request_match(struct ipc_request *q, struct err *e);
+
+/* update_join.c */
+
+/* ipc_request_join - one plan for each rank from the lists of all buckets, and the checksums.
+ * Errors: as columns_add and plan_of_list; ERR_BAD_REQUEST at /checksums or an element of it. */
+int ipc_request_join(struct ipc_request *q, struct err *e);
+
+/* update_judge.c */
+
+/* ipc_request_judge - hold each bucket against the tensors that it is said to contain: `packed`,
+ * `tensor_sizes`, number of handles, dtypes, shapes, length. Errors: ERR_BAD_REQUEST. */
+int ipc_request_judge(const struct ipc_request *q, struct err *e);
+
+#endif

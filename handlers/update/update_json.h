@@ -1,0 +1,41 @@
+/* An update as JSON, in every reply that shows one. */
+#ifndef BATON_HANDLERS_UPDATE_UPDATE_JSON_H
+#define BATON_HANDLERS_UPDATE_UPDATE_JSON_H
+
+#include "weights/update/update.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+
+/* update_json - the update object (new), or NULL for lack of memory. */
+json_t *update_json(const struct update_info *info);
+
+/* update_details - what an error about an update adds: its id, phase and what is missing (new). */
+json_t *update_details(const struct update_info *info);
+
+struct app;
+struct exchange;
+
+/* Who is told how an update ended. */
+struct update_asker;
+
+/* update_asker_new - @x  the reference is update_answered's from then on, not yet here
+ * Errors: ERR_NO_MEMORY. */
+int update_asker_new(struct update_asker **out, const struct app *app, struct exchange *x,
+                     struct err *e);
+void update_asker_free(struct update_asker *a); /* for one that is not told; accepts NULL */
+
+/* update_asker_gone - a struct update_chunk's `gone`, for the asker: has its client gone away? */
+bool update_asker_gone(void *asker);
+
+/* update_answered - an update_done_fn; arg is a struct update_asker, which is freed: answers its
+ * exchange with either. A commit's answer says too which adapters stay valid. */
+void update_answered(void *arg, const struct update_info *info, const struct err *e);
+
+/* error_json - {code, message, param, retryable} (new), or JSON null for a clean one. */
+json_t *error_json(const struct err *cause);
+
+/* names_json - up to UPDATE_MISSING_MAX names as an array (new). */
+json_t *names_json(const char *const *names, uint32_t n);
+
+#endif

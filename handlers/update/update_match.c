@@ -1,0 +1,110 @@
+/* Matching by UUID, never by position: a bucket that is sliced for the wrong rank trains a model on
+ * another rank's bytes, and no error tells. */
+#include "handlers/update/update_match.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SIDE_TEXT_MAX = 180 }; /* four UUIDs */
+
+/* Do two texts name one GPU? @uuid as ipc_uuid_parse makes it */
+static bool same_gpu(const char *text, const char *uuid)
+{
+    char bare[IPC_UUID_LEN + 1];
+
+    return ipc_uuid_parse(bare, text, strlen(text)) && strcmp(bare, uuid) == 0;
+}
+
+bool match_is_rank(const struct match_ranks *ranks, const char *uuid)
+{
+    for (uint32_t r = 0; r < ranks->n; r++)
+        if (same_gpu(ranks->uuids[r], uuid))
+            return true;
+    return false;
+}
+
+const char *match_list(char *out, size_t cap, uint32_t n,
+                       const char *(*at)(const void *arg, uint32_t i), const void *arg)
+{
+    static const char more[] = " and 4294967295 more";
+    size_t len = 0;
+    uint32_t i;
+
+    out[0] = '\0';
+    for (i = 0; i < n; i++) {
+        const char *text = at(arg, i);
+
+        if (len + strlen(text) + sizeof ", " + sizeof more > cap)
+            break;
+        len += (size_t)snprintf(out + len, cap - len, "%s%s", i > 0 ? ", " : "", text);
+    }
+    if (i < n)
+        (void)snprintf(out + len, cap - len, " and %u more", (unsigned)(n - i));
+    return out;
+}
+
+static const char *rank_at(const void *arg, uint32_t i)
+{
+    return ((const struct match_ranks *)arg)->uuids[i];
+}
+
+static const char *gpu_at(const void *arg, uint32_t i)
+{
+    return ((const struct ipc_handles *)arg)->gpus[i].uuid;
+}
+
+static const struct ipc_gpu *own_gpu(const struct match_ranks *ranks, uint32_t rank,
+                                     const struct ipc_handles *h)
+{
+    for (uint32_t i = 0; i < h->n_gpus; i++)
+        if (same_gpu(ranks->uuids[rank], h->gpus[i].uuid))
+            return &h->gpus[i];
+    return NULL;
+}
+
+static int refuse(const struct match_ranks *ranks, uint32_t rank, const struct ipc_handles *h,
+                  enum match_reach reach, const char *field, struct err *e)
+{
+    char ours[SIDE_TEXT_MAX], theirs[SIDE_TEXT_MAX];
+
+    if (reach == MATCH_NO)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "the handles are of GPU %s alone, whose memory this server's GPU %s cannot "
+                       "read: there is no peer access between the two",
+                       h->gpus[0].uuid, ranks->uuids[rank]);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "there is no handle for GPU %s; this server's GPUs are %s; the handles are of "
+                   "%s",
+                   ranks->uuids[rank], match_list(ours, sizeof ours, ranks->n, rank_at, ranks),
+                   match_list(theirs, sizeof theirs, h->n_gpus, gpu_at, h));
+}
+
+int match_gpus(const struct ipc_gpu **fed, const struct match_ranks *ranks,
+               const struct ipc_handles *h, bool sharded, const char *field, struct err *e)
+{
+    const struct ipc_gpu *found[IPC_GPUS_MAX] = {NULL};
+    bool one = h->n_gpus == 1 && !(sharded && match_is_rank(ranks, h->gpus[0].uuid));
+    enum match_reach why = MATCH_UNSEEN;
+    uint32_t n_fed = 0;
+
+    assert(ranks->n > 0 && ranks->n <= IPC_GPUS_MAX && h->n_gpus > 0);
+    for (uint32_t r = 0; r < ranks->n; r++) {
+        enum match_reach reach = MATCH_UNSEEN;
+
+        found[r] = own_gpu(ranks, r, h);
+        if (found[r] == NULL && one)
+            reach = ranks->reach(ranks->arg, r, h->gpus[0].uuid);
+        if (reach == MATCH_YES)
+            found[r] = &h->gpus[0];
+        if (found[r] == NULL && !sharded)
+            return refuse(ranks, r, h, reach, field, e);
+        if (r == 0)
+            why = reach;
+        n_fed += found[r] != NULL;
+    }
+    if (n_fed == 0)
+        return refuse(ranks, 0, h, why, field, e);
+    memcpy(fed, found, ranks->n * sizeof fed[0]);
+    return 0;
+}

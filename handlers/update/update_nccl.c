@@ -1,0 +1,124 @@
+/* Tensors that the trainer's group broadcasts: which of them travel together. Nothing of that is on
+ * NCCL's wire, so both sides have to cut alike: the request says how the trainer does. */
+#include "control/weight_transfer.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/compat/vllm/packed_words.h"
+#include "handlers/update/update_parts.h"
+#include "transport/nccl/packed_chunks.h"
+
+#include <string.h>
+#include <strings.h>
+
+/* A request by its own words. */
+struct nccl_req {
+    struct packed_words packed;
+    bool sized;
+    const char *digest; /* borrowed, as the next; NULL: not given */
+    const char *group_name;
+};
+
+/* What the request does not say is as it was said when the group was joined.
+ * @taken  set where that makes a difference */
+static void packed_inherit(struct nccl_req *req, const struct nccl_packing *group, bool *taken)
+{
+    struct packed_words *p = &req->packed;
+
+    *taken = !p->said;
+    if (!p->said)
+        p->packed = group->packed;
+    if (!p->packed || p->bucket_nbytes != 0 || (p->said && req->sized))
+        return;
+    p->bucket_nbytes = group->bucket_nbytes;
+    p->bucket_field = "/sizes";
+    *taken = true;
+}
+
+static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
+{
+    const char *transport = NULL;
+
+    if (body_str(&transport, body, "", "transport", e) != 0)
+        return -1;
+    if (strcmp(transport, "nccl") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/transport",
+                       "transport '%.32s' is not nccl; the other sources are members of their own: "
+                       "shm, path, ipc_handles",
+                       transport);
+    req->sized = body_given(body, "sizes") != NULL;
+    if (packed_parse(&req->packed, body, e) != 0 ||
+        body_str(&req->group_name, body, "", "group_name", e) != 0)
+        return -1;
+    return body_str(&req->digest, body, "", "expected_digest", e);
+}
+
+static int nccl_validate(const struct nccl_req *req, struct err *e)
+{
+    const struct packed_words *p = &req->packed;
+
+    if (req->digest != NULL && (strlen(req->digest) != PLAN_DIGEST_LEN ||
+                                strspn(req->digest, "0123456789abcdefABCDEF") != PLAN_DIGEST_LEN))
+        return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "a plan's digest is %d hex digits",
+                       PLAN_DIGEST_LEN);
+    if (p->packed && !p->said && req->sized)
+        return err_set(e, ERR_BAD_REQUEST, "/sizes",
+                       "the group was joined with packed, which is many broadcasts, and packed "
+                       "with sizes is one of all: say packed here too, or leave sizes out");
+    if (p->bucket_nbytes == 0)
+        return 0;
+    if (!p->packed)
+        return err_set(e, ERR_BAD_REQUEST, p->bucket_field,
+                       "%s is for packed broadcasts: say \"packed\": true, or leave it out for one "
+                       "broadcast of each tensor",
+                       p->bucket_field + 1);
+    if (req->sized)
+        return err_set(e, ERR_BAD_REQUEST, "/sizes",
+                       "packed with sizes is one broadcast of all, with %s many: send one of them",
+                       p->bucket_field + 1);
+    return 0;
+}
+
+static int check_digest(const struct nccl_req *req, const struct plan *plan, struct err *e)
+{
+    if (req->digest == NULL || strcasecmp(req->digest, plan->digest) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/expected_digest",
+                   "the trainer's plan has digest %s, and names, dtypes and shapes as they came "
+                   "here make %s: nothing is received",
+                   req->digest, plan->digest);
+}
+
+static int cut(struct packed_chunks *out, const struct nccl_req *req, const struct plan *plan,
+               struct err *e)
+{
+    uint64_t bucket_nbytes = PACKED_BUCKET_NBYTES_DEFAULT;
+
+    if (!req->packed.packed)
+        return packed_chunks_each(out, plan, e);
+    if (req->sized)
+        bucket_nbytes = UINT64_MAX;
+    else if (req->packed.bucket_nbytes != 0)
+        bucket_nbytes = req->packed.bucket_nbytes;
+    return packed_chunks_init(out, plan, bucket_nbytes, "", e);
+}
+
+int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
+                   const struct body_columns *text, struct err *e)
+{
+    struct packed_chunks chunks = {0};
+    struct nccl_packing group;
+    struct nccl_req req = {0};
+    bool taken;
+
+    weight_transfer_packing(app->transfer, &group);
+    if (nccl_parse(&req, body, e) != 0)
+        return -1;
+    packed_inherit(&req, &group, &taken);
+    if (nccl_validate(&req, e) != 0 || plan_of_list(&c->plan, app, body, text, "", false, e) != 0 ||
+        checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0, c->plan->n_tensors,
+                      e) != 0 ||
+        check_digest(&req, c->plan, e) != 0 || cut(&chunks, &req, c->plan, e) != 0)
+        return -1;
+    return weight_transfer_source(app->transfer, &c->source, c->plan, &chunks, req.group_name,
+                                  taken ? &group : NULL, req.digest != NULL, e);
+}

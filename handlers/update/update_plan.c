@@ -1,0 +1,472 @@
+/* The columns of a transfer: names, dtypes, shapes, sizes, checksums; and what else several
+ * requests say in the same words. */
+#include "base/utf8.h"
+#include "fleet/members/fleet.h"
+#include "handlers/app.h"
+#include "handlers/body_columns.h"
+#include "handlers/update/update_parts.h"
+#include "weights/update/update.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DTYPE_TEXT_MAX = 32,
+    REMEMBERED_MIN = 16 /* tensors; a shorter list is read as fast as it is found */
+};
+
+/* The four columns of one list. */
+struct columns {
+    struct column names, dtypes, shapes, sizes;
+    const char *dtypes_member; /* which of its two names was used */
+    const char *at;            /* JSON pointer of the object that they stand in */
+
+    /* What was read last: neighbours nearly always have the same dtype. */
+    char dtype_text[DTYPE_TEXT_MAX];
+    enum dtype dtype;
+};
+
+/* "<at>/<member>", as err_set takes it. */
+static const char *field_of(char field[ERR_FIELD_MAX], const char *at, const char *member)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "%s/%s", at, member);
+    return field;
+}
+
+static const char *element_of(char field[ERR_FIELD_MAX], const char *at, const char *member,
+                              size_t i)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "%s/%s/%zu", at, member, i);
+    return field;
+}
+
+static int same_length(const struct columns *c, const struct column *column, const char *member,
+                       struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    if (!column->given || column->n == c->names.n)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, field_of(field, c->at, member),
+                   "%s has %zu entries, names has %zu", member, column->n, c->names.n);
+}
+
+static int read_columns(struct columns *c, const json_t *object, const struct body_columns *text,
+                        const char *at, struct err *e)
+{
+    bool alias = body_given(object, "dtype_names") != NULL;
+    const json_t *other = NULL;
+    char field[ERR_FIELD_MAX];
+
+    c->at = at;
+    c->dtypes_member = alias ? "dtype_names" : "dtypes";
+    c->dtype_text[0] = '\0';
+    c->dtype = DTYPE_NONE;
+    if (body_required(object, at, "names", e) != 0 ||
+        column_open(&c->names, text, object, at, "names", e) != 0 ||
+        body_array(&other, object, at, "dtypes", e) != 0 ||
+        column_open(&c->dtypes, text, object, at, c->dtypes_member, e) != 0 ||
+        body_required(object, at, "shapes", e) != 0 ||
+        column_open(&c->shapes, text, object, at, "shapes", e) != 0 ||
+        column_open(&c->sizes, text, object, at, "sizes", e) != 0)
+        return -1;
+    if (alias && other != NULL)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtype_names"),
+                       "dtypes and dtype_names are one member; send one of them");
+    if (!c->dtypes.given)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtypes"),
+                       "dtypes is required beside names");
+    if (c->names.n == 0)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "names"),
+                       "there are no tensors; at least 1 is needed");
+    if (same_length(c, &c->dtypes, c->dtypes_member, e) != 0 ||
+        same_length(c, &c->shapes, "shapes", e) != 0 || same_length(c, &c->sizes, "sizes", e) != 0)
+        return -1;
+    return 0;
+}
+
+static int read_shape(uint64_t *shape, uint32_t *ndim, struct columns *c, size_t i, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+    uint32_t bad;
+
+    if (column_next_shape(&c->shapes, shape, ndim, &bad) != 0)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
+                       "a shape is an array of 0 to %d integers", PLAN_NDIM_MAX);
+    if (bad < PLAN_NDIM_MAX)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
+                       "dimension %u is not an integer from 0 on", (unsigned)bad);
+    return 0;
+}
+
+static int read_size(uint64_t *numel, struct columns *c, size_t i, struct err *e)
+{
+    enum column_value kind = COLUMN_NULL;
+    char field[ERR_FIELD_MAX];
+
+    if (c->sizes.given)
+        kind = column_next_u64(&c->sizes, numel);
+    if (kind == COLUMN_OTHER)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "sizes", i),
+                       "a size is the number of elements: an integer from 0 on");
+    if (kind == COLUMN_NULL)
+        *numel = UINT64_MAX;
+    return 0;
+}
+
+/* The request's pointer for a tensor of the plan. */
+static const char *place_of(char out[ERR_FIELD_MAX], const struct chunk_origin *origins,
+                            uint32_t n_origins, uint32_t i)
+{
+    uint32_t k = n_origins - 1;
+
+    while (k > 0 && origins[k].first > i)
+        k--;
+    return element_of(out, origins[k].at, "names", i - origins[k].first);
+}
+
+/* The builder counts from the first list's first tensor; the request does not. */
+static int place_error(const struct plan_builder *b, const struct chunk_origin *origins,
+                       uint32_t n_origins, size_t i, const char *name, struct err *e)
+{
+    uint32_t before = plan_builder_find(b, name);
+    const struct chunk_origin *o = &origins[n_origins - 1];
+    char first[ERR_FIELD_MAX], here[ERR_FIELD_MAX], member[16];
+    unsigned joined;
+
+    if (o->at[0] == '\0' || sscanf(e->field, "/%15[a-z]/%u", member, &joined) != 2)
+        return -1;
+    (void)element_of(here, o->at, member, i);
+    if (before == PLAN_NO_TENSOR) {
+        memcpy(e->field, here, sizeof here);
+        return -1;
+    }
+    err_clear(e);
+    return err_set(e, ERR_BAD_REQUEST, here, "tensor '%.*s' is named twice, at %s and at %s",
+                   utf8_cut_name(name), name, place_of(first, origins, n_origins, before), here);
+}
+
+static enum dtype read_dtype(struct columns *c, const char *text)
+{
+    if (text == NULL)
+        return DTYPE_NONE;
+    if (strcmp(c->dtype_text, text) == 0)
+        return c->dtype;
+    c->dtype = dtype_parse(text);
+    (void)snprintf(c->dtype_text, sizeof c->dtype_text, "%s",
+                   strlen(text) < sizeof c->dtype_text ? text : "");
+    return c->dtype;
+}
+
+static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
+                      const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
+{
+    const char *name = column_next_string(&c->names);
+    const char *text = column_next_string(&c->dtypes);
+    uint64_t shape[PLAN_NDIM_MAX], numel;
+    enum dtype dtype;
+    uint32_t ndim;
+    char field[ERR_FIELD_MAX];
+
+    if (name == NULL)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "names", i),
+                       "a name is a string");
+    dtype = read_dtype(c, text);
+    if (dtype == DTYPE_NONE)
+        return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, c->dtypes_member, i),
+                       "dtype '%.32s' of '%.160s' is not one of %s, nor torch's name for one",
+                       text != NULL ? text : "(not a string)", name, dtype_list());
+    if (read_shape(shape, &ndim, c, i, e) != 0 || read_size(&numel, c, i, e) != 0)
+        return -1;
+    if (plan_builder_add(b, name, dtype, shape, ndim, numel, e) == 0)
+        return 0;
+    return place_error(b, origins, n_origins, i, name, e);
+}
+
+int columns_add(struct plan_builder *b, const json_t *object, const struct body_columns *text,
+                const struct chunk_origin *origins, uint32_t n_origins, uint32_t *n, struct err *e)
+{
+    struct columns c;
+
+    if (read_columns(&c, object, text, origins[n_origins - 1].at, e) != 0 ||
+        plan_builder_reserve(b, c.names.n < UINT32_MAX ? (uint32_t)c.names.n : UINT32_MAX, e) != 0)
+        return -1;
+    for (size_t i = 0; i < c.names.n; i++)
+        if (add_tensor(b, &c, i, origins, n_origins, e) != 0)
+            return -1;
+    *n = (uint32_t)c.names.n;
+    return 0;
+}
+
+int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
+              uint32_t n_origins, struct err *e)
+{
+    if (plan_builder_reserve(b, plan->n_tensors, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+
+        if (plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0)
+            return place_error(b, origins, n_origins, i, t->name, e);
+    }
+    return 0;
+}
+
+static void origin_at(struct chunk_origin *o, const char *at)
+{
+    *o = (struct chunk_origin){.rank = 0};
+    (void)snprintf(o->at, sizeof o->at, "%s", at);
+}
+
+int columns_check(const json_t *object, const struct body_columns *text, const char *at,
+                  struct err *e)
+{
+    struct chunk_origin origin;
+    struct plan_builder *b;
+    uint32_t n;
+    int rc;
+
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    origin_at(&origin, at);
+    rc = columns_add(b, object, text, &origin, 1, &n, e);
+    plan_builder_free(b);
+    return rc;
+}
+
+static int plan_from_list(struct plan **out, const json_t *object, const struct body_columns *text,
+                          const char *at, struct err *e)
+{
+    struct chunk_origin origin;
+    struct plan_builder *b;
+    uint32_t n;
+
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    origin_at(&origin, at);
+    if (columns_add(b, object, text, &origin, 1, &n, e) == 0)
+        return plan_builder_finish(b, out, e);
+    plan_builder_free(b);
+    return -1;
+}
+
+/* The columns' texts. False: one of them is in the tree. */
+static bool texts_of(const struct columns *c, struct list_text out[LIST_COLUMNS])
+{
+    const struct column *columns[LIST_COLUMNS] = {[LIST_NAMES] = &c->names,
+                                                  [LIST_DTYPES] = &c->dtypes,
+                                                  [LIST_SHAPES] = &c->shapes,
+                                                  [LIST_SIZES] = &c->sizes};
+
+    for (size_t i = 0; i < LIST_COLUMNS; i++) {
+        if (columns[i]->given && columns[i]->text == NULL)
+            return false;
+        out[i] = columns[i]->given ? columns[i]->text->text : (struct list_text){0};
+    }
+    return true;
+}
+
+/* Of a list that has these names: are the other columns the same? */
+static bool has_rest(const struct known_list *l, const struct list_text texts[LIST_COLUMNS])
+{
+    for (size_t i = 0; i < LIST_COLUMNS; i++)
+        if (i != LIST_NAMES && !known_list_has(l, (enum list_column)i, texts[i]))
+            return false;
+    return true;
+}
+
+/* The plan of a list that came before in the same words, or NULL. Several may have the same names,
+ * and only one of them was found by those. */
+static struct plan *known_plan(struct list_memo *lists, const struct columns *c,
+                               const struct list_text texts[LIST_COLUMNS])
+{
+    struct known_list *l = c->names.text->known;
+    struct plan *plan = NULL;
+
+    if (l == NULL)
+        return NULL;
+    if (has_rest(l, texts))
+        return plan_ref(l->plan);
+    l = list_memo_get(lists, texts);
+    if (l != NULL)
+        plan = plan_ref(l->plan);
+    known_list_unref(l);
+    return plan;
+}
+
+/* By its columns; long ones that are plain text are remembered. */
+static int plan_as_said(struct plan **out, const struct app *app, const json_t *object,
+                        const struct body_columns *text, const char *at, struct err *e)
+{
+    struct list_text texts[LIST_COLUMNS];
+    struct plan *plan = NULL;
+    struct columns c;
+    bool remembered;
+
+    if (read_columns(&c, object, text, at, e) != 0)
+        return -1;
+    remembered = app->lists != NULL && c.names.n >= REMEMBERED_MIN && texts_of(&c, texts);
+    if (remembered)
+        plan = known_plan(app->lists, &c, texts);
+    if (plan == NULL) {
+        if (plan_from_list(&plan, object, text, at, e) != 0)
+            return -1;
+        if (remembered)
+            list_memo_keep(app->lists, texts, plan);
+    }
+    *out = remembered ? updates_said_keep(app->updates, plan) : plan;
+    return 0;
+}
+
+int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
+                   struct err *e)
+{
+    return plan_from_list(out, body, text, "", e);
+}
+
+int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
+                 const struct body_columns *text, const char *at, bool optional, struct err *e)
+{
+    static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
+    const char *plan_id = NULL, *column = NULL;
+    char field[ERR_FIELD_MAX];
+    struct plan *plan;
+
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0] && column == NULL; i++)
+        column = body_given(object, columns[i]) != NULL ? columns[i] : NULL;
+    if (body_str(&plan_id, object, at, "plan_id", e) != 0)
+        return -1;
+    if (plan_id != NULL && column != NULL)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "plan_id"),
+                       "plan_id stands for names, dtypes, shapes and sizes; '%s' came too", column);
+    if (plan_id == NULL && column == NULL && optional) {
+        *out = NULL;
+        return 0;
+    }
+    if (plan_id == NULL)
+        return plan_as_said(out, app, object, text, at, e);
+    plan = updates_plan_get(app->updates, plan_id);
+    if (plan == NULL)
+        return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),
+                       "no plan '%.80s' is registered; post it to /v1/weights/plans", plan_id);
+    *out = plan;
+    return 0;
+}
+
+static int read_checksum(struct checksum *sum, bool *has, const json_t *value, const char *at,
+                         size_t i, const char *name, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    if (value == NULL || json_is_null(value))
+        return 0;
+    if (json_is_string(value) && checksum_parse(sum, json_string_value(value))) {
+        *has = true;
+        return 0;
+    }
+    return err_set(e, ERR_BAD_REQUEST, element_of(field, at, "checksums", i),
+                   "the checksum of '%.160s' is not %d hex digits", name, CHECKSUM_LEN);
+}
+
+int checksums_add(struct checksum **sums, bool **has, const json_t *object, const char *at,
+                  const struct plan *plan, uint32_t first, uint32_t n, struct err *e)
+{
+    const json_t *list = NULL;
+    char field[ERR_FIELD_MAX];
+
+    if (body_array(&list, object, at, "checksums", e) != 0)
+        return -1;
+    if (list == NULL)
+        return 0;
+    if (json_array_size(list) != n)
+        return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "checksums"),
+                       "checksums has %zu entries for %u tensors", json_array_size(list),
+                       (unsigned)n);
+    if (*sums == NULL)
+        *sums = calloc(plan->n_tensors, sizeof **sums);
+    if (*has == NULL)
+        *has = calloc(plan->n_tensors, sizeof **has);
+    if (*sums == NULL || *has == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
+    for (uint32_t i = 0; i < n; i++)
+        if (read_checksum(&(*sums)[first + i], &(*has)[first + i], json_array_get(list, i), at, i,
+                          plan->tensors[first + i].name, e) != 0)
+            return -1;
+    return 0;
+}
+
+int mode_from_body(const json_t *body, struct err *e)
+{
+    const char *mode = "staged";
+
+    if (body_str(&mode, body, "", "mode", e) != 0)
+        return -1;
+    if (strcmp(mode, "staged") == 0)
+        return 0;
+    if (strcmp(mode, "in_place") == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/mode",
+                       "mode 'in_place' is no more: where two versions do not fit into memory, "
+                       "sleep at level 2 first, which drops the served one, and send a whole "
+                       "update");
+    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not staged, the only one there is",
+                   mode);
+}
+
+int placement_from_body(bool *sharded, const json_t *body, struct err *e)
+{
+    const char *text = NULL;
+
+    if (body_str(&text, body, "", "placement", e) != 0 || text == NULL)
+        return e->code != ERR_NONE ? -1 : 0;
+    if (strcmp(text, "sharded") != 0 && strcmp(text, "replicated") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/placement",
+                       "placement '%.32s' is not one of replicated, sharded", text);
+    *sharded = text[0] == 's';
+    return 0;
+}
+
+int selector_from_body(const char **selector, const json_t *body, struct err *e)
+{
+    static const char *const known[] = {"all", "target"};
+    const char *text = NULL;
+
+    if (body_str(&text, body, "", "selector", e) != 0 || text == NULL)
+        return e->code != ERR_NONE ? -1 : 0;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(text, known[i]) != 0)
+            continue;
+        *selector = known[i];
+        return 0;
+    }
+    if (strcmp(text, "draft") == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/selector",
+                       "the weights of a drafter are not taken, and would not be told from the "
+                       "model's: send selector all or target, with the model's tensors");
+    return err_set(e, ERR_BAD_REQUEST, "/selector", "selector '%.32s' is not one of all, target",
+                   text);
+}
+
+int label_check(const char *label, const char *field, struct err *e)
+{
+    char copy[VERSION_LABEL_MAX + 1];
+    size_t len = strlen(label);
+
+    if (len == 0 || len > VERSION_LABEL_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "a weight version is 1 to %d bytes long; this one has %zu",
+                       VERSION_LABEL_MAX, len);
+    for (size_t i = 0; i < len; i++) {
+        if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "byte %zu of the weight version is a control character", i);
+    }
+    memcpy(copy, label, len + 1);
+    if (fleet_is_unfinished(label))
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "'%s' begins the names of updates that did not end: choose another",
+                       FLEET_UNFINISHED);
+    if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
+        return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
+    return 0;
+}

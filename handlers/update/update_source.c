@@ -1,0 +1,87 @@
+/* The `shm` member: one packed bucket, or one range for each tensor. */
+#include "handlers/body.h"
+#include "handlers/update/update_parts.h"
+#include "transport/shm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int read_range(struct shm_range *out, const json_t *object, const char *at, struct err *e)
+{
+    static const char *const members[] = {"name", "offset", "nbytes", NULL};
+
+    if (!json_is_object(object))
+        return err_set(e, ERR_BAD_REQUEST, at, "a range is an object {name, offset, nbytes}");
+    if (body_only(object, at, members, e) != 0 || body_required(object, at, "name", e) != 0 ||
+        body_str(&out->name, object, at, "name", e) != 0 ||
+        body_u64(&out->offset, object, at, "offset", 0, INT64_MAX, e) != 0 ||
+        body_required(object, at, "nbytes", e) != 0 ||
+        body_u64(&out->nbytes, object, at, "nbytes", 0, INT64_MAX, e) != 0)
+        return -1;
+    return 0;
+}
+
+static int read_ranges(struct shm_range *ranges, const json_t *list, struct err *e)
+{
+    char at[32];
+
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        (void)snprintf(at, sizeof at, "/shm/%zu", i);
+        if (read_range(&ranges[i], json_array_get(list, i), at, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* `packed` may be left out; given, it must say what the form of `shm` says. */
+static int check_packed(const json_t *body, bool is_packed, struct err *e)
+{
+    bool packed = is_packed;
+
+    if (body_bool(&packed, body, "", "packed", e) != 0)
+        return -1;
+    if (packed == is_packed)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/packed",
+                   packed ? "packed is true, but shm is a list of ranges; a packed bucket is one "
+                            "object {name, offset, nbytes}"
+                          : "packed is false, but shm is one object; unpacked tensors need a list "
+                            "with one range for each");
+}
+
+static int open_each(struct source **out, const json_t *list, const struct plan *plan,
+                     struct err *e)
+{
+    struct shm_range *ranges;
+    int rc;
+
+    if (json_array_size(list) != plan->n_tensors)
+        return err_set(e, ERR_BAD_REQUEST, "/shm", "shm has %zu ranges for %u tensors",
+                       json_array_size(list), plan->n_tensors);
+    ranges = calloc(plan->n_tensors, sizeof *ranges);
+    if (ranges == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranges");
+    rc = read_ranges(ranges, list, e);
+    if (rc == 0)
+        rc = shm_source_open(out, ranges, plan->n_tensors, false, plan, e);
+    free(ranges);
+    return rc;
+}
+
+int shm_from_body(struct source **out, const json_t *body, const struct plan *plan, struct err *e)
+{
+    const json_t *shm = json_object_get(body, "shm");
+    struct shm_range range = {0};
+
+    if (json_is_array(shm)) {
+        if (check_packed(body, false, e) != 0)
+            return -1;
+        return open_each(out, shm, plan, e);
+    }
+    if (!json_is_object(shm))
+        return err_set(e, ERR_BAD_REQUEST, "/shm",
+                       "shm is an object {name, offset, nbytes}, or a list of them");
+    if (check_packed(body, true, e) != 0 || read_range(&range, shm, "/shm", e) != 0)
+        return -1;
+    return shm_source_open(out, &range, 1, true, plan, e);
+}

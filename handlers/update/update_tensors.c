@@ -1,0 +1,385 @@
+/* The `serialized_named_tensors` member: pickles that hold the tensors of one GPU each, with their
+ * names. The trainer wrote one for each of the server's ranks; which is whose is told by the GPU,
+ * and by the order only where a string names none. */
+#include "driver/cuda_info.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/update/update_ipc.h"
+#include "handlers/update/update_parts.h"
+#include "memory/device.h"
+#include "transport/ipc/cuda_ipc.h"
+#include "transport/ipc/torch_tensors.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STRINGS_MAX = TENSORS_RANKS_MAX, RANKS_MAX = STORE_DEVICES_MAX };
+_Static_assert((int)RANKS_MAX <= (int)IPC_GPUS_MAX, "match_gpus has room for as many");
+
+struct request {
+    const struct app *app;         /* borrowed */
+    struct torch_tensors *strings; /* owned; [n] */
+    uint32_t n;
+    uint32_t n_ranks;
+    char uuids[RANKS_MAX][IPC_UUID_LEN + 1]; /* of the ranks */
+    uint32_t fed[RANKS_MAX];                 /* string of each rank, or NO_STRING */
+};
+
+enum { NO_STRING = UINT32_MAX };
+
+static void field_of(char field[ERR_FIELD_MAX], uint32_t i)
+{
+    (void)snprintf(field, ERR_FIELD_MAX, "/serialized_named_tensors/%u", i);
+}
+
+static void request_fini(struct request *q)
+{
+    for (uint32_t i = 0; q->strings != NULL && i < q->n; i++)
+        torch_tensors_fini(&q->strings[i]);
+    free(q->strings);
+}
+
+/* The pickles say what is in them. */
+static int check_beside(const json_t *body, struct err *e)
+{
+    static const char *const members[] = {"names",        "dtypes",  "dtype_names",    "shapes",
+                                          "sizes",        "packed",  "checksums",      "plan_id",
+                                          "tensor_sizes", "per_gpu", "metadata_by_gpu"};
+    char field[ERR_FIELD_MAX];
+
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (body_given(body, members[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", members[i]);
+        return err_set(
+            e, ERR_BAD_REQUEST, field,
+            "serialized_named_tensors say what they hold; %s stands beside other sources",
+            members[i]);
+    }
+    return 0;
+}
+
+/* The pickles say it themselves; it is for servers that have to be told. */
+static int check_format(const json_t *body, struct err *e)
+{
+    const char *format = "direct";
+
+    if (body_str(&format, body, "", "serialized_format", e) != 0)
+        return -1;
+    if (strcmp(format, "direct") == 0 || strcmp(format, "flattened_bucket") == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
+                   "serialized_format '%.32s' is not one of direct, flattened_bucket", format);
+}
+
+static int read_strings(struct request *q, const json_t *list, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        const json_t *text = json_array_get(list, i);
+
+        field_of(field, i);
+        if (!json_is_string(text))
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "string %u of the tensors is %s; it is base64", i, body_type_name(text));
+        if (torch_tensors_read(&q->strings[i], json_string_value(text), json_string_length(text), i,
+                               field, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int request_read(struct request *q, const struct app *app, const json_t *body, struct err *e)
+{
+    const json_t *list = NULL;
+    size_t n;
+
+    *q = (struct request){.app = app};
+    if (check_beside(body, e) != 0 || check_format(body, e) != 0 ||
+        body_array(&list, body, "", "serialized_named_tensors", e) != 0)
+        return -1;
+    n = json_array_size(list);
+    if (n == 0 || n > STRINGS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/serialized_named_tensors",
+                       "there are %zu strings of tensors; 1 to %d are taken, one for each rank", n,
+                       STRINGS_MAX);
+    q->strings = calloc(n, sizeof q->strings[0]);
+    if (q->strings == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
+    q->n = (uint32_t)n;
+    return read_strings(q, list, e);
+}
+
+static void ranks_of_server(struct request *q)
+{
+    q->n_ranks = q->app->n_devices;
+    for (uint32_t r = 0; r < q->n_ranks; r++) {
+        const char *text = device_about(q->app->devices[r])->uuid;
+        bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
+
+        assert(is_uuid);
+        (void)is_uuid;
+        q->fed[r] = NO_STRING;
+    }
+}
+
+static bool is_empty(const struct request *q, uint32_t i)
+{
+    return q->strings[i].plan == NULL;
+}
+
+/* Strings that hold something and do not say which GPU it is on are those of the ranks in their
+ * order, as SGLang takes them; where the two do not pair up, they are nobody's. */
+static int name_gpus(struct request *q, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        struct torch_tensors *t = &q->strings[i];
+
+        if (is_empty(q, i) || t->uuid[0] != '\0')
+            continue;
+        field_of(field, i);
+        if (q->n != q->n_ranks)
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "the tensors name their GPU by the sender's index, which means nothing "
+                           "here, and %u strings are not one for each of the server's %u GPUs; "
+                           "call SGLang's monkey_patch_torch_reductions in the trainer, which "
+                           "sends UUIDs",
+                           q->n, q->n_ranks);
+        memcpy(t->uuid, q->uuids[i], sizeof t->uuid);
+        memcpy(t->handles.gpus[0].uuid, q->uuids[i], sizeof t->uuid);
+    }
+    return 0;
+}
+
+/* The string with the tensors of a GPU; of several, the one that stands at the rank's place. */
+static uint32_t find_string(const struct request *q, uint32_t rank, const char *uuid)
+{
+    if (rank < q->n && !is_empty(q, rank) && strcmp(q->strings[rank].uuid, uuid) == 0)
+        return rank;
+    for (uint32_t i = 0; i < q->n; i++)
+        if (!is_empty(q, i) && strcmp(q->strings[i].uuid, uuid) == 0)
+            return i;
+    return NO_STRING;
+}
+
+/* No string is empty: each rank gets one, as with handles by UUID. */
+static int match_all(struct request *q, bool sharded, struct err *e)
+{
+    const struct ipc_gpu *fed[RANKS_MAX];
+    const char *uuids[RANKS_MAX];
+    struct match_ranks ranks = {
+        .n = q->n_ranks, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)q->app};
+    struct ipc_handles set = {0};
+
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        uuids[r] = q->uuids[r];
+    for (uint32_t i = 0; i < q->n; i++) {
+        uint32_t g = 0;
+
+        while (g < set.n_gpus && strcmp(set.gpus[g].uuid, q->strings[i].uuid) != 0)
+            g++;
+        if (g == set.n_gpus)
+            memcpy(set.gpus[set.n_gpus++].uuid, q->strings[i].uuid, sizeof set.gpus[0].uuid);
+    }
+    if (match_gpus(fed, &ranks, &set, sharded, "/serialized_named_tensors", e) != 0)
+        return -1;
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        if (fed[r] != NULL)
+            q->fed[r] = find_string(q, r, fed[r]->uuid);
+    return 0;
+}
+
+/* Trainers fill up with empty strings: the ranks that have none of their own get nothing. */
+static int match(struct request *q, bool sharded, struct err *e)
+{
+    uint32_t n_empty = 0;
+
+    if (name_gpus(q, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < q->n; i++)
+        n_empty += is_empty(q, i);
+    if (n_empty == 0)
+        return match_all(q, sharded, e);
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        q->fed[r] = find_string(q, r, q->uuids[r]);
+    return 0;
+}
+
+static int refuse_no_gpu(const struct app *app, struct err *e)
+{
+    if (!app->cuda->available)
+        return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
+                       "the tensors are well formed, but this server has no CUDA: %.200s; send "
+                       "them by shm, path or as the body",
+                       app->cuda->reason);
+    return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
+                   "the tensors are well formed, but this server was started with --device cpu, "
+                   "which keeps its weights in host memory; start it with --device cuda:0 (it has "
+                   "%s there), or send them by shm, path or as the body",
+                   app->cuda->devices[0].uuid);
+}
+
+/* Does every rank get the same tensors in the same order? Where they lie may differ. */
+static bool is_alike(const struct request *q)
+{
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        if (q->fed[r] == NO_STRING ||
+            strcmp(q->strings[q->fed[r]].plan->digest, q->strings[q->fed[0]].plan->digest) != 0)
+            return false;
+    return true;
+}
+
+/* One string as a bucket: its handles are moved, and the ranks that it feeds read all of it. */
+static int make_bucket(struct ipc_bucket *b, struct request *q, uint32_t string, struct err *e)
+{
+    struct torch_tensors *t = &q->strings[string];
+
+    b->ranks = calloc(q->n_ranks, sizeof b->ranks[0]);
+    b->first = calloc(q->n_ranks, sizeof b->first[0]);
+    b->n_tensors = calloc(q->n_ranks, sizeof b->n_tensors[0]);
+    if (b->ranks == NULL || b->first == NULL || b->n_tensors == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
+    b->handles = t->handles;
+    t->handles = (struct ipc_handles){0};
+    for (uint32_t r = 0; r < q->n_ranks; r++) {
+        if (q->fed[r] != string)
+            continue;
+        b->ranks[r].gpu = &b->handles.gpus[0];
+        b->n_tensors[r] = t->plan->n_tensors;
+    }
+    return 0;
+}
+
+static bool is_used(const struct request *q, uint32_t string)
+{
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        if (q->fed[r] == string)
+            return true;
+    return false;
+}
+
+static int make_buckets(struct ipc_bucket **out, uint32_t *n, struct request *q, struct err *e)
+{
+    struct ipc_bucket *buckets = calloc(q->n, sizeof *buckets);
+
+    *n = 0;
+    if (buckets == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (!is_used(q, i))
+            continue;
+        if (make_bucket(&buckets[(*n)++], q, i, e) != 0)
+            goto free_buckets;
+    }
+    *out = buckets;
+    return 0;
+
+free_buckets:
+    for (uint32_t i = 0; i < *n; i++)
+        ipc_bucket_fini(&buckets[i]);
+    free(buckets);
+    return -1;
+}
+
+static int open_source(struct source **out, struct request *q, struct err *e)
+{
+    struct plan *plans[RANKS_MAX] = {NULL};
+    struct cuda_ipc_cfg cfg = {.devices = q->app->devices,
+                               .n_ranks = q->n_ranks,
+                               .plans = plans,
+                               .stats = q->app->ipc_stats};
+
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        if (q->fed[r] != NO_STRING)
+            plans[r] = q->strings[q->fed[is_alike(q) ? 0 : r]].plan;
+    if (make_buckets(&cfg.buckets, &cfg.n_buckets, q, e) != 0)
+        return -1;
+    return cuda_ipc_source_new(out, &cfg, e);
+}
+
+static void add_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
+{
+    struct chunk_origin *o = &c->origins[c->n_origins++];
+
+    o->rank = rank;
+    (void)snprintf(o->at, sizeof o->at, "/serialized_named_tensors/%u", string);
+}
+
+/* What each rank gets, and where it stood. */
+static int move_plans(struct update_chunk *c, const struct request *q, struct err *e)
+{
+    bool alike = is_alike(q);
+
+    c->origins = calloc(q->n_ranks, sizeof c->origins[0]);
+    if (!alike)
+        c->ranks = calloc(q->n_ranks, sizeof c->ranks[0]);
+    if (c->origins == NULL || (!alike && c->ranks == NULL))
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
+    c->n_ranks = alike ? 0 : q->n_ranks;
+    for (uint32_t r = 0; r < q->n_ranks; r++) {
+        if (q->fed[r] == NO_STRING)
+            continue;
+        if (c->plan == NULL)
+            c->plan = plan_ref(q->strings[q->fed[r]].plan);
+        if (!alike)
+            c->ranks[r].plan = plan_ref(q->strings[q->fed[r]].plan);
+        if (!alike || r == 0)
+            add_origin(c, r, q->fed[r]);
+    }
+    return 0;
+}
+
+static bool feeds_nobody(const struct request *q)
+{
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        if (q->fed[r] != NO_STRING)
+            return false;
+    return true;
+}
+
+/* Nothing for this server is no error when nothing was sent. Tensors that are all for other GPUs
+ * have gone astray: who heard that they were received would believe that they are served. */
+static int check_astray(const struct request *q, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (is_empty(q, i))
+            continue;
+        field_of(field, i);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "the tensors are on GPU %s, and none of the strings has any on this "
+                       "server's, the first of which is %s",
+                       q->strings[i].uuid, q->uuids[0]);
+    }
+    return 0;
+}
+
+int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                      bool sharded, struct err *e)
+{
+    struct request q;
+    int rc = -1;
+
+    if (request_read(&q, app, body, e) != 0)
+        goto fini;
+    if (app->n_devices == 0) {
+        rc = refuse_no_gpu(app, e);
+        goto fini;
+    }
+    ranks_of_server(&q);
+    rc = match(&q, sharded, e);
+    if (rc == 0)
+        rc = feeds_nobody(&q) ? check_astray(&q, e) : open_source(&c->source, &q, e);
+    if (rc == 0 && c->source != NULL)
+        rc = move_plans(c, &q, e);
+
+fini:
+    request_fini(&q);
+    return rc;
+}

@@ -1,0 +1,244 @@
+/* The request: which addresses, and which of them feeds which of our GPUs. */
+#include "handlers/update/update_zmq.h"
+
+#include "base/clock.h"
+#include "base/utf8.h"
+#include "control/gate.h"
+#include "driver/cuda_info.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/update/update_ipc.h"
+#include "handlers/update/update_json.h"
+#include "handlers/update/update_match.h"
+#include "handlers/update/update_parts.h"
+#include "handlers/update/update_zmq_pull.h"
+#include "memory/device.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIELD "/zmq_handles"
+
+enum { KEY_SHOWN = 64, TIMEOUT_MS_MAX = 86400000 };
+
+const char *const update_zmq_members[] = {"zmq_handles", "weight_version", "timeout_ms", NULL};
+
+struct zmq_updates {
+    struct workers *workers; /* owned */
+    atomic_uint n_open;      /* relaxed: a bound */
+    atomic_bool stop;        /* relaxed: each pull looks again and again */
+};
+
+int zmq_updates_new(struct zmq_updates **out, struct err *e)
+{
+    struct workers_cfg cfg = {"zmq", ZMQ_UPDATES_MAX, ZMQ_UPDATES_MAX};
+    struct zmq_updates *z = calloc(1, sizeof *z);
+
+    if (z == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for updates over sockets");
+    if (workers_new(&z->workers, &cfg, e) != 0) {
+        free(z);
+        return -1;
+    }
+    *out = z;
+    return 0;
+}
+
+void zmq_updates_stop(struct zmq_updates *z)
+{
+    atomic_store_explicit(&z->stop, true, memory_order_relaxed);
+    workers_stop(z->workers);
+}
+
+void zmq_updates_free(struct zmq_updates *z)
+{
+    if (z == NULL)
+        return;
+    zmq_updates_stop(z);
+    workers_free(z->workers);
+    free(z);
+}
+
+/* The GPUs that the request names. @set  zeroed; gets their UUIDs, and no handles */
+static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err *e)
+{
+    const char *key;
+    const json_t *value;
+
+    if (json_object_size(handles) == 0 || json_object_size(handles) > IPC_GPUS_MAX)
+        return err_set(e, ERR_BAD_REQUEST, FIELD, "there are %zu sockets; 1 to %d are taken",
+                       json_object_size(handles), IPC_GPUS_MAX);
+    json_object_foreach((json_t *)(uintptr_t)handles, key, value)
+    {
+        char *uuid = set->gpus[set->n_gpus].uuid;
+
+        if (!ipc_uuid_parse(uuid, key, strlen(key)))
+            return err_set(e, ERR_BAD_REQUEST, FIELD,
+                           "'%.*s' is not the UUID of a CUDA GPU; a key is GPU-xxxxxxxx-xxxx-...",
+                           utf8_cut(key, KEY_SHOWN), key);
+        for (uint32_t i = 0; i < set->n_gpus; i++)
+            if (strcmp(set->gpus[i].uuid, uuid) == 0)
+                return err_set(e, ERR_BAD_REQUEST, FIELD, "GPU %s is there twice", uuid);
+        if (!json_is_string(value))
+            return err_set(e, ERR_BAD_REQUEST, FIELD, "the address of GPU %s is %s; it is a string",
+                           uuid, body_type_name(value));
+        if (zmq_address_check(json_string_value(value), FIELD, e) != 0)
+            return -1;
+        set->n_gpus++;
+    }
+    return 0;
+}
+
+static int refuse_no_gpu(const struct app *app, const struct ipc_handles *set, struct err *e)
+{
+    if (!app->cuda->available)
+        return err_set(e, ERR_NO_GPU, FIELD,
+                       "the sockets bring CUDA IPC handles (of GPU %s), but this server has no "
+                       "CUDA: %.200s; send the tensors by shm, path or as the body",
+                       set->gpus[0].uuid, app->cuda->reason);
+    return err_set(e, ERR_NO_GPU, FIELD,
+                   "the sockets bring CUDA IPC handles (of GPU %s), but this server was started "
+                   "with --device cpu, which keeps its weights in host memory; start it with "
+                   "--device cuda:0 (it has %s there)",
+                   set->gpus[0].uuid, app->cuda->devices[0].uuid);
+}
+
+/* The address of a GPU, by the UUID that its key was read as; it is there. */
+static const char *address_of(const json_t *handles, const char *uuid)
+{
+    char found[IPC_UUID_LEN + 1];
+    const char *key;
+    const json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)handles, key, value)
+    {
+        if (ipc_uuid_parse(found, key, strlen(key)) && strcmp(found, uuid) == 0)
+            return json_string_value(value);
+    }
+    return NULL;
+}
+
+static int add_port(struct zmq_pull *p, const char *uuid, const json_t *handles, uint32_t *port,
+                    struct err *e)
+{
+    for (*port = 0; *port < p->n_ports; ++*port)
+        if (strcmp(p->uuids[*port], uuid) == 0)
+            return 0;
+    p->addresses[*port] = strdup(address_of(handles, uuid));
+    if (p->addresses[*port] == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the sockets");
+    memcpy(p->uuids[*port], uuid, sizeof p->uuids[*port]);
+    p->n_ports++;
+    return 0;
+}
+
+/* Which socket feeds which rank. Sockets of other GPUs are other servers'. */
+static int match(struct zmq_pull *p, const struct ipc_handles *set, const json_t *handles,
+                 struct err *e)
+{
+    const struct app *app = p->app;
+    const struct ipc_gpu *fed[STORE_DEVICES_MAX];
+    const char *uuids[STORE_DEVICES_MAX];
+    struct match_ranks ranks = {
+        .n = app->n_devices, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)app};
+
+    for (uint32_t r = 0; r < app->n_devices; r++)
+        uuids[r] = device_about(app->devices[r])->uuid;
+    if (match_gpus(fed, &ranks, set, false, FIELD, e) != 0)
+        return -1;
+    for (uint32_t r = 0; r < app->n_devices; r++)
+        if (add_port(p, fed[r]->uuid, handles, &p->port_of[r], e) != 0)
+            return -1;
+    return 0;
+}
+
+static int pull_parse(struct zmq_pull *p, const json_t *body, struct err *e)
+{
+    const json_t *handles = NULL;
+    struct ipc_handles set = {0};
+    const char *label = NULL;
+    uint64_t timeout_ms = 0;
+
+    if (body_required(body, "", "zmq_handles", e) != 0 ||
+        body_object(&handles, body, "", "zmq_handles", e) != 0 ||
+        body_str(&label, body, "", "weight_version", e) != 0 ||
+        body_u64(&timeout_ms, body, "", "timeout_ms", 1, TIMEOUT_MS_MAX, e) != 0 ||
+        (label != NULL && label_check(label, "/weight_version", e) != 0) ||
+        read_gpus(&set, handles, e) != 0)
+        return -1;
+    if (p->app->n_devices == 0)
+        return refuse_no_gpu(p->app, &set, e);
+    (void)snprintf(p->label, sizeof p->label, "%s", label != NULL ? label : "");
+    p->deadline_us = timeout_ms > 0 ? clock_after_us(timeout_ms * 1000) : CLOCK_NEVER;
+    return match(p, &set, handles, e);
+}
+
+static int pull_new(struct zmq_pull **out, struct app *app, struct exchange *x, struct err *e)
+{
+    struct zmq_pull *p = calloc(1, sizeof *p);
+    json_t *body = NULL;
+    int rc;
+
+    if (p == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    p->app = app;
+    mtx_init(&p->result.lock, MTX_LEAF);
+    cnd_init(&p->result.came);
+    rc = body_parse(&body, x, x->route, e);
+    if (rc == 0)
+        rc = pull_parse(p, body, e);
+    json_decref(body);
+    if (rc == 0)
+        rc = update_asker_new(&p->asker, app, x, e);
+    if (rc != 0) {
+        zmq_pull_free(p);
+        return -1;
+    }
+    *out = p;
+    return 0;
+}
+
+/* The thread answers. As many may be under way as there are threads, so that none waits in the
+ * queue while its trainer waits for it. */
+static int post(struct zmq_updates *z, struct zmq_pull *p, struct err *e)
+{
+    unsigned n = atomic_fetch_add_explicit(&z->n_open, 1, memory_order_relaxed);
+
+    p->stop = &z->stop;
+    p->n_open = &z->n_open;
+    p->job = (struct job){.run = zmq_pull_run, .arg = p};
+    if (n >= ZMQ_UPDATES_MAX)
+        (void)err_set(e, ERR_OVERLOADED, "",
+                      "%u updates over sockets are under way or ending; at most %d may be", n,
+                      ZMQ_UPDATES_MAX);
+    else if (workers_post(z->workers, &p->job, WORKERS_NORMAL, e) == 0)
+        return 0;
+    (void)atomic_fetch_sub_explicit(&z->n_open, 1, memory_order_relaxed);
+    return -1;
+}
+
+int handle_update_zmq(struct app *app, struct exchange *x, struct err *e)
+{
+    struct zmq_pull *p;
+
+    if (pull_new(&p, app, x, e) != 0)
+        return -1;
+    if (post(app->zmq, p, e) == 0)
+        return 0;
+    zmq_pull_free(p);
+    return -1;
+}
+
+int fleet_update_zmq(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)app;
+    (void)x;
+    return err_set(
+        e, ERR_HAS_UPSTREAMS, FIELD,
+        "update_weights_from_ipc is not passed on to upstream engines: checkpoint-engine "
+        "moves every bucket to all engines in step, and one update at a time is held "
+        "here; give it the engines' own addresses, or push once through baton by "
+        "path, nccl or CUDA IPC");
+}

@@ -1,0 +1,507 @@
+/* The thread of one update over sockets: a message from every socket, what it means for the update,
+ * a reply to every socket. */
+#include "handlers/update/update_zmq_pull.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "control/gate.h"
+#include "handlers/app.h"
+#include "handlers/update/update_json.h"
+#include "handlers/update/update_zmq.h"
+#include "server/config/config.h"
+#include "transport/ipc/cuda_ipc.h"
+#include "transport/ipc/ref_counter.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define FIELD "/zmq_handles"
+
+enum {
+    UNMAP_NAP_NS = 1000000, /* between two looks whether the worker has let go of the buffer */
+    UNMAP_NAPS = 5000,
+    REPLY_TEXT_MAX = ERR_MSG_MAX + 64
+};
+
+void zmq_pull_free(struct zmq_pull *p)
+{
+    if (p == NULL)
+        return;
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        free(p->addresses[i]);
+    update_asker_free(p->asker);
+    cnd_fini(&p->result.came);
+    mtx_fini(&p->result.lock);
+    free(p);
+}
+
+static bool is_stopping(const struct zmq_pull *p)
+{
+    return atomic_load_explicit(p->stop, memory_order_relaxed);
+}
+
+static uint64_t message_deadline(const struct zmq_pull *p)
+{
+    uint64_t us = clock_after_us(p->app->config->update_timeout * 1000);
+
+    return us < p->deadline_us ? us : p->deadline_us;
+}
+
+/* What the trainer sends next. */
+static const char *const steps[] = {[PULL_BUFFER] = "a buffer's handle",
+                                    [PULL_TENSORS] = "a list of tensors, or None",
+                                    [PULL_RELEASED] = "None"};
+
+/* Is there a reason to give up? Renews the session's lease too. */
+static int check_alive(struct zmq_pull *p, uint64_t deadline_us, struct err *e)
+{
+    struct update_info info;
+
+    if (is_stopping(p))
+        return err_set(e, ERR_DRAINING, "", "the server is stopping");
+    if (update_asker_gone(p->asker))
+        return err_set(e, ERR_GONE, "", "the client that asked for the update has gone away");
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        if (zmq_ports_lost(p->ports, i, e)) {
+            (void)snprintf(e->field, sizeof e->field, FIELD);
+            return -1;
+        }
+    if (clock_passed(deadline_us))
+        return err_set(e, ERR_TIMEOUT, FIELD,
+                       "the deadline has passed (--update-timeout, %llu ms for each message, or "
+                       "the request's own timeout), and the trainer's next step, %s, has not come "
+                       "or is not done",
+                       (unsigned long long)p->app->config->update_timeout, steps[p->state]);
+    return updates_renew(p->app->updates, p->id, 0, &info, e);
+}
+
+/* Until every socket has brought a message. */
+static int await_round(struct zmq_pull *p, struct err *e)
+{
+    uint64_t deadline_us = message_deadline(p);
+    uint32_t n = 0;
+    size_t nbytes;
+
+    while (n < p->n_ports) {
+        zmq_ports_wait(p->ports, ZMQ_SLICE_MS);
+        for (n = 0; n < p->n_ports && zmq_ports_message(p->ports, n, &nbytes) != NULL; n++)
+            continue;
+        if (n < p->n_ports && check_alive(p, deadline_us, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void reply_all(struct zmq_pull *p)
+{
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        zmq_ports_reply(p->ports, i, "", 0);
+}
+
+/* On the worker; the pull outlives it. */
+static void worker_done(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct pull_result *r = arg;
+
+    mtx_lock(&r->lock);
+    r->info = *info;
+    r->e = *e;
+    r->done = true;
+    cnd_signal(&r->came);
+    mtx_unlock(&r->lock);
+}
+
+static bool wait_slice(struct pull_result *r)
+{
+    bool done;
+
+    mtx_lock(&r->lock);
+    if (!r->done)
+        (void)cnd_wait(&r->came, &r->lock, clock_after_us(ZMQ_SLICE_MS * 1000));
+    done = r->done;
+    mtx_unlock(&r->lock);
+    return done;
+}
+
+/* Until the worker is through with what it was given, whatever happens: it has been asked to give
+ * up then. The first reason is told, unless the worker was through all the same. */
+static int await_worker(struct zmq_pull *p, struct err *e)
+{
+    struct err trouble = {0}, ignored = {0};
+    struct update_info info;
+
+    while (!wait_slice(&p->result)) {
+        zmq_ports_wait(p->ports, 0);
+        if (trouble.code == ERR_NONE && check_alive(p, p->deadline_us, &trouble) != 0)
+            (void)updates_abort(p->app->updates, p->id, trouble.msg, &info, &ignored);
+    }
+    p->result.done = false;
+    if (p->result.e.code == ERR_NONE)
+        return 0;
+    *e = trouble.code != ERR_NONE && trouble.code != ERR_ENDED ? trouble : p->result.e;
+    return -1;
+}
+
+/* The rounds */
+
+static int take_buffers(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+{
+    for (uint32_t i = 0; i < p->n_ports; i++) {
+        if (m[i].uuid[0] != '\0' && strcmp(m[i].uuid, p->uuids[i]) != 0)
+            return err_set(e, ERR_BAD_REQUEST, FIELD,
+                           "the socket of GPU %s brings a buffer on GPU %s", p->uuids[i],
+                           m[i].uuid);
+        p->buffers[i] = m[i].buffer;
+    }
+    return 0;
+}
+
+/* Every rank of the trainer has the same tensors at the same places of its own buffer. */
+static int check_alike(const struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+{
+    for (uint32_t i = 1; i < p->n_ports; i++)
+        if (strcmp(m[i].plan->digest, m[0].plan->digest) != 0 ||
+            memcmp(m[i].offsets, m[0].offsets, m[0].plan->n_tensors * sizeof m[0].offsets[0]) != 0)
+            return err_set(e, ERR_BAD_REQUEST, FIELD,
+                           "GPUs %s and %s were sent different lists of tensors", p->uuids[0],
+                           p->uuids[i]);
+    return 0;
+}
+
+/* What one socket brings, for the ranks that it feeds. */
+static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t port,
+                       const struct zmq_message *m, struct err *e)
+{
+    uint32_t n_ranks = p->app->n_devices;
+
+    b->ranks = calloc(n_ranks, sizeof b->ranks[0]);
+    b->first = calloc(n_ranks, sizeof b->first[0]);
+    b->n_tensors = calloc(n_ranks, sizeof b->n_tensors[0]);
+    if (b->ranks == NULL || b->first == NULL || b->n_tensors == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
+    if (zmq_message_place(&b->handles.all, m, &p->buffers[port], e) != 0)
+        return -1;
+    b->handles.n_handles = m->plan->n_tensors;
+    b->handles.n_gpus = 1;
+    memcpy(b->handles.gpus[0].uuid, p->uuids[port], sizeof b->handles.gpus[0].uuid);
+    b->handles.gpus[0].handles = b->handles.all;
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        if (p->port_of[r] != port)
+            continue;
+        b->ranks[r].gpu = &b->handles.gpus[0];
+        b->n_tensors[r] = m->plan->n_tensors;
+    }
+    return 0;
+}
+
+static int make_source(struct source **out, const struct zmq_pull *p, const struct zmq_message *m,
+                       struct err *e)
+{
+    struct plan *plans[STORE_DEVICES_MAX];
+    struct cuda_ipc_cfg cfg = {.devices = p->app->devices,
+                               .n_ranks = p->app->n_devices,
+                               .plans = plans,
+                               .n_buckets = p->n_ports,
+                               .stats = p->app->ipc_stats};
+
+    cfg.buckets = calloc(p->n_ports, sizeof cfg.buckets[0]);
+    if (cfg.buckets == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        if (make_bucket(&cfg.buckets[i], p, i, &m[i], e) != 0)
+            goto free_buckets;
+    for (uint32_t r = 0; r < cfg.n_ranks; r++)
+        plans[r] = m[0].plan;
+    return cuda_ipc_source_new(out, &cfg, e);
+
+free_buckets:
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        ipc_bucket_fini(&cfg.buckets[i]);
+    free(cfg.buckets);
+    return -1;
+}
+
+/* The trainer has synchronized its GPU before it sends a list; its event is of the time when it
+ * made the handle, and has to be waited for once. */
+static void forget_events(struct zmq_pull *p)
+{
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        p->buffers[i].event_sync = false;
+}
+
+static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+{
+    struct update_chunk *c;
+
+    if (check_alike(p, m, e) != 0 || gate_allows(p->app->gate, CALL_UPDATE_RECEIVE, e) != 0)
+        return -1;
+    c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    memcpy(c->update_id, p->id, sizeof c->update_id);
+    c->plan = plan_ref(m[0].plan);
+    c->done = worker_done;
+    c->done_arg = &p->result;
+    if (make_source(&c->source, p, m, e) != 0 || updates_submit(p->app->updates, c, e) != 0) {
+        update_chunk_free(c);
+        return -1;
+    }
+    p->submitted = true;
+    forget_events(p);
+    return await_worker(p, e);
+}
+
+static int prove(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+{
+    (void)m;
+    if (gate_allows(p->app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+        updates_verify(p->app->updates, p->id, NULL, 0, worker_done, &p->result, e) != 0)
+        return -1;
+    return await_worker(p, e);
+}
+
+static int commit(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+{
+    (void)m;
+    if (gate_allows(p->app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+        updates_finish(p->app->updates, p->id, "", NULL, 0, worker_done, &p->result, e) != 0)
+        return -1;
+    return await_worker(p, e);
+}
+
+/* Which message may come when, what it does, and where it leads. Anything else is a mistake. */
+static const struct transition {
+    enum pull_state from;
+    enum zmq_message_kind message;
+    int (*act)(struct zmq_pull *p, const struct zmq_message *m, struct err *e);
+    enum pull_state to;
+} transitions[] = {
+    {PULL_BUFFER, ZMQ_MESSAGE_BUFFER, take_buffers, PULL_TENSORS},
+    {PULL_TENSORS, ZMQ_MESSAGE_TENSORS, take_tensors, PULL_TENSORS},
+    {PULL_TENSORS, ZMQ_MESSAGE_NONE, prove, PULL_RELEASED},
+    {PULL_RELEASED, ZMQ_MESSAGE_NONE, commit, PULL_ENDED},
+};
+
+static const char *kind_name(enum zmq_message_kind kind)
+{
+    static const char *const names[] = {[ZMQ_MESSAGE_BUFFER] = "a buffer's handle",
+                                        [ZMQ_MESSAGE_TENSORS] = "a list of tensors",
+                                        [ZMQ_MESSAGE_NONE] = "None",
+                                        [ZMQ_MESSAGE_ERROR] = "an error"};
+
+    return names[kind];
+}
+
+static const struct transition *find_transition(enum pull_state from, enum zmq_message_kind message)
+{
+    for (size_t i = 0; i < sizeof transitions / sizeof transitions[0]; i++)
+        if (transitions[i].from == from && transitions[i].message == message)
+            return &transitions[i];
+    return NULL;
+}
+
+static int act(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+{
+    const struct transition *t = find_transition(p->state, m[0].kind);
+
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        if (m[i].kind == ZMQ_MESSAGE_ERROR)
+            return err_set(e, ERR_CONFLICT, FIELD,
+                           "the trainer has given the update up: another of its ranks, or another "
+                           "server that it updates, has failed");
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        if (m[i].kind != m[0].kind || t == NULL)
+            return err_set(e, ERR_BAD_REQUEST, FIELD,
+                           "GPU %s: the trainer sent %s; what comes now is %s", p->uuids[i],
+                           kind_name(m[i].kind), steps[p->state]);
+    if (t->act(p, m, e) != 0)
+        return -1;
+    p->state = t->to;
+    return 0;
+}
+
+static int read_round(struct zmq_pull *p, struct zmq_message *m, struct err *e)
+{
+    struct err cause = {0};
+
+    for (uint32_t i = 0; i < p->n_ports; i++) {
+        size_t nbytes = 0;
+        const void *data = zmq_ports_message(p->ports, i, &nbytes);
+
+        if (zmq_message_read(&m[i], data, nbytes, &cause) != 0)
+            return err_set(e, cause.code, FIELD, "GPU %s: %.400s", p->uuids[i], cause.msg);
+    }
+    return 0;
+}
+
+static int run_round(struct zmq_pull *p, struct err *e)
+{
+    struct zmq_message *m;
+    int rc;
+
+    if (await_round(p, e) != 0)
+        return -1;
+    m = calloc(p->n_ports, sizeof *m);
+    if (m == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the messages");
+    rc = read_round(p, m, e);
+    if (rc == 0)
+        rc = act(p, m, e);
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        zmq_message_fini(&m[i]);
+    free(m);
+    if (rc == 0)
+        reply_all(p);
+    return rc;
+}
+
+/* The ends */
+
+/* The trainer frees its buffer when it hears of the failure: nothing may have it mapped then. */
+static void await_unmapped(struct zmq_pull *p, struct update_info *info)
+{
+    struct timespec nap = {0, UNMAP_NAP_NS};
+    struct err ignored = {0};
+
+    for (uint32_t i = 0; i < UNMAP_NAPS; i++) {
+        if (updates_get(p->app->updates, p->id, info, &ignored) != 0 ||
+            info->mappings.n_mapped == 0)
+            return;
+        (void)nanosleep(&nap, NULL);
+    }
+    log_line(LOG_WARN, "update.still_mapped", "a trainer's buffer is mapped after update %s ended",
+             p->id);
+}
+
+/* A handle that was received counts in the trainer until it is said that it is of no more use. */
+static void drop_exports(struct zmq_pull *p)
+{
+    for (uint32_t i = 0; i < p->n_ports && p->state == PULL_TENSORS && !p->submitted; i++) {
+        struct err e = {0};
+
+        if (p->buffers[i].ref_name[0] != '\0' &&
+            ref_counter_release(p->buffers[i].ref_name, p->buffers[i].ref_slot, &e) != 0)
+            log_line(LOG_WARN, "ipc.counter_stuck", "%.300s", e.msg);
+    }
+}
+
+static void answer(struct zmq_pull *p, const struct update_info *info, const struct err *e)
+{
+    struct update_asker *asker = p->asker;
+
+    p->asker = NULL;
+    update_answered(asker, info, e);
+}
+
+/* Names and shapes stood in no member of the request. */
+static void set_field(struct err *e)
+{
+    if (e->field[0] != '\0')
+        (void)snprintf(e->field, sizeof e->field, FIELD);
+}
+
+static void pull_fail(struct zmq_pull *p, const struct err *why)
+{
+    struct update_info info = {.phase = UPDATE_NONE};
+    struct err ignored = {0};
+
+    p->why = *why;
+    p->n_none = p->state == PULL_RELEASED;
+    set_field(&p->why);
+    if (p->id[0] != '\0') {
+        (void)updates_abort(p->app->updates, p->id, p->why.msg, &info, &ignored);
+        await_unmapped(p, &info);
+    }
+    drop_exports(p);
+    p->state = PULL_FAILED;
+    answer(p, &info, &p->why);
+}
+
+/* One socket of an update that has failed. Returns: has the trainer nothing more to say there? It
+ * says an error when it has understood, which takes no reply, or None twice. */
+static bool refuse_message(struct zmq_pull *p, uint32_t i, uint32_t *n_none)
+{
+    char text[REPLY_TEXT_MAX];
+    struct zmq_message m = {0};
+    struct err ignored = {0};
+    size_t nbytes = 0;
+    const void *data = zmq_ports_message(p->ports, i, &nbytes);
+    bool known;
+    int len;
+
+    if (data == NULL)
+        return zmq_ports_lost(p->ports, i, NULL);
+    known = zmq_message_read(&m, data, nbytes, &ignored) == 0;
+    zmq_message_fini(&m);
+    if (known && m.kind == ZMQ_MESSAGE_ERROR)
+        return true;
+    if (known && m.kind == ZMQ_MESSAGE_NONE)
+        ++*n_none;
+    len = snprintf(text, sizeof text, "baton: %s: %s", err_wire_name(p->why.code), p->why.msg);
+    zmq_ports_reply(p->ports, i, text, (size_t)len);
+    return *n_none > 1;
+}
+
+/* The trainer waits for replies without a deadline, so it is told why, as often as it asks, until
+ * it stops, dies, or is given up. A socket that nobody has bound keeps nobody waiting, and holds
+ * the thread no longer than it takes to find that out. */
+static void say_goodbye(struct zmq_pull *p)
+{
+    uint64_t deadline_us = clock_after_us(ZMQ_GOODBYE_MS * 1000ULL);
+    uint32_t n_none[ZMQ_PULL_PORTS_MAX], n_left = p->n_ports;
+    bool ended[ZMQ_PULL_PORTS_MAX] = {false};
+
+    for (uint32_t i = 0; i < p->n_ports; i++)
+        n_none[i] = p->n_none;
+    while (n_left > 0 && !is_stopping(p) && !clock_passed(deadline_us)) {
+        n_left = 0;
+        for (uint32_t i = 0; i < p->n_ports; i++) {
+            ended[i] = ended[i] || refuse_message(p, i, &n_none[i]);
+            if (!ended[i] && (zmq_ports_connected(p->ports, i) || !clock_passed(p->connect_us)))
+                n_left++;
+        }
+        if (n_left > 0)
+            zmq_ports_wait(p->ports, ZMQ_SLICE_MS);
+    }
+}
+
+static int begin(struct zmq_pull *p, struct err *e)
+{
+    struct update_start req = {.lease_s = UPDATE_LEASE_S_DEFAULT};
+    const struct config_list *roots = &p->app->config->allow_path;
+    struct update_info info;
+
+    p->connect_us = clock_after_us(ZMQ_CONNECT_MS * 1000ULL);
+    if (zmq_ports_open(&p->ports, (const char *const *)p->addresses, p->n_ports, roots->items,
+                       roots->n, e) != 0 ||
+        gate_allows(p->app->gate, CALL_UPDATE_START, e) != 0)
+        return -1;
+    memcpy(req.label, p->label, sizeof req.label);
+    if (updates_start(p->app->updates, &req, &info, e) != 0)
+        return -1;
+    memcpy(p->id, info.id, sizeof p->id);
+    return 0;
+}
+
+void zmq_pull_run(void *arg)
+{
+    struct zmq_pull *p = arg;
+    atomic_uint *n_open = p->n_open;
+    struct err e = {0};
+    int rc = begin(p, &e);
+
+    while (rc == 0 && p->state != PULL_ENDED)
+        rc = run_round(p, &e);
+    if (rc == 0)
+        answer(p, &p->result.info, &e);
+    else
+        pull_fail(p, &e);
+    if (rc != 0 && p->ports != NULL)
+        say_goodbye(p);
+    zmq_ports_close(p->ports);
+    zmq_pull_free(p);
+    (void)atomic_fetch_sub_explicit(n_open, 1, memory_order_relaxed);
+}

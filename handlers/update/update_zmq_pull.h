@@ -1,0 +1,74 @@
+/* One update over sockets, between update_zmq.c (which reads the request) and update_zmq_pull.c
+ * (which is the thread that works on it). */
+#ifndef BATON_HANDLERS_UPDATE_UPDATE_ZMQ_PULL_H
+#define BATON_HANDLERS_UPDATE_UPDATE_ZMQ_PULL_H
+
+#include "base/mtx.h"
+#include "base/workers.h"
+#include "transport/ipc/ipc_handle.h"
+#include "transport/zmq/zmq_messages.h"
+#include "transport/zmq/zmq_ports.h"
+#include "weights/store/store.h"
+#include "weights/update/update.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct app;
+struct update_asker;
+
+enum { ZMQ_PULL_PORTS_MAX = STORE_DEVICES_MAX };
+_Static_assert((int)ZMQ_PULL_PORTS_MAX <= (int)ZMQ_PORTS_MAX, "a socket for each rank");
+
+/* What the trainer has said so far; in update_zmq_pull.c is which message leads where. */
+enum pull_state {
+    PULL_BUFFER,   /* nothing */
+    PULL_TENSORS,  /* its buffer's handle */
+    PULL_RELEASED, /* that all tensors have come: the update is proven, the buffer let go of */
+    PULL_ENDED,    /* committed */
+    PULL_FAILED
+};
+
+/* What the updates' worker hands back. */
+struct pull_result {
+    struct mtx lock; /* MTX_LEAF; guards down to the blank line */
+    struct cnd came;
+    bool done;
+    struct update_info info;
+    struct err e;
+};
+
+struct zmq_pull {
+    /* Immutable once the thread has it. */
+    struct job job;
+    struct app *app;
+    const atomic_bool *stop; /* of the pool */
+    atomic_uint *n_open;     /* of the pool; counted down at the end */
+    uint32_t n_ports;
+    char uuids[ZMQ_PULL_PORTS_MAX][IPC_UUID_LEN + 1];
+    char *addresses[ZMQ_PULL_PORTS_MAX]; /* owned */
+    uint32_t port_of[STORE_DEVICES_MAX]; /* of each rank */
+    char label[VERSION_LABEL_MAX + 1];   /* "": not said */
+    uint64_t deadline_us;                /* of the whole; CLOCK_NEVER: not said */
+
+    /* The thread's. */
+    struct update_asker *asker; /* owned; NULL once it has been told */
+    struct zmq_ports *ports;    /* owned */
+    uint64_t connect_us;        /* when a trainer that has bound its sockets is connected to */
+    enum pull_state state;
+    char id[UPDATE_ID_MAX + 1];                    /* of the session; "": there is none yet */
+    struct ipc_handle buffers[ZMQ_PULL_PORTS_MAX]; /* from PULL_TENSORS on */
+    bool submitted;  /* a chunk: from then on the worker counts the exports down */
+    struct err why;  /* PULL_FAILED, and so the next */
+    uint32_t n_none; /* how often each socket's None was replied to by nothing */
+
+    struct pull_result result;
+};
+
+/* zmq_pull_run - the thread, from the first message to the last; frees the pull. @arg  struct
+ * zmq_pull, with an asker */
+void zmq_pull_run(void *arg);
+void zmq_pull_free(struct zmq_pull *p); /* of one that did not run; accepts NULL */
+
+#endif

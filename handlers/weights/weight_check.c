@@ -1,0 +1,312 @@
+/* POST /v1/weights/check: the SHA-256 of each tensor that is served, told or compared with a
+ * caller's, or with those of a snapshot, which is the one thing that is remembered here.
+ *
+ * All is read from one pinned version, a piece at a time, and hashed on the handler's own thread;
+ * one check at a time, so that several cannot take all the threads of control calls. It ends early
+ * when its client has gone, or the server drains. */
+#include "control/life.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/body_scan.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "weights/source.h"
+#include "weights/store/store.h"
+
+#include <nettle/sha2.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
+
+const char *const weights_check_members[] = {"action", "baseline", "skip", "must_match", NULL};
+
+static json_t *snapshot; /* owned: sums by name; NULL: none was taken; guarded by under_way */
+static atomic_flag under_way = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
+
+struct check {
+    struct app *app;
+    struct exchange *x;
+    const json_t *baseline; /* borrowed from the body, or the snapshot; NULL: the sums are told */
+    const json_t *skip;     /* borrowed: parts of names that are left out; NULL: none */
+    bool is_snapshot, must_match;
+    const struct version *v; /* pinned; NULL: nothing is served that could be equal */
+    char *piece;             /* owned; NULL when the host has the bytes */
+    json_t *found;           /* owned: sums by name, or an array of the names that differ */
+};
+
+static int check_wanted(const struct check *c, struct err *e)
+{
+    if (exchange_gone(c->x))
+        return err_set(e, ERR_GONE, "", "the client went away before all was summed");
+    if (life_state(c->app->life) == LIFE_DRAINING)
+        return err_set(e, ERR_DRAINING, "", "the server is draining");
+    return 0;
+}
+
+static int hash_tensor(struct sha256_ctx *sha, const struct check *c, uint32_t i, struct err *e)
+{
+    struct store *s = c->app->store;
+    uint64_t nbytes = store_manifest(s)->plan->tensors[i].nbytes, n;
+
+    for (uint64_t at = 0; at < nbytes; at += n) {
+        const char *bytes = c->piece;
+
+        n = nbytes - at < SOURCE_PIECE_NBYTES ? nbytes - at : SOURCE_PIECE_NBYTES;
+        if (check_wanted(c, e) != 0)
+            return -1;
+        if (c->piece == NULL)
+            bytes = (const char *)c->v->views[i].data + at;
+        else if (store_read(s, c->v, i, at, n, c->piece, e) != 0)
+            return -1;
+        sha256_update(sha, n, (const uint8_t *)bytes);
+    }
+    return 0;
+}
+
+static int sum_tensor(char out[SUM_LEN + 1], const struct check *c, uint32_t i, struct err *e)
+{
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    struct sha256_ctx sha;
+
+    sha256_init(&sha);
+    if (hash_tensor(&sha, c, i, e) != 0)
+        return -1;
+    sha256_digest(&sha, sizeof digest, digest);
+    for (size_t k = 0; k < sizeof digest; k++)
+        (void)snprintf(out + 2 * k, 3, "%02x", digest[k]);
+    return 0;
+}
+
+static int refuse_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
+}
+
+/* @sum  "" when nothing is served */
+static int note(struct check *c, const char *name, const char *sum, struct err *e)
+{
+    const char *wanted;
+    int rc = 0;
+
+    if (c->baseline == NULL) {
+        rc = json_object_set_new(c->found, name, json_string(sum));
+    } else {
+        wanted = json_string_value(json_object_get(c->baseline, name));
+        if (wanted == NULL || strcasecmp(wanted, sum) != 0)
+            rc = json_array_append_new(c->found, json_string(name));
+    }
+    return rc == 0 ? 0 : refuse_memory(e);
+}
+
+static bool skips(const struct check *c, const char *name)
+{
+    const json_t *part;
+    size_t i;
+
+    json_array_foreach(c->skip, i,
+                       part) if (strstr(name, json_string_value(part)) != NULL) return true;
+    return false;
+}
+
+static int check_served(struct check *c, struct err *e)
+{
+    const struct plan *plan = store_manifest(c->app->store)->plan;
+    char sum[SUM_LEN + 1] = "";
+
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        if (skips(c, plan->tensors[i].name))
+            continue;
+        if (c->v != NULL && sum_tensor(sum, c, i, e) != 0)
+            return -1;
+        if (note(c, plan->tensors[i].name, sum, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Of names that the model does not have. */
+static int check_strangers(struct check *c, struct err *e)
+{
+    const struct plan *plan = store_manifest(c->app->store)->plan;
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)c->baseline, name, value)
+    {
+        if (plan_find(plan, name) == PLAN_NO_TENSOR && !skips(c, name) &&
+            json_array_append_new(c->found, json_string(name)) != 0)
+            return refuse_memory(e);
+    }
+    return 0;
+}
+
+static int baseline_parse(const json_t **out, const json_t *body, struct err *e)
+{
+    const json_t *value;
+    const char *name;
+
+    if (body_given(body, "baseline") == NULL && snapshot != NULL) {
+        *out = snapshot;
+        return 0;
+    }
+    if (body_given(body, "baseline") == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/baseline",
+                       "baseline is missing, and no snapshot was taken: send the sums to compare "
+                       "with, or action snapshot first");
+    if (body_object(out, body, "", "baseline", e) != 0)
+        return -1;
+    json_object_foreach((json_t *)(uintptr_t)*out, name, value)
+    {
+        const char *sum = json_string_value(value);
+        char field[ERR_FIELD_MAX] = "/baseline";
+
+        if (sum != NULL && strlen(sum) == SUM_LEN &&
+            strspn(sum, "0123456789abcdefABCDEF") == SUM_LEN)
+            continue;
+        scan_escape(field, sizeof field, name, strlen(name));
+        return err_set(e, ERR_BAD_REQUEST, field, "the SHA-256 of '%.160s' is not %d hex digits",
+                       name, SUM_LEN);
+    }
+    return 0;
+}
+
+static int skip_parse(const json_t **out, const json_t *body, struct err *e)
+{
+    const json_t *skip = body_given(body, "skip"), *part;
+    size_t i;
+
+    if (skip == NULL)
+        return 0;
+    if (!json_is_array(skip) || json_array_size(skip) > SKIP_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/skip", "skip is not an array of at most %d strings",
+                       SKIP_MAX);
+    json_array_foreach(skip, i, part)
+    {
+        if (!json_is_string(part))
+            return err_set(e, ERR_BAD_REQUEST, "/skip", "what is skipped is not a string");
+    }
+    *out = skip;
+    return 0;
+}
+
+static int check_parse(struct check *c, const json_t *body, struct err *e)
+{
+    const char *action = NULL;
+
+    if (body_required(body, "", "action", e) != 0 ||
+        body_str(&action, body, "", "action", e) != 0 || skip_parse(&c->skip, body, e) != 0 ||
+        body_bool(&c->must_match, body, "", "must_match", e) != 0)
+        return -1;
+    if (strcmp(action, "compare") == 0)
+        return baseline_parse(&c->baseline, body, e);
+    c->is_snapshot = strcmp(action, "snapshot") == 0;
+    if (!c->is_snapshot && strcmp(action, "checksum") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/action",
+                       "action '%.32s' is not one of checksum, compare, snapshot", action);
+    if (body_given(body, "baseline") != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/baseline", "baseline goes with action compare");
+    return 0;
+}
+
+/* Where nothing is left, nothing is equal; weights that sleep may be, but cannot be read. */
+static int pin(struct check *c, struct err *e)
+{
+    struct store *s = c->app->store;
+    struct store_info info;
+
+    if (store_pin(s, &c->v, e) != 0) {
+        store_info(s, &info);
+        if (c->baseline == NULL || (info.state != STORE_UNSYNCED && info.state != STORE_DROPPED))
+            return -1;
+        err_clear(e);
+        return 0;
+    }
+    if (c->v->views != NULL)
+        return 0;
+    c->piece = malloc(SOURCE_PIECE_NBYTES);
+    return c->piece != NULL ? 0 : refuse_memory(e);
+}
+
+static json_t *answer_json(const struct check *c)
+{
+    json_t *label = c->v != NULL ? json_string(c->v->label) : json_null();
+    json_t *serial = c->v != NULL ? json_integer((json_int_t)c->v->serial) : json_null();
+
+    if (c->is_snapshot)
+        return json_pack("{s:s, s:o, s:o, s:I}", "algorithm", "sha256", "weight_version", label,
+                         "serial", serial, "n_tensors", (json_int_t)json_object_size(c->found));
+    if (c->baseline == NULL)
+        return json_pack("{s:s, s:o, s:o, s:O}", "algorithm", "sha256", "weight_version", label,
+                         "serial", serial, "checksums", c->found);
+    return json_pack("{s:s, s:o, s:o, s:b, s:O}", "algorithm", "sha256", "weight_version", label,
+                     "serial", serial, "match", json_array_size(c->found) == 0, "mismatches",
+                     c->found);
+}
+
+static int refuse_mismatch(const struct check *c, struct err *e)
+{
+    size_t n = json_array_size(c->found);
+    const char *first = json_string_value(json_array_get(c->found, 0));
+
+    return err_set(e, ERR_MISMATCH, "", "%zu tensors differ from those of the %s: '%.160s'%s", n,
+                   c->baseline == snapshot ? "snapshot" : "baseline", first,
+                   n > 1 ? " and others" : "");
+}
+
+static void remember(struct check *c)
+{
+    json_decref(snapshot);
+    snapshot = json_incref(c->found);
+}
+
+static int check(json_t **reply, struct check *c, const json_t *body, struct err *e)
+{
+    if (check_parse(c, body, e) != 0 || pin(c, e) != 0)
+        return -1;
+    c->found = c->baseline == NULL ? json_object() : json_array();
+    if (c->found == NULL)
+        return refuse_memory(e);
+    if (check_served(c, e) != 0 || check_strangers(c, e) != 0)
+        return -1;
+    if (c->is_snapshot)
+        remember(c);
+    if (c->must_match && json_is_array(c->found) && json_array_size(c->found) > 0)
+        return refuse_mismatch(c, e);
+    *reply = answer_json(c);
+    return 0;
+}
+
+static int check_alone(struct app *app, struct exchange *x, json_t **reply, struct err *e)
+{
+    struct check c = {.app = app, .x = x};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = check(reply, &c, body, e);
+    store_unpin(app->store, c.v);
+    free(c.piece);
+    json_decref(c.found);
+    json_decref(body);
+    return rc;
+}
+
+int handle_weights_check(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *reply = NULL;
+    int rc;
+
+    if (atomic_flag_test_and_set_explicit(&under_way, memory_order_acquire))
+        return err_set(e, ERR_CONFLICT, "",
+                       "another check of the weights is under way: ask again when it has ended");
+    rc = check_alone(app, x, &reply, e);
+    atomic_flag_clear_explicit(&under_way, memory_order_release);
+    if (rc == 0)
+        reply_json(x, 200, reply);
+    return rc;
+}

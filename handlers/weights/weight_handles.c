@@ -1,0 +1,364 @@
+/* The served weights for other processes of this host: one CUDA IPC handle for each slab on a GPU,
+ * and where each tensor lies in them, under a lease.
+ *
+ * The columns names, dtypes and shapes are those of an update; each GPU adds which slab a tensor is
+ * in, and where. So tens of thousands of tensors on several GPUs stay one answer of a few
+ * megabytes. */
+#include "control/life.h"
+#include "driver/cuda_info.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/shape_json.h"
+#include "memory/device.h"
+#include "weights/store/leases.h"
+#include "weights/store/store.h"
+
+#include <nettle/base64.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HANDLE_TEXT_LEN = BASE64_ENCODE_RAW_LENGTH(DEVICE_IPC_NBYTES) };
+
+const char *const handles_query[] = {"lease_s", NULL};
+const char *const handles_renew_members[] = {"lease_id", "lease_s", NULL};
+
+static int refuse_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the handles");
+}
+
+/* As torch says it, where torch has it. */
+static const char *dtype_for_torch(enum dtype d)
+{
+    static const char *const names[DTYPE_COUNT] = {
+#define X(constant, name, bits, torch) [constant] = torch,
+        DTYPES(X)
+#undef X
+    };
+
+    return names[d] != NULL ? names[d] : dtype_name(d);
+}
+
+/* The distinct slabs that a version has in one place, and where each begins in its allocation. */
+struct slab_set {
+    struct slab **slabs; /* owned; [n], ascending by address of the struct */
+    uint64_t *offsets;   /* owned; [n] */
+    uint32_t n;
+};
+
+static void slab_set_fini(struct slab_set *set)
+{
+    free(set->slabs);
+    free(set->offsets);
+}
+
+static int compare_slabs(const void *x, const void *y)
+{
+    uintptr_t a = (uintptr_t) * (struct slab *const *)x, b = (uintptr_t) * (struct slab *const *)y;
+
+    return (a > b) - (a < b);
+}
+
+static int slab_set_init(struct slab_set *out, const struct view *views, uint32_t n_tensors,
+                         struct err *e)
+{
+    struct slab_set set = {.slabs = calloc(n_tensors, sizeof *set.slabs),
+                           .offsets = calloc(n_tensors, sizeof *set.offsets)};
+    uint32_t n = 0;
+
+    if (set.slabs == NULL || set.offsets == NULL) {
+        slab_set_fini(&set);
+        return refuse_memory(e);
+    }
+    for (uint32_t i = 0; i < n_tensors; i++) /* neighbours mostly share */
+        if (views[i].slab != NULL && (n == 0 || set.slabs[n - 1] != views[i].slab))
+            set.slabs[n++] = views[i].slab;
+    qsort(set.slabs, n, sizeof *set.slabs, compare_slabs);
+    for (uint32_t i = 0; i < n; i++)
+        if (set.n == 0 || set.slabs[set.n - 1] != set.slabs[i])
+            set.slabs[set.n++] = set.slabs[i];
+    *out = set;
+    return 0;
+}
+
+static uint32_t slab_index(const struct slab_set *set, struct slab *slab)
+{
+    struct slab *const *at = bsearch(&slab, set->slabs, set->n, sizeof *set->slabs, compare_slabs);
+
+    return (uint32_t)(at - set->slabs);
+}
+
+/* [{handle, nbytes}]: as many bytes of the allocation as weights may lie in. New, or NULL. */
+static json_t *slabs_json(struct device *device, struct slab_set *set, struct err *e)
+{
+    uint8_t handle[DEVICE_IPC_NBYTES];
+    char text[HANDLE_TEXT_LEN + 1];
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < set->n; i++) {
+        struct slab *slab = set->slabs[i];
+
+        if (device_export(device, slab->addr, handle, &set->offsets[i], e) != 0)
+            goto err_free_list;
+        base64_encode_raw(text, sizeof handle, handle);
+        text[HANDLE_TEXT_LEN] = '\0';
+        if (json_array_append_new(list, json_pack("{s:s, s:I}", "handle", text, "nbytes",
+                                                  (json_int_t)(set->offsets[i] + slab->nbytes))) !=
+            0) {
+            (void)refuse_memory(e);
+            goto err_free_list;
+        }
+    }
+    if (list == NULL)
+        (void)refuse_memory(e);
+    return list;
+
+err_free_list:
+    json_decref(list);
+    return NULL;
+}
+
+/* Columns "slab" and "offset", null where this GPU lacks the tensor. */
+static int add_columns(json_t *object, const struct view *views, uint32_t n_tensors,
+                       const struct slab_set *set)
+{
+    json_t *slab = json_array(), *offset = json_array();
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n_tensors && rc == 0; i++) {
+        const struct view *v = &views[i];
+        uint32_t k = v->slab != NULL ? slab_index(set, v->slab) : 0;
+        json_t *which = json_null(), *where = json_null();
+
+        if (v->slab != NULL) {
+            which = json_integer(k);
+            where = json_integer((json_int_t)(set->offsets[k] + (v->addr - v->slab->addr)));
+        }
+        rc |= json_array_append_new(slab, which);
+        rc |= json_array_append_new(offset, where);
+    }
+    rc |= json_object_set_new(object, "slab", slab);
+    rc |= json_object_set_new(object, "offset", offset);
+    return rc;
+}
+
+/* One GPU. New, or NULL with e set. */
+static json_t *device_json(const struct app *app, const struct version *v, uint32_t place,
+                           struct err *e)
+{
+    uint32_t n_tensors = store_manifest(app->store)->plan->n_tensors;
+    struct device *device = store_device(app->store, place);
+    json_t *object = NULL, *slabs;
+    struct slab_set set = {0};
+
+    if (slab_set_init(&set, v->places[place], n_tensors, e) != 0)
+        return NULL;
+    slabs = slabs_json(device, &set, e);
+    if (slabs != NULL)
+        object = json_pack("{s:s, s:s, s:o}", "place", store_place_name(app->store, place), "uuid",
+                           device_about(device)->uuid, "slabs", slabs);
+    if (slabs != NULL &&
+        (object == NULL || add_columns(object, v->places[place], n_tensors, &set) != 0)) {
+        json_decref(object);
+        object = NULL;
+        (void)refuse_memory(e);
+    }
+    slab_set_fini(&set);
+    return object;
+}
+
+static json_t *devices_json(const struct app *app, const struct version *v, struct err *e)
+{
+    json_t *list = json_array();
+
+    for (uint32_t place = 0; place < app->n_devices; place++) {
+        json_t *one = device_json(app, v, place, e);
+
+        if (one == NULL || json_array_append_new(list, one) != 0) {
+            json_decref(list);
+            if (e->code == ERR_NONE)
+                (void)refuse_memory(e);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static int add_tensors(json_t *object, const struct plan *plan)
+{
+    json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array();
+    int rc = 0;
+
+    for (uint32_t i = 0; i < plan->n_tensors && rc == 0; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+
+        rc |= json_array_append_new(names, json_string(t->name));
+        rc |= json_array_append_new(dtypes, json_string(dtype_for_torch(t->dtype)));
+        rc |= json_array_append_new(shapes, shape_json(t));
+    }
+    rc |= json_object_set_new(object, "names", names);
+    rc |= json_object_set_new(object, "dtypes", dtypes);
+    rc |= json_object_set_new(object, "shapes", shapes);
+    return rc;
+}
+
+/* Other names of whole tensors: {"lm_head.weight": "model.embed_tokens.weight"}. */
+static int add_aliases(json_t *object, const struct manifest *m)
+{
+    json_t *aliases = json_object();
+    int rc = 0;
+
+    for (uint32_t i = 0; i < m->n_aliases && rc == 0; i++) {
+        const struct alias *a = &m->aliases[i];
+
+        if (a->kind == ALIAS_TIED)
+            rc = json_object_set_new(aliases, a->name,
+                                     json_string(m->plan->tensors[a->targets[0]].name));
+    }
+    return json_object_set_new(object, "aliases", aliases) | rc;
+}
+
+static const char *placement_of(const struct app *app, const struct version *v)
+{
+    uint32_t n_tensors = store_manifest(app->store)->plan->n_tensors;
+
+    for (uint32_t place = 0; place < app->n_devices; place++)
+        for (uint32_t i = 0; i < n_tensors; i++)
+            if (v->places[place][i].slab == NULL)
+                return "sharded";
+    return "replicated";
+}
+
+/* New, or NULL with e set. */
+static json_t *handles_json(const struct app *app, const struct version *v,
+                            const struct lease_info *lease, struct err *e)
+{
+    const struct manifest *m = store_manifest(app->store);
+    json_t *devices = devices_json(app, v, e), *object;
+
+    if (devices == NULL)
+        return NULL;
+    object = json_pack("{s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:s, s:o}", "lease_id", lease->id,
+                       "lease_s", (json_int_t)lease->lease_s, "boot_id", app->life->boot_id,
+                       "weight_version", v->label, "serial", (json_int_t)v->serial, "plan_digest",
+                       m->plan->digest, "nbytes", (json_int_t)v->nbytes, "placement",
+                       placement_of(app, v), "devices", devices);
+    if (object == NULL || add_tensors(object, m->plan) != 0 || add_aliases(object, m) != 0) {
+        json_decref(object);
+        (void)refuse_memory(e);
+        return NULL;
+    }
+    return object;
+}
+
+static int make_reply(const struct app *app, const struct version *v,
+                      const struct lease_info *lease, struct exchange_reply *reply, struct err *e)
+{
+    json_t *object = handles_json(app, v, lease, e);
+
+    if (object == NULL)
+        return -1;
+    return reply_json_make(NULL, 200, object, reply) ? 0 : refuse_memory(e);
+}
+
+/* The answer's head and length, without a lease. */
+static int answer_head(struct app *app, struct exchange *x, uint32_t lease_s, struct err *e)
+{
+    struct lease_info none = {.lease_s = lease_s};
+    const struct version *v;
+    struct exchange_reply reply;
+    int rc;
+
+    memset(none.id, '0', LEASE_ID_LEN);
+    if (store_pin(app->store, &v, e) != 0)
+        return -1;
+    rc = make_reply(app, v, &none, &reply, e);
+    store_unpin(app->store, v);
+    if (rc == 0)
+        exchange_reply(x, &reply);
+    return rc;
+}
+
+static int check_gpus(const struct app *app, struct err *e)
+{
+    if (app->n_devices > 0)
+        return 0;
+    if (!app->cuda->available)
+        return err_set(e, ERR_NO_GPU, "",
+                       "the weights lie in host memory, and CUDA is not available: %.300s",
+                       app->cuda->reason);
+    return err_set(e, ERR_NO_GPU, "",
+                   "the weights lie in host memory: the server was started with --device cpu; "
+                   "there are %zu GPUs, cuda:0 first",
+                   app->cuda->n_devices);
+}
+
+int handle_handles_get(struct app *app, struct exchange *x, struct err *e)
+{
+    uint64_t lease_s = LEASE_S_DEFAULT;
+    const struct version *v;
+    struct exchange_reply reply;
+    struct lease_info lease;
+    struct err ignored = {0};
+
+    if (query_u64(&lease_s, x, "lease_s", 1, LEASE_S_MAX, e) != 0 || check_gpus(app, e) != 0)
+        return -1;
+    if (x->method == METHOD_HEAD)
+        return answer_head(app, x, (uint32_t)lease_s, e);
+    if (lease_open(app->leases, (uint32_t)lease_s, &lease, &v, e) != 0)
+        return -1;
+    if (make_reply(app, v, &lease, &reply, e) != 0) {
+        (void)lease_close(app->leases, lease.id, &ignored);
+        return -1;
+    }
+    lease_start(app->leases, lease.id); /* before anyone can renew it */
+    exchange_reply(x, &reply);
+    return 0;
+}
+
+static int renew_parse(const char **id, uint64_t *lease_s, const json_t *body, struct err *e)
+{
+    if (body_required(body, "", "lease_id", e) != 0 || body_str(id, body, "", "lease_id", e) != 0 ||
+        body_u64(lease_s, body, "", "lease_s", 1, LEASE_S_MAX, e) != 0)
+        return -1;
+    return 0;
+}
+
+static json_t *renewed_json(const struct app *app, const struct lease_info *lease)
+{
+    struct store_info info;
+
+    store_info(app->store, &info);
+    return json_pack("{s:s, s:I, s:s, s:I, s:b}", "lease_id", lease->id, "lease_s",
+                     (json_int_t)lease->lease_s, "weight_version", lease->label, "serial",
+                     (json_int_t)lease->serial, "served", (int)(info.serial == lease->serial));
+}
+
+int handle_handles_renew(struct app *app, struct exchange *x, struct err *e)
+{
+    const char *id = NULL;
+    struct lease_info lease;
+    uint64_t lease_s = 0;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = renew_parse(&id, &lease_s, body, e);
+    if (rc == 0)
+        rc = lease_renew(app->leases, id, (uint32_t)lease_s, &lease, e);
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    reply_json(x, 200, renewed_json(app, &lease));
+    return 0;
+}
+
+int handle_handles_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    if (lease_close(app->leases, x->path_arg, e) != 0)
+        return -1;
+    reply_json(x, 200, json_pack("{s:s}", "lease_id", x->path_arg));
+    return 0;
+}

@@ -1,0 +1,65 @@
+/* POST /v1/weights/label: another name for what is served. Nothing else changes: the bytes and
+ * their serial stay, so what is generated goes on. A generation tells the new name in a span of its
+ * own from its next token on; downloads and leases that were there before keep the name they began
+ * with. */
+#include "handlers/weights/weight_label.h"
+
+#include "base/log.h"
+#include "control/generations.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_parts.h"
+#include "weights/store/store.h"
+
+const char *const weights_label_members[] = {"weight_version", "if_serial", "abort_requests", NULL};
+
+int label_parse(struct label_req *req, const json_t *body, struct err *e)
+{
+    if (body_required(body, "", "weight_version", e) != 0 ||
+        body_str(&req->label, body, "", "weight_version", e) != 0 ||
+        label_check(req->label, "/weight_version", e) != 0 ||
+        body_bool(&req->abort_requests, body, "", "abort_requests", e) != 0)
+        return -1;
+    return body_u64(&req->if_serial, body, "", "if_serial", 1, INT64_MAX, e);
+}
+
+static void log_labelled(const char *label, uint64_t serial)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, "weights.labelled");
+    log_str(&r, "weight_version", label);
+    log_u64(&r, "serial", serial);
+    log_end(&r);
+}
+
+static int set_label(json_t **reply, struct app *app, const json_t *body, struct err *e)
+{
+    struct label_req req = {0};
+    uint64_t serial;
+
+    if (label_parse(&req, body, e) != 0 ||
+        store_set_label(app->store, req.label, req.if_serial, &serial, e) != 0)
+        return -1;
+    if (req.abort_requests)
+        (void)generations_abort(app->generations, NULL, 0);
+    log_labelled(req.label, serial);
+    *reply = json_pack("{s:s, s:I}", "weight_version", req.label, "serial", (json_int_t)serial);
+    return 0;
+}
+
+int handle_weights_label(struct app *app, struct exchange *x, struct err *e)
+{
+    json_t *body, *reply;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = set_label(&reply, app, body, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, reply);
+    return rc;
+}

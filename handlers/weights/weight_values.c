@@ -1,0 +1,167 @@
+/* The first rows of a tensor as numbers, for a trainer that compares a few with its own. Whole
+ * tensors are read as bytes: GET /v1/weights/{name}. */
+#include "base/utf8.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/update/update_parts.h"
+#include "weights/store/store.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { VALUES_MAX = 1 << 20, ROWS_DEFAULT = 100 };
+
+const char *const weight_values_members[] = {"name", "truncate_size", NULL};
+
+struct values_req {
+    const char *name; /* borrowed from the body */
+    uint64_t n_rows;
+};
+
+static int values_parse(struct values_req *req, const json_t *body, struct err *e)
+{
+    req->n_rows = ROWS_DEFAULT;
+    if (body_required(body, "", "name", e) != 0 || body_str(&req->name, body, "", "name", e) != 0)
+        return -1;
+    return body_u64(&req->n_rows, body, "", "truncate_size", 1, INT64_MAX, e);
+}
+
+/* Numbers and lists that its first rows make. False: over VALUES_MAX. */
+static bool count(const struct tensor_spec *t, uint64_t n_rows, uint64_t *out)
+{
+    uint64_t n = 1;
+
+    for (uint32_t k = 0; k < t->ndim; k++) {
+        uint64_t dim = k == 0 && n_rows < t->shape[0] ? n_rows : t->shape[k];
+
+        if (dim > VALUES_MAX || n * (dim > 0 ? dim : 1) > VALUES_MAX)
+            return false;
+        n *= dim > 0 ? dim : 1;
+    }
+    *out = n;
+    return true;
+}
+
+static int values_check(const struct tensor_spec *t, uint64_t n_rows, struct err *e)
+{
+    uint64_t n;
+
+    if (!dtype_convertible(t->dtype, DTYPE_F32))
+        return err_set(e, ERR_BAD_REQUEST, "/name",
+                       "'%.*s' is %s, which is not told in numbers; GET /v1/weights/{name} gives "
+                       "its bytes",
+                       utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
+    if (!count(t, n_rows, &n))
+        return err_set(e, ERR_BAD_REQUEST, "/truncate_size",
+                       "%llu rows of '%.*s' are more than %d values; ask for fewer, or GET "
+                       "/v1/weights/{name}",
+                       (unsigned long long)n_rows, utf8_cut_name(t->name), t->name, VALUES_MAX);
+    return 0;
+}
+
+/* A row-major block on its way into lists. */
+struct block {
+    const float *next;
+    const uint64_t *shape;
+    uint32_t ndim;
+};
+
+/* New, or NULL; no deeper than PLAN_NDIM_MAX. JSON has no word for what is no number. */
+static json_t *nest(struct block *b, uint32_t k)
+{
+    json_t *list;
+
+    if (k == b->ndim) {
+        double value = *b->next++;
+
+        return isfinite(value) ? json_real(value) : json_null();
+    }
+    list = json_array();
+    for (uint64_t i = 0; i < b->shape[k] && list != NULL; i++) {
+        if (json_array_append_new(list, nest(b, k + 1)) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the values");
+}
+
+/* @raw, @values  room for `numel` elements of either kind, more than none */
+static int read_values(struct app *app, const struct version *v, uint32_t index, uint64_t numel,
+                       void *raw, float *values, struct err *e)
+{
+    const struct tensor_spec *t = &store_manifest(app->store)->plan->tensors[index];
+    uint64_t nbytes = numel * dtype_nbytes(t->dtype);
+
+    if (nbytes > 0 && store_read(app->store, v, index, 0, nbytes, raw, e) != 0)
+        return -1;
+    dtype_convert(values, DTYPE_F32, raw, t->dtype, numel);
+    return 0;
+}
+
+/* New, or NULL with e set. */
+static json_t *values_json(struct app *app, const struct version *v, uint32_t index,
+                           uint64_t n_rows, struct err *e)
+{
+    const struct tensor_spec *t = &store_manifest(app->store)->plan->tensors[index];
+    uint64_t shape[PLAN_NDIM_MAX], numel = 1;
+    struct block b = {.shape = shape, .ndim = t->ndim};
+    json_t *list = NULL;
+    float *values;
+    void *raw;
+
+    for (uint32_t k = 0; k < t->ndim; k++) {
+        shape[k] = k == 0 && n_rows < t->shape[0] ? n_rows : t->shape[k];
+        numel *= shape[k];
+    }
+    raw = malloc((numel + 1) * dtype_nbytes(t->dtype));
+    values = malloc((numel + 1) * sizeof *values);
+    b.next = values;
+    if (raw == NULL || values == NULL)
+        (void)no_memory(e);
+    else if (read_values(app, v, index, numel, raw, values, e) == 0 && (list = nest(&b, 0)) == NULL)
+        (void)no_memory(e);
+    free(raw);
+    free(values);
+    return list;
+}
+
+static int act(struct app *app, struct exchange *x, const struct values_req *req, struct err *e)
+{
+    const struct manifest *m = store_manifest(app->store);
+    const struct version *v;
+    uint32_t index;
+    json_t *list;
+
+    if (weights_find(m, req->name, &index, e) != 0 ||
+        values_check(&m->plan->tensors[index], req->n_rows, e) != 0 ||
+        store_pin(app->store, &v, e) != 0)
+        return -1;
+    list = values_json(app, v, index, req->n_rows, e);
+    store_unpin(app->store, v);
+    if (list == NULL)
+        return -1;
+    reply_json(x, 200, list);
+    return 0;
+}
+
+int handle_weight_values(struct app *app, struct exchange *x, struct err *e)
+{
+    struct values_req req = {0};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = values_parse(&req, body, e);
+    if (rc == 0)
+        rc = act(app, x, &req, e);
+    json_decref(body);
+    return rc;
+}

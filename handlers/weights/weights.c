@@ -1,0 +1,238 @@
+/* What is served: the list of tensors, and the bytes of one. Both read a pinned version, so that a
+ * commit in between cannot mix two. Bytes in host memory are sent from where they lie; those that
+ * lie only on GPUs are copied first, since an answer is sent from memory. */
+#include "base/utf8.h"
+#include "control/life.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/shape_json.h"
+#include "handlers/update/update_parts.h"
+#include "memory/memory.h"
+#include "weights/source.h"
+#include "weights/store/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert((int)VERSION_LABEL_MAX <= (int)EXCHANGE_HEADER_VALUE_MAX,
+               "a label is told whole in a header");
+
+enum { DOWNLOAD_ROOM_PART = 2 }; /* a copy may take one part in this many of what is free */
+
+const char *const weights_list_query[] = {"checksums", NULL};
+
+static json_t *label_or_null(struct store *s, uint64_t serial)
+{
+    char label[VERSION_LABEL_MAX + 1];
+
+    return store_label_of(s, serial, label) ? json_string(label) : json_null();
+}
+
+/* The version that brought a tensor's bytes, the same wherever they lie. */
+static uint64_t serial_of(const struct store *s, const struct version *v, uint32_t i)
+{
+    for (uint32_t p = 0; p < store_n_places(s); p++)
+        if (v->places[p][i].slab != NULL)
+            return v->places[p][i].serial;
+    return v->serial;
+}
+
+static json_t *tensor_json(struct store *s, const struct version *v, uint32_t i, const char *sum)
+{
+    const struct tensor_spec *t = &store_manifest(s)->plan->tensors[i];
+    uint64_t serial = serial_of(s, v, i);
+
+    return json_pack("{s:s, s:s, s:o, s:I, s:s?, s:o, s:I}", "name", t->name, "dtype",
+                     dtype_name(t->dtype), "shape", shape_json(t), "nbytes", (json_int_t)t->nbytes,
+                     "checksum", sum, "version", label_or_null(s, serial), "serial",
+                     (json_int_t)serial);
+}
+
+static int add_tensor(json_t *list, struct store *s, const struct version *v, uint32_t i,
+                      bool checksums, struct err *e)
+{
+    char sum[CHECKSUM_LEN + 1];
+    struct checksum c;
+
+    if (checksums) {
+        if (store_checksum(s, v, i, &c, e) != 0)
+            return -1;
+        checksum_text(&c, sum);
+    }
+    if (json_array_append_new(list, tensor_json(s, v, i, checksums ? sum : NULL)) != 0)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
+    return 0;
+}
+
+/* New, or NULL with e set. */
+static json_t *list_json(struct app *app, const struct version *v, bool checksums, struct err *e)
+{
+    const struct plan *plan = store_manifest(app->store)->plan;
+    json_t *tensors = json_array(), *list;
+
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        if (add_tensor(tensors, app->store, v, i, checksums, e) != 0) {
+            json_decref(tensors);
+            return NULL;
+        }
+    }
+    list = json_pack("{s:s, s:I, s:s, s:s, s:I, s:I, s:o}", "weight_version", v->label, "serial",
+                     (json_int_t)v->serial, "boot_id", app->life->boot_id, "plan_digest",
+                     plan->digest, "nbytes", (json_int_t)v->nbytes, "n_tensors",
+                     (json_int_t)plan->n_tensors, "tensors", tensors);
+    if (list == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
+    return list;
+}
+
+int handle_weights_list(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct version *v;
+    bool checksums = true;
+    json_t *list;
+
+    if (query_bool(&checksums, x, "checksums", e) != 0 || store_pin(app->store, &v, e) != 0)
+        return -1;
+    list = list_json(app, v, checksums, e);
+    store_unpin(app->store, v);
+    if (list == NULL)
+        return -1;
+    reply_json(x, 200, list);
+    return 0;
+}
+
+/* A download holds its version until the last byte has left. */
+struct download {
+    struct store *store;
+    struct workers *pool;
+    struct job job;
+    const struct version *version;
+    void *copy; /* owned; NULL when the bytes are sent from where they lie */
+};
+
+static void download_end(void *arg)
+{
+    struct download *d = arg;
+
+    store_unpin(d->store, d->version);
+    free(d->copy);
+    free(d);
+}
+
+/* Called on a front loop, which must not be the one that unmaps an old version. */
+static void download_release(void *arg)
+{
+    struct download *d = arg;
+    struct err ignored = {0};
+
+    d->job = (struct job){.run = download_end, .arg = d};
+    if (workers_post(d->pool, &d->job, WORKERS_URGENT, &ignored) != 0)
+        download_end(d); /* the pool has stopped: so does everything */
+}
+
+int weights_find(const struct manifest *m, const char *name, uint32_t *index, struct err *e)
+{
+    *index = plan_find(m->plan, name);
+    for (uint32_t i = 0; i < m->n_aliases && *index == PLAN_NO_TENSOR; i++) {
+        if (m->aliases[i].kind == ALIAS_TIED && strcmp(m->aliases[i].name, name) == 0)
+            *index = m->aliases[i].targets[0];
+    }
+    if (*index == PLAN_NO_TENSOR)
+        return err_set(e, ERR_NOT_FOUND, "", "there is no tensor '%.160s'", name);
+    return 0;
+}
+
+static void shape_header(char *out, size_t cap, const struct tensor_spec *t)
+{
+    size_t len = 0;
+
+    out[0] = '\0';
+    for (uint32_t k = 0; k < t->ndim && len < cap; k++)
+        len += (size_t)snprintf(out + len, cap - len, "%s%llu", k > 0 ? "," : "",
+                                (unsigned long long)t->shape[k]);
+}
+
+/* Room for a copy, unless too little would be left to everybody else. */
+static int copy_room(void **out, const struct tensor_spec *t, struct err *e)
+{
+    struct memory_room room = memory_room("");
+
+    if (t->nbytes > room.nbytes / DOWNLOAD_ROOM_PART)
+        return err_set(e, ERR_NO_MEMORY, "",
+                       "'%.*s' has %llu bytes, which lie on a GPU; a copy to send them may take "
+                       "%llu (bound: a part of %s)",
+                       utf8_cut_name(t->name), t->name, (unsigned long long)t->nbytes,
+                       (unsigned long long)(room.nbytes / DOWNLOAD_ROOM_PART), room.bound);
+    *out = malloc(t->nbytes > 0 ? t->nbytes : 1);
+    if (*out == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to copy %llu bytes from the GPU",
+                       (unsigned long long)t->nbytes);
+    return 0;
+}
+
+static int copy_tensor(struct download *d, uint32_t index, const struct exchange *x, struct err *e)
+{
+    const struct tensor_spec *t = &store_manifest(d->store)->plan->tensors[index];
+    uint64_t piece;
+
+    if (copy_room(&d->copy, t, e) != 0)
+        return -1;
+    if (x->method == METHOD_HEAD)
+        return 0; /* only its length is told */
+    for (uint64_t at = 0; at < t->nbytes; at += piece) {
+        piece = t->nbytes - at < SOURCE_PIECE_NBYTES ? t->nbytes - at : SOURCE_PIECE_NBYTES;
+        if (store_read(d->store, d->version, index, at, piece, (char *)d->copy + at, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static void send_tensor(struct exchange *x, struct download *d, uint32_t index,
+                        const struct checksum *c)
+{
+    const struct tensor_spec *t = &store_manifest(d->store)->plan->tensors[index];
+    struct exchange_reply r = {
+        .status = 200,
+        .content_type = "application/octet-stream",
+        .data = d->copy != NULL ? d->copy : d->version->views[index].data,
+        .len = t->nbytes,
+        .release = download_release,
+        .release_arg = d,
+    };
+    char shape[EXCHANGE_HEADER_VALUE_MAX + 1], sum[CHECKSUM_LEN + 1];
+
+    shape_header(shape, sizeof shape, t);
+    checksum_text(c, sum);
+    exchange_reply_header(&r, "X-Baton-Dtype", "%s", dtype_name(t->dtype));
+    if (shape[0] != '\0') /* a scalar has none, and no header can be empty */
+        exchange_reply_header(&r, "X-Baton-Shape", "%s", shape);
+    exchange_reply_header(&r, "X-Baton-Weight-Version", "%s", d->version->label);
+    exchange_reply_header(&r, "X-Baton-Serial", "%llu", (unsigned long long)d->version->serial);
+    exchange_reply_header(&r, "X-Baton-Checksum", "%s", sum);
+    exchange_reply(x, &r);
+}
+
+int handle_weights_get(struct app *app, struct exchange *x, struct err *e)
+{
+    struct download *d;
+    struct checksum sum;
+    uint32_t index;
+
+    if (weights_find(store_manifest(app->store), x->path_arg, &index, e) != 0)
+        return -1;
+    d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the download");
+    d->store = app->store;
+    d->pool = app->control;
+    if (store_pin(app->store, &d->version, e) != 0 ||
+        store_checksum(app->store, d->version, index, &sum, e) != 0 ||
+        (d->version->views == NULL && copy_tensor(d, index, x, e) != 0)) {
+        download_end(d);
+        return -1;
+    }
+    send_tensor(x, d, index, &sum);
+    return 0;
+}

@@ -1,0 +1,677 @@
+/* Batches: copies queued on a stream, and the sums of what they brought.
+ *
+ * What a kernel reads and writes besides the bytes themselves (its table, its sums) lies in blocks
+ * that go back to the device when the batch is done, and so do the batches: an update like the last
+ * one asks the driver for nothing but copies and launches. Rejected: a table that the kernel reads
+ * from host memory, where each of its blocks would wait for the bus. */
+#include "memory/device_priv.h"
+
+#include "base/clock.h"
+#include "memory/copy_sum.h"
+#include "memory/non_finite.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* A copy by the driver takes 3 us to queue; a launch has a table that must go up before it. */
+enum {
+    DMA_PIECES_MAX = 16,
+    BLOCK_NBYTES_MIN = 1 << 20,
+    BLOCKS_IDLE_NBYTES_MAX = 32 << 20,
+    BATCHES_IDLE_MAX = 8,
+    TABLE_ALIGN = 256,
+    READ_BACK_NBYTES = 4 << 20, /* whole words; of one poll */
+    SPIN_US = 200,
+    SPIN_PAUSES = 32,
+    NAP_US_MIN = 10,
+    NAP_US_MAX = 1000
+};
+
+enum { READ_BACK_ALIGN = 8 }; /* sums are joined at words, and no element is cut */
+_Static_assert(READ_BACK_NBYTES % READ_BACK_ALIGN == 0, "whole elements of every dtype");
+_Static_assert(sizeof(struct copy_sum_made) == 24, "the kernel's three words");
+
+struct range {
+    uint64_t addr, nbytes;
+    enum dtype dtype;
+};
+
+/* Sums that the batch owes its caller. */
+struct owed {
+    struct owed *next;
+    struct device_made *out; /* borrowed; [n] */
+    uint32_t n;
+    const struct copy_sum_made *made; /* the kernel's, in a block, once it is done; or NULL */
+    struct range ranges[];            /* [n] to be read back, without a kernel */
+};
+
+/* One thread's; no lock. */
+struct device_batch {
+    struct device_batch *next;   /* of the device's idle ones */
+    struct device *device;       /* borrowed */
+    CUstream stream;             /* the device's */
+    CUevent event;               /* owned */
+    bool busy;                   /* something was queued and is not known to be done */
+    bool marked;                 /* the event is behind all that was queued */
+    struct device_block *blocks; /* owned; what is queued uses them; the newest first */
+    struct owed *owed, **owed_tail;
+
+    /* How far the first of `owed` has been read back. */
+    uint32_t i;
+    uint64_t nbytes_read;
+    struct device_made made;
+    struct device_block *bounce; /* owned */
+};
+
+static void block_destroy(const struct device *d, struct device_block *b)
+{
+    if (b == NULL)
+        return;
+    device_released(d, d->cu->mem_free(b->dev), "cuMemFree");
+    device_released(d, d->cu->mem_free_host(b->host), "cuMemFreeHost");
+    free(b);
+}
+
+static int block_new(const struct device *d, uint64_t nbytes, struct device_block **out,
+                     struct err *e)
+{
+    const struct cu_api *cu = d->cu;
+    struct device_block *b = calloc(1, sizeof *b);
+    CUdeviceptr dev = 0;
+    void *host = NULL;
+
+    if (b == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the record of a table");
+    for (b->nbytes = BLOCK_NBYTES_MIN; b->nbytes < nbytes;)
+        b->nbytes *= 2;
+    if (cu_try(cu, cu->mem_host_alloc(&host, b->nbytes, CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc",
+               e) != 0)
+        goto err_block;
+    if (cu_try(cu, cu->mem_alloc(&dev, b->nbytes), "cuMemAlloc", e) != 0)
+        goto err_host;
+    b->host = host;
+    b->dev = dev;
+    *out = b;
+    return 0;
+
+err_host:
+    device_released(d, cu->mem_free_host(host), "cuMemFreeHost");
+err_block:
+    free(b);
+    return -1;
+}
+
+/* An idle block, or a new one. */
+static int block_take(struct device *d, uint64_t nbytes, struct device_block **out, struct err *e)
+{
+    struct device_block *found = NULL;
+
+    mtx_lock(&d->lock);
+    for (struct device_block **at = &d->blocks; *at != NULL; at = &(*at)->next) {
+        if ((*at)->nbytes >= nbytes) {
+            found = *at;
+            *at = found->next;
+            d->nbytes_blocks -= found->nbytes;
+            break;
+        }
+    }
+    mtx_unlock(&d->lock);
+    if (found == NULL)
+        return block_new(d, nbytes, out, e);
+    found->next = NULL;
+    found->nbytes_used = 0;
+    *out = found;
+    return 0;
+}
+
+/* Nothing queued uses them any more. */
+static void blocks_give(struct device *d, struct device_block *b)
+{
+    while (b != NULL) {
+        struct device_block *next = b->next;
+        bool kept;
+
+        mtx_lock(&d->lock);
+        kept = d->nbytes_blocks + b->nbytes <= BLOCKS_IDLE_NBYTES_MAX;
+        if (kept) {
+            b->next = d->blocks;
+            d->blocks = b;
+            d->nbytes_blocks += b->nbytes;
+        }
+        mtx_unlock(&d->lock);
+        if (!kept)
+            block_destroy(d, b);
+        b = next;
+    }
+}
+
+static void batch_destroy(const struct device *d, struct device_batch *b)
+{
+    device_released(d, d->cu->event_destroy(b->event), "cuEventDestroy");
+    free(b);
+}
+
+/* The device is being freed: nobody else is in it. */
+void device_batches_drop(struct device *d)
+{
+    while (d->batches != NULL) {
+        struct device_batch *next = d->batches->next;
+
+        batch_destroy(d, d->batches);
+        d->batches = next;
+    }
+    while (d->blocks != NULL) {
+        struct device_block *next = d->blocks->next;
+
+        block_destroy(d, d->blocks);
+        d->blocks = next;
+    }
+}
+
+/* Event of a blocking kind: who waits for it in device_batch_free leaves the CPU to others. */
+static int batch_create(struct device *d, struct device_batch **out, struct err *e)
+{
+    const struct cu_api *cu = d->cu;
+    struct device_batch *b = calloc(1, sizeof *b);
+    int rc;
+
+    if (b == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a batch of copies");
+    if (device_enter(d, e) != 0)
+        goto err_batch;
+    rc = cu_try(cu, cu->event_create(&b->event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC),
+                "cuEventCreate", e);
+    device_leave(d);
+    if (rc != 0)
+        goto err_batch;
+    b->device = d;
+    b->owed_tail = &b->owed;
+    mtx_lock(&d->lock);
+    d->n_batches_out++;
+    mtx_unlock(&d->lock);
+    *out = b;
+    return 0;
+
+err_batch:
+    free(b);
+    return -1;
+}
+
+int device_batch_on(struct device *d, CUstream stream, struct device_batch **out, struct err *e)
+{
+    struct device_batch *b;
+
+    mtx_lock(&d->lock);
+    b = d->batches;
+    if (b != NULL) {
+        d->batches = b->next;
+        d->n_batches_idle--;
+        d->n_batches_out++;
+    }
+    mtx_unlock(&d->lock);
+    if (b == NULL && batch_create(d, &b, e) != 0)
+        return -1;
+    b->next = NULL;
+    b->stream = stream;
+    *out = b;
+    return 0;
+}
+
+int device_batch_new(struct device *d, struct device_batch **out, struct err *e)
+{
+    return device_batch_on(d, d->copies, out, e);
+}
+
+/* Puts the event behind all that is queued. */
+static int mark(struct device_batch *b, struct err *e)
+{
+    const struct cu_api *cu = b->device->cu;
+
+    if (cu_try(cu, cu->event_record(b->event, b->stream), "cuEventRecord", e) != 0)
+        return -1;
+    b->marked = true;
+    return 0;
+}
+
+/* From here on something may be queued. */
+static void begin(struct device_batch *b)
+{
+    b->busy = true;
+    b->marked = false;
+}
+
+/* @made  room for n ranges, where no kernel makes the sums */
+static struct owed *owed_new(const struct device_piece *pieces, uint32_t n,
+                             struct device_made *made, bool read_back)
+{
+    struct owed *o = calloc(1, sizeof *o + (read_back ? n * sizeof o->ranges[0] : 0));
+
+    if (o == NULL)
+        return NULL;
+    o->out = made;
+    o->n = n;
+    for (uint32_t i = 0; read_back && i < n; i++)
+        o->ranges[i] = (struct range){pieces[i].dst, pieces[i].nbytes, pieces[i].dtype};
+    return o;
+}
+
+static int queue_dma(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
+                     struct err *e)
+{
+    const struct cu_api *cu = b->device->cu;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct device_piece *p = &pieces[i];
+
+        if (p->nbytes > 0 && p->src != p->dst &&
+            cu_try(cu, cu->memcpy_dtod_async(p->dst, p->src, p->nbytes, b->stream),
+                   "cuMemcpyDtoDAsync", e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* What one launch needs besides the bytes: pieces, the piece of each tile, what is made of each; in
+ * this order. */
+struct table {
+    uint64_t n_tiles;
+    uint64_t tiles_at, made_at, nbytes; /* offsets */
+    char *host;
+    uint64_t dev;
+};
+
+static uint64_t tiles_of(const struct device_piece *p, bool summed)
+{
+    return p->src != p->dst || summed ? copy_sum_tiles(p->dst, p->nbytes) : 0;
+}
+
+static int table_measure(struct table *t, const struct device_piece *pieces, uint32_t n,
+                         bool summed, struct err *e)
+{
+    *t = (struct table){0};
+    for (uint32_t i = 0; i < n; i++) {
+        assert(pieces[i].nbytes <= INT64_MAX);
+        t->n_tiles += tiles_of(&pieces[i], summed);
+        if (t->n_tiles > INT32_MAX)
+            return err_set(e, ERR_NO_MEMORY, "", "a copy of more than %llu bytes at once",
+                           (unsigned long long)INT32_MAX * COPY_SUM_TILE_NBYTES);
+    }
+    t->tiles_at = n * sizeof(struct copy_sum_piece);
+    t->made_at = (t->tiles_at + t->n_tiles * sizeof(uint32_t) + 15) / 16 * 16;
+    t->nbytes = t->made_at + (summed ? n * sizeof(struct copy_sum_made) : 0);
+    return 0;
+}
+
+/* Room in the batch's newest block, or in another. */
+static int table_place(struct table *t, struct device_batch *b, struct err *e)
+{
+    struct device_block *block = b->blocks;
+    uint64_t at = 0;
+
+    if (block != NULL)
+        at = (block->nbytes_used + TABLE_ALIGN - 1) / TABLE_ALIGN * TABLE_ALIGN;
+    if (block == NULL || at > block->nbytes || t->nbytes > block->nbytes - at) {
+        if (block_take(b->device, t->nbytes, &block, e) != 0)
+            return -1;
+        block->next = b->blocks;
+        b->blocks = block;
+        at = 0;
+    }
+    block->nbytes_used = at + t->nbytes;
+    t->host = block->host + at;
+    t->dev = block->dev + at;
+    return 0;
+}
+
+/* The kernel looks at aligned words of 32 bits. What does not lie whole in one of them it could not
+ * judge: that is looked at by whoever reads the answer. Returns whether it is so. */
+static bool piece_look(struct copy_sum_piece *row, const struct device_piece *p)
+{
+    const struct non_finite_bits bits = non_finite_bits(p->dtype);
+    uint64_t size;
+
+    if (bits.top == 0)
+        return false;
+    size = p->dtype == DTYPE_C64 ? 4 : dtype_nbytes(p->dtype);
+    if (size > 4 || p->dst % size != 0)
+        return true;
+    row->mask = (uint32_t)bits.mask;
+    row->step = (uint32_t)bits.step;
+    row->top = (uint32_t)bits.top;
+    row->keep = (uint32_t)bits.keep;
+    return false;
+}
+
+static void table_fill(const struct table *t, const struct device_piece *pieces, uint32_t n,
+                       bool summed)
+{
+    struct copy_sum_made *made = (struct copy_sum_made *)(void *)(t->host + t->made_at);
+    struct copy_sum_piece *rows = (struct copy_sum_piece *)(void *)t->host;
+    uint32_t *tile_piece = (uint32_t *)(void *)(t->host + t->tiles_at);
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t n_tiles = tiles_of(&pieces[i], summed);
+
+        rows[i] = (struct copy_sum_piece){.src = pieces[i].src,
+                                          .dst = pieces[i].dst,
+                                          .nbytes = pieces[i].nbytes,
+                                          .first_tile = at};
+        for (uint64_t k = 0; k < n_tiles; k++)
+            tile_piece[at++] = i;
+        if (summed)
+            made[i] = (struct copy_sum_made){.found = piece_look(&rows[i], &pieces[i])};
+    }
+}
+
+static int queue_launch(struct device_batch *b, const struct table *t, struct err *e)
+{
+    const struct cu_api *cu = b->device->cu;
+    CUdeviceptr pieces = t->dev, tile_piece = t->dev + t->tiles_at;
+    CUdeviceptr made = t->nbytes > t->made_at ? t->dev + t->made_at : 0;
+    void *params[] = {&pieces, &tile_piece, &made};
+
+    if (cu_try(cu, cu->memcpy_htod_async(t->dev, t->host, t->nbytes, b->stream),
+               "cuMemcpyHtoDAsync", e) != 0 ||
+        cu_try(cu,
+               cu->launch_kernel(b->device->kernel, (unsigned)t->n_tiles, 1, 1, COPY_SUM_THREADS, 1,
+                                 1, 0, b->stream, params, NULL),
+               "cuLaunchKernel", e) != 0)
+        return -1;
+    if (made == 0)
+        return 0;
+    return cu_try(
+        cu, cu->memcpy_dtoh_async(t->host + t->made_at, made, t->nbytes - t->made_at, b->stream),
+        "cuMemcpyDtoHAsync", e);
+}
+
+/* @o  NULL, or what is owed */
+static int queue_kernel(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
+                        struct owed *o, struct err *e)
+{
+    struct table t;
+
+    if (table_measure(&t, pieces, n, o != NULL, e) != 0 || table_place(&t, b, e) != 0)
+        return -1;
+    table_fill(&t, pieces, n, o != NULL);
+    if (o != NULL)
+        o->made = (const struct copy_sum_made *)(const void *)(t.host + t.made_at);
+    return t.n_tiles == 0 ? 0 : queue_launch(b, &t, e);
+}
+
+int device_batch_copy(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
+                      struct device_made *made, struct err *e)
+{
+    struct device *d = b->device;
+    bool kernel = d->kernel != NULL && (made != NULL || n > DMA_PIECES_MAX);
+    struct owed *o = NULL;
+    int rc;
+
+    if (n == 0)
+        return 0;
+    if (made != NULL && (o = owed_new(pieces, n, made, !kernel)) == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to sum %u pieces", n);
+    if (device_enter(d, e) != 0)
+        goto err_owed;
+    begin(b);
+    rc = kernel ? queue_kernel(b, pieces, n, o, e) : queue_dma(b, pieces, n, e);
+    if (rc == 0)
+        rc = mark(b, e);
+    device_leave(d);
+    if (rc != 0)
+        goto err_owed;
+    if (o != NULL) {
+        *b->owed_tail = o;
+        b->owed_tail = &o->next;
+    }
+    return 0;
+
+err_owed:
+    free(o);
+    return -1;
+}
+
+int device_batch_to_host(struct device_batch *b, void *dst, uint64_t src, uint64_t nbytes,
+                         struct err *e)
+{
+    struct device *d = b->device;
+    int rc;
+
+    if (nbytes == 0)
+        return 0;
+    if (device_enter(d, e) != 0)
+        return -1;
+    begin(b);
+    rc = cu_try(d->cu, d->cu->memcpy_dtoh_async(dst, src, nbytes, b->stream), "cuMemcpyDtoHAsync",
+                e);
+    if (rc == 0)
+        rc = mark(b, e);
+    device_leave(d);
+    return rc;
+}
+
+int device_batch_from_host(struct device_batch *b, uint64_t dst, const void *src, uint64_t nbytes,
+                           struct err *e)
+{
+    struct device *d = b->device;
+    int rc;
+
+    if (nbytes == 0)
+        return 0;
+    if (device_enter(d, e) != 0)
+        return -1;
+    begin(b);
+    rc = cu_try(d->cu, d->cu->memcpy_htod_async(dst, src, nbytes, b->stream), "cuMemcpyHtoDAsync",
+                e);
+    if (rc == 0)
+        rc = mark(b, e);
+    device_leave(d);
+    return rc;
+}
+
+/* Joins the sums of a range's parts: the words before a part add to the weight of its own. */
+static void sum_join(struct checksum *sum, uint64_t nbytes_before, struct checksum part)
+{
+    sum->a += part.a;
+    sum->b += part.b + nbytes_before / 4 * part.a;
+}
+
+/* The next bytes of o's ranges, at most *budget (of READ_BACK_ALIGN), which they lower. */
+static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, struct err *e)
+{
+    const struct range *r = &o->ranges[b->i];
+    uint64_t nbytes = r->nbytes - b->nbytes_read < *budget ? r->nbytes - b->nbytes_read : *budget;
+    struct device *d = b->device;
+
+    if (b->bounce == NULL && block_take(d, READ_BACK_NBYTES, &b->bounce, e) != 0)
+        return -1;
+    if (nbytes > 0) {
+        if (cu_try(d->cu, d->cu->memcpy_dtoh(b->bounce->host, r->addr + b->nbytes_read, nbytes),
+                   "cuMemcpyDtoH", e) != 0)
+            return -1;
+        sum_join(&b->made.sum, b->nbytes_read, checksum_of(b->bounce->host, nbytes));
+        b->made.suspect |= non_finite_in(b->bounce->host, nbytes, r->dtype);
+    }
+    *budget -= (nbytes + READ_BACK_ALIGN - 1) / READ_BACK_ALIGN * READ_BACK_ALIGN;
+    b->nbytes_read += nbytes;
+    if (b->nbytes_read == r->nbytes) {
+        o->out[b->i++] = b->made;
+        b->nbytes_read = 0;
+        b->made = (struct device_made){{0, 0}, false};
+    }
+    return 0;
+}
+
+static void give_made(const struct owed *o)
+{
+    for (uint32_t i = 0; o->made != NULL && i < o->n; i++)
+        o->out[i] = (struct device_made){{o->made[i].a, o->made[i].b}, o->made[i].found != 0};
+}
+
+/* Gives what is owed, the oldest first; 1 when nothing is left, 0 when a later call goes on. */
+static int settle(struct device_batch *b, struct err *e)
+{
+    uint64_t budget = READ_BACK_NBYTES;
+
+    while (b->owed != NULL) {
+        struct owed *o = b->owed;
+
+        give_made(o);
+        while (o->made == NULL && b->i < o->n) {
+            if (budget == 0)
+                return 0;
+            if (read_back(b, o, &budget, e) != 0)
+                return -1;
+        }
+        b->i = 0;
+        b->owed = o->next;
+        if (b->owed == NULL)
+            b->owed_tail = &b->owed;
+        free(o);
+    }
+    return 1;
+}
+
+static int poll_entered(struct device_batch *b, struct err *e)
+{
+    const struct cu_api *cu = b->device->cu;
+    CUresult result;
+    int rc;
+
+    if (b->busy) {
+        if (!b->marked && mark(b, e) != 0)
+            return -1;
+        result = cu->event_query(b->event);
+        if (result == CUDA_ERROR_NOT_READY)
+            return 0;
+        if (cu_try(cu, result, "cuEventQuery", e) != 0)
+            return -1;
+        b->busy = false;
+    }
+    rc = settle(b, e);
+    if (rc == 1) {
+        blocks_give(b->device, b->blocks);
+        b->blocks = NULL;
+    }
+    return rc;
+}
+
+int device_batch_poll(struct device_batch *b, struct err *e)
+{
+    int rc;
+
+    if (device_enter(b->device, e) != 0)
+        return -1;
+    rc = poll_entered(b, e);
+    device_leave(b->device);
+    return rc;
+}
+
+static void cpu_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* A copy of a bucket takes less than what a sleep may overrun; a longer wait may be a little late,
+ * by a share of its length. */
+static void pause_since(uint64_t start_us)
+{
+    uint64_t waited = clock_now_us() - start_us;
+    uint64_t nap = waited / 16;
+    struct timespec ts = {0, 0};
+
+    if (waited < SPIN_US) {
+        for (int i = 0; i < SPIN_PAUSES; i++)
+            cpu_pause();
+        return;
+    }
+    nap = nap < NAP_US_MIN ? NAP_US_MIN : nap > NAP_US_MAX ? NAP_US_MAX : nap;
+    ts.tv_nsec = (long)nap * 1000;
+    (void)nanosleep(&ts, NULL);
+}
+
+/* @p  NULL: for as long as it takes */
+static int wait_entered(struct device_batch *b, const struct progress *p, struct err *e)
+{
+    uint64_t start = clock_now_us();
+
+    for (;;) {
+        int rc = poll_entered(b, e);
+
+        if (rc != 0)
+            return rc < 0 ? -1 : 0;
+        if (p != NULL && progress_check(p, e) != 0)
+            return -1;
+        if (b->busy)
+            pause_since(start);
+    }
+}
+
+int device_batch_wait(struct device_batch *b, const struct progress *p, struct err *e)
+{
+    int rc;
+
+    if (device_enter(b->device, e) != 0)
+        return -1;
+    rc = wait_entered(b, p, e);
+    device_leave(b->device);
+    return rc;
+}
+
+/* Until the GPU has let go. Waiting for the whole stream is the slower way, and the surer one. */
+static void drain(struct device_batch *b)
+{
+    const struct cu_api *cu = b->device->cu;
+
+    if (!b->busy || (b->marked && cu->event_synchronize(b->event) == CUDA_SUCCESS))
+        return;
+    device_released(b->device, cu->stream_synchronize(b->stream), "cuStreamSynchronize");
+}
+
+static void forget_owed(struct device_batch *b)
+{
+    while (b->owed != NULL) {
+        struct owed *next = b->owed->next;
+
+        free(b->owed);
+        b->owed = next;
+    }
+}
+
+void device_batch_free(struct device_batch *b)
+{
+    struct device *d;
+    bool in_context, kept;
+
+    if (b == NULL)
+        return;
+    d = b->device;
+    forget_owed(b);
+    in_context = device_enter_release(d);
+    if (in_context) { /* else it is lost: the GPU may still write to its blocks */
+        drain(b);
+        blocks_give(d, b->blocks);
+        blocks_give(d, b->bounce);
+        *b = (struct device_batch){.device = d, .event = b->event, .owed_tail = &b->owed};
+    }
+    mtx_lock(&d->lock);
+    d->n_batches_out--;
+    kept = in_context && d->n_batches_idle < BATCHES_IDLE_MAX;
+    if (kept) {
+        b->next = d->batches;
+        d->batches = b;
+        d->n_batches_idle++;
+    }
+    mtx_unlock(&d->lock);
+    if (!in_context)
+        return;
+    if (!kept)
+        batch_destroy(d, b);
+    device_leave(d);
+}

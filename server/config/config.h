@@ -1,0 +1,234 @@
+/* Configuration of `baton serve`: flag over environment over JSON file over default. One table
+ * (CONFIG_OPTIONS) makes the struct, the parser, the environment names and --help. */
+#ifndef BATON_SERVER_CONFIG_CONFIG_H
+#define BATON_SERVER_CONFIG_CONFIG_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum { CONFIG_LIST_MAX = 256 };
+
+/* Row: kind, field, flag ("--" left out; the environment name is BATON_ + upper case with '_', the
+ * JSON member is the flag with '_'), argument's name, default as text, minimum, maximum, help.
+ * Kinds: STR (const char *, NULL when default is ""), INT (uint64_t), MS (uint64_t, milliseconds),
+ * NBYTES (uint64_t; suffixes KiB MiB GiB TiB), BOOL, LIST (repeatable), WORDS (so too; but in its
+ * variable separated by blanks, for what holds ':' itself). 0 of some INTs means "choose"; help
+ * says so. */
+#define CONFIG_OPTIONS(X)                                                                          \
+    X(STR, model, "model", "DIR", "", 0, 0,                                                        \
+      "Hugging Face model directory: config.json, tokenizer.json, weights; with --upstream only "  \
+      "what an update must bring is read of it")                                                   \
+    X(STR, weights, "weights", "FILE", "", 0, 0,                                                   \
+      "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "       \
+      "default: those of --model, if it has any")                                                  \
+    X(STR, weight_version, "weight-version", "LABEL", "", 0, 0,                                    \
+      "label of the weights served first; default: what their file says, else initial")            \
+    X(STR, served_model_name, "served-model-name", "NAME", "", 0, 0,                               \
+      "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
+    X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \
+      "embedded, or none: a store without generation (with --manifest)")                           \
+    X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
+      "with --engine none, or --upstream: what an update must cover, a .safetensors file or JSON " \
+      "columns")                                                                                   \
+    X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
+      "engine to stand in front of, instead of one of its own: URL[,DIALECT][,key-file=FILE]"      \
+      "[,ca-file=FILE]; URL is http://HOST:PORT, https://HOST:PORT (without a port 80, 443) or "   \
+      "unix:PATH; DIALECT is baton (the default), vllm or sglang; once for each engine, in the "   \
+      "variable with blanks between; SIGHUP reads the key files again")                            \
+    X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
+      "more of them, one SPEC a line, '#' begins a comment; SIGHUP reads it again")                \
+    X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
+      "upstreams that must serve the current version for this server to be ready, and for an "     \
+      "update to succeed; that many must have one version before the first update; 0: all")        \
+    X(MS, probe_interval, "probe-interval", "MS", "2000", 10, 600000,                              \
+      "how often each upstream is asked how it is, and while it is idle for a token")              \
+    X(MS, probe_timeout, "probe-timeout", "MS", "5000", 10, 600000,                                \
+      "how long it may take to answer; three times in a row too long, and it is down")             \
+    X(STR, listen, "listen", "ADDRESS", "127.0.0.1:8700", 0, 0,                                    \
+      "where to listen: ADDRESS:PORT, or unix:PATH; port 0 takes a free one; beyond loopback it "  \
+      "needs --api-key-file, --trust, or --insecure")                                              \
+    X(STR, control_listen, "control-listen", "ADDRESS", "", 0, 0,                                  \
+      "where control routes are answered, and then only there, by a thread of their own; as "      \
+      "--listen; default: on --listen too")                                                        \
+    X(STR, health_listen, "health-listen", "ADDRESS", "", 0, 0,                                    \
+      "where health is answered besides --listen, by a thread that waits for no other; plain "     \
+      "HTTP, no key; as --listen; default: nowhere else")                                          \
+    X(STR, api_key_file, "api-key-file", "FILE", "", 0, 0,                                         \
+      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; a watch "  \
+      "key may read status and metrics, a generate key generate too, a control key everything; "   \
+      "SIGHUP reads it again; default: no keys")                                                   \
+    X(LIST, trust, "trust", "CIDR", "", 0, 0,                                                      \
+      "addresses whose requests need no key, as 10.0.0.0/8, or unix for those over a unix "        \
+      "socket; repeatable; others need one of --api-key-file")                                     \
+    X(WORDS, allowed_host, "allowed-host", "NAME", "", 0, 0,                                       \
+      "a name of this server that requests without a key may use, besides its addresses and "      \
+      "localhost; NAME, *.SUFFIX, or * for any; repeatable, in the variable with blanks between")  \
+    X(WORDS, allow_origin, "allow-origin", "ORIGIN", "", 0, 0,                                     \
+      "web pages that may use this server: SCHEME://HOST[:PORT], or * for all; repeatable, in "    \
+      "the variable with blanks between; none: those of no other origin")                          \
+    X(STR, tls_cert, "tls-cert", "FILE", "", 0, 0,                                                 \
+      "certificate of --listen and --control-listen, PEM, with its chain behind it; with "         \
+      "--tls-key; default: plain HTTP")                                                            \
+    X(STR, tls_key, "tls-key", "FILE", "", 0, 0,                                                   \
+      "private key of --tls-cert, PEM, without a password; default: plain HTTP")                   \
+    X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
+      "allow to listen beyond loopback although neither a key nor --trust says who may come")      \
+    X(STR, dialects, "dialects", "LIST", "all", 0, 0,                                              \
+      "other servers' APIs that are answered too: all, none, or some of vllm, skyrl (with vllm), " \
+      "sglang, prime-rl, areal (with vllm), with commas between them")                             \
+    X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
+      "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
+      "repeatable; none: refused")                                                                 \
+    X(INT, front_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front")       \
+    X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \
+      "threads for update, weights and status requests")                                           \
+    X(INT, control_queue, "control-queue", "N", "1024", 1, 1000000,                                \
+      "control requests that may wait; over it 503")                                               \
+    X(INT, generate_concurrency, "generate-concurrency", "N", "512", 1, 1000000,                   \
+      "generations admitted at once")                                                              \
+    X(INT, generate_queue, "generate-queue", "N", "8192", 0, 1000000,                              \
+      "generations that may wait for admission; over it 503")                                      \
+    X(INT, generate_threads, "generate-threads", "N", "2", 1, 64,                                  \
+      "threads that parse generate requests and write their replies")                              \
+    X(INT, detokenize_concurrency, "detokenize-concurrency", "N", "2", 1, 1024,                    \
+      "tokenize and detokenize requests worked on at once, a thread each")                         \
+    X(INT, detokenize_queue, "detokenize-queue", "N", "4096", 0, 1000000,                          \
+      "tokenize and detokenize requests that may wait; over it 503")                               \
+    X(INT, engine_threads, "engine-threads", "N", "0", 0, 256,                                     \
+      "compute threads of the embedded engine; 0: one for each processor it may use")              \
+    X(BOOL, engine_pin, "engine-pin", "", "false", 0, 0,                                           \
+      "tie each compute thread of the embedded engine to a processor of its own")                  \
+    X(INT, max_num_seqs, "max-num-seqs", "N", "256", 1, 65536,                                     \
+      "sequences in one batch of the embedded engine")                                             \
+    X(INT, max_num_batched_tokens, "max-num-batched-tokens", "N", "512", 1, 65536,                 \
+      "tokens in one step of the embedded engine")                                                 \
+    X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
+      "longest prompt and output together; 0: the model's own")                                    \
+    X(STR, logprobs_mode, "logprobs-mode", "MODE", "raw_logprobs", 0, 0,                           \
+      "which logprobs of sampled tokens are told, as in vLLM: raw_logprobs (of the model's "       \
+      "logits) or processed_logprobs (of what the token was drawn from: after penalties, "         \
+      "temperature, top_k and top_p; TRL wants these); SGLang's /generate tells its own")          \
+    X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                         \
+      "say in /server_info that enable_memory_saver is on: slime compares it with its "            \
+      "--offload-rollout; sleeping works either way")                                              \
+    X(LIMIT, max_logprobs, "max-logprobs", "N", "-1", 0, 16777216,                                 \
+      "most logprobs that a request may ask for with each token, of prompt or output; over it "    \
+      "400; -1: as many as the vocabulary has")                                                    \
+    X(STR, on_update, "on-update", "MODE", "", 0, 0,                                               \
+      "what a commit does to sequences that run, unless the request says: continue (the next "     \
+      "token reads the new weights), finish (they end on the version they began with), or "        \
+      "recompute (their KV is made again with the new weights first); default: continue. In "      \
+      "front of vLLM and SGLang: recompute (the default) or continue")                             \
+    X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
+      "memory for the KV cache of the embedded engine")                                            \
+    X(INT, max_loras, "max-loras", "N", "64", 1, 4096,                                             \
+      "LoRA adapters loaded at once; over it 409: nothing is evicted")                             \
+    X(INT, max_lora_rank, "max-lora-rank", "N", "64", 1, 4096, "largest rank of a LoRA adapter")   \
+    X(NBYTES, max_lora_bytes, "max-lora-bytes", "BYTES", "4GiB", 65536, UINT64_MAX / 2,            \
+      "memory for LoRA adapters, those being loaded and old revisions still in use included; "     \
+      "over it 507")                                                                               \
+    X(STR, device, "device", "LIST", "cpu", 0, 0,                                                  \
+      "where the weights lie: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on each")       \
+    X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \
+      "the CUDA driver's library; default: libcuda.so.1, wherever the loader finds it")            \
+    X(STR, nccl_library, "nccl-library", "FILE", "", 0, 0,                                         \
+      "NCCL's library, of exactly the trainer's version: best the trainer's own file; default: "   \
+      "libnccl.so.2, wherever the loader finds it")                                                \
+    X(LIST, allow_trainer, "allow-trainer", "CIDR", "", 0, 0,                                      \
+      "addresses of trainers whose NCCL groups may be joined, as 10.0.0.0/8; repeatable; none: "   \
+      "every address")                                                                             \
+    X(MS, join_timeout, "join-timeout", "MS", "120000", 100, 86400000,                             \
+      "longest time to join a trainer's NCCL group, unless the request says timeout_s")            \
+    X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \
+      "bound on weights in memory, served and staging together; 0: what the machine has free")     \
+    X(STR, non_finite, "non-finite", "WHAT", "refuse", 0, 0,                                       \
+      "what to do with weights and LoRA adapters that hold NaN or infinity, as far as they come "  \
+      "to host memory: refuse (422, names the tensor), warn (take them, and say so in the log "    \
+      "and the reply), allow (do not look); what goes from GPU to GPU is not looked at")           \
+    X(INT, max_versions, "max-versions", "N", "3", 2, 64,                                          \
+      "versions alive at once, the one being staged counted")                                      \
+    X(NBYTES, json_body_max, "json-body-max", "BYTES", "64MiB", 65536, UINT64_MAX / 2,             \
+      "largest JSON body of an update or plan; other JSON routes take 16 MiB or less")             \
+    X(MS, update_timeout, "update-timeout", "MS", "600000", 100, 86400000,                         \
+      "longest single update request")                                                             \
+    X(MS, body_stall_timeout, "body-stall-timeout", "MS", "10000", 100, 3600000,                   \
+      "longest silence inside a streamed tensor body")                                             \
+    X(MS, pin_timeout, "pin-timeout", "MS", "30000", 10, 3600000,                                  \
+      "how long an update waits for readers of an old version")                                    \
+    X(MS, header_timeout, "header-timeout", "MS", "10000", 100, 3600000,                           \
+      "longest time to send a request's header")                                                   \
+    X(MS, body_timeout, "body-timeout", "MS", "60000", 100, 3600000,                               \
+      "longest time to send a whole JSON body")                                                    \
+    X(MS, idle_timeout, "idle-timeout", "MS", "75000", 2500, 86400000,                             \
+      "a connection without a request is closed after this, or when others need its place")        \
+    X(INT, max_connections, "max-connections", "N", "0", 0, 1000000,                               \
+      "connections at once; near it idle ones are closed; 0: what descriptors allow")              \
+    X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \
+      "after SIGTERM, how long running work may take to end")                                      \
+    X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")
+
+#define CONFIG_TYPE_STR    const char *
+#define CONFIG_TYPE_INT    uint64_t
+#define CONFIG_TYPE_LIMIT  uint64_t
+#define CONFIG_TYPE_MS     uint64_t
+#define CONFIG_TYPE_NBYTES uint64_t
+#define CONFIG_TYPE_BOOL   bool
+#define CONFIG_TYPE_LIST   struct config_list
+#define CONFIG_TYPE_WORDS  struct config_list
+
+#define CONFIG_NO_LIMIT UINT64_MAX
+
+struct config_list {
+    const char *items[CONFIG_LIST_MAX]; /* owned by the config */
+    size_t n;
+};
+
+struct config {
+#define X(kind, field, flag, arg, def, min, max, help) CONFIG_TYPE_##kind field;
+    CONFIG_OPTIONS(X)
+#undef X
+    void *storage;                  /* owned: everything that the strings point into */
+    struct config_origins *origins; /* owned: where each value was given */
+};
+
+/* config_load - defaults, then the JSON file (--config FILE or BATON_CONFIG), then BATON_*
+ * environment variables, then flags ("--flag value" or "--flag=value").
+ * @argv  after the subcommand; @env as environ, may be NULL. Both are copied from.
+ *
+ * An empty variable counts as unset; a LIST is separated by ':' in its variable, WORDS by blanks,
+ * and either is an array in the file; a stronger layer's list replaces a weaker one's. The file is
+ * strict. Options that would not be heeded beside others are refused. A BATON_* variable that is no
+ * option is logged as a warning, since clusters set such. *out is untouched on failure.
+ * One argument without dashes, before all others, is the value of --model.
+ * Errors: ERR_BAD_REQUEST; field is the flag, the variable, or "FILE:LINE: MEMBER"; the message
+ *         says what was found, what is allowed, and the option probably meant for an unknown one.
+ */
+int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e);
+void config_fini(struct config *c); /* accepts a zeroed one */
+
+/* config_where - where the value of an option was given: its variable, "FILE:LINE: MEMBER", or,
+ * on the command line or nowhere, the flag. What is no flag ("--listen") is copied. */
+void config_where(char out[ERR_FIELD_MAX], const struct config *c, const char *field);
+
+/* config_help - every option with its default, environment name and meaning, within 100 columns. */
+void config_help(FILE *to);
+
+enum { CONFIG_UNIX_PATH_MAX = 107 }; /* what a socket's address can hold */
+
+struct config_listen {
+    char address[64];                    /* without brackets; "" for a unix socket */
+    char path[CONFIG_UNIX_PATH_MAX + 1]; /* of a unix socket; "" for an address */
+    uint16_t port;
+    bool loopback; /* unix sockets are */
+};
+/* config_listen_parse - "127.0.0.1:8700", "[::1]:8700", "unix:/run/baton.sock". Numeric addresses
+ * and "localhost" only.
+ * @option  "--listen": who is named by an error */
+int config_listen_parse(struct config_listen *out, const char *text, const char *option,
+                        struct err *e);
+
+#endif

@@ -1,0 +1,76 @@
+/* Which options make sense together: one that would be given and never heeded is refused by name,
+ * because whoever gave it counts on it. */
+#include "server/config/config_table.h"
+
+#include <string.h>
+
+/* Of an engine and weights of its own. */
+static const char *const own[] = {"weights",          "weight-version", "served-model-name",
+                                  "engine",           "engine-threads", "engine-pin",
+                                  "max-num-seqs",     "allow-path",     "kv-cache",
+                                  "max-loras",        "max-lora-rank",  "max-lora-bytes",
+                                  "max-model-len",    "device",         "cuda-library",
+                                  "nccl-library",     "allow-trainer",  "max-versions",
+                                  "max-weight-bytes", "pin-timeout",    "max-num-batched-tokens",
+                                  "non-finite",       "logprobs-mode",  "max-logprobs"};
+/* In front of upstreams each says what an update must bring: one of them. */
+static const char *const model[] = {"model"}, *const manifest[] = {"manifest"};
+/* Of upstreams. */
+static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout"};
+
+/* The option of a list that somebody gave, or NULL. */
+static const struct config_option *given(const struct config_loader *l, const char *const *flags,
+                                         size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const struct config_option *o = config_find(flags[i], strlen(flags[i]));
+
+        if (l->config.origins->layers[o - config_options] != LAYER_DEFAULT)
+            return o;
+    }
+    return NULL;
+}
+
+/* Under the name that it was given by. Always -1. */
+static int refuse(const struct config_loader *l, const struct config_option *o, const char *why,
+                  struct err *e)
+{
+    char name[CONFIG_NAME_MAX + 2], where[ERR_FIELD_MAX];
+
+    (void)snprintf(name, sizeof name, "--%s", o->flag);
+    config_where(where, &l->config, name);
+    return err_set(e, ERR_BAD_REQUEST, where, "%s", why);
+}
+
+static int upstreams_fit(const struct config_loader *l, struct err *e)
+{
+    const struct config_option *o = given(l, own, sizeof own / sizeof own[0]);
+    const char *on_update = l->config.on_update;
+
+    if (o != NULL)
+        return refuse(l, o,
+                      "it is of an engine or of weights of this server's own, and with --upstream "
+                      "there are none: leave it out, or leave out --upstream",
+                      e);
+    if (on_update != NULL && strcmp(on_update, "finish") == 0)
+        return refuse(l, config_find("on-update", strlen("on-update")),
+                      "upstreams have one version at a time: recompute and continue are supported; "
+                      "to let what runs end first, pause with mode wait before the update",
+                      e);
+    o = given(l, manifest, 1);
+    if (o == NULL || given(l, model, 1) == NULL)
+        return 0;
+    return refuse(
+        l, o, "with --upstream --model says too what an update must bring; give one of them", e);
+}
+
+int config_fit(const struct config_loader *l, struct err *e)
+{
+    const struct config_option *o;
+
+    if (l->config.upstream.n > 0 || l->config.upstream_file != NULL)
+        return upstreams_fit(l, e);
+    o = given(l, theirs, sizeof theirs / sizeof theirs[0]);
+    return o == NULL ? 0
+                     : refuse(l, o, "it is of engines that --upstream names, and none is named", e);
+}

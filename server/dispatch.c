@@ -1,0 +1,366 @@
+/* From the front to the handlers: which route, which threads, and what the log says at the end.
+ *
+ * A loop thread only looks the route up and posts; parsing and work happen on the route's pool.
+ * Text work passes the detokenize semaphore first, so that a flood of it queues behind its own
+ * permits and not in front of anything else. */
+#include "handlers/app.h"
+
+#include "base/log.h"
+#include "control/admission.h"
+#include "control/auth.h"
+#include "control/life.h"
+#include "control/lifecycle.h"
+#include "fleet/proxy/relay.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/fleet/fleet_routes.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "handlers/update/commit_resume.h"
+#include "handlers/update/update_parts.h"
+#include "server/config/config.h"
+#include "weights/safetensors.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One dispatched exchange on its way to a thread. Freed by whichever job runs last. */
+struct hop {
+    struct job job;       /* of a pool */
+    struct ticket ticket; /* text lane: of the detokenize semaphore */
+    struct app *app;
+    struct exchange *x;
+};
+
+/* Health answers in every state; of other work the table says what the life alone allows, before a
+ * body is read. Each handler asks again for all of the state. */
+static int check_life(const struct app *app, const struct route *route, struct err *e)
+{
+    struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
+    enum lifecycle_call call = CALL_RESET_CACHE; /* one that works whenever the server serves */
+
+    if (route->role <= ROLE_WATCH)
+        return 0;
+    if (route->handle == handle_resume || route->handle == handle_commit_resume)
+        call = CALL_RESUME;
+    if (route->handle == handle_abort_requests)
+        call = CALL_ABORT_REQUESTS;
+    return lifecycle_check(&s, call, e);
+}
+
+/* May this request pass? All rows of a path have one role, so the body need not be known. */
+static int check_door(const struct door *door, const struct exchange *x, const struct route *route,
+                      struct err *e)
+{
+    static const enum auth_role needs[] = {
+        [ROLE_HEALTH] = AUTH_ANYONE,
+        [ROLE_WATCH] = AUTH_WATCH,
+        [ROLE_GENERATE] = AUTH_GENERATE,
+        [ROLE_CONTROL] = AUTH_CONTROL,
+    };
+
+    if ((door->roles & 1U << route->role) == 0)
+        return err_set(e, ERR_NOT_FOUND, "", "%.200s is not answered on this listener: %s", x->path,
+                       route->role == ROLE_CONTROL ? "control routes have one of their own"
+                                                   : "it answers control routes");
+    return auth_check(door->auth, x->authorization, x->peer_trusted, needs[route->role], e);
+}
+
+/* Upstreams are sent JSON only. */
+static int check_stream(const struct app *app, struct err *e)
+{
+    if (app->upstreams == NULL)
+        return 0;
+    return err_set(e, ERR_HAS_UPSTREAMS, "",
+                   "tensors in the request body are not passed on to upstream engines: send them "
+                   "over NCCL, or say in JSON where they are: a baton takes path, shm or "
+                   "ipc_handles, a vLLM ipc_handles_pickled, an SGLang path or "
+                   "serialized_named_tensors");
+}
+
+static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
+{
+    const struct door *door = arg;
+    struct app *app = door->app;
+    const struct route *route;
+    size_t at = 0;
+
+    route = route_find(x->path, x->method, app->dialects, &at, e);
+    if (route == NULL)
+        return -1;
+    x->app = app;
+    x->route = route;
+    x->path_arg = x->path + at;
+    if (check_door(door, x, route, e) != 0 || check_life(app, route, e) != 0)
+        return -1;
+    if (route->strict && body_query_only(x, route, e) != 0)
+        return -1;
+    out->body = FRONT_BODY_WHOLE;
+    out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->config->json_body_max
+                                                         : route->body_max;
+    out->of_get = route->body == BODY_JSON;
+    out->get_acts = route->get_acts;
+    out->reserved = route->role != ROLE_GENERATE;
+    if (route->body == BODY_TENSORS && body_is_tensors(x)) {
+        if (check_stream(app, e) != 0)
+            return -1;
+        out->body = FRONT_BODY_STREAM;
+        out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
+        out->head_nbytes = safetensors_head_nbytes;
+    }
+    return 0;
+}
+
+/* Of what no handler has looked at. */
+static void refuse_unread(struct app *app, const struct exchange *x)
+{
+    const struct route *route = x->route;
+
+    if (app->upstreams == NULL && route != NULL &&
+        (route->handle == handle_update || route->handle == handle_lora_load))
+        update_unread(app, x);
+}
+
+/* Answered by the route's own handler, or by the one that works in front of upstream engines. */
+static int handle(struct app *app, struct exchange *x, const struct route *route, struct err *e)
+{
+    const struct fleet_row *row;
+
+    if (app->upstreams == NULL)
+        return route->handle(app, x, e);
+    row = fleet_row_of(route);
+    if (row == NULL)
+        return err_set(e, ERR_HAS_UPSTREAMS, "",
+                       "%.200s is not answered in front of upstream engines: ask them", x->path);
+    return row->handle(app, x, e);
+}
+
+static enum route_lane lane_of(const struct app *app, const struct route *route)
+{
+    const struct fleet_row *row;
+
+    if (app->upstreams == NULL)
+        return route->lane;
+    row = fleet_row_of(route);
+    return row != NULL ? row->lane : LANE_LOOP;
+}
+
+/* Which row of the path? Of what is passed on as it is, no body is looked into. */
+static const struct route *claimed(const struct app *app, const struct exchange *x)
+{
+    const struct route *first = x->route;
+    const struct fleet_row *row = app->upstreams != NULL ? fleet_row_of(first) : NULL;
+
+    if (row != NULL && row->handle == handle_relay)
+        return first;
+    return route_claimed(first, x->method, app->dialects, x->body, x->body_len);
+}
+
+static void run_handler(struct app *app, struct exchange *x)
+{
+    const struct route *route = claimed(app, x);
+    struct err e = {0};
+
+    assert(route->role ==
+           ((const struct route *)x->route)->role); /* it was asked for at the door */
+    x->route = route;
+    if (exchange_gone(x)) {
+        (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+        refuse_unread(app, x);
+    } else if (handle(app, x, route, &e) == 0) {
+        return;
+    }
+    reply_error(x, &e, NULL);
+}
+
+static void hop_run(void *arg)
+{
+    struct hop *h = arg;
+    struct app *app = h->app;
+    struct exchange *x = h->x;
+
+    free(h);
+    run_handler(app, x);
+}
+
+static void text_run(void *arg)
+{
+    struct hop *h = arg;
+
+    exchange_on_gone(h->x, NULL, NULL);
+    run_handler(h->app, h->x);
+    admission_leave(h->app->detokenize, &h->ticket);
+    free(h);
+}
+
+/* The client went away while queued: its ticket is out of the line already. */
+static void text_drop(void *arg)
+{
+    struct hop *h = arg;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    reply_error(h->x, &e, NULL);
+    free(h);
+}
+
+/* Under the exchange's lock: only takes the ticket out; answering is another thread's. */
+static void text_gone(void *arg)
+{
+    struct hop *h = arg;
+    struct err ignored = {0};
+
+    if (!admission_cancel(h->app->detokenize, &h->ticket))
+        return;
+    h->job = (struct job){.run = text_drop, .arg = h};
+    (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
+}
+
+/* As many threads as permits: a granted ticket finds one at once. A pool whose threads have ended
+ * runs nothing; then it is answered from here. */
+static void text_granted(void *arg)
+{
+    struct hop *h = arg;
+    struct err ignored = {0};
+
+    h->job = (struct job){.run = text_run, .arg = h};
+    if (workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored) != 0)
+        text_run(h);
+}
+
+static int enter_text(struct app *app, struct hop *h, struct err *e)
+{
+    struct exchange *x = h->x;
+
+    h->ticket = (struct ticket){.granted = text_granted, .arg = h};
+    exchange_on_gone(x, text_gone, h);
+    if (admission_enter(app->detokenize, &h->ticket, e) == 0)
+        return 0;
+    exchange_on_gone(x, NULL, NULL);
+    return -1;
+}
+
+static struct workers *pool_of(const struct app *app, enum route_lane lane)
+{
+    switch (lane) {
+    case LANE_CONTROL:
+        return app->control;
+    case LANE_OPERATION:
+        return app->operation;
+    case LANE_PAUSE:
+        return app->pause;
+    case LANE_RESUME:
+        return app->resume;
+    case LANE_ABORT:
+        return app->abort;
+    case LANE_GENERATE:
+    case LANE_TEXT:
+    case LANE_LOOP:
+        break;
+    }
+    return app->generate_pool;
+}
+
+static int post_hop(struct app *app, struct hop *h, enum route_lane lane, struct err *e)
+{
+    if (lane == LANE_TEXT)
+        return enter_text(app, h, e);
+    h->job = (struct job){.run = hop_run, .arg = h};
+    return workers_post(pool_of(app, lane), &h->job, WORKERS_NORMAL, e);
+}
+
+static void app_dispatch(void *arg, struct exchange *x)
+{
+    struct app *app = ((const struct door *)arg)->app;
+    enum route_lane lane = lane_of(app, x->route);
+    struct err e = {0};
+    struct hop *h;
+
+    if (lane == LANE_LOOP) {
+        run_handler(app, x);
+        return;
+    }
+    h = calloc(1, sizeof *h);
+    if (h == NULL) {
+        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for the request");
+        refuse_unread(app, x);
+        reply_error(x, &e, NULL);
+        return;
+    }
+    h->app = app;
+    h->x = x;
+    if (post_hop(app, h, lane, &e) != 0) {
+        free(h);
+        refuse_unread(app, x);
+        reply_error(x, &e, NULL);
+    }
+}
+
+/* Was it refused at the door? Then it says nothing of what any trainer does: whoever has no key may
+ * not shake the trust in a trainer's group. */
+static bool stopped_at_door(const struct err *e)
+{
+    return e->code == ERR_UNAUTHORIZED || e->code == ERR_FORBIDDEN || e->code == ERR_NOT_FOUND;
+}
+
+static void app_reject(void *arg, struct exchange *x, const struct err *e,
+                       struct exchange_reply *out)
+{
+    struct app *app = ((const struct door *)arg)->app;
+
+    if (!stopped_at_door(e))
+        refuse_unread(app, x);
+    reply_error_make(x->route, e, NULL, out);
+    route_add_allow(out, x, app->dialects, e);
+}
+
+static void app_done(void *arg, const struct exchange *x, const struct front_outcome *o)
+{
+    const struct app *app = ((const struct door *)arg)->app;
+    const struct route *route = x->route;
+    enum log_level level = LOG_INFO;
+    struct log_rec r;
+
+    metrics_request(app->metrics, route, o->status, o->duration_us, o->nbytes_in, o->nbytes_out);
+    if (route != NULL && route->role <= ROLE_WATCH && o->status == 200)
+        level = LOG_DEBUG; /* probes come every second */
+    else if (o->status >= 500)
+        level = LOG_WARN;
+    if (!log_enabled(level))
+        return;
+    log_begin(&r, level, "request");
+    log_str(&r, "request_id", x->request_id);
+    log_str(&r, "method", exchange_method_name(x->method));
+    log_str(&r, "route", route != NULL ? route->pattern : NULL);
+    log_str(&r, "path", route == NULL || x->path_arg[0] != '\0' ? x->path : NULL);
+    log_u64(&r, "status", (uint64_t)o->status);
+    log_str(&r, "code", o->log_code);
+    log_u64(&r, "bytes_in", o->nbytes_in);
+    log_u64(&r, "bytes_out", o->nbytes_out);
+    log_ms(&r, "duration_ms", o->duration_us);
+    log_str(&r, "outcome", o->gone ? "gone" : "answered");
+    log_end(&r);
+}
+
+static int app_loop_begin(void *arg, struct loop *l, void **out, struct err *e)
+{
+    struct app *app = ((const struct door *)arg)->app;
+
+    return app->relays != NULL ? relay_loop_begin(app->relays, l, out, e) : 0;
+}
+
+static void app_loop_end(void *loop_app)
+{
+    if (loop_app != NULL)
+        relay_loop_end(loop_app);
+}
+
+const struct front_app app_front = {
+    .route = app_route,
+    .dispatch = app_dispatch,
+    .reject = app_reject,
+    .done = app_done,
+    .loop_begin = app_loop_begin,
+    .loop_end = app_loop_end,
+};

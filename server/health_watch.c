@@ -1,0 +1,240 @@
+/* One word: bit 0 live, bit 1 ready, bits 8 to 15 why not live, 16 to 23 why not ready (enum
+ * err_code), from 24 on when, in milliseconds of the clock; 0 for when: nobody has looked yet.
+ * Rejected: a struct under a lock, whose holder may lose its processor for longer than a probe
+ * waits. */
+#include "server/health_watch.h"
+
+#include "base/clock.h"
+#include "base/loop.h"
+#include "handlers/app.h"
+#include "handlers/control_plane.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORD_LIVE = 1, WORD_READY = 2, WORD_LIVE_AT = 8, WORD_READY_AT = 16, WORD_MS_AT = 24 };
+
+_Static_assert((int)ERR_CODE_COUNT <= 256, "an error code fits in a byte of the word");
+
+struct health_watch {
+    struct front *front; /* owned */
+    struct loop *loop;   /* owned; NULL until started and after it was stopped */
+    struct loop_timer timer;
+    const struct app *app; /* borrowed; of the loop's thread */
+    /* Relaxed: whatever it says, it says alone. */
+    atomic_uint_fast64_t word;
+};
+
+uint64_t health_word(const struct health *h, uint64_t now_us)
+{
+    uint64_t ms = now_us / 1000;
+
+    return (h->live ? WORD_LIVE : 0) | (h->ready ? WORD_READY : 0) |
+           (uint64_t)h->live_why << WORD_LIVE_AT | (uint64_t)h->ready_why << WORD_READY_AT |
+           (ms > 0 ? ms : 1) << WORD_MS_AT;
+}
+
+struct health health_of(uint64_t word, uint64_t now_us)
+{
+    struct health h = {
+        .live = (word & WORD_LIVE) != 0,
+        .ready = (word & WORD_READY) != 0,
+        .live_why = (enum err_code)(word >> WORD_LIVE_AT & 0xff),
+        .ready_why = (enum err_code)(word >> WORD_READY_AT & 0xff),
+    };
+    uint64_t then_ms = word >> WORD_MS_AT, now_ms = now_us / 1000;
+    uint64_t age_ms = now_ms > then_ms ? now_ms - then_ms : 0;
+
+    if (then_ms == 0)
+        return (struct health){.live = true, .ready_why = ERR_STARTING};
+    if (h.live && age_ms > WATCH_LIVE_AGE_MAX_MS) {
+        h.live = false;
+        h.live_why = ERR_INTERNAL;
+    }
+    if (h.ready && age_ms > WATCH_READY_AGE_MAX_MS) {
+        h.ready = false;
+        h.ready_why = ERR_INTERNAL;
+    }
+    return h;
+}
+
+/* A front whose loops do not turn answers nobody. */
+static bool turns(struct front *f, uint64_t now_us)
+{
+    uint64_t beat_us;
+
+    if (f == NULL)
+        return true;
+    beat_us = front_beat_us(f);
+    return now_us <= beat_us || now_us - beat_us <= WATCH_LIVE_AGE_MAX_MS * UINT64_C(1000);
+}
+
+static void look(void *arg)
+{
+    struct health_watch *w = arg;
+    struct err live_why = {0}, ready_why = {0};
+    uint64_t now_us = clock_now_us();
+    struct health h = {.live = true, .ready = true};
+
+    if (!turns(w->app->front, now_us) || !turns(w->app->control_front, now_us)) {
+        h.live = h.ready = false;
+        h.live_why = h.ready_why = ERR_INTERNAL;
+    } else {
+        h.live = app_live(w->app, &live_why);
+        h.live_why = live_why.code;
+        h.ready = app_ready(w->app, &ready_why);
+        h.ready_why = ready_why.code;
+    }
+    atomic_store_explicit(&w->word, health_word(&h, now_us), memory_order_relaxed);
+    loop_timer_set(w->loop, &w->timer, clock_after_us(WATCH_PERIOD_US));
+}
+
+static int watch_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
+{
+    const struct route *route;
+    size_t at = 0;
+
+    (void)arg;
+    route = route_find(x->path, x->method, 1U << DIALECT_NATIVE, &at, e);
+    if (route == NULL)
+        return -1;
+    if (route->role != ROLE_HEALTH)
+        return err_set(e, ERR_NOT_FOUND, "",
+                       "%.200s is not answered on this listener: it has "
+                       "health only",
+                       x->path);
+    assert(route->handle == handle_live || route->handle == handle_ready);
+    x->route = route;
+    *out = (struct front_plan){.body = FRONT_BODY_WHOLE, .body_max = route->body_max};
+    return 0;
+}
+
+static void answer_live(struct exchange *x, const struct health *h)
+{
+    struct err e = {0};
+
+    if (!h->live) {
+        (void)err_set(&e, h->live_why, "", "not live: %s", err_wire_name(h->live_why));
+        reply_error(x, &e, NULL);
+    } else if (strcmp(x->path, "/health") == 0 || strcmp(x->path, "/ping") == 0) {
+        reply_empty(x, 200);
+    } else {
+        reply_json(x, 200, json_pack("{s:b}", "live", 1));
+    }
+}
+
+static void answer_ready(struct exchange *x, const struct health *h)
+{
+    const char *why = err_wire_name(h->ready_why);
+
+    if (h->ready)
+        reply_json(x, 200, json_pack("{s:b}", "ready", 1));
+    else
+        reply_json(x, 503,
+                   json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", why, "message",
+                             h->ready_why == ERR_DRAINING
+                                 ? "the server is stopping: send requests to another one"
+                                 : "ask GET /readyz of --listen: its answer says more"));
+}
+
+static void watch_dispatch(void *arg, struct exchange *x)
+{
+    struct health_watch *w = arg;
+    const struct route *route = x->route;
+    struct health h = health_of(atomic_load_explicit(&w->word, memory_order_relaxed),
+                                clock_now_us());
+
+    if (route->handle == handle_live)
+        answer_live(x, &h);
+    else
+        answer_ready(x, &h);
+}
+
+static void watch_reject(void *arg, struct exchange *x, const struct err *e,
+                         struct exchange_reply *out)
+{
+    (void)arg;
+    reply_error_make(x->route, e, NULL, out);
+    route_add_allow(out, x, 1U << DIALECT_NATIVE, e);
+}
+
+/* Neither counted nor logged: both would be shared with the rest of the server. */
+static void watch_done(void *arg, const struct exchange *x, const struct front_outcome *o)
+{
+    (void)arg;
+    (void)x;
+    (void)o;
+}
+
+int health_watch_new(struct health_watch **out, const struct front_cfg *cfg, struct err *e)
+{
+    static const struct front_app ops = {.route = watch_route,
+                                         .dispatch = watch_dispatch,
+                                         .reject = watch_reject,
+                                         .done = watch_done};
+    struct front_cfg own = *cfg;
+    struct health_watch *w = calloc(1, sizeof *w);
+
+    if (w == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the health listener");
+    own.name = "health";
+    own.n_shards = 1;
+    own.oldest_gives_way = true; /* anybody may come here, and a probe has to */
+    own.app = &ops;
+    own.app_arg = w;
+    if (front_new(&w->front, &own, e) != 0) {
+        free(w);
+        return -1;
+    }
+    *out = w;
+    return 0;
+}
+
+int health_watch_start(struct health_watch *w, const struct app *app, struct err *e)
+{
+    struct loop_cfg cfg = {.name = "health/look"};
+
+    assert(w->loop == NULL);
+    w->app = app;
+    w->timer = (struct loop_timer){.fire = look, .arg = w}; /* of a new loop */
+    if (loop_new(&w->loop, &cfg, e) != 0)
+        return -1;
+    look(w); /* and arms the timer */
+    if (loop_start(w->loop, e) == 0)
+        return 0;
+    health_watch_stop(w);
+    return -1;
+}
+
+uint16_t health_watch_port(const struct health_watch *w)
+{
+    return front_port(w->front);
+}
+
+void health_watch_stop(struct health_watch *w)
+{
+    uint64_t now_us = clock_now_us();
+    struct health h;
+
+    if (w == NULL || w->loop == NULL)
+        return;
+    loop_free(w->loop);
+    w->loop = NULL;
+    h = health_of(atomic_load_explicit(&w->word, memory_order_relaxed), now_us);
+    h.ready = false;
+    h.ready_why = ERR_DRAINING;
+    atomic_store_explicit(&w->word, health_word(&h, now_us), memory_order_relaxed);
+}
+
+void health_watch_free(struct health_watch *w)
+{
+    if (w == NULL)
+        return;
+    health_watch_stop(w);
+    front_free(w->front);
+    free(w);
+}

@@ -1,0 +1,332 @@
+/* The one table of routes. openapi/baton.yaml describes the same rows; a test compares them. */
+#include "handlers/route.h"
+
+#include "base/near_miss.h"
+#include "handlers/body_scan.h"
+#include "handlers/compat/areal/dialect_areal.h"
+#include "handlers/compat/prime_rl/dialect_prime_rl.h"
+#include "handlers/compat/sglang/dialect_sglang.h"
+#include "handlers/compat/skyrl/dialect_skyrl.h"
+#include "handlers/compat/vllm/dialect_vllm.h"
+#include "handlers/control_plane.h"
+#include "handlers/data_plane.h"
+#include "handlers/relayed.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    ROUTE_NO_BODY_MAX = 65536,   /* what a bodyless route reads and drops */
+    ROUTE_SMALL_MAX = 1 << 20,   /* control members */
+    ROUTE_FINISH_MAX = 16 << 20, /* checksums by name */
+    ROUTE_DATA_MAX = 16 << 20,   /* prompts */
+    ROUTE_PATH_MAX = 200         /* longer ones are not compared with those that there are */
+};
+
+#define GET_HEAD (METHOD_GET | METHOD_HEAD)
+
+/* Rows of one shape, so that the table stays readable. */
+#define HEALTH(methods, path, op, fn)                                                              \
+    {                                                                                              \
+        methods, path, op, LANE_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,            \
+            ROUTE_NO_BODY_MAX, NULL, NULL, .handle = fn                                            \
+    }
+#define WATCH(lane, path, op, fn)                                                                  \
+    {                                                                                              \
+        GET_HEAD, path, op, lane, ROLE_WATCH, BODY_NONE, true, false, FORM_NATIVE,                 \
+            ROUTE_NO_BODY_MAX, NULL, NULL, .handle = fn                                            \
+    }
+#define VIEW(lane, path, op, query, fn)                                                            \
+    {                                                                                              \
+        GET_HEAD, path, op, lane, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,                \
+            ROUTE_NO_BODY_MAX, NULL, query, .handle = fn                                           \
+    }
+#define CONTROL(path, op, optional, max, members, fn)                                              \
+    {                                                                                              \
+        METHOD_POST, path, op, LANE_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true, FORM_NATIVE, \
+            max, members, NULL, .handle = fn                                                       \
+    }
+#define DATA(path, op, lane, strict, form, members, fn)                                            \
+    {                                                                                              \
+        METHOD_POST, path, op, lane, ROLE_GENERATE, BODY_JSON, false, strict, form,                \
+            ROUTE_DATA_MAX, members, NULL, .handle = fn                                            \
+    }
+
+const struct route routes[] = {
+    HEALTH(GET_HEAD, "/health", "health", handle_live),
+    HEALTH(GET_HEAD | METHOD_POST, "/ping", "ping", handle_live),
+    HEALTH(GET_HEAD, "/health/live", "healthLive", handle_live),
+    HEALTH(GET_HEAD, "/livez", "livez", handle_live),
+    HEALTH(GET_HEAD, "/v2/health/live", "v2HealthLive", handle_live),
+    HEALTH(GET_HEAD, "/health/ready", "healthReady", handle_ready),
+    HEALTH(GET_HEAD, "/readyz", "readyz", handle_ready),
+    HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", handle_ready),
+    WATCH(LANE_LOOP, "/version", "version", handle_version),
+    WATCH(LANE_LOOP, "/v1/status", "status", handle_status),
+    WATCH(LANE_CONTROL, "/metrics", "metrics", handle_metrics),
+    {GET_HEAD, "/v1/models", "models", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
+     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_models},
+    {GET_HEAD, "/v1/models/{id}", "model", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
+     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_model},
+
+    WATCH(LANE_LOOP, "/v1/upstreams", "upstreams", handle_upstreams),
+    CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,
+            handle_resync),
+
+    CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX, update_start_members,
+            handle_update_start),
+    {METHOD_POST, "/v1/update_weights", "update", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS, false,
+     true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query, .handle = handle_update},
+    CONTROL("/v1/update_weights/verify", "updateVerify", false, ROUTE_FINISH_MAX,
+            update_verify_members, handle_update_verify),
+    CONTROL("/v1/update_weights/finish", "updateFinish", false, ROUTE_FINISH_MAX,
+            update_finish_members, handle_update_finish),
+    CONTROL("/v1/update_weights/abort", "updateAbort", false, ROUTE_SMALL_MAX, update_abort_members,
+            handle_update_abort),
+    CONTROL("/v1/update_weights/renew", "updateRenew", false, ROUTE_SMALL_MAX, update_renew_members,
+            handle_update_renew),
+    VIEW(LANE_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, handle_update_get),
+    {METHOD_DELETE, "/v1/update_weights/{id}", "updateDelete", LANE_CONTROL, ROLE_CONTROL,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
+     .handle = handle_update_delete},
+    CONTROL("/v1/weights/plans", "planPut", false, ROUTE_BODY_CONFIG, plan_members,
+            handle_plan_put),
+    VIEW(LANE_CONTROL, "/v1/weights", "weightsList", weights_list_query, handle_weights_list),
+    VIEW(LANE_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, handle_weights_get),
+    CONTROL("/v1/weights/label", "weightsLabel", false, ROUTE_SMALL_MAX, weights_label_members,
+            handle_weights_label),
+    CONTROL("/v1/weights/check", "weightsCheck", false, ROUTE_FINISH_MAX, weights_check_members,
+            handle_weights_check),
+    {GET_HEAD, "/v1/weights/handles", "handlesGet", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true,
+     true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, handles_query, .get_acts = true,
+     .handle = handle_handles_get},
+    CONTROL("/v1/weights/handles/renew", "handlesRenew", false, ROUTE_SMALL_MAX,
+            handles_renew_members, handle_handles_renew),
+    {METHOD_DELETE, "/v1/weights/handles/{lease_id}", "handlesDelete", LANE_CONTROL, ROLE_CONTROL,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
+     .handle = handle_handles_delete},
+    CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
+            handle_preflight),
+    CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,
+            transfer_init_members, handle_transfer_init),
+    VIEW(LANE_LOOP, "/v1/weight_transfer", "transferGet", NULL, handle_transfer_get),
+    {METHOD_DELETE, "/v1/weight_transfer", "transferDelete", LANE_CONTROL, ROLE_CONTROL, BODY_NONE,
+     true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_transfer_delete},
+
+    CONTROL("/v1/pause", "pause", true, ROUTE_SMALL_MAX, pause_members, handle_pause),
+    {METHOD_POST, "/v1/resume", "resume", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true, true,
+     FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_resume},
+    CONTROL("/v1/sleep", "sleep", true, ROUTE_SMALL_MAX, sleep_members, handle_sleep),
+    CONTROL("/v1/wake", "wake", true, ROUTE_SMALL_MAX, wake_members, handle_wake),
+    CONTROL("/v1/reset_cache", "resetCache", true, ROUTE_SMALL_MAX, reset_cache_members,
+            handle_reset_cache),
+    CONTROL("/v1/abort_requests", "abortRequests", false, ROUTE_DATA_MAX, abort_requests_members,
+            handle_abort_requests),
+
+    {METHOD_POST, "/v1/load_lora_adapter", "loraLoad", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS,
+     false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, lora_load_members, lora_load_query,
+     .handle = handle_lora_load},
+    CONTROL("/v1/unload_lora_adapter", "loraUnload", false, ROUTE_SMALL_MAX, lora_unload_members,
+            handle_lora_unload),
+    VIEW(LANE_LOOP, "/v1/lora_adapters", "loraList", NULL, handle_lora_list),
+
+    {METHOD_POST, "/v1/generate", "generate", LANE_GENERATE, ROLE_GENERATE, BODY_JSON, false, true,
+     FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,
+     .handle = handle_generate},
+    DATA("/inference/v1/generate", "inferenceGenerate", LANE_GENERATE, false, FORM_OPENAI,
+         generate_members, handle_generate),
+    DATA("/v1/completions", "completions", LANE_GENERATE, false, FORM_OPENAI, completions_members,
+         handle_completions),
+    DATA("/v1/chat/completions", "chatCompletions", LANE_GENERATE, false, FORM_OPENAI, chat_members,
+         handle_chat),
+    DATA("/v1/chat/completions/render", "chatRender", LANE_TEXT, false, FORM_OPENAI, chat_members,
+         handle_chat_render),
+    DATA("/tokenize", "tokenize", LANE_TEXT, false, FORM_OPENAI, tokenize_members, handle_tokenize),
+    DATA("/detokenize", "detokenize", LANE_TEXT, false, FORM_OPENAI, detokenize_members,
+         handle_detokenize),
+
+    RELAYED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
+        DIALECT_PRIME_RL_ROUTES DIALECT_AREAL_ROUTES};
+const size_t n_routes = sizeof routes / sizeof routes[0];
+
+/* Does the pattern stand for the path? *arg = where its variable begins in the path. */
+static bool matches(const char *pattern, const char *path, bool variable, size_t *arg)
+{
+    const char *brace = strchr(pattern, '{');
+    size_t len;
+
+    if ((brace != NULL) != variable)
+        return false;
+    if (brace == NULL) {
+        *arg = strlen(path);
+        return strcmp(pattern, path) == 0;
+    }
+    len = (size_t)(brace - pattern);
+    *arg = len;
+    return strncmp(pattern, path, len) == 0 && path[len] != '\0';
+}
+
+enum { METHODS_CAP = 64 };
+
+static void list_methods(unsigned methods, char *out, size_t cap)
+{
+    size_t len = 0;
+
+    out[0] = '\0';
+    for (unsigned m = METHOD_GET; m < METHOD_OTHER; m <<= 1) {
+        if ((methods & m) != 0 && len < cap)
+            len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "",
+                                    exchange_method_name((enum exchange_method)m));
+    }
+}
+
+static bool is_path(const char *path, unsigned dialects)
+{
+    size_t at;
+
+    for (size_t i = 0; i < n_routes; i++)
+        if ((dialects & 1U << routes[i].dialect) != 0 &&
+            (matches(routes[i].pattern, path, false, &at) ||
+             matches(routes[i].pattern, path, true, &at)))
+            return true;
+    return false;
+}
+
+static const char *closest(const char *path, unsigned dialects)
+{
+    const char *patterns[sizeof routes / sizeof routes[0] + 1];
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_routes; i++)
+        if ((dialects & 1U << routes[i].dialect) != 0 && strchr(routes[i].pattern, '{') == NULL)
+            patterns[n++] = routes[i].pattern;
+    patterns[n] = NULL;
+    return near_miss(path, patterns);
+}
+
+/* Without the slashes at its end, with the /v1 that it lacks, or without a slip of the finger. */
+static void refuse_path(const char *path, unsigned dialects, struct err *e)
+{
+    static const char version[] = "/v1";
+    char meant[ROUTE_PATH_MAX + sizeof version];
+    const char *near = NULL;
+    size_t len = strlen(path);
+
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    if (len <= ROUTE_PATH_MAX) {
+        (void)snprintf(meant, sizeof meant, "%s%.*s", version, (int)len, path);
+        near = is_path(meant + sizeof version - 1, dialects) ? meant + sizeof version - 1
+               : is_path(meant, dialects)                    ? meant
+                                                             : closest(path, dialects);
+    }
+    (void)err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s%s%s%s", path,
+                  near == NULL ? "" : ", did you mean ", near == NULL ? "" : near,
+                  near == NULL ? "" : "?");
+}
+
+/* The row, or NULL and which methods the path takes. */
+static const struct route *look_up(const char *path, unsigned method, unsigned dialects,
+                                   size_t *arg, unsigned *allowed)
+{
+    size_t at;
+
+    *allowed = 0;
+    /* A fixed path wins over a variable, also when only its method is wrong. */
+    for (int variable = 0; variable <= 1 && *allowed == 0; variable++) {
+        for (size_t i = 0; i < n_routes; i++) {
+            if ((dialects & 1U << routes[i].dialect) == 0 ||
+                !matches(routes[i].pattern, path, variable != 0, &at))
+                continue;
+            if ((routes[i].methods & method) != 0) {
+                *arg = at;
+                return &routes[i];
+            }
+            *allowed |= routes[i].methods;
+        }
+    }
+    return NULL;
+}
+
+const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
+                               size_t *arg, struct err *e)
+{
+    unsigned allowed;
+    const struct route *route = look_up(path, method, dialects, arg, &allowed);
+    char list[METHODS_CAP];
+
+    if (route != NULL)
+        return route;
+    list_methods(allowed, list, sizeof list);
+    if (allowed == 0)
+        refuse_path(path, dialects, e);
+    else
+        (void)err_set(e, ERR_BAD_METHOD, "", "%.200s takes %s", path, list);
+    return NULL;
+}
+
+void route_add_allow(struct exchange_reply *out, const struct exchange *x, unsigned dialects,
+                     const struct err *e)
+{
+    char list[METHODS_CAP];
+    unsigned allowed;
+    size_t at;
+
+    if (e->code != ERR_BAD_METHOD)
+        return;
+    (void)look_up(x->path, 0, dialects, &at, &allowed);
+    list_methods(allowed, list, sizeof list);
+    exchange_reply_header(out, "Allow", "%s", list);
+}
+
+/* The next row of the same path behind `r`, or NULL. */
+static const struct route *next_of(const struct route *r, enum exchange_method method,
+                                   unsigned dialects)
+{
+    const char *pattern = r->pattern;
+
+    while (++r < routes + n_routes)
+        if ((dialects & 1U << r->dialect) != 0 && (r->methods & (unsigned)method) != 0 &&
+            strcmp(r->pattern, pattern) == 0)
+            return r;
+    return NULL;
+}
+
+/* Which of those rows claims the member? NULL: none. */
+static const struct route *claimant(const struct route *first, enum exchange_method method,
+                                    unsigned dialects, const struct scan_member *m)
+{
+    for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects)) {
+        const struct route_claim *c = &r->claim;
+
+        if (c->member != NULL && scan_is(m->name, m->name_len, c->member) &&
+            (c->value == NULL || scan_is(m->value, m->value_len, c->value)))
+            return r;
+    }
+    return NULL;
+}
+
+static const struct route *unclaimed(const struct route *first, enum exchange_method method,
+                                     unsigned dialects)
+{
+    for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects))
+        if (r->claim.member == NULL)
+            return r;
+    return first;
+}
+
+const struct route *route_claimed(const struct route *first, enum exchange_method method,
+                                  unsigned dialects, const char *body, size_t len)
+{
+    struct scan_member m = {0};
+
+    if (first->claim.member == NULL && next_of(first, method, dialects) == NULL)
+        return first;
+    while (scan_next_member(body, len, &m)) {
+        const struct route *r = claimant(first, method, dialects, &m);
+
+        if (r != NULL)
+            return r;
+    }
+    return unclaimed(first, method, dialects);
+}

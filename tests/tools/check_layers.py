@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""The layers of the tree, checked: which room may include which, and which files may use which library.
+
+A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
+of handlers/ may include handlers/ and itself, and no other folder of handlers/. Known exceptions are in
+layer_exceptions.txt, one "file included" a line; one that is not needed any more is an error, so that
+the list only shrinks. Usage: tests/tools/check_layers.py [ROOT]
+"""
+import pathlib
+import re
+import sys
+
+FILES_MAX = 40  # sources and headers in one folder
+
+# Header -> the only places that may include it.
+LIBRARIES = {
+    "microhttpd.h": ("http/server/",),
+    "gnutls/gnutls.h": ("http/server/",),
+    "curl/curl.h": ("http/client/", "client/"),
+    "cuda.h": ("driver/",),
+    "nccl.h": ("driver/",),
+    "dlfcn.h": ("driver/", "http/server/front_library.c"),
+    "jansson.h": ("base/json_parse", "text/", "weights/", "http/client/", "transport/", "engine/",
+                  "control/", "fleet/", "handlers/", "server/config/", "server/main.c"),
+}
+
+
+def rooms_of(architecture):
+    """The rooms, in the order of the table: | `base/` | ..."""
+    return re.findall(r"(?m)^\| `([a-z]+)/` \|", architecture.read_text())
+
+
+def may_include(rooms, file, included):
+    room, target = file.split("/")[0], included.split("/")[0]
+    if target not in rooms:
+        return True  # a library, or a test's own
+    if rooms.index(target) > rooms.index(room):
+        return False
+    here, there = file.split("/")[1:-1], included.split("/")[1:-1]
+    return not (room == target == "handlers" and there and here[:1] != there[:1])
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
+    root = root if root.is_dir() else root.parents[2]
+    rooms = rooms_of(root / "ARCHITECTURE.md")
+    listed = (pathlib.Path(__file__).parent / "layer_exceptions.txt")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    exceptions = {tuple(line.split()) for line in lines if line and not line.startswith("#")}
+    needed, wrong, per_folder, n_files = set(), [], {}, 0
+    for room in rooms:
+        for path in sorted((root / room).rglob("*")):
+            if path.suffix not in (".c", ".h", ".cu"):
+                continue
+            n_files += 1
+            per_folder[path.parent] = per_folder.get(path.parent, 0) + 1
+            file = str(path.relative_to(root))
+            for included in re.findall(r'(?m)^#include [<"]([^>"]+)[>"]', path.read_text()):
+                if not may_include(rooms, file, included):
+                    needed.add((file, included))
+                places = LIBRARIES.get(included)
+                if places is not None and not file.startswith(places):
+                    wrong.append(f"{file}: only {', '.join(places)} may include {included}")
+    wrong += [f"{file}: its room may not include {included}" for file, included in sorted(needed - exceptions)]
+    wrong += [f"layer_exceptions.txt: {file} {included} is not needed any more"
+              for file, included in sorted(exceptions - needed)]
+    wrong += [f"{folder.relative_to(root)}/: {n} files, {FILES_MAX} are allowed"
+              for folder, n in sorted(per_folder.items()) if n > FILES_MAX]
+    if len(rooms) < 2 or n_files == 0:
+        wrong.append("no rooms or no files were found")
+    print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked, {len(exceptions)} exceptions"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+#include "engine/model/kv.h"
+#include "engine/model/model_config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct model_config cfg = {.n_layers = 3, .n_kv_heads = 2, .head_dim = 6};
+enum { CHUNK_NBYTES = 3 * 2 * 2 * KV_CHUNK * 6 * 4 };
+
+static struct kv_pool *pool_of(uint64_t nbytes)
+{
+    struct kv_pool *p = NULL;
+    struct err e = {0};
+
+    assert_int_equal(kv_pool_new(&p, &cfg, nbytes, &e), 0);
+    assert_int_equal(e.code, ERR_NONE);
+    return p;
+}
+
+static void test_pool_holds_what_fits_and_at_least_a_chunk(void **state)
+{
+    static const struct {
+        uint64_t nbytes, tokens;
+    } cases[] = {
+        {0, KV_CHUNK},
+        {CHUNK_NBYTES - 1, KV_CHUNK},
+        {CHUNK_NBYTES, KV_CHUNK},
+        {3 * (uint64_t)CHUNK_NBYTES - 1, 2 * KV_CHUNK},
+        {3 * (uint64_t)CHUNK_NBYTES, 3 * KV_CHUNK},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct kv_pool *p = pool_of(cases[i].nbytes);
+
+        assert_int_equal(kv_pool_tokens_max(p), cases[i].tokens);
+        assert_int_equal(kv_pool_tokens_used(p), 0);
+        kv_pool_free(p);
+    }
+    kv_pool_free(NULL);
+}
+
+static void test_reserve_is_all_or_nothing(void **state)
+{
+    struct kv_pool *p = pool_of(4 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq a = {0}, b = {0}, none = {0};
+
+    (void)state;
+    assert_true(kv_reserve(&a, p, 2 * KV_CHUNK + 1));
+    assert_int_equal(a.n_chunks, 3);
+    assert_int_equal(kv_pool_tokens_used(p), 3 * KV_CHUNK);
+    assert_false(kv_reserve(&b, p, KV_CHUNK + 1));
+    assert_memory_equal(&b, &none, sizeof b);
+    assert_int_equal(kv_pool_tokens_used(p), 3 * KV_CHUNK);
+    assert_false(kv_reserve(&b, p, UINT32_MAX));
+    assert_true(kv_reserve(&b, p, KV_CHUNK));
+    assert_int_equal(kv_pool_tokens_used(p), 4 * KV_CHUNK);
+    kv_release(&a);
+    assert_null(a.chunks);
+    kv_release(&a); /* a zeroed one */
+    assert_int_equal(kv_pool_tokens_used(p), KV_CHUNK);
+    assert_true(kv_reserve(&a, p, 3 * KV_CHUNK));
+    kv_release(&b);
+    kv_release(&a);
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    kv_pool_free(p);
+}
+
+/* Between a release and the restore there is nothing to take, whoever asks. */
+static void test_a_released_pool_gives_nothing(void **state)
+{
+    struct kv_pool *p = pool_of(3 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq prepared, whole = {0};
+
+    (void)state;
+    assert_true(kv_prepare(&prepared, KV_CHUNK));
+    (void)kv_pool_release(p);
+    assert_false(kv_take(&prepared, p));
+    assert_false(kv_reserve(&whole, p, KV_CHUNK));
+    assert_null(whole.chunks);
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    kv_pool_restore(p);
+    assert_true(kv_take(&prepared, p) && kv_reserve(&whole, p, KV_CHUNK));
+    kv_release(&prepared);
+    kv_release(&whole);
+    kv_pool_free(p);
+}
+
+/* Whoever prepares is another thread than whoever takes. */
+static void test_take_needs_no_memory(void **state)
+{
+    struct kv_pool *p = pool_of(3 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq a, b;
+    uint32_t *list;
+
+    (void)state;
+    assert_true(kv_prepare(&a, 2 * KV_CHUNK) && kv_prepare(&b, KV_CHUNK + 1));
+    list = a.chunks;
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_true(kv_take(&a, p));
+        assert_int_equal(a.n_chunks, 2);
+        assert_ptr_equal(a.chunks, list);
+        assert_false(kv_take(&b, p));
+        assert_int_equal(b.n_chunks, 0);
+        assert_int_equal(kv_pool_tokens_used(p), 2 * KV_CHUNK);
+        kv_give_back(&a);
+        kv_give_back(&a); /* harmless */
+        assert_int_equal(kv_pool_tokens_used(p), 0);
+    }
+    assert_true(kv_take(&b, p));
+    kv_release(&b);
+    kv_release(&a);
+    assert_null(a.chunks);
+    assert_int_equal(kv_pool_tokens_used(p), 0);
+    kv_pool_free(p);
+}
+
+static float mark(uint32_t seq, uint32_t layer, uint32_t which, uint32_t head, uint32_t pos,
+                  uint32_t i)
+{
+    return (float)(((((seq * 3 + layer) * 2 + which) * 2 + head) * 256 + pos) * 8 + i);
+}
+
+/* Calls fn for every float of both sequences. */
+static void each(const struct kv_seq *seqs, void (*fn)(float *at, float marked))
+{
+    for (uint32_t s = 0; s < 2; s++)
+        for (uint32_t layer = 0; layer < 3; layer++)
+            for (uint32_t head = 0; head < 2; head++)
+                for (uint32_t pos = 0; pos < 2 * KV_CHUNK; pos++)
+                    for (uint32_t i = 0; i < 6; i++) {
+                        fn(kv_k(&seqs[s], layer, head, pos) + i, mark(s, layer, 0, head, pos, i));
+                        fn(kv_v(&seqs[s], layer, head, pos) + i, mark(s, layer, 1, head, pos, i));
+                    }
+}
+
+static void put(float *at, float marked)
+{
+    *at = marked;
+}
+
+static void check(float *at, float marked)
+{
+    assert_true(*at == marked);
+}
+
+static void test_every_position_has_memory_of_its_own(void **state)
+{
+    struct kv_pool *p = pool_of(5 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq seqs[2], hole;
+
+    (void)state;
+    /* Chunks of the second sequence are not neighbours. */
+    assert_true(kv_reserve(&hole, p, 1));
+    assert_true(kv_reserve(&seqs[0], p, 2 * KV_CHUNK));
+    kv_release(&hole);
+    assert_true(kv_reserve(&seqs[1], p, 2 * KV_CHUNK));
+    each(seqs, put);
+    each(seqs, check);
+    kv_release(&seqs[0]);
+    kv_release(&seqs[1]);
+    kv_pool_free(p);
+}
+
+/* Attention reads a chunk's keys of one head as one matrix. */
+static void test_positions_of_a_head_lie_back_to_back(void **state)
+{
+    struct kv_pool *p = pool_of(2 * (uint64_t)CHUNK_NBYTES);
+    struct kv_seq s;
+
+    (void)state;
+    assert_true(kv_reserve(&s, p, 2 * KV_CHUNK));
+    for (uint32_t pos = 0; pos < 2 * KV_CHUNK; pos++) {
+        uint32_t start = pos / KV_CHUNK * KV_CHUNK;
+
+        assert_ptr_equal(kv_k(&s, 2, 1, pos), kv_k(&s, 2, 1, start) + (pos - start) * 6);
+        assert_ptr_equal(kv_v(&s, 2, 1, pos), kv_v(&s, 2, 1, start) + (pos - start) * 6);
+    }
+    kv_release(&s);
+    kv_pool_free(p);
+}
+
+static void test_pool_of_more_than_there_is_room_for_is_refused(void **state)
+{
+    static const struct model_config wide = {.n_layers = 1024, .n_kv_heads = 64, .head_dim = 4096};
+    struct kv_pool *p = NULL;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(kv_pool_new(&p, &wide, UINT64_C(1) << 62, &e), -1);
+    assert_int_equal(e.code, ERR_NO_MEMORY);
+    assert_null(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pool_holds_what_fits_and_at_least_a_chunk),
+        cmocka_unit_test(test_reserve_is_all_or_nothing),
+        cmocka_unit_test(test_a_released_pool_gives_nothing),
+        cmocka_unit_test(test_take_needs_no_memory),
+        cmocka_unit_test(test_every_position_has_memory_of_its_own),
+        cmocka_unit_test(test_positions_of_a_head_lie_back_to_back),
+        cmocka_unit_test(test_pool_of_more_than_there_is_room_for_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

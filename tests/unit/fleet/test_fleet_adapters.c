@@ -1,0 +1,229 @@
+/* Which upstream has which adapter, owes which, and is kept away by one. */
+#include "fleet/fleet_adapters.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const enum fleet_has NONE = FLEET_HAS_NONE, OTHER = FLEET_HAS_OTHER, THIS = FLEET_HAS_THIS;
+
+/* Of three upstreams. */
+static const uint8_t *has(enum fleet_has a, enum fleet_has b, enum fleet_has c)
+{
+    static uint8_t all[FLEET_MAX];
+
+    all[0] = (uint8_t)a;
+    all[1] = (uint8_t)b;
+    all[2] = (uint8_t)c;
+    return all;
+}
+
+static uint64_t put(struct fleet_adapters *fa, const char *name, bool again, const uint8_t *took)
+{
+    struct fleet_adapter_from from = {.name = name, .load = again ? strdup("{}") : NULL};
+    struct err e = {0};
+
+    assert_int_equal(fleet_adapters_room(fa, name, &e), 0);
+    return fleet_adapters_put(fa, &from, took);
+}
+
+/* What upstream i is asked for next, answered with `then`. */
+static void fit(struct fleet_adapters *fa, size_t i, const char *name, enum fleet_has then)
+{
+    struct fleet_fit f;
+
+    assert_int_equal(fleet_adapters_begin(fa, i, &f), 1);
+    assert_string_equal(f.name, name);
+    fleet_adapters_end(fa, i, &f, then);
+}
+
+static void assert_bars(const struct fleet_adapters *fa, bool a, bool b, bool c)
+{
+    assert_int_equal(fleet_adapters_bars(fa, 0) != NULL, a);
+    assert_int_equal(fleet_adapters_bars(fa, 1) != NULL, b);
+    assert_int_equal(fleet_adapters_bars(fa, 2) != NULL, c);
+}
+
+static void test_another_process_has_nothing(void **state)
+{
+    struct fleet_adapters fa = {0};
+
+    (void)state;
+    assert_int_equal(put(&fa, "x", true, has(THIS, THIS, THIS)), 1);
+    assert_bars(&fa, false, false, false);
+    assert_false(fleet_adapters_owes(&fa, 1));
+    fleet_adapters_is_in(&fa, 1, 1, true);
+    assert_bars(&fa, false, true, false);
+    assert_true(fleet_adapters_lacks(&fa.list[0], 1));
+    fit(&fa, 1, "x", THIS);
+    assert_bars(&fa, false, false, false);
+    fleet_adapters_is_in(&fa, 1, 1, true); /* the same */
+    assert_false(fleet_adapters_owes(&fa, 1));
+    fleet_adapters_fini(&fa);
+}
+
+/* It was taken away while it was being asked for: which was first nobody knows. */
+static void test_what_was_lost_meanwhile_is_asked_for_again(void **state)
+{
+    struct fleet_adapters fa = {0};
+    struct fleet_fit f;
+
+    (void)state;
+    (void)put(&fa, "x", true, has(THIS, NONE, THIS));
+    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    fleet_adapters_know(&fa, "x", has(THIS, NONE, THIS));
+    fleet_adapters_end(&fa, 1, &f, THIS);
+    assert_bars(&fa, false, true, false);
+    fit(&fa, 1, "x", THIS);
+    assert_bars(&fa, false, false, false);
+    fleet_adapters_fini(&fa);
+}
+
+static void test_what_cannot_be_made_again_waits(void **state)
+{
+    struct fleet_adapters fa = {0};
+
+    (void)state;
+    (void)put(&fa, "x", false, has(THIS, THIS, THIS));
+    fleet_adapters_is_in(&fa, 1, 1, true);
+    assert_bars(&fa, false, true, false);
+    assert_false(fleet_adapters_owes(&fa, 1));
+    assert_int_equal(put(&fa, "x", false, has(THIS, THIS, THIS)), 2);
+    assert_bars(&fa, false, false, false);
+    fleet_adapters_is_in(&fa, 0, 1, true);
+    fleet_adapters_is_in(&fa, 1, 2, true);
+    assert_bars(&fa, true, true, false);
+    fleet_adapters_is_in(&fa, 2, 1, true); /* nobody has it any more: all are alike */
+    assert_bars(&fa, false, false, false);
+    assert_true(fleet_adapters_lacks(&fa.list[0], 2));
+    fleet_adapters_fini(&fa);
+}
+
+static void test_refused_by_all_keeps_nobody_away(void **state)
+{
+    struct fleet_adapters fa = {0};
+
+    (void)state;
+    (void)put(&fa, "x", true, has(THIS, NONE, NONE));
+    (void)put(&fa, "y", true, has(THIS, NONE, THIS));
+    fit(&fa, 1, "x", FLEET_HAS_REFUSED);
+    fit(&fa, 1, "y", THIS); /* what it has not refused comes first */
+    assert_true(fleet_adapters_owes(&fa, 1));
+    assert_bars(&fa, false, true, true);
+    fleet_adapters_is_in(&fa, 0, 1, true);
+    assert_bars(&fa, true, false, true);
+    fit(&fa, 2, "x", THIS);
+    assert_bars(&fa, true, true, false);
+    fleet_adapters_fini(&fa);
+}
+
+static void test_gone_is_unloaded_where_it_may_be(void **state)
+{
+    struct fleet_adapters fa = {0};
+
+    (void)state;
+    (void)put(&fa, "x", true, has(THIS, THIS, NONE));
+    assert_int_equal(fleet_adapters_drop(&fa, "x", has(NONE, OTHER, NONE)), 1);
+    assert_null(fleet_adapters_find(&fa, "x"));
+    assert_bars(&fa, false, true, false);
+    assert_false(fleet_adapters_lacks(&fa.list[0], 1));
+    fit(&fa, 1, "x", OTHER);
+    assert_bars(&fa, false, true, false);
+    fit(&fa, 1, "x", NONE);
+    assert_bars(&fa, false, false, false);
+    assert_int_equal(fa.n, 0);
+    assert_int_equal(fleet_adapters_drop(&fa, "y", has(NONE, NONE, NONE)), 0);
+    assert_int_equal(fa.n, 0);
+    assert_int_equal(fleet_adapters_drop(&fa, "y", has(OTHER, NONE, NONE)), 0);
+    fleet_adapters_is_in(&fa, 0, 1, true); /* its process took it along */
+    assert_int_equal(fa.n, 0);
+    fleet_adapters_fini(&fa);
+}
+
+/* A load of before, one of a process before, and one of an adapter that is gone by now. */
+static void test_what_is_under_way_is_not_believed(void **state)
+{
+    struct fleet_adapters fa = {0};
+    struct fleet_fit f;
+
+    (void)state;
+    (void)put(&fa, "x", true, has(THIS, NONE, THIS));
+    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_int_equal(put(&fa, "x", true, has(THIS, THIS, THIS)), 2);
+    assert_bars(&fa, false, true, false);
+    fleet_adapters_end(&fa, 1, &f, THIS);
+    assert_bars(&fa, false, true, false);
+    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_true(f.may_have);
+    fleet_adapters_is_in(&fa, 1, 7, true);
+    fleet_adapters_end(&fa, 1, &f, THIS);
+    assert_bars(&fa, false, true, false);
+    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_int_equal(fleet_adapters_drop(&fa, "x", has(NONE, NONE, NONE)), 2);
+    assert_int_equal(fa.n, 1);
+    fleet_adapters_end(&fa, 1, &f, THIS);
+    assert_bars(&fa, false, true, false);
+    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_null(f.load);
+    fleet_adapters_end(&fa, 1, &f, NONE);
+    assert_int_equal(fa.n, 0);
+    fleet_adapters_fini(&fa);
+}
+
+/* Who does not name its process may have kept what it had. */
+static void test_it_may_be_the_same_process(void **state)
+{
+    struct fleet_adapters fa = {0};
+
+    (void)state;
+    (void)put(&fa, "x", true, has(THIS, THIS, NONE));
+    fleet_adapters_is_in(&fa, 1, 1, false);
+    fleet_adapters_is_in(&fa, 2, 1, false);
+    assert_int_equal(fa.list[0].has[1], OTHER);
+    assert_int_equal(fa.list[0].has[2], NONE);
+    (void)fleet_adapters_drop(&fa, "x", has(NONE, OTHER, NONE));
+    fleet_adapters_is_in(&fa, 1, 2, false);
+    assert_bars(&fa, false, true, false);
+    fleet_adapters_fini(&fa);
+}
+
+static void test_no_more_than_may_be(void **state)
+{
+    struct fleet_adapters fa = {0};
+    struct err e = {0};
+    char name[16];
+
+    (void)state;
+    for (int i = 0; i < FLEET_ADAPTERS_MAX; i++) {
+        (void)snprintf(name, sizeof name, "x%d", i);
+        (void)put(&fa, name, false, has(THIS, THIS, THIS));
+    }
+    assert_int_equal(fleet_adapters_room(&fa, "x7", &e), 0);
+    assert_int_equal(fleet_adapters_room(&fa, "more", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(fleet_adapters_drop(&fa, "x7", has(NONE, NONE, NONE)), 1);
+    err_clear(&e);
+    assert_int_equal(fleet_adapters_room(&fa, "more", &e), 0);
+    fleet_adapters_fini(&fa);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_another_process_has_nothing),
+        cmocka_unit_test(test_what_was_lost_meanwhile_is_asked_for_again),
+        cmocka_unit_test(test_what_cannot_be_made_again_waits),
+        cmocka_unit_test(test_refused_by_all_keeps_nobody_away),
+        cmocka_unit_test(test_gone_is_unloaded_where_it_may_be),
+        cmocka_unit_test(test_what_is_under_way_is_not_believed),
+        cmocka_unit_test(test_it_may_be_the_same_process),
+        cmocka_unit_test(test_no_more_than_may_be),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

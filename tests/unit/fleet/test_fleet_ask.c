@@ -1,0 +1,131 @@
+/* What an upstream's answer means to our client. */
+#include "fleet/fleet_ask.h"
+#include "fleet/members/fan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct fleet_said read_answer(int status, const char *text)
+{
+    struct fan_answer a = {.asked = true, .sent = true, .status = status, .good = status < 300};
+    struct fleet_said said = {0};
+
+    a.text = text != NULL ? strdup(text) : NULL;
+    a.text_len = text != NULL ? strlen(text) : 0;
+    if (!a.good)
+        (void)err_set(&a.why, ERR_ENGINE, "", "it answered");
+    fleet_read(&said, "http://u", &a);
+    assert_null(a.text);
+    return said;
+}
+
+static void test_fleet_read_tells_refusals_by_their_codes(void **state)
+{
+    static const struct {
+        int status;
+        const char *text;
+        enum err_code code;
+        const char *field, *msg;
+    } rows[] = {
+        {422,
+         "{\"error\":{\"code\":\"checksum_mismatch\",\"message\":\"no\",\"param\":\"/checksums/"
+         "a\"}}",
+         ERR_CHECKSUM, "/checksums/a", "http://u answered 422: no"},
+        {409, "{\"error\":{\"code\":\"update_ended\",\"message\":\"no\",\"param\":null}}",
+         ERR_ENDED, "", "http://u answered 409: no"},
+        /* a code that is not its status's says nothing */
+        {500, "{\"error\":{\"code\":\"checksum_mismatch\",\"message\":\"no\"}}", ERR_UPSTREAM, "",
+         "http://u answered 500: no"},
+        /* our own key and our own bugs are not our client's */
+        {401, "{\"error\":{\"code\":\"unauthorized\",\"message\":\"no\"}}", ERR_UPSTREAM_KEY, "",
+         "http://u refuses the key of this server: 401: no"},
+        {403, "no", ERR_UPSTREAM_KEY, "", "http://u refuses the key of this server: 403: no"},
+        {421, "{\"error\":{\"code\":\"misdirected_request\",\"message\":\"no\"}}", ERR_UPSTREAM_KEY,
+         "", "http://u answered 421: no"},
+        {500, "{\"error\":{\"code\":\"internal_error\",\"message\":\"no\"}}", ERR_UPSTREAM, "",
+         "http://u answered 500: no"},
+        /* servers of other kinds */
+        {400, "{\"detail\":\"no\"}", ERR_BAD_REQUEST, "", "http://u answered 400: no"},
+        {409, "no", ERR_CONFLICT, "", "http://u answered 409: no"},
+        {422, "no", ERR_MISMATCH, "", "http://u answered 422: no"},
+        {413, "no", ERR_TOO_LARGE, "", "http://u answered 413: no"},
+        {404, "no", ERR_UPSTREAM, "", "http://u answered 404: no"},
+        {500, NULL, ERR_UPSTREAM, "", "http://u answered 500: "},
+        {503, "no", ERR_UPSTREAM, "", "http://u answered 503: no"},
+        {301, "", ERR_UPSTREAM, "", "http://u answered 301: "},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct fleet_said said = read_answer(rows[i].status, rows[i].text);
+
+        assert_int_equal(said.end, FLEET_REFUSED);
+        assert_int_equal(said.why.code, rows[i].code);
+        assert_string_equal(said.why.field, rows[i].field);
+        assert_string_equal(said.why.msg, rows[i].msg);
+        free(said.text);
+    }
+}
+
+static void test_fleet_read_tells_silence(void **state)
+{
+    struct fan_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
+                      none = {.good = true};
+    struct fleet_said said[3] = {{0}, {0}, {0}};
+
+    (void)state;
+    (void)err_set(&hung.why, ERR_TIMEOUT, "", "it did not answer");
+    (void)err_set(&dead.why, ERR_ENGINE, "", "nobody listens");
+    fleet_read(&said[0], "http://u", &hung);
+    fleet_read(&said[1], "http://u", &dead);
+    fleet_read(&said[2], "http://u", &none);
+    assert_int_equal(said[0].end, FLEET_UNKNOWN);
+    assert_int_equal(said[0].why.code, ERR_UPSTREAM_TIMEOUT);
+    assert_int_equal(said[1].end, FLEET_UNSENT);
+    assert_int_equal(said[1].why.code, ERR_UPSTREAM);
+    assert_int_equal(said[2].end, FLEET_SKIPPED);
+    assert_true(fleet_worked(&said[0]));
+    assert_false(fleet_worked(&said[1]));
+    assert_false(fleet_worked(&said[2]));
+    assert_ptr_equal(fleet_cause(said, 3), &said[0]);
+    assert_ptr_equal(fleet_cause(&said[1], 2), &said[1]);
+    assert_null(fleet_cause(&said[2], 1));
+}
+
+static void test_fleet_cause_is_a_refusal_before_silence(void **state)
+{
+    struct fleet_said said[2] = {{.end = FLEET_UNKNOWN}, {0}};
+
+    (void)state;
+    said[1] = read_answer(503, "no");
+    assert_ptr_equal(fleet_cause(said, 2), &said[1]);
+    assert_true(fleet_worked(&said[1]));
+    free(said[1].text);
+    said[1] = read_answer(404, NULL);
+    assert_false(fleet_worked(&said[1])); /* its door refused it */
+}
+
+static void test_fleet_wire_code_knows_each_name(void **state)
+{
+    (void)state;
+    for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
+        assert_int_equal(fleet_wire_code(err_wire_name((enum err_code)code)), code);
+    assert_int_equal(fleet_wire_code("odd"), ERR_NONE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fleet_read_tells_refusals_by_their_codes),
+        cmocka_unit_test(test_fleet_read_tells_silence),
+        cmocka_unit_test(test_fleet_cause_is_a_refusal_before_silence),
+        cmocka_unit_test(test_fleet_wire_code_knows_each_name),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

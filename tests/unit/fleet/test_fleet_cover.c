@@ -1,0 +1,269 @@
+/* Whether an update of the fleet was whole, from the names of its requests. */
+#include "fleet/fleet_priv.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct world {
+    struct fleet_control *fc;
+    struct fleet_session *s; /* the one that is open */
+};
+
+static int setup(void **state)
+{
+    struct world *w = calloc(1, sizeof *w);
+
+    assert_non_null(w);
+    w->fc = calloc(1, sizeof *w->fc);
+    assert_non_null(w->fc);
+    mtx_init(&w->fc->lock, MTX_UPDATES);
+    *state = w;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct world *w = *state;
+
+    fleet_session_unref(w->s);
+    fleet_spec_unref(w->fc->spec);
+    mtx_fini(&w->fc->lock);
+    free(w->fc);
+    free(w);
+    return 0;
+}
+
+/* A letter for each upstream: b(aton), v(LLM), s(GLang). */
+static void begin(struct world *w, const char *kinds, bool partial)
+{
+    struct err e = {0};
+
+    fleet_session_unref(w->s);
+    assert_int_equal(fleet_session_new(&w->s, strlen(kinds), &e), 0);
+    for (size_t i = 0; kinds[i] != '\0'; i++) {
+        w->s->parts[i].two_phase = kinds[i] == 'b';
+        w->s->parts[i].begins = kinds[i] == 'v';
+    }
+    w->s->partial = partial;
+    assert_int_equal(fleet_cover_begin(w->fc, w->s, &e), 0);
+}
+
+/* A request for tensors of shape [4]; a letter for each name. */
+static json_t *body_of(const char *names)
+{
+    json_t *body = json_pack("{s:o, s:o, s:o}", "names", json_array(), "dtypes", json_array(),
+                             "shapes", json_array());
+
+    for (; *names != '\0'; names++) {
+        (void)json_array_append_new(json_object_get(body, "names"), json_stringn(names, 1));
+        (void)json_array_append_new(json_object_get(body, "dtypes"), json_string("float32"));
+        (void)json_array_append_new(json_object_get(body, "shapes"), json_pack("[i]", 4));
+    }
+    return body;
+}
+
+/* Refused before it is sent: -1. Steals body. */
+static int send_body(struct world *w, json_t *body, struct err *e)
+{
+    struct fleet_list list;
+    int rc;
+
+    assert_int_equal(fleet_list_read(&list, w->s, body, e), 0);
+    json_decref(body);
+    rc = fleet_cover_check(w->s, &list, e);
+    if (rc == 0)
+        fleet_cover_took(w->fc, w->s, &list);
+    fleet_list_fini(&list);
+    return rc;
+}
+
+static void came(struct world *w, const char *names)
+{
+    struct err e = {0};
+
+    assert_int_equal(send_body(w, body_of(names), &e), 0);
+}
+
+static void ends(struct world *w, const char *word)
+{
+    struct err e = {0};
+
+    assert_int_equal(fleet_cover_prove(w->s, &e), 0);
+    fleet_cover_commit(w->fc, w->s);
+    assert_string_equal(fleet_cover_word(w->s), word);
+    assert_string_equal(fleet_coverage(w->fc), word);
+}
+
+static void is_refused(struct world *w, const char *names)
+{
+    struct err e = {0};
+
+    assert_int_equal(fleet_cover_prove(w->s, &e), -1);
+    assert_int_equal(e.code, ERR_INCOMPLETE);
+    assert_non_null(strstr(e.msg, names));
+}
+
+static size_t spec_size(struct world *w)
+{
+    json_t *spec = fleet_spec_json(w->fc);
+    size_t n = (size_t)json_integer_value(json_object_get(spec, "n_tensors"));
+
+    json_decref(spec);
+    return n;
+}
+
+static void give(struct world *w, const char *names, uint64_t dim)
+{
+    struct plan_builder *b;
+    struct manifest *m;
+    struct plan *plan;
+    struct err e = {0};
+
+    assert_int_equal(plan_builder_new(&b, &e), 0);
+    for (; *names != '\0'; names++) {
+        char name[2] = {*names, '\0'};
+
+        assert_int_equal(plan_builder_add(b, name, DTYPE_BF16, &dim, 1, UINT64_MAX, &e), 0);
+    }
+    assert_int_equal(plan_builder_finish(b, &plan, &e), 0);
+    assert_int_equal(manifest_new(&m, plan, NULL, 0, &e), 0);
+    assert_int_equal(fleet_spec_give(w->fc, m, "--model", &e), 0);
+}
+
+static void test_fleet_cover_learns(void **state)
+{
+    struct world *w = *state;
+
+    assert_null(fleet_coverage(w->fc));
+    begin(w, "vs", false);
+    came(w, "ab");
+    came(w, "c");
+    assert_string_equal(fleet_cover_word(w->s), "unknown");
+    ends(w, "unknown");
+    assert_int_equal(spec_size(w), 3);
+    begin(w, "vs", false);
+    came(w, "ac");
+    assert_string_equal(fleet_cover_word(w->s), "incomplete");
+    is_refused(w, "1 of the 3 tensors that the last whole update brought are missing: 'b'");
+    begin(w, "vs", false);
+    came(w, "cbad");
+    ends(w, "as_before");
+    assert_int_equal(spec_size(w), 4);
+    begin(w, "vs", false);
+    came(w, "z");
+    is_refused(w, "'c', 'b', 'a' and 1 more");
+}
+
+static void test_fleet_cover_of_a_given_spec(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+
+    give(w, "abcde", 4);
+    begin(w, "v", false);
+    came(w, "a");
+    is_refused(w, "4 of the 5 tensors of --model are missing: 'b', 'c', 'd' and 1 more");
+    begin(w, "v", false);
+    came(w, "edcbaz");
+    ends(w, "whole");
+    assert_int_equal(spec_size(w), 5); /* given, and not learned */
+    begin(w, "v", false);
+    assert_int_equal(send_body(w,
+                               json_pack("{s:[s], s:[s], s:[[i]]}", "names", "b", "dtypes",
+                                         "float32", "shapes", 5),
+                               &e),
+                     -1);
+    assert_int_equal(e.code, ERR_MISMATCH);
+}
+
+static void test_fleet_cover_takes_once(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+
+    begin(w, "s", false);
+    came(w, "ab");
+    came(w, "b");
+    ends(w, "unknown");
+    begin(w, "sv", false);
+    came(w, "ab");
+    assert_int_equal(send_body(w, body_of("cb"), &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_string_equal(e.field, "/names/1");
+    w->s->parts[1].out = true;
+    came(w, "cb");
+    ends(w, "as_before");
+}
+
+static void test_fleet_cover_partial(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+
+    begin(w, "s", true);
+    assert_int_equal(fleet_cover_prove(w->s, &e), -1); /* nothing at all */
+    assert_int_equal(e.code, ERR_INCOMPLETE);
+    came(w, "a");
+    ends(w, "partial");
+    assert_null(w->fc->spec); /* nothing to learn of */
+}
+
+static void test_fleet_cover_of_what_is_not_seen(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+
+    begin(w, "s", false);
+    came(w, "ab");
+    ends(w, "unknown");
+    begin(w, "s", false);
+    assert_int_equal(send_body(w, json_pack("{s:s}", "path", "/p"), &e), 0);
+    came(w, "a");
+    ends(w, "unknown");
+    assert_int_equal(spec_size(w), 2);
+    begin(w, "s", false);
+    assert_int_equal(
+        send_body(w, json_pack("{s:[s, n]}", "serialized_named_tensors", "not a pickle"), &e), 0);
+    ends(w, "unknown");
+}
+
+/* Theirs is the proof, and they are told of as they tell it. */
+static void test_fleet_cover_beside_batons(void **state)
+{
+    struct world *w = *state;
+
+    begin(w, "bb", false);
+    assert_null(w->s->cover);
+    came(w, "a");
+    assert_null(w->s->told);
+    ends(w, "whole");
+    assert_null(w->fc->spec);
+    begin(w, "bv", false);
+    came(w, "ab");
+    assert_null(w->s->told);
+    w->s->told = json_pack("{s:i}", "n_missing", 2);
+    assert_string_equal(fleet_cover_word(w->s), "incomplete");
+    json_decref(w->s->told);
+    w->s->told = NULL;
+    ends(w, "whole");
+    assert_int_equal(spec_size(w), 2); /* for when the vLLM is alone */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_fleet_cover_learns, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_cover_of_a_given_spec, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_cover_takes_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_cover_partial, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_cover_of_what_is_not_seen, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_cover_beside_batons, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

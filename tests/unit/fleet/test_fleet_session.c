@@ -1,0 +1,180 @@
+/* What follows for an update of several upstreams from what each of them said. */
+#include "fleet/update/fleet_session.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 3 };
+
+/* Two letters for each part: its kind (b: in two phases, l: overwrites live weights), and what it
+ * said of the tensors (g good, 5 refused with 500, 4 not let in, u not sent, x no answer). */
+struct row {
+    const char *parts;
+    size_t min_ready;
+    bool repeats;
+    enum session_verdict verdict;
+    const char *after; /* of each: '.' takes part, 't' too and is touched, 'o' out, 'f' out, torn */
+};
+
+static const struct row rows[] = {
+    {"bg bg bg", 3, false, SESSION_GOES_ON, "..."},
+    {"lg lg lg", 3, false, SESSION_GOES_ON, "ttt"},
+    /* nobody took it: it may be sent again */
+    {"b5 b5 b5", 3, false, SESSION_AGAIN, "..."},
+    {"l4 l4 l4", 3, false, SESSION_AGAIN, "..."},
+    {"lu lu bu", 3, false, SESSION_AGAIN, "..."},
+    /* one of those in two phases is missing, whatever the quorum */
+    {"bg b5 bg", 1, false, SESSION_OVER, ".o."},
+    {"bg bx bg", 1, false, SESSION_OVER, ".o."},
+    {"bg bu bg", 1, false, SESSION_OVER, ".o."},
+    {"lg lg b5", 1, false, SESSION_OVER, "tto"},
+    /* where it repeats harmlessly, it may */
+    {"bg b5 bg", 1, true, SESSION_AGAIN, "..."},
+    {"bg b5 lg", 1, true, SESSION_OVER, ".ot"},
+    /* the others go on if they are enough */
+    {"lg l5 lg", 2, false, SESSION_GOES_ON, "tft"},
+    {"lg lx lg", 2, false, SESSION_GOES_ON, "tft"},
+    {"lg lu lg", 2, false, SESSION_GOES_ON, "tot"},
+    {"lg l4 lg", 2, false, SESSION_GOES_ON, "tot"},
+    {"bg lx bg", 2, false, SESSION_GOES_ON, ".f."},
+    {"lg l5 lg", 3, false, SESSION_OVER, "tft"},
+    {"l5 l5 l5", 1, false, SESSION_OVER, "fff"},
+};
+
+static struct fleet_said said_of(char letter)
+{
+    struct fleet_said said = {.end = FLEET_GOOD, .status = 200};
+
+    if (letter == 'g')
+        return said;
+    said.end = letter == 'u' ? FLEET_UNSENT : letter == 'x' ? FLEET_UNKNOWN : FLEET_REFUSED;
+    said.status = letter == '5' ? 500 : letter == '4' ? 404 : 0;
+    (void)err_set(&said.why, ERR_UPSTREAM, "", "%c", letter);
+    return said;
+}
+
+static struct fleet_session *session_of(const char *parts)
+{
+    struct fleet_session *s;
+    struct err e = {0};
+
+    assert_int_equal(fleet_session_new(&s, N, &e), 0);
+    for (size_t i = 0; i < N; i++) {
+        s->parts[i].upstream = i;
+        s->parts[i].two_phase = parts[3 * i] == 'b';
+    }
+    return s;
+}
+
+static char letter_of(const struct fleet_part *p)
+{
+    if (p->out)
+        return p->touched ? 'f' : 'o';
+    return p->touched ? 't' : '.';
+}
+
+static void test_fleet_session_took_follows_the_rules(void **state)
+{
+    static const size_t all[N] = {0, 1, 2};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct fleet_session *s = session_of(rows[i].parts);
+        struct fleet_said said[N];
+        bool fresh[N];
+        char after[N + 1] = "";
+
+        for (size_t k = 0; k < N; k++) {
+            said[k] = said_of(rows[i].parts[3 * k + 1]);
+            fresh[k] = !s->parts[k].two_phase;
+            s->parts[k].touched = fresh[k];
+        }
+        assert_int_equal(
+            fleet_session_took(s, said, all, fresh, N, rows[i].min_ready, rows[i].repeats),
+            rows[i].verdict);
+        for (size_t k = 0; k < N; k++)
+            after[k] = letter_of(&s->parts[k]);
+        assert_string_equal(after, rows[i].after);
+        assert_int_equal(s->n_received, rows[i].verdict == SESSION_GOES_ON);
+        fleet_session_unref(s);
+    }
+}
+
+/* What was touched before stays so, also when the next request did not come in. */
+static void test_fleet_session_took_keeps_what_was_touched(void **state)
+{
+    static const size_t first[1] = {0};
+    static const bool fresh[1] = {false};
+    struct fleet_session *s = session_of("lu lu lu");
+    struct fleet_said said = said_of('u');
+
+    (void)state;
+    s->parts[0].touched = true;
+    assert_int_equal(fleet_session_took(s, &said, first, fresh, 1, 3, false), SESSION_AGAIN);
+    assert_true(s->parts[0].touched);
+    fleet_session_unref(s);
+}
+
+static void test_fleet_session_stands(void **state)
+{
+    struct fleet_session *s = session_of("b. l. l.");
+    struct err why = {0};
+
+    (void)state;
+    (void)err_set(&why, ERR_UPSTREAM, "", "gone");
+    assert_true(fleet_session_stands(s, 3));
+    assert_true(fleet_session_overwrites(s));
+    fleet_session_drop(&s->parts[1], FLEET_UNKNOWN, 0, &why);
+    assert_false(fleet_session_stands(s, 3));
+    assert_true(fleet_session_stands(s, 2));
+    fleet_session_drop(&s->parts[0], FLEET_UNKNOWN, 0, &why);
+    assert_false(fleet_session_stands(s, 1));
+    assert_false(fleet_session_has(s, true));
+    assert_true(fleet_session_has(s, false));
+    fleet_session_unref(s);
+}
+
+/* A refusal says why; silence does not. */
+static void test_fleet_session_cause_tells_a_refusal_first(void **state)
+{
+    struct fleet_session *s = session_of("b. b. b.");
+    struct err silent = {0}, refused = {0}, lost = {0}, e = {0};
+
+    (void)state;
+    fleet_session_cause(s, 4, &e);
+    assert_int_equal(e.code, ERR_UNSYNCED);
+    err_clear(&e);
+    (void)err_set(&silent, ERR_UPSTREAM_TIMEOUT, "", "silent");
+    (void)err_set(&refused, ERR_CHECKSUM, "/checksums/0", "refused");
+    (void)err_set(&lost, ERR_NOT_FOUND, "", "there is no update");
+    fleet_session_drop(&s->parts[0], FLEET_UNKNOWN, 0, &silent);
+    fleet_session_cause(s, 3, &e);
+    assert_int_equal(e.code, ERR_UPSTREAM_TIMEOUT);
+    err_clear(&e);
+    fleet_session_drop(&s->parts[1], FLEET_REFUSED, 422, &refused);
+    fleet_session_cause(s, 3, &e);
+    assert_int_equal(e.code, ERR_CHECKSUM);
+    assert_string_equal(e.field, "/checksums/0");
+    err_clear(&e);
+    s->parts[1].why = lost; /* of its own update, not of the client's */
+    fleet_session_cause(s, 3, &e);
+    assert_int_equal(e.code, ERR_UPSTREAM);
+    fleet_session_unref(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fleet_session_took_follows_the_rules),
+        cmocka_unit_test(test_fleet_session_took_keeps_what_was_touched),
+        cmocka_unit_test(test_fleet_session_stands),
+        cmocka_unit_test(test_fleet_session_cause_tells_a_refusal_first),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,621 @@
+/* Which upstream gets the next request, and which gets none. */
+#include "tests/unit/fleet/upstream_fleet_world.h"
+
+static void test_nobody_serves_until_enough_answer(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    struct fleet_stats s;
+    struct asker a;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    make_asker(&a, "");
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UNSYNCED);
+    assert_string_equal(state(f, 0), "unknown");
+    hear(f, 1, "p", "");
+    err_clear(&e);
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_non_null(strstr(e.msg, "1 upstreams have not answered"));
+    fleet_stats(f, &s);
+    assert_false(s.ready);
+    hear(f, 0, "p", "");
+    fleet_stats(f, &s);
+    assert_true(s.ready);
+    assert_in_range(enter(f, &a, ""), 0, 1);
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+static void test_the_least_loaded_is_next_and_equals_take_turns(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct asker a[N * PERMITS];
+    size_t n_each[N] = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < N * PERMITS; i++) {
+        n_each[enter(f, &a[i], "")]++;
+        for (size_t k = 0; k < N; k++)
+            assert_in_range(n_each[k], (i + 1) / N, (i + 1) / N + 1);
+    }
+    for (size_t i = 0; i < N * PERMITS; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+static void test_a_full_fleet_queues_in_order_and_then_refuses(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a[PERMITS + QUEUE], more;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < PERMITS + QUEUE; i++)
+        assert_int_equal(enter(f, &a[i], ""), i < PERMITS ? 0 : NOBODY);
+    make_asker(&more, "");
+    assert_int_equal(fleet_enter(f, &more.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_OVERLOADED);
+    assert_true(fleet_cancel(f, &a[PERMITS].ticket));
+    assert_false(fleet_cancel(f, &a[0].ticket));
+    for (size_t i = 0; i < PERMITS + QUEUE; i++) {
+        if (i == PERMITS)
+            continue;
+        assert_int_equal(a[i].n_granted, 1);
+        fleet_leave(f, &a[i].ticket);
+    }
+    fleet_free(f);
+}
+
+static void test_lanes_have_permits_of_their_own(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a[PERMITS], text;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < PERMITS; i++)
+        (void)enter(f, &a[i], "");
+    make_asker(&text, "");
+    text.ticket.lane = FLEET_TEXT;
+    assert_int_equal(fleet_enter(f, &text.ticket, &e), 0);
+    assert_int_equal(text.got, 0);
+    fleet_leave(f, &text.ticket);
+    for (size_t i = 0; i < PERMITS; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct asker a, busy[2];
+    char session[16];
+    size_t moved = 0, n_each[N] = {0};
+
+    (void)cmocka_state;
+    for (int i = 0; i < 200; i++) {
+        size_t first;
+
+        (void)snprintf(session, sizeof session, "s-%d", i);
+        first = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        n_each[first]++;
+        assert_int_equal(enter(f, &a, session), first);
+        fleet_leave(f, &a.ticket);
+    }
+    for (size_t k = 0; k < N; k++)
+        assert_in_range(n_each[k], 25, 85);
+    /* Without one of them, only its own sessions move. */
+    for (int i = 0; i < 200; i++) {
+        size_t first, then;
+
+        (void)snprintf(session, sizeof session, "s-%d", i);
+        first = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        miss(f, 2, true);
+        then = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        assert_true(first == 2 || then == first);
+        moved += first != then;
+        hear(f, 2, "p", "");
+    }
+    assert_int_equal(moved, n_each[2]);
+    /* Two at once of one session: the second would be more than a share. */
+    assert_int_not_equal(enter(f, &busy[0], "s-1"), enter(f, &busy[1], "s-1"));
+    fleet_leave(f, &busy[0].ticket);
+    fleet_leave(f, &busy[1].ticket);
+    fleet_free(f);
+}
+
+static void test_what_failed_is_avoided_if_there_is_another(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct asker a;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < 4; i++) {
+        make_asker(&a, "");
+        a.ticket.avoid_one = true;
+        a.ticket.avoid = 1;
+        assert_int_equal(fleet_enter(f, &a.ticket, &e), 0);
+        assert_int_equal(a.got, 0);
+        fleet_leave(f, &a.ticket);
+    }
+    miss(f, 0, true);
+    make_asker(&a, "");
+    a.ticket.avoid_one = true;
+    a.ticket.avoid = 1;
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), 0);
+    assert_int_equal(a.got, 1);
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+static void test_misses_take_it_out_and_an_answer_brings_it_back(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a[PERMITS + 1];
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < PERMITS + 1; i++)
+        (void)enter(f, &a[i], "");
+    for (int i = 0; i < FLEET_MISSES_DOWN; i++) {
+        assert_string_equal(state(f, 0), "serving");
+        miss(f, 0, false);
+    }
+    assert_string_equal(state(f, 0), "down");
+    assert_int_equal(left[0], 1);
+    fleet_leave(f, &a[0].ticket); /* room, but nobody to give it to */
+    assert_int_equal(a[PERMITS].n_granted, 0);
+    hear(f, 0, "p", "");
+    assert_string_equal(state(f, 0), "serving");
+    assert_int_equal(a[PERMITS].n_granted, 1);
+    for (size_t i = 1; i < PERMITS + 1; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmocka_state)
+{
+    const bool all[2] = {true, true};
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    hear(f, 0, "p2", "");
+    assert_string_equal(state(f, 0), "serving"); /* what it began with is what all began with */
+    assert_int_equal(fleet_committed(f, "step-1", all), 1);
+    hear(f, 0, "p2", "step-1");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "p3", "step-1");
+    assert_string_equal(state(f, 0), "unsynced");
+    assert_int_equal(left[0], 1);
+    hear(f, 1, "p", "other");
+    assert_string_equal(state(f, 1), "unsynced");
+    assert_int_equal(fleet_committed(f, "step-2", all), 2);
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "serving");
+    /* Who does not name its process is not trusted once it was away. */
+    hear(f, 1, "", "");
+    assert_string_equal(state(f, 1), "serving");
+    miss(f, 1, true);
+    hear(f, 1, "", "");
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_free(f);
+}
+
+static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_state)
+{
+    const bool first[2] = {true, false}, both[2] = {true, true};
+    struct fleet *f = fleet_alive(2);
+    struct err why = {0}, e = {0};
+
+    (void)cmocka_state;
+    (void)err_set(&why, ERR_ENGINE, "", "it answered 500 in mid-update");
+    fleet_fence(f, 1, &why);
+    assert_string_equal(state(f, 1), "fenced");
+    assert_int_equal(vouch(f, 1, "", &e), -1);
+    assert_int_equal(e.code, ERR_NEEDS_UPDATE);
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "fenced");
+    (void)fleet_committed(f, "a", first);
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "fenced");
+    (void)fleet_committed(f, "b", both);
+    assert_string_equal(state(f, 1), "serving");
+    (void)fleet_committed(f, "c", first);
+    assert_string_equal(state(f, 1), "unsynced");
+    err_clear(&e);
+    assert_int_equal(vouch(f, 1, "b", &e), -1);
+    assert_non_null(strstr(e.msg, "serves weights 'b', and the fleet 'c'"));
+    err_clear(&e);
+    assert_int_equal(vouch(f, 1, "c", &e), 0);
+    assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
+/* One that failed waits for another; those behind it have no reason to. */
+static void test_who_avoids_one_holds_up_nobody_else(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct asker busy[2 * PERMITS], shy, next, late;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < 2 * PERMITS; i++)
+        (void)enter(f, &busy[i], "");
+    make_asker(&shy, "");
+    shy.ticket.avoid_one = true;
+    shy.ticket.avoid = busy[0].got;
+    assert_int_equal(fleet_enter(f, &shy.ticket, &e), 0);
+    assert_int_equal(enter(f, &next, ""), NOBODY);
+    fleet_leave(f, &busy[0].ticket);
+    assert_int_equal(shy.n_granted, 0);
+    assert_int_equal(next.got, busy[0].got);
+    fleet_leave(f, &next.ticket);
+    assert_int_equal(enter(f, &late, ""), busy[0].got);
+    fleet_leave(f, &busy[1].ticket);
+    assert_int_equal(shy.got, busy[1].got);
+    fleet_leave(f, &late.ticket);
+    fleet_leave(f, &shy.ticket);
+    for (size_t i = 2; i < 2 * PERMITS; i++)
+        fleet_leave(f, &busy[i].ticket);
+    fleet_free(f);
+}
+
+static void test_it_is_told_when_nobody_serves_any_more(void **cmocka_state)
+{
+    struct upstream_saw starts = {.unready = "starting"};
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    fleet_heard(f, 0, &starts);
+    assert_int_equal(n_nobody, 0);
+    fleet_heard(f, 1, &starts);
+    assert_int_equal(n_nobody, 1);
+    hear(f, 1, "", "");
+    fleet_remove(f, 0);
+    assert_int_equal(n_nobody, 1);
+    fleet_remove(f, 1);
+    assert_int_equal(n_nobody, 2);
+    assert_int_equal(left[0] + left[1], 0); /* what runs there may end */
+    fleet_free(f);
+}
+
+/* A removed upstream gets nothing new and misses no update; what runs there is told of only when it
+ * can no longer end. */
+static void test_what_runs_at_a_removed_one_may_end(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a[3];
+    struct err e = {0};
+
+    (void)cmocka_state;
+    while (enter(f, &a[0], "") != 0)
+        fleet_leave(f, &a[0].ticket);
+    fleet_remove(f, 0);
+    assert_string_equal(state(f, 0), "removed");
+    assert_int_equal(enter(f, &a[1], ""), 1);
+    assert_int_equal(enter(f, &a[2], ""), 1);
+    assert_int_equal(vouch(f, 0, "", &e), -1);
+    assert_int_equal(e.code, ERR_NOT_FOUND);
+    (void)fleet_committed(f, "v", (const bool[]){false, true});
+    assert_int_equal(left[0], 0);
+    miss(f, 0, true);
+    assert_int_equal(left[0], 1);
+    fleet_info(f, 0, &info);
+    assert_int_equal(info.n_outstanding[FLEET_GENERATE], 1);
+    for (size_t i = 0; i < 3; i++)
+        fleet_leave(f, &a[i].ticket);
+    fleet_free(f);
+}
+
+/* Nobody knows what one that comes later serves, also one that was here before. */
+static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct fleet_stats s;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    fleet_add(f, 1, "http://b:1");
+    assert_string_equal(state(f, 1), "unknown");
+    hear(f, 1, "p", "v");
+    assert_string_equal(state(f, 1), "unsynced");
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "serving"); /* before the first update its word will do */
+    (void)fleet_committed(f, "v", (const bool[]){true, true});
+    fleet_add(f, 2, "http://c:1");
+    hear(f, 2, "p", "v");
+    assert_string_equal(state(f, 2), "unsynced");
+    assert_int_equal(vouch(f, 2, "v", &e), 0);
+    assert_string_equal(state(f, 2), "serving");
+    fleet_remove(f, 1);
+    fleet_add(f, 1, "http://b:1");
+    assert_string_equal(state(f, 1), "unknown");
+    hear(f, 1, "p", "v");
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_stats(f, &s);
+    assert_int_equal(s.n_upstreams, 3);
+    assert_int_equal(s.n_serving, 2);
+    fleet_set_min_ready(f, 3);
+    fleet_stats(f, &s);
+    assert_false(s.ready);
+    fleet_free(f);
+}
+
+/* Who says itself that it would serve nobody gets nothing, and what runs there may end. */
+static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
+{
+    struct upstream_saw saw = {.process = "p", .unready = "draining"};
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a, b;
+
+    (void)cmocka_state;
+    while (enter(f, &a, "") != 0)
+        fleet_leave(f, &a.ticket);
+    fleet_heard(f, 0, &saw);
+    assert_string_equal(state(f, 0), "unready");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "draining"));
+    assert_int_equal(left[0], 0);
+    assert_int_equal(enter(f, &b, ""), 1);
+    fleet_leave(f, &b.ticket);
+    hear(f, 0, "p", "");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_heard(f, 0, &saw);
+    (void)fleet_committed(f, "v", (const bool[]){true, true}); /* it has weights now */
+    assert_string_equal(state(f, 0), "serving");
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    uint64_t epoch = fleet_epoch(f);
+
+    (void)cmocka_state;
+    (void)fleet_committed(f, "v1", (const bool[]){true, true});
+    assert_true(fleet_epoch(f) != epoch);
+    fleet_updating(f, true);
+    hear(f, 0, "p", "v2"); /* it has the new one already */
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 1, "q", "v1"); /* but a restart is one */
+    assert_string_equal(state(f, 1), "unsynced");
+    epoch = fleet_epoch(f);
+    fleet_updating(f, false);
+    assert_true(fleet_epoch(f) != epoch);
+    hear(f, 0, "p", "v2");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_free(f);
+}
+
+static void test_another_label_changes_nothing_else(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(3);
+
+    (void)cmocka_state;
+    (void)fleet_committed(f, "v1", (const bool[]){true, true, false});
+    fleet_updating(f, true);
+    assert_int_equal(fleet_relabelled(f, "v1b", (const bool[]){true, false, false}), 1);
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "unsynced"); /* it did not take the name */
+    assert_string_equal(state(f, 2), "unsynced"); /* no name puts anybody into step */
+    hear(f, 0, "p", "v1b");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "p", "v1");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_free(f);
+}
+
+/* A session's upstream is found by its name: another order, or a restart of this process, changes
+ * nothing about it. */
+static void test_sessions_follow_names(void **cmocka_state)
+{
+    static const char *const names[] = {"http://a:1", "http://b:1", "http://c:1"};
+    static const char *const turned[] = {"http://c:1", "http://a:1", "http://b:1"};
+    struct fleet *f = fleet_named(names, 3), *g = fleet_named(turned, 3);
+    char session[32];
+    struct asker a;
+
+    (void)cmocka_state;
+    for (int i = 0; i < 50; i++) {
+        size_t at, there;
+
+        (void)snprintf(session, sizeof session, "session-%d", i);
+        at = enter(f, &a, session);
+        fleet_leave(f, &a.ticket);
+        there = enter(g, &a, session);
+        fleet_leave(g, &a.ticket);
+        assert_string_equal(names[at], turned[there]);
+    }
+    fleet_free(f);
+    fleet_free(g);
+}
+
+static void test_a_closed_fleet_takes_nothing_new(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct asker a;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    fleet_close(f);
+    make_asker(&a, "");
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_DRAINING);
+    fleet_free(f);
+}
+
+/* One step of a long walk, after which what must always hold is looked at. */
+struct walk {
+    struct fleet *f;
+    struct asker a[32];
+    bool in[32]; /* entered and not left */
+    uint32_t seed;
+};
+
+static uint32_t draw(struct walk *w, uint32_t n)
+{
+    w->seed = w->seed * 1664525 + 1013904223;
+    return (w->seed >> 16) % n;
+}
+
+static void move_ticket(struct walk *w)
+{
+    static const char *const sessions[] = {"", "x", "y", "z"};
+    uint32_t k = draw(w, 32);
+    struct err e = {0};
+
+    if (!w->in[k]) {
+        make_asker(&w->a[k], sessions[draw(w, 4)]);
+        w->in[k] = fleet_enter(w->f, &w->a[k].ticket, &e) == 0;
+    } else if (w->a[k].n_granted > 0) {
+        fleet_leave(w->f, &w->a[k].ticket);
+        w->in[k] = false;
+    } else {
+        assert_true(fleet_cancel(w->f, &w->a[k].ticket));
+        w->in[k] = false;
+    }
+}
+
+static void move_upstream(struct walk *w)
+{
+    static const char *const processes[] = {"p", "p", "p", "q", ""};
+    bool done[N];
+    uint32_t i = draw(w, N), what = draw(w, 8);
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_ENGINE, "", "so it goes");
+    for (size_t k = 0; k < N; k++)
+        done[k] = draw(w, 4) != 0;
+    if (what < 4)
+        hear(w->f, i, processes[draw(w, 5)], "");
+    else if (what < 6)
+        miss(w->f, i, draw(w, 2) == 0);
+    else if (what == 6)
+        fleet_fence(w->f, i, &why);
+    else
+        (void)fleet_committed(w->f, "v", done);
+}
+
+static void check(struct walk *w)
+{
+    size_t n_held[N] = {0}, n_waiting = 0, n_serving = 0, n_free = 0;
+    struct fleet_stats s;
+
+    for (size_t k = 0; k < 32; k++) {
+        if (!w->in[k])
+            continue;
+        assert_in_range(w->a[k].n_granted, 0, 1);
+        if (w->a[k].n_granted > 0)
+            n_held[w->a[k].got]++;
+        else
+            n_waiting++;
+    }
+    for (size_t i = 0; i < N; i++) {
+        struct upstream_info info;
+        bool serves;
+
+        fleet_info(w->f, i, &info);
+        serves = strcmp(info.state, "serving") == 0;
+        assert_int_equal(info.n_outstanding[FLEET_GENERATE], n_held[i]);
+        assert_true(n_held[i] <= PERMITS);
+        assert_true(serves == (info.alive && info.synced && !info.fenced));
+        n_serving += serves;
+        n_free += serves ? PERMITS - n_held[i] : 0;
+    }
+    fleet_stats(w->f, &s);
+    assert_int_equal(s.n_waiting[FLEET_GENERATE], n_waiting);
+    assert_int_equal(s.n_serving, n_serving);
+    assert_true(n_waiting == 0 || n_free == 0); /* nobody waits beside a free permit */
+}
+
+static void test_a_long_walk(void **cmocka_state)
+{
+    struct walk w = {.f = fleet_alive(N), .seed = 20261121};
+
+    (void)cmocka_state;
+    for (int step = 0; step < 20000; step++) {
+        if (draw(&w, 3) != 0)
+            move_ticket(&w);
+        else
+            move_upstream(&w);
+        check(&w);
+    }
+    for (size_t k = 0; k < 32; k++)
+        if (w.in[k] && !fleet_cancel(w.f, &w.a[k].ticket))
+            fleet_leave(w.f, &w.a[k].ticket);
+    fleet_free(w.f);
+}
+
+/* That it does not answer is what is wrong while it does not; then it is what was wrong before. */
+static void test_an_answer_disproves_that_there_is_none(void **state)
+{
+    struct fleet *f = fleet_of(2);
+    struct err late = {.code = ERR_TIMEOUT, .msg = "late"};
+    struct err torn = {.code = ERR_UPSTREAM, .msg = "it took half of an update"};
+    struct upstream_info info;
+    struct asker a;
+
+    (void)state;
+    hear(f, 0, "p0", "v1");
+    hear(f, 1, "p1", "v1");
+    fleet_fence(f, 0, &torn);
+    for (int i = 0; i < 25; i++)
+        for (size_t u = 0; u < 2; u++)
+            fleet_silent(f, u, false, &late);
+    for (size_t u = 0; u < 2; u++) {
+        fleet_info(f, u, &info);
+        assert_non_null(strstr(info.error.msg, "25 questions in a row got no answer; late"));
+        assert_true(info.error_wall_s > 0);
+        hear(f, u, u == 0 ? "p0" : "p1", "v1");
+    }
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.error.msg, torn.msg); /* an answer does not disprove this */
+    assert_true(info.error_wall_s > 0);
+    fleet_info(f, 1, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    assert_int_equal(info.error_wall_s, 0);
+    fleet_missed(f, 1, false, &late); /* a client's answer disproves a client's miss */
+    fleet_info(f, 1, &info);
+    assert_string_equal(info.error.msg, "late");
+    assert_int_equal(enter(f, &a, ""), 1);
+    a.ticket.answered = true;
+    fleet_leave(f, &a.ticket);
+    fleet_info(f, 1, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    fleet_free(f);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_answer_disproves_that_there_is_none),
+        cmocka_unit_test(test_nobody_serves_until_enough_answer),
+        cmocka_unit_test(test_the_least_loaded_is_next_and_equals_take_turns),
+        cmocka_unit_test(test_a_full_fleet_queues_in_order_and_then_refuses),
+        cmocka_unit_test(test_lanes_have_permits_of_their_own),
+        cmocka_unit_test(test_a_session_stays_where_it_was_within_its_share),
+        cmocka_unit_test(test_what_failed_is_avoided_if_there_is_another),
+        cmocka_unit_test(test_misses_take_it_out_and_an_answer_brings_it_back),
+        cmocka_unit_test(test_who_restarts_is_out_of_step_after_the_first_update),
+        cmocka_unit_test(test_a_fence_holds_until_an_update_that_ends_well),
+        cmocka_unit_test(test_who_avoids_one_holds_up_nobody_else),
+        cmocka_unit_test(test_it_is_told_when_nobody_serves_any_more),
+        cmocka_unit_test(test_what_runs_at_a_removed_one_may_end),
+        cmocka_unit_test(test_who_comes_after_an_update_is_out_of_step),
+        cmocka_unit_test(test_who_is_not_ready_gets_nothing),
+        cmocka_unit_test(test_labels_are_not_judged_while_an_update_runs),
+        cmocka_unit_test(test_another_label_changes_nothing_else),
+        cmocka_unit_test(test_sessions_follow_names),
+        cmocka_unit_test(test_a_closed_fleet_takes_nothing_new),
+        cmocka_unit_test(test_a_long_walk),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

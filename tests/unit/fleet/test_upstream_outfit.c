@@ -1,0 +1,199 @@
+/* Whoever may lack what all are to have besides the weights is out of rotation. */
+#include "fleet/members/fleet.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct fleet *new_fleet(void)
+{
+    struct fleet_cfg cfg = {
+        .n_upstreams = 2, .n_permits = {1, 1}, .n_queue_max = {1, 1}, .min_ready = 1};
+    struct fleet *f = NULL;
+    struct err e = {0};
+
+    assert_int_equal(fleet_new(&f, &cfg, &e), 0);
+    return f;
+}
+
+static void hear(struct fleet *f, size_t i, const char *process, const char *label)
+{
+    struct upstream_saw saw = {0};
+
+    (void)snprintf(saw.process, sizeof saw.process, "%s", process);
+    (void)snprintf(saw.label, sizeof saw.label, "%s", label);
+    fleet_heard(f, i, &saw);
+}
+
+static struct upstream_info info_of(struct fleet *f, size_t i)
+{
+    struct upstream_info info;
+
+    fleet_info(f, i, &info);
+    return info;
+}
+
+static void outfit(struct fleet *f, uint64_t life, uint64_t change, const char *lack)
+{
+    struct err why = {0};
+
+    if (lack != NULL)
+        (void)err_set(&why, ERR_UNSYNCED, "", "%s", lack);
+    fleet_outfit(f, 0, &(struct fleet_outfit){.life = life, .change = change, .lack = &why});
+}
+
+static void test_another_process_waits_to_be_looked_at(void **state)
+{
+    struct fleet *f = new_fleet();
+    uint64_t life;
+
+    (void)state;
+    hear(f, 0, "p1", "v");
+    hear(f, 1, "q1", "v");
+    assert_true(fleet_serves(f, 0));
+    fleet_needs_outfit(f);
+    assert_true(fleet_serves(f, 0)); /* who is there has what there was */
+    life = info_of(f, 0).n_lives;
+    hear(f, 0, "p2", "v");
+    assert_false(fleet_serves(f, 0));
+    assert_true(fleet_serves(f, 1));
+    assert_string_equal(info_of(f, 0).state, "unsynced");
+    assert_non_null(strstr(info_of(f, 0).error.msg, "restarted"));
+    outfit(f, life, 1, NULL); /* of the process before */
+    assert_false(fleet_serves(f, 0));
+    outfit(f, info_of(f, 0).n_lives, 1, "it lacks 'x'");
+    assert_false(fleet_serves(f, 0));
+    hear(f, 0, "p2", "v");
+    assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
+    outfit(f, info_of(f, 0).n_lives, 2, NULL);
+    assert_true(fleet_serves(f, 0));
+    assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
+    fleet_free(f);
+}
+
+static void test_what_was_known_before_is_not_believed(void **state)
+{
+    struct fleet *f = new_fleet();
+    uint64_t life;
+
+    (void)state;
+    hear(f, 0, "p1", "v");
+    hear(f, 1, "q1", "v");
+    fleet_needs_outfit(f);
+    life = info_of(f, 0).n_lives;
+    outfit(f, life, 5, "it lacks 'x'");
+    outfit(f, life, 4, NULL);
+    assert_false(fleet_serves(f, 0));
+    outfit(f, life, 5, NULL);
+    assert_true(fleet_serves(f, 0));
+    fleet_free(f);
+}
+
+/* Neither an update nor somebody's word for its weights gives it what it lacks. */
+static void test_weights_are_not_all(void **state)
+{
+    struct fleet *f = new_fleet();
+    const bool done[FLEET_MAX] = {true, true};
+    struct upstream_saw saw = {.process = "p1", .label = "w"};
+    struct err e = {0};
+
+    (void)state;
+    hear(f, 0, "p1", "v");
+    hear(f, 1, "q1", "v");
+    fleet_needs_outfit(f);
+    outfit(f, info_of(f, 0).n_lives, 1, "it lacks 'x'");
+    (void)fleet_committed(f, "w", done);
+    assert_false(fleet_serves(f, 0));
+    assert_true(info_of(f, 0).synced && info_of(f, 0).lacks);
+    assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
+    assert_int_equal(fleet_resync(f, 0, &saw, &e), 0);
+    assert_false(fleet_serves(f, 0));
+    fleet_free(f);
+}
+
+/* An index that goes to another is another process, and so is one that only its label gives away.
+ */
+static void test_lives_are_never_the_same(void **state)
+{
+    struct fleet *f = new_fleet();
+    const bool done[FLEET_MAX] = {true, true};
+    uint64_t life;
+
+    (void)state;
+    fleet_needs_outfit(f);
+    hear(f, 0, "", "v");
+    hear(f, 1, "q1", "v");
+    (void)fleet_committed(f, "w", done);
+    hear(f, 0, "", "w");
+    assert_true(fleet_serves(f, 0));
+    life = info_of(f, 0).n_lives;
+    hear(f, 0, "", "default");
+    assert_true(info_of(f, 0).n_lives > life && info_of(f, 0).lacks);
+    life = info_of(f, 0).n_lives;
+    fleet_remove(f, 0);
+    fleet_add(f, 0, "http://another");
+    assert_true(info_of(f, 0).n_lives > life && info_of(f, 0).lacks);
+    fleet_free(f);
+}
+
+/* Out for every reason there is: it is back with the last one's end, whichever that is. */
+static void test_it_is_back_when_the_last_reason_is_gone(void **state)
+{
+    enum { LACKS, FENCED, STILL, KEY, N_REASONS };
+    const bool done[FLEET_MAX] = {true, true};
+    struct err why = {0}, key = {0};
+
+    (void)state;
+    (void)err_set(&why, ERR_UNSYNCED, "", "half of an update is in it");
+    (void)err_set(&key, ERR_UPSTREAM_KEY, "", "it refuses the key");
+    for (int first = 0; first < N_REASONS; first++) {
+        struct fleet *f = new_fleet();
+
+        hear(f, 0, "p1", "v");
+        hear(f, 1, "q1", "v");
+        fleet_needs_outfit(f);
+        fleet_still(f, true, 1);
+        hear(f, 0, "p2", "w");
+        fleet_fence(f, 0, &why);
+        fleet_refused(f, 0, FLEET_REFUSED_WORK, &key);
+        for (int k = 0; k < N_REASONS; k++) {
+            assert_false(fleet_serves(f, 0));
+            assert_int_not_equal(info_of(f, 0).error.code, ERR_NONE);
+            switch ((first + k) % N_REASONS) {
+            case LACKS:
+                outfit(f, info_of(f, 0).n_lives, 1, NULL);
+                break;
+            case FENCED: /* and out of step */
+                (void)fleet_committed(f, "x", done);
+                break;
+            case STILL:
+                fleet_still(f, false, 2);
+                break;
+            default:
+                fleet_admitted(f, 0);
+            }
+            hear(f, 0, "p2", "x");
+        }
+        assert_true(fleet_serves(f, 0));
+        assert_string_equal(info_of(f, 0).state, "serving");
+        assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
+        fleet_free(f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_another_process_waits_to_be_looked_at),
+        cmocka_unit_test(test_what_was_known_before_is_not_believed),
+        cmocka_unit_test(test_weights_are_not_all),
+        cmocka_unit_test(test_lives_are_never_the_same),
+        cmocka_unit_test(test_it_is_back_when_the_last_reason_is_gone),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

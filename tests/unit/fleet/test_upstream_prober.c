@@ -1,0 +1,347 @@
+/* What upstreams say of themselves, or do not, comes to the fleet. */
+#include "fleet/members/prober.h"
+
+#include "tests/unit/fleet/upstream_peer.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+enum { N = 3, MS = 1000, LONG_MS = 30000 };
+
+struct world {
+    struct loop *loop;
+    struct http_client *client;
+    struct fleet *fleet;
+    struct prober *prober;
+    struct http_target targets[N];
+    enum wire_dialect dialects[N];
+};
+
+static bool who_is(void *arg, size_t i, struct prober_who *out)
+{
+    const struct world *w = arg;
+
+    if (i < N)
+        *out = (struct prober_who){&w->targets[i], w->dialects[i]};
+    return i < N;
+}
+
+/* All but started. */
+static void world_make(struct world *w, const char *const urls[N], unsigned token_every)
+{
+    struct fleet_cfg fleet = {
+        .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
+    struct prober_cfg cfg = {.who = who_is,
+                             .arg = w,
+                             .interval_us = 5 * MS,
+                             .timeout_us = 1000 * MS,
+                             .token_every = token_every};
+    struct err e = {0};
+
+    for (size_t i = 0; i < N; i++) {
+        w->targets[i] = (struct http_target){.url = urls[i]};
+        w->dialects[i] = WIRE_BATON;
+    }
+    assert_int_equal(loop_new(&w->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
+    assert_int_equal(http_client_new(&w->client, w->loop, &e), 0);
+    assert_int_equal(fleet_new(&w->fleet, &fleet, &e), 0);
+    cfg.fleet = w->fleet;
+    cfg.loop = w->loop;
+    cfg.client = w->client;
+    assert_int_equal(prober_new(&w->prober, &cfg, &e), 0);
+}
+
+static void world_open(struct world *w, const char *const urls[N], unsigned token_every)
+{
+    struct err e = {0};
+
+    world_make(w, urls, token_every);
+    assert_int_equal(loop_start(w->loop, &e), 0);
+}
+
+static void world_close(struct world *w)
+{
+    loop_stop(w->loop);
+    prober_free(w->prober);
+    http_client_free(w->client);
+    fleet_free(w->fleet);
+    loop_free(w->loop);
+}
+
+/* Waits until it is said to be so. */
+static void await_state(struct world *w, size_t i, const char *state)
+{
+    struct upstream_info info;
+
+    for (int ms = 0; ms < LONG_MS; ms++) {
+        fleet_info(w->fleet, i, &info);
+        if (strcmp(info.state, state) == 0)
+            return;
+        (void)poll(NULL, 0, 1);
+    }
+    fail_msg("upstream %zu is %s, not %s", i, info.state, state);
+}
+
+static void await_misses(struct world *w, size_t i, uint64_t n)
+{
+    struct upstream_info info;
+
+    for (int ms = 0; ms < LONG_MS; ms++) {
+        fleet_info(w->fleet, i, &info);
+        if (info.n_missed >= n)
+            return;
+        (void)poll(NULL, 0, 1);
+    }
+    fail_msg("upstream %zu has missed %d times only", i, (int)info.n_missed);
+}
+
+static void await_alive(struct world *w, size_t i)
+{
+    struct upstream_info info = {0};
+
+    for (int ms = 0; ms < LONG_MS && !info.alive; ms++) {
+        fleet_info(w->fleet, i, &info);
+        (void)poll(NULL, 0, 1);
+    }
+    assert_true(info.alive);
+}
+
+static const char status_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
+                                "{\"boot_id\":\"b1\",\"weights\":{\"weight_version\":\"v1\"}}";
+static const char refusal[] = "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+static void test_each_is_known_by_its_answers(void **state)
+{
+    struct peer good, hung, busy;
+    struct upstream_info info;
+    struct world w;
+
+    (void)state;
+    peer_start(&good, status_ok);
+    peer_start(&hung, NULL);
+    peer_start(&busy, refusal);
+    world_open(&w, (const char *const[N]){good.url, hung.url, busy.url}, 0);
+    await_state(&w, 0, "serving");
+    fleet_info(w.fleet, 0, &info);
+    assert_string_equal(info.saw.process, "b1");
+    assert_string_equal(info.saw.label, "v1");
+    await_misses(&w, 1, 1);
+    await_misses(&w, 2, 1);
+    fleet_info(w.fleet, 1, &info);
+    assert_int_equal(info.error.code, ERR_TIMEOUT);
+    fleet_info(w.fleet, 2, &info);
+    assert_non_null(strstr(info.error.msg, "503"));
+    world_close(&w);
+    peer_stop(&good);
+    peer_stop(&hung);
+    peer_stop(&busy);
+}
+
+/* A vLLM or SGLang that is spoken to as a baton: it is down, and the error says what to write. */
+static void test_one_of_another_dialect_is_down(void **state)
+{
+    struct upstream_info info;
+    struct peer other;
+    struct world w;
+
+    (void)state;
+    peer_start(&other, "HTTP/1.1 404 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    world_open(&w, (const char *const[N]){other.url, "unix:/nowhere", "unix:/nowhere"}, 0);
+    await_state(&w, 0, "down");
+    await_state(&w, 1, "down"); /* it never answered */
+    fleet_info(w.fleet, 0, &info);
+    assert_non_null(strstr(info.error.msg, "/v1/status with 404"));
+    assert_non_null(strstr(info.error.msg, "URL,vllm"));
+    fleet_info(w.fleet, 1, &info);
+    assert_null(strstr(info.error.msg, "URL,vllm"));
+    world_close(&w);
+    peer_stop(&other);
+}
+
+static void test_one_that_goes_away_is_down(void **state)
+{
+    struct peer good, other;
+    struct world w;
+
+    (void)state;
+    peer_start(&good, status_ok);
+    peer_start(&other, status_ok);
+    world_open(&w, (const char *const[N]){good.url, other.url, "unix:/nowhere"}, 0);
+    await_state(&w, 0, "serving");
+    await_state(&w, 1, "serving");
+    await_misses(&w, 2, FLEET_MISSES_DOWN);
+    peer_stop(&other);
+    await_state(&w, 1, "down");
+    await_state(&w, 0, "serving");
+    world_close(&w);
+    peer_stop(&good);
+}
+
+static void test_what_we_lack_is_held_against_nobody(void **state)
+{
+    enum { ROUNDS = 2 * FLEET_MISSES_DOWN };
+    struct rlimit before, none;
+    struct upstream_info info;
+    struct world w;
+    struct err e = {0};
+    uint64_t beat;
+
+    (void)state;
+    world_make(&w, (const char *const[N]){"http://127.0.0.1:1", "http://[::1]:1", "unix:/nowhere"},
+               0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    assert_int_equal(loop_start(w.loop, &e), 0);
+    beat = prober_beat_us(w.prober);
+    for (size_t n = 0; n < ROUNDS; n += beat != prober_beat_us(w.prober)) {
+        beat = prober_beat_us(w.prober);
+        (void)poll(NULL, 0, 1);
+    }
+    loop_stop(w.loop);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (size_t i = 0; i < N; i++) {
+        fleet_info(w.fleet, i, &info);
+        assert_string_equal(info.error.msg, "");
+        assert_int_equal(info.n_missed, 0);
+    }
+    world_close(&w);
+}
+
+/* It says that it is well, answering GET, and gives no token: POST is never answered. */
+static void *talker_main(void *arg)
+{
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+
+        if (n > 3 && memcmp(text, "GET", 3) == 0)
+            (void)send(fd, status_ok, sizeof status_ok - 1, MSG_NOSIGNAL);
+        else
+            while (n > 0)
+                n = recv(fd, text, sizeof text, 0);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+static void test_a_token_shows_who_only_talks(void **state)
+{
+    struct peer talker;
+    struct upstream_info info;
+    struct world w;
+
+    (void)state;
+    peer_listen(&talker);
+    assert_int_equal(pthread_create(&talker.thread, NULL, talker_main, &talker), 0);
+    world_open(&w, (const char *const[N]){talker.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    await_state(&w, 0, "down");
+    fleet_info(w.fleet, 0, &info);
+    assert_non_null(strstr(info.error.msg, "/v1/completions"));
+    await_misses(&w, 0, 2 * FLEET_MISSES_DOWN); /* and that it talks does not bring it back */
+    fleet_info(w.fleet, 0, &info);
+    assert_string_equal(info.state, "down");
+    fleet_fence(w.fleet, 0, &info.error); /* one that an update left paused gives none either */
+    await_alive(&w, 0);
+    world_close(&w);
+    peer_stop(&talker);
+}
+
+static const char keyless[] = "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+static const char text_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/* What wants a key for the rest answers GET without one; `says` is for the rest. */
+static void *open_status_main(void *arg)
+{
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+        const char *said = n > 3 && memcmp(text, "GET", 3) == 0 ? status_ok : p->says;
+
+        (void)send(fd, said, strlen(said), MSG_NOSIGNAL);
+        (void)shutdown(fd, SHUT_WR);
+        while (n > 0)
+            n = recv(fd, text, sizeof text, 0);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+static void test_who_refuses_our_key_is_found_by_either_question(void **state)
+{
+    struct peer shut, half, misnamed;
+    struct upstream_info info;
+    struct world w;
+
+    (void)state;
+    peer_start(&shut, keyless);
+    peer_start(&misnamed, "HTTP/1.1 421 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    peer_listen(&half);
+    half.says = keyless;
+    assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
+    world_open(&w, (const char *const[N]){shut.url, half.url, misnamed.url}, 2);
+    await_state(&w, 0, "refused");
+    await_state(&w, 1, "refused");
+    await_state(&w, 2, "refused");
+    fleet_info(w.fleet, 2, &info);
+    assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+    assert_non_null(strstr(info.error.msg, "421"));
+    assert_non_null(strstr(info.error.msg, "--allowed-host"));
+    for (size_t i = 0; i < 2; i++) {
+        fleet_info(w.fleet, i, &info);
+        assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+        assert_non_null(strstr(info.error.msg, "401"));
+        assert_non_null(strstr(info.error.msg, "wants a key"));
+        assert_int_equal(info.alive, i == 1);
+        assert_int_equal(info.n_missed, 0); /* it answered */
+    }
+    world_close(&w);
+    peer_stop(&shut);
+    peer_stop(&half);
+    peer_stop(&misnamed);
+}
+
+/* Only the question that was refused shows that it is no more. */
+static void test_who_takes_our_key_again_is_back(void **state)
+{
+    struct peer half;
+    struct err why = {0};
+    struct world w;
+
+    (void)state;
+    peer_listen(&half);
+    half.says = text_ok;
+    assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
+    world_open(&w, (const char *const[N]){half.url, "unix:/nowhere", "unix:/nowhere"}, 1000);
+    await_state(&w, 0, "serving");
+    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it said 401");
+    fleet_refused(w.fleet, 0, FLEET_REFUSED_WORK, &why);
+    await_state(&w, 0, "serving"); /* by a token out of its turn */
+    world_close(&w);
+    peer_stop(&half);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_is_known_by_its_answers),
+        cmocka_unit_test(test_one_of_another_dialect_is_down),
+        cmocka_unit_test(test_one_that_goes_away_is_down),
+        cmocka_unit_test(test_what_we_lack_is_held_against_nobody),
+        cmocka_unit_test(test_a_token_shows_who_only_talks),
+        cmocka_unit_test(test_who_refuses_our_key_is_found_by_either_question),
+        cmocka_unit_test(test_who_takes_our_key_again_is_back),
+    };
+    struct err e = {0};
+
+    if (http_init(&e) != 0)
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

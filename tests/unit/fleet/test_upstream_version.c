@@ -1,0 +1,516 @@
+/* Which version is the fleet's before its first update, who is trusted, and what is told of it. */
+#include "tests/unit/fleet/upstream_fleet_world.h"
+
+static void heard(struct fleet *f, const char *const labels[N])
+{
+    for (size_t i = 0; i < N; i++)
+        hear(f, i, "p", labels[i]);
+}
+
+static void all_say(struct fleet *f, const struct upstream_saw *saw)
+{
+    for (size_t i = 0; i < N; i++)
+        fleet_heard(f, i, saw);
+}
+
+static void states(struct fleet *f, const char *const wanted[N])
+{
+    for (size_t i = 0; i < N; i++)
+        assert_string_equal(state(f, i), wanted[i]);
+}
+
+static void refused(struct fleet *f, const char *says)
+{
+    struct asker a;
+    struct err e = {0};
+
+    make_asker(&a, "");
+    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UNSYNCED);
+    if (strstr(e.msg, says) == NULL)
+        fail_msg("refused with '%s', not with '%s'", e.msg, says);
+}
+
+#define EACH(...) ((const char *const[N]){__VA_ARGS__})
+
+static void test_most_upstreams_have_the_version(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    struct fleet_stats s;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    hear(f, 0, "p", "old");
+    hear(f, 1, "p", "new");
+    hear(f, 2, "p", "new"); /* the last one may still be of the old one */
+    refused(f, "1 upstreams have not answered; of the others: 'new' at 2, 'old' at 1");
+    assert_true(fleet_undecided(f, &e));
+    miss(f, 3, false); /* not within its first time */
+    states(f, EACH("unsynced", "serving", "serving", "unknown"));
+    err_clear(&e);
+    assert_false(fleet_undecided(f, &e));
+    hear(f, 3, "p", "old"); /* it is decided once */
+    states(f, EACH("unsynced", "serving", "serving", "unsynced"));
+    hear(f, 0, "p", "new"); /* whoever has caught up by itself is welcome */
+    assert_string_equal(state(f, 0), "serving");
+    fleet_stats(f, &s);
+    assert_string_equal(s.label, "new");
+    assert_int_equal(s.serial, 0);
+    hear(f, 1, "q", "old"); /* restarted, and behind */
+    assert_string_equal(state(f, 1), "unsynced");
+    assert_int_equal(left[1], 1);
+    fleet_free(f);
+}
+
+/* All of them agree, and have half of the same update. */
+static void test_an_unfinished_update_is_no_version(void **cmocka_state)
+{
+    const struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    struct upstream_info info;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    all_say(f, &saw);
+    states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    fleet_info(f, 0, &info);
+    assert_non_null(
+        strstr(info.error.msg, "an update of it never ended ('baton:unfinished:upd-1')"));
+    heard(f, EACH("v", "v", "v", "v")); /* somebody else named it: that says nothing */
+    states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    assert_int_equal(fleet_may_resync(f, 0, &e), -1);
+    assert_int_equal(fleet_committed(f, "w", done), 1);
+    heard(f, EACH("w", "w", "w", "w"));
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    fleet_free(f);
+}
+
+/* One that we have given up before anything came of it leaves all as it was: what was heard in it,
+ * and what was asked in it, says nothing; nor is it the version of the most. */
+static void test_an_update_of_ours_that_was_given_up_is_not_unfinished(void **cmocka_state)
+{
+    struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct fleet *f = fleet_of(N);
+    struct fleet_stats s;
+
+    (void)cmocka_state;
+    heard(f, EACH("v", "v", "v", "v"));
+    for (int round = 0; round < 2; round++) {
+        fleet_updating(f, true);
+        saw.is_old = false;
+        all_say(f, &saw);
+        fleet_updating(f, false);
+        fleet_stats(f, &s);
+        assert_string_equal(s.label, "v");
+        saw.is_old = true;
+        all_say(f, &saw);
+        states(f, EACH("serving", "serving", "serving", "serving"));
+        heard(f, EACH("v", "v", "v", "v"));
+        states(f, EACH("serving", "serving", "serving", "serving"));
+    }
+    fleet_free(f);
+}
+
+/* It says so while we are at it, and when it was asked before the end. */
+static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
+{
+    struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    struct err e = {0};
+
+    (void)cmocka_state;
+    heard(f, EACH("v", "v", "v", "v"));
+    fleet_updating(f, true);
+    all_say(f, &saw);
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    assert_int_equal(fleet_committed(f, "w", done), 1);
+    saw.is_old = true;
+    all_say(f, &saw);
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    saw.is_old = false;
+    assert_int_equal(fleet_resync(f, 0, &saw, &e), -1);
+    assert_non_null(strstr(e.msg, "never ended"));
+    fleet_free(f);
+}
+
+/* Not what it says since, which follows from that. */
+static void test_why_one_is_fenced_stays_known(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    struct upstream_info info;
+    struct err why = {0};
+
+    (void)cmocka_state;
+    heard(f, EACH("v", "v", "v", "v"));
+    assert_int_equal(fleet_committed(f, "w", done), 1);
+    (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
+    fleet_fence(f, 0, &why);
+    heard(f, EACH(FLEET_UNFINISHED "upd-1", "x", "w", "w"));
+    states(f, EACH("fenced", "unsynced", "serving", "serving"));
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.error.msg, "it ran out of memory");
+    fleet_free(f);
+}
+
+static void test_no_name_is_a_version_too(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N), *g = fleet_of(N);
+
+    (void)cmocka_state;
+    heard(f, EACH("", "", "", "v"));
+    states(f, EACH("serving", "serving", "serving", "unsynced"));
+    heard(g, EACH("v", "v", "", "v"));
+    states(g, EACH("serving", "serving", "unsynced", "serving"));
+    fleet_free(f);
+    fleet_free(g);
+}
+
+static void test_without_a_majority_nobody_serves(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N), *g = fleet_of(N);
+    struct err e = {0};
+
+    (void)cmocka_state;
+    heard(f, EACH("a", "b", "a", "b"));
+    states(f, EACH("unsynced", "unsynced", "unsynced", "unsynced"));
+    refused(f,
+            "at least 2 (--min-ready) of them serve: 'a' at 2, 'b' at 2; push an update, or name "
+            "one that has the right weights to /v1/upstreams/resync");
+    heard(g, EACH("a", "b", "", "c"));
+    refused(g, "none that has a name at 1");
+    /* Somebody who knows says which. */
+    assert_int_equal(vouch(f, 1, "b", &e), 0);
+    states(f, EACH("unsynced", "serving", "unsynced", "serving"));
+    assert_int_equal(vouch(f, 0, "a", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    /* An update needs no version before it. */
+    (void)fleet_committed(g, "d", (const bool[]){true, true, true, true});
+    states(g, EACH("serving", "serving", "serving", "serving"));
+    fleet_free(f);
+    fleet_free(g);
+}
+
+static void test_a_version_that_nobody_can_have_is_given_up(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+
+    (void)cmocka_state;
+    heard(f, EACH("a", "a", "a", "b"));
+    for (size_t i = 0; i < 3; i++)
+        miss(f, i, true);
+    assert_string_equal(state(f, 3), "unsynced"); /* they may come back */
+    hear(f, 0, "q", "b");
+    hear(f, 1, "q", "b");
+    states(f, EACH("unsynced", "unsynced", "down", "unsynced"));
+    hear(f, 2, "q", "b");
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    fleet_free(f);
+}
+
+/* What is no version of those that serve decides nothing. */
+static void test_who_cannot_serve_has_no_vote(void **cmocka_state)
+{
+    struct upstream_saw starts = {.process = "p", .unready = "weights_unsynced"};
+    struct upstream_saw late = {.process = "p", .label = "b", .is_old = true};
+    struct fleet *f = fleet_of(N);
+
+    (void)cmocka_state;
+    fleet_heard(f, 0, &starts);
+    fleet_heard(f, 1, &starts);
+    hear(f, 2, "p", "a");
+    fleet_heard(f, 3, &late); /* asked before something changed: it is asked again */
+    states(f, EACH("unready", "unready", "unsynced", "unsynced"));
+    hear(f, 3, "p", "a");
+    states(f, EACH("unready", "unready", "serving", "serving"));
+    hear(f, 0, "p", "b");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_heard(f, 2, &late); /* says nothing against it */
+    assert_string_equal(state(f, 2), "serving");
+    fleet_free(f);
+}
+
+static void test_another_process_must_say_what_it_has(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    assert_true(fleet_confirm(f, 0, "p"));
+    assert_false(fleet_confirm(f, 0, "q"));
+    assert_string_equal(state(f, 0), "unsynced");
+    hear(f, 0, "q", "");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+/* Labels are not judged while an update is under way; that another process answers is seen. */
+static void test_a_restart_within_an_update_is_out(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    hear(f, 0, "p", "a");
+    hear(f, 1, "p", "a");
+    fleet_updating(f, true);
+    hear(f, 0, "p", "half-way");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "q", "b");
+    assert_string_equal(state(f, 0), "unsynced");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "restarted"));
+    fleet_updating(f, false);
+    assert_string_equal(state(f, 0), "unsynced");
+    hear(f, 0, "q", "a");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+/* Whoever configures it again does not make its weights whole. */
+static void test_who_is_added_again_stays_fenced(void **cmocka_state)
+{
+    static const char *const names[] = {"http://a", "http://b"};
+    struct fleet *f = fleet_named(names, 2);
+    struct err why = {0};
+
+    (void)cmocka_state;
+    (void)err_set(&why, ERR_UNSYNCED, "", "half of an update is in it");
+    fleet_fence(f, 1, &why);
+    fleet_remove(f, 1);
+    fleet_add(f, 1, "http://b");
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "fenced");
+    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){true, true});
+    assert_string_equal(state(f, 1), "serving");
+    fleet_fence(f, 1, &why);
+    fleet_remove(f, 1);
+    fleet_add(f, 1, "http://c"); /* another has nothing of it */
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_free(f);
+}
+
+/* Whoever did not hear that all stand still would be the only one that does not. */
+static void test_who_was_not_told_to_stand_still_waits(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    miss(f, 3, true);
+    fleet_still(f, true, 1);
+    states(f, EACH("serving", "serving", "serving", "down"));
+    hear(f, 3, "p", "");
+    hear(f, 2, "q", "");
+    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    fleet_info(f, 2, &info);
+    assert_non_null(strstr(info.error.msg, "when they go on"));
+    fleet_stands_still(f, 2, info.n_lives - 1); /* the process before */
+    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    fleet_stands_still(f, 2, info.n_lives);
+    states(f, EACH("serving", "serving", "serving", "unsynced"));
+    hear(f, 2, "r", "");
+    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    fleet_still(f, false, 3);
+    states(f, EACH("serving", "serving", "serving", "serving"));
+    fleet_info(f, 2, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    fleet_still(f, true, 2); /* of before */
+    hear(f, 2, "s", "");
+    assert_string_equal(state(f, 2), "serving");
+    fleet_free(f);
+}
+
+/* keys and silence */
+
+static void refuse_key(struct fleet *f, size_t i, enum fleet_refusal what)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it refuses the key");
+    fleet_refused(f, i, what, &why);
+}
+
+static void test_who_refuses_our_key_gets_nothing(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a, b;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    while (enter(f, &a, "") != 0)
+        fleet_leave(f, &a.ticket);
+    refuse_key(f, 0, FLEET_REFUSED_WORK);
+    assert_string_equal(state(f, 0), "refused");
+    assert_int_equal(left[0], 0); /* what runs there may end */
+    hear(f, 0, "p", "");          /* that it talks about itself was never the question */
+    fleet_info(f, 0, &info);
+    assert_true(info.alive && info.refuses_work);
+    assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+    assert_int_equal(enter(f, &b, ""), 1);
+    fleet_leave(f, &b.ticket);
+    refuse_key(f, 1, FLEET_REFUSED_STATUS);
+    fleet_info(f, 1, &info);
+    assert_false(info.alive);
+    make_asker(&b, "");
+    assert_int_equal(fleet_enter(f, &b.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UPSTREAM_KEY);
+    hear(f, 1, "p", "");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_admitted(f, 0);
+    assert_string_equal(state(f, 0), "serving");
+    fleet_info(f, 0, &info);
+    assert_int_equal(info.error.code, ERR_NONE);
+    fleet_leave(f, &a.ticket);
+    fleet_free(f);
+}
+
+/* What is wrong with one that takes our key again is something else. */
+static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(N);
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    refuse_key(f, 0, FLEET_REFUSED_STATUS);
+    hear(f, 0, "p", "b");
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.state, "unsynced");
+    assert_non_null(strstr(info.error.msg, "it serves weights 'b'"));
+    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){false, true, true, true});
+    refuse_key(f, 0, FLEET_REFUSED_STATUS);
+    hear(f, 0, "p", "b");
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.state, "unsynced");
+    assert_null(strstr(info.error.msg, "key"));
+    assert_int_equal(info.error.code, ERR_UNSYNCED);
+    fleet_free(f);
+}
+
+/* It answers clients, so that it never misses three times in a row. */
+static void test_who_never_says_what_it_serves_leaves(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_info info;
+    struct asker a;
+    struct err why = {0};
+
+    (void)cmocka_state;
+    (void)err_set(&why, ERR_ENGINE, "", "it answered /metrics with 500");
+    for (int i = 0; i < FLEET_SILENT_MAX; i++) {
+        assert_string_equal(state(f, 0), "serving");
+        while (enter(f, &a, "") != 0)
+            fleet_leave(f, &a.ticket);
+        fleet_silent(f, 0, false, &why);
+        a.ticket.answered = true;
+        fleet_leave(f, &a.ticket);
+    }
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "10 questions in a row got no answer"));
+    assert_non_null(strstr(info.error.msg, "with 500"));
+    assert_int_equal(info.n_missed, FLEET_SILENT_MAX);
+    assert_int_equal(left[0], 0);
+    hear(f, 0, "p", "");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+/* what is told */
+
+static void test_each_change_of_a_state_is_told(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+
+    (void)cmocka_state;
+    hear(f, 0, "p", "v"); /* that nothing is decided yet is no news */
+    assert_int_equal(n_moves, 0);
+    hear(f, 1, "p", "v");
+    assert_int_equal(n_moves, 2);
+    assert_string_equal(moves[0].from, "unknown");
+    assert_string_equal(moves[0].to, "serving");
+    assert_string_equal(moves[1].label, "v");
+    hear(f, 1, "p", "v");
+    miss(f, 1, false);
+    assert_int_equal(n_moves, 2);
+    miss(f, 1, true);
+    assert_int_equal(n_moves, 3);
+    assert_int_equal(moves[2].upstream, 1);
+    assert_string_equal(moves[2].from, "serving");
+    assert_string_equal(moves[2].to, "down");
+    assert_string_equal(moves[2].why.msg, "nobody is there");
+    hear(f, 0, "p", "w");
+    assert_string_equal(moves[3].to, "unsynced");
+    assert_string_equal(moves[3].why.msg, "it serves weights 'w', the fleet 'v'");
+    fleet_free(f);
+}
+
+static void test_who_flaps_is_told_of_so_often_and_no_more(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(1);
+
+    (void)cmocka_state;
+    for (int i = 0; i < 3 * FLEET_MOVES_MAX; i++) {
+        hear(f, 0, "p", "");
+        miss(f, 0, true);
+    }
+    assert_int_equal(n_moves, FLEET_MOVES_MAX);
+    for (int i = 0; i < FLEET_MOVES_MAX; i++)
+        assert_int_equal(moves[i].is_last, i == FLEET_MOVES_MAX - 1);
+    fleet_free(f);
+}
+
+/* What is named by who was put into step, or changed since it was asked, is right. */
+static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(N);
+    bool done[FLEET_MAX] = {true, true, true, true};
+    uint64_t epoch = fleet_epoch(f);
+
+    (void)cmocka_state;
+    assert_true(fleet_may_name(f, "any", epoch)); /* none is decided */
+    heard(f, EACH("old", "old", "old", "old"));
+    assert_true(fleet_may_name(f, "old", epoch));
+    assert_false(fleet_may_name(f, "base", epoch));
+    fleet_updating(f, true);
+    assert_true(fleet_may_name(f, FLEET_UNFINISHED "x", fleet_epoch(f)));
+    assert_true(fleet_may_name(f, "new", fleet_epoch(f)));
+    epoch = fleet_epoch(f);
+    (void)fleet_committed(f, "new", done);
+    assert_true(fleet_may_name(f, "old", epoch)); /* asked before */
+    assert_false(fleet_may_name(f, "old", fleet_epoch(f)));
+    assert_false(fleet_may_name(f, "", fleet_epoch(f)));
+    assert_true(fleet_may_name(f, "new", fleet_epoch(f)));
+    fleet_free(f);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_most_upstreams_have_the_version),
+        cmocka_unit_test(test_an_unfinished_update_is_no_version),
+        cmocka_unit_test(test_an_update_of_ours_is_not_unfinished),
+        cmocka_unit_test(test_an_update_of_ours_that_was_given_up_is_not_unfinished),
+        cmocka_unit_test(test_why_one_is_fenced_stays_known),
+        cmocka_unit_test(test_no_name_is_a_version_too),
+        cmocka_unit_test(test_without_a_majority_nobody_serves),
+        cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
+        cmocka_unit_test(test_who_cannot_serve_has_no_vote),
+        cmocka_unit_test(test_another_process_must_say_what_it_has),
+        cmocka_unit_test(test_a_restart_within_an_update_is_out),
+        cmocka_unit_test(test_who_is_added_again_stays_fenced),
+        cmocka_unit_test(test_who_was_not_told_to_stand_still_waits),
+        cmocka_unit_test(test_who_refuses_our_key_gets_nothing),
+        cmocka_unit_test(test_a_key_that_is_taken_again_is_no_reason),
+        cmocka_unit_test(test_who_never_says_what_it_serves_leaves),
+        cmocka_unit_test(test_each_change_of_a_state_is_told),
+        cmocka_unit_test(test_an_answer_names_what_the_fleet_serves),
+        cmocka_unit_test(test_who_flaps_is_told_of_so_often_and_no_more),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,212 @@
+/* vLLM in the words of each of its releases: how tensors are packed, and what came later. */
+#include "fleet/api/wire.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define COLUMNS "\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]]"
+#define THEIRS  "\"names\":[\"a\"],\"dtype_names\":[\"bfloat16\"],\"shapes\":[[2,3]]"
+#define STORE   "\"master_address\":\"h\",\"master_port\":1,\"world_size\":2,\"rank_offset\":1"
+#define INIT    "POST /init_weight_transfer_engine"
+#define UPDATE  "POST /update_weights"
+#define BUFFERS ",\"packed\":true,\"packed_buffer_size_bytes\":1024"
+#define PICKLED ",\"ipc_handles_pickled\":\"gA==\""
+
+/* Each release gets what it understands; NULL: not known. */
+static const struct row {
+    const char *release;
+    enum wire_op op;
+    const char *native, *path, *body;
+} rows[] = {
+    {"0.32.0", WIRE_LEAVE, "{}", "POST /shutdown_weight_transfer_engine", NULL},
+    {"0.31.1", WIRE_LEAVE, "{}", NULL, NULL},
+    {"0.28.0", WIRE_INIT, "{\"transport\":\"nccl\"," STORE BUFFERS ",\"packed_num_buffers\":3}",
+     INIT, "{\"init_info\":{" STORE BUFFERS ",\"packed_num_buffers\":3}}"},
+    {"0.32.0+cpu", WIRE_INIT,
+     "{\"transport\":\"nccl\"," STORE ",\"packed\":true,\"bucket_nbytes\":9}", INIT,
+     "{\"init_info\":{" STORE ",\"packed\":true,\"packed_buffer_size_bytes\":9}}"},
+    {"0.1.dev1+g12ab", WIRE_INIT, "{\"transport\":\"nccl\"," STORE ",\"packed\":false}", INIT,
+     "{\"init_info\":{" STORE ",\"packed\":false}}"},
+    {"0.27.1", WIRE_INIT, "{\"transport\":\"nccl\"," STORE BUFFERS "}", INIT,
+     "{\"init_info\":{" STORE "}}"},
+    {"0.27.0", WIRE_INIT, "{\"transport\":\"ipc\",\"packed\":true}", INIT,
+     "{\"init_info\":{\"packed\":true}}"},
+    {"0.26.0", WIRE_INIT, "{\"transport\":\"ipc\",\"packed\":true}", INIT, "{\"init_info\":{}}"},
+    {"0.32.0", WIRE_INIT, "{\"transport\":\"ipc\"}", INIT, "{\"init_info\":{}}"},
+    {"0.30.0", WIRE_INIT, "{\"transport\":\"nccl\",\"world_size\":2,\"nccl_unique_id\":\"AA==\"}",
+     INIT, "{\"init_info\":{\"world_size\":2,\"nccl_unique_id_b64\":\"AA==\"}}"},
+    {"0.27.0", WIRE_UPDATE, "{" COLUMNS ",\"packed\":true,\"tensor_sizes\":[12]" PICKLED "}",
+     UPDATE, "{\"update_info\":{" THEIRS ",\"tensor_sizes\":[12]" PICKLED "}}"},
+    {"0.26.0", WIRE_UPDATE, "{" COLUMNS ",\"packed\":true,\"tensor_sizes\":[12]" PICKLED "}",
+     UPDATE, "{\"update_info\":{" THEIRS ",\"tensor_sizes\":[12]" PICKLED ",\"packed\":true}}"},
+    {"0.24.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":false}", UPDATE,
+     "{\"update_info\":{" THEIRS "}}"},
+    {"0.24.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true}", UPDATE,
+     "{\"update_info\":{" THEIRS ",\"packed\":true}}"},
+    {"0.24.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true,\"sizes\":[6]}",
+     UPDATE,
+     "{\"update_info\":{" THEIRS
+     ",\"packed\":true,\"packed_buffer_size_bytes\":9223372036854775807}}"},
+    {"0.32.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS "}", UPDATE,
+     "{\"update_info\":{" THEIRS "}}"},
+    {"0.31.0", WIRE_SLEEP, "{\"level\":1,\"tags\":[\"kv_cache\"]}", "POST /release_kv_cache_memory",
+     NULL},
+    {"0.27.0", WIRE_UPDATE,
+     "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true,\"bucket_nbytes\":1024}", UPDATE,
+     "{\"update_info\":{" THEIRS BUFFERS "}}"},
+};
+
+static json_t *parse(const char *text)
+{
+    json_t *native = json_loads(text, 0, NULL);
+
+    assert_non_null(native);
+    return native;
+}
+
+static void check_row(const struct row *row)
+{
+    const struct wire_about about = {.release = row->release};
+    json_t *native = parse(row->native);
+    struct wire_request r;
+    struct err e = {0};
+    char line[WIRE_PATH_MAX + 16];
+
+    assert_int_equal(wire_make(&r, WIRE_VLLM, row->op, native, &about, &e), 0);
+    json_decref(native);
+    if (row->path == NULL) {
+        assert_null(r.method);
+        return;
+    }
+    (void)snprintf(line, sizeof line, "%s %s", r.method, r.path);
+    assert_string_equal(line, row->path);
+    if (row->body == NULL)
+        assert_null(r.body);
+    else
+        assert_string_equal(r.body, row->body);
+    assert_int_equal(r.body_len, row->body != NULL ? strlen(row->body) : 0);
+    wire_request_fini(&r);
+}
+
+static void test_vllm_gets_the_form_of_its_release(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        check_row(&rows[i]);
+}
+
+/* A vLLM of 0.28 and later cuts as its group was formed, whatever an update says. */
+static void test_vllm_updates_are_packed_as_their_group(void **state)
+{
+    static const struct {
+        struct wire_packing group;
+        const char *packing;
+        bool good;
+    } cases[] = {
+        {{false, 0}, "", true},
+        {{false, 0}, ",\"packed\":false", true},
+        {{false, 0}, ",\"packed\":true", false},
+        {{true, 0}, "", false}, /* the fleet says it in each (fleet_packing.c) */
+        {{true, 0}, ",\"packed\":false", false},
+        {{true, 0}, ",\"packed\":true", true},
+        {{true, 0}, ",\"packed\":true,\"packed_buffer_size_bytes\":1073741824", true},
+        {{true, 0}, ",\"packed\":true,\"bucket_nbytes\":4096", false},
+        {{true, 4096}, ",\"packed\":true,\"bucket_nbytes\":4096", true},
+        {{true, 4096}, ",\"packed\":true", false},
+        {{true, 4096}, ",\"packed\":true,\"sizes\":[6]", false},
+        {{true, INT64_MAX}, ",\"packed\":true,\"sizes\":[6]", true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct wire_about about = {.release = "0.32.0", .group = cases[i].group};
+        struct wire_request r;
+        struct err e = {0};
+        char text[256];
+        json_t *native;
+
+        (void)snprintf(text, sizeof text, "{\"transport\":\"nccl\"," COLUMNS "%s}",
+                       cases[i].packing);
+        native = parse(text);
+        if (wire_make(&r, WIRE_VLLM, WIRE_UPDATE, native, &about, &e) == 0) {
+            assert_true(cases[i].good);
+            assert_string_equal(r.body, "{\"update_info\":{" THEIRS "}}");
+            wire_request_fini(&r);
+        } else {
+            assert_false(cases[i].good);
+            assert_string_equal(e.field, "/packed");
+        }
+        json_decref(native);
+    }
+}
+
+static void test_vllm_has(void **state)
+{
+    static const struct {
+        const char *release;
+        unsigned minor;
+        bool has;
+    } cases[] = {
+        {"0.27.0", 28, false},
+        {"0.28.0", 28, true},
+        {"0.28.0rc2.dev5+gab", 28, true},
+        {"0.32.0+cpu", 28, true},
+        {"0.9.2", 28, true},
+        {"0.10.0", 28, false},
+        {"1.0.0", 28, true},
+        {"2026.1", 28, true},
+        {"0.1.dev12+g0123", 28, true},
+        {"dev", 28, true},
+        {"", 28, true},
+        {NULL, 28, true},
+        {"v0.24", 28, true},
+        {"0.24.0.post1+cu128", 27, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(vllm_has(cases[i].release, cases[i].minor), cases[i].has);
+}
+
+static void test_wire_read_release(void **state)
+{
+    static const struct {
+        int status;
+        const char *text, *release;
+    } cases[] = {
+        {200, "{\"version\":\"0.32.0+cpu\"}", "0.32.0+cpu"},
+        {200, "{\"version\":7}", ""},
+        {200, "{}", ""},
+        {200, "no JSON", ""},
+        {404, "{\"version\":\"0.32.0\"}", ""},
+        {0, "", ""},
+        {200, "{\"version\":\"0123456789012345678901234567890123456789012345678901234567890123\"}",
+         ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct upstream_saw saw = {.process = ""};
+
+        wire_read_release(&saw, cases[i].status, cases[i].text, strlen(cases[i].text));
+        assert_string_equal(saw.release, cases[i].release);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_vllm_gets_the_form_of_its_release),
+        cmocka_unit_test(test_vllm_updates_are_packed_as_their_group),
+        cmocka_unit_test(test_vllm_has),
+        cmocka_unit_test(test_wire_read_release),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

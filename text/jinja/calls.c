@@ -1,0 +1,281 @@
+/* Functions that every template has, and macros. */
+#include "text/jinja/names.h"
+#include "text/jinja/run.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { STRFTIME_NBYTES = 256 };
+
+struct call {
+    const struct node *n;
+    struct value *v; /* positional, then named */
+    uint32_t n_plain, n_named;
+};
+
+static int call_args(struct run *r, struct call *c)
+{
+    c->n_named = c->n->n_keys;
+    c->n_plain = c->n->n_kids - 1 - c->n_named;
+    c->v = arena_array(&r->arena, c->n->n_kids, sizeof *c->v);
+    if (c->v == NULL)
+        return run_no_memory(r);
+    for (uint32_t i = 0; i + 1 < c->n->n_kids; i++) {
+        if (run_eval(r, c->n->kids[i + 1], &c->v[i]) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int wrong_args(struct run *r, const char *name)
+{
+    return run_fail(r, "'%s' does not take these arguments", name);
+}
+
+static int call_range(struct run *r, const struct call *c, struct value *out)
+{
+    int64_t at[3] = {0, 0, 1}, n;
+    struct list *l;
+
+    if (c->n_named > 0 || c->n_plain < 1 || c->n_plain > 3)
+        return wrong_args(r, "range");
+    for (uint32_t i = 0; i < c->n_plain; i++) {
+        if (c->v[i].type != V_INT && c->v[i].type != V_BOOL)
+            return run_wrong_type(r, &c->v[i], "an integer of 'range'");
+        at[c->n_plain == 1 ? 1 : i] = value_as_int(&c->v[i]);
+    }
+    if (at[2] == 0)
+        return run_fail(r, "'range' with step 0");
+    for (unsigned i = 0; i < 3; i++) {
+        if (at[i] > INT32_MAX || at[i] < INT32_MIN)
+            return run_fail(r, "'range' of numbers beyond 32 bits");
+    }
+    n = at[2] > 0 ? (at[1] - at[0] + at[2] - 1) / at[2] : (at[0] - at[1] - at[2] - 1) / -at[2];
+    n = n < 0 ? 0 : n;
+    if (n > RUN_RANGE_MAX)
+        return run_fail(r, "'range' over %d", RUN_RANGE_MAX);
+    if (run_list(r, &l, (size_t)n) != 0)
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        struct value v = value_int(at[0] + i * at[2]);
+
+        if (run_push(r, l, &v) != 0)
+            return -1;
+    }
+    *out = value_list(V_RANGE, l);
+    return 0;
+}
+
+/* namespace(...) and dict(...): a dict's entries, if one is given, then the named ones. */
+static int call_dict(struct run *r, const struct call *c, enum value_type type, struct value *out)
+{
+    struct dict *d;
+
+    if (c->n_plain > 1 || (c->n_plain == 1 && c->v[0].type != V_DICT))
+        return wrong_args(r, type == V_DICT ? "dict" : "namespace");
+    if (run_dict(r, &d, 0) != 0)
+        return -1;
+    for (size_t i = 0; c->n_plain == 1 && i < c->v[0].u.dict->n; i++) {
+        const struct dict_entry *m = &c->v[0].u.dict->entries[i];
+
+        if (run_put(r, d, &m->key, &m->value) != 0)
+            return -1;
+    }
+    for (uint32_t i = 0; i < c->n_named; i++) {
+        struct value key = value_text(c->n->keys[i]);
+
+        if (run_put(r, d, &key, &c->v[c->n_plain + i]) != 0)
+            return -1;
+    }
+    *out = (struct value){.type = type, .u.dict = d};
+    return 0;
+}
+
+/* The template's own words, with nothing before them: clients show them. */
+static int call_raise(struct run *r, const struct call *c)
+{
+    char msg[ERR_MSG_MAX];
+    struct value v;
+
+    if (c->n_named > 0 || c->n_plain != 1)
+        return wrong_args(r, "raise_exception");
+    if (run_str(r, &c->v[0], &v) != 0)
+        return -1;
+    (void)snprintf(msg, sizeof msg, "%.*s", (int)(v.u.s.len < sizeof msg ? v.u.s.len : sizeof msg),
+                   v.u.s.p);
+    return err_set(r->e, ERR_BAD_REQUEST, "/messages", "%s",
+                   msg[0] != '\0' ? msg : "the chat template refused the messages");
+}
+
+static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
+                                   "Thursday", "Friday", "Saturday"};
+static const char *const months[] = {"January",   "February", "March",    "April",
+                                     "May",       "June",     "July",     "August",
+                                     "September", "October",  "November", "December"};
+
+/* One conversion, in English. False when it is not known. */
+static bool put_time(struct buf *out, char c, const struct tm *tm)
+{
+    switch (c) {
+    case 'a':
+    case 'A':
+        buf_printf(out, c == 'a' ? "%.3s" : "%s", days[tm->tm_wday]);
+        return true;
+    case 'b':
+    case 'B':
+        buf_printf(out, c == 'b' ? "%.3s" : "%s", months[tm->tm_mon]);
+        return true;
+    case 'd':
+        buf_printf(out, "%02d", tm->tm_mday);
+        return true;
+    case 'H':
+        buf_printf(out, "%02d", tm->tm_hour);
+        return true;
+    case 'I':
+        buf_printf(out, "%02d", (tm->tm_hour + 11) % 12 + 1);
+        return true;
+    case 'j':
+        buf_printf(out, "%03d", tm->tm_yday + 1);
+        return true;
+    case 'm':
+        buf_printf(out, "%02d", tm->tm_mon + 1);
+        return true;
+    case 'M':
+        buf_printf(out, "%02d", tm->tm_min);
+        return true;
+    case 'p':
+        buf_puts(out, tm->tm_hour < 12 ? "AM" : "PM");
+        return true;
+    case 'S':
+        buf_printf(out, "%02d", tm->tm_sec);
+        return true;
+    case 'y':
+        buf_printf(out, "%02d", tm->tm_year % 100);
+        return true;
+    case 'Y':
+        buf_printf(out, "%d", tm->tm_year + 1900);
+        return true;
+    default:
+        buf_puts(out, "%");
+        return c == '%';
+    }
+}
+
+static int call_strftime(struct run *r, const struct call *c, struct value *out)
+{
+    time_t now = (time_t)r->in->now_s;
+    size_t mark = r->out->len;
+    struct text format;
+    struct tm tm;
+
+    if (c->n_named > 0 || c->n_plain != 1 || c->v[0].type != V_STRING)
+        return wrong_args(r, "strftime_now");
+    format = c->v[0].u.s;
+    if (format.len > STRFTIME_NBYTES)
+        return run_fail(r, "a format of %zu bytes; at most %d are allowed", format.len,
+                        STRFTIME_NBYTES);
+    if (gmtime_r(&now, &tm) == NULL || tm.tm_year < -900 || tm.tm_year > 8099)
+        return run_fail(r, "the clock is out of range");
+    for (size_t i = 0; i < format.len; i++) {
+        if (format.p[i] != '%')
+            buf_append(r->out, format.p + i, 1);
+        else if (i + 1 == format.len || !put_time(r->out, format.p[++i], &tm))
+            return run_fail(r, "a conversion in a format of 'strftime_now' that is not one of "
+                               "a A b B d H I j m M p S y Y %%");
+    }
+    return r->out->failed ? run_no_memory(r) : run_taken(r, mark, out);
+}
+
+static int param_of(const struct run *r, const struct node *m, struct text name)
+{
+    for (uint32_t i = 0; i < m->n_kids; i++) {
+        if (text_eq(r->t->symbols[m->syms[i]], name))
+            return (int)i;
+    }
+    return -1;
+}
+
+/* Puts the arguments into the macro's scope; what was not given is its default, which may read the
+ * parameters before it. */
+static int bind_macro(struct run *r, const struct call *c, const struct node *m, struct scope *s)
+{
+    const struct value *given[JINJA_ARGS_MAX] = {NULL};
+    struct scope *outer = r->scope;
+    int rc = 0;
+
+    if (c->n_plain > m->n_kids)
+        return run_fail(r, "macro takes %u arguments, %u are given", m->n_kids, c->n_plain);
+    for (uint32_t i = 0; i < c->n_plain; i++)
+        given[i] = &c->v[i];
+    for (uint32_t i = 0; i < c->n_named; i++) {
+        int at = param_of(r, m, c->n->keys[i]);
+
+        if (at < 0 || given[at] != NULL)
+            return run_fail(r, "macro takes no argument '%.*s' here",
+                            (int)(c->n->keys[i].len < 64 ? c->n->keys[i].len : 64),
+                            c->n->keys[i].p);
+        given[at] = &c->v[c->n_plain + i];
+    }
+    r->scope = s;
+    for (uint32_t i = 0; i < m->n_kids && rc == 0; i++) {
+        struct value v = value_undefined(r->t->symbols[m->syms[i]], V_NONE);
+
+        if (given[i] != NULL)
+            v = *given[i];
+        else if (m->kids[i] != NULL)
+            rc = run_eval(r, m->kids[i], &v);
+        rc = rc != 0 ? rc : scope_set(r, s, m->syms[i], &v);
+    }
+    r->scope = outer;
+    return rc;
+}
+
+static int call_macro(struct run *r, const struct call *c, const struct macro *m, struct value *out)
+{
+    struct scope *s = arena_alloc(&r->arena, sizeof *s), *outer = r->scope;
+    size_t mark = r->out->len;
+    uint32_t line = r->line;
+    enum exec rc;
+
+    if (s == NULL)
+        return run_no_memory(r);
+    s->parent = m->scope;
+    if (bind_macro(r, c, m->node, s) != 0)
+        return -1;
+    r->scope = s;
+    rc = run_block(r, &m->node->body);
+    r->scope = outer;
+    if (rc != EXEC_NEXT)
+        return -1;
+    r->line = line;
+    return run_taken(r, mark, out);
+}
+
+static int call_any(struct run *r, const struct call *c, const struct value *callee,
+                    struct value *out)
+{
+    if (callee->type == V_MACRO)
+        return call_macro(r, c, callee->u.macro, out);
+    switch ((enum function_id)callee->u.function) {
+    case FUNCTION_DICT:
+        return call_dict(r, c, V_DICT, out);
+    case FUNCTION_NAMESPACE:
+        return call_dict(r, c, V_NAMESPACE, out);
+    case FUNCTION_RAISE:
+        return call_raise(r, c);
+    case FUNCTION_RANGE:
+        return call_range(r, c, out);
+    default:
+        return call_strftime(r, c, out);
+    }
+}
+
+int run_call(struct run *r, const struct node *n, const struct value *callee, struct value *out)
+{
+    struct call c = {.n = n};
+
+    if (callee->type != V_MACRO && callee->type != V_FUNCTION)
+        return run_wrong_type(r, callee, "something to call");
+    return call_args(r, &c) == 0 ? call_any(r, &c, callee, out) : -1;
+}

@@ -1,0 +1,67 @@
+/* Pickles that hold named tensors, as SGLang's trainers send them: names, dtypes, shapes and CUDA
+ * IPC handles, read by torch_pickle.c, which executes nothing.
+ *
+ * The form, as SGLang reads it and slime, verl and others write it. A request has one string for
+ * each tensor-parallel rank: base64 (standard, padded) of what ForkingPickler makes in protocol 4
+ * or 5. Its root is a dict {"flattened_tensor": T, "metadata": [M, ...]} (load_format
+ * "flattened_bucket"), or a list of (name, T or L) (load_format null or "direct").
+ *
+ * T, a CUDA tensor: <rebuild function> <15 arguments> REDUCE. The function is torch's
+ * rebuild_cuda_tensor, with the sender's index as device; or _rebuild_cuda_tensor_modified of
+ * whoever patched torch (sglang.srt.patch_torch, then sglang.srt.utils.patch_torch, or a copy in
+ * the trainer), with a bare UUID, str(props.uuid), in argument 6 instead. One tensor under two
+ * names is one value, fetched again from the memo.
+ *
+ * M, FlattenedTensorMetadata (sglang.srt.weight_sync.tensor_bucket, or a copy): () NEWOBJ, a dict,
+ * BUILD. A plain dict is taken too. Members: name, shape (torch.Size), dtype, start_idx, end_idx,
+ * numel = end_idx - start_idx. They count elements of the flattened tensor: since dtypes can be
+ * mixed that is of uint8, so bytes; before, of the one dtype to which torch.cat converted them all.
+ * Tensors lie back to back. For ranks that have less to send, slime sends an empty uint8 tensor
+ * without metadata, which whoever gathers makes: its UUID is the gatherer's.
+ *
+ * L, LocalSerializedTensor (sglang.srt.model_executor.model_runner, then .weight_updater and
+ * .model_runner_components.weight_updater): as M, with one member `values`, a list of bytes: a
+ * pickle of one T for each rank. verl sends it; the strings of a request are then all equal, and
+ * rank i takes values[i].
+ *
+ * A CPU tensor is a socket or a file of the sender and code to get at it (rebuild_tensor), or is
+ * pickled with its bytes and code to load them (torch._utils): neither is read. */
+#ifndef BATON_TRANSPORT_IPC_TORCH_TENSORS_H
+#define BATON_TRANSPORT_IPC_TORCH_TENSORS_H
+
+#include "base/err.h"
+#include "transport/ipc/ipc_handle.h"
+#include "weights/plan.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    TENSORS_RANKS_MAX = IPC_GPUS_MAX, /* values of a LocalSerializedTensor */
+    TENSORS_LOCAL_NBYTES_MAX = 2048   /* of one of them; real ones have about 400 */
+};
+
+/* What one string holds. */
+struct torch_tensors {
+    struct plan *plan;          /* owned: one reference; NULL: it holds nothing */
+    struct ipc_handles handles; /* of one GPU: packed in the plan's order, or one for each tensor */
+    char uuid[IPC_UUID_LEN + 1]; /* that GPU; "": it is named by an index, or nothing is held */
+};
+
+/* torch_tensors_read - one string.
+ * @out    written on success only; torch_tensors_fini
+ * @text   [len], base64
+ * @rank   whose value of a LocalSerializedTensor is taken
+ * @field  the member's JSON pointer
+ *
+ * Threads: any. Linear time but for TENSORS_LOCAL_NBYTES_MAX; memory a constant times len.
+ * Errors: ERR_BAD_REQUEST at `field`, saying what was wrong and with which tensor: those of
+ *         torch_handles_read and plan_builder_add; a form that is none of the above; metadata that
+ *         disagrees with itself or with the flattened tensor; tensors of several GPUs;
+ *         ERR_TOO_LARGE (too many bytes, values or tensors); ERR_NO_MEMORY. */
+int torch_tensors_read(struct torch_tensors *out, const char *text, size_t len, uint32_t rank,
+                       const char *field, struct err *e);
+
+void torch_tensors_fini(struct torch_tensors *t); /* accepts a zeroed one */
+
+#endif

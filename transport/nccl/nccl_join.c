@@ -1,0 +1,506 @@
+/* The life of a join. Its keeper is the only one that makes, leaves and frees the group and closes
+ * the store, and the only one that answers; all others set why it ends, or how far it is, and wake
+ * it.
+ *
+ * Rejected: one thread for everything. Inside NCCL's init it could not see that the trainer's store
+ * has hung up, which is the only word there is of a trainer that died. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "transport/nccl/nccl_join_priv.h"
+
+#include "driver/nccl_info.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WATCH_US = 100 * 1000,       /* a store that hung up is seen after this at the latest */
+    VERSION_COMPARED_MIN = 22304 /* from 2.23.4 on ranks of other versions cannot have joined */
+};
+
+void join_end_locked(struct nccl_join *j, const struct err *why)
+{
+    mtx_assert_held(&j->lock);
+    if (j->end.code != ERR_NONE)
+        return;
+    j->end = *why;
+    atomic_store_explicit(&j->progress.stop, true, memory_order_relaxed);
+    cnd_broadcast(&j->changed);
+}
+
+void join_end(struct nccl_join *j, const struct err *why)
+{
+    mtx_lock(&j->lock);
+    join_end_locked(j, why);
+    mtx_unlock(&j->lock);
+}
+
+/* The joiner. */
+
+static void reach(struct nccl_join *j, enum join_step step)
+{
+    mtx_lock(&j->lock);
+    j->step = step;
+    cnd_broadcast(&j->changed);
+    mtx_unlock(&j->lock);
+}
+
+static int find_id(struct nccl_join *j, struct err *e)
+{
+    struct tcpstore *store;
+
+    if (j->cfg.form == NCCL_FORM_ID) {
+        memcpy(j->id, j->cfg.id, sizeof j->id);
+        return 0;
+    }
+    if (rendezvous_count(&store, j, e) != 0)
+        return -1;
+    mtx_lock(&j->lock);
+    j->store = store;
+    mtx_unlock(&j->lock);
+    if (j->cfg.form == NCCL_FORM_TORCH)
+        j->progress.deadline_us = clock_after_us(j->cfg.first_collective_us);
+    reach(j, STEP_COUNTED);
+    return rendezvous_id(j->id, j, store, e);
+}
+
+static void publish_id(struct nccl_join *j)
+{
+    char text[CIDR_ADDR_TEXT_CAP];
+
+    mtx_lock(&j->lock);
+    j->has_id = true;
+    mtx_unlock(&j->lock);
+    log_line(LOG_INFO, "nccl.join",
+             "joining %u ranks, as rank %u and on; the trainer's NCCL is at %s",
+             (unsigned)j->cfg.group.world_size, (unsigned)j->cfg.group.rank_offset,
+             nccl_id_addr_text(j->id, text));
+}
+
+static int join_group(struct nccl_join *j, struct err *e)
+{
+    if (nccl_group_open(j->group, &j->progress, e) != 0 || find_id(j, e) != 0 ||
+        rendezvous_allow(j->id, j, e) != 0)
+        return -1;
+    publish_id(j);
+    if (j->cfg.form == NCCL_FORM_TORCH)
+        j->progress.deadline_us = clock_after_us(j->cfg.timeout_us);
+    return nccl_group_join(j->group, j->id, &j->progress, e);
+}
+
+/* The number behind `before`; 0 where there is none. */
+static int number_behind(const char *msg, const char *before)
+{
+    const char *at = strstr(msg, before);
+
+    return at != NULL ? (int)strtol(at + strlen(before), NULL, 10) : 0;
+}
+
+/* Another rank's version, as NCCL tells it of a mismatch: "... rank 0 version 22809 rank 1 version
+ * 22803", and rank 0 is the trainer; or "... with remote peer ADDRESS (local: 22803, remote
+ * 22809)", which is the trainer if there is nobody else. */
+static int version_told(const struct nccl_join *j, const char *msg, bool *is_trainer)
+{
+    int version = number_behind(msg, "rank 0 version ");
+
+    *is_trainer = version > 0 || j->cfg.group.world_size - j->cfg.group.n_ranks == 1;
+    return version > 0 ? version : number_behind(msg, ", remote ");
+}
+
+/* Adds which versions met, where it is not said already. Returns the trainer's, or 0. */
+static int tell_versions(const struct nccl_join *j, struct err *e)
+{
+    char ours[NCCL_VERSION_TEXT_MAX], theirs[NCCL_VERSION_TEXT_MAX];
+    struct err cause = *e;
+    bool is_trainer;
+    int version = version_told(j, cause.msg, &is_trainer);
+
+    nccl_version_text(ours, j->cfg.version);
+    nccl_version_text(theirs, version);
+    if (theirs[0] == '\0' && strstr(cause.msg, ours) != NULL)
+        return 0;
+    err_clear(e);
+    (void)err_set(e, cause.code, cause.field, "%.430s (NCCL %s here%s%s)", cause.msg, ours,
+                  theirs[0] == '\0' ? ""
+                  : is_trainer      ? ", the trainer's is "
+                                    : ", another rank's is ",
+                  theirs);
+    return theirs[0] != '\0' && is_trainer ? version : 0;
+}
+
+static void *joiner_main(void *arg)
+{
+    struct nccl_join *j = arg;
+    struct err e = {0};
+    int trainer = 0;
+
+    if (join_group(j, &e) == 0) {
+        if (j->cfg.version >= VERSION_COMPARED_MIN)
+            trainer = j->cfg.version;
+        atomic_fetch_add_explicit(&j->cfg.stats->n_joined, 1, memory_order_relaxed);
+    } else {
+        trainer = tell_versions(j, &e);
+    }
+    mtx_lock(&j->lock);
+    j->trainer_version = trainer;
+    if (e.code == ERR_NONE)
+        j->step = STEP_JOINED;
+    else
+        join_end_locked(j, &e);
+    cnd_broadcast(&j->changed);
+    mtx_unlock(&j->lock);
+    return NULL;
+}
+
+/* The keeper. */
+
+/* What has failed or was left meanwhile is not called joined any more: the end answers. */
+static bool answer_well(struct nccl_join *j)
+{
+    static const struct err none = {0};
+    struct nccl_join_info info;
+
+    nccl_join_info(j, &info);
+    if (info.error.code == ERR_NONE)
+        j->cfg.answer(j->cfg.answer_arg, &info, &none);
+    else
+        join_end(j, &info.error);
+    return info.error.code == ERR_NONE;
+}
+
+static bool answer_due_locked(const struct nccl_join *j)
+{
+    return !j->answered && j->step >= (j->cfg.form == NCCL_FORM_TORCH ? STEP_COUNTED : STEP_JOINED);
+}
+
+static void check_store(struct nccl_join *j, const struct tcpstore *store)
+{
+    struct err why = {0};
+
+    if (!tcpstore_closed(store))
+        return;
+    (void)err_set(&why, ERR_UNREADABLE, "",
+                  "the trainer's store at %s hung up: the process that it lives in has ended",
+                  j->master);
+    join_end(j, &why);
+}
+
+/* Until it has to end. */
+static void keep(struct nccl_join *j)
+{
+    mtx_lock(&j->lock);
+    while (j->end.code == ERR_NONE) {
+        const struct tcpstore *store = j->store;
+        bool due = answer_due_locked(j), done;
+
+        mtx_unlock(&j->lock);
+        done = due && answer_well(j);
+        if (store != NULL)
+            check_store(j, store);
+        mtx_lock(&j->lock);
+        j->answered = j->answered || done;
+        if (j->end.code == ERR_NONE && !answer_due_locked(j))
+            (void)cnd_wait(&j->changed, &j->lock,
+                           j->store != NULL ? clock_after_us(WATCH_US) : CLOCK_NEVER);
+    }
+    mtx_unlock(&j->lock);
+}
+
+static void log_end_of(const struct nccl_join *j)
+{
+    struct log_rec r;
+
+    log_begin(&r, j->left ? LOG_INFO : LOG_WARN, "nccl.ended");
+    log_str(&r, "stuck", j->last.state == NCCL_GROUP_STUCK ? "yes" : NULL);
+    log_u64(&r, "bytes_received", j->last.nbytes_received);
+    log_u64(&r, "broadcasts", j->last.n_broadcasts);
+    log_err(&r, &j->end);
+    log_end(&r);
+}
+
+/* Ends the group, once nobody looks at it any more. */
+static void drop_group(struct nccl_join *j)
+{
+    struct nccl_group_info last;
+
+    mtx_lock(&j->lock);
+    j->closing = true;
+    while (j->n_users > 0 || j->n_pins > 0)
+        (void)cnd_wait(&j->changed, &j->lock, CLOCK_NEVER);
+    mtx_unlock(&j->lock);
+    nccl_group_end(j->group, &last);
+    nccl_group_free(j->group);
+    mtx_lock(&j->lock);
+    j->last = last;
+    mtx_unlock(&j->lock);
+    if (last.state == NCCL_GROUP_STUCK && j->cfg.stuck != NULL)
+        j->cfg.stuck(j->cfg.stuck_arg, &last.error);
+}
+
+/* The end of it: then whoever still waits is told. */
+static void settle(struct nccl_join *j)
+{
+    struct nccl_join_info info;
+    void (*gone)(void *arg);
+    bool answered;
+
+    tcpstore_close(j->store);
+    log_end_of(j);
+    if (!j->left)
+        atomic_fetch_add_explicit(&j->cfg.stats->n_failed, 1, memory_order_relaxed);
+    mtx_lock(&j->lock);
+    j->group = NULL;
+    j->store = NULL;
+    j->over = true;
+    gone = j->gone;
+    answered = j->answered;
+    j->answered = true;
+    mtx_unlock(&j->lock);
+    if (!answered) {
+        nccl_join_info(j, &info);
+        j->cfg.answer(j->cfg.answer_arg, &info, &j->end);
+    }
+    if (gone != NULL)
+        gone(j->gone_arg);
+}
+
+static int make_group(struct nccl_join *j, struct err *e)
+{
+    struct nccl_group *group;
+
+    if (nccl_group_new(&group, &j->cfg.group, e) != 0)
+        return -1;
+    mtx_lock(&j->lock);
+    j->group = group;
+    mtx_unlock(&j->lock);
+    return 0;
+}
+
+static int start_joiner(struct nccl_join *j, pthread_t *joiner, struct err *e)
+{
+    int rc = pthread_create(joiner, NULL, joiner_main, j);
+
+    if (rc != 0)
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a thread to join the group");
+    (void)pthread_setname_np(*joiner, "nccl-join");
+    return 0;
+}
+
+static bool ended(struct nccl_join *j)
+{
+    bool yes;
+
+    mtx_lock(&j->lock);
+    yes = j->end.code != ERR_NONE;
+    mtx_unlock(&j->lock);
+    return yes;
+}
+
+/* From the group's beginning to its end. */
+static void have_group(struct nccl_join *j)
+{
+    struct err e = {0};
+    pthread_t joiner;
+    bool joins;
+
+    if (make_group(j, &e) != 0) {
+        join_end(j, &e);
+        return;
+    }
+    joins = start_joiner(j, &joiner, &e) == 0;
+    if (!joins)
+        join_end(j, &e);
+    keep(j);
+    nccl_group_leave(j->group, j->end.msg); /* the joiner may wait in it */
+    if (joins)
+        (void)pthread_join(joiner, NULL);
+    drop_group(j);
+}
+
+static void destroy(struct nccl_join *j)
+{
+    cnd_fini(&j->changed);
+    mtx_fini(&j->lock);
+    free(j);
+}
+
+/* Leaves it, waits until nothing is left, frees it. Returns: did an abort of it get stuck? */
+static bool take_down(struct nccl_join *j)
+{
+    struct err why = {0};
+    bool stuck;
+
+    (void)err_set(&why, ERR_CONFLICT, "", "another group takes the place of this one");
+    (void)nccl_join_leave(j, &why, NULL, NULL);
+    (void)pthread_join(j->keeper, NULL);
+    stuck = j->last.state == NCCL_GROUP_STUCK;
+    destroy(j);
+    return stuck;
+}
+
+/* A GPU that an abort is stuck on is not entered again; nor by the next, if there is one. */
+static void refuse_after_stuck(struct nccl_join *j)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_NCCL, "",
+                  "aborting the group before this one did not end and may never: this server must "
+                  "be restarted");
+    mtx_lock(&j->lock);
+    j->last.state = NCCL_GROUP_STUCK;
+    join_end_locked(j, &why);
+    mtx_unlock(&j->lock);
+}
+
+static void *keeper_main(void *arg)
+{
+    struct nccl_join *j = arg;
+
+    if (j->cfg.previous != NULL && take_down(j->cfg.previous))
+        refuse_after_stuck(j);
+    j->cfg.previous = NULL;
+    j->progress.deadline_us = clock_after_us(j->cfg.timeout_us);
+    if (!ended(j))
+        have_group(j);
+    settle(j);
+    return NULL;
+}
+
+/* Whoever invited has gone, and has not been answered. Under the exchange's lock. */
+static void inviter_gone(void *arg)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_GONE, "", "who asked for it went away before the group was joined");
+    join_end(arg, &why);
+}
+
+static void copy_cfg(struct nccl_join *j, const struct nccl_join_cfg *cfg)
+{
+    j->cfg = *cfg;
+    j->last = (struct nccl_group_info){
+        .state = NCCL_GROUP_JOINING,
+        .world_size = cfg->group.world_size,
+        .rank_offset = cfg->group.rank_offset,
+        .n_ranks = cfg->group.n_ranks,
+    };
+    if (cfg->form == NCCL_FORM_ID)
+        return;
+    (void)snprintf(j->host, sizeof j->host, "%s", cfg->host);
+    (void)snprintf(j->master, sizeof j->master, strchr(j->host, ':') != NULL ? "[%s]:%u" : "%s:%u",
+                   j->host, (unsigned)cfg->port);
+    if (cfg->form == NCCL_FORM_TORCH)
+        (void)snprintf(j->group_name, sizeof j->group_name, "%s", cfg->group_name);
+}
+
+int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struct err *e)
+{
+    struct nccl_join *j = calloc(1, sizeof *j);
+    int rc;
+
+    if (j == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to join a group");
+    copy_cfg(j, cfg);
+    j->begun_us = clock_now_us();
+    mtx_init(&j->lock, MTX_LEAF);
+    cnd_init(&j->changed);
+    if (cfg->x != NULL) /* before the keeper can answer */
+        exchange_on_gone(cfg->x, inviter_gone, j);
+    rc = pthread_create(&j->keeper, NULL, keeper_main, j);
+    if (rc != 0) {
+        (void)err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a thread to keep the group");
+        goto err_destroy;
+    }
+    (void)pthread_setname_np(j->keeper, "nccl-keep");
+    atomic_fetch_add_explicit(&cfg->stats->n_begun, 1, memory_order_relaxed);
+    *out = j;
+    return 0;
+
+err_destroy:
+    if (cfg->x != NULL)
+        exchange_on_gone(cfg->x, NULL, NULL);
+    destroy(j);
+    return -1;
+}
+
+bool nccl_join_leave(struct nccl_join *j, const struct err *why, void (*gone)(void *arg),
+                     void *gone_arg)
+{
+    bool over;
+
+    mtx_lock(&j->lock);
+    if (j->end.code == ERR_NONE)
+        j->left = true;
+    join_end_locked(j, why);
+    over = j->over;
+    if (gone != NULL && !over) {
+        assert(j->gone == NULL);
+        j->gone = gone;
+        j->gone_arg = gone_arg;
+    }
+    mtx_unlock(&j->lock);
+    return !over;
+}
+
+void nccl_join_free(struct nccl_join *j)
+{
+    if (j != NULL)
+        (void)take_down(j);
+}
+
+/* What the group says of itself, or said last. */
+static void ask_group(struct nccl_join *j, struct nccl_group_info *out)
+{
+    struct nccl_group *group = NULL;
+
+    mtx_lock(&j->lock);
+    if (!j->closing)
+        group = j->group;
+    if (group != NULL)
+        j->n_pins++;
+    else
+        *out = j->last;
+    mtx_unlock(&j->lock);
+    if (group == NULL)
+        return;
+    nccl_group_info(group, out);
+    mtx_lock(&j->lock);
+    j->n_pins--;
+    cnd_broadcast(&j->changed);
+    mtx_unlock(&j->lock);
+}
+
+void nccl_join_info(struct nccl_join *j, struct nccl_join_info *out)
+{
+    struct nccl_group_info group;
+
+    ask_group(j, &group);
+    memset(out, 0, sizeof *out);
+    out->form = j->cfg.form;
+    out->world_size = j->cfg.group.world_size;
+    out->rank_offset = j->cfg.group.rank_offset;
+    out->n_ranks = j->cfg.group.n_ranks;
+    out->nbytes_received = group.nbytes_received;
+    out->n_broadcasts = group.n_broadcasts;
+    out->begun_us = j->begun_us;
+    memcpy(out->master, j->master, sizeof out->master);
+    memcpy(out->group_name, j->group_name, sizeof out->group_name);
+    mtx_lock(&j->lock);
+    out->counted = j->step >= STEP_COUNTED;
+    out->n_users = j->n_users;
+    out->trainer_version = j->trainer_version;
+    out->error = j->end;
+    if (j->has_id)
+        (void)nccl_id_addr_text(j->id, out->bootstrap);
+    out->state = j->step == STEP_JOINED ? NCCL_GROUP_JOINED : NCCL_GROUP_JOINING;
+    if (j->end.code != ERR_NONE)
+        out->state = NCCL_GROUP_FAILED;
+    mtx_unlock(&j->lock);
+    if (group.state == NCCL_GROUP_STUCK || (group.state == NCCL_GROUP_FAILED && !out->error.code)) {
+        out->state = group.state;
+        if (group.error.code != ERR_NONE)
+            out->error = group.error;
+    }
+}

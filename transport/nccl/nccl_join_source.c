@@ -1,0 +1,265 @@
+/* Tensors that the group is about to broadcast, for one request: the group's own source, and around
+ * it the wait for a trainer that has yet to form it, and what a failure means for the join. */
+#include "base/clock.h"
+#include "transport/nccl/nccl_join_priv.h"
+
+#include <stdlib.h>
+
+enum { LOOK_US = 50 * 1000 }; /* a stop is seen after this at the latest */
+
+struct join_source {
+    struct source source;
+    struct nccl_join *join; /* a user of it */
+    struct source *group;   /* owned; of the group */
+    struct plan *plan;      /* owned: one reference */
+    uint32_t n_received;    /* worker only: the first so many tensors */
+    bool asked;             /* worker only: its trainer may have been told to send */
+};
+
+static struct join_source *of(struct source *s)
+{
+    return (struct join_source *)s;
+}
+
+static int refuse_ended(const struct err *cause, struct err *e)
+{
+    return err_set(e, cause->code, cause->field, "%.400s; the group has failed: another is needed",
+                   cause->msg);
+}
+
+/* 1: not yet. */
+static int look(struct nccl_join *j, struct err *e)
+{
+    uint64_t until_us = clock_after_us(LOOK_US);
+    int rc = 0;
+
+    mtx_lock(&j->lock);
+    if (j->end.code == ERR_NONE && j->step != STEP_JOINED)
+        (void)cnd_wait(&j->changed, &j->lock, until_us);
+    if (j->end.code != ERR_NONE) {
+        rc = refuse_ended(&j->end, e);
+    } else if (j->step != STEP_JOINED) {
+        rc = 1;
+    }
+    mtx_unlock(&j->lock);
+    return rc;
+}
+
+static int refuse_late(const struct nccl_join *j, struct err *e)
+{
+    if (e->code != ERR_TIMEOUT)
+        return -1;
+    err_clear(e);
+    return err_set(e, ERR_TIMEOUT, "",
+                   "the trainer had not formed its group '%.80s' when the update's time was over; "
+                   "its first collective does that",
+                   j->group_name);
+}
+
+/* Until the group is joined: then the collective may be entered. */
+static int await_joined(struct nccl_join *j, const struct progress *p, struct err *e)
+{
+    int rc;
+
+    while ((rc = look(j, e)) == 1)
+        if (progress_check(p, e) != 0)
+            return refuse_late(j, e);
+    return rc;
+}
+
+/* Of a receive that failed: was it the group's end, and why? */
+static int tell(struct join_source *s, struct err *e)
+{
+    struct nccl_join *j = s->join;
+    struct nccl_group_info group;
+    struct err cause;
+
+    nccl_group_info(j->group, &group); /* a user may */
+    mtx_lock(&j->lock);
+    if (group.state != NCCL_GROUP_JOINED)
+        join_end_locked(j, e);
+    cause = j->end.code != ERR_NONE && group.state != NCCL_GROUP_STUCK ? j->end : *e;
+    mtx_unlock(&j->lock);
+    err_clear(e);
+    if (group.state == NCCL_GROUP_JOINED)
+        return err_set(e, cause.code, cause.field, "%.480s", cause.msg);
+    return refuse_ended(&cause, e);
+}
+
+/* The oldest that was posted: they come in order. */
+static void count(struct join_source *s)
+{
+    uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
+    const struct tensor_spec *t = s->plan->tensors, *last = &t[first + n - 1];
+    struct nccl_join_stats *stats = s->join->cfg.stats;
+    uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
+
+    s->n_received = first + n;
+    atomic_fetch_add_explicit(&stats->n_broadcasts, nbytes > 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&stats->nbytes_received, nbytes, memory_order_relaxed);
+}
+
+static int join_source_post(struct source *base, uint32_t first, uint32_t n, const uint64_t *dst,
+                            struct progress *p, struct err *e)
+{
+    struct join_source *s = of(base);
+
+    s->asked = true;
+    if (await_joined(s->join, p, e) != 0)
+        return -1;
+    return s->group->ops->post(s->group, first, n, dst, p, e) != 0 ? tell(s, e) : 0;
+}
+
+static int join_source_receive(struct source *base, struct progress *p, struct err *e)
+{
+    struct join_source *s = of(base);
+
+    if (s->group->ops->receive(s->group, p, e) != 0)
+        return tell(s, e);
+    count(s);
+    return 0;
+}
+
+static uint32_t join_source_bucket(const struct source *base, uint32_t first)
+{
+    const struct source *group = ((const struct join_source *)base)->group;
+
+    return group->ops->bucket(group, first);
+}
+
+static bool join_source_stuck(const struct source *base)
+{
+    const struct source *group = ((const struct join_source *)base)->group;
+
+    return group->ops->stuck(group);
+}
+
+static int join_source_finish(struct source *base, struct progress *p, struct err *e)
+{
+    struct source *group = of(base)->group;
+
+    return group->ops->finish != NULL ? group->ops->finish(group, p, e) : 0;
+}
+
+/* What was not received may still come, in front of whatever the trainer sends next. */
+static void judge_rest(const struct join_source *s)
+{
+    struct err why = {0};
+
+    if (s->n_received == s->plan->n_tensors)
+        return;
+    if (!s->asked) {
+        nccl_join_doubt(s->join);
+        return;
+    }
+    (void)err_set(&why, ERR_CONFLICT, "",
+                  "an update ended after %u of its %u tensors, and the trainer may have sent the "
+                  "rest",
+                  (unsigned)s->n_received, (unsigned)s->plan->n_tensors);
+    join_end(s->join, &why);
+}
+
+static void drop_user(struct nccl_join *j)
+{
+    mtx_lock(&j->lock);
+    j->n_users--;
+    cnd_broadcast(&j->changed);
+    mtx_unlock(&j->lock); /* from here on the keeper may free it */
+}
+
+static void join_source_close(struct source *base)
+{
+    struct join_source *s = of(base);
+
+    if (s == NULL)
+        return;
+    judge_rest(s);
+    source_close(s->group);
+    plan_unref(s->plan);
+    drop_user(s->join);
+    free(s);
+}
+
+static const struct source_ops join_source_ops = {
+    .name = "nccl",
+    .bucket = join_source_bucket,
+    .post = join_source_post,
+    .receive = join_source_receive,
+    .stuck = join_source_stuck,
+    .finish = join_source_finish,
+    .close = join_source_close,
+};
+
+void nccl_join_doubt(struct nccl_join *j)
+{
+    mtx_lock(&j->lock);
+    j->doubt = true;
+    mtx_unlock(&j->lock);
+}
+
+/* A group that is on its way: only what was counted in can wait for its trainer's collective. */
+static int take_user_locked(struct nccl_join *j, bool sure, struct err *e)
+{
+    if (j->end.code != ERR_NONE)
+        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s", j->end.msg);
+    if (j->step != STEP_JOINED && (j->cfg.form != NCCL_FORM_TORCH || j->step != STEP_COUNTED))
+        return err_set(e, ERR_CONFLICT, "", "the group is still being joined");
+    if (j->doubt && !sure)
+        return err_set(e, ERR_CONFLICT, "",
+                       "an update was refused or given up before its broadcast was entered; if its "
+                       "trainer has sent it all the same, what comes next are its bytes: make a "
+                       "new group, or send expected_digest, which says that the trainer "
+                       "broadcasts only what was accepted");
+    j->n_users++;
+    return 0;
+}
+
+static int take_user(struct nccl_join *j, bool sure, struct err *e)
+{
+    int rc;
+
+    mtx_lock(&j->lock);
+    rc = take_user_locked(j, sure, e);
+    mtx_unlock(&j->lock);
+    return rc;
+}
+
+/* Who receives by a group that has failed may not have come to that yet, and then the join has not
+ * ended: another user would be in the group at the same time. */
+static void end_with_group(struct nccl_join *j)
+{
+    struct nccl_join_info info;
+
+    nccl_join_info(j, &info);
+    if (info.error.code != ERR_NONE)
+        join_end(j, &info.error);
+}
+
+int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *plan,
+                         struct packed_chunks *chunks, bool sure, struct err *e)
+{
+    struct join_source *s;
+
+    end_with_group(j);
+    if (take_user(j, sure, e) != 0)
+        goto err_chunks_fini;
+    s = calloc(1, sizeof *s);
+    if (s == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to receive a broadcast");
+        goto err_drop_user;
+    }
+    *s = (struct join_source){.source = {&join_source_ops}, .join = j, .plan = plan_ref(plan)};
+    if (nccl_source_new(&s->group, j->group, plan, chunks, e) != 0)
+        goto err_free;
+    *out = &s->source;
+    return 0;
+
+err_free:
+    plan_unref(s->plan);
+    free(s);
+err_drop_user:
+    drop_user(j);
+err_chunks_fini:
+    packed_chunks_fini(chunks);
+    return -1;
+}

@@ -1,0 +1,213 @@
+/* The owner threads of a group's ranks: each does everything on its communicator, aborting
+ * included.
+ *
+ * The first failure, whoever finds it, ends all ranks alike: each owner aborts its communicator,
+ * waits until all have, sees its stream done, and only then says that nothing writes any more. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "transport/nccl/nccl_group_priv.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+enum { TIMER_SLACK_NS = 1000 }; /* short sleeps are to be short */
+
+/* A request as its owner takes it along. */
+struct order {
+    enum request what;
+    uint8_t id[NCCL_ID_NBYTES];
+};
+
+/* The next request, or false when the group has failed. */
+static bool next_order(struct member *m, uint64_t *n_seen, struct order *out)
+{
+    struct nccl_group *g = m->g;
+    uint64_t since_us = clock_now_us();
+    bool more;
+
+    while (atomic_load_explicit(&g->n_requests, memory_order_relaxed) == *n_seen &&
+           !atomic_load_explicit(&g->give_up, memory_order_relaxed) &&
+           clock_now_us() - since_us < GROUP_SPIN_US)
+        (void)sched_yield();
+    mtx_lock(&g->lock);
+    while (!group_failed_locked(g) && g->n_requests == *n_seen)
+        (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
+    more = !group_failed_locked(g);
+    if (more) {
+        *n_seen = g->n_requests;
+        out->what = g->what;
+        memcpy(out->id, g->id, sizeof out->id);
+    }
+    mtx_unlock(&g->lock);
+    return more;
+}
+
+/* The next broadcast that was posted and has not been entered here. */
+static bool take_posted(struct member *m, uint64_t *dst, uint64_t *nbytes)
+{
+    struct nccl_group *g = m->g;
+    uint64_t slot = m->n_taken % SOURCE_POSTED_MAX;
+
+    if (atomic_load_explicit(&g->n_posted, memory_order_relaxed) == m->n_taken)
+        return false;
+    mtx_lock(&g->lock);
+    *dst = g->dst[slot * g->n_ranks + m->i];
+    *nbytes = g->nbytes[slot];
+    mtx_unlock(&g->lock);
+    m->n_taken++;
+    return true;
+}
+
+/* What has come to this rank; and maybe to all. */
+static void tell_landed(struct member *m, uint64_t n)
+{
+    struct nccl_group *g = m->g;
+    uint64_t least;
+
+    mtx_lock(&g->lock);
+    m->n_landed += n;
+    least = m->n_landed;
+    for (uint32_t i = 0; i < g->n_ranks; i++)
+        if (g->members[i].n_landed < least)
+            least = g->members[i].n_landed;
+    if (least > g->n_landed) {
+        atomic_store_explicit(&g->n_landed, least, memory_order_relaxed);
+        cnd_broadcast(&g->changed);
+    }
+    mtx_unlock(&g->lock);
+}
+
+/* Enters what is posted, as it is posted, until all of it has come. */
+static int enter_posted(struct member *m, struct err *e)
+{
+    uint64_t since_us = clock_now_us(), dst, nbytes;
+
+    for (;;) {
+        bool more = take_posted(m, &dst, &nbytes);
+        uint64_t n = m->rank.n_landed;
+        int rc = more ? nrank_enter(&m->rank, dst, nbytes, e) : 0;
+
+        if (rc != 0 || nrank_look(&m->rank, e) != 0)
+            return rc != 0 ? rc : -1;
+        n = m->rank.n_landed - n;
+        if (n > 0)
+            tell_landed(m, n);
+        if (!more && m->rank.n_landed == m->rank.n_entered)
+            return 0;
+        if (atomic_load_explicit(&m->g->give_up, memory_order_relaxed))
+            return 1;
+        if (more || n > 0)
+            since_us = clock_now_us();
+        else
+            nrank_pause(since_us);
+    }
+}
+
+static int carry_out(struct member *m, const struct order *o, struct err *e)
+{
+    switch (o->what) {
+    case REQUEST_OPEN:
+        return nrank_open(&m->rank, m->g->warm_up, e);
+    case REQUEST_JOIN:
+        return nrank_join(&m->rank, o->id, e);
+    case REQUEST_WARM_UP:
+        return nrank_warm_up(&m->rank, e);
+    case REQUEST_RECEIVE:
+        return enter_posted(m, e);
+    }
+    abort();
+}
+
+/* Every error of a rank says which, and which NCCL this is. */
+static void name_rank(const struct member *m, const struct err *cause, struct err *e)
+{
+    (void)err_set(e, cause->code, cause->field, "rank %d of %d (%s, NCCL %s): %s", m->rank.rank,
+                  m->rank.world_size, device_name(m->rank.device), m->g->version, cause->msg);
+}
+
+static void serve(struct member *m)
+{
+    struct nccl_group *g = m->g;
+    uint64_t n_seen = 0;
+    struct order o;
+
+    while (next_order(m, &n_seen, &o)) {
+        struct err cause = {0}, e = {0};
+        int rc = carry_out(m, &o, &cause);
+
+        if (rc < 0)
+            name_rank(m, &cause, &e);
+        mtx_lock(&g->lock);
+        if (rc < 0)
+            group_fail_locked(g, &e);
+        else if (rc == 0 && o.what != REQUEST_RECEIVE && --g->n_pending == 0)
+            cnd_broadcast(&g->changed);
+        mtx_unlock(&g->lock);
+        if (rc != 0)
+            return;
+    }
+}
+
+static void log_abort(const struct member *m, uint64_t us)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, "nccl.abort");
+    log_str(&r, "device", device_name(m->rank.device));
+    log_u64(&r, "rank", (uint64_t)m->rank.rank);
+    log_ms(&r, "took", us);
+    log_end(&r);
+}
+
+/* Until all ranks' communicators are no more: kernels of this one may run as long. */
+static void meet_aborted(struct nccl_group *g, bool freed)
+{
+    mtx_lock(&g->lock);
+    g->n_aborted++;
+    g->n_freed += freed;
+    cnd_broadcast(&g->changed);
+    while (g->n_aborted < g->n_threads)
+        (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
+    mtx_unlock(&g->lock);
+}
+
+/* The end of a rank. Nobody may be waiting for it any more. */
+static void wind_up(struct member *m)
+{
+    struct nccl_group *g = m->g;
+    uint64_t since_us = clock_now_us();
+    bool freed = true;
+
+    if (m->rank.comm != NULL) {
+        freed = nrank_abort(&m->rank);
+        log_abort(m, clock_now_us() - since_us);
+    }
+    meet_aborted(g, freed);
+    since_us = clock_now_us();
+    while (!nrank_is_quiet(&m->rank))
+        nrank_pause(since_us);
+    mtx_lock(&g->lock);
+    g->n_quiet++;
+    cnd_broadcast(&g->changed);
+    mtx_unlock(&g->lock);
+    nrank_close(&m->rank);
+    mtx_lock(&g->lock);
+    g->n_ended++;
+    m->ended = true;
+    cnd_broadcast(&g->changed);
+    mtx_unlock(&g->lock);
+}
+
+void *owner_main(void *arg)
+{
+    struct member *m = arg;
+    struct nccl_group *g = m->g;
+
+    (void)prctl(PR_SET_TIMERSLACK, (unsigned long)TIMER_SLACK_NS, 0, 0, 0);
+    serve(m);
+    wind_up(m);
+    group_unref(g);
+    return NULL;
+}

@@ -1,0 +1,290 @@
+/* A communicator without blocking calls: what begins is looked at until it has ended. */
+#include "transport/nccl/nccl_rank.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <assert.h>
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    SPIN_US = 200,   /* as long as small broadcasts take; a sleep would cost as much */
+    STEP_SHARE = 64, /* no look comes later than by this part of the wait */
+    STEP_US_MIN = 20,
+    STEP_US_MAX = 1000,
+    IDLE_AFTER_US = 1000 * 1000, /* nobody sends: from here on waiting must cost nothing */
+    IDLE_STEP_US = 10 * 1000
+};
+
+static const char broadcast_call[] = "ncclBroadcast";
+
+void nrank_pause(uint64_t since_us)
+{
+    uint64_t waited = clock_now_us() - since_us, step = waited / STEP_SHARE;
+    struct timespec t = {0};
+
+    if (waited < SPIN_US) {
+        (void)sched_yield();
+        return;
+    }
+    if (step < STEP_US_MIN)
+        step = STEP_US_MIN;
+    if (step > STEP_US_MAX)
+        step = waited < IDLE_AFTER_US ? STEP_US_MAX : IDLE_STEP_US;
+    t.tv_nsec = (long)step * 1000;
+    (void)nanosleep(&t, NULL); /* cut short by a signal: one look more */
+}
+
+static const struct cu_api *cu_of(const struct nrank *r)
+{
+    return device_api(r->device);
+}
+
+static void log_release(const struct nrank *r, const struct err *e)
+{
+    struct log_rec rec;
+
+    log_begin(&rec, LOG_WARN, "nccl.release");
+    log_str(&rec, "device", device_name(r->device));
+    log_err(&rec, e);
+    log_end(&rec);
+}
+
+static void released(const struct nrank *r, CUresult result, const char *call)
+{
+    struct err e = {0};
+
+    if (cu_try(cu_of(r), result, call, &e) != 0)
+        log_release(r, &e);
+}
+
+/* What is freed waits for all that runs on the GPU: only when nothing of ours does. */
+static void free_one(struct nrank *r)
+{
+    if (r->one != 0)
+        released(r, cu_of(r)->mem_free(r->one), "cuMemFree");
+    r->one = 0;
+}
+
+static void events_destroy(struct nrank *r)
+{
+    for (int i = SOURCE_POSTED_MAX; i > 0; i--) {
+        if (r->landed[i - 1] != NULL)
+            released(r, cu_of(r)->event_destroy(r->landed[i - 1]), "cuEventDestroy");
+        r->landed[i - 1] = NULL;
+    }
+}
+
+static int events_create(struct nrank *r, struct err *e)
+{
+    const struct cu_api *cu = cu_of(r);
+
+    for (int i = 0; i < SOURCE_POSTED_MAX; i++) {
+        CUevent event;
+
+        if (cu_try(cu, cu->event_create(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate", e) !=
+            0) {
+            events_destroy(r);
+            return -1;
+        }
+        r->landed[i] = event;
+    }
+    return 0;
+}
+
+int nrank_open(struct nrank *r, bool warm_up, struct err *e)
+{
+    const struct cu_api *cu = cu_of(r);
+    CUdeviceptr one = 0;
+    CUstream stream;
+
+    if (device_enter(r->device, e) != 0)
+        return -1;
+    if (device_stream_new(r->device, &stream, e) != 0)
+        goto err_leave;
+    if (events_create(r, e) != 0)
+        goto err_stream_free;
+    if (warm_up && cu_try(cu, cu->mem_alloc(&one, sizeof(float)), "cuMemAlloc", e) != 0)
+        goto err_events_destroy;
+    r->stream = stream;
+    r->one = one;
+    return 0;
+
+err_events_destroy:
+    events_destroy(r);
+err_stream_free:
+    device_stream_free(r->device, stream);
+err_leave:
+    device_leave(r->device);
+    return -1;
+}
+
+void nrank_close(struct nrank *r)
+{
+    if (r->stream == NULL)
+        return;
+    assert(r->comm == NULL);
+    free_one(r);
+    events_destroy(r);
+    device_stream_free(r->device, r->stream);
+    device_leave(r->device);
+    r->stream = NULL;
+}
+
+/* Until the communicator's last call has ended. */
+static int await_call(const struct nrank *r, const char *call, struct err *e)
+{
+    uint64_t since_us = clock_now_us();
+    bool done = false;
+
+    for (;;) {
+        if (nccl_poll(r->nccl, r->comm, call, &done, e) != 0)
+            return -1;
+        if (done)
+            return 0;
+        if (atomic_load_explicit(r->give_up, memory_order_relaxed))
+            return 1;
+        nrank_pause(since_us);
+    }
+}
+
+/* A collective that was called: until it is on the stream, and an event behind it. */
+static int enter(struct nrank *r, ncclResult_t called, const char *call, struct err *e)
+{
+    const struct cu_api *cu = cu_of(r);
+    int rc;
+
+    if (nccl_try(r->nccl, called, call, e) != 0)
+        return -1;
+    rc = await_call(r, call, e);
+    if (rc != 0)
+        return rc;
+    if (cu_try(cu, cu->event_record(r->landed[r->n_entered % SOURCE_POSTED_MAX], r->stream),
+               "cuEventRecord", e) != 0)
+        return -1;
+    r->n_entered++;
+    return 0;
+}
+
+/* How far has the stream come? NCCL is asked each time, and after the events: a transfer that
+ * failed is told of there, and the stream may wait for it for ever. */
+static int look(struct nrank *r, const char *call, struct err *e)
+{
+    const struct cu_api *cu = cu_of(r);
+    uint64_t n = r->n_landed;
+    bool done = false;
+
+    while (n < r->n_entered) {
+        CUresult result = cu->event_query(r->landed[n % SOURCE_POSTED_MAX]);
+
+        if (result == CUDA_ERROR_NOT_READY)
+            break;
+        if (cu_try(cu, result, "cuEventQuery", e) != 0)
+            return -1;
+        n++;
+    }
+    if (nccl_poll(r->nccl, r->comm, call, &done, e) != 0)
+        return -1;
+    if (done)
+        r->n_landed = n;
+    return 0;
+}
+
+int nrank_join(struct nrank *r, const uint8_t id[NCCL_ID_NBYTES], struct err *e)
+{
+    const char *call = "ncclCommInitRankConfig";
+    ncclConfig_t config;
+    ncclUniqueId unique;
+
+    assert(r->comm == NULL && r->stream != NULL);
+    _Static_assert(sizeof unique.internal == NCCL_ID_NBYTES, "an id is an id");
+    memcpy(unique.internal, id, sizeof unique.internal);
+    nccl_config_init(&config);
+    if (nccl_try(r->nccl,
+                 r->nccl->comm_init_rank_config(&r->comm, r->world_size, unique, r->rank, &config),
+                 call, e) != 0)
+        return -1;
+    return await_call(r, call, e);
+}
+
+/* Until all that was entered is over. */
+static int await_landed(struct nrank *r, const char *call, struct err *e)
+{
+    uint64_t since_us = clock_now_us();
+
+    for (;;) {
+        if (look(r, call, e) != 0)
+            return -1;
+        if (r->n_landed == r->n_entered)
+            return 0;
+        if (atomic_load_explicit(r->give_up, memory_order_relaxed))
+            return 1;
+        nrank_pause(since_us);
+    }
+}
+
+int nrank_warm_up(struct nrank *r, struct err *e)
+{
+    static const char call[] = "ncclAllReduce";
+    static const float mine = 0;
+    const struct cu_api *cu = cu_of(r);
+    void *one = (void *)(uintptr_t)r->one;
+    int rc;
+
+    assert(r->one != 0);
+    /* By the rank's own stream: a plain copy could wait for what others do on the GPU. */
+    if (cu_try(cu, cu->memcpy_htod_async(r->one, &mine, sizeof mine, r->stream),
+               "cuMemcpyHtoDAsync", e) != 0)
+        return -1;
+    rc = enter(r, r->nccl->all_reduce(one, one, 1, ncclFloat32, ncclSum, r->comm, r->stream), call,
+               e);
+    if (rc == 0)
+        rc = await_landed(r, call, e);
+    if (rc == 0)
+        free_one(r); /* otherwise the sum is still waited for, and freeing would wait too */
+    return rc;
+}
+
+int nrank_enter(struct nrank *r, uint64_t dst, uint64_t nbytes, struct err *e)
+{
+    void *to = (void *)(uintptr_t)dst;
+
+    assert(r->n_entered - r->n_landed < SOURCE_POSTED_MAX);
+    if (nbytes == 0)
+        return enter(r, ncclSuccess, broadcast_call, e);
+    /* NCCL counts in bytes before it decides anything: the sender's dtype need not be known. */
+    return enter(r, r->nccl->broadcast(NULL, to, nbytes, ncclUint8, 0, r->comm, r->stream),
+                 broadcast_call, e);
+}
+
+int nrank_look(struct nrank *r, struct err *e)
+{
+    return look(r, broadcast_call, e);
+}
+
+bool nrank_abort(struct nrank *r)
+{
+    ncclComm_t comm = r->comm;
+    struct err e = {0};
+
+    if (comm == NULL)
+        return true;
+    r->comm = NULL;
+    if (nccl_try(r->nccl, r->nccl->comm_abort(comm), "ncclCommAbort", &e) != 0)
+        log_release(r, &e);
+    return e.code == ERR_NONE;
+}
+
+bool nrank_is_quiet(const struct nrank *r)
+{
+    CUresult result;
+
+    if (r->stream == NULL)
+        return true;
+    result = cu_of(r)->stream_query(r->stream);
+    if (result != CUDA_ERROR_NOT_READY)
+        released(r, result, "cuStreamQuery");
+    return result != CUDA_ERROR_NOT_READY;
+}

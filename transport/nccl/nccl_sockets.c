@@ -1,0 +1,306 @@
+/* The descriptors of the process are walked: libnccl hands none of its own out. What it accepts
+ * has the local address of a listener that came after the group was begun, and so is no client of
+ * this server, nor anything that this server has connected to: a port alone would not say so, since
+ * the kernel lets a listener have one that a connection of another address has. Connections within
+ * the process are left alone: their two ends are aborted anyway, and need them for that. */
+#include "transport/nccl/nccl_sockets.h"
+
+#include "base/mtx.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum {
+    LISTENERS_MAX = 256, /* of groups, at a time: two for each of 128 ranks */
+    CALLERS_MAX = 1024   /* connections within the process */
+};
+
+/* The process's, as its descriptors and libnccl's are. The lock spans walks: what enters meanwhile
+ * would open listeners that are taken for those of who leaves. */
+static struct mtx lock = {.m = PTHREAD_MUTEX_INITIALIZER, .rank = MTX_LEAF};
+static unsigned n_groups; /* under the lock: that entered and have not left */
+static atomic_uint_fast64_t n_joined;
+
+/* An internet address and port; port 0: none. */
+struct addr {
+    sa_family_t family;
+    uint16_t port;
+    uint8_t bytes[sizeof(struct in6_addr)];
+};
+
+static struct addr addr_of(const struct sockaddr_storage *at)
+{
+    struct addr a = {.family = at->ss_family};
+
+    if (at->ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)at;
+
+        a.port = ntohs(in->sin_port);
+        memcpy(a.bytes, &in->sin_addr, sizeof in->sin_addr);
+    } else if (at->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const void *)at;
+
+        a.port = ntohs(in6->sin6_port);
+        memcpy(a.bytes, &in6->sin6_addr, sizeof in6->sin6_addr);
+    }
+    return a;
+}
+
+static bool same(const struct addr *a, const struct addr *b)
+{
+    return a->family == b->family && a->port == b->port &&
+           memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+static bool has(const struct addr *items, unsigned n, const struct addr *a)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (same(&items[i], a))
+            return true;
+    return false;
+}
+
+static bool has_port(const struct nccl_sockets *s, uint16_t port)
+{
+    return (s->ports[port / 8] >> (port % 8)) & 1;
+}
+
+struct seen {
+    struct addr local, peer; /* of TCP; the peer's port 0: not connected */
+    bool listens;
+    bool is_ipc; /* none of TCP, but what a communicator's ranks of one host find each other by */
+    ino_t inode; /* of that one */
+};
+
+/* The abstract name that ncclIpcSocketInit gives it, and behind it the rank and a hash. */
+static const char ipc_name[] = "\0tmp/nccl-socket-";
+
+static bool is_ipc(const struct sockaddr_storage *at, socklen_t len)
+{
+    const struct sockaddr_un *u = (const void *)at;
+    size_t n = sizeof ipc_name - 1;
+
+    return at->ss_family == AF_UNIX && len >= offsetof(struct sockaddr_un, sun_path) + n &&
+           memcmp(u->sun_path, ipc_name, n) == 0;
+}
+
+static bool look_at_ipc(int fd, struct seen *out)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) != 0)
+        return false;
+    out->is_ipc = true;
+    out->inode = st.st_ino;
+    return true;
+}
+
+/* What a descriptor is; false: neither of both. */
+static bool look_at(int fd, struct seen *out)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t len = sizeof at;
+    int listens = 0, type = 0;
+
+    *out = (struct seen){0};
+    if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
+        return false;
+    if (is_ipc(&at, len))
+        return look_at_ipc(fd, out);
+    out->local = addr_of(&at);
+    len = sizeof type;
+    if (out->local.port == 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 ||
+        type != SOCK_STREAM)
+        return false;
+    len = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) != 0)
+        return false;
+    out->listens = listens != 0;
+    memset(&at, 0, sizeof at);
+    len = sizeof at;
+    if (getpeername(fd, (struct sockaddr *)&at, &len) == 0)
+        out->peer = addr_of(&at);
+    return true;
+}
+
+/* Calls fn for every such socket of the process. Returns: could all be seen? */
+static bool each_socket(void (*fn)(void *arg, int fd, const struct seen *s), void *arg)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    bool whole, found_itself = false;
+    struct seen s;
+
+    if (dir == NULL)
+        return false;
+    while (errno = 0, (entry = readdir(dir)) != NULL) {
+        char *end;
+        long fd = strtol(entry->d_name, &end, 10);
+
+        if (end == entry->d_name || *end != '\0')
+            continue;
+        found_itself |= fd == dirfd(dir);
+        if (look_at((int)fd, &s))
+            fn(arg, (int)fd, &s);
+    }
+    whole = errno == 0 && found_itself;
+    (void)closedir(dir);
+    return whole;
+}
+
+static void note_before(void *arg, int fd, const struct seen *s)
+{
+    struct nccl_sockets *out = arg;
+
+    (void)fd;
+    if (s->listens)
+        out->ports[s->local.port / 8] |= (uint8_t)(1U << (s->local.port % 8));
+    if (s->is_ipc && out->n_ipc < NCCL_IPC_MAX)
+        out->ipc[out->n_ipc++] = s->inode;
+}
+
+void nccl_sockets_enter(struct nccl_sockets *out)
+{
+    memset(out, 0, sizeof *out);
+    out->n_joined = atomic_load(&n_joined);
+    mtx_lock(&lock);
+    n_groups++;
+    out->is_whole = each_socket(note_before, out);
+    mtx_unlock(&lock);
+}
+
+void nccl_sockets_joined(void)
+{
+    atomic_fetch_add(&n_joined, 1);
+}
+
+/* Listeners that came after a group entered; what comes when the list is full is left as it is. */
+struct listeners {
+    const struct nccl_sockets *before;
+    struct addr items[LISTENERS_MAX];
+    unsigned n, n_closed;
+};
+
+static void note_listener(void *arg, int fd, const struct seen *s)
+{
+    struct listeners *l = arg;
+
+    (void)fd;
+    if (s->listens && !has_port(l->before, s->local.port) && l->n < LISTENERS_MAX)
+        l->items[l->n++] = s->local;
+}
+
+static bool was_there(const struct nccl_sockets *before, ino_t ipc)
+{
+    for (unsigned i = 0; i < before->n_ipc; i++)
+        if (before->ipc[i] == ipc)
+            return true;
+    return before->n_ipc == NCCL_IPC_MAX;
+}
+
+/* Nobody knows their numbers any more, and so nobody closes them meanwhile. */
+static void close_accepted(void *arg, int fd, const struct seen *s)
+{
+    struct listeners *l = arg;
+
+    if (s->is_ipc ? !was_there(l->before, s->inode) : !s->listens && has(l->items, l->n, &s->local))
+        l->n_closed += close(fd) == 0;
+}
+
+static void close_listener(void *arg, int fd, const struct seen *s)
+{
+    struct listeners *l = arg;
+
+    if (s->listens && has(l->items, l->n, &s->local))
+        l->n_closed += close(fd) == 0;
+}
+
+/* Listeners last: until then nothing else can have their addresses. */
+static unsigned close_forgotten(const struct nccl_sockets *before)
+{
+    struct listeners l = {.before = before};
+
+    if (!each_socket(note_listener, &l))
+        return 0;
+    (void)each_socket(close_accepted, &l);
+    (void)each_socket(close_listener, &l);
+    return l.n_closed;
+}
+
+unsigned nccl_sockets_leave(const struct nccl_sockets *s, bool freed)
+{
+    unsigned n = 0;
+
+    mtx_lock(&lock);
+    assert(n_groups > 0);
+    n_groups--;
+    if (freed && n_groups == 0 && s->is_whole && s->n_joined > 0 &&
+        s->n_joined == atomic_load(&n_joined))
+        n = close_forgotten(s);
+    mtx_unlock(&lock);
+    return n;
+}
+
+struct hang_up {
+    struct listeners listeners;
+    struct addr callers[CALLERS_MAX]; /* local ones of connections to these, from within */
+    unsigned n_callers, n;
+};
+
+static void note_caller(void *arg, int fd, const struct seen *s)
+{
+    struct hang_up *h = arg;
+
+    (void)fd;
+    if (s->peer.port != 0 && has(h->listeners.items, h->listeners.n, &s->peer) &&
+        h->n_callers < CALLERS_MAX)
+        h->callers[h->n_callers++] = s->local;
+}
+
+/* Has another process connected it to a listener that came after the group was begun? */
+static bool is_peers(const struct hang_up *h, const struct seen *s)
+{
+    return s->peer.port != 0 && has(h->listeners.items, h->listeners.n, &s->local) &&
+           !has(h->callers, h->n_callers, &s->peer);
+}
+
+/* Its owner may close it meanwhile, and the number may be another's by now: what is shut down is
+ * looked at by a number that is ours. */
+static void hang_up(void *arg, int fd, const struct seen *s)
+{
+    struct hang_up *h = arg;
+    struct seen now;
+    int own;
+
+    if (!is_peers(h, s))
+        return;
+    own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (look_at(own >= 0 ? own : fd, &now) && is_peers(h, &now))
+        h->n += shutdown(own >= 0 ? own : fd, SHUT_RDWR) == 0;
+    if (own >= 0)
+        (void)close(own);
+}
+
+unsigned nccl_sockets_hang_up(const struct nccl_sockets *s)
+{
+    struct hang_up h = {.listeners.before = s};
+
+    if (!s->is_whole)
+        return 0;
+    (void)each_socket(note_listener, &h.listeners);
+    (void)each_socket(note_caller, &h);
+    (void)each_socket(hang_up, &h);
+    return h.n;
+}

@@ -1,0 +1,105 @@
+/* Broadcasts of a group as a source: which of the plan's tensors travel in which, and the order. */
+#include "transport/nccl/nccl_group.h"
+
+#include "transport/nccl/packed_chunks.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct nccl_source {
+    struct source source;     /* first */
+    struct nccl_group *group; /* borrowed */
+    struct plan *plan;        /* owned: one reference */
+    struct packed_chunks all; /* owned */
+};
+
+static const struct nccl_source *source_of(const struct source *s)
+{
+    return (const struct nccl_source *)(const void *)s;
+}
+
+/* The chunk that begins with tensor `first`. */
+static const struct packed_chunk *chunk_at(const struct nccl_source *s, uint32_t first)
+{
+    uint32_t low = 0, high = s->all.n;
+
+    while (low + 1 < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (s->all.chunks[middle].first <= first)
+            low = middle;
+        else
+            high = middle;
+    }
+    assert(low < s->all.n && s->all.chunks[low].first == first);
+    return &s->all.chunks[low];
+}
+
+static uint32_t nccl_bucket(const struct source *source, uint32_t first)
+{
+    return chunk_at(source_of(source), first)->n;
+}
+
+static int nccl_post(struct source *source, uint32_t first, uint32_t n, const uint64_t *dst,
+                     struct progress *p, struct err *e)
+{
+    const struct nccl_source *s = source_of(source);
+    const struct packed_chunk *c = chunk_at(s, first);
+
+    assert(c->n == n);
+    (void)n;
+    (void)p;
+    return nccl_group_post(s->group, dst, c->nbytes, e);
+}
+
+static int nccl_receive(struct source *source, struct progress *p, struct err *e)
+{
+    return nccl_group_receive(source_of(source)->group, p, e);
+}
+
+static bool nccl_stuck(const struct source *source)
+{
+    struct nccl_group_info info;
+
+    nccl_group_info(source_of(source)->group, &info);
+    return info.state == NCCL_GROUP_STUCK;
+}
+
+static void nccl_close(struct source *source)
+{
+    struct nccl_source *s = (struct nccl_source *)(void *)source;
+
+    if (s == NULL)
+        return;
+    packed_chunks_fini(&s->all);
+    plan_unref(s->plan);
+    free(s);
+}
+
+static const struct source_ops nccl_ops = {
+    .name = "nccl",
+    .bucket = nccl_bucket,
+    .post = nccl_post,
+    .receive = nccl_receive,
+    .stuck = nccl_stuck,
+    .close = nccl_close,
+};
+
+int nccl_source_new(struct source **out, struct nccl_group *group, struct plan *plan,
+                    struct packed_chunks *chunks, struct err *e)
+{
+    struct nccl_source *s = calloc(1, sizeof *s);
+
+    if (s == NULL) {
+        packed_chunks_fini(chunks);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the record of a transfer by NCCL");
+    }
+    assert(chunks->n == 0 ||
+           chunks->chunks[chunks->n - 1].first + chunks->chunks[chunks->n - 1].n ==
+               plan->n_tensors);
+    *s = (struct nccl_source){
+        .source.ops = &nccl_ops, .group = group, .plan = plan_ref(plan), .all = *chunks};
+    *chunks = (struct packed_chunks){0};
+    *out = &s->source;
+    return 0;
+}

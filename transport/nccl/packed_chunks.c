@@ -1,0 +1,73 @@
+/* vLLM's bucket boundary, walked twice: once to count, once to fill. */
+#include "transport/nccl/packed_chunks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The chunk that begins at `first`, which is within the plan. Sums cannot overflow: a plan's bytes
+ * are below 2^63. */
+static struct packed_chunk chunk_at(const struct plan *plan, uint32_t first, uint64_t bucket_nbytes)
+{
+    struct packed_chunk c = {.first = first};
+
+    while (first + c.n < plan->n_tensors && c.nbytes <= bucket_nbytes)
+        c.nbytes += plan->tensors[first + c.n++].nbytes;
+    return c;
+}
+
+static int chunks_new(struct packed_chunks *out, uint32_t n, struct err *e)
+{
+    struct packed_chunk *chunks = calloc(n > 0 ? n : 1, sizeof *chunks);
+
+    if (chunks == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the %u broadcasts of a plan",
+                       (unsigned)n);
+    *out = (struct packed_chunks){.chunks = chunks};
+    return 0;
+}
+
+static void append(struct packed_chunks *to, const struct packed_chunk *c)
+{
+    to->chunks[to->n++] = *c;
+    if (c->nbytes > to->nbytes_max)
+        to->nbytes_max = c->nbytes;
+}
+
+int packed_chunks_init(struct packed_chunks *out, const struct plan *plan, uint64_t bucket_nbytes,
+                       const char *field, struct err *e)
+{
+    struct packed_chunks all;
+    struct packed_chunk c;
+    uint32_t n = 0;
+
+    if (bucket_nbytes == 0)
+        return err_set(e, ERR_BAD_REQUEST, field, "a packed bucket of 0 bytes holds nothing");
+    for (uint32_t first = 0; first < plan->n_tensors; first += c.n, n++)
+        c = chunk_at(plan, first, bucket_nbytes);
+    if (chunks_new(&all, n, e) != 0)
+        return -1;
+    for (uint32_t first = 0; first < plan->n_tensors; first += c.n) {
+        c = chunk_at(plan, first, bucket_nbytes);
+        append(&all, &c);
+    }
+    *out = all;
+    return 0;
+}
+
+int packed_chunks_each(struct packed_chunks *out, const struct plan *plan, struct err *e)
+{
+    struct packed_chunks all;
+
+    if (chunks_new(&all, plan->n_tensors, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < plan->n_tensors; i++)
+        append(&all, &(struct packed_chunk){i, 1, plan->tensors[i].nbytes});
+    *out = all;
+    return 0;
+}
+
+void packed_chunks_fini(struct packed_chunks *c)
+{
+    free(c->chunks);
+    memset(c, 0, sizeof *c);
+}

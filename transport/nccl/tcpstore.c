@@ -1,0 +1,443 @@
+/* torch's TCPStore, the client's side.
+ *
+ * A request is put together in memory and sent by one call: a server of the older kind reads each
+ * request to its end before it looks at another rank, and one of the newer kind drops a client
+ * whose VALIDATE comes in two pieces. */
+#include "transport/nccl/tcpstore.h"
+
+#include "base/clock.h"
+#include "base/net/poll_wait.h"
+#include "base/utf8.h"
+#include "weights/plan.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { OP_VALIDATE, OP_GET = 3, OP_ADD, OP_CHECK, OP_WAIT, OP_CANCEL_WAIT = 12, OP_PING };
+enum { KEY_THERE = 0, KEY_NOT_THERE = 1, WAIT_DONE = 0, WAIT_CANCELED = 1 };
+
+enum {
+    WHAT_CAP = 128,
+    NAME_CAP = 128,    /* of a request, for errors */
+    KEY_CUT = 80,      /* of a key, in that */
+    SHOWN_NBYTES = 16, /* of an answer that is none, for errors */
+    REQUEST_NBYTES_MAX = 1 + 8 + 8 + 1 + TCPSTORE_KEY_LEN_MAX + 8
+};
+#define VALIDATE_MAGIC 0x3C85F7CEU
+
+struct tcpstore {
+    int fd; /* owned; immutable, so that any thread may poll it */
+
+    bool broken; /* the user's: requests and answers no longer match */
+    bool joined;
+    char what[WHAT_CAP]; /* "the trainer's store at 10.0.0.17:29500" */
+};
+
+struct request {
+    char name[NAME_CAP]; /* "GET '/k'" */
+    size_t n;
+    uint8_t bytes[REQUEST_NBYTES_MAX];
+};
+
+static void put(struct request *r, uint64_t value, size_t nbytes)
+{
+    for (size_t i = 0; i < nbytes; i++)
+        r->bytes[r->n++] = (uint8_t)(value >> (8 * i));
+}
+
+/* `prefix` is the slash, or nothing for the one key that has none. */
+static void put_key(struct request *r, const char *prefix, const char *key)
+{
+    size_t n_prefix = strlen(prefix), n_key = strlen(key);
+
+    put(r, n_prefix + n_key, 8);
+    memcpy(r->bytes + r->n, prefix, n_prefix);
+    memcpy(r->bytes + r->n + n_prefix, key, n_key);
+    r->n += n_prefix + n_key;
+}
+
+static uint64_t u64_of(const uint8_t bytes[8])
+{
+    uint64_t value = 0;
+
+    for (size_t i = 0; i < 8; i++)
+        value |= (uint64_t)bytes[i] << (8 * i);
+    return value;
+}
+
+static int key_check(const char *key, struct err *e)
+{
+    size_t len = strnlen(key, TCPSTORE_KEY_LEN_MAX + 1);
+
+    if (len == 0 || len > TCPSTORE_KEY_LEN_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "", "a store's key has 1 to %d bytes",
+                       (int)TCPSTORE_KEY_LEN_MAX);
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)key[i] < ' ' || key[i] == 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, "",
+                           "a store's key has the control character 0x%02x at %zu",
+                           (unsigned char)key[i], i);
+    return 0;
+}
+
+/* Begins a request that names a key: the operation, the count where it takes a list, the key. */
+static int begin(struct request *r, uint8_t op, const char *op_name, const char *key, struct err *e)
+{
+    if (key_check(key, e) != 0)
+        return -1;
+    r->n = 0;
+    put(r, op, 1);
+    if (op == OP_CHECK || op == OP_WAIT)
+        put(r, 1, 8);
+    put_key(r, "/", key);
+    (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, utf8_cut(key, KEY_CUT),
+                   key);
+    return 0;
+}
+
+/* How a transfer ended; `errnum` belongs to IO_ERROR. */
+enum io_end { IO_DONE, IO_LATE, IO_STOPPED, IO_CLOSED, IO_ERROR };
+
+struct io {
+    enum io_end end;
+    size_t n; /* bytes that went through */
+    int errnum;
+};
+
+/* Goes on after EAGAIN; else ends the transfer. */
+static bool io_goes_on(struct io *io, int fd, short events, const struct progress *p)
+{
+    enum poll_end end;
+
+    if (errno == EINTR)
+        return true;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        io->errnum = errno;
+        io->end = errno == ECONNRESET || errno == EPIPE ? IO_CLOSED : IO_ERROR;
+        return false;
+    }
+    end = poll_wait(fd, events, CLOCK_NEVER, p);
+    if (end == POLL_READY)
+        return true;
+    io->end = end == POLL_LATE ? IO_LATE : IO_STOPPED;
+    return false;
+}
+
+static struct io io_send(const struct tcpstore *s, const struct request *r,
+                         const struct progress *p)
+{
+    struct io io = {.end = IO_DONE};
+
+    while (io.n < r->n) {
+        ssize_t n = send(s->fd, r->bytes + io.n, r->n - io.n, MSG_NOSIGNAL);
+        if (n >= 0)
+            io.n += (size_t)n;
+        else if (!io_goes_on(&io, s->fd, POLLOUT, p))
+            break;
+    }
+    return io;
+}
+
+static struct io io_recv(const struct tcpstore *s, uint8_t *out, size_t nbytes,
+                         const struct progress *p)
+{
+    struct io io = {.end = IO_DONE};
+
+    while (io.n < nbytes) {
+        ssize_t n = recv(s->fd, out + io.n, nbytes - io.n, 0);
+        if (n > 0) {
+            io.n += (size_t)n;
+        } else if (n == 0) {
+            io.end = IO_CLOSED;
+            break;
+        } else if (!io_goes_on(&io, s->fd, POLLIN, p)) {
+            break;
+        }
+    }
+    return io;
+}
+
+/* Whether an ADD was counted is not known once the whole of it has left. */
+static const char *after(const struct request *r)
+{
+    return r->bytes[0] == OP_ADD ? "; whether it was counted is not known, and it is not sent again"
+                                 : "";
+}
+
+/* The error of a transfer that did not end well: of the request, or of its answer (`sent`). */
+static int io_refuse(struct tcpstore *s, const struct request *r, const struct io *io, bool sent,
+                     size_t nbytes, struct err *e)
+{
+    const char *did = sent ? "answering" : "taking", *more = sent ? after(r) : "";
+
+    s->broken = true;
+    switch (io->end) {
+    case IO_LATE:
+    case IO_STOPPED:
+        return poll_refuse(io->end == IO_LATE ? POLL_LATE : POLL_STOPPED, "", e,
+                           "%s was %s %s (%zu of %zu bytes)%s", s->what, did, r->name, io->n,
+                           nbytes, more);
+    case IO_CLOSED:
+        return err_set(e, ERR_UNREADABLE, "", "%s hung up while it was %s %s (%zu of %zu bytes)%s",
+                       s->what, did, r->name, io->n, nbytes, more);
+    default:
+        return err_set_errno(e, ERR_UNREADABLE, "", io->errnum, "%s was lost while it was %s %s%s",
+                             s->what, did, r->name, more);
+    }
+}
+
+/* An answer that is none. */
+static int garbage(struct tcpstore *s, const struct request *r, const uint8_t *bytes, size_t n,
+                   const char *wanted, struct err *e)
+{
+    char hex[3 * SHOWN_NBYTES + 1] = "";
+
+    for (size_t i = 0; i < n && i < SHOWN_NBYTES; i++)
+        (void)snprintf(hex + 3 * i, 4, " %02x", bytes[i]);
+    s->broken = true;
+    return err_set(e, ERR_UNREADABLE, "", "%s answered %s with%s; expected %s", s->what, r->name,
+                   hex, wanted);
+}
+
+/* Before a request nothing may lie there to be read: it would be taken for the answer. */
+static int send_request(struct tcpstore *s, const struct request *r, const struct progress *p,
+                        struct err *e)
+{
+    uint8_t byte;
+    ssize_t n;
+    struct io io;
+
+    if (s->broken)
+        return err_set(e, ERR_UNREADABLE, "", "the connection to %s failed before %s", s->what,
+                       r->name);
+    n = recv(s->fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
+    if (n > 0) {
+        s->broken = true;
+        return err_set(e, ERR_UNREADABLE, "",
+                       "%s sent bytes, the first is 0x%02x, that nobody had asked for before %s",
+                       s->what, byte, r->name);
+    }
+    if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        s->broken = true;
+        return err_set(e, ERR_UNREADABLE, "", "%s hung up before %s", s->what, r->name);
+    }
+    io = io_send(s, r, p);
+    return io.end == IO_DONE ? 0 : io_refuse(s, r, &io, false, r->n, e);
+}
+
+static int recv_answer(struct tcpstore *s, const struct request *r, uint8_t *out, size_t nbytes,
+                       const struct progress *p, struct err *e)
+{
+    struct io io = io_recv(s, out, nbytes, p);
+
+    return io.end == IO_DONE ? 0 : io_refuse(s, r, &io, true, nbytes, e);
+}
+
+/* VALIDATE is not answered: what was wrong with it shows in the answer to PING. */
+static int shake_hands(struct tcpstore *s, const struct progress *p, struct err *e)
+{
+    struct request r = {.name = "VALIDATE"};
+    uint32_t nonce = (uint32_t)getpid(); /* as torch's client has it */
+    uint8_t answer[4];
+
+    put(&r, OP_VALIDATE, 1);
+    put(&r, VALIDATE_MAGIC, 4);
+    if (send_request(s, &r, p, e) != 0)
+        return -1;
+    r = (struct request){.name = "PING"};
+    put(&r, OP_PING, 1);
+    put(&r, nonce, 4);
+    if (send_request(s, &r, p, e) != 0 || recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
+        return -1;
+    if (memcmp(answer, r.bytes + 1, sizeof answer) != 0)
+        return garbage(s, &r, answer, sizeof answer, "what was sent: it is not torch's TCPStore",
+                       e);
+    return 0;
+}
+
+int tcpstore_from_fd(struct tcpstore **out, int fd, const char *what, const struct progress *p,
+                     struct err *e)
+{
+    struct tcpstore *s = calloc(1, sizeof *s);
+    int flags = fcntl(fd, F_GETFL);
+
+    if (s == NULL) {
+        (void)close(fd);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a connection to a store");
+    }
+    s->fd = fd;
+    (void)snprintf(s->what, sizeof s->what, "%s", what);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+        (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot use the connection to %s", what);
+        goto close;
+    }
+    if (shake_hands(s, p, e) != 0)
+        goto close;
+    *out = s;
+    return 0;
+
+close:
+    tcpstore_close(s);
+    return -1;
+}
+
+int tcpstore_open(struct tcpstore **out, const struct tcp_dial_cfg *cfg, const struct progress *p,
+                  struct err *e)
+{
+    char peer[CIDR_ADDR_TEXT_CAP], what[WHAT_CAP];
+    int fd;
+
+    if (tcp_dial(&fd, peer, cfg, p, e) != 0)
+        return -1;
+    (void)snprintf(what, sizeof what, "%s at %s", cfg->what, peer);
+    return tcpstore_from_fd(out, fd, what, p, e);
+}
+
+void tcpstore_close(struct tcpstore *s)
+{
+    if (s == NULL)
+        return;
+    (void)close(s->fd);
+    free(s);
+}
+
+static int add(struct tcpstore *s, struct request *r, int64_t delta, int64_t *value,
+               const struct progress *p, struct err *e)
+{
+    uint8_t answer[8];
+    uint64_t sum;
+
+    put(r, (uint64_t)delta, 8);
+    if (send_request(s, r, p, e) != 0 || recv_answer(s, r, answer, sizeof answer, p, e) != 0)
+        return -1;
+    sum = u64_of(answer);
+    memcpy(value, &sum, sizeof sum);
+    return 0;
+}
+
+int tcpstore_add(struct tcpstore *s, const char *key, int64_t delta, int64_t *value,
+                 const struct progress *p, struct err *e)
+{
+    struct request r;
+
+    if (begin(&r, OP_ADD, "ADD", key, e) != 0)
+        return -1;
+    return add(s, &r, delta, value, p, e);
+}
+
+int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
+                  const struct progress *p, struct err *e)
+{
+    struct request r = {.name = "ADD 'init/'"};
+    int64_t sum;
+
+    assert(n_ranks >= 1 && !s->joined);
+    put(&r, OP_ADD, 1);
+    put_key(&r, "", "init/");
+    if (add(s, &r, n_ranks, &sum, p, e) != 0)
+        return -1;
+    if (sum < (int64_t)n_ranks) {
+        s->broken = true;
+        return err_set(e, ERR_UNREADABLE, "", "%s answered %s of %u ranks with the sum %lld",
+                       s->what, r.name, (unsigned)n_ranks, (long long)sum);
+    }
+    s->joined = true;
+    *n_joined = (uint64_t)sum;
+    return 0;
+}
+
+/* Takes a WAIT back. The key may come first: then the server answers both, in that order.
+ * Returns whether the connection is in step again; *came when the key came. */
+static bool cancel_wait(struct tcpstore *s, bool *came)
+{
+    const struct progress p = {.deadline_us = clock_after_us(TCPSTORE_CANCEL_US)};
+    struct request r = {.name = "CANCEL_WAIT"};
+    uint8_t answer = WAIT_DONE;
+
+    put(&r, OP_CANCEL_WAIT, 1);
+    if (io_send(s, &r, &p).end != IO_DONE || io_recv(s, &answer, 1, &p).end != IO_DONE)
+        return false;
+    if (answer == WAIT_DONE) {
+        *came = true;
+        if (io_recv(s, &answer, 1, &p).end != IO_DONE)
+            return false;
+    }
+    return answer == WAIT_CANCELED;
+}
+
+int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p, struct err *e)
+{
+    struct request r;
+    uint8_t answer;
+    bool came = false;
+    struct io io;
+
+    if (begin(&r, OP_WAIT, "WAIT", key, e) != 0 || send_request(s, &r, p, e) != 0)
+        return -1;
+    io = io_recv(s, &answer, 1, p);
+    if (io.end == IO_DONE && answer == WAIT_DONE)
+        return 0;
+    if (io.end == IO_DONE)
+        return garbage(s, &r, &answer, 1, "00", e);
+    if (io.end != IO_LATE && io.end != IO_STOPPED)
+        return io_refuse(s, &r, &io, true, 1, e);
+    if (!cancel_wait(s, &came))
+        return io_refuse(s, &r, &io, true, 1, e);
+    if (came && io.end == IO_LATE)
+        return 0;
+    return poll_refuse(io.end == IO_LATE ? POLL_LATE : POLL_STOPPED, "", e, "%s had no key '/%.*s'",
+                       s->what, utf8_cut(key, KEY_CUT), key);
+}
+
+int tcpstore_check(struct tcpstore *s, const char *key, bool *present, const struct progress *p,
+                   struct err *e)
+{
+    struct request r;
+    uint8_t answer;
+
+    if (begin(&r, OP_CHECK, "CHECK", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
+        recv_answer(s, &r, &answer, 1, p, e) != 0)
+        return -1;
+    if (answer != KEY_THERE && answer != KEY_NOT_THERE)
+        return garbage(s, &r, &answer, 1, "00 or 01", e);
+    *present = answer == KEY_THERE;
+    return 0;
+}
+
+int tcpstore_get(struct tcpstore *s, const char *key, uint8_t value[TCPSTORE_VALUE_NBYTES_MAX],
+                 size_t *nbytes, const struct progress *p, struct err *e)
+{
+    uint8_t length[8], bytes[TCPSTORE_VALUE_NBYTES_MAX];
+    struct request r;
+    uint64_t n;
+
+    if (begin(&r, OP_GET, "GET", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
+        recv_answer(s, &r, length, sizeof length, p, e) != 0)
+        return -1;
+    n = u64_of(length);
+    if (n > TCPSTORE_VALUE_NBYTES_MAX) {
+        s->broken = true;
+        return err_set(e, ERR_UNREADABLE, "", "%s answered %s with %llu bytes; at most %d are read",
+                       s->what, r.name, (unsigned long long)n, (int)TCPSTORE_VALUE_NBYTES_MAX);
+    }
+    if (recv_answer(s, &r, bytes, (size_t)n, p, e) != 0)
+        return -1;
+    memcpy(value, bytes, (size_t)n);
+    *nbytes = (size_t)n;
+    return 0;
+}
+
+bool tcpstore_closed(const struct tcpstore *s)
+{
+    struct pollfd pfd = {.fd = s->fd, .events = POLLRDHUP};
+
+    return poll(&pfd, 1, 0) > 0 && (pfd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}

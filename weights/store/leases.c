@@ -1,0 +1,303 @@
+/* A table of leases and one thread that ends them. The table is small and looked through whole; a
+ * version is let go outside the lock, since freeing its memory may take a driver's call. */
+#include "weights/store/leases.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mtx.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum lease_state { LEASE_FREE, LEASE_OPENING, LEASE_RUNNING };
+
+struct lease {
+    enum lease_state state;
+    struct lease_info info;
+    const struct version *version; /* pinned; NULL until it is */
+    uint64_t end_us;               /* of a running one */
+};
+
+struct handle_leases {
+    struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
+    struct cnd changed; /* an end came nearer, or `stopping` */
+    struct lease leases[LEASES_MAX];
+    struct leases_stats stats;
+    bool stopping;
+
+    struct store *store; /* immutable */
+    pthread_t thread;    /* the owner's */
+    bool joined;         /* the owner's */
+};
+
+/* Takes a lease out of the table; its pin is the caller's to let go. */
+static const struct version *take_out_locked(struct handle_leases *l, struct lease *it)
+{
+    const struct version *v = it->version;
+
+    mtx_assert_held(&l->lock);
+    memset(it, 0, sizeof *it);
+    l->stats.n_open--;
+    return v;
+}
+
+/* A running lease whose time is over, or NULL; *next_us is when to look again. */
+static struct lease *expired_locked(struct handle_leases *l, uint64_t *next_us)
+{
+    *next_us = CLOCK_NEVER;
+    for (size_t i = 0; i < LEASES_MAX; i++) {
+        struct lease *it = &l->leases[i];
+
+        if (it->state != LEASE_RUNNING)
+            continue;
+        if (clock_passed(it->end_us))
+            return it;
+        if (it->end_us < *next_us)
+            *next_us = it->end_us;
+    }
+    return NULL;
+}
+
+static void log_expired(const struct lease_info *info)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_WARN, "lease.expired");
+    log_str(&r, "lease_id", info->id);
+    log_u64(&r, "serial", info->serial);
+    log_u64(&r, "lease_s", info->lease_s);
+    log_end(&r);
+}
+
+static void *leases_main(void *arg)
+{
+    struct handle_leases *l = arg;
+    const struct version *v;
+    struct lease_info info;
+    struct lease *it;
+    uint64_t next_us;
+
+    mtx_lock(&l->lock);
+    while (!l->stopping) {
+        it = expired_locked(l, &next_us);
+        if (it == NULL) {
+            (void)cnd_wait(&l->changed, &l->lock, next_us);
+            continue;
+        }
+        info = it->info;
+        v = take_out_locked(l, it);
+        l->stats.n_expired++;
+        mtx_unlock(&l->lock);
+        store_unpin(l->store, v);
+        log_expired(&info);
+        mtx_lock(&l->lock);
+    }
+    mtx_unlock(&l->lock);
+    return NULL;
+}
+
+int leases_new(struct handle_leases **out, struct store *store, struct err *e)
+{
+    struct handle_leases *l = calloc(1, sizeof *l);
+    int rc;
+
+    if (l == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the leases");
+    mtx_init(&l->lock, MTX_LEAF);
+    cnd_init(&l->changed);
+    l->store = store;
+    rc = pthread_create(&l->thread, NULL, leases_main, l);
+    if (rc != 0) {
+        cnd_fini(&l->changed);
+        mtx_fini(&l->lock);
+        free(l);
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the thread of the leases");
+    }
+    (void)pthread_setname_np(l->thread, "handles");
+    *out = l;
+    return 0;
+}
+
+uint32_t leases_stop(struct handle_leases *l)
+{
+    const struct version *pins[LEASES_MAX];
+    uint32_t n = 0;
+
+    if (l->joined)
+        return 0;
+    mtx_lock(&l->lock);
+    l->stopping = true;
+    cnd_broadcast(&l->changed);
+    for (size_t i = 0; i < LEASES_MAX; i++) {
+        assert(l->leases[i].state != LEASE_OPENING);
+        if (l->leases[i].state == LEASE_RUNNING)
+            pins[n++] = take_out_locked(l, &l->leases[i]);
+    }
+    mtx_unlock(&l->lock);
+    (void)pthread_join(l->thread, NULL);
+    l->joined = true;
+    for (uint32_t i = 0; i < n; i++)
+        store_unpin(l->store, pins[i]);
+    return n;
+}
+
+void leases_free(struct handle_leases *l)
+{
+    if (l == NULL)
+        return;
+    (void)leases_stop(l);
+    cnd_fini(&l->changed);
+    mtx_fini(&l->lock);
+    free(l);
+}
+
+/* A free place, taken: so that two that come at once do not both get the last one. */
+static struct lease *reserve(struct handle_leases *l, struct err *e)
+{
+    struct lease *it = NULL;
+    bool stopping;
+
+    mtx_lock(&l->lock);
+    stopping = l->stopping;
+    for (size_t i = 0; i < LEASES_MAX && it == NULL && !stopping; i++)
+        if (l->leases[i].state == LEASE_FREE)
+            it = &l->leases[i];
+    if (it != NULL) {
+        it->state = LEASE_OPENING;
+        l->stats.n_open++;
+    }
+    mtx_unlock(&l->lock);
+    if (stopping)
+        (void)err_set(e, ERR_DRAINING, "", "the server is stopping and gives no leases");
+    else if (it == NULL)
+        (void)err_set(e, ERR_OVERLOADED, "", "there are %d leases of weights, no more are allowed",
+                      (int)LEASES_MAX);
+    return it;
+}
+
+int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out,
+               const struct version **version, struct err *e)
+{
+    struct lease_info info = {.lease_s = lease_s};
+    const struct version *v = NULL;
+    struct lease *it;
+    char id[ID_LEN + 1];
+    int rc;
+
+    assert(lease_s >= 1 && lease_s <= LEASE_S_MAX);
+    it = reserve(l, e);
+    if (it == NULL)
+        return -1;
+    rc = store_pin(l->store, &v, e);
+    if (rc == 0) {
+        id_make(id);
+        (void)snprintf(info.id, sizeof info.id, "lse-%s", id);
+        (void)snprintf(info.label, sizeof info.label, "%s", v->label);
+        info.serial = v->serial;
+    }
+    mtx_lock(&l->lock);
+    if (rc == 0) {
+        it->info = info;
+        it->version = v;
+        l->stats.n_opened++;
+    } else {
+        (void)take_out_locked(l, it);
+    }
+    mtx_unlock(&l->lock);
+    if (rc != 0)
+        return -1;
+    *out = info;
+    *version = v;
+    return 0;
+}
+
+static struct lease *find_locked(struct handle_leases *l, const char *id)
+{
+    mtx_assert_held(&l->lock);
+    for (size_t i = 0; i < LEASES_MAX; i++)
+        if (l->leases[i].state != LEASE_FREE && strcmp(l->leases[i].info.id, id) == 0 &&
+            id[0] != '\0')
+            return &l->leases[i];
+    return NULL;
+}
+
+static int refuse_unknown(const char *id, struct err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "/lease_id",
+                   "there is no lease '%.64s': it has ended, or never was", id);
+}
+
+void lease_start(struct handle_leases *l, const char *id)
+{
+    struct lease *it;
+
+    mtx_lock(&l->lock);
+    it = find_locked(l, id);
+    assert(it != NULL && it->state == LEASE_OPENING);
+    it->state = LEASE_RUNNING;
+    it->end_us = clock_after_us((uint64_t)it->info.lease_s * 1000000);
+    cnd_signal(&l->changed);
+    mtx_unlock(&l->lock);
+}
+
+int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struct lease_info *out,
+                struct err *e)
+{
+    struct lease *it;
+
+    assert(lease_s <= LEASE_S_MAX);
+    mtx_lock(&l->lock);
+    it = find_locked(l, id);
+    if (it != NULL && clock_passed(it->end_us))
+        it = NULL; /* its end is decided, if not done yet */
+    if (it != NULL) {
+        if (lease_s > 0)
+            it->info.lease_s = lease_s;
+        it->end_us = clock_after_us((uint64_t)it->info.lease_s * 1000000);
+        cnd_signal(&l->changed); /* it may end sooner than before */
+        *out = it->info;
+    }
+    mtx_unlock(&l->lock);
+    return it != NULL ? 0 : refuse_unknown(id, e);
+}
+
+int lease_close(struct handle_leases *l, const char *id, struct err *e)
+{
+    const struct version *v = NULL;
+    struct lease *it;
+
+    mtx_lock(&l->lock);
+    it = find_locked(l, id);
+    if (it != NULL)
+        v = take_out_locked(l, it);
+    mtx_unlock(&l->lock);
+    if (it == NULL)
+        return refuse_unknown(id, e);
+    store_unpin(l->store, v);
+    return 0;
+}
+
+void leases_stats(struct handle_leases *l, struct leases_stats *out)
+{
+    mtx_lock(&l->lock);
+    *out = l->stats;
+    mtx_unlock(&l->lock);
+}
+
+bool leases_first(struct handle_leases *l, struct lease_info *out)
+{
+    bool found = false;
+
+    mtx_lock(&l->lock);
+    for (size_t i = 0; i < LEASES_MAX && !found; i++) {
+        found = l->leases[i].state != LEASE_FREE;
+        if (found)
+            *out = l->leases[i].info;
+    }
+    mtx_unlock(&l->lock);
+    return found;
+}

@@ -1,0 +1,74 @@
+/* Leases: a version that other processes have mapped stays alive until they say that they are done,
+ * or have not been heard of for too long.
+ *
+ * A lease is a pin with an end. It counts against --max-versions and holds up a sleep as any
+ * reader does. What has ended is not waited for: whoever still reads then reads bytes of
+ * whatever comes next. */
+#ifndef BATON_WEIGHTS_STORE_LEASES_H
+#define BATON_WEIGHTS_STORE_LEASES_H
+
+#include "base/err.h"
+#include "base/id.h"
+#include "weights/store/store.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    LEASE_ID_LEN = 4 + ID_LEN, /* "lse-" and the rest */
+    LEASES_MAX = 256,
+    LEASE_S_DEFAULT = 60,
+    LEASE_S_MAX = 3600
+};
+
+struct handle_leases;
+
+struct lease_info {
+    char id[LEASE_ID_LEN + 1];
+    uint32_t lease_s;
+    uint64_t serial; /* of the version that it holds */
+    char label[VERSION_LABEL_MAX + 1];
+};
+
+/* leases_new - start the thread that ends leases.
+ * @store  borrowed; outlives the leases
+ * Errors: ERR_NO_MEMORY, ERR_INTERNAL (the thread). */
+int leases_new(struct handle_leases **out, struct store *store, struct err *e);
+
+/* leases_stop - end all leases and join the thread; a later lease_open is ERR_DRAINING. Repeating
+ * is harmless. Threads: the owner's, when nobody is between lease_open and lease_start. Returns:
+ * how many were open. */
+uint32_t leases_stop(struct handle_leases *l);
+void leases_free(struct handle_leases *l); /* stops first; accepts NULL */
+
+/* lease_open - hold what is served now. The time begins with lease_start: until then the version
+ * stays, however long the caller takes to describe it, and nobody else knows the id.
+ * @lease_s  1..LEASE_S_MAX
+ * @version  borrowed, until lease_start or lease_close
+ *
+ * Threads: any; takes a leaf lock and MTX_STORE, one after the other. Blocks: no.
+ * Errors: ERR_OVERLOADED (LEASES_MAX), ERR_DRAINING, and store_pin's. */
+int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out,
+               const struct version **version, struct err *e);
+
+/* lease_start - from now on it has lease_s seconds. @id  of lease_open, by the same caller. */
+void lease_start(struct handle_leases *l, const char *id);
+
+/* lease_renew - it ends lease_s seconds from now (0: as many as before).
+ * Errors: ERR_NOT_FOUND (no such lease: never, or ended). */
+int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struct lease_info *out,
+                struct err *e);
+
+/* lease_close - done with it. Errors: ERR_NOT_FOUND. */
+int lease_close(struct handle_leases *l, const char *id, struct err *e);
+
+/* leases_first - one of the open leases. Returns false when there is none. Any thread. */
+bool leases_first(struct handle_leases *l, struct lease_info *out);
+
+struct leases_stats {
+    uint32_t n_open;
+    uint64_t n_opened, n_expired; /* ever */
+};
+void leases_stats(struct handle_leases *l, struct leases_stats *out); /* any thread */
+
+#endif

@@ -1,0 +1,251 @@
+/* A staging: the table of the version to be, filled as tensors arrive.
+ *
+ * The next version exists from the start, so that a commit can fail for no other reason than
+ * missing tensors. */
+#include "weights/store/store_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+void staging_free(struct staging *g)
+{
+    for (uint32_t p = 0; p < STORE_DEVICES_MAX; p++)
+        slab_unref(g->whole[p].slab);
+    version_free(g->next);
+    free(g->spread);
+    free(g->arrived);
+    free(g);
+}
+
+static int slab_of(struct slab_pool *pool, uint64_t nbytes, struct slab **out, struct err *e)
+{
+    return slab_pool_check(pool, nbytes, e) == 0 ? slab_new(out, pool, nbytes, e) : -1;
+}
+
+int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e)
+{
+    return slab_of(g->store->scratch, nbytes, out, e);
+}
+
+static uint64_t aligned(uint64_t offset)
+{
+    return (offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+}
+
+static struct staging_hole hole_remove(struct staging_whole *whole, uint32_t i)
+{
+    struct staging_hole hole = whole->holes[i];
+
+    whole->holes[i] = whole->holes[--whole->n_holes];
+    return hole;
+}
+
+/* A chunk that is sent again finds the room that it had, though another came behind it. */
+static bool hole_take(struct staging_whole *whole, uint64_t nbytes, uint64_t *at)
+{
+    for (uint32_t i = 0; i < whole->n_holes; i++) {
+        struct staging_hole *hole = &whole->holes[i];
+        uint64_t next = aligned(hole->offset + nbytes), end = hole->offset + hole->nbytes;
+
+        if (hole->nbytes < nbytes)
+            continue;
+        *at = hole->offset;
+        if (next < end)
+            *hole = (struct staging_hole){next, end - next};
+        else
+            (void)hole_remove(whole, i);
+        return true;
+    }
+    return false;
+}
+
+/* The last room moves the end back, and so do the holes that are then the last. */
+static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbytes)
+{
+    bool more = true;
+
+    if (whole->end != offset + nbytes) {
+        if (nbytes > 0 && whole->n_holes < STAGING_HOLES_MAX)
+            whole->holes[whole->n_holes++] = (struct staging_hole){offset, nbytes};
+        return;
+    }
+    whole->end = offset;
+    while (more) {
+        more = false;
+        for (uint32_t i = 0; i < whole->n_holes && !more; i++) {
+            more = aligned(whole->holes[i].offset + whole->holes[i].nbytes) == whole->end;
+            if (more)
+                whole->end = hole_remove(whole, i).offset;
+        }
+    }
+}
+
+/* From the slab that holds a whole update on a GPU. 1: there is no such slab, because only a part
+ * comes there; or it is full, since buckets that begin aligned may waste more than was foreseen. */
+static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
+                         struct staging_room *out, struct err *e)
+{
+    struct staging_whole *whole = &g->whole[place < STORE_DEVICES_MAX ? place : 0];
+    uint64_t at;
+
+    if (store_device(g->store, place) == NULL || g->partial ||
+        (g->sharded && g->store->n_ranks > 1))
+        return 1;
+    if (whole->slab == NULL) {
+        whole->nbytes = store_whole_nbytes(g->store);
+        if (slab_of(store_slabs(g->store, place), whole->nbytes, &whole->slab, e) != 0)
+            return -1;
+    }
+    if (!hole_take(whole, nbytes, &at)) {
+        at = aligned(whole->end);
+        if (at > whole->nbytes || nbytes > whole->nbytes - at)
+            return 1;
+        whole->end = at + nbytes;
+    }
+    *out = (struct staging_room){slab_ref(whole->slab), at, nbytes};
+    return 0;
+}
+
+int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
+                 struct err *e)
+{
+    struct staging_room room = {.nbytes = nbytes};
+    int rc = room_in_whole(g, place, nbytes, &room, e);
+
+    if (rc > 0)
+        rc = slab_of(store_slabs(g->store, place), nbytes, &room.slab, e);
+    if (rc == 0)
+        *out = room;
+    return rc;
+}
+
+void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room)
+{
+    struct staging_whole *whole = g != NULL && place < STORE_DEVICES_MAX ? &g->whole[place] : NULL;
+
+    if (room->slab == NULL)
+        return;
+    if (whole != NULL && room->slab == whole->slab)
+        hole_add(whole, room->offset, room->nbytes);
+    slab_unref(room->slab);
+    memset(room, 0, sizeof *room);
+}
+
+static const struct tensor_spec *spec_of(const struct staging *g, uint32_t index)
+{
+    const struct plan *plan = g->store->manifest->plan;
+
+    assert(index < plan->n_tensors);
+    return &plan->tensors[index];
+}
+
+static bool *arrived_at(const struct staging *g, uint32_t place, uint32_t index)
+{
+    assert(place < g->store->n_places && index < g->next->n_tensors);
+    return &g->arrived[(size_t)place * g->next->n_tensors + index];
+}
+
+const bool *staging_arrivals(const struct staging *g, uint32_t place)
+{
+    return arrived_at(g, place, 0);
+}
+
+static void count_arrival(struct staging *g, uint32_t place, uint32_t index)
+{
+    struct spread *spread = &g->spread[index];
+
+    g->n_arrived += spread->n_places++ == 0;
+    if (place < g->store->n_ranks)
+        g->n_whole += ++spread->n_ranks == g->store->n_ranks;
+}
+
+static int arrive(struct staging *g, uint32_t place, uint32_t index, struct err *e)
+{
+    bool *arrived = arrived_at(g, place, index);
+
+    if (*arrived)
+        return err_set(e, ERR_CONFLICT, "/names", "'%.256s' already arrived in this update",
+                       spec_of(g, index)->name);
+    *arrived = true;
+    count_arrival(g, place, index);
+    return 0;
+}
+
+int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
+                 uint64_t addr, struct err *e)
+{
+    struct view *view = version_view(g->next, place, index);
+
+    assert(addr % dtype_nbytes(spec_of(g, index)->dtype) == 0);
+    if (arrive(g, place, index, e) != 0)
+        return -1;
+    view->addr = addr;
+    view->slab = slab_ref(slab);
+    return 0;
+}
+
+void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
+                   struct slab *slab, uint64_t addr)
+{
+    struct view *views = version_view(g->next, place, 0);
+    bool *arrived = arrived_at(g, place, 0);
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t index = landings[i].index;
+
+        assert(index < g->next->n_tensors && !arrived[index]);
+        arrived[index] = true;
+        count_arrival(g, place, index);
+        views[index].addr = addr + landings[i].offset;
+        views[index].slab = slab;
+    }
+    slab_ref_many(slab, n);
+}
+
+bool staging_has(const struct staging *g, uint32_t place, uint32_t index)
+{
+    return *arrived_at(g, place, index);
+}
+
+/* A tensor that arrived anywhere is new: what other places have of it is of another version. */
+uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index)
+{
+    if (staging_has(g, place, index))
+        return version_view(g->next, place, index)->addr;
+    if (g->base == NULL || !g->partial || g->spread[index].n_places > 0)
+        return 0;
+    return version_view(g->base, place, index)->addr;
+}
+
+/* Is the tensor where it must be? A mirror gets whatever a rank gets. */
+static bool is_missing(const struct staging *g, uint32_t index)
+{
+    uint8_t n = g->spread[index].n_ranks;
+
+    return g->sharded ? n == 0 : n < g->store->n_ranks;
+}
+
+uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < g->next->n_tensors && g->n_whole < g->next->n_tensors; i++) {
+        if (!is_missing(g, i))
+            continue;
+        if (n < cap)
+            out[n] = i;
+        n++;
+    }
+    return n;
+}
+
+uint32_t staging_uneven(const struct staging *g)
+{
+    if (g->sharded || g->n_whole == g->n_arrived)
+        return PLAN_NO_TENSOR;
+    for (uint32_t i = 0; i < g->next->n_tensors; i++)
+        if (g->spread[i].n_places > 0 && is_missing(g, i))
+            return i;
+    return PLAN_NO_TENSOR;
+}

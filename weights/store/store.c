@@ -1,0 +1,750 @@
+/* The store: one pointer to the version that is served, and who still reads older ones.
+ *
+ * A version's references are plain integers under the store's lock: a pin happens once an engine
+ * step, so a lock held for a few instructions costs nothing. Rejected: an atomic pointer with
+ * hazard pointers, because sleep needs "nobody reads and nobody can begin to" anyway. */
+#include "weights/store/store_priv.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "memory/device.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STORE_PAGE_NBYTES = 4096,
+    STORE_ALIGN_NBYTES_EACH = 16, /* foreseen for buckets that begin aligned, for each tensor */
+    STORE_GPU_GRANULE_NBYTES = 2 << 20,
+    STORE_SCRATCH_IDLE_NBYTES = 256 << 20,
+    STORE_STOP_POLL_US = 50000
+};
+
+const char *store_state_name(enum store_state state)
+{
+    switch (state) {
+    case STORE_UNSYNCED:
+        return "unsynced";
+    case STORE_READY:
+        return "ready";
+    case STORE_ASLEEP:
+        return "asleep";
+    case STORE_DROPPED:
+        return "dropped";
+    case STORE_STATE_COUNT:
+        break;
+    }
+    return "unknown";
+}
+
+/* One retired version may stay idle: the next update is as large as the last. */
+static uint64_t idle_bound(const struct plan *plan)
+{
+    uint64_t rounding = (uint64_t)plan->n_tensors * STORE_PAGE_NBYTES;
+
+    return plan->nbytes > UINT64_MAX - rounding ? UINT64_MAX : plan->nbytes + rounding;
+}
+
+uint64_t store_whole_nbytes(const struct store *s)
+{
+    const struct plan *plan = s->manifest->plan;
+
+    return plan->nbytes + (uint64_t)plan->n_tensors * STORE_ALIGN_NBYTES_EACH + STORE_PAGE_NBYTES;
+}
+
+/* An update must not wait for the driver to find pages; and a GPU without room for the model is
+ * better known now. Ranks of several may be meant to share it. */
+int store_reserve_whole(const struct store *s, uint32_t place, struct err *e)
+{
+    struct slab_pool *pool = s->places[place].slabs;
+    struct slab *slab;
+
+    if (slab_pool_check(pool, store_whole_nbytes(s), e) == 0 &&
+        slab_new(&slab, pool, store_whole_nbytes(s), e) == 0) {
+        slab_unref(slab);
+        return 0;
+    }
+    if (e->code != ERR_NO_STAGING || s->n_ranks == 1)
+        return -1;
+    log_line(LOG_WARN, "store.room", "%s holds no whole version: only a share of one will fit: %s",
+             store_place_name(s, place), e->msg);
+    err_clear(e);
+    return 0;
+}
+
+static int add_place(struct store *s, struct device *device, const struct slab_memory *memory,
+                     uint64_t nbytes_max, struct err *e)
+{
+    uint32_t place = s->n_places;
+    uint64_t idle = idle_bound(s->manifest->plan);
+
+    if (device != NULL && store_whole_nbytes(s) > idle)
+        idle = store_whole_nbytes(s);
+    if (device != NULL)
+        idle += STORE_GPU_GRANULE_NBYTES; /* the pool rounds up */
+    if (slab_pool_new(&s->places[place].slabs, memory, nbytes_max, idle, e) != 0)
+        return -1;
+    s->places[place].device = device;
+    s->n_places++;
+    return device != NULL ? store_reserve_whole(s, place, e) : 0;
+}
+
+static int add_places(struct store *s, const struct store_cfg *cfg, struct err *e)
+{
+    struct slab_memory memory;
+
+    for (uint32_t i = 0; i < cfg->n_devices; i++) {
+        memory = device_memory(cfg->devices[i]);
+        if (add_place(s, cfg->devices[i], &memory, cfg->nbytes_max, e) != 0)
+            return -1;
+    }
+    if (cfg->n_devices > 0)
+        memory = device_pinned_memory(cfg->devices[0]);
+    if (cfg->n_devices == 0 || cfg->mirror) {
+        if (add_place(s, NULL, cfg->n_devices > 0 ? &memory : NULL, cfg->nbytes_max, e) != 0)
+            return -1;
+        s->scratch = s->places[s->n_places - 1].slabs;
+        return 0;
+    }
+    return slab_pool_new(&s->scratch, &memory, UINT64_MAX, STORE_SCRATCH_IDLE_NBYTES, e);
+}
+
+int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
+{
+    struct store *s = calloc(1, sizeof *s);
+
+    assert(cfg->n_versions_max >= 2 && cfg->n_devices <= STORE_DEVICES_MAX);
+    if (s == NULL) {
+        manifest_free(cfg->manifest);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the store");
+    }
+    s->manifest = cfg->manifest;
+    s->n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
+    s->n_versions_max = cfg->n_versions_max;
+    mtx_init(&s->lock, MTX_STORE);
+    cnd_init(&s->changed);
+    if (add_places(s, cfg, e) != 0) {
+        store_free(s);
+        return -1;
+    }
+    *out = s;
+    return 0;
+}
+
+void store_free(struct store *s)
+{
+    if (s == NULL)
+        return;
+    assert(!s->staging_open);
+    assert(s->retired == NULL);
+    assert(s->current == NULL || (s->current->refs == 1 && s->n_live == 1));
+    version_free(s->current);
+    bed_fini(&s->bed);
+    if (s->n_places == 0 || !store_has_host(s))
+        slab_pool_free(s->scratch);
+    for (uint32_t p = 0; p < s->n_places; p++)
+        slab_pool_free(s->places[p].slabs);
+    cnd_fini(&s->changed);
+    mtx_fini(&s->lock);
+    manifest_free(s->manifest);
+    free(s);
+}
+
+const struct manifest *store_manifest(const struct store *s)
+{
+    return s->manifest;
+}
+
+uint32_t store_n_ranks(const struct store *s)
+{
+    return s->n_ranks;
+}
+
+uint32_t store_n_places(const struct store *s)
+{
+    return s->n_places;
+}
+
+bool store_has_host(const struct store *s)
+{
+    return s->places[s->n_places - 1].device == NULL;
+}
+
+uint32_t store_host_place(const struct store *s)
+{
+    assert(store_has_host(s));
+    return s->n_places - 1;
+}
+
+struct device *store_device(const struct store *s, uint32_t place)
+{
+    assert(place < s->n_places);
+    return s->places[place].device;
+}
+
+struct slab_pool *store_slabs(struct store *s, uint32_t place)
+{
+    assert(place < s->n_places);
+    return s->places[place].slabs;
+}
+
+const char *store_place_name(const struct store *s, uint32_t place)
+{
+    const struct device *d = store_device(s, place);
+
+    return d != NULL ? device_name(d) : "host";
+}
+
+struct version_owned *version_new(const struct store *s)
+{
+    uint32_t n = s->manifest->plan->n_tensors;
+    struct version_owned *v = calloc(1, sizeof *v);
+
+    if (v == NULL)
+        return NULL;
+    v->views = calloc((size_t)n * s->n_places, sizeof *v->views);
+    v->sums = calloc(n, sizeof *v->sums);
+    v->version.name = version_label_new();
+    if (v->views == NULL || v->sums == NULL || v->version.name == NULL) {
+        version_label_unref(v->version.name);
+        free(v->views);
+        free(v->sums);
+        free(v);
+        return NULL;
+    }
+    v->version.label = v->version.name->text;
+    v->n_tensors = n;
+    v->n_places = s->n_places;
+    for (uint32_t p = 0; p < s->n_places; p++)
+        v->version.places[p] = version_view(v, p, 0);
+    if (store_has_host(s))
+        v->version.views = v->version.places[store_host_place(s)];
+    v->refs = 1;
+    return v;
+}
+
+/* Neighbours most often lie in one slab. */
+static void views_let_go(struct version_owned *v)
+{
+    size_t n = (size_t)v->n_tensors * v->n_places;
+
+    for (size_t i = 0, end; i < n; i = end) {
+        struct slab *slab = v->views[i].slab;
+
+        for (end = i + 1; end < n && v->views[end].slab == slab; end++)
+            continue;
+        slab_unref_many(slab, end - i);
+    }
+}
+
+void version_free(struct version_owned *v)
+{
+    if (v == NULL)
+        return;
+    views_let_go(v);
+    version_label_unref(v->version.name);
+    free(v->views);
+    free(v->sums);
+    free(v);
+}
+
+struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index)
+{
+    assert(place < v->n_places && index < v->n_tensors);
+    return &v->views[(size_t)place * v->n_tensors + index];
+}
+
+/* `to` is not published yet: nobody else looks at its slots. */
+static void share_sum(struct version_owned *to, const struct version_owned *from, uint32_t index)
+{
+    struct sum_slot *sum = &from->sums[index];
+
+    atomic_store_explicit(&to->sums[index].state, SUM_EMPTY, memory_order_relaxed);
+    if (atomic_load_explicit(&sum->state, memory_order_acquire) != SUM_READY)
+        return;
+    to->sums[index].sum = sum->sum;
+    atomic_store_explicit(&to->sums[index].state, SUM_READY, memory_order_relaxed);
+}
+
+static void share_view(struct version_owned *to, const struct version_owned *from, uint32_t place,
+                       uint32_t index)
+{
+    struct view *view = version_view(to, place, index);
+
+    *view = *version_view(from, place, index);
+    if (view->slab != NULL)
+        (void)slab_ref(view->slab);
+}
+
+void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index)
+{
+    for (uint32_t p = 0; p < to->n_places; p++)
+        share_view(to, from, p, index);
+    share_sum(to, from, index);
+}
+
+/* The version leaves the count only when its slabs are back, so that whoever waits for room finds
+ * it. */
+void store_version_drop(struct store *s, struct version_owned *v)
+{
+    bool last;
+
+    if (v == NULL)
+        return;
+    mtx_lock(&s->lock);
+    assert(v->refs > 0);
+    last = --v->refs == 0;
+    if (!last && v == s->current)
+        cnd_broadcast(&s->changed);
+    mtx_unlock(&s->lock);
+    if (!last)
+        return;
+    version_free(v);
+    mtx_lock(&s->lock);
+    s->n_live--;
+    cnd_broadcast(&s->changed);
+    mtx_unlock(&s->lock);
+}
+
+static int refuse_state(enum store_state state, struct err *e)
+{
+    switch (state) {
+    case STORE_UNSYNCED:
+        return err_set(e, ERR_UNSYNCED, "", "no weights have been committed yet");
+    case STORE_ASLEEP:
+        return err_set(e, ERR_ASLEEP, "",
+                       "the weights are asleep (level 1): wake has to bring them back first");
+    default:
+        assert(state == STORE_DROPPED);
+        return err_set(e, ERR_ASLEEP, "",
+                       "the weights were dropped (sleep at level 2): a whole update has to bring "
+                       "new ones first");
+    }
+}
+
+int store_pin(struct store *s, const struct version **out, struct err *e)
+{
+    enum store_state state;
+    struct version_owned *v = NULL;
+
+    mtx_lock(&s->lock);
+    state = s->state;
+    if (state == STORE_READY) {
+        v = s->current;
+        v->refs++;
+    }
+    mtx_unlock(&s->lock);
+    if (v == NULL)
+        return refuse_state(state, e);
+    *out = &v->version;
+    return 0;
+}
+
+void store_unpin(struct store *s, const struct version *v)
+{
+    /* Every version that is handed out is the first member of its version_owned. */
+    store_version_drop(s, (struct version_owned *)(uintptr_t)v);
+}
+
+bool store_wait_pinnable(struct store *s, uint64_t deadline_us)
+{
+    bool ready;
+
+    mtx_lock(&s->lock);
+    while ((s->state == STORE_ASLEEP || s->state == STORE_DROPPED) && !clock_passed(deadline_us))
+        (void)cnd_wait(&s->changed, &s->lock, deadline_us);
+    ready = s->state == STORE_READY;
+    mtx_unlock(&s->lock);
+    return ready;
+}
+
+static bool stopped(const atomic_bool *stop)
+{
+    return stop != NULL && atomic_load_explicit(stop, memory_order_relaxed);
+}
+
+bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop)
+{
+    uint64_t piece = clock_after_us(STORE_STOP_POLL_US);
+
+    if (stopped(stop) || clock_passed(deadline_us))
+        return false;
+    (void)cnd_wait(&s->changed, &s->lock, piece < deadline_us ? piece : deadline_us);
+    return true;
+}
+
+bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool *stop)
+{
+    bool drained;
+
+    mtx_lock(&s->lock);
+    while (s->n_live > 1 && store_wait_piece_locked(s, deadline_us, stop))
+        continue;
+    drained = s->n_live <= 1;
+    mtx_unlock(&s->lock);
+    return drained;
+}
+
+static int await_room_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop,
+                             struct err *e)
+{
+    while (s->n_live + 1 > s->n_versions_max) {
+        if (store_wait_piece_locked(s, deadline_us, stop))
+            continue;
+        return err_set(e, ERR_CONFLICT, "",
+                       "%u versions of the weights are alive, %u are allowed: older ones are still "
+                       "being read, by generations that finish on theirs (frozen ones after "
+                       "resume) or under a lease",
+                       s->n_live, s->n_versions_max - 1);
+    }
+    return 0;
+}
+
+static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
+                        const atomic_bool *stop, struct staging *g, struct err *e)
+{
+    if (s->staging_open)
+        return err_set(e, ERR_CONFLICT, "", "another update is being staged");
+    if (s->state == STORE_ASLEEP)
+        return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
+    if (cfg->partial && s->current == NULL)
+        return refuse_state(s->state, e);
+    s->staging_open = true; /* also while waiting: one at a time */
+    g->partial = cfg->partial;
+    g->sharded = cfg->sharded;
+    if (await_room_locked(s, deadline_us, stop, e) != 0) {
+        s->staging_open = false;
+        return -1;
+    }
+    if (g->partial) {
+        g->base = s->current;
+        g->base->refs++;
+    }
+    return 0;
+}
+
+static struct staging *staging_new(struct store *s)
+{
+    uint32_t n = s->manifest->plan->n_tensors;
+    struct staging *g = calloc(1, sizeof *g);
+
+    if (g == NULL)
+        return NULL;
+    g->store = s;
+    g->arrived = calloc((size_t)n * s->n_places, sizeof *g->arrived);
+    g->spread = calloc(n, sizeof *g->spread);
+    g->next = version_new(s);
+    if (g->arrived != NULL && g->spread != NULL && g->next != NULL)
+        return g;
+    staging_free(g);
+    return NULL;
+}
+
+int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
+                      const atomic_bool *stop, struct staging **out, struct err *e)
+{
+    struct staging *g = staging_new(s);
+    int rc;
+
+    if (g == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors",
+                       s->manifest->plan->n_tensors);
+    mtx_lock(&s->lock);
+    rc = begin_locked(s, cfg, deadline_us, stop, g, e);
+    mtx_unlock(&s->lock);
+    if (rc != 0) {
+        staging_free(g);
+        return -1;
+    }
+    *out = g;
+    return 0;
+}
+
+int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
+                struct staging **out, struct err *e)
+{
+    return store_stage_until(s, cfg, deadline_us, NULL, out, e);
+}
+
+static int check_complete(const struct store *s, const struct staging *g, struct err *e)
+{
+    const struct plan *plan = s->manifest->plan;
+    uint32_t first = 0, n_missing = staging_missing(g, &first, 1);
+    uint32_t uneven = staging_uneven(g);
+
+    if (g->partial && g->n_arrived == 0)
+        return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
+    if (g->partial && uneven != PLAN_NO_TENSOR)
+        return err_set(e, ERR_INCOMPLETE, "",
+                       "'%.256s' arrived on some GPUs of this server and not on others; say "
+                       "\"placement\": \"sharded\" if that is meant",
+                       plan->tensors[uneven].name);
+    if (g->partial || n_missing == 0)
+        return 0;
+    return err_set(e, ERR_INCOMPLETE, "", "%u of %u tensors are missing, '%.256s' first", n_missing,
+                   plan->n_tensors, plan->tensors[first].name);
+}
+
+/* The next version's views in a place: what arrived there, or what was served there unless another
+ * place got it anew. */
+static void settle_views(const struct staging *g, uint32_t place, uint64_t serial)
+{
+    struct view *views = version_view(g->next, place, 0);
+    const bool *arrived = staging_arrivals(g, place);
+
+    for (uint32_t i = 0; i < g->next->n_tensors; i++) {
+        if (g->base != NULL && g->spread[i].n_places == 0)
+            share_view(g->next, g->base, place, i);
+        if (arrived[i])
+            views[i].serial = serial;
+    }
+}
+
+static void settle(const struct staging *g, uint64_t serial)
+{
+    for (uint32_t p = 0; p < g->next->n_places; p++)
+        settle_views(g, p, serial);
+    for (uint32_t i = 0; g->base != NULL && i < g->next->n_tensors; i++)
+        if (g->spread[i].n_places == 0)
+            share_sum(g->next, g->base, i);
+}
+
+static void keep_label_locked(struct store *s, uint64_t serial, const char *label)
+{
+    struct label_kept *kept = &s->labels[serial % STORE_LABELS_KEPT];
+
+    kept->serial = serial;
+    (void)snprintf(kept->label, sizeof kept->label, "%s", label);
+}
+
+/* The one pointer store. */
+static struct version_owned *publish_locked(struct store *s, struct version_owned *next,
+                                            const char *label)
+{
+    struct version_owned *old = s->current;
+    struct version_label *name = next->version.name;
+
+    if (label[0] != '\0')
+        (void)snprintf(name->text, sizeof name->text, "%s", label);
+    else
+        (void)snprintf(name->text, sizeof name->text, "serial-%llu",
+                       (unsigned long long)next->version.serial);
+    keep_label_locked(s, next->version.serial, next->version.label);
+    s->current = next;
+    s->n_live++;
+    s->state = STORE_READY;
+    cnd_broadcast(&s->changed);
+    return old;
+}
+
+int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
+                 struct err *e)
+{
+    struct version_owned *next = g->next, *base = g->base, *old;
+
+    if (check_complete(s, g, e) != 0)
+        return -1;
+    next->version.nbytes = s->manifest->plan->nbytes;
+    next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
+    settle(g, next->version.serial);
+    mtx_lock(&s->lock);
+    old = publish_locked(s, next, label);
+    s->serial = next->version.serial;
+    s->n_commits++;
+    s->committed_at_us = clock_now_us();
+    s->staging_open = false;
+    stats->serial = s->serial;
+    stats->nbytes = next->version.nbytes;
+    (void)snprintf(stats->label, sizeof stats->label, "%s", next->version.label);
+    mtx_unlock(&s->lock);
+    stats->n_updated = g->n_arrived;
+    g->next = NULL;
+    staging_free(g);
+    store_version_drop(s, base);
+    store_version_drop(s, old);
+    mtx_lock(&s->lock);
+    stats->n_live = s->n_live;
+    mtx_unlock(&s->lock);
+    return 0;
+}
+
+void store_abort(struct store *s, struct staging *g)
+{
+    struct version_owned *base;
+
+    if (g == NULL)
+        return;
+    base = g->base;
+    staging_free(g); /* its slabs are back before anyone may stage again */
+    mtx_lock(&s->lock);
+    s->staging_open = false;
+    cnd_broadcast(&s->changed);
+    mtx_unlock(&s->lock);
+    store_version_drop(s, base);
+}
+
+/* The same bytes under the same serial, in a table of their own. */
+static void share_all(struct version_owned *next, struct version_owned *from)
+{
+    for (uint32_t i = 0; i < next->n_tensors; i++) {
+        for (uint32_t p = 0; p < next->n_places; p++)
+            slab_unref(version_view(next, p, i)->slab);
+        version_share(next, from, i);
+    }
+    next->version.serial = from->version.serial;
+    next->version.nbytes = from->version.nbytes;
+}
+
+static int check_serial(const struct version *v, uint64_t if_serial, struct err *e)
+{
+    if (if_serial == 0 || v->serial == if_serial)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/if_serial",
+                   "serial %llu is served ('%.100s'), not %llu: nothing is renamed",
+                   (unsigned long long)v->serial, v->label, (unsigned long long)if_serial);
+}
+
+/* A label is read without a lock by whoever pinned the version, so a renamed version is a new
+ * table over the same slabs. */
+int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
+                    struct err *e)
+{
+    struct version_owned *next = version_new(s), *old = NULL;
+    const struct version *seen = NULL;
+
+    if (next == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to rename the weights");
+    while (old == NULL) {
+        struct version_owned *from;
+
+        if (store_pin(s, &seen, e) != 0) {
+            version_free(next);
+            return -1;
+        }
+        from = (struct version_owned *)(uintptr_t)seen;
+        if (check_serial(seen, if_serial, e) != 0) {
+            version_free(next);
+            store_version_drop(s, from);
+            return -1;
+        }
+        share_all(next, from);
+        *serial = next->version.serial;
+        mtx_lock(&s->lock);
+        if (s->current == from && s->state == STORE_READY)
+            old = publish_locked(s, next, label);
+        mtx_unlock(&s->lock);
+        store_version_drop(s, from);
+    }
+    store_version_drop(s, old);
+    return 0;
+}
+
+void store_info(struct store *s, struct store_info *out)
+{
+    memset(out, 0, sizeof *out);
+    mtx_lock(&s->lock);
+    out->state = s->state;
+    if (s->current != NULL) {
+        out->serial = s->current->version.serial;
+        out->nbytes = s->current->version.nbytes;
+        memcpy(out->label, s->current->version.label, sizeof out->label);
+    }
+    out->n_live = s->n_live;
+    out->committed_at_us = s->committed_at_us;
+    out->n_commits = s->n_commits;
+    mtx_unlock(&s->lock);
+}
+
+bool store_label_of(struct store *s, uint64_t serial, char *out)
+{
+    const struct label_kept *kept = &s->labels[serial % STORE_LABELS_KEPT];
+    bool found;
+
+    mtx_lock(&s->lock);
+    found = serial != 0 && kept->serial == serial;
+    if (found)
+        memcpy(out, kept->label, sizeof kept->label);
+    mtx_unlock(&s->lock);
+    return found;
+}
+
+int place_read(const struct store *s, uint32_t place, void *out, uint64_t addr, uint64_t nbytes,
+               struct err *e)
+{
+    struct device *d = store_device(s, place);
+
+    if (d != NULL)
+        return device_read(d, out, addr, nbytes, e);
+    memcpy(out, (const void *)(uintptr_t)addr, nbytes);
+    return 0;
+}
+
+int place_write(const struct store *s, uint32_t place, uint64_t addr, const void *from,
+                uint64_t nbytes, struct err *e)
+{
+    struct device *d = store_device(s, place);
+
+    if (d != NULL)
+        return device_write(d, addr, from, nbytes, e);
+    memmove((void *)(uintptr_t)addr, from, nbytes); /* it may be there already */
+    return 0;
+}
+
+int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
+              struct checksum *out, struct err *e)
+{
+    struct device *d = store_device(s, place);
+
+    if (d != NULL)
+        return device_sum(d, addr, nbytes, out, e);
+    *out = checksum_of((const void *)(uintptr_t)addr, nbytes);
+    return 0;
+}
+
+/* Where to read a tensor: the host's copy, else the first rank that has it. */
+static uint32_t place_to_read(const struct store *s, const struct version_owned *v, uint32_t index)
+{
+    uint32_t p = 0;
+
+    if (store_has_host(s))
+        return store_host_place(s);
+    while (p + 1 < s->n_places && version_view(v, p, index)->slab == NULL)
+        p++;
+    return p;
+}
+
+int store_checksum(struct store *s, const struct version *v, uint32_t index, struct checksum *out,
+                   struct err *e)
+{
+    struct version_owned *o = (struct version_owned *)(uintptr_t)v;
+    struct sum_slot *slot = &o->sums[index];
+    unsigned char empty = SUM_EMPTY;
+    uint32_t place;
+
+    assert(index < o->n_tensors);
+    if (atomic_load_explicit(&slot->state, memory_order_acquire) == SUM_READY) {
+        *out = slot->sum;
+        return 0;
+    }
+    place = place_to_read(s, o, index);
+    if (place_sum(s, place, version_view(o, place, index)->addr,
+                  s->manifest->plan->tensors[index].nbytes, out, e) != 0)
+        return -1;
+    if (atomic_compare_exchange_strong(&slot->state, &empty, SUM_WRITING)) {
+        slot->sum = *out;
+        atomic_store_explicit(&slot->state, SUM_READY, memory_order_release);
+    }
+    return 0;
+}
+
+int store_read(struct store *s, const struct version *v, uint32_t index, uint64_t offset,
+               uint64_t nbytes, void *out, struct err *e)
+{
+    const struct version_owned *o = (const struct version_owned *)(uintptr_t)v;
+    uint32_t place = place_to_read(s, o, index);
+
+    assert(offset + nbytes <= s->manifest->plan->tensors[index].nbytes);
+    return place_read(s, place, out, version_view(o, place, index)->addr + offset, nbytes, e);
+}

@@ -1,0 +1,249 @@
+/* The store: which weights are served. Stage, commit and abort are the only verbs that change it.
+ *
+ * They lie in one or more places: in host memory, or on GPUs, one rank each, beside which a copy
+ * may be kept in host memory for an engine that computes there (the mirror). A version is committed
+ * in all its places at once.
+ *
+ * A version is immutable: a table from the manifest's tensors to views into slabs. Readers (engine
+ * steps, downloads) pin the version they start on; a commit publishes the next by one pointer
+ * store, and the last reader of the old one hands its slabs back.
+ *
+ * A store can be put to sleep: what lies on GPUs moves to host memory (level 1), or all goes (level
+ * 2), and nothing can be pinned until it is woken, or until a whole update came. */
+#ifndef BATON_WEIGHTS_STORE_STORE_H
+#define BATON_WEIGHTS_STORE_STORE_H
+
+#include "base/err.h"
+#include "memory/checksum.h"
+#include "memory/slab.h"
+#include "weights/manifest.h"
+#include "weights/version_label.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct device;
+
+enum { STORE_DEVICES_MAX = 64, STORE_PLACES_MAX = STORE_DEVICES_MAX + 1 };
+
+/* One tensor of a version in one place. */
+struct view {
+    union {
+        const void *data; /* host memory: aligned for its dtype; in slab */
+        uint64_t addr;    /* any memory */
+    };
+    struct slab *slab; /* counted by the version; NULL: a sharded rank that lacks this tensor */
+    uint64_t serial;   /* of the version that brought these bytes */
+};
+
+struct version {
+    uint64_t serial;            /* 1, 2, ...: only ever grows within a boot */
+    struct version_label *name; /* counted: what made something keeps its name for longer */
+    const char *label;          /* the text of `name`: the trainer's name for it */
+    uint64_t nbytes;
+    const struct view *views; /* in host memory: [manifest->plan->n_tensors], same indexes; NULL
+                                 when the store keeps none there */
+    const struct view *places[STORE_PLACES_MAX]; /* [n_tensors] each; the host's too */
+};
+
+enum store_state {
+    STORE_UNSYNCED,
+    STORE_READY,
+    STORE_ASLEEP, /* kept in host memory */
+    STORE_DROPPED,
+    STORE_STATE_COUNT
+};
+
+struct store;
+
+struct store_cfg {
+    struct manifest *manifest;     /* moved in */
+    uint32_t n_versions_max;       /* live versions, the staging one counted; >= 2 */
+    uint64_t nbytes_max;           /* of the slabs of each place; UINT64_MAX for none */
+    struct device *const *devices; /* [n_devices] borrowed, outlive the store; each is a rank, and
+                                      room for one version is taken on it now, if there is */
+    uint32_t n_devices;            /* 0: the host is the only rank */
+    bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
+};
+
+/* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no room for one version;
+ * of several that is no error: they may be meant to share a model), ERR_CUDA. Blocks: while devices
+ * allocate. */
+int store_new(struct store **out, const struct store_cfg *cfg, struct err *e);
+void store_free(struct store *s); /* no pins, no staging left; accepts NULL */
+const struct manifest *store_manifest(const struct store *s); /* borrowed, immutable */
+
+/* Places, immutable. The ranks come first: the devices, or the host alone; then the mirror. */
+uint32_t store_n_ranks(const struct store *s);
+uint32_t store_n_places(const struct store *s);
+bool store_has_host(const struct store *s);
+uint32_t store_host_place(const struct store *s);                   /* only if it has one */
+struct device *store_device(const struct store *s, uint32_t place); /* NULL: host memory */
+struct slab_pool *store_slabs(struct store *s, uint32_t place);     /* borrowed */
+
+/* store_pin - the version to read now, kept alive until store_unpin.
+ * Threads: any; takes MTX_STORE briefly.
+ * Errors: ERR_UNSYNCED, ERR_ASLEEP (also when dropped). */
+int store_pin(struct store *s, const struct version **out, struct err *e);
+void store_unpin(struct store *s, const struct version *v); /* accepts NULL */
+
+/* store_pin_again - one more store_unpin for a version that the caller has pinned. */
+void store_pin_again(struct store *s, const struct version *v);
+
+/* store_let_go - store_unpin for a thread that must not wait for memory to be freed. Returns true
+ * when the version has no reader left: then somebody has to call store_reap soon. */
+bool store_let_go(struct store *s, const struct version *v);
+
+/* store_reap - free the versions that were let go; they count as alive until then. Any thread. */
+void store_reap(struct store *s);
+
+/* store_wait_pinnable - wait until store_pin could work or the state is one that only an update
+ * can leave, though it were asleep. Blocks up to the deadline. Returns true when pinnable. */
+bool store_wait_pinnable(struct store *s, uint64_t deadline_us);
+
+/* A staging: the views of the version to be. Owned by the update worker. */
+struct staging;
+
+struct staging_cfg {
+    bool partial; /* untouched tensors are shared with the predecessor */
+    bool sharded; /* the ranks together must be complete, not each by itself */
+};
+
+/* store_stage - begin. One at a time.
+ * @deadline_us  how long to wait for a version to be freed when n_versions_max live
+ * Errors: ERR_CONFLICT (another staging is open; too many live versions; level 1 sleep),
+ *         ERR_UNSYNCED, ERR_ASLEEP (partial, but nothing to build on). */
+int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
+                struct staging **out, struct err *e);
+
+/* staging_slab - scratch memory of the host, if there is any. @out one reference, the caller's.
+ * Errors: ERR_NO_STAGING. */
+int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e);
+
+/* Room for a chunk in a place. */
+struct staging_room {
+    struct slab *slab; /* one reference, the holder's; NULL: none */
+    uint64_t offset;   /* in the slab; a multiple of STAGING_ALIGN */
+    uint64_t nbytes;
+};
+enum { STAGING_ALIGN = 256 };
+
+/* staging_room - room for one bucket: of a GPU's part of a whole update, in the one slab that was
+ * kept ready for it; else a slab of its own. Views made in it hold the slab themselves.
+ * Errors: ERR_NO_STAGING. */
+int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
+                 struct err *e);
+/* staging_room_back - the chunk failed: its room may be used again. `g` NULL: it has ended. */
+void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room);
+
+/* staging_view - where tensor `index` lies in a place. Replaces nothing: it arrives once.
+ * @addr  aligned for its dtype, in slab
+ * Errors: ERR_CONFLICT at /names (already arrived in this update). */
+int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
+                 uint64_t addr, struct err *e);
+
+/* Where a tensor of the manifest lies in a room, and as part of what it came. */
+struct landing {
+    uint32_t index; /* of the tensor */
+    uint32_t part;  /* the caller's; not looked at here */
+    uint64_t offset;
+};
+
+/* staging_views - staging_view of many that lie in one slab, `offset` behind `addr` each. None may
+ * have arrived in the place, and each is to be aligned for its dtype. */
+void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
+                   struct slab *slab, uint64_t addr);
+
+bool staging_has(const struct staging *g, uint32_t place, uint32_t index);
+
+/* staging_missing - how many tensors of the manifest have not arrived (on every rank; sharded: on
+ * any); the first `cap` indexes. */
+uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap);
+
+struct store_stats {
+    uint64_t serial;
+    char label[VERSION_LABEL_MAX + 1];
+    uint64_t nbytes;
+    uint32_t n_updated; /* tensors that this commit brought */
+    uint32_t n_live;    /* versions alive after it */
+};
+
+/* store_commit - make the staging the version that is served; consumes it on success.
+ * @label  borrowed, copied; "" becomes "serial-<n>": new weights never carry an old name
+ * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
+ *                         or partial and nothing arrived
+ *         After an error the staging stands and the old version serves. */
+int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
+                 struct err *e);
+
+/* store_abort - drop the staging (accepts NULL). */
+void store_abort(struct store *s, struct staging *g);
+
+/* store_set_label - rename what is served (same bytes, same serial); readers that pinned it before
+ * keep the name they saw.
+ * @if_serial  only if that is what is served; 0: whatever is
+ * @serial     what was renamed; written on success only
+ * Errors: ERR_UNSYNCED, ERR_ASLEEP, ERR_CONFLICT (at /if_serial: another serial is served),
+ * ERR_NO_MEMORY. */
+int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
+                    struct err *e);
+
+/* Bytes that a sleep gave back, as its pools gave them to the system or the driver. */
+struct store_slept {
+    uint64_t nbytes_device, nbytes_host; /* of weights */
+    uint64_t nbytes_ready;               /* of memory that was kept ready for updates */
+    uint64_t nbytes_kept;                /* that lie in host memory now, to be woken */
+};
+
+/* store_sleep - put the weights away.
+ * @level        1: they stay in host memory (what is there already does not move); 2: they go
+ * @deadline_us  how long to wait for what is staged, and for readers to let go
+ * Repeating is harmless, and so is level 1 after level 2. Without weights, what is kept ready for
+ * updates is given back, and the state stays.
+ * Threads: any, no lock held; one sleep, wake or update at a time, and each waits for the one
+ * before it. Blocks: until readers have let go and the bytes are copied.
+ * Errors: ERR_CONFLICT (an update is staged still; readers did not let go),
+ *         ERR_NO_STAGING (no host memory), ERR_CUDA, ERR_NO_MEMORY. All is as before then. */
+int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_slept *out,
+                struct err *e);
+
+/* store_wake - what sleeps at level 1 is served again, under the same serial and label; where all
+ * was dropped, GPUs take room for the update that has to come.
+ * @deadline_us  how long to wait for what is staged
+ * @nbytes       bytes taken on GPUs
+ * Repeating is harmless. Threads, blocks: as store_sleep.
+ * Errors: ERR_CONFLICT (an update is staged still), ERR_NO_STAGING, ERR_CUDA, ERR_NO_MEMORY: it
+ *         sleeps on then. */
+int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
+
+struct store_info {
+    enum store_state state;
+    uint64_t serial; /* 0 when unsynced */
+    char label[VERSION_LABEL_MAX + 1];
+    uint64_t nbytes;
+    uint32_t n_live;
+    uint64_t committed_at_us; /* monotonic; 0 when never */
+    uint64_t n_commits;
+};
+void store_info(struct store *s, struct store_info *out); /* any thread */
+const char *store_state_name(enum store_state state);
+
+/* store_label_of - the label that the commit of `serial` got, if it is among the last
+ * STORE_LABELS_KEPT commits. @out [VERSION_LABEL_MAX + 1]. Returns false when it is forgotten. */
+enum { STORE_LABELS_KEPT = 64 };
+bool store_label_of(struct store *s, uint64_t serial, char *out);
+
+/* store_checksum - checksum of one tensor of a pinned version; computed once, then remembered. On
+ * the host's copy if there is one, else on the first rank that has it. Errors: ERR_CUDA. */
+int store_checksum(struct store *s, const struct version *v, uint32_t index, struct checksum *out,
+                   struct err *e);
+
+/* store_read - bytes [offset, offset + nbytes) of a tensor of a pinned version, into host memory.
+ * Threads: any, no lock held. Errors: ERR_CUDA. */
+int store_read(struct store *s, const struct version *v, uint32_t index, uint64_t offset,
+               uint64_t nbytes, void *out, struct err *e);
+
+/* store_place_name - "host" or "cuda:0". */
+const char *store_place_name(const struct store *s, uint32_t place);
+
+#endif

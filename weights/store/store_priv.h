@@ -1,0 +1,152 @@
+/* What store.c, store_sleep.c and staging.c share, and what the update worker alone may ask for. */
+#ifndef BATON_WEIGHTS_STORE_STORE_PRIV_H
+#define BATON_WEIGHTS_STORE_STORE_PRIV_H
+
+#include "base/mtx.h"
+#include "weights/store/store.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/* A checksum that whoever needs it first leaves for the others. */
+struct sum_slot {
+    atomic_uchar state; /* SUM_*; READY is released after `sum` was written, and acquired before */
+    struct checksum sum;
+};
+enum { SUM_EMPTY, SUM_WRITING, SUM_READY };
+
+struct version_owned {
+    struct version version; /* first; immutable once published */
+    struct view *views;     /* owned; [n_places][n_tensors]; each holds a reference to its slab, or
+                               has none yet */
+    struct sum_slot *sums;  /* owned; [n_tensors] */
+    uint32_t n_tensors, n_places;
+    uint64_t refs; /* guarded by the store's lock, as the next one */
+    struct version_owned *next_retired;
+};
+
+struct label_kept {
+    uint64_t serial;
+    char label[VERSION_LABEL_MAX + 1];
+};
+
+struct place {
+    struct device *device;   /* borrowed; NULL: host memory */
+    struct slab_pool *slabs; /* owned */
+};
+
+/* Where the weights of a sleeping store lie in host memory, if the store has no place there. */
+struct bed {
+    struct slab *slab;  /* counted */
+    uint64_t *offsets;  /* owned; [n_tensors] */
+};
+
+struct store {
+    struct mtx lock;    /* rank MTX_STORE; guards down to the blank line */
+    struct cnd changed; /* state, pins or live versions changed */
+    enum store_state state;
+    struct version_owned *current; /* counted; NULL until the first commit */
+    struct version_owned *retired; /* owned: without readers, to be freed by store_reap */
+    uint32_t n_live;               /* versions not freed yet; the staging is not one */
+    bool staging_open;             /* or a sleep or wake is under way */
+    struct bed bed;                /* of whoever has staging_open */
+    uint64_t serial; /* of the last commit */
+    uint64_t n_commits, committed_at_us;
+    struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
+
+    /* Immutable. */
+    struct manifest *manifest; /* owned */
+    struct place places[STORE_PLACES_MAX];
+    uint32_t n_places, n_ranks;
+    struct slab_pool *scratch; /* host memory; the host place's, or owned where there is none */
+    uint32_t n_versions_max;
+};
+
+enum { STAGING_HOLES_MAX = 16 };
+
+/* A GPU's part of a whole update. Of more holes than there is place for the rest is lost until the
+ * staging ends. */
+struct staging_whole {
+    struct slab *slab;    /* counted; NULL until the first room */
+    uint64_t nbytes, end; /* the next room begins behind `end` */
+    struct staging_hole {
+        uint64_t offset, nbytes;
+    } holes[STAGING_HOLES_MAX]; /* rooms that came back from before others */
+    uint32_t n_holes;
+};
+
+/* At how many places a tensor arrived, and at how many of these that are ranks. */
+struct spread {
+    uint8_t n_places, n_ranks;
+};
+_Static_assert(STORE_PLACES_MAX <= UINT8_MAX, "places can be counted");
+
+/* Update worker only, but for `store` and what it guards. */
+struct staging {
+    struct store *store; /* borrowed */
+    bool partial, sharded;
+    struct version_owned *base; /* counted: predecessor of partial, or NULL */
+    struct version_owned *next; /* owned: what commit publishes */
+    bool *arrived;              /* owned; [n_places][n_tensors] */
+    struct spread *spread;      /* owned; [n_tensors] */
+    uint32_t n_arrived;         /* tensors that arrived anywhere */
+    uint32_t n_whole;           /* tensors that arrived at every rank */
+    struct staging_whole whole[STORE_DEVICES_MAX];
+};
+
+struct version_owned *version_new(const struct store *s);
+void version_free(struct version_owned *v); /* lets its slabs go; accepts NULL; no lock held */
+
+/* The view of a tensor in a place. */
+struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);
+
+/* Takes room for one version on a GPU, so that an update finds it. Errors: ERR_NO_STAGING if the
+ * store has no other rank, ERR_CUDA. */
+int store_reserve_whole(const struct store *s, uint32_t place, struct err *e);
+
+/* Waits in short pieces, because nobody signals `changed` for a stop. Returns false when it is set,
+ * or the deadline is over. */
+bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
+
+void bed_fini(struct bed *b); /* accepts a zeroed one */
+
+/* Drops one reference; the last one frees the version, outside the lock. */
+void store_version_drop(struct store *s, struct version_owned *v);
+
+/* What a whole update takes of a GPU in one slab, with room for buckets to begin aligned. */
+uint64_t store_whole_nbytes(const struct store *s);
+
+/* Bytes at an address of a place, and their sum. Threads: any, no lock held. Errors: ERR_CUDA. */
+int place_read(const struct store *s, uint32_t place, void *out, uint64_t addr, uint64_t nbytes,
+               struct err *e);
+int place_write(const struct store *s, uint32_t place, uint64_t addr, const void *from,
+                uint64_t nbytes, struct err *e);
+int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
+              struct checksum *out, struct err *e);
+
+/* Copies a tensor's views in all places, and its checksum when known; takes references. */
+void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index);
+
+/* store_stage, that gives up with ERR_CONFLICT soon after *stop is set (NULL: never). */
+int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
+                      const atomic_bool *stop, struct staging **out, struct err *e);
+
+/* Waits until no version but the served one is alive; false when *stop is set or the deadline
+ * passes first. */
+bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
+
+/* [n_tensors]: which arrived in a place. */
+const bool *staging_arrivals(const struct staging *g, uint32_t place);
+
+/* Where the bytes lie that tensor `index` will have in a place when this staging is committed; 0
+ * if it will have none there. */
+uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index);
+
+/* The first tensor that arrived on some ranks only, although each must be complete; or
+ * PLAN_NO_TENSOR. */
+uint32_t staging_uneven(const struct staging *g);
+
+void staging_free(struct staging *g);
+
+#endif

@@ -1,0 +1,375 @@
+/* Sleep and wake.
+ *
+ * Nobody can pin while the store is asleep and the last reader has left before, so the table of the
+ * version that sleeps is changed where it stands: a view that went from its GPU has no slab, and
+ * its old address says only that it was there. All ranks have the same bytes of a tensor that
+ * several have, so that one copy in host memory is enough. */
+#include "weights/store/store_priv.h"
+
+#include "base/clock.h"
+#include "memory/device.h"
+#include "weights/source.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+void bed_fini(struct bed *b)
+{
+    slab_unref(b->slab);
+    free(b->offsets);
+    *b = (struct bed){0};
+}
+
+static uint64_t aligned(uint64_t offset)
+{
+    return (offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
+}
+
+static uint64_t nbytes_of(const struct store *s, uint32_t index)
+{
+    return s->manifest->plan->tensors[index].nbytes;
+}
+
+static bool was_there(const struct version_owned *v, uint32_t place, uint32_t index)
+{
+    return version_view(v, place, index)->addr != 0;
+}
+
+/* The first rank that has a tensor; they have none in common with the host. */
+static uint32_t first_place(const struct version_owned *v, uint32_t index)
+{
+    uint32_t p = 0;
+
+    while (p + 1 < v->n_places && !was_there(v, p, index))
+        p++;
+    return p;
+}
+
+static int wait_batch(struct device_batch *b, struct err *e)
+{
+    struct progress p = {.deadline_us = CLOCK_NEVER};
+
+    return device_batch_wait(b, &p, e);
+}
+
+/* What place `p` is the first to have. */
+static int lay_down_place(const struct store *s, const struct version_owned *v, struct bed *bed,
+                          uint32_t p, struct err *e)
+{
+    struct device_batch *b;
+    int rc = 0;
+
+    if (device_batch_new(store_device(s, p), &b, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < v->n_tensors && rc == 0; i++)
+        if (nbytes_of(s, i) > 0 && first_place(v, i) == p)
+            rc = device_batch_to_host(b, (char *)bed->slab->base + bed->offsets[i],
+                                      version_view(v, p, i)->addr, nbytes_of(s, i), e);
+    if (rc == 0)
+        rc = wait_batch(b, e);
+    device_batch_free(b);
+    return rc;
+}
+
+/* A store that keeps nothing in host memory copies what lies on its GPUs there. */
+static int lay_down(struct store *s, const struct version_owned *v, struct bed *out, struct err *e)
+{
+    struct bed bed = {.offsets = calloc(v->n_tensors, sizeof *bed.offsets)};
+    uint64_t nbytes = 0;
+    int rc = 0;
+
+    if (bed.offsets == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a list of %u tensors", v->n_tensors);
+    for (uint32_t i = 0; i < v->n_tensors; i++) {
+        bed.offsets[i] = nbytes;
+        nbytes = aligned(nbytes + nbytes_of(s, i));
+    }
+    if (slab_pool_check(s->scratch, nbytes, e) != 0 ||
+        slab_new(&bed.slab, s->scratch, nbytes, e) != 0)
+        rc = -1;
+    for (uint32_t p = 0; p < s->n_places && rc == 0; p++)
+        rc = lay_down_place(s, v, &bed, p, e);
+    if (rc != 0) {
+        bed_fini(&bed);
+        return -1;
+    }
+    *out = bed;
+    return 0;
+}
+
+static void leave_devices(const struct store *s, const struct version_owned *v)
+{
+    for (uint32_t p = 0; p < s->n_places; p++) {
+        for (uint32_t i = 0; i < v->n_tensors && store_device(s, p) != NULL; i++) {
+            struct view *view = version_view(v, p, i);
+
+            slab_unref(view->slab);
+            view->slab = NULL;
+        }
+    }
+}
+
+/* Bytes of all pools, of GPUs and of the host. */
+struct held {
+    uint64_t live_device, live_host, idle;
+};
+
+static void add_held(struct held *h, struct slab_pool *pool, bool device)
+{
+    struct slab_stats st;
+
+    slab_pool_stats(pool, &st);
+    *(device ? &h->live_device : &h->live_host) += st.nbytes_live;
+    h->idle += st.nbytes_idle;
+}
+
+static struct held held_now(const struct store *s)
+{
+    struct held h = {0};
+
+    for (uint32_t p = 0; p < s->n_places; p++)
+        add_held(&h, s->places[p].slabs, store_device(s, p) != NULL);
+    if (!store_has_host(s))
+        add_held(&h, s->scratch, false);
+    return h;
+}
+
+static void trim(struct store *s)
+{
+    for (uint32_t p = 0; p < s->n_places; p++)
+        (void)slab_pool_trim(s->places[p].slabs);
+    (void)slab_pool_trim(s->scratch);
+}
+
+static uint64_t less(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+/* Takes the place of an update. What was aborted gives its staging back a moment after its session
+ * has ended; whoever calls has seen to it that no session is open. */
+static int take_turn_locked(struct store *s, uint64_t deadline_us, struct err *e)
+{
+    while (s->staging_open)
+        if (!store_wait_piece_locked(s, deadline_us, NULL))
+            return err_set(e, ERR_CONFLICT, "", "an update is being staged, or a sleep or wake is");
+    s->staging_open = true;
+    return 0;
+}
+
+/* Closes the door and waits until everybody is out. */
+static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_state *before,
+                              struct err *e)
+{
+    if (take_turn_locked(s, deadline_us, e) != 0)
+        return -1;
+    *before = s->state;
+    if (s->current == NULL)
+        return 0;
+    s->state = STORE_ASLEEP;
+    while (s->current->refs > 1 || s->n_live > 1) {
+        if (store_wait_piece_locked(s, deadline_us, NULL))
+            continue;
+        s->state = *before;
+        s->staging_open = false;
+        cnd_broadcast(&s->changed);
+        return err_set(e, ERR_CONFLICT, "",
+                       "readers of the weights did not let go in time (%llu hold the served "
+                       "version, %u versions are alive)",
+                       (unsigned long long)(s->current->refs - 1), s->n_live);
+    }
+    return 0;
+}
+
+static void end_sleep(struct store *s, enum store_state state)
+{
+    struct version_owned *old = NULL;
+
+    mtx_lock(&s->lock);
+    if (state == STORE_DROPPED) {
+        old = s->current;
+        s->current = NULL;
+    }
+    mtx_unlock(&s->lock);
+    store_version_drop(s, old);
+    if (state == STORE_DROPPED)
+        bed_fini(&s->bed);
+    if (state != STORE_READY)
+        trim(s);
+    mtx_lock(&s->lock);
+    s->state = state;
+    s->staging_open = false;
+    cnd_broadcast(&s->changed);
+    mtx_unlock(&s->lock);
+}
+
+/* Level 1, with weights that are awake. */
+static int lie_down(struct store *s, struct err *e)
+{
+    if (!store_has_host(s) && lay_down(s, s->current, &s->bed, e) != 0)
+        return -1;
+    leave_devices(s, s->current);
+    return 0;
+}
+
+int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_slept *out,
+                struct err *e)
+{
+    enum store_state before, after;
+    struct held was, is;
+    int rc;
+
+    assert(level == 1 || level == 2);
+    mtx_lock(&s->lock);
+    rc = begin_sleep_locked(s, deadline_us, &before, e);
+    mtx_unlock(&s->lock);
+    if (rc != 0)
+        return -1;
+    was = held_now(s);
+    after = s->current == NULL ? before : level == 2 ? STORE_DROPPED : STORE_ASLEEP;
+    if (after == STORE_ASLEEP && before != STORE_ASLEEP && lie_down(s, e) != 0) {
+        end_sleep(s, before);
+        return -1;
+    }
+    end_sleep(s, after);
+    is = held_now(s);
+    *out = (struct store_slept){.nbytes_device = less(was.live_device, is.live_device),
+                                .nbytes_host = less(was.live_host, is.live_host),
+                                .nbytes_ready = less(was.idle, is.idle),
+                                .nbytes_kept = after == STORE_ASLEEP ? is.live_host : 0};
+    return 0;
+}
+
+/* The bytes of a tensor in host memory. */
+static const void *kept_at(const struct store *s, const struct version_owned *v, uint32_t index)
+{
+    if (store_has_host(s))
+        return version_view(v, store_host_place(s), index)->data;
+    return (const char *)s->bed.slab->base + s->bed.offsets[index];
+}
+
+static int new_slab(struct slab_pool *pool, uint64_t nbytes, struct slab **out, struct err *e)
+{
+    return slab_pool_check(pool, nbytes, e) == 0 ? slab_new(out, pool, nbytes, e) : -1;
+}
+
+/* A place's tensors, one behind the other; as large as an update's, so that it is used again. */
+static int get_up_place(struct store *s, const struct version_owned *v, uint32_t p,
+                        struct slab **out, struct err *e)
+{
+    uint64_t nbytes = 0;
+    struct device_batch *b;
+    uint32_t n = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < v->n_tensors; i++)
+        if (was_there(v, p, i)) {
+            nbytes = aligned(nbytes) + nbytes_of(s, i);
+            n++;
+        }
+    if (n == v->n_tensors && nbytes < store_whole_nbytes(s))
+        nbytes = store_whole_nbytes(s);
+    if (n == 0)
+        return 0;
+    if (new_slab(store_slabs(s, p), nbytes, out, e) != 0)
+        return -1;
+    if (device_batch_new(store_device(s, p), &b, e) != 0)
+        return -1;
+    nbytes = 0;
+    for (uint32_t i = 0; i < v->n_tensors && rc == 0; i++) {
+        if (!was_there(v, p, i))
+            continue;
+        nbytes = aligned(nbytes);
+        if (nbytes_of(s, i) > 0)
+            rc = device_batch_from_host(b, (*out)->addr + nbytes, kept_at(s, v, i), nbytes_of(s, i),
+                                        e);
+        nbytes += nbytes_of(s, i);
+    }
+    if (rc == 0)
+        rc = wait_batch(b, e);
+    device_batch_free(b);
+    return rc;
+}
+
+static void move_in(const struct store *s, const struct version_owned *v, uint32_t p,
+                    struct slab *slab)
+{
+    uint64_t at = 0;
+
+    for (uint32_t i = 0; i < v->n_tensors; i++) {
+        struct view *view = version_view(v, p, i);
+
+        if (!was_there(v, p, i))
+            continue;
+        at = aligned(at);
+        view->slab = slab_ref(slab);
+        view->addr = slab->addr + at;
+        at += nbytes_of(s, i);
+    }
+}
+
+/* All places or none. */
+static int get_up(struct store *s, uint64_t *nbytes, struct err *e)
+{
+    struct slab *slabs[STORE_PLACES_MAX] = {NULL};
+    struct version_owned *v = s->current;
+    int rc = 0;
+
+    for (uint32_t p = 0; p < s->n_places && rc == 0; p++)
+        if (store_device(s, p) != NULL)
+            rc = get_up_place(s, v, p, &slabs[p], e);
+    for (uint32_t p = 0; p < s->n_places; p++) {
+        if (rc == 0 && slabs[p] != NULL) {
+            move_in(s, v, p, slabs[p]);
+            *nbytes += slabs[p]->nbytes;
+        }
+        slab_unref(slabs[p]);
+    }
+    if (rc != 0)
+        return -1;
+    bed_fini(&s->bed);
+    /* What was summed before it slept says nothing about what came back. */
+    for (uint32_t i = 0; i < v->n_tensors; i++)
+        atomic_store_explicit(&v->sums[i].state, SUM_EMPTY, memory_order_relaxed);
+    return 0;
+}
+
+static int make_room(struct store *s, struct err *e)
+{
+    for (uint32_t p = 0; p < s->n_places; p++)
+        if (store_device(s, p) != NULL && store_reserve_whole(s, p, e) != 0)
+            return -1;
+    return 0;
+}
+
+int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct err *e)
+{
+    enum store_state state;
+    uint64_t n = 0;
+    bool asleep;
+    int rc = 0;
+
+    mtx_lock(&s->lock);
+    asleep = s->state == STORE_ASLEEP || s->state == STORE_DROPPED;
+    if (asleep)
+        rc = take_turn_locked(s, deadline_us, e);
+    state = s->state; /* another one, if the update that was waited for was committed */
+    mtx_unlock(&s->lock);
+    if (rc != 0)
+        return -1;
+    if (state == STORE_ASLEEP)
+        rc = get_up(s, &n, e);
+    if (state == STORE_DROPPED)
+        rc = make_room(s, e);
+    if (asleep) {
+        mtx_lock(&s->lock);
+        s->state = rc == 0 && state == STORE_ASLEEP ? STORE_READY : state;
+        s->staging_open = false;
+        cnd_broadcast(&s->changed);
+        mtx_unlock(&s->lock);
+    }
+    if (rc == 0)
+        *nbytes = n;
+    return rc;
+}

@@ -1,0 +1,260 @@
+/* One tensor after the other, by blocking copies: what comes this way is small beside a model, and
+ * is not waited for by any other. */
+#include "weights/update/host_copy.h"
+
+#include "base/mtx.h"
+#include "memory/slab.h"
+#include "weights/source.h"
+#include "weights/store/store.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <string.h>
+
+/* ---- a source that fills ---- */
+
+static int copy_filled(const struct host_copy *c, struct err *e)
+{
+    for (uint32_t i = 0; i < c->plan->n_tensors; i++) {
+        void *at = c->place(c->arg, i);
+
+        if (c->source->ops->fill(c->source, c->plan, i, 1, at, c->progress, e) != 0 ||
+            c->came(c->arg, i, at, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- one whose bytes lie on GPUs ---- */
+
+static int read_tensor(const struct host_copy *c, uint32_t i, uint64_t from, struct err *e)
+{
+    uint64_t nbytes = c->plan->tensors[i].nbytes;
+    char *at = c->place(c->arg, i);
+
+    for (uint64_t done = 0, n; done < nbytes; done += n) {
+        n = nbytes - done < SOURCE_PIECE_NBYTES ? nbytes - done : SOURCE_PIECE_NBYTES;
+        if (progress_check(c->progress, e) != 0 ||
+            device_read(c->devices[0], at + done, from + done, n, e) != 0)
+            return -1;
+        (void)atomic_fetch_add_explicit(&c->progress->nbytes_done, n, memory_order_relaxed);
+    }
+    return c->came(c->arg, i, at, e);
+}
+
+static int copy_buckets(const struct host_copy *c, struct err *e)
+{
+    const struct source_ops *ops = c->source->ops;
+
+    for (uint32_t first = 0, n; first < c->plan->n_tensors; first += n) {
+        atomic_store_explicit(&c->progress->tensor, first, memory_order_relaxed);
+        if (ops->map(c->source, 0, first, SOURCE_WAIT, c->progress, &n, e) != 0)
+            return -1;
+        for (uint32_t i = first; i < first + n; i++)
+            if (read_tensor(c, i, ops->at(c->source, 0, i), e) != 0)
+                return -1;
+    }
+    return 0;
+}
+
+/* The blocking copies have all ended when the source is released. */
+static int copy_mapped(const struct host_copy *c, struct err *e)
+{
+    struct source_scope *scope = NULL;
+    struct err late = {0};
+    int rc = c->source->ops->join(c->source, &scope, e);
+
+    if (rc == 0)
+        rc = copy_buckets(c, e);
+    if (c->source->ops->release(c->source, &late) != 0 && rc == 0) {
+        *e = late;
+        rc = -1;
+    }
+    source_scope_close(scope);
+    return rc;
+}
+
+/* ---- one that is received ---- */
+
+/* A bucket on its way. */
+struct coming {
+    uint32_t first, n;
+    uint64_t offset; /* in the window */
+};
+
+struct window {
+    const struct host_copy *c;
+    uint64_t nbytes;
+    struct slab_pool *pools[STORE_DEVICES_MAX]; /* owned; [n] */
+    struct slab *slabs[STORE_DEVICES_MAX];      /* owned; [n] */
+    uint32_t n;
+    struct coming coming[SOURCE_POSTED_MAX]; /* those that are under way; the oldest first */
+    uint32_t n_coming;
+};
+
+static uint64_t bucket_nbytes(const struct plan *plan, uint32_t first, uint32_t n)
+{
+    const struct tensor_spec *t = plan->tensors, *last = &t[first + n - 1];
+
+    return last->offset + last->nbytes - t[first].offset;
+}
+
+static uint64_t aligned(uint64_t nbytes)
+{
+    return (nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
+}
+
+/* Room for the largest bucket, and for as many small ones as are worth a round. */
+static uint64_t window_nbytes(const struct host_copy *c)
+{
+    uint64_t largest = 0, all = 0;
+
+    for (uint32_t first = 0, n; first < c->plan->n_tensors; first += n) {
+        uint64_t nbytes;
+
+        n = c->source->ops->bucket(c->source, first);
+        assert(n > 0 && n <= c->plan->n_tensors - first);
+        nbytes = aligned(bucket_nbytes(c->plan, first, n));
+        largest = nbytes > largest ? nbytes : largest;
+        all += nbytes;
+    }
+    if (all < HOST_COPY_WINDOW_NBYTES)
+        return all;
+    return largest > HOST_COPY_WINDOW_NBYTES ? largest : HOST_COPY_WINDOW_NBYTES;
+}
+
+static void window_fini(struct window *w)
+{
+    for (; w->n > 0; w->n--) {
+        slab_unref(w->slabs[w->n - 1]);
+        slab_pool_free(w->pools[w->n - 1]);
+    }
+}
+
+/* A pool for this alone: what is given back goes to the GPU, and not to the next update. */
+static int window_rank(struct window *w, struct device *device, struct err *e)
+{
+    struct slab_memory memory = device_memory(device);
+    struct slab_pool *pool;
+
+    if (slab_pool_new(&pool, &memory, UINT64_MAX, 0, e) != 0)
+        return -1;
+    if (slab_pool_check(pool, w->nbytes, e) != 0 ||
+        slab_new(&w->slabs[w->n], pool, w->nbytes, e) != 0) {
+        slab_pool_free(pool);
+        return -1;
+    }
+    w->pools[w->n++] = pool;
+    return 0;
+}
+
+static int window_init(struct window *w, const struct host_copy *c, struct err *e)
+{
+    *w = (struct window){.c = c, .nbytes = window_nbytes(c)};
+    assert(c->n_devices > 0 && c->n_devices <= STORE_DEVICES_MAX);
+    for (uint32_t r = 0; r < c->n_devices; r++) {
+        if (window_rank(w, c->devices[r], e) != 0) {
+            window_fini(w);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Nothing comes any more. The first cause stays. */
+static int lose(struct window *w, const struct err *late, struct err *e)
+{
+    struct source *source = w->c->source;
+
+    if (w->n_coming > 0 && source->ops->stuck(source))
+        for (uint32_t r = 0; r < w->n; r++)
+            slab_condemn(w->slabs[r]);
+    if (e->code == ERR_NONE)
+        *e = *late;
+    return -1;
+}
+
+/* Posts what fits from tensor `first` on; *end is the first that did not. */
+static int post_window(struct window *w, uint32_t first, uint32_t *end, struct err *e)
+{
+    const struct host_copy *c = w->c;
+    uint64_t used = 0, dst[STORE_DEVICES_MAX];
+    struct err late = {0};
+
+    for (w->n_coming = 0; first < c->plan->n_tensors && w->n_coming < SOURCE_POSTED_MAX;) {
+        uint32_t n = c->source->ops->bucket(c->source, first);
+        uint64_t nbytes = aligned(bucket_nbytes(c->plan, first, n));
+
+        if (nbytes > w->nbytes - used)
+            break;
+        for (uint32_t r = 0; r < w->n; r++)
+            dst[r] = w->slabs[r]->addr + used;
+        atomic_store_explicit(&c->progress->tensor, first, memory_order_relaxed);
+        if (c->source->ops->post(c->source, first, n, dst, c->progress, &late) != 0)
+            return lose(w, &late, e);
+        w->coming[w->n_coming++] = (struct coming){first, n, used};
+        used += nbytes;
+        first += n;
+    }
+    *end = first;
+    return 0;
+}
+
+/* What came to the first rank; @e as host_copy_run's, and set by what goes wrong here. */
+static void take_bucket(const struct window *w, const struct coming *b, struct err *e)
+{
+    const struct host_copy *c = w->c;
+    const struct tensor_spec *t = c->plan->tensors;
+    uint64_t at = w->slabs[0]->addr + b->offset;
+
+    for (uint32_t i = b->first; i < b->first + b->n && e->code == ERR_NONE; i++)
+        (void)read_tensor(c, i, at + (t[i].offset - t[b->first].offset), e);
+}
+
+static int receive_window(struct window *w, struct err *e)
+{
+    const struct host_copy *c = w->c;
+    struct err late = {0};
+
+    while (w->n_coming > 0) {
+        struct coming b = w->coming[0];
+
+        if (c->source->ops->receive(c->source, c->progress, &late) != 0)
+            return lose(w, &late, e);
+        w->n_coming--;
+        memmove(w->coming, w->coming + 1, w->n_coming * sizeof w->coming[0]);
+        if (e->code == ERR_NONE)
+            take_bucket(w, &b, e);
+    }
+    return 0;
+}
+
+static int copy_received(const struct host_copy *c, struct err *e)
+{
+    struct window w;
+    uint32_t first = 0;
+    int rc = 0;
+
+    if (window_init(&w, c, e) != 0)
+        return -1;
+    while (first < c->plan->n_tensors && rc == 0)
+        if (post_window(&w, first, &first, e) != 0 || receive_window(&w, e) != 0)
+            rc = -1;
+    window_fini(&w);
+    return e->code == ERR_NONE ? rc : -1;
+}
+
+int host_copy_run(const struct host_copy *c, struct err *e)
+{
+    const struct source_ops *ops = c->source->ops;
+    int rc;
+
+    mtx_assert_none();
+    if (ops->fill != NULL)
+        rc = copy_filled(c, e);
+    else
+        rc = ops->map != NULL ? copy_mapped(c, e) : copy_received(c, e);
+    if (rc != 0)
+        return -1;
+    return ops->finish != NULL ? ops->finish(c->source, c->progress, e) : 0;
+}

@@ -1,0 +1,556 @@
+/* The calls on updates: each checks, queues or asks, and returns at once.
+ *
+ * What depends only on the request and the manifest is checked before the lock is taken; what
+ * depends on other updates is checked and claimed under it, in one piece. */
+#include "weights/update/update.h"
+
+#include "base/clock.h"
+#include "base/utf8.h"
+#include "weights/update/update_priv.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int start_threads(struct updates *u, struct err *e)
+{
+    int rc = pthread_create(&u->worker, NULL, update_worker_main, u);
+
+    if (rc != 0)
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the update thread");
+    rc = pthread_create(&u->watchdog, NULL, update_watchdog_main, u);
+    if (rc != 0) {
+        mtx_lock(&u->lock);
+        u->stopping = true;
+        cnd_broadcast(&u->work);
+        mtx_unlock(&u->lock);
+        (void)pthread_join(u->worker, NULL);
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the lease thread");
+    }
+    (void)pthread_setname_np(u->worker, "update");
+    (void)pthread_setname_np(u->watchdog, "leases");
+    return 0;
+}
+
+int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e)
+{
+    struct updates *u = calloc(1, sizeof *u);
+
+    if (u == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for updates");
+    mtx_init(&u->lock, MTX_UPDATES);
+    cnd_init(&u->work);
+    cnd_init(&u->tick);
+    u->queue_tail = &u->queue;
+    u->cfg = *cfg;
+    u->manifest = store_manifest(cfg->store);
+    if (start_threads(u, e) != 0) {
+        cnd_fini(&u->tick);
+        cnd_fini(&u->work);
+        mtx_fini(&u->lock);
+        free(u);
+        return -1;
+    }
+    *out = u;
+    return 0;
+}
+
+/* A session past its point of no return ends by itself. */
+static struct session *next_to_stop_locked(struct updates *u)
+{
+    struct session *s = u->live;
+
+    while (s != NULL && s->committing)
+        s = s->next;
+    return s;
+}
+
+void updates_stop(struct updates *u)
+{
+    struct err why = {0};
+    struct session *s;
+
+    if (u->stopped)
+        return;
+    u->stopped = true;
+    (void)err_set(&why, ERR_DRAINING, "", "the server is stopping");
+    mtx_lock(&u->lock);
+    u->stopping = true;
+    while ((s = next_to_stop_locked(u)) != NULL)
+        session_free(session_end_locked(u, s, UPDATE_ABORTED, &why));
+    cnd_broadcast(&u->work);
+    cnd_broadcast(&u->tick);
+    mtx_unlock(&u->lock);
+    (void)pthread_join(u->worker, NULL);
+    (void)pthread_join(u->watchdog, NULL);
+}
+
+void updates_free(struct updates *u)
+{
+    if (u == NULL)
+        return;
+    updates_stop(u);
+    assert(u->live == NULL && u->queue == NULL);
+    for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++)
+        if (u->ended[i] != NULL)
+            session_free(session_unref_locked(u->ended[i]));
+    plans_free(u);
+    cnd_fini(&u->tick);
+    cnd_fini(&u->work);
+    mtx_fini(&u->lock);
+    free(u);
+}
+
+/* start */
+
+int update_refuse_open(struct updates *u, struct session *s, struct err *e)
+{
+    struct update_info info;
+
+    session_info_locked(u, s, &info);
+    return err_set(e, ERR_CONFLICT, "",
+                   "update %s is open (%s, its lease ends in %.1f s): finish or abort it first",
+                   s->id, update_phase_name(s->phase), (double)info.lease_left_us / 1e6);
+}
+
+static int check_idle_locked(struct updates *u, struct err *e)
+{
+    if (u->stopping)
+        return err_set(e, ERR_DRAINING, "", "the server is stopping");
+    if (u->live != NULL)
+        return update_refuse_open(u, u->live, e);
+    return 0;
+}
+
+/* What the state of the store has to say; the worker finds out again when it stages. */
+int update_check_base(const struct store_info *info, bool partial, struct err *e)
+{
+    if (info->state == STORE_ASLEEP)
+        return err_set(e, ERR_CONFLICT, "",
+                       "the weights are asleep; wake them first, or drop them with sleep at level "
+                       "2");
+    if (partial && (info->state == STORE_UNSYNCED || info->state == STORE_DROPPED))
+        return err_set(e, ERR_UNSYNCED, "/partial",
+                       "a partial update needs weights to build on, and none are committed");
+    return 0;
+}
+
+static struct session *session_of_start(struct updates *u, const struct update_start *req,
+                                        struct err *e)
+{
+    struct session *s = session_new(u, e);
+
+    if (s == NULL)
+        return NULL;
+    s->partial = req->partial;
+    s->sharded = req->sharded;
+    s->convert = req->convert;
+    s->implicit = req->implicit;
+    s->unnamed = req->unnamed || req->implicit;
+    memcpy(s->label, req->label, sizeof s->label);
+    s->lease_us = (uint64_t)req->lease_s * 1000000;
+    s->lease_end_us = clock_after_us(s->lease_us);
+    return s;
+}
+
+int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
+                  struct err *e)
+{
+    struct store_info base;
+    struct err no_room = {0};
+    struct session *s;
+    int rc;
+
+    assert(req->lease_s >= 1 && req->lease_s <= UPDATE_LEASE_S_MAX);
+    store_info(u->cfg.store, &base);
+    if (update_check_base(&base, req->partial, e) != 0)
+        return -1;
+    if (!req->partial)
+        update_check_rooms(u, &base, req->sharded, &no_room);
+    s = session_of_start(u, req, e);
+    if (s == NULL)
+        return -1;
+    mtx_lock(&u->lock);
+    rc = check_idle_locked(u, e); /* first: an open update is what fills the memory */
+    if (rc == 0 && no_room.code != ERR_NONE && !update_frees_locked(u)) {
+        *e = no_room;
+        rc = -1;
+    }
+    if (rc == 0) {
+        session_begin_locked(u, s);
+        session_info_locked(u, s, out);
+    }
+    mtx_unlock(&u->lock);
+    if (rc != 0) {
+        session_free(s);
+        return -1;
+    }
+    updates_log(out);
+    updates_changed(u);
+    return 0;
+}
+
+/* shared with update_submit.c */
+
+int update_not_found(const char *id, struct err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "/update_id", "there is no update '%.40s'", id);
+}
+
+/* Is there room for one more job? */
+int update_check_queue_locked(const struct updates *u, struct err *e)
+{
+    if (u->stopping)
+        return err_set(e, ERR_DRAINING, "", "the server is stopping");
+    if (u->n_queued >= UPDATE_QUEUE_MAX)
+        return err_set(e, ERR_OVERLOADED, "", "%u pieces of updates are queued already",
+                       u->n_queued);
+    return 0;
+}
+
+void update_queue_locked(struct updates *u, struct session *s, struct update_job *job)
+{
+    job->session = s;
+    session_ref_locked(s);
+    session_renew_locked(u, s);
+    job_queue_locked(u, job);
+}
+
+bool update_frees_locked(const struct updates *u)
+{
+    mtx_assert_held(&u->lock);
+    return u->live != NULL || u->n_disposing > 0;
+}
+
+static bool frees(struct updates *u)
+{
+    bool yes;
+
+    mtx_lock(&u->lock);
+    yes = update_frees_locked(u);
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+/* A version or an update that is about to go gives its memory back: the worker waits for it. */
+static void forgive_room(const struct store_info *base, bool freeing, struct err *e)
+{
+    if (e->code == ERR_NO_STAGING && (base->n_live > 1 || freeing))
+        err_clear(e);
+}
+
+/* What a whole update takes in a place. */
+static uint64_t whole_nbytes(const struct store *s, uint32_t place)
+{
+    return store_device(s, place) != NULL ? store_whole_nbytes(s) : s->manifest->plan->nbytes;
+}
+
+/* How a model is spread over ranks is known only when it comes. */
+static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
+{
+    return !sharded || s->n_ranks == 1 || store_device(s, place) == NULL;
+}
+
+void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
+                        struct err *e)
+{
+    struct store *s = u->cfg.store;
+    bool freeing = frees(u); /* asked first: it may have ended when memory has been looked at */
+
+    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
+        if (takes_whole(s, p, sharded))
+            (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
+    forgive_room(base, freeing, e);
+}
+
+void update_check_job_room(struct updates *u, const struct store_info *base,
+                           const struct update_job *job, struct err *e)
+{
+    struct store *s = u->cfg.store;
+    bool freeing = frees(u);
+
+    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
+        const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
+
+        if (l != NULL && l->n_landings > 0)
+            (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
+    }
+    forgive_room(base, freeing, e);
+}
+
+uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)
+{
+    struct store *s = u->cfg.store;
+
+    for (uint32_t p = 0; p < store_n_places(s); p++) {
+        bool takes = !info->partial && takes_whole(s, p, info->sharded);
+
+        out[p].place = store_place_name(s, p);
+        out[p].nbytes_needed = takes ? whole_nbytes(s, p) : 0;
+        out[p].nbytes_available = slab_pool_room(store_slabs(s, p)).nbytes;
+    }
+    return store_n_places(s);
+}
+
+/* finish */
+
+static bool is_ignored(const struct manifest *m, const char *name)
+{
+    struct tensor_spec t = {.name = name, .dtype = DTYPE_F32};
+    struct manifest_match match;
+    struct err none = {0};
+
+    return manifest_match(m, &t, true, 0, &match, &none) == 0 && match.alias != NULL &&
+           match.alias->kind == ALIAS_IGNORED;
+}
+
+static int resolve_sum(struct finish_sum *out, const struct manifest *m,
+                       const struct update_checksum *given, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    out->sum = given->sum;
+    out->index = plan_find(m->plan, given->name);
+    if (out->index != PLAN_NO_TENSOR)
+        return 0;
+    for (uint32_t i = 0; i < m->n_aliases; i++) {
+        if (strcmp(m->aliases[i].name, given->name) == 0) {
+            out->alias = &m->aliases[i];
+            return 0;
+        }
+    }
+    (void)snprintf(field, sizeof field, "/checksums/%.*s", utf8_cut_name(given->name), given->name);
+    return err_set(e, ERR_MISMATCH, field, "the model has no tensor '%.*s'",
+                   utf8_cut_name(given->name), given->name);
+}
+
+static int resolve_sums(struct update_job *job, const struct manifest *m,
+                        const struct update_checksum *given, uint32_t n, struct err *e)
+{
+    if (n == 0)
+        return 0;
+    job->sums = calloc(n, sizeof *job->sums);
+    if (job->sums == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u checksums", n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_ignored(m, given[i].name))
+            continue; /* derived by the model: nothing is served under it */
+        if (resolve_sum(&job->sums[job->n_sums], m, &given[i], e) != 0)
+            return -1;
+        job->n_sums++;
+    }
+    return 0;
+}
+
+static int finish_locked(struct updates *u, struct session *s, const char *label,
+                         struct update_job *job, struct err *e)
+{
+    if (s->phase == UPDATE_ABORTED)
+        return session_refuse_ended(s, e);
+    if (s->phase == UPDATE_COMMITTED) {
+        job->kind = JOB_ANSWER;
+        update_queue_locked(u, s, job);
+        return 0;
+    }
+    if (s->finishing)
+        return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished already", s->id);
+    if (s->n_jobs > 0)
+        return err_set(e, ERR_CONFLICT, "/update_id",
+                       "%u chunks of update %s are still being received", s->n_jobs, s->id);
+    if (label[0] != '\0')
+        (void)snprintf(s->label, sizeof s->label, "%s", label);
+    s->finishing = true;
+    update_queue_locked(u, s, job);
+    return 0;
+}
+
+static struct update_job *finish_job(update_done_fn *done, void *done_arg, struct err *e)
+{
+    struct update_job *job = calloc(1, sizeof *job);
+
+    if (job == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to finish the update");
+        return NULL;
+    }
+    job->kind = JOB_FINISH;
+    job->done = done;
+    job->done_arg = done_arg;
+    return job;
+}
+
+/* @job  NULL: there was no memory for it; else it is this function's */
+static int queue_finish(struct updates *u, const char *id, const char *label,
+                        const struct update_checksum *checksums, uint32_t n_checksums,
+                        struct update_job *job, struct err *e)
+{
+    struct session *s;
+    int rc;
+
+    if (job == NULL)
+        return -1;
+    if (resolve_sums(job, u->manifest, checksums, n_checksums, e) != 0) {
+        job_free(job);
+        return -1;
+    }
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, id);
+    rc = update_check_queue_locked(u, e);
+    if (rc == 0)
+        rc = s == NULL ? update_not_found(id, e) : finish_locked(u, s, label, job, e);
+    mtx_unlock(&u->lock);
+    if (rc != 0) {
+        job_free(job);
+        return -1;
+    }
+    updates_changed(u);
+    return 0;
+}
+
+int updates_finish(struct updates *u, const char *id, const char *label,
+                   const struct update_checksum *checksums, uint32_t n_checksums,
+                   update_done_fn *done, void *done_arg, struct err *e)
+{
+    struct update_job *job = finish_job(done, done_arg, e);
+
+    return queue_finish(u, id, label, checksums, n_checksums, job, e);
+}
+
+int updates_verify(struct updates *u, const char *id, const struct update_checksum *checksums,
+                   uint32_t n_checksums, update_done_fn *done, void *done_arg, struct err *e)
+{
+    struct update_job *job = finish_job(done, done_arg, e);
+
+    if (job != NULL)
+        job->prove_only = true;
+    return queue_finish(u, id, "", checksums, n_checksums, job, e);
+}
+
+int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e)
+{
+    struct update_job *job = finish_job(done, done_arg, e);
+    struct update_info none = {0};
+    struct err clean = {0};
+    bool open;
+    int rc = 0;
+
+    if (job == NULL)
+        return -1;
+    mtx_lock(&u->lock);
+    open = u->open != NULL && u->open->implicit;
+    u->closing = (struct closing){0}; /* who continues has had the answer */
+    if (open)
+        rc = update_check_queue_locked(u, e);
+    if (open && rc == 0)
+        rc = finish_locked(u, u->open, "", job, e);
+    mtx_unlock(&u->lock);
+    if (!open || rc != 0)
+        job_free(job);
+    if (!open)
+        done(done_arg, &none, &clean);
+    else if (rc == 0)
+        updates_changed(u);
+    return rc;
+}
+
+/* abort, renew, get */
+
+static int abort_locked(struct updates *u, struct session *s, const char *reason,
+                        struct session **to_free, bool *changed, struct err *e)
+{
+    struct err why = {0};
+
+    if (s->phase == UPDATE_ABORTED)
+        return 0;
+    if (s->phase == UPDATE_COMMITTED)
+        return session_refuse_ended(s, e);
+    if (s->committing)
+        return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being committed right now",
+                       s->id);
+    (void)err_set(&why, ERR_CONFLICT, "", "aborted on request%s%.256s",
+                  reason != NULL && reason[0] != '\0' ? ": " : "", reason != NULL ? reason : "");
+    *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
+    *changed = true;
+    return 0;
+}
+
+int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
+                  struct err *e)
+{
+    struct session *s, *to_free = NULL;
+    bool changed = false;
+    int rc;
+
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, id);
+    rc = s == NULL ? update_not_found(id, e) : abort_locked(u, s, reason, &to_free, &changed, e);
+    if (rc == 0)
+        session_info_locked(u, s, out);
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (changed) {
+        updates_log(out);
+        updates_changed(u);
+    }
+    return rc;
+}
+
+int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,
+                  struct err *e)
+{
+    struct session *s;
+    int rc = 0;
+
+    assert(lease_s <= UPDATE_LEASE_S_MAX);
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, id);
+    if (s == NULL)
+        rc = update_not_found(id, e);
+    else if (session_ended(s))
+        rc = session_refuse_ended(s, e);
+    if (rc == 0) {
+        if (lease_s > 0 && !s->single)
+            s->lease_us = (uint64_t)lease_s * 1000000;
+        session_renew_locked(u, s);
+        session_info_locked(u, s, out);
+    }
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+int updates_get(struct updates *u, const char *id, struct update_info *out, struct err *e)
+{
+    struct session *s;
+    int rc = 0;
+
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, id);
+    if (s == NULL)
+        rc = update_not_found(id, e);
+    else
+        session_info_locked(u, s, out);
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+void updates_current(struct updates *u, struct update_info *out)
+{
+    struct session *s;
+
+    memset(out, 0, sizeof *out);
+    mtx_lock(&u->lock);
+    s = u->open;
+    for (struct session *l = u->live; s == NULL && l != NULL; l = l->next)
+        if (l->running != NULL || l->next == NULL) /* the list is newest first */
+            s = l;
+    if (s != NULL)
+        session_info_locked(u, s, out);
+    mtx_unlock(&u->lock);
+}
+
+void updates_stats(struct updates *u, struct updates_stats *out)
+{
+    mtx_lock(&u->lock);
+    *out = u->stats;
+    mtx_unlock(&u->lock);
+}

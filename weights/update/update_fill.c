@@ -1,0 +1,254 @@
+/* Chunks whose source writes into host memory: which bytes go where, in as few calls of the source
+ * as possible.
+ *
+ * Neighbours that need no conversion are one call. Everything else passes through scratch memory,
+ * one tensor at a time. On a GPU machine the host's copy is filled first and the GPUs from it;
+ * without such a copy a run is as long as a bounded piece of host memory. */
+#include "weights/update/update_chunk_priv.h"
+
+#include <assert.h>
+#include <string.h>
+
+static struct progress *progress_of(const struct fill *f)
+{
+    return &f->job->progress;
+}
+
+/* All ranks get the same: rank 0 stands for them. */
+static const struct rank_fill *common(const struct fill *f)
+{
+    return &f->ranks[0];
+}
+
+/* Where the host's copy is, if there is one. */
+static struct spot host_spot(const struct fill *f)
+{
+    return store_device(f->store, 0) == NULL ? spot_of_rank(f, 0) : spot_of_mirror(f, 0);
+}
+
+/* Fills [first, first + n) at dst and verifies them there. */
+static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
+{
+    const struct rank_fill *r = common(f);
+    const char *at = dst;
+
+    atomic_store_explicit(&progress_of(f)->tensor, first, memory_order_relaxed);
+    if (finite_fill(f, first, n, dst, e) != 0)
+        return -1;
+    for (uint32_t i = first; i < first + n; i++) {
+        const struct tensor_spec *t = &r->plan->tensors[i];
+        struct checksum sum;
+
+        if (rank_has_sum(r, i)) {
+            if (stop_check(progress_of(f), e) != 0)
+                return -1;
+            sum = checksum_of(at, t->nbytes);
+            if (fill_verify(f, 0, i, &sum, e) != 0)
+                return -1;
+        }
+        if (finite_check_filled(f, i, at, e) != 0)
+            return -1;
+        at += t->nbytes;
+    }
+    return 0;
+}
+
+/* Writes that lie back to back on both sides are one. */
+struct upload {
+    uint64_t to, nbytes;
+    const char *from;
+};
+
+static int upload_flush(const struct fill *f, uint32_t place, struct upload *u, struct err *e)
+{
+    uint64_t nbytes = u->nbytes;
+
+    u->nbytes = 0;
+    return nbytes == 0 ? 0 : place_write(f->store, place, u->to, u->from, nbytes, e);
+}
+
+static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n, const char *from,
+                       struct err *e)
+{
+    struct upload u = {0};
+
+    for (uint32_t i = first; i < first + n; i++) {
+        const struct part *part = &common(f)->layout->parts[i];
+        uint32_t n_targets;
+        const uint32_t *targets = match_targets(&part->match, &n_targets);
+
+        for (uint32_t k = 0; k < n_targets; k++) {
+            uint64_t to = spot_target(f, spot_of_rank(f, rank), part, k);
+
+            if (to != u.to + u.nbytes && upload_flush(f, rank, &u, e) != 0)
+                return -1;
+            if (u.nbytes == 0)
+                u = (struct upload){.to = to, .from = from};
+            u.nbytes += target_spec(f, targets[k])->nbytes;
+            from += target_spec(f, targets[k])->nbytes;
+        }
+    }
+    return upload_flush(f, rank, &u, e);
+}
+
+/* Brings the bytes of [first, first + n), as they will be served, to every GPU. */
+static int upload(struct fill *f, uint32_t first, uint32_t n, const void *from, struct err *e)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (store_device(f->store, r) != NULL && upload_rank(f, r, first, n, from, e) != 0)
+            return -1;
+    return 0;
+}
+
+/* How many DIRECT parts from `first` on lie back to back in the host's copy, starting at dst. */
+static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
+{
+    const struct rank_fill *r = common(f);
+    uint64_t end = dst + r->plan->tensors[first].nbytes;
+    uint32_t i = first + 1;
+
+    while (i < r->plan->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
+           spot_target(f, host_spot(f), &r->layout->parts[i], 0) == end) {
+        end += r->plan->tensors[i].nbytes;
+        i++;
+    }
+    return i - first;
+}
+
+/* How many DIRECT parts from `first` on fit into `nbytes`; at least one. */
+static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nbytes)
+{
+    const struct rank_fill *r = common(f);
+    uint64_t sum = r->plan->tensors[first].nbytes;
+    uint32_t i = first + 1;
+
+    while (i < r->plan->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
+           r->plan->tensors[i].nbytes <= nbytes - sum) {
+        sum += r->plan->tensors[i].nbytes;
+        i++;
+    }
+    return i - first;
+}
+
+/* A run straight into the host's copy, and from there to the GPUs. */
+static int fill_in_copy(struct fill *f, uint32_t first, uint64_t dst, uint32_t *n, struct err *e)
+{
+    *n = run_length(f, first, dst);
+    if (fill_run(f, first, *n, (void *)(uintptr_t)dst, e) != 0)
+        return -1;
+    return upload(f, first, *n, (const void *)(uintptr_t)dst, e);
+}
+
+/* A run through scratch memory to the GPUs: there is no copy on the host. */
+static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err *e)
+{
+    void *bounce;
+
+    if (fill_scratch(f, &bounce, e) != 0)
+        return -1;
+    *n = bounce_length(f, first, f->scratch->nbytes);
+    if (fill_run(f, first, *n, bounce, e) != 0)
+        return -1;
+    return upload(f, first, *n, bounce, e);
+}
+
+int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
+{
+    const struct tensor_spec *t = &common(f)->plan->tensors[i];
+    const struct part *part = &common(f)->layout->parts[i];
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    uint64_t nbytes_to = 0, at = 0;
+    void *to;
+
+    if (part->how == PART_IGNORED)
+        return manifest_check_ignored(f->m, t, from, e);
+    if (fill_converted(f, &to, e) != 0)
+        return -1;
+    for (uint32_t k = 0; k < n; k++) {
+        const struct tensor_spec *spec = target_spec(f, targets[k]);
+
+        dtype_convert((char *)to + nbytes_to, spec->dtype, (const char *)from + at, t->dtype,
+                      spec->numel);
+        if (finite_check_converted(f, 0, i, (char *)to + nbytes_to, spec, e) != 0)
+            return -1;
+        nbytes_to += spec->nbytes;
+        at += spec->numel * dtype_nbytes(t->dtype);
+    }
+    nbytes_to = 0;
+    for (uint32_t k = 0; k < n && store_has_host(f->store); k++) {
+        if (place_write(f->store, store_host_place(f->store), spot_target(f, host_spot(f), part, k),
+                        (char *)to + nbytes_to, target_spec(f, targets[k])->nbytes, e) != 0)
+            return -1;
+        nbytes_to += target_spec(f, targets[k])->nbytes;
+    }
+    return upload(f, i, 1, to, e);
+}
+
+/* One tensor through scratch: converted, split up, or dropped. */
+static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
+{
+    void *from;
+
+    if (fill_scratch(f, &from, e) != 0 || fill_run(f, i, 1, from, e) != 0)
+        return -1;
+    return fill_land(f, i, from, e);
+}
+
+/* The bytes of a tied name stay apart until its target is there to compare with. */
+static int fill_tied(struct fill *f, uint32_t i, struct err *e)
+{
+    const struct tensor_spec *t = &common(f)->plan->tensors[i];
+    struct slab *slab = NULL;
+
+    if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
+        return -1;
+    if (fill_run(f, i, 1, slab->base, e) != 0) {
+        slab_unref(slab);
+        return -1;
+    }
+    return fill_keep_tie(f, 0, i, fill_tied_place(f), true, slab, e);
+}
+
+static int fill_parts(struct fill *f, struct err *e)
+{
+    const struct rank_fill *r = common(f);
+    bool has_host = store_has_host(f->store);
+
+    for (uint32_t i = 0; i < r->plan->n_tensors;) {
+        const struct part *part = &r->layout->parts[i];
+        bool direct = part->how == PART_DIRECT;
+        uint32_t n = 1;
+        int rc;
+
+        if (part->how == PART_TIED)
+            rc = fill_tied(f, i, e);
+        else if (direct && has_host)
+            rc = fill_in_copy(f, i, spot_target(f, host_spot(f), part, 0), &n, e);
+        else if (direct)
+            rc = fill_bounced(f, i, &n, e);
+        else
+            rc = fill_through_scratch(f, i, e);
+        if (rc != 0)
+            return -1;
+        i += n;
+    }
+    return 0;
+}
+
+/* A source that says "done" early would leave whatever the memory held before. */
+int chunk_fill(struct fill *f, struct err *e)
+{
+    const struct source_ops *ops = f->source->ops;
+    uint64_t done;
+
+    if (fill_parts(f, e) != 0)
+        return -1;
+    if (ops->finish != NULL && ops->finish(f->source, progress_of(f), e) != 0)
+        return -1;
+    done = atomic_load_explicit(&progress_of(f)->nbytes_done, memory_order_relaxed);
+    if (done != common(f)->plan->nbytes)
+        return err_set(e, ERR_UNREADABLE, "", "the %s source brought %llu of %llu bytes", ops->name,
+                       (unsigned long long)done, (unsigned long long)common(f)->plan->nbytes);
+    return 0;
+}

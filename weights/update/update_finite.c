@@ -1,0 +1,244 @@
+/* Numbers that are not finite, in what a chunk brings.
+ *
+ * What is written to host memory is looked at by whoever writes it, piece by piece, while the piece
+ * is in a cache. A piece may be cut inside an element, and the other half may be another thread's:
+ * then the tensor is looked at again when all of it is there. What goes from GPU to GPU as it is is
+ * looked at there, in the pass that makes its checksum; what is suspect then comes to the host to
+ * be counted. Names that say nothing of the weights (PART_IGNORED) are not looked at, nor what a
+ * GPU copies without a checksum. */
+#include "base/log.h"
+#include "weights/update/update_chunk_priv.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FOUND = 1, CUT = 2 };
+
+/* One fill of tensors [first, end), back to back from dst on. Told of pieces by several threads. */
+struct look {
+    const struct rank_fill *r;
+    uint32_t first, end;
+    const uint8_t *dst;
+    atomic_uchar *marks;
+    atomic_uint_fast64_t nbytes; /* that were told of; relaxed: the fill's end orders it */
+};
+
+static const struct tensor_spec *spec(const struct rank_fill *r, uint32_t i)
+{
+    return &r->plan->tensors[i];
+}
+
+static bool looked_at(const struct rank_fill *r, uint32_t i)
+{
+    return r->layout->parts[i].how != PART_IGNORED && non_finite_bits(spec(r, i)->dtype).top != 0;
+}
+
+/* The tensor that holds byte `at` of the packed bucket, or a later one that is not empty. */
+static uint32_t tensor_from(const struct look *l, uint64_t at)
+{
+    uint32_t first = l->first, end = l->end;
+
+    while (first + 1 < end) {
+        uint32_t middle = first + (end - first) / 2;
+
+        if (spec(l->r, middle)->offset <= at)
+            first = middle;
+        else
+            end = middle;
+    }
+    return first;
+}
+
+/* Bytes [from, to) of the packed bucket, all of tensor i. */
+static void look_at(struct look *l, uint32_t i, uint64_t from, uint64_t to)
+{
+    const struct tensor_spec *t = spec(l->r, i);
+    uint64_t size = dtype_nbytes(t->dtype), begin = spec(l->r, l->first)->offset;
+    uint64_t whole = t->offset + (from - t->offset + size - 1) / size * size;
+    unsigned mark = whole != from || (to - t->offset) % size != 0 ? CUT : 0;
+
+    if (whole < to && non_finite_in(l->dst + (whole - begin), to - whole, t->dtype))
+        mark |= FOUND;
+    if (mark != 0)
+        (void)atomic_fetch_or_explicit(&l->marks[i], (unsigned char)mark, memory_order_relaxed);
+}
+
+static void look_came(void *arg, const void *at, uint64_t nbytes)
+{
+    struct look *l = arg;
+    uint64_t from = spec(l->r, l->first)->offset + (uint64_t)((const uint8_t *)at - l->dst);
+    uint64_t to = from + nbytes;
+
+    for (uint32_t i = tensor_from(l, from); i < l->end && from < to; i++) {
+        uint64_t end = spec(l->r, i)->offset + spec(l->r, i)->nbytes;
+
+        end = end < to ? end : to;
+        if (end <= from)
+            continue;
+        if (looked_at(l->r, i))
+            look_at(l, i, from, end);
+        from = end;
+    }
+    (void)atomic_fetch_add_explicit(&l->nbytes, nbytes, memory_order_relaxed);
+}
+
+static int marks_take(struct fill *f, struct err *e)
+{
+    if (f->marks == NULL)
+        f->marks = calloc(f->ranks[0].plan->n_tensors, sizeof *f->marks);
+    return f->marks != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+}
+
+/* What its source told nobody of is looked at in the end. */
+static void look_rest(struct look *l, uint64_t nbytes)
+{
+    if (atomic_load_explicit(&l->nbytes, memory_order_relaxed) == nbytes)
+        return;
+    for (uint32_t i = l->first; i < l->end; i++)
+        (void)atomic_fetch_or_explicit(&l->marks[i], CUT, memory_order_relaxed);
+}
+
+int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
+{
+    const struct rank_fill *r = &f->ranks[0];
+    const struct tensor_spec *last = spec(r, first + n - 1);
+    struct progress *p = &f->job->progress;
+    struct look l = {.r = r, .first = first, .end = first + n, .dst = dst};
+    int rc;
+
+    if (f->non_finite == NON_FINITE_ALLOW)
+        return f->source->ops->fill(f->source, r->plan, first, n, dst, p, e);
+    if (marks_take(f, e) != 0)
+        return -1;
+    l.marks = f->marks;
+    p->came = look_came;
+    p->came_arg = &l;
+    rc = f->source->ops->fill(f->source, r->plan, first, n, dst, p, e);
+    p->came = NULL;
+    if (rc == 0)
+        look_rest(&l, last->offset + last->nbytes - spec(r, first)->offset);
+    return rc;
+}
+
+/* The manifest's name for what tensor i is, which outlives the chunk. */
+static const char *name_of(const struct fill *f, const struct part *part)
+{
+    return part->match.alias != NULL ? part->match.alias->name
+                                     : target_spec(f, part->match.index)->name;
+}
+
+static void warn(const struct fill *f, const char *name, const struct non_finite *found)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_WARN, "weights.non_finite");
+    log_str(&r, "tensor", name);
+    log_str(&r, "weight_version", f->job->label);
+    log_str(&r, "update_id", f->session->id);
+    log_u64(&r, "n", found->n);
+    log_str(&r, "first", non_finite_what(found));
+    log_u64(&r, "index", found->first);
+    log_end(&r);
+}
+
+int finite_found(const struct fill *f, uint32_t rank, uint32_t i, const struct non_finite *found,
+                 enum dtype as, struct err *e)
+{
+    const struct rank_fill *r = &f->ranks[rank];
+    const struct tensor_spec *t = spec(r, i);
+    const char *label = f->job->label;
+    char field[48], of[VERSION_LABEL_MAX + 48];
+
+    if (f->non_finite == NON_FINITE_WARN) {
+        if (non_finite_note(&f->job->non_finite, name_of(f, &r->layout->parts[i])))
+            warn(f, t->name, found);
+        return 0;
+    }
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    (void)snprintf(of, sizeof of, "%s%s%s%.100s%s", as != t->dtype ? " as " : "",
+                   as != t->dtype ? dtype_name(as) : "", label[0] != '\0' ? " of '" : "", label,
+                   label[0] != '\0' ? "'" : "");
+    (void)non_finite_refuse(found, t->name, t->numel, of, field, e);
+    chunk_refield(f->job->chunk, rank, e);
+    return -1;
+}
+
+int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
+                      struct err *e)
+{
+    const struct tensor_spec *t = spec(&f->ranks[rank], i);
+    struct non_finite found = {0};
+
+    if (f->non_finite == NON_FINITE_ALLOW || !looked_at(&f->ranks[rank], i) ||
+        !non_finite_in(bytes, t->nbytes, t->dtype))
+        return 0;
+    non_finite_count(&found, bytes, t->nbytes, t->dtype, 0);
+    return finite_found(f, rank, i, &found, t->dtype, e);
+}
+
+int finite_check_filled(const struct fill *f, uint32_t i, const void *bytes, struct err *e)
+{
+    if (f->marks == NULL || atomic_load_explicit(&f->marks[i], memory_order_relaxed) == 0)
+        return 0;
+    return finite_check_host(f, 0, i, bytes, e);
+}
+
+int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
+                           const struct tensor_spec *to, struct err *e)
+{
+    struct non_finite found = {0};
+
+    if (f->non_finite == NON_FINITE_ALLOW || !non_finite_in(bytes, to->nbytes, to->dtype))
+        return 0;
+    non_finite_count(&found, bytes, to->nbytes, to->dtype, 0);
+    return finite_found(f, rank, i, &found, to->dtype, e);
+}
+
+/* What is converted or tied is looked at when it comes to the host. */
+enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    return f->non_finite != NON_FINITE_ALLOW && f->ranks[rank].layout->parts[i].how == PART_DIRECT
+               ? spec(&f->ranks[rank], i)->dtype
+               : DTYPE_NONE;
+}
+
+int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
+{
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    uint64_t at = 0;
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    void *bytes;
+
+    if (fill_scratch(f, &bytes, e) != 0)
+        return -1;
+    for (uint32_t k = 0; k < n; k++) {
+        uint64_t nbytes = target_spec(f, targets[k])->nbytes;
+
+        if (place_read(f->store, rank, (char *)bytes + at,
+                       spot_target(f, spot_of_rank(f, rank), part, k), nbytes, e) != 0)
+            return -1;
+        at += nbytes;
+    }
+    return finite_check_host(f, rank, i, bytes, e);
+}
+
+bool non_finite_note(struct non_finite_names *names, const char *name)
+{
+    for (uint32_t i = 0; i < names->n && i < UPDATE_NON_FINITE_MAX; i++)
+        if (names->names[i] == name)
+            return false;
+    if (names->n < UPDATE_NON_FINITE_MAX)
+        names->names[names->n] = name;
+    names->n++;
+    return true;
+}
+
+void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from)
+{
+    for (uint32_t i = 0; i < from->n && i < UPDATE_NON_FINITE_MAX; i++)
+        (void)non_finite_note(to, from->names[i]);
+    if (from->n > UPDATE_NON_FINITE_MAX)
+        to->n += from->n - UPDATE_NON_FINITE_MAX;
+}

@@ -1,0 +1,220 @@
+/* What a chunk brings and how it lands: decided before any byte moves.
+ *
+ * Staged, a room is laid out in the plan's order, so that a packed bucket lands in one copy and its
+ * tensors are views of it. A tensor that would come to lie misaligned for its dtype begins anew at
+ * an aligned place: that costs one more copy, and nobody has to move it later. */
+#include "weights/update/update_priv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PART_ALIGN = 64 };
+
+static enum part_how part_how(const struct manifest *m, const struct manifest_match *match,
+                              enum dtype sent)
+{
+    uint32_t n;
+    const uint32_t *targets = match_targets(match, &n);
+
+    if (match->alias != NULL && match->alias->kind == ALIAS_TIED)
+        return PART_TIED;
+    if (match->alias != NULL && match->alias->kind == ALIAS_IGNORED)
+        return PART_IGNORED;
+    for (uint32_t i = 0; i < n; i++)
+        if (m->plan->tensors[targets[i]].dtype != sent)
+            return PART_CONVERT;
+    return PART_DIRECT;
+}
+
+static void raise_to(uint64_t *largest, uint64_t nbytes)
+{
+    if (nbytes > *largest)
+        *largest = nbytes;
+}
+
+/* Cannot overflow: what is kept is at most the manifest, and each tensor adds one alignment. */
+static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
+                         const struct tensor_spec *t)
+{
+    struct part *part = &l->parts[i];
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    uint64_t nbytes = 0, end = l->nbytes_kept;
+    bool behind = i > 0 && part->how == PART_DIRECT && l->parts[i - 1].how == PART_DIRECT;
+
+    raise_to(&l->nbytes_largest, t->nbytes);
+    part->n_breaks = i > 0 ? l->parts[i - 1].n_breaks : 0;
+    if (n == 0) {
+        part->n_breaks++;
+        return;
+    }
+    l->n_landings += n;
+    if (!behind || l->nbytes_kept % dtype_nbytes(t->dtype) != 0)
+        l->nbytes_kept = (l->nbytes_kept + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
+    part->offset = l->nbytes_kept;
+    part->n_breaks += !behind || part->offset != end;
+    for (uint32_t k = 0; k < n; k++)
+        nbytes += m->plan->tensors[targets[k]].nbytes;
+    l->nbytes_kept += nbytes;
+    raise_to(&l->nbytes_largest, nbytes);
+}
+
+/* Once all parts have their places. */
+static int landings_make(struct layout *l, const struct manifest *m, uint32_t n_parts)
+{
+    struct landing *at;
+
+    if (l->n_landings == 0)
+        return 0;
+    l->landings = calloc(l->n_landings, sizeof *l->landings);
+    if (l->landings == NULL)
+        return -1;
+    at = l->landings;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        uint64_t offset = l->parts[i].offset;
+        uint32_t n;
+        const uint32_t *targets = match_targets(&l->parts[i].match, &n);
+
+        for (uint32_t k = 0; k < n; k++) {
+            *at++ = (struct landing){.index = targets[k], .part = i, .offset = offset};
+            offset += m->plan->tensors[targets[k]].nbytes;
+        }
+    }
+    return 0;
+}
+
+bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n)
+{
+    const struct part *parts = &l->parts[first];
+
+    return parts[0].how == PART_DIRECT && parts[n - 1].n_breaks == parts[0].n_breaks;
+}
+
+static int refuse_memory(const struct plan *plan, struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors", plan->n_tensors);
+}
+
+int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
+                bool convert, struct err *e)
+{
+    struct manifest_match last = {.index = PLAN_NO_TENSOR};
+    struct layout *l = calloc(1, sizeof *l);
+
+    if (l != NULL)
+        l->parts = calloc(plan->n_tensors, sizeof *l->parts);
+    if (l == NULL || l->parts == NULL) {
+        free(l);
+        return refuse_memory(plan, e);
+    }
+    atomic_init(&l->refs, 1);
+    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+        const struct tensor_spec *t = &plan->tensors[i];
+
+        if (manifest_match_next(m, &last, t, convert, i, &last, e) != 0) {
+            layout_unref(l);
+            return -1;
+        }
+        l->parts[i].match = last;
+        l->parts[i].how = part_how(m, &last, t->dtype);
+        l->ties = l->ties || l->parts[i].how == PART_TIED;
+        layout_place(l, m, i, t);
+    }
+    if (landings_make(l, m, plan->n_tensors) != 0) {
+        layout_unref(l);
+        return refuse_memory(plan, e);
+    }
+    *out = l;
+    return 0;
+}
+
+void layout_unref(struct layout *l)
+{
+    if (l == NULL || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    free(l->landings);
+    free(l->parts);
+    free(l);
+}
+
+static struct plan *plan_of_rank(const struct update_chunk *c, uint32_t rank)
+{
+    return c->ranks != NULL ? c->ranks[rank].plan : c->plan;
+}
+
+int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e)
+{
+    const struct update_chunk *c = job->chunk;
+    uint32_t n = c->ranks != NULL ? store_n_ranks(u->cfg.store) : 1;
+
+    job->layouts = calloc(n, sizeof *job->layouts);
+    if (job->layouts == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+    job->n_layouts = n;
+    for (uint32_t r = 0; r < n; r++) {
+        struct plan *plan = plan_of_rank(c, r);
+
+        if (plan != NULL && plan_layout(u, plan, convert, &job->layouts[r], e) != 0) {
+            chunk_refield(c, r, e);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void job_layouts_free(struct update_job *job)
+{
+    for (uint32_t r = 0; r < job->n_layouts; r++)
+        layout_unref(job->layouts[r]);
+    free(job->layouts);
+    job->layouts = NULL;
+    job->n_layouts = 0;
+}
+
+const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank)
+{
+    return plan_of_rank(c, rank);
+}
+
+const struct layout *job_layout(const struct update_job *job, uint32_t rank)
+{
+    return job->layouts[job->n_layouts > 1 ? rank : 0];
+}
+
+uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks)
+{
+    uint64_t nbytes = 0;
+
+    if (c->ranks == NULL)
+        return c->plan->nbytes;
+    for (uint32_t r = 0; r < n_ranks; r++)
+        nbytes += c->ranks[r].plan != NULL ? c->ranks[r].plan->nbytes : 0;
+    return nbytes;
+}
+
+/* The origin that tensor i of a rank stood at, or NULL. */
+static const struct chunk_origin *origin_of(const struct update_chunk *c, uint32_t rank, uint32_t i)
+{
+    const struct chunk_origin *found = NULL;
+
+    for (uint32_t k = 0; k < c->n_origins; k++)
+        if (c->origins[k].rank == rank && c->origins[k].first <= i)
+            found = &c->origins[k];
+    return found;
+}
+
+void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e)
+{
+    const struct chunk_origin *origin;
+    char member[16], field[ERR_FIELD_MAX];
+    uint32_t i;
+
+    if (sscanf(e->field, "/%15[a-z]/%u", member, &i) != 2)
+        return;
+    origin = origin_of(c, c->ranks != NULL ? rank : 0, i);
+    if (origin == NULL)
+        return;
+    (void)snprintf(field, sizeof field, "%s/%s/%u", origin->at, member, i - origin->first);
+    memcpy(e->field, field, sizeof field);
+}

@@ -1,0 +1,158 @@
+/* Chunks whose source shows where the bytes lie on GPUs: the copies are queued here, bucket by
+ * bucket, while the next one is being mapped.
+ *
+ * What a copy alone cannot do (convert, compare, drop) waits until the copies are done and passes
+ * through the host. */
+#include "weights/update/update_chunk_priv.h"
+
+static struct end came_mapped(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    const struct source_ops *ops = f->source->ops;
+
+    return (struct end){ops->at(f->source, rank, i), ops->block(f->source, rank, i)};
+}
+
+/* The next bucket of a rank. */
+static int queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[rank];
+    struct span span = {.rank = rank, .first = r->next};
+    int rc = f->source->ops->map(f->source, rank, span.first, wait, &f->job->progress, &span.n, e);
+
+    if (rc != 0)
+        return rc;
+    atomic_store_explicit(&f->job->progress.tensor, span.first, memory_order_relaxed);
+    if (span_copy(f, span, r->batch, came_mapped, e) != 0 ||
+        (r->mirrored && span_mirror(f, span, r->batch, e) != 0))
+        return -1;
+    r->next += span.n;
+    return 0;
+}
+
+int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
+{
+    bool more = true;
+
+    if (!f->joined) {
+        f->joined = true; /* to be released, whatever comes of it */
+        if (f->source->ops->join(f->source, &f->session->scope, e) != 0)
+            return -1;
+    }
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (rank_prepare(f, r, e) != 0)
+            return -1;
+    while (more) { /* a bucket of each rank in turn, so that all GPUs copy at the same time */
+        more = false;
+        for (uint32_t r = 0; r < f->n_ranks; r++) {
+            int rc;
+
+            if (f->ranks[r].plan == NULL || f->ranks[r].next == f->ranks[r].plan->n_tensors)
+                continue;
+            more = true;
+            rc = queue_bucket(f, r, wait, e);
+            if (rc != 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+/* Converted on the host, and brought to the rank and the host's copy. */
+static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *from, struct err *e)
+{
+    const struct tensor_spec *t = &f->ranks[rank].plan->tensors[i];
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    void *to;
+
+    if (fill_converted(f, &to, e) != 0)
+        return -1;
+    for (uint32_t k = 0; k < n; k++) {
+        const struct tensor_spec *spec = target_spec(f, targets[k]);
+
+        dtype_convert(to, spec->dtype, from, t->dtype, spec->numel);
+        from += spec->numel * dtype_nbytes(t->dtype);
+        if (finite_check_converted(f, rank, i, to, spec, e) != 0 ||
+            place_write(f->store, rank, spot_target(f, spot_of_rank(f, rank), part, k), to,
+                        spec->nbytes, e) != 0)
+            return -1;
+        if (fill_mirrors(f, rank, targets[k]) &&
+            place_write(f->store, store_host_place(f->store),
+                        spot_target(f, spot_of_mirror(f, rank), part, k), to, spec->nbytes, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* What no copy can do by itself. */
+static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
+{
+    const struct tensor_spec *t = &f->ranks[rank].plan->tensors[i];
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    struct slab *slab;
+    void *from;
+
+    if (stop_check(&f->job->progress, e) != 0)
+        return -1;
+    if (part->how == PART_TIED) {
+        if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
+            return -1;
+        if (place_read(f->store, rank, slab->base, came_mapped(f, rank, i).addr, t->nbytes, e) !=
+                0 ||
+            finite_check_host(f, rank, i, slab->base, e) != 0) {
+            slab_unref(slab);
+            return -1;
+        }
+        return fill_keep_tie(f, rank, i, rank, false, slab, e);
+    }
+    if (fill_scratch(f, &from, e) != 0 ||
+        place_read(f->store, rank, from, came_mapped(f, rank, i).addr, t->nbytes, e) != 0 ||
+        finite_check_host(f, rank, i, from, e) != 0)
+        return -1;
+    if (part->how == PART_IGNORED)
+        return manifest_check_ignored(f->m, t, from, e);
+    return slow_convert(f, rank, i, from, e);
+}
+
+static int rank_end(struct fill *f, uint32_t rank, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[rank];
+
+    if (rank_verify(f, rank, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < r->plan->n_tensors; i++)
+        if (r->layout->parts[i].how != PART_DIRECT && slow_part(f, rank, i, e) != 0)
+            return -1;
+    return 0;
+}
+
+bool chunk_copying(struct update_job *job)
+{
+    struct fill *f = job->fill;
+    struct err ignored = {0}; /* chunk_end finds it again */
+
+    if (f->source->ops->map == NULL || progress_check(&job->progress, &ignored) != 0)
+        return false;
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        int rc = f->ranks[r].batch != NULL ? device_batch_poll(f->ranks[r].batch, &ignored) : 1;
+
+        if (rc <= 0)
+            return rc == 0;
+    }
+    return false;
+}
+
+int chunk_map_end(struct fill *f, struct err *e)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (f->ranks[r].plan != NULL &&
+            device_batch_wait(f->ranks[r].batch, &f->job->progress, e) != 0)
+            return -1;
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (f->ranks[r].plan != NULL && rank_end(f, r, e) != 0)
+            return -1;
+    atomic_store_explicit(&f->job->progress.nbytes_done, chunk_nbytes(f->job->chunk, f->n_ranks),
+                          memory_order_relaxed);
+    return 0;
+}

@@ -1,0 +1,378 @@
+/* What the files update*.c share: sessions, the jobs of the worker, and how a chunk is laid out. */
+#ifndef BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
+#define BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
+
+#include "base/mtx.h"
+#include "weights/manifest.h"
+#include "weights/store/store_priv.h"
+#include "weights/update/update.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How the bytes of one incoming tensor become weights. */
+enum part_how {
+    PART_DIRECT,  /* as they are */
+    PART_CONVERT, /* into another dtype */
+    PART_TIED,    /* compared with the tensor that they are another name of */
+    PART_IGNORED  /* read, compared with what it is derived from, dropped */
+};
+
+struct part {
+    struct manifest_match match;
+    enum part_how how;
+    uint32_t n_breaks; /* of the parts up to this one, so many do not go on where the one before
+                          them ends in a staged chunk, as they come */
+    uint64_t offset;   /* DIRECT, CONVERT: in the slab of a staged chunk */
+};
+
+/* How one rank's plan lands: a function of the plan, the manifest and `convert`, so that it may be
+ * kept with the plan. Counted; immutable once made. */
+struct layout {
+    struct part *parts;       /* owned; [n_tensors] of the chunk's plan */
+    struct landing *landings; /* owned; [n_landings] all that is kept, in the parts' order */
+    size_t n_landings;
+    bool ties;               /* does anything come under a tied name? */
+    uint64_t nbytes_kept;    /* slab of a staged chunk */
+    uint64_t nbytes_largest; /* of the tensors, as sent and as kept */
+
+    atomic_uint refs; /* relaxed up, acq_rel down: whoever frees sees all that others did */
+};
+
+/* Says of a chunk which one it was, so that a repeated one is known. */
+struct chunk_key {
+    char id[UPDATE_CHUNK_ID_MAX + 1]; /* "": not said, equal to none */
+    char digest[PLAN_DIGEST_LEN + 1];
+    struct checksum sums; /* over the checksums that came with it */
+};
+
+/* A checksum given to finish. */
+struct finish_sum {
+    uint32_t index;            /* of the manifest's plan, or PLAN_NO_TENSOR */
+    const struct alias *alias; /* of the manifest, or NULL */
+    struct checksum sum;
+    uint32_t i; /* its place in the request */
+};
+
+enum job_kind { JOB_CHUNK, JOB_FINISH, JOB_ANSWER, JOB_DISPOSE };
+
+struct session;
+
+struct update_job {
+    enum job_kind kind;         /* immutable, and so are those down to the blank line */
+    struct session *session;    /* counted */
+    struct update_chunk *chunk; /* owned; CHUNK, and ANSWER to a repeated one */
+    struct layout **layouts;    /* owned, and counted; CHUNK: [1], or [n_ranks] where ranks get
+                                   different things; NULL for a rank that gets nothing */
+    uint32_t n_layouts;
+    struct chunk_key key;    /* CHUNK */
+    struct finish_sum *sums; /* owned; FINISH */
+    uint32_t n_sums;
+    bool prove_only;      /* FINISH: no commit */
+    update_done_fn *done; /* NULL for DISPOSE */
+    void *done_arg;
+
+    struct fill *fill; /* owned; worker only; NULL until it has begun */
+    struct non_finite_names non_finite; /* worker only: seen in the chunk */
+    char label[VERSION_LABEL_MAX + 1];  /* worker only, for messages: the chunk's, or the session's
+                                           when the job began; "" = none yet */
+    struct err ahead;  /* worker only: why beginning ahead failed */
+
+    struct update_job *next;  /* guarded by the updates' lock */
+    uint64_t began_us;        /* guarded by the updates' lock; 0 while queued */
+    struct progress progress; /* worker; what is atomic in it: anyone */
+};
+
+/* What claims say of each tensor of the manifest. */
+enum {
+    CLAIM_QUEUED = 1,
+    CLAIM_ARRIVED = 2,
+    CLAIM_TIED = 4, /* a tied name of it came before itself */
+    CLAIM_MINE = 8,
+    CLAIM_NAMED = 16 /* a tied name of it came */
+};
+
+/* Bytes that came under a tied name before their target. */
+struct tie {
+    const struct alias *alias; /* of the manifest */
+    struct slab *slab;         /* counted; host memory */
+    const void *data;          /* in slab, in the target's dtype */
+    uint32_t place;            /* whose target it is compared with */
+    bool everywhere;           /* it came for all places, not for that rank alone */
+};
+
+struct session {
+    /* Guarded by the updates' lock. */
+    uint32_t refs;
+    struct session *next; /* of updates.live */
+    enum update_phase phase;
+    char label[VERSION_LABEL_MAX + 1];
+    struct source_counts mappings;
+    bool on_gpu, host_sums;
+    uint64_t lease_us, lease_end_us;
+    uint32_t n_jobs; /* queued or running; the lease does not run out meanwhile */
+    bool finishing;  /* a finish is queued or running */
+    bool committing; /* past the point where an abort could still win */
+    struct update_job *running;
+    unsigned char *claims; /* owned; [n_tensors][n_ranks] CLAIM_*; NULL once ended */
+    bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
+    uint32_t n_arrived, n_claimed;
+    uint32_t n_here;          /* arrived, or under a tied name; once here, always here */
+    uint32_t missing_from;    /* all before this one are here */
+    uint64_t nbytes_claimed;  /* of the manifest */
+    uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
+    uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
+    uint64_t serial;
+    uint64_t receive_us, verify_us, commit_us;
+    struct err error;
+    struct non_finite_names non_finite;
+    uint32_t n_missing; /* once ended */
+    const char *missing[UPDATE_MISSING_MAX];
+    struct chunk_key *answers; /* owned; ring of the chunks that arrived */
+    uint32_t n_answers, answers_cap, answers_at;
+    struct chunk_key key; /* single: its chunk */
+
+    /* Immutable. */
+    char id[UPDATE_ID_MAX + 1];
+    bool single; /* a whole update by itself */
+    bool implicit, unnamed, partial, sharded, convert;
+    uint32_t n_ranks;
+
+    /* Worker only. */
+    bool proven; /* since its last chunk */
+    struct staging *staging;    /* owned; NULL until the first chunk runs */
+    struct source_scope *scope; /* owned; NULL until a source makes it */
+    struct tie *ties;           /* owned */
+    uint32_t n_ties, ties_cap;
+    struct replica *replicas; /* owned; [n_ranks][n_tensors]; NULL until lists differ by rank */
+
+    struct update_job dispose; /* queued once, when the session is aborted */
+};
+
+struct plan_kept {
+    struct plan *plan;             /* counted */
+    char key[PLAN_DIGEST_LEN + 1]; /* its digest; of a joined one, the digest of its parts' */
+    struct layout *layouts[2];     /* counted; [convert]; NULL until it is needed */
+    uint64_t used;                 /* larger = later */
+};
+
+/* The bucket that completed an implicit update, if others had come before it, until something else
+ * is committed or generation is continued. */
+struct closing {
+    struct chunk_key key;
+    char label[VERSION_LABEL_MAX + 1];
+    uint64_t serial; /* what it completed; 0: there is none */
+};
+
+struct updates {
+    struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
+    struct cnd work; /* a job was queued, or stopping */
+    struct cnd tick; /* a lease changed, or stopping */
+    struct update_job *queue, **queue_tail;
+    uint32_t n_queued;
+    struct session *live;                     /* all that have not ended; counted */
+    struct session *open;                     /* the one that is no single, or NULL */
+    struct session *ended[UPDATE_ENDED_KEPT]; /* counted; ring */
+    uint32_t ended_at;
+    uint32_t n_disposing; /* aborted ones that the worker has not come to: they hold memory yet */
+    bool stopping;
+    struct updates_stats stats;
+    struct plan_kept plans[UPDATE_PLANS_MAX];
+    struct plan_kept joined[UPDATE_JOINED_MAX];
+    struct plan_kept said[UPDATE_SAID_MAX];
+    uint64_t plans_clock;
+    struct closing closing;
+
+    struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
+    uint64_t late_serial;            /* worker only: what an implicit session committed when all was
+                                        there but some tied name; 0: nothing, or not the last */
+    struct updates_cfg cfg;          /* immutable */
+    const struct manifest *manifest; /* borrowed from the store; immutable */
+    pthread_t worker, watchdog;      /* owner only */
+    bool stopped;                    /* owner only: both have been joined */
+};
+
+/* update.c */
+
+int update_not_found(const char *id, struct err *e);
+int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
+/* Is there something that a partial update can build on? The worker finds out for certain. */
+int update_check_base(const struct store_info *base, bool partial, struct err *e);
+/* Leave `e` clean if there is room, or soon will be. No lock held. */
+void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
+                        struct err *e);
+void update_check_job_room(struct updates *u, const struct store_info *base,
+                           const struct update_job *job, struct err *e);
+/* Will memory that is taken now come back before the worker begins the next update? */
+bool update_frees_locked(const struct updates *u);
+int update_check_queue_locked(const struct updates *u, struct err *e);
+void update_queue_locked(struct updates *u, struct session *s, struct update_job *job);
+
+/* update_session.c. Those named _locked want the updates' lock. */
+
+struct session *session_new(const struct updates *u, struct err *e);
+void session_ref_locked(struct session *s);
+/* Drops one reference; returns the session if the caller has to session_free it, else NULL. */
+struct session *session_unref_locked(struct session *s);
+void session_free(struct session *s); /* accepts NULL */
+
+/* By id, live or ended; NULL if there is none. Not counted. */
+struct session *session_find_locked(struct updates *u, const char *id);
+static inline bool session_ended(const struct session *s)
+{
+    return s->phase == UPDATE_COMMITTED || s->phase == UPDATE_ABORTED;
+}
+void session_begin_locked(struct updates *u, struct session *s);
+
+/* Ends it. Aborted: `why` is told, a running fill is asked to stop, and the worker gives the
+ * staging back. Returns a session to session_free outside the lock, or NULL. */
+struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
+                                   const struct err *why);
+void session_info_locked(struct updates *u, struct session *s, struct update_info *out);
+void session_renew_locked(struct updates *u, struct session *s);
+
+/* ERR_NOT_FOUND for a new call on an ended session; says how it ended. */
+int session_refuse_ended(const struct session *s, struct err *e);
+/* The answer to a call that was queued when the session was aborted. */
+int session_answer_ended(const struct session *s, struct err *e);
+
+/* Marks the tensors that a chunk will bring. After an error nothing is marked.
+ * Errors: ERR_CONFLICT (already arrived or on the way), ERR_BAD_REQUEST (twice in this chunk). */
+int claims_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                       struct err *e);
+void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job);
+void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job);
+uint32_t claims_missing_locked(struct updates *u, struct session *s, const char **out,
+                               uint32_t cap);
+
+void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
+/* Is tensor `index` not claimed so, on the ranks where it must be? */
+bool claims_lack_locked(const struct session *s, uint32_t index, unsigned mask);
+
+void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
+bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
+bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b);
+void session_remember_locked(struct session *s, const struct chunk_key *key);
+const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
+
+/* Tells the owner, and the log when a session began or ended. No lock held. */
+void updates_changed(struct updates *u);
+void updates_log(const struct update_info *info);
+
+/* update_worker.c */
+
+void *update_worker_main(void *arg);
+void *update_watchdog_main(void *arg);
+void job_queue_locked(struct updates *u, struct update_job *job);
+void job_queue_first_locked(struct updates *u, struct update_job *job);
+void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
+
+/* update_layout.c: what a chunk brings, before any byte moves. Pure. */
+
+/* The manifest's tensors that a part brings; none for ignored. */
+static inline const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n)
+{
+    if (m->alias == NULL) {
+        *n = 1;
+        return &m->index;
+    }
+    *n = m->alias->kind == ALIAS_FUSED ? m->alias->n_targets : 0;
+    return m->alias->targets;
+}
+
+/* Matches a plan. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
+                bool convert, struct err *e);
+void layout_unref(struct layout *l); /* accepts NULL */
+
+/* Do parts [first, first + n) lie back to back in a staged chunk, as they come? n > 0. */
+bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n);
+
+/* Matches a chunk's plans. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e);
+void job_layouts_free(struct update_job *job);
+
+/* plan_coverage (weights/update/coverage.h) of a plan that is matched already. */
+int layout_coverage(const struct layout *l, const struct manifest *m, const struct plan *plan,
+                    const char **missing, uint32_t cap, uint32_t *n_missing, struct err *e);
+
+/* What a rank gets: its plan (NULL: nothing) and how it lands. */
+const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank);
+const struct layout *job_layout(const struct update_job *job, uint32_t rank);
+uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks); /* as sent, each plan once */
+
+/* update_plans.c */
+
+/* How a plan lands; from the kept ones if it is one of them, and kept with it. One reference.
+ * No lock held. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int plan_layout(struct updates *u, struct plan *plan, bool convert, struct layout **out,
+                struct err *e);
+void plans_free(struct updates *u); /* all that are kept; nobody else is there any more */
+
+/* update_finite.c */
+
+/* Notes a name, borrowed from the manifest. Returns false when it is known already. */
+bool non_finite_note(struct non_finite_names *names, const char *name);
+void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from);
+
+/* update_fill.c: chunks whose source writes into host memory. Worker only, no lock. */
+
+int chunk_fill(struct fill *f, struct err *e);
+
+/* update_map.c: chunks whose source shows where the bytes lie on GPUs. */
+
+/* Queues the copies. 1: not ready yet, with SOURCE_TRY; call again. */
+int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e);
+/* Is a chunk that has begun still being copied? Never blocks; false also when that went wrong. */
+bool chunk_copying(struct update_job *job);
+/* Waits for them, and moves what no copy can. */
+int chunk_map_end(struct fill *f, struct err *e);
+
+/* update_recv.c: chunks whose source receives into GPU memory itself. */
+
+/* What can fail before the first bucket. Errors: ERR_NO_MEMORY, ERR_CUDA. */
+int chunk_recv_begin(struct fill *f, struct err *e);
+/* Receives all, and waits for what is made of it. @e is clean. */
+int chunk_recv(struct fill *f, struct err *e);
+
+/* update_chunk.c: one chunk from its first byte to its place in the staging. Worker only. */
+
+/* Begins to move a chunk's bytes, if they can move while the worker does something else. 1: with
+ * SOURCE_TRY, not all could be begun. */
+int chunk_begin(struct session *s, struct update_job *job, const struct updates_cfg *cfg,
+                enum source_wait wait, struct err *e);
+
+/* Moves what is left, verifies it, and puts it into the session's staging. Staged: after an error
+ * the staging is as it was before. Either way the job has no fill any more. */
+int chunk_end(struct session *s, struct update_job *job, struct err *e);
+
+/* Gives up what was begun: nothing writes any more. Accepts a job that was not. */
+void chunk_drop(struct update_job *job);
+
+/* update_prove.c */
+
+/* Compares the ties whose target is there by now, in the staging or in this chunk. */
+int ties_compare(struct fill *f, struct session *s, struct err *e);
+void ties_drop_compared(struct session *s);
+int tie_push(struct session *s, const struct tie *tie, struct err *e);
+void session_drop_ties(struct session *s, uint32_t n_kept);
+
+/* Does the session hold nothing but names that are tied, or ignored? */
+bool session_only_ties(const struct session *s);
+/* Are the bytes of all ties those that are served? Errors: ERR_MISMATCH, ERR_CUDA. */
+int ties_compare_served(const struct session *s, const struct version *served, struct err *e);
+
+/* Errors: ERR_MISMATCH (ranks got different bytes for one tensor). */
+int replicas_prove(const struct session *s, struct err *e);
+
+/* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
+int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
+                  struct err *e);
+
+/* A GPU that was lost since the bytes came has none of them any more. Worker only, no lock. */
+int session_prove_devices(const struct session *s, struct err *e);
+int stop_check(const struct progress *p, struct err *e);
+
+#endif

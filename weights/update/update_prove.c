@@ -1,0 +1,328 @@
+/* What an update has to prove before it is committed: names of one tensor agree, nothing is
+ * missing, the bytes are those that were summed. */
+#include "weights/update/update_chunk_priv.h"
+
+#include "base/utf8.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COMPARE_NBYTES = 4 << 20 };
+
+int tie_push(struct session *s, const struct tie *tie, struct err *e)
+{
+    if (s->n_ties == s->ties_cap) {
+        uint32_t cap = s->ties_cap == 0 ? 4 : s->ties_cap * 2;
+        struct tie *grown = realloc(s->ties, cap * sizeof *grown);
+
+        if (grown == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for a tied tensor");
+        s->ties = grown;
+        s->ties_cap = cap;
+    }
+    s->ties[s->n_ties++] = *tie;
+    return 0;
+}
+
+void session_drop_ties(struct session *s, uint32_t n_kept)
+{
+    while (s->n_ties > n_kept)
+        slab_unref(s->ties[--s->n_ties].slab);
+}
+
+/* Are the bytes at an address of a place those? On a GPU they are read back piece by piece. */
+static int place_equal(const struct store *s, uint32_t place, uint64_t addr, const char *bytes,
+                       uint64_t nbytes, bool *equal, struct err *e)
+{
+    char *piece;
+    uint64_t cap = nbytes < COMPARE_NBYTES ? nbytes : COMPARE_NBYTES, n;
+    int rc = 0;
+
+    *equal = true;
+    if (store_device(s, place) == NULL) {
+        *equal = memcmp((const void *)(uintptr_t)addr, bytes, nbytes) == 0;
+        return 0;
+    }
+    piece = malloc(cap > 0 ? cap : 1);
+    if (piece == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to compare a tied tensor");
+    for (uint64_t at = 0; at < nbytes && *equal && rc == 0; at += n) {
+        n = nbytes - at < cap ? nbytes - at : cap;
+        rc = place_read(s, place, piece, addr + at, n, e);
+        *equal = rc == 0 && memcmp(piece, bytes + at, n) == 0;
+    }
+    free(piece);
+    return rc;
+}
+
+static int tie_compare(const struct store *s, const struct tie *tie, uint32_t place, uint64_t addr,
+                       struct err *e)
+{
+    const struct tensor_spec *t = &store_manifest(s)->plan->tensors[tie->alias->targets[0]];
+    bool equal;
+
+    if (place_equal(s, place, addr, tie->data, t->nbytes, &equal, e) != 0)
+        return -1;
+    if (equal)
+        return 0;
+    return err_set(e, ERR_MISMATCH, "/names",
+                   "'%.*s' and '%.*s' are one tensor in this model, but their bytes differ",
+                   utf8_cut_name(tie->alias->name), tie->alias->name, utf8_cut_name(t->name),
+                   t->name);
+}
+
+/* Where the bytes of `index` lie if this very chunk brought them to a spot from a rank, or 0. */
+static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct spot at, uint32_t index)
+{
+    const struct rank_fill *r = &f->ranks[rank];
+
+    for (uint32_t i = 0; r->plan != NULL && i < r->plan->n_tensors; i++) {
+        const struct part *part = &r->layout->parts[i];
+        uint32_t n;
+        const uint32_t *targets = match_targets(&part->match, &n);
+
+        for (uint32_t k = 0; k < n; k++)
+            if (targets[k] == index)
+                return spot_target(f, at, part, k);
+    }
+    return 0;
+}
+
+/* The same for a place: the host's copy gets a tensor from the first rank that brings it. */
+static uint64_t find_in_chunk(const struct fill *f, uint32_t place, uint32_t index)
+{
+    uint64_t addr = 0;
+
+    if (place < f->n_ranks)
+        return find_from_rank(f, place, spot_of_rank(f, place), index);
+    for (uint32_t r = 0; r < f->n_ranks && addr == 0; r++)
+        if (fill_mirrors(f, r, index))
+            addr = find_from_rank(f, r, spot_of_mirror(f, r), index);
+    return addr;
+}
+
+int ties_compare(struct fill *f, struct session *s, struct err *e)
+{
+    for (uint32_t i = 0; i < s->n_ties; i++) {
+        const struct tie *tie = &s->ties[i];
+        uint32_t index = tie->alias->targets[0];
+        uint64_t addr = staging_has(f->staging, tie->place, index)
+                            ? staging_effective(f->staging, tie->place, index)
+                            : find_in_chunk(f, tie->place, index);
+
+        if (addr != 0 && tie_compare(f->store, tie, tie->place, addr, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* After registering: ties whose target arrived have been compared. */
+void ties_drop_compared(struct session *s)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < s->n_ties; i++) {
+        if (staging_has(s->staging, s->ties[i].place, s->ties[i].alias->targets[0]))
+            slab_unref(s->ties[i].slab);
+        else
+            s->ties[n++] = s->ties[i];
+    }
+    s->n_ties = n;
+}
+
+bool session_only_ties(const struct session *s)
+{
+    return s->staging != NULL && s->staging->n_arrived == 0;
+}
+
+int ties_compare_served(const struct session *s, const struct version *served, struct err *e)
+{
+    const struct version_owned *v = (const struct version_owned *)(const void *)served;
+    const struct store *store = s->staging->store;
+
+    for (uint32_t i = 0; i < s->n_ties; i++) {
+        const struct tie *tie = &s->ties[i];
+
+        for (uint32_t p = 0; p < store_n_places(store); p++) {
+            uint64_t addr = version_view(v, p, tie->alias->targets[0])->addr;
+
+            if (addr != 0 && (tie->everywhere || p == tie->place) &&
+                tie_compare(store, tie, p, addr, e) != 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
+/* The bytes of a tie as those of its target in one place. */
+static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t place, struct err *e)
+{
+    struct store *s = g->store;
+    uint32_t index = tie->alias->targets[0];
+    uint64_t nbytes = s->manifest->plan->tensors[index].nbytes, addr;
+    struct staging_room room = {0};
+    int rc;
+
+    if (staging_has(g, place, index))
+        return 0;
+    if (store_device(s, place) == NULL)
+        return staging_view(g, place, index, tie->slab, (uint64_t)(uintptr_t)tie->data, e);
+    if (staging_room(g, place, nbytes, &room, e) != 0)
+        return -1;
+    addr = room.slab->addr + room.offset;
+    rc = place_write(s, place, addr, tie->data, nbytes, e);
+    if (rc == 0)
+        rc = staging_view(g, place, index, room.slab, addr, e);
+    slab_unref(room.slab);
+    return rc;
+}
+
+/* A tie whose target came in no chunk brings the target's bytes itself. */
+static int settle_ties(struct session *s, struct err *e)
+{
+    struct staging *g = s->staging;
+    struct store *store = g->store;
+
+    for (uint32_t i = 0; i < s->n_ties; i++) {
+        const struct tie *tie = &s->ties[i];
+        uint32_t index = tie->alias->targets[0];
+
+        /* Its target may have come to another rank than the tied name did. */
+        for (uint32_t p = 0; p < store_n_places(store); p++)
+            if (staging_has(g, p, index) &&
+                tie_compare(store, tie, p, staging_effective(g, p, index), e) != 0)
+                return -1;
+        for (uint32_t p = 0; p < store_n_places(store); p++)
+            if ((tie->everywhere || p == tie->place || store_device(store, p) == NULL) &&
+                settle_tie_at(g, tie, p, e) != 0)
+                return -1;
+    }
+    session_drop_ties(s, 0);
+    return 0;
+}
+
+/* The checksum of a fused name in a place: over its pieces, one after the other. Not *has if a
+ * piece is not there. */
+static int sum_fused(const struct session *s, uint32_t place, const struct alias *alias, bool *has,
+                     struct checksum *out, struct err *e)
+{
+    const struct plan *plan = s->staging->store->manifest->plan;
+    struct slab *joined = NULL;
+    uint64_t nbytes = 0, at = 0;
+    int rc = 0;
+
+    *has = false;
+    for (uint32_t k = 0; k < alias->n_targets; k++) {
+        if (staging_effective(s->staging, place, alias->targets[k]) == 0)
+            return 0;
+        nbytes += plan->tensors[alias->targets[k]].nbytes;
+    }
+    *has = true;
+    if (staging_slab(s->staging, nbytes, &joined, e) != 0)
+        return -1;
+    for (uint32_t k = 0; k < alias->n_targets && rc == 0; k++) {
+        uint32_t index = alias->targets[k];
+
+        rc = place_read(s->staging->store, place, (char *)joined->base + at,
+                        staging_effective(s->staging, place, index), plan->tensors[index].nbytes,
+                        e);
+        at += plan->tensors[index].nbytes;
+    }
+    if (rc == 0)
+        *out = checksum_of(joined->base, nbytes);
+    slab_unref(joined);
+    return rc;
+}
+
+static int sum_at(const struct session *s, uint32_t place, const struct finish_sum *want,
+                  uint32_t index, bool *has, struct checksum *out, struct err *e)
+{
+    uint64_t addr;
+
+    if (want->alias != NULL && want->alias->kind == ALIAS_FUSED)
+        return sum_fused(s, place, want->alias, has, out, e);
+    addr = staging_effective(s->staging, place, index);
+    *has = addr != 0;
+    if (addr == 0)
+        return 0;
+    return place_sum(s->staging->store, place, addr,
+                     s->staging->store->manifest->plan->tensors[index].nbytes, out, e);
+}
+
+static int refuse_sum(const struct store *s, uint32_t place, const char *name,
+                      const struct checksum *found, const struct checksum *want, struct err *e)
+{
+    char is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[ERR_FIELD_MAX];
+    bool several = store_n_places(s) > 1;
+
+    checksum_text(found, is);
+    checksum_text(want, wanted);
+    (void)snprintf(field, sizeof field, "/checksums/%.*s", utf8_cut_name(name), name);
+    return err_set(e, ERR_CHECKSUM, field, "the bytes of '%.*s' have checksum %s%s%s, not %s",
+                   utf8_cut_name(name), name, is, several ? " on " : "",
+                   several ? store_place_name(s, place) : "", wanted);
+}
+
+/* Wherever the tensor lies, its bytes are those. */
+static int prove_sum(const struct session *s, const struct finish_sum *want, struct err *e)
+{
+    const struct store *store = s->staging->store;
+    const struct alias *alias = want->alias;
+    uint32_t index = alias != NULL && alias->kind == ALIAS_TIED ? alias->targets[0] : want->index;
+    const char *name = alias != NULL ? alias->name : store->manifest->plan->tensors[index].name;
+    struct checksum sum;
+    bool has;
+
+    if (alias != NULL && alias->kind == ALIAS_IGNORED)
+        return 0; /* nothing is served under it */
+    for (uint32_t p = 0; p < store->n_places; p++) {
+        if (sum_at(s, p, want, index, &has, &sum, e) != 0)
+            return -1;
+        if (has && !checksum_equal(sum, want->sum))
+            return refuse_sum(store, p, name, &sum, &want->sum, e);
+    }
+    return 0;
+}
+
+static int prove_complete(const struct session *s, const struct manifest *m, struct err *e)
+{
+    uint32_t first = 0, n_missing = m->plan->n_tensors;
+
+    if (s->staging != NULL)
+        n_missing = staging_missing(s->staging, &first, 1);
+    if (n_missing == 0)
+        return 0;
+    if (s->partial && s->staging != NULL && s->staging->n_arrived > 0)
+        return 0; /* the store knows what has to be even */
+    if (s->partial)
+        return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
+    return err_set(e, ERR_INCOMPLETE, "",
+                   "%u of %u tensors are missing, '%.*s' first; an update that is to keep the "
+                   "served ones says \"partial\": true when it starts",
+                   n_missing, m->plan->n_tensors, utf8_cut_name(m->plan->tensors[first].name),
+                   m->plan->tensors[first].name);
+}
+
+int session_prove_devices(const struct session *session, struct err *e)
+{
+    const struct store *s = session->staging->store;
+
+    for (uint32_t p = 0; p < store_n_places(s); p++)
+        if (store_device(s, p) != NULL && device_check(store_device(s, p), e) != 0)
+            return -1;
+    return 0;
+}
+
+int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
+                  struct err *e)
+{
+    if (s->n_ties > 0 && settle_ties(s, e) != 0)
+        return -1;
+    if (prove_complete(s, m, e) != 0 || replicas_prove(s, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < job->n_sums; i++)
+        if (stop_check(&job->progress, e) != 0 || prove_sum(s, &job->sums[i], e) != 0)
+            return -1;
+    return session_prove_devices(s, e);
+}

@@ -1,0 +1,364 @@
+/* Chunks whose source writes whole buckets into GPU memory itself, on all ranks at once.
+ *
+ * A bucket comes to lie where it stays, wherever its tensors are to lie there as they come; else in
+ * a lane, scratch memory of that GPU, from which they are copied while the next bucket comes. Sums
+ * and the host's copy are made meanwhile too. Buckets are posted ahead of those that have come, as
+ * far as there is somewhere to come to: nothing waits for this thread between two of them.
+ *
+ * Once the first bucket was asked for, the sender and all ranks are in it together: not to ask for
+ * the last one would cost them their group. So all memory is taken before, and what goes wrong here
+ * afterwards is told at the end, while the rest is received and dropped. */
+#include "weights/update/update_chunk_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+/* Small buckets that lie where they stay are summed, and copied to the host, several at once. */
+enum { QUEUE_NBYTES = 16 << 20 };
+
+static const struct plan *plan_of(const struct fill *f)
+{
+    return f->job->chunk->plan;
+}
+
+static uint32_t bucket_at(const struct fill *f, uint32_t first)
+{
+    uint32_t n = f->source->ops->bucket(f->source, first);
+
+    assert(n > 0 && n <= plan_of(f)->n_tensors - first);
+    return n;
+}
+
+static uint64_t nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
+{
+    const struct tensor_spec *t = plan_of(f)->tensors, *last = &t[first + n - 1];
+
+    return last->offset + last->nbytes - t[first].offset;
+}
+
+/* One lane will do: then nothing comes while it is being emptied. */
+static int lanes_take(struct fill *f, uint32_t rank, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[rank];
+    struct slab_pool *pool = store_slabs(f->store, rank);
+    uint32_t wanted = 0;
+    uint64_t largest = 0;
+
+    for (uint32_t first = 0, n; first < plan_of(f)->n_tensors; first += n) {
+        n = bucket_at(f, first);
+        if (span_place(f, (struct span){rank, first, n}) != 0)
+            continue;
+        wanted += wanted < LANES_MAX;
+        if (nbytes_of(f, first, n) > largest)
+            largest = nbytes_of(f, first, n);
+    }
+    while (r->n_lanes < wanted) {
+        if (slab_pool_check(pool, largest, e) == 0 &&
+            slab_new(&r->lanes[r->n_lanes].slab, pool, largest, e) == 0) {
+            r->n_lanes++;
+        } else if (r->n_lanes > 0 && e->code == ERR_NO_STAGING) {
+            err_clear(e);
+            wanted = r->n_lanes;
+        } else {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* For what needs the host. The last tied name's memory first: it is used up from the end. */
+static int host_take(struct fill *f, struct err *e)
+{
+    const struct plan *plan = plan_of(f);
+    void *ignored;
+
+    f->tied = calloc(plan->n_tensors, sizeof(struct slab *));
+    if (f->tied == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+    for (uint32_t i = plan->n_tensors; i > 0; i--) {
+        enum part_how how = f->ranks[0].layout->parts[i - 1].how;
+
+        if (how == PART_TIED) {
+            if (staging_slab(f->staging, plan->tensors[i - 1].nbytes, &f->tied[f->n_tied], e) != 0)
+                return -1;
+            f->n_tied++;
+        }
+        if ((how == PART_CONVERT || how == PART_IGNORED) && fill_scratch(f, &ignored, e) != 0)
+            return -1;
+        if (how == PART_CONVERT && fill_converted(f, &ignored, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+void chunk_recv_give(struct fill *f)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        struct rank_fill *rank = &f->ranks[r];
+
+        while (rank->n_lanes > 0) {
+            slab_unref(rank->lanes[--rank->n_lanes].slab);
+            rank->lanes[rank->n_lanes].slab = NULL;
+        }
+    }
+    while (f->n_tied > 0)
+        slab_unref(f->tied[--f->n_tied]);
+    free(f->tied);
+    f->tied = NULL;
+}
+
+int chunk_recv_take(struct fill *f, struct err *e)
+{
+    int rc = host_take(f, e);
+
+    for (uint32_t r = 0; r < f->n_ranks && rc == 0; r++)
+        rc = lanes_take(f, r, e);
+    if (rc != 0)
+        chunk_recv_give(f);
+    return rc;
+}
+
+int chunk_recv_begin(struct fill *f, struct err *e)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        struct rank_fill *rank = &f->ranks[r];
+
+        if (rank_prepare(f, r, e) != 0)
+            return -1;
+        for (uint32_t k = 0; k < rank->n_lanes; k++)
+            if (device_batch_new(store_device(f->store, r), &rank->lanes[k].batch, e) != 0)
+                return -1;
+    }
+    return 0;
+}
+
+static struct end came_to_stay(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    return spot_end(f, spot_of_rank(f, rank), &f->ranks[rank].layout->parts[i], 0);
+}
+
+static struct end came_to_lane(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    const struct rank_fill *r = &f->ranks[rank];
+    const struct slab *slab = r->lanes[r->lane].slab;
+    const struct tensor_spec *t = r->plan->tensors;
+
+    assert(r->lane != LANE_NONE);
+    return (struct end){slab->addr + t[i].offset - t[r->bucket].offset, (uint64_t)(uintptr_t)slab};
+}
+
+/* Where a bucket comes on a rank; and by which lane, or LANE_NONE. After an error the address holds
+ * still: it is only dropped. */
+static uint64_t landing(struct fill *f, struct span span, uint8_t *lane, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[span.rank];
+    uint64_t addr = span_place(f, span);
+
+    *lane = LANE_NONE;
+    if (addr != 0)
+        return addr;
+    r->lane_posted = (r->lane_posted + 1) % r->n_lanes;
+    *lane = (uint8_t)r->lane_posted;
+    if (e->code == ERR_NONE)
+        (void)device_batch_wait(r->lanes[*lane].batch, &f->job->progress, e);
+    return r->lanes[*lane].slab->addr;
+}
+
+/* Sums, and the host's copy, of what came to stay before tensor `end`. */
+static int queue_stayed(struct fill *f, uint32_t rank, uint32_t end, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[rank];
+    struct span span = {rank, r->next, end - r->next};
+
+    r->next = end;
+    if (span.n == 0)
+        return 0;
+    if (r->made != NULL && span_copy(f, span, r->batch, came_to_stay, e) != 0)
+        return -1;
+    return r->mirrored ? span_mirror(f, span, r->batch, e) : 0;
+}
+
+/* What is to be done with a bucket that came, without waiting for it. */
+static int queue_bucket(struct fill *f, struct span span, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[span.rank];
+    struct device_batch *b;
+
+    if (r->lane == LANE_NONE) {
+        uint32_t end = span.first + span.n;
+
+        return nbytes_of(f, r->next, end - r->next) < QUEUE_NBYTES
+                   ? 0
+                   : queue_stayed(f, span.rank, end, e);
+    }
+    if (queue_stayed(f, span.rank, span.first, e) != 0)
+        return -1;
+    r->next = span.first + span.n;
+    b = r->lanes[r->lane].batch;
+    if (span_copy(f, span, b, came_to_lane, e) != 0)
+        return -1;
+    return r->mirrored ? span_mirror(f, span, b, e) : 0;
+}
+
+/* What no copy can do by itself, before the lane is used again. What came to rank 0 stands for all
+ * of them. */
+static int host_part(struct fill *f, uint32_t i, struct err *e)
+{
+    const struct tensor_spec *t = &plan_of(f)->tensors[i];
+    const struct part *part = &f->ranks[0].layout->parts[i];
+    uint64_t at = came_to_lane(f, 0, i).addr;
+    struct slab *tied;
+    void *from;
+
+    if (part->how != PART_TIED)
+        return fill_scratch(f, &from, e) != 0 ||
+                       place_read(f->store, 0, from, at, t->nbytes, e) != 0 ||
+                       finite_check_host(f, 0, i, from, e) != 0
+                   ? -1
+                   : fill_land(f, i, from, e);
+    tied = f->tied[--f->n_tied];
+    if (place_read(f->store, 0, tied->base, at, t->nbytes, e) != 0 ||
+        finite_check_host(f, 0, i, tied->base, e) != 0) {
+        slab_unref(tied);
+        return -1;
+    }
+    return fill_keep_tie(f, 0, i, fill_tied_place(f), true, tied, e);
+}
+
+static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)
+{
+    for (uint32_t i = first; i < first + n; i++)
+        if (f->ranks[0].layout->parts[i].how != PART_DIRECT && host_part(f, i, e) != 0)
+            return -1;
+    return 0;
+}
+
+/* What may be written to for ever goes to nobody else. */
+static void condemn(struct fill *f, const struct posted *b)
+{
+    for (uint32_t k = 0; k < f->n_ranks; k++) {
+        struct rank_fill *r = &f->ranks[k];
+
+        slab_condemn(b->lanes[k] != LANE_NONE ? r->lanes[b->lanes[k]].slab : r->room.slab);
+    }
+}
+
+/* Nothing comes any more. The first cause stays. */
+static int lose(struct fill *f, const struct err *late, struct err *e)
+{
+    f->stuck = f->n_posted > 0 && f->source->ops->stuck(f->source);
+    for (uint32_t k = 0; k < f->n_posted && f->stuck; k++)
+        condemn(f, &f->posted[(f->i_posted + k) % SOURCE_POSTED_MAX]);
+    if (e->code == ERR_NONE)
+        *e = *late;
+    return -1;
+}
+
+/* @e  may be set: then the bucket will be dropped. -1: the source has failed. */
+static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e)
+{
+    struct posted *b = &f->posted[(f->i_posted + f->n_posted) % SOURCE_POSTED_MAX];
+    struct progress *p = &f->job->progress;
+    uint64_t dst[STORE_DEVICES_MAX];
+    struct err late = {0};
+
+    *b = (struct posted){.first = first, .n = n};
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        dst[r] = landing(f, (struct span){r, first, n}, &b->lanes[r], e);
+    if (f->n_posted == 0) /* it may be the sender as such that is waited for */
+        atomic_store_explicit(&p->tensor, first, memory_order_relaxed);
+    if (f->source->ops->post(f->source, first, n, dst, p, &late) != 0)
+        return lose(f, &late, e);
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        f->ranks[r].n_lanes_posted += b->lanes[r] != LANE_NONE;
+    f->n_posted++;
+    return 0;
+}
+
+/* The oldest that was posted. @e  may be set: then it is dropped. -1: it did not come. */
+static int receive_bucket(struct fill *f, struct err *e)
+{
+    const struct posted *b = &f->posted[f->i_posted];
+    struct progress *p = &f->job->progress;
+    struct err late = {0};
+
+    atomic_store_explicit(&p->tensor, b->first, memory_order_relaxed);
+    if (f->source->ops->receive(f->source, p, &late) != 0)
+        return lose(f, &late, e);
+    f->i_posted = (f->i_posted + 1) % SOURCE_POSTED_MAX;
+    f->n_posted--;
+    (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, b->first, b->n),
+                                    memory_order_relaxed);
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        f->ranks[r].n_lanes_posted -= b->lanes[r] != LANE_NONE;
+        f->ranks[r].lane = b->lanes[r];
+        f->ranks[r].bucket = b->first;
+        if (e->code == ERR_NONE)
+            (void)queue_bucket(f, (struct span){r, b->first, b->n}, e);
+    }
+    if (e->code == ERR_NONE)
+        (void)host_parts(f, b->first, b->n, e);
+    return 0;
+}
+
+/* Has every rank somewhere for the bucket at `first` to come to? What is dropped may come to
+ * wherever other buckets do. */
+static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
+{
+    if (first == plan_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
+        return false;
+    for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
+        const struct rank_fill *rank = &f->ranks[r];
+
+        if (rank->n_lanes > 0 && rank->n_lanes_posted == rank->n_lanes &&
+            span_place(f, (struct span){r, first, bucket_at(f, first)}) == 0)
+            return false;
+    }
+    return true;
+}
+
+static int rank_wait(struct fill *f, uint32_t rank, struct err *e)
+{
+    struct rank_fill *r = &f->ranks[rank];
+
+    for (uint32_t k = 0; k < r->n_lanes; k++)
+        if (device_batch_wait(r->lanes[k].batch, &f->job->progress, e) != 0)
+            return -1;
+    return device_batch_wait(r->batch, &f->job->progress, e);
+}
+
+/* All has come; what was queued with it ends. */
+static int settle(struct fill *f, struct err *e)
+{
+    const struct source_ops *ops = f->source->ops;
+
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (queue_stayed(f, r, plan_of(f)->n_tensors, e) != 0)
+            return -1;
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (rank_wait(f, r, e) != 0)
+            return -1;
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        if (rank_verify(f, r, e) != 0)
+            return -1;
+    return ops->finish != NULL ? ops->finish(f->source, &f->job->progress, e) : 0;
+}
+
+int chunk_recv(struct fill *f, struct err *e)
+{
+    uint32_t next = 0;
+
+    for (;;) {
+        while (can_post(f, next, e)) {
+            uint32_t n = bucket_at(f, next);
+
+            if (post_bucket(f, next, n, e) != 0)
+                return -1;
+            next += n;
+        }
+        if (f->n_posted == 0)
+            return e->code == ERR_NONE ? settle(f, e) : -1;
+        if (receive_bucket(f, e) != 0)
+            return -1;
+    }
+}

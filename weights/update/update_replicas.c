@@ -1,0 +1,95 @@
+/* Ranks that were given lists of their own, and so buckets of their own: whatever tensor several of
+ * them got must have the same bytes on each. Lists that were swapped between GPUs, or ranks of a
+ * trainer that have drifted apart, show nowhere else, since every length is right.
+ *
+ * What comes is summed in the pass that copies it, so this costs next to nothing. A tensor that was
+ * converted or split on its way is not compared. */
+#include "weights/update/update_chunk_priv.h"
+
+#include "base/utf8.h"
+
+#include <stdlib.h>
+
+struct replica {
+    bool known;
+    struct checksum sum;
+};
+
+bool replicas_wanted(const struct fill *f)
+{
+    return f->job->chunk->ranks != NULL && f->n_ranks > 1;
+}
+
+static struct replica *replica_at(const struct session *s, uint32_t rank, uint32_t index,
+                                  uint32_t n_tensors)
+{
+    return &s->replicas[(size_t)rank * n_tensors + index];
+}
+
+int replicas_prepare(struct fill *f, struct err *e)
+{
+    size_t n = (size_t)f->n_ranks * f->m->plan->n_tensors;
+
+    if (!replicas_wanted(f) || f->session->replicas != NULL)
+        return 0;
+    f->session->replicas = calloc(n, sizeof *f->session->replicas);
+    if (f->session->replicas == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to compare the GPUs' tensors");
+    return 0;
+}
+
+void replicas_record(const struct fill *f, uint32_t rank)
+{
+    const struct rank_fill *r = &f->ranks[rank];
+
+    if (!replicas_wanted(f) || r->plan == NULL)
+        return;
+    for (uint32_t i = 0; i < r->plan->n_tensors; i++) {
+        const struct part *part = &r->layout->parts[i];
+        uint32_t n;
+        const uint32_t *targets = match_targets(&part->match, &n);
+
+        if (part->how == PART_DIRECT && n == 1)
+            *replica_at(f->session, rank, targets[0],
+                        f->m->plan->n_tensors) = (struct replica){true, r->made[i].sum};
+    }
+}
+
+static int compare(const struct session *s, const struct store *store, uint32_t index,
+                   struct err *e)
+{
+    const struct plan *plan = store_manifest(store)->plan;
+    const struct replica *first = NULL;
+    uint32_t first_rank = 0;
+
+    for (uint32_t r = 0; r < s->n_ranks; r++) {
+        const struct replica *replica = replica_at(s, r, index, plan->n_tensors);
+
+        if (!replica->known)
+            continue;
+        if (first == NULL) {
+            first = replica;
+            first_rank = r;
+        } else if (!checksum_equal(first->sum, replica->sum)) {
+            return err_set(e, ERR_MISMATCH, "",
+                           "'%.*s' has other bytes on %s than on %s: their lists are swapped, or "
+                           "the trainer's ranks hold different weights",
+                           utf8_cut_name(plan->tensors[index].name), plan->tensors[index].name,
+                           store_place_name(store, r), store_place_name(store, first_rank));
+        }
+    }
+    return 0;
+}
+
+int replicas_prove(const struct session *s, struct err *e)
+{
+    const struct store *store;
+
+    if (s->replicas == NULL || s->staging == NULL)
+        return 0;
+    store = s->staging->store;
+    for (uint32_t i = 0; i < store_manifest(store)->plan->n_tensors; i++)
+        if (compare(s, store, i, e) != 0)
+            return -1;
+    return 0;
+}

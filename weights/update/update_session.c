@@ -1,0 +1,623 @@
+/* Sessions: what each brought, what it lacks, how it ended.
+ *
+ * Claims are taken when a chunk is queued, so that two chunks on the way can never bring the same
+ * tensor; a chunk that fails gives them back, and may be sent again. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/utf8.h"
+#include "weights/update/update_priv.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *update_phase_name(enum update_phase phase)
+{
+    switch (phase) {
+    case UPDATE_NONE:
+        return "none";
+    case UPDATE_OPEN:
+        return "open";
+    case UPDATE_RECEIVING:
+        return "receiving";
+    case UPDATE_VERIFYING:
+        return "verifying";
+    case UPDATE_VERIFIED:
+        return "verified";
+    case UPDATE_COMMITTED:
+        return "committed";
+    case UPDATE_ABORTED:
+        return "aborted";
+    }
+    return "unknown";
+}
+
+struct session *session_new(const struct updates *u, struct err *e)
+{
+    uint32_t n = u->manifest->plan->n_tensors, n_ranks = store_n_ranks(u->cfg.store);
+    struct session *s = calloc(1, sizeof *s);
+    char id[ID_LEN + 1];
+
+    if (s != NULL)
+        s->claims = calloc((size_t)n * n_ranks, 1);
+    if (s != NULL)
+        s->counted = calloc(n, sizeof *s->counted);
+    if (s == NULL || s->claims == NULL || s->counted == NULL) {
+        if (s != NULL) {
+            free(s->claims);
+            free(s->counted);
+        }
+        free(s);
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for an update of %u tensors", n);
+        return NULL;
+    }
+    id_make(id);
+    (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
+    s->phase = UPDATE_OPEN;
+    s->n_ranks = n_ranks;
+    s->lease_end_us = CLOCK_NEVER;
+    s->dispose.kind = JOB_DISPOSE;
+    s->dispose.session = s;
+    return s;
+}
+
+void session_ref_locked(struct session *s)
+{
+    s->refs++;
+}
+
+struct session *session_unref_locked(struct session *s)
+{
+    assert(s->refs > 0);
+    return --s->refs == 0 ? s : NULL;
+}
+
+void session_free(struct session *s)
+{
+    if (s == NULL)
+        return;
+    assert(s->staging == NULL && s->scope == NULL && s->n_ties == 0);
+    free(s->claims);
+    free(s->counted);
+    free(s->answers);
+    free(s->ties);
+    free(s->replicas);
+    free(s);
+}
+
+struct session *session_find_locked(struct updates *u, const char *id)
+{
+    for (struct session *s = u->live; s != NULL; s = s->next)
+        if (strcmp(s->id, id) == 0)
+            return s;
+    for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++)
+        if (u->ended[i] != NULL && strcmp(u->ended[i]->id, id) == 0)
+            return u->ended[i];
+    return NULL;
+}
+
+void session_begin_locked(struct updates *u, struct session *s)
+{
+    session_ref_locked(s);
+    s->next = u->live;
+    u->live = s;
+    if (!s->single)
+        u->open = s;
+    u->stats.n_started++;
+    cnd_signal(&u->tick);
+}
+
+static void unlink_locked(struct updates *u, struct session *s)
+{
+    struct session **at = &u->live;
+
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    s->next = NULL;
+    if (u->open == s)
+        u->open = NULL;
+}
+
+/* One of them may have begun ahead. */
+static void stop_queued_locked(struct updates *u, const struct session *s)
+{
+    for (struct update_job *j = u->queue; j != NULL; j = j->next)
+        if (j->session == s)
+            atomic_store_explicit(&j->progress.stop, true, memory_order_relaxed);
+}
+
+struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
+                                   const struct err *why)
+{
+    struct session *oldest = u->ended[u->ended_at];
+
+    mtx_assert_held(&u->lock);
+    assert(!session_ended(s));
+    if (phase == UPDATE_COMMITTED) {
+        u->stats.n_committed++;
+    } else {
+        s->n_missing = claims_missing_locked(u, s, s->missing, UPDATE_MISSING_MAX);
+        s->error = *why;
+        u->stats.n_aborted++;
+        if (s->running != NULL)
+            atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
+        stop_queued_locked(u, s);
+        session_ref_locked(s);
+        u->n_disposing++;
+        job_queue_first_locked(u, &s->dispose);
+    }
+    s->phase = phase;
+    free(s->claims);
+    free(s->counted);
+    s->claims = NULL;
+    s->counted = NULL;
+    unlink_locked(u, s); /* the reference of the list becomes the ring's */
+    u->ended[u->ended_at] = s;
+    u->ended_at = (u->ended_at + 1) % UPDATE_ENDED_KEPT;
+    cnd_signal(&u->tick);
+    return oldest != NULL ? session_unref_locked(oldest) : NULL;
+}
+
+void session_renew_locked(struct updates *u, struct session *s)
+{
+    if (s->single || session_ended(s))
+        return;
+    s->lease_end_us = clock_after_us(s->lease_us);
+    cnd_signal(&u->tick);
+}
+
+int session_refuse_ended(const struct session *s, struct err *e)
+{
+    if (s->phase == UPDATE_COMMITTED)
+        return err_set(e, ERR_ENDED, "/update_id",
+                       "update %s is committed as '%.128s': start another, or finish it again for "
+                       "the same answer",
+                       s->id, s->label);
+    return err_set(e, ERR_ENDED, "/update_id", "update %s is aborted (%.300s): start another",
+                   s->id, s->error.msg);
+}
+
+int session_answer_ended(const struct session *s, struct err *e)
+{
+    if (s->phase == UPDATE_ABORTED && s->error.code == ERR_DRAINING)
+        return err_set(e, ERR_DRAINING, "", "update %s was aborted: %s", s->id, s->error.msg);
+    if (s->phase == UPDATE_ABORTED)
+        return err_set(e, ERR_CONFLICT, "/update_id", "update %s was aborted: %s", s->id,
+                       s->error.msg);
+    return err_set(e, ERR_CONFLICT, "/update_id", "update %s was committed before this chunk",
+                   s->id);
+}
+
+/* claims */
+
+/* One tensor of a chunk, on ranks that get the same. */
+struct claim {
+    uint32_t first, n;  /* the ranks */
+    uint32_t part;      /* in their plan */
+    uint32_t index;     /* in the manifest */
+    unsigned char *are; /* [n] CLAIM_* */
+};
+
+static unsigned char *claim_at(const struct session *s, uint32_t rank, uint32_t index)
+{
+    return &s->claims[(size_t)index * s->n_ranks + rank];
+}
+
+/* Is a tensor claimed so where it must be: on every rank; sharded: on any? */
+static bool claimed(const struct session *s, uint32_t index, unsigned mask)
+{
+    for (uint32_t r = 0; r < s->n_ranks; r++)
+        if (((*claim_at(s, r, index) & mask) != 0) == s->sharded)
+            return s->sharded;
+    return !s->sharded;
+}
+
+static int claim_refuse(const struct updates *u, const struct update_job *job,
+                        const struct claim *c, uint32_t k, struct err *e)
+{
+    const char *sent = chunk_plan(job->chunk, c->first + k)->tensors[c->part].name;
+    const char *name = u->manifest->plan->tensors[c->index].name;
+    char field[48];
+
+    (void)snprintf(field, sizeof field, "/names/%u", c->part);
+    if (c->are[k] & CLAIM_MINE)
+        (void)err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
+                      utf8_cut_name(sent), sent, utf8_cut_name(name), name);
+    else
+        (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", utf8_cut_name(name), name,
+                      c->are[k] & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
+    chunk_refield(job->chunk, c->first + k, e);
+    return -1;
+}
+
+/* Calls `fn` for each tensor of the manifest that the chunk brings. A plan may have a hundred
+ * thousand tensors and u->lock is held meanwhile: the loop is made for each fn, so that a tensor
+ * costs no call, and once for all ranks that get the same. */
+typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job,
+                     const struct claim *c, struct err *e);
+
+static inline __attribute__((always_inline)) int
+claims_of_ranks(struct updates *u, struct session *s, const struct update_job *job, uint32_t first,
+                uint32_t n, claim_fn *fn, struct err *e)
+{
+    const struct layout *l = job_layout(job, first);
+
+    for (size_t i = 0; l != NULL && i < l->n_landings; i++) {
+        uint32_t index = l->landings[i].index;
+        struct claim c = {first, n, l->landings[i].part, index, claim_at(s, first, index)};
+
+        if (fn(u, s, job, &c, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static inline __attribute__((always_inline)) int claims_each(struct updates *u, struct session *s,
+                                                             const struct update_job *job,
+                                                             claim_fn *fn, struct err *e)
+{
+    mtx_assert_held(&u->lock);
+    if (job->chunk->ranks == NULL)
+        return claims_of_ranks(u, s, job, 0, s->n_ranks, fn, e);
+    for (uint32_t r = 0; r < s->n_ranks; r++)
+        if (claims_of_ranks(u, s, job, r, 1, fn, e) != 0)
+            return -1;
+    return 0;
+}
+
+static int claim_mark(struct updates *u, struct session *s, const struct update_job *job,
+                      const struct claim *c, struct err *e)
+{
+    (void)s;
+    for (uint32_t k = 0; k < c->n; k++) {
+        if (c->are[k] & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
+            return claim_refuse(u, job, c, k, e);
+        c->are[k] |= CLAIM_MINE;
+    }
+    return 0;
+}
+
+static int claim_unmark(struct updates *u, struct session *s, const struct update_job *job,
+                        const struct claim *c, struct err *e)
+{
+    (void)u, (void)s, (void)job, (void)e;
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] &= (unsigned char)~CLAIM_MINE;
+    return 0;
+}
+
+static int claim_queue(struct updates *u, struct session *s, const struct update_job *job,
+                       const struct claim *c, struct err *e)
+{
+    (void)job, (void)e;
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] = (unsigned char)((c->are[k] & ~CLAIM_MINE) | CLAIM_QUEUED);
+    if (!s->counted[c->index] && claimed(s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
+        s->counted[c->index] = true;
+        s->n_claimed++;
+        s->nbytes_claimed += u->manifest->plan->tensors[c->index].nbytes;
+    }
+    return 0;
+}
+
+/* Arrived, or under a tied name, wherever it must be. */
+static bool is_here(const struct session *s, uint32_t index)
+{
+    return claimed(s, index, CLAIM_ARRIVED | CLAIM_TIED);
+}
+
+static int claim_arrive(struct updates *u, struct session *s, const struct update_job *job,
+                        const struct claim *c, struct err *e)
+{
+    bool before = claimed(s, c->index, CLAIM_ARRIVED), was_here = is_here(s, c->index);
+
+    (void)u, (void)job, (void)e;
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] = (unsigned char)(CLAIM_ARRIVED | (c->are[k] & CLAIM_NAMED));
+    if (!was_here && is_here(s, c->index))
+        s->n_here++;
+    if (!before && claimed(s, c->index, CLAIM_ARRIVED))
+        s->n_arrived++;
+    return 0;
+}
+
+static int claim_release(struct updates *u, struct session *s, const struct update_job *job,
+                         const struct claim *c, struct err *e)
+{
+    (void)job, (void)e;
+    for (uint32_t k = 0; k < c->n; k++)
+        c->are[k] &= (unsigned char)~CLAIM_QUEUED;
+    if (s->counted[c->index] && !claimed(s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
+        s->counted[c->index] = false;
+        s->n_claimed--;
+        s->nbytes_claimed -= u->manifest->plan->tensors[c->index].nbytes;
+    }
+    return 0;
+}
+
+int claims_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                       struct err *e)
+{
+    struct err none = {0};
+    int rc = claims_each(u, s, job, claim_mark, e);
+
+    if (rc != 0) {
+        (void)claims_each(u, s, job, claim_unmark, &none);
+        return -1;
+    }
+    (void)claims_each(u, s, job, claim_queue, &none);
+    s->nbytes_accepted += chunk_nbytes(job->chunk, s->n_ranks);
+    return 0;
+}
+
+static void claim_tie(struct session *s, uint32_t rank, uint32_t index)
+{
+    bool was_here = is_here(s, index);
+
+    *claim_at(s, rank, index) |= CLAIM_TIED | CLAIM_NAMED;
+    if (!was_here && is_here(s, index))
+        s->n_here++;
+}
+
+void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job)
+{
+    mtx_assert_held(&u->lock);
+    for (uint32_t r = 0; r < s->n_ranks; r++) {
+        const struct plan *plan = chunk_plan(job->chunk, r);
+        const struct layout *l = job_layout(job, r);
+
+        for (uint32_t i = 0; plan != NULL && l->ties && i < plan->n_tensors; i++)
+            if (l->parts[i].how == PART_TIED)
+                claim_tie(s, r, l->parts[i].match.alias->targets[0]);
+    }
+}
+
+void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job)
+{
+    struct err none = {0};
+
+    (void)claims_each(u, s, job, claim_arrive, &none);
+    claims_tie_locked(u, s, job);
+    s->nbytes_done += chunk_nbytes(job->chunk, s->n_ranks);
+}
+
+void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job)
+{
+    struct err none = {0};
+
+    (void)claims_each(u, s, job, claim_release, &none);
+    s->nbytes_accepted -= chunk_nbytes(job->chunk, s->n_ranks);
+}
+
+bool claims_lack_locked(const struct session *s, uint32_t index, unsigned mask)
+{
+    return !claimed(s, index, mask);
+}
+
+/* What is here stays here, so this looks at most at what came out of order: every reply has it, and
+ * a manifest a hundred thousand names. */
+uint32_t claims_missing_locked(struct updates *u, struct session *s, const char **out, uint32_t cap)
+{
+    const struct plan *plan = u->manifest->plan;
+    uint32_t n_missing = plan->n_tensors - s->n_here, n = 0;
+
+    mtx_assert_held(&u->lock);
+    if (s->partial)
+        return 0;
+    if (s->claims == NULL) {
+        memcpy(out, s->missing,
+               (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
+        return s->n_missing;
+    }
+    while (s->missing_from < plan->n_tensors && is_here(s, s->missing_from))
+        s->missing_from++;
+    for (uint32_t i = s->missing_from; i < plan->n_tensors && n < cap && n < n_missing; i++)
+        if (!is_here(s, i))
+            out[n++] = plan->tensors[i].name;
+    return n_missing;
+}
+
+/* repeated chunks */
+
+/* Position-weighted, as the checksum itself: a swap shows, also between ranks. */
+static void key_add_sums(struct chunk_key *out, uint32_t rank, const struct plan *plan,
+                         const struct checksum *sums, const bool *has)
+{
+    for (uint32_t i = 0; sums != NULL && i < plan->n_tensors; i++) {
+        if (has != NULL && !has[i])
+            continue;
+        out->sums.a += (sums[i].a * (i + 1) + sums[i].b) * (rank + 1);
+        out->sums.b += (sums[i].b * (i + 1) + i + 1) * (rank + 1);
+    }
+}
+
+static void key_add_rank(struct chunk_key *out, uint32_t rank, const struct chunk_rank *r)
+{
+    struct checksum digest;
+
+    if (r->plan == NULL)
+        return;
+    digest = checksum_of(r->plan->digest, PLAN_DIGEST_LEN);
+    out->sums.a += digest.a * (rank + 1);
+    out->sums.b += digest.b * (rank + 1);
+    key_add_sums(out, rank, r->plan, r->checksums, r->has_checksum);
+}
+
+void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks)
+{
+    memset(out, 0, sizeof *out);
+    (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
+    (void)snprintf(out->digest, sizeof out->digest, "%s", c->plan->digest);
+    if (c->ranks == NULL)
+        key_add_sums(out, 0, c->plan, c->checksums, c->has_checksum);
+    for (uint32_t r = 0; c->ranks != NULL && r < n_ranks; r++)
+        key_add_rank(out, r, &c->ranks[r]);
+}
+
+bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b)
+{
+    return a->id[0] != '\0' && strcmp(a->id, b->id) == 0 && chunk_key_same_tensors(a, b);
+}
+
+bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b)
+{
+    return strcmp(a->digest, b->digest) == 0 && checksum_equal(a->sums, b->sums);
+}
+
+/* Forgetting one (no memory, or the oldest of too many) only means that a repeated chunk is told
+ * that its tensors have arrived already. */
+void session_remember_locked(struct session *s, const struct chunk_key *key)
+{
+    if (key->id[0] == '\0')
+        return;
+    if (s->n_answers == s->answers_cap && s->answers_cap < UPDATE_CHUNKS_KEPT) {
+        uint32_t cap = s->answers_cap == 0 ? 16 : s->answers_cap * 2;
+        struct chunk_key *grown = realloc(s->answers, cap * sizeof *grown);
+
+        if (grown == NULL)
+            return;
+        s->answers = grown;
+        s->answers_cap = cap;
+        s->answers_at = s->n_answers;
+    }
+    s->answers[s->answers_at] = *key;
+    s->answers_at = (s->answers_at + 1) % s->answers_cap;
+    if (s->n_answers < s->answers_cap)
+        s->n_answers++;
+}
+
+const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id)
+{
+    for (uint32_t i = 0; i < s->n_answers; i++)
+        if (chunk_id[0] != '\0' && strcmp(s->answers[i].id, chunk_id) == 0)
+            return &s->answers[i];
+    return NULL;
+}
+
+/* what is told of a session */
+
+static uint64_t lease_left(const struct updates *u, const struct session *s)
+{
+    uint64_t now = clock_now_us();
+    uint64_t end = s->lease_end_us;
+
+    if (session_ended(s))
+        return 0;
+    if (s->single) /* no lease: its chunk's deadline bounds it */
+        end = s->running != NULL && s->running->kind == JOB_CHUNK
+                  ? s->running->progress.deadline_us
+                  : clock_after_us(u->cfg.receive_timeout_us);
+    else if (s->n_jobs > 0) /* renewed when they end */
+        return s->lease_us;
+    return end > now ? end - now : 0;
+}
+
+/* Until the server ends by itself what is under way. */
+static uint64_t deadline_left(const struct updates *u, const struct session *s)
+{
+    uint64_t now = clock_now_us();
+
+    if (s->running == NULL || session_ended(s))
+        return lease_left(u, s);
+    return s->running->progress.deadline_us > now ? s->running->progress.deadline_us - now : 0;
+}
+
+static void info_running(const struct session *s, struct update_info *out)
+{
+    const struct update_job *job = s->running;
+    uint64_t spent = clock_now_us() - job->began_us;
+    const struct plan *plan;
+    uint64_t i, n_done;
+
+    if (job->kind == JOB_FINISH || s->phase == UPDATE_VERIFYING) {
+        out->verify_us += s->phase == UPDATE_VERIFYING ? spent : 0;
+        return;
+    }
+    if (job->kind != JOB_CHUNK || s->phase != UPDATE_RECEIVING)
+        return;
+    plan = job->chunk->plan;
+    out->receive_us += spent;
+    out->nbytes_done += atomic_load_explicit(&job->progress.nbytes_done, memory_order_relaxed);
+    i = atomic_load_explicit(&job->progress.tensor, memory_order_relaxed);
+    if (i == PROGRESS_NO_TENSOR) /* it waits for memory, and nothing has been asked for */
+        return;
+    if (i >= plan->n_tensors)
+        i = plan->n_tensors - 1;
+    (void)snprintf(out->tensor, sizeof out->tensor, "%s", plan->tensors[i].name);
+    n_done = out->n_tensors_done + i;
+    out->n_tensors_done = (uint32_t)(n_done < out->n_tensors_total ? n_done : out->n_tensors_total);
+}
+
+/* As sent, of the chunks so far, and what a whole update still lacks beside them. */
+static uint64_t nbytes_total(const struct updates *u, const struct session *s)
+{
+    if (s->phase == UPDATE_COMMITTED)
+        return s->nbytes_done;
+    if (s->partial)
+        return s->nbytes_accepted;
+    return s->nbytes_accepted + (u->manifest->plan->nbytes - s->nbytes_claimed);
+}
+
+void session_info_locked(struct updates *u, struct session *s, struct update_info *out)
+{
+    mtx_assert_held(&u->lock);
+    memset(out, 0, sizeof *out);
+    memcpy(out->id, s->id, sizeof out->id);
+    out->phase = s->phase;
+    out->partial = s->partial;
+    out->sharded = s->sharded;
+    out->mappings = s->mappings;
+    out->on_gpu = s->on_gpu;
+    out->host_sums = s->host_sums;
+    out->implicit = s->implicit;
+    out->unnamed = s->unnamed;
+    memcpy(out->label, s->label, sizeof out->label);
+    out->serial = s->serial;
+    out->nbytes_staging = s->partial ? s->nbytes_claimed : u->manifest->plan->nbytes;
+    out->nbytes_done = s->nbytes_done;
+    out->nbytes_total = nbytes_total(u, s);
+    out->n_tensors_total = s->partial ? s->n_claimed : u->manifest->plan->n_tensors;
+    out->n_tensors_done = s->n_arrived;
+    out->lease_left_us = lease_left(u, s);
+    out->deadline_left_us = deadline_left(u, s);
+    out->n_missing = claims_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
+    out->non_finite = s->non_finite;
+    out->receive_us = s->receive_us;
+    out->verify_us = s->verify_us;
+    out->commit_us = s->commit_us;
+    out->error = s->error;
+    if (s->running != NULL && !session_ended(s))
+        info_running(s, out);
+}
+
+void updates_changed(struct updates *u)
+{
+    mtx_assert_none();
+    if (u->cfg.on_change != NULL)
+        u->cfg.on_change(u->cfg.arg);
+}
+
+void updates_log(const struct update_info *info)
+{
+    struct log_rec r;
+
+    if (info->phase == UPDATE_COMMITTED)
+        log_begin(&r, LOG_INFO, "update.committed");
+    else if (info->phase == UPDATE_ABORTED)
+        log_begin(&r, LOG_WARN, "update.aborted");
+    else
+        log_begin(&r, LOG_INFO, "update.started");
+    log_str(&r, "update_id", info->id);
+    log_str(&r, "weight_version", info->label);
+    log_u64(&r, "serial", info->serial);
+    log_u64(&r, "nbytes", info->nbytes_done);
+    log_u64(&r, "n_tensors", info->n_tensors_done);
+    log_ms(&r, "receive_ms", info->receive_us);
+    log_ms(&r, "verify_ms", info->verify_us);
+    log_ms(&r, "commit_ms", info->commit_us);
+    if (info->phase == UPDATE_ABORTED)
+        log_err(&r, &info->error);
+    log_end(&r);
+}

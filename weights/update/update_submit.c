@@ -1,0 +1,341 @@
+/* Chunks on their way in: matched against the manifest, claimed, queued; repeated ones recognised.
+ *
+ * What depends only on the chunk and the manifest is done before the lock is taken: a plan may have
+ * a hundred thousand names. */
+#include "weights/update/update_priv.h"
+
+#include "base/utf8.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void update_chunk_free(struct update_chunk *c)
+{
+    if (c == NULL)
+        return;
+    source_close(c->source);
+    plan_unref(c->plan);
+    free(c->checksums);
+    free(c->has_checksum);
+    for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++) {
+        plan_unref(c->ranks[r].plan);
+        free(c->ranks[r].checksums);
+        free(c->ranks[r].has_checksum);
+    }
+    free(c->ranks);
+    free(c->origins);
+    free(c);
+}
+
+static int refuse_underway(const char *chunk_id, struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "/chunk_id",
+                   "chunk '%s' is still being received; ask again when it has ended", chunk_id);
+}
+
+/* The job of the same session and chunk id that is queued or running, if there is one. */
+static const struct update_job *underway_locked(const struct updates *u, const struct session *s,
+                                                const char *chunk_id)
+{
+    if (chunk_id[0] == '\0')
+        return NULL;
+    if (s->running != NULL && s->running->kind == JOB_CHUNK &&
+        strcmp(s->running->key.id, chunk_id) == 0)
+        return s->running;
+    for (const struct update_job *j = u->queue; j != NULL; j = j->next)
+        if (j->session == s && j->kind == JOB_CHUNK && strcmp(j->key.id, chunk_id) == 0)
+            return j;
+    return NULL;
+}
+
+/* A repeated chunk becomes a job that only answers. */
+static int recognise_locked(struct updates *u, struct session *s, struct update_job *job,
+                            struct err *e)
+{
+    const struct update_job *other = underway_locked(u, s, job->key.id);
+    const struct chunk_key *known = other != NULL ? &other->key
+                                                  : session_recall_locked(s, job->key.id);
+
+    if (known != NULL && !chunk_key_equal(known, &job->key))
+        return err_set(e, ERR_CONFLICT, "/chunk_id",
+                       "chunk '%s' came before with another plan or other checksums", job->key.id);
+    if (other != NULL)
+        return refuse_underway(job->key.id, e);
+    if (known != NULL)
+        job->kind = JOB_ANSWER;
+    return 0;
+}
+
+/* A broadcast brings the same to every rank. */
+static int check_placement(const struct session *s, const struct update_job *job, struct err *e)
+{
+    const struct source_ops *ops = job->chunk->source->ops;
+
+    if (ops->receive == NULL || !s->sharded || s->n_ranks == 1)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/placement",
+                   "%s brings every tensor to all %u ranks: an update with placement \"sharded\" "
+                   "takes its tensors from elsewhere",
+                   ops->name, s->n_ranks);
+}
+
+/* An implicit update is whatever came since the last one. Two steps' buckets in it would make a
+ * version that no trainer ever had, so what tells them apart is looked at: the version that they
+ * name, and that an update does not begin with what just ended one. */
+static int check_meant_locked(struct updates *u, struct session *s, const struct update_job *job,
+                              struct err *e)
+{
+    const char *label = job->chunk->label;
+
+    if (!s->implicit)
+        return 0;
+    if (s->nbytes_accepted == 0 && u->closing.serial != 0 && strcmp(u->closing.label, label) == 0 &&
+        chunk_key_same_tensors(&u->closing.key, &job->key))
+        return err_set(e, ERR_CONFLICT, "/names",
+                       "these tensors came last in the update that is served by now as version "
+                       "%llu, and what comes again cannot be told from what is new: name each "
+                       "update's weight_version, or continue generation before the next",
+                       (unsigned long long)u->closing.serial);
+    if (s->nbytes_accepted > 0 && s->label[0] != '\0' && label[0] != '\0' &&
+        strcmp(s->label, label) != 0)
+        return err_set(e, ERR_CONFLICT, "/weight_version",
+                       "update %s holds tensors of version '%.64s' and is not complete, these are "
+                       "of '%.64s': continue generation, which ends it, then send all of them",
+                       s->id, s->label, label);
+    return 0;
+}
+
+/* What is queued behind this bucket is held against its version, so it is said now. */
+static void name_locked(struct session *s, const struct update_job *job)
+{
+    if (s->implicit && job->chunk->label[0] != '\0')
+        memcpy(s->label, job->chunk->label, sizeof s->label);
+}
+
+static int submit_to_session_locked(struct updates *u, const char *id, struct update_job *job,
+                                    struct err *e)
+{
+    struct session *s = session_find_locked(u, id);
+
+    if (s == NULL)
+        return update_not_found(id, e);
+    if (s->phase == UPDATE_ABORTED)
+        return session_refuse_ended(s, e);
+    if (s->single)
+        return err_set(e, ERR_CONFLICT, "/update_id",
+                       "update %s is whole by itself: it takes no "
+                       "more tensors",
+                       s->id);
+    if (recognise_locked(u, s, job, e) != 0)
+        return -1;
+    if (job->kind == JOB_CHUNK) {
+        if (session_ended(s))
+            return session_refuse_ended(s, e);
+        if (s->phase == UPDATE_VERIFIED)
+            return err_set(e, ERR_CONFLICT, "/update_id",
+                           "update %s is verified and takes no more: finish or abort it", s->id);
+        if (s->finishing)
+            return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
+        if (check_placement(s, job, e) != 0 || check_meant_locked(u, s, job, e) != 0 ||
+            claims_take_locked(u, s, job, e) != 0)
+            return -1;
+        name_locked(s, job);
+    }
+    update_queue_locked(u, s, job);
+    return 0;
+}
+
+/* The answer that a whole update got, if this is the same again. Only one that names its version
+ * can be told from the next step's update of the same tensors. */
+static struct session *same_single_locked(struct updates *u, const struct update_job *job)
+{
+    const char *label = job->chunk->label;
+
+    if (label[0] == '\0')
+        return NULL;
+    for (struct session *s = u->live; s != NULL; s = s->next)
+        if (s->single && chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
+            return s;
+    for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++) {
+        struct session *s = u->ended[i];
+
+        if (s != NULL && s->single && s->phase == UPDATE_COMMITTED &&
+            chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
+            return s;
+    }
+    return NULL;
+}
+
+/* A whole update that cannot cover the manifest is refused with what is missing, before any byte
+ * moves. One that differs from rank to rank is judged with its claims: what is missing on one may
+ * be meant to be on another. */
+static int check_whole(const struct updates *u, const struct update_job *job, struct err *e)
+{
+    struct update_chunk *c = job->chunk;
+    const struct plan *plan = u->manifest->plan;
+
+    if (c->update_id[0] != '\0' || c->partial || c->ranks != NULL)
+        return 0;
+    if (layout_coverage(job_layout(job, 0), u->manifest, c->plan, c->missing, UPDATE_MISSING_MAX,
+                        &c->n_missing, e) != 0) {
+        chunk_refield(c, 0, e);
+        return -1;
+    }
+    if (c->n_missing == 0)
+        return 0;
+    return err_set(e, ERR_INCOMPLETE, "/names",
+                   "%u of %u tensors are missing, '%.*s' first; say \"partial\": true to keep the "
+                   "served ones",
+                   c->n_missing, plan->n_tensors, utf8_cut_name(c->missing[0]), c->missing[0]);
+}
+
+static int check_covers_locked(struct updates *u, struct session *s, const struct update_job *job,
+                               struct err *e)
+{
+    const struct plan *plan = u->manifest->plan;
+    uint32_t n_missing = 0, first = 0;
+
+    if (s->partial || job->chunk->ranks == NULL) /* that was check_whole's */
+        return 0;
+    claims_tie_locked(u, s, job);
+    for (uint32_t i = plan->n_tensors; i > 0; i--) {
+        if (!claims_lack_locked(s, i - 1, CLAIM_QUEUED | CLAIM_ARRIVED | CLAIM_TIED))
+            continue;
+        first = i - 1;
+        n_missing++;
+    }
+    if (n_missing == 0)
+        return 0;
+    return err_set(e, ERR_INCOMPLETE, "/names", "%u of %u tensors are missing, '%.*s' first",
+                   n_missing, plan->n_tensors, utf8_cut_name(plan->tensors[first].name),
+                   plan->tensors[first].name);
+}
+
+static int submit_single_locked(struct updates *u, struct session *fresh, struct update_job *job,
+                                const struct err *no_room, struct err *e)
+{
+    struct session *same = same_single_locked(u, job);
+
+    if (same != NULL && !session_ended(same))
+        return refuse_underway(job->key.id, e);
+    if (same != NULL) {
+        job->kind = JOB_ANSWER;
+        update_queue_locked(u, same, job);
+        return 0;
+    }
+    if (u->open != NULL)
+        return update_refuse_open(u, u->open, e);
+    if (check_placement(fresh, job, e) != 0 || claims_take_locked(u, fresh, job, e) != 0 ||
+        check_covers_locked(u, fresh, job, e) != 0)
+        return -1;
+    if (no_room->code != ERR_NONE && !update_frees_locked(u)) {
+        *e = *no_room;
+        return -1;
+    }
+    session_begin_locked(u, fresh);
+    update_queue_locked(u, fresh, job);
+    return 0;
+}
+
+static struct session *session_of_chunk(struct updates *u, const struct update_job *job,
+                                        struct err *e)
+{
+    struct session *s = session_new(u, e);
+
+    if (s == NULL)
+        return NULL;
+    s->single = true;
+    s->partial = job->chunk->partial;
+    s->sharded = job->chunk->sharded;
+    s->convert = job->chunk->convert;
+    s->key = job->key;
+    memcpy(s->label, job->chunk->label, sizeof s->label);
+    return s;
+}
+
+static int submit_single(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct store_info base;
+    struct err no_room = {0};
+    struct session *s;
+    int rc;
+
+    store_info(u->cfg.store, &base);
+    if (update_check_base(&base, job->chunk->partial, e) != 0)
+        return -1;
+    update_check_job_room(u, &base, job, &no_room);
+    s = session_of_chunk(u, job, e);
+    if (s == NULL)
+        return -1;
+    mtx_lock(&u->lock);
+    rc = update_check_queue_locked(u, e);
+    if (rc == 0)
+        rc = submit_single_locked(u, s, job, &no_room, e);
+    if (rc == 0 && job->session == s)
+        s = NULL; /* not ours any more */
+    mtx_unlock(&u->lock);
+    session_free(s);
+    return rc;
+}
+
+static int submit_to_session(struct updates *u, struct update_job *job, struct err *e)
+{
+    int rc;
+
+    mtx_lock(&u->lock);
+    rc = update_check_queue_locked(u, e);
+    if (rc == 0)
+        rc = submit_to_session_locked(u, job->chunk->update_id, job, e);
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+/* Does the update that this chunk belongs to convert? */
+static bool converts(struct updates *u, const struct update_chunk *c)
+{
+    const struct session *s;
+    bool yes = c->convert;
+
+    if (c->update_id[0] == '\0')
+        return yes;
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, c->update_id);
+    if (s != NULL)
+        yes = yes || s->convert;
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
+{
+    struct update_job *job = calloc(1, sizeof *job);
+    int rc;
+
+    assert(c->plan != NULL && c->source != NULL && c->done != NULL);
+    assert(c->ranks == NULL || c->source->ops->map != NULL);
+    assert(c->source->ops->fill != NULL || store_device(u->cfg.store, 0) != NULL);
+    if (job == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+    job->kind = JOB_CHUNK;
+    job->chunk = c;
+    job->done = c->done;
+    job->done_arg = c->done_arg;
+    atomic_init(&job->progress.tensor, PROGRESS_NO_TENSOR);
+    job->progress.gone = c->gone;
+    job->progress.gone_arg = c->done_arg;
+    chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));
+    rc = job_layouts_make(job, u, converts(u, c), e);
+    if (rc == 0)
+        rc = check_whole(u, job, e);
+    if (rc == 0)
+        rc = c->update_id[0] == '\0' ? submit_single(u, job, e) : submit_to_session(u, job, e);
+    if (rc != 0) {
+        job->chunk = NULL; /* still the caller's */
+        job_free(job);
+        return -1;
+    }
+    updates_changed(u);
+    return 0;
+}

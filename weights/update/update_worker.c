@@ -1,0 +1,614 @@
+/* The one thread on which bytes move, are verified and committed; and the watchdog of leases.
+ *
+ * Whoever ends a session only decides it and asks a running fill to stop; the staging belongs to
+ * the worker, which gives it back when it comes to the session's dispose job. So a caller never
+ * waits for a copy, and nobody frees memory that a copy still writes to. */
+#include "base/clock.h"
+#include "memory/device.h"
+#include "weights/update/update_priv.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { AHEAD_SPIN_US = 2000, AHEAD_NAP_NS = 50000 };
+
+void job_queue_locked(struct updates *u, struct update_job *job)
+{
+    mtx_assert_held(&u->lock);
+    job->next = NULL;
+    *u->queue_tail = job;
+    u->queue_tail = &job->next;
+    u->n_queued++;
+    job->session->n_jobs++;
+    cnd_signal(&u->work);
+}
+
+/* Before whatever waits: the next update may need what an aborted one still holds. */
+void job_queue_first_locked(struct updates *u, struct update_job *job)
+{
+    mtx_assert_held(&u->lock);
+    job->next = u->queue;
+    if (u->queue == NULL)
+        u->queue_tail = &job->next;
+    u->queue = job;
+    u->n_queued++;
+    job->session->n_jobs++;
+    cnd_signal(&u->work);
+}
+
+static struct update_job *job_take_locked(struct updates *u)
+{
+    struct update_job *job = u->queue;
+
+    u->queue = job->next;
+    if (u->queue == NULL)
+        u->queue_tail = &u->queue;
+    u->n_queued--;
+    return job;
+}
+
+void job_free(struct update_job *job)
+{
+    if (job == NULL)
+        return;
+    assert(job->fill == NULL);
+    update_chunk_free(job->chunk);
+    job_layouts_free(job);
+    free(job->sums);
+    free(job);
+}
+
+/* The last step of every job that someone waits for. The source is closed first: a body's source
+ * reads from the exchange that `done` answers. */
+static void job_answer(struct updates *u, struct update_job *job, const struct err *e)
+{
+    update_done_fn *done = job->done;
+    void *done_arg = job->done_arg;
+    struct session *s = job->session, *to_free;
+    struct update_info info;
+
+    job_free(job);
+    mtx_lock(&u->lock);
+    s->n_jobs--;
+    session_renew_locked(u, s);
+    session_info_locked(u, s, &info);
+    to_free = session_unref_locked(s);
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    updates_changed(u);
+    done(done_arg, &info, e);
+}
+
+/* A failure on the worker: it ends the session, unless that has ended already; then its end is
+ * what is told. */
+static void end_failed(struct updates *u, struct session *s, struct err *e)
+{
+    struct session *to_free = NULL;
+    struct update_info info;
+    bool ended;
+
+    mtx_lock(&u->lock);
+    s->running = NULL;
+    ended = session_ended(s);
+    if (ended) {
+        err_clear(e);
+        (void)session_answer_ended(s, e);
+    } else {
+        to_free = session_end_locked(u, s, UPDATE_ABORTED, e);
+        session_info_locked(u, s, &info);
+    }
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (!ended)
+        updates_log(&info);
+}
+
+/* A phase begins, unless the session ended while the job was queued. */
+static int enter(struct updates *u, struct update_job *job, enum update_phase phase, struct err *e)
+{
+    struct session *s = job->session;
+    int rc = 0;
+
+    mtx_lock(&u->lock);
+    if (u->stopping && !session_ended(s))
+        rc = err_set(e, ERR_DRAINING, "", "the server is stopping");
+    else if (session_ended(s))
+        rc = session_answer_ended(s, e);
+    if (rc == 0) {
+        s->phase = phase;
+        s->running = job;
+        job->began_us = clock_now_us();
+        job->progress.deadline_us = clock_after_us(u->cfg.receive_timeout_us);
+        memcpy(job->label,
+               job->chunk != NULL && job->chunk->label[0] != '\0' ? job->chunk->label : s->label,
+               sizeof job->label);
+    }
+    mtx_unlock(&u->lock);
+    if (rc == 0)
+        updates_changed(u);
+    return rc;
+}
+
+static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
+                          struct err *e)
+{
+    struct staging_cfg cfg = {.partial = s->partial, .sharded = s->sharded};
+
+    if (s->staging != NULL)
+        return 0;
+    return store_stage_until(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
+                             &s->staging, e);
+}
+
+/* Were checksums of what lies on GPUs computed here, for want of kernels there? */
+static bool sums_on_host(const struct updates *u, const struct update_chunk *c)
+{
+    bool sums = c->checksums != NULL;
+
+    if (c->source->ops->fill != NULL)
+        return false;
+    for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++)
+        sums = sums || c->ranks[r].checksums != NULL;
+    return sums && !device_has_kernels(store_device(u->cfg.store, 0));
+}
+
+static void count_mappings_locked(struct session *s)
+{
+    if (s->scope != NULL)
+        s->scope->ops->counts(s->scope, &s->mappings);
+}
+
+/* A chunk of an ended session that was begun ahead still writes to its memory. */
+static void drop_begun(struct updates *u, const struct session *s)
+{
+    if (u->begun != NULL && u->begun->session == s)
+        chunk_drop(u->begun);
+}
+
+/* The end of an update: nothing that its sources shared is needed any more. */
+static void close_scope(struct updates *u, struct session *s)
+{
+    struct source_scope *scope = s->scope;
+
+    if (scope == NULL)
+        return;
+    scope->ops->close(scope);
+    mtx_lock(&u->lock);
+    s->scope = NULL;
+    s->mappings.n_closed = s->mappings.n_opened;
+    s->mappings.n_mapped = 0;
+    mtx_unlock(&u->lock);
+}
+
+/* Puts the result of a fill on the books. An abort that came meanwhile wins over any result. */
+static void settle_chunk(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session;
+    uint64_t spent;
+    bool fatal = false;
+
+    mtx_lock(&u->lock);
+    s->running = NULL;
+    count_mappings_locked(s);
+    s->on_gpu = s->on_gpu || job->chunk->source->ops->fill == NULL;
+    s->host_sums = s->host_sums || sums_on_host(u, job->chunk);
+    spent = clock_now_us() - job->began_us;
+    s->receive_us += spent;
+    u->stats.receive_us += spent;
+    if (session_ended(s)) {
+        err_clear(e);
+        (void)session_answer_ended(s, e);
+    } else if (e->code != ERR_NONE) {
+        fatal = s->single;
+        if (!fatal)
+            claims_release_locked(u, s, job);
+    } else {
+        claims_arrive_locked(u, s, job);
+        session_remember_locked(s, &job->key);
+        non_finite_join(&s->non_finite, &job->non_finite);
+        u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
+        if (job->chunk->label[0] != '\0')
+            memcpy(s->label, job->chunk->label, sizeof s->label);
+    }
+    mtx_unlock(&u->lock);
+    if (fatal)
+        end_failed(u, s, e);
+}
+
+static void settle_commit_locked(struct session *s, const struct store_stats *stats)
+{
+    s->serial = stats->serial;
+    memcpy(s->label, stats->label, sizeof s->label);
+    s->n_arrived = stats->n_updated; /* tied names may have brought some */
+    s->n_claimed = s->n_arrived;
+}
+
+/* From here on an abort comes too late: it is told so instead of being ignored. */
+static int pass_point_of_no_return(struct updates *u, struct update_job *job, char *label,
+                                   struct err *e)
+{
+    struct session *s = job->session;
+    uint64_t spent = clock_now_us() - job->began_us;
+    int rc = 0;
+
+    mtx_lock(&u->lock);
+    s->verify_us += spent;
+    u->stats.verify_us += spent;
+    if (session_ended(s)) {
+        rc = session_answer_ended(s, e);
+    } else {
+        s->committing = true;
+        job->began_us = clock_now_us();
+        memcpy(label, s->label, sizeof s->label);
+    }
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+/* Has no tied name come of some tensor that has one? */
+static bool lacks_name_locked(struct updates *u, const struct session *s)
+{
+    const struct manifest *m = u->manifest;
+
+    for (uint32_t i = 0; i < m->n_aliases; i++)
+        if (m->aliases[i].kind == ALIAS_TIED &&
+            claims_lack_locked(s, m->aliases[i].targets[0], CLAIM_NAMED))
+            return true;
+    return false;
+}
+
+/* Whoever misses the answer to the bucket that completed an implicit update sends it again, and
+ * would begin another one with it. */
+static void remember_closing_locked(struct updates *u, const struct update_job *job,
+                                    uint64_t serial)
+{
+    const struct session *s = job->session;
+
+    u->closing = (struct closing){0};
+    if (!s->implicit || job->kind != JOB_CHUNK ||
+        s->nbytes_done <= chunk_nbytes(job->chunk, s->n_ranks))
+        return;
+    u->closing.key = job->key;
+    u->closing.serial = serial;
+    memcpy(u->closing.label, job->chunk->label, sizeof u->closing.label);
+}
+
+static int commit(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session, *to_free = NULL;
+    char label[VERSION_LABEL_MAX + 1];
+    struct store_stats stats;
+    struct update_info info;
+    uint64_t spent;
+    int rc;
+
+    if (pass_point_of_no_return(u, job, label, e) != 0)
+        return -1;
+    drop_begun(u, s); /* an implicit session commits once it is covered, whatever still waits */
+    rc = store_commit(u->cfg.store, s->staging, label, &stats, e);
+    close_scope(u, s);
+    mtx_lock(&u->lock);
+    spent = clock_now_us() - job->began_us;
+    s->commit_us += spent;
+    u->stats.commit_us += spent;
+    s->committing = false;
+    s->running = NULL;
+    if (rc == 0) {
+        s->staging = NULL;
+        u->late_serial = s->implicit && lacks_name_locked(u, s) ? stats.serial : 0;
+        remember_closing_locked(u, job, stats.serial);
+        settle_commit_locked(s, &stats);
+        to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
+        session_info_locked(u, s, &info);
+    }
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (rc == 0)
+        updates_log(&info);
+    return rc;
+}
+
+/* What was proven stays so until the lease ends; a GPU may be lost all the same. */
+static int prove(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session;
+
+    if (s->proven && job->n_sums == 0)
+        return session_prove_devices(s, e);
+    if (session_prove(s, job, u->manifest, e) != 0)
+        return -1;
+    s->proven = true;
+    return 0;
+}
+
+static int settle_verified(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct session *s = job->session;
+    uint64_t spent = clock_now_us() - job->began_us;
+    int rc = 0;
+
+    close_scope(u, s); /* no chunk comes any more: trainers may free their memory */
+    mtx_lock(&u->lock);
+    s->running = NULL;
+    s->verify_us += spent;
+    u->stats.verify_us += spent;
+    if (session_ended(s))
+        rc = session_answer_ended(s, e);
+    else
+        s->phase = UPDATE_VERIFIED;
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+/* Proves, and commits unless asked not to; whatever fails aborts the update, and the old version
+ * serves on. */
+static void finish(struct updates *u, struct update_job *job, struct err *e)
+{
+    struct device *device = store_device(u->cfg.store, 0);
+
+    if (enter(u, job, UPDATE_VERIFYING, e) != 0)
+        return;
+    if (job->n_sums > 0 && device != NULL && !device_has_kernels(device)) {
+        mtx_lock(&u->lock);
+        job->session->host_sums = true;
+        mtx_unlock(&u->lock);
+    }
+    if (prove(u, job, e) != 0 ||
+        (job->prove_only ? settle_verified(u, job, e) : commit(u, job, e)) != 0)
+        end_failed(u, job->session, e);
+}
+
+/* Is it time for a session that commits by itself? Tied names do not count: their target may
+ * still be on its way. */
+static bool covered(struct updates *u, struct session *s)
+{
+    bool yes;
+
+    mtx_lock(&u->lock);
+    yes = !session_ended(s) && s->implicit && !s->partial &&
+          s->n_arrived == u->manifest->plan->n_tensors;
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+/* Ends a session that brought nothing new, as what is served. */
+static void end_as_served(struct updates *u, struct session *s, const struct version *served,
+                          struct err *e)
+{
+    struct session *to_free = NULL;
+    struct update_info info;
+    int rc = 0;
+
+    drop_begun(u, s);
+    close_scope(u, s);
+    session_drop_ties(s, 0);
+    store_abort(u->cfg.store, s->staging);
+    s->staging = NULL;
+    mtx_lock(&u->lock);
+    if (session_ended(s)) {
+        rc = session_answer_ended(s, e);
+    } else {
+        s->serial = served->serial;
+        (void)snprintf(s->label, sizeof s->label, "%s", served->label);
+        to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
+        session_info_locked(u, s, &info);
+    }
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (rc == 0)
+        updates_log(&info);
+}
+
+/* State dicts of tied models often have the tied name last. Then all that is served was there
+ * before it, an implicit session has been committed, and the name opened another: if its bytes are
+ * those that are served, it belonged to that commit. Left open, it would wait for a whole model. */
+static void settle_late(struct updates *u, struct session *s, struct err *e)
+{
+    const struct version *served;
+    struct err none = {0};
+
+    if (!s->implicit || u->late_serial == 0 || !session_only_ties(s) ||
+        store_pin(u->cfg.store, &served, &none) != 0)
+        return;
+    if (served->serial != u->late_serial)
+        u->late_serial = 0;
+    else if (ties_compare_served(s, served, e) != 0)
+        end_failed(u, s, e);
+    else
+        end_as_served(u, s, served, e);
+    store_unpin(u->cfg.store, served);
+}
+
+/* Begins to move a chunk's bytes. 1: with SOURCE_TRY, not all could be begun. */
+static int begin(struct updates *u, struct update_job *job, enum source_wait wait, struct err *e)
+{
+    if (ensure_staging(u, job->session, &job->progress, e) != 0)
+        return -1;
+    return chunk_begin(job->session, job, &u->cfg, wait, e);
+}
+
+/* The next job, if it is a chunk of the same update whose bytes a GPU can copy meanwhile. It stays
+ * in the queue, whose head only this thread takes. One that is received is not begun before its
+ * turn: whoever enters a collective stays in it. */
+static struct update_job *next_to_begin(struct updates *u, const struct session *s)
+{
+    struct update_job *next;
+    bool fit;
+
+    mtx_lock(&u->lock);
+    next = u->queue;
+    fit = next != NULL && next->kind == JOB_CHUNK && next->session == s && !session_ended(s) &&
+          next->chunk->source->ops->map != NULL;
+    if (fit)
+        next->progress.deadline_us = clock_after_us(u->cfg.receive_timeout_us);
+    mtx_unlock(&u->lock);
+    return fit ? next : NULL;
+}
+
+/* While the GPU copies this chunk, the next one is mapped and queued behind it. What goes wrong
+ * with that is told when its turn comes. */
+static void begin_ahead(struct updates *u, struct update_job *job)
+{
+    struct update_job *next;
+
+    if (u->begun != NULL || job->chunk->source->ops->map == NULL)
+        return;
+    next = next_to_begin(u, job->session);
+    if (next == NULL)
+        return;
+    u->begun = next;
+    (void)begin(u, next, SOURCE_TRY, &next->ahead);
+}
+
+/* The next request may come while this one's bytes are being copied. A bucket takes less than what
+ * a sleep may overrun, so a short wait is a spin. */
+static void begin_ahead_while_copying(struct updates *u, struct update_job *job)
+{
+    uint64_t spin_until_us = clock_after_us(AHEAD_SPIN_US);
+    struct timespec nap = {0, AHEAD_NAP_NS};
+
+    begin_ahead(u, job);
+    while (u->begun == NULL && chunk_copying(job)) {
+        if (clock_passed(spin_until_us))
+            (void)nanosleep(&nap, NULL);
+        begin_ahead(u, job);
+    }
+}
+
+static int move_chunk(struct updates *u, struct update_job *job, struct err *e)
+{
+    if (job->ahead.code != ERR_NONE) {
+        *e = job->ahead;
+        return -1;
+    }
+    if (begin(u, job, SOURCE_WAIT, e) != 0)
+        return -1;
+    begin_ahead_while_copying(u, job);
+    return chunk_end(job->session, job, e);
+}
+
+static void run_chunk(struct updates *u, struct update_job *job)
+{
+    struct session *s = job->session;
+    struct err e = {0};
+
+    if (u->begun == job)
+        u->begun = NULL;
+    if (enter(u, job, UPDATE_RECEIVING, &e) == 0) {
+        (void)move_chunk(u, job, &e);
+        chunk_drop(job); /* what failed half-way holds nothing any more */
+        settle_chunk(u, job, &e);
+        if (e.code == ERR_NONE && (s->single || covered(u, s)))
+            finish(u, job, &e);
+        else if (e.code == ERR_NONE)
+            settle_late(u, s, &e);
+    }
+    chunk_drop(job);
+    job_answer(u, job, &e);
+}
+
+static void run_finish(struct updates *u, struct update_job *job)
+{
+    struct err e = {0};
+
+    finish(u, job, &e);
+    mtx_lock(&u->lock);
+    job->session->finishing = false;
+    mtx_unlock(&u->lock);
+    job_answer(u, job, &e);
+}
+
+static void run_answer(struct updates *u, struct update_job *job)
+{
+    struct err e = {0};
+
+    job_answer(u, job, &e);
+}
+
+/* Gives back what an aborted session held. A chunk of it that was begun ahead goes first: it still
+ * writes there. */
+static void run_dispose(struct updates *u, struct update_job *job)
+{
+    struct session *s = job->session, *to_free;
+
+    drop_begun(u, s);
+    close_scope(u, s);
+    session_drop_ties(s, 0);
+    store_abort(u->cfg.store, s->staging);
+    s->staging = NULL;
+    mtx_lock(&u->lock);
+    u->n_disposing--;
+    s->n_jobs--;
+    to_free = session_unref_locked(s);
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    updates_changed(u);
+}
+
+void *update_worker_main(void *arg)
+{
+    static void (*const run[])(struct updates *, struct update_job *) = {
+        [JOB_CHUNK] = run_chunk,
+        [JOB_FINISH] = run_finish,
+        [JOB_ANSWER] = run_answer,
+        [JOB_DISPOSE] = run_dispose,
+    };
+    struct updates *u = arg;
+    struct update_job *job;
+
+    for (;;) {
+        mtx_lock(&u->lock);
+        while (u->queue == NULL && !u->stopping)
+            (void)cnd_wait(&u->work, &u->lock, CLOCK_NEVER);
+        job = u->queue != NULL ? job_take_locked(u) : NULL;
+        mtx_unlock(&u->lock);
+        if (job == NULL)
+            return NULL;
+        run[job->kind](u, job);
+        mtx_assert_none();
+    }
+}
+
+/* Ends the open session if its lease has passed and none of its work is under way. */
+static bool lease_ended_locked(struct updates *u, struct update_info *info,
+                               struct session **to_free)
+{
+    struct session *s = u->open;
+    struct err why = {0};
+
+    if (s == NULL || s->n_jobs > 0 || !clock_passed(s->lease_end_us))
+        return false;
+    (void)err_set(&why, ERR_TIMEOUT, "", "the lease of %llu s ended without any use or renewal",
+                  (unsigned long long)(s->lease_us / 1000000));
+    *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
+    session_info_locked(u, s, info);
+    return true;
+}
+
+void *update_watchdog_main(void *arg)
+{
+    struct updates *u = arg;
+
+    mtx_lock(&u->lock);
+    while (!u->stopping) {
+        struct session *to_free = NULL;
+        struct update_info info;
+
+        if (lease_ended_locked(u, &info, &to_free)) {
+            mtx_unlock(&u->lock);
+            session_free(to_free);
+            updates_log(&info);
+            updates_changed(u);
+            mtx_lock(&u->lock);
+            continue;
+        }
+        (void)cnd_wait(&u->tick, &u->lock,
+                       u->open != NULL && u->open->n_jobs == 0 ? u->open->lease_end_us
+                                                               : CLOCK_NEVER);
+    }
+    mtx_unlock(&u->lock);
+    return NULL;
+}
