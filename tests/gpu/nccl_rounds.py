@@ -24,7 +24,7 @@ N_READY = 3  # trainers that are made ready while one is played with
 POKE_S = 0.3  # how long some of the stopped stay stopped
 SLACKS = {"gpu_used": 64 << 20, "fds": 0, "threads": 0}
 # ncclCommAbort (2.28.9) does not free a communicator whose ranks never knew of each other.
-FORGOTTEN_NBYTES = 1280 << 10
+FORGOTTEN_NBYTES, FORGOTTEN_FDS = 1280 << 10, 4  # of each rank
 
 
 class Pool:
@@ -208,7 +208,7 @@ class Before:
 
     def slacks(self, server):
         n = n_unjoined(server) - self.n_unjoined
-        return {**SLACKS, "gpu_used": SLACKS["gpu_used"] + n * FORGOTTEN_NBYTES}
+        return {**SLACKS, "gpu_used": SLACKS["gpu_used"] + n * FORGOTTEN_NBYTES, "fds": SLACKS["fds"] + n * FORGOTTEN_FDS}
 
 
 def no_growth(checks, args, server, before):

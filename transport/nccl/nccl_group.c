@@ -77,24 +77,10 @@ static void log_stuck_locked(struct nccl_group *g)
     mtx_lock(&g->lock);
 }
 
-/* No communicator is left: whoever has one has a reference. */
-static void leave_sockets(const struct nccl_group *g)
-{
-    struct log_rec r;
-    unsigned n = nccl_sockets_leave(&g->sockets, g->n_freed == g->n_threads);
-
-    if (n == 0)
-        return;
-    log_begin(&r, LOG_INFO, "nccl.forgotten");
-    log_u64(&r, "sockets", n);
-    log_end(&r);
-}
-
 void group_unref(struct nccl_group *g)
 {
     if (atomic_fetch_sub_explicit(&g->n_refs, 1, memory_order_acq_rel) > 1)
         return;
-    leave_sockets(g);
     cnd_fini(&g->changed);
     mtx_fini(&g->lock);
     free(g->members);
@@ -341,7 +327,6 @@ static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
     memcpy(g->id, id, sizeof g->id);
     if (perform_locked(g, REQUEST_JOIN, p, e) != 0)
         return -1;
-    nccl_sockets_joined();
     if (g->warm_up && perform_locked(g, REQUEST_WARM_UP, p, e) != 0)
         return -1;
     if (group_failed_locked(g))

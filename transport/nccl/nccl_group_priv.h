@@ -47,7 +47,6 @@ struct nccl_group {
     uint64_t n_received;                /* of n_posted, handed over to the caller */
     uint32_t n_pending;                 /* ranks that are not done with it */
     uint32_t n_threads, n_aborted;      /* started; whose communicator is no more, ... */
-    uint32_t n_freed;                   /* ... which NCCL says too */
     uint32_t n_quiet, n_ended; /* ... whose stream is done; which use their device no more */
     bool join_called;
     bool hung_up; /* on the peers, once: an abort took too long */

@@ -162,11 +162,10 @@ static void log_abort(const struct member *m, uint64_t us)
 }
 
 /* Until all ranks' communicators are no more: kernels of this one may run as long. */
-static void meet_aborted(struct nccl_group *g, bool freed)
+static void meet_aborted(struct nccl_group *g)
 {
     mtx_lock(&g->lock);
     g->n_aborted++;
-    g->n_freed += freed;
     cnd_broadcast(&g->changed);
     while (g->n_aborted < g->n_threads)
         (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
@@ -178,13 +177,12 @@ static void wind_up(struct member *m)
 {
     struct nccl_group *g = m->g;
     uint64_t since_us = clock_now_us();
-    bool freed = true;
 
     if (m->rank.comm != NULL) {
-        freed = nrank_abort(&m->rank);
+        nrank_abort(&m->rank);
         log_abort(m, clock_now_us() - since_us);
     }
-    meet_aborted(g, freed);
+    meet_aborted(g);
     since_us = clock_now_us();
     while (!nrank_is_quiet(&m->rank))
         nrank_pause(since_us);

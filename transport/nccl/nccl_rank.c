@@ -264,17 +264,16 @@ int nrank_look(struct nrank *r, struct err *e)
     return look(r, broadcast_call, e);
 }
 
-bool nrank_abort(struct nrank *r)
+void nrank_abort(struct nrank *r)
 {
     ncclComm_t comm = r->comm;
     struct err e = {0};
 
     if (comm == NULL)
-        return true;
+        return;
     r->comm = NULL;
     if (nccl_try(r->nccl, r->nccl->comm_abort(comm), "ncclCommAbort", &e) != 0)
         log_release(r, &e);
-    return e.code == ERR_NONE;
 }
 
 bool nrank_is_quiet(const struct nrank *r)

@@ -59,8 +59,8 @@ int nrank_look(struct nrank *r, struct err *e);
 
 /* nrank_abort - end the communicator, if there is one. May never return: NCCL's call has no
  * deadline either. Where several ranks of one communicator are in a process, kernels of this one
- * may run until the last of them has been aborted. Returns: did NCCL do it? A failure is logged. */
-bool nrank_abort(struct nrank *r);
+ * may run until the last of them has been aborted. A failure is logged. */
+void nrank_abort(struct nrank *r);
 
 /* nrank_is_quiet - after every rank of the process was aborted: is the stream done? Of a dead
  * context, which runs nothing, it is. */

@@ -5,33 +5,21 @@
  * the process are left alone: their two ends are aborted anyway, and need them for that. */
 #include "transport/nccl/nccl_sockets.h"
 
-#include "base/mtx.h"
-
 #include <arpa/inet.h>
-#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 enum {
     LISTENERS_MAX = 256, /* of groups, at a time: two for each of 128 ranks */
     CALLERS_MAX = 1024   /* connections within the process */
 };
-
-/* The process's, as its descriptors and libnccl's are. The lock spans walks: what enters meanwhile
- * would open listeners that are taken for those of who leaves. */
-static struct mtx lock = {.m = PTHREAD_MUTEX_INITIALIZER, .rank = MTX_LEAF};
-static unsigned n_groups; /* under the lock: that entered and have not left */
-static atomic_uint_fast64_t n_joined;
 
 /* An internet address and port; port 0: none. */
 struct addr {
@@ -80,34 +68,9 @@ static bool has_port(const struct nccl_sockets *s, uint16_t port)
 struct seen {
     struct addr local, peer; /* of TCP; the peer's port 0: not connected */
     bool listens;
-    bool is_ipc; /* none of TCP, but what a communicator's ranks of one host find each other by */
-    ino_t inode; /* of that one */
 };
 
-/* The abstract name that ncclIpcSocketInit gives it, and behind it the rank and a hash. */
-static const char ipc_name[] = "\0tmp/nccl-socket-";
-
-static bool is_ipc(const struct sockaddr_storage *at, socklen_t len)
-{
-    const struct sockaddr_un *u = (const void *)at;
-    size_t n = sizeof ipc_name - 1;
-
-    return at->ss_family == AF_UNIX && len >= offsetof(struct sockaddr_un, sun_path) + n &&
-           memcmp(u->sun_path, ipc_name, n) == 0;
-}
-
-static bool look_at_ipc(int fd, struct seen *out)
-{
-    struct stat st;
-
-    if (fstat(fd, &st) != 0)
-        return false;
-    out->is_ipc = true;
-    out->inode = st.st_ino;
-    return true;
-}
-
-/* What a descriptor is; false: neither of both. */
+/* What a descriptor is; false: no socket of TCP. */
 static bool look_at(int fd, struct seen *out)
 {
     struct sockaddr_storage at = {0};
@@ -117,8 +80,6 @@ static bool look_at(int fd, struct seen *out)
     *out = (struct seen){0};
     if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
         return false;
-    if (is_ipc(&at, len))
-        return look_at_ipc(fd, out);
     out->local = addr_of(&at);
     len = sizeof type;
     if (out->local.port == 0 || getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 ||
@@ -167,30 +128,19 @@ static void note_before(void *arg, int fd, const struct seen *s)
     (void)fd;
     if (s->listens)
         out->ports[s->local.port / 8] |= (uint8_t)(1U << (s->local.port % 8));
-    if (s->is_ipc && out->n_ipc < NCCL_IPC_MAX)
-        out->ipc[out->n_ipc++] = s->inode;
 }
 
 void nccl_sockets_enter(struct nccl_sockets *out)
 {
     memset(out, 0, sizeof *out);
-    out->n_joined = atomic_load(&n_joined);
-    mtx_lock(&lock);
-    n_groups++;
     out->is_whole = each_socket(note_before, out);
-    mtx_unlock(&lock);
-}
-
-void nccl_sockets_joined(void)
-{
-    atomic_fetch_add(&n_joined, 1);
 }
 
 /* Listeners that came after a group entered; what comes when the list is full is left as it is. */
 struct listeners {
     const struct nccl_sockets *before;
     struct addr items[LISTENERS_MAX];
-    unsigned n, n_closed;
+    unsigned n;
 };
 
 static void note_listener(void *arg, int fd, const struct seen *s)
@@ -200,57 +150,6 @@ static void note_listener(void *arg, int fd, const struct seen *s)
     (void)fd;
     if (s->listens && !has_port(l->before, s->local.port) && l->n < LISTENERS_MAX)
         l->items[l->n++] = s->local;
-}
-
-static bool was_there(const struct nccl_sockets *before, ino_t ipc)
-{
-    for (unsigned i = 0; i < before->n_ipc; i++)
-        if (before->ipc[i] == ipc)
-            return true;
-    return before->n_ipc == NCCL_IPC_MAX;
-}
-
-/* Nobody knows their numbers any more, and so nobody closes them meanwhile. */
-static void close_accepted(void *arg, int fd, const struct seen *s)
-{
-    struct listeners *l = arg;
-
-    if (s->is_ipc ? !was_there(l->before, s->inode) : !s->listens && has(l->items, l->n, &s->local))
-        l->n_closed += close(fd) == 0;
-}
-
-static void close_listener(void *arg, int fd, const struct seen *s)
-{
-    struct listeners *l = arg;
-
-    if (s->listens && has(l->items, l->n, &s->local))
-        l->n_closed += close(fd) == 0;
-}
-
-/* Listeners last: until then nothing else can have their addresses. */
-static unsigned close_forgotten(const struct nccl_sockets *before)
-{
-    struct listeners l = {.before = before};
-
-    if (!each_socket(note_listener, &l))
-        return 0;
-    (void)each_socket(close_accepted, &l);
-    (void)each_socket(close_listener, &l);
-    return l.n_closed;
-}
-
-unsigned nccl_sockets_leave(const struct nccl_sockets *s, bool freed)
-{
-    unsigned n = 0;
-
-    mtx_lock(&lock);
-    assert(n_groups > 0);
-    n_groups--;
-    if (freed && n_groups == 0 && s->is_whole && s->n_joined > 0 &&
-        s->n_joined == atomic_load(&n_joined))
-        n = close_forgotten(s);
-    mtx_unlock(&lock);
-    return n;
 }
 
 struct hang_up {

@@ -40,10 +40,6 @@
  *   FAKENCCL_ABORT_AWAITS_PEERS  1: nor before whoever connected to this rank has hung up, or was
  *                      hung up on, as libnccl 2.28
  *
- *   FAKENCCL_FORGETS       1: as libnccl 2.28.9, a rank that is aborted before it knew the others
- *                      leaves its listener open for ever; and the first that knows them opens one
- *                      that stays as long as the process, as RAS does
- *
  *   FAKENCCL_FAIL_ASYNC    1: a call told to fail does it, where it can, by ncclCommGetAsyncError
  *
  * At the first call:

@@ -91,7 +91,6 @@ static void read_faults(struct fake_faults *f)
     f->hang_init = fake_number("FAKENCCL_HANG_INIT", 0) != 0;
     f->abort_sticks = fake_number("FAKENCCL_ABORT_STICKS", 0) != 0;
     f->abort_awaits_peers = fake_number("FAKENCCL_ABORT_AWAITS_PEERS", 0) != 0;
-    f->forgets = fake_number("FAKENCCL_FORGETS", 0) != 0;
     f->fail_async = fake_number("FAKENCCL_FAIL_ASYNC", 0) != 0;
     f->handshakes = seen != NULL && strcmp(seen, "handshake") == 0;
     f->sockets = transport != NULL && strcmp(transport, "socket") == 0;
@@ -334,15 +333,6 @@ static void wait_for_peers(const struct ncclComm *c)
             ;
 }
 
-/* It never knew the others: as in bootstrapInit of 2.28.9, its listener is open and nobody's. */
-static void forget_listener(struct ncclComm *c)
-{
-    if (c->listener >= 0 && c->faults.forgets && c->peers[0].n_ranks == 0) {
-        c->listener = -1;
-        (void)atomic_fetch_sub(&fake_nccl.n_sockets, 1);
-    }
-}
-
 /* What is queued behind somebody else's work on a stream comes to nothing when its turn comes. */
 static void tear_down(struct ncclComm *c)
 {
@@ -358,7 +348,6 @@ static void tear_down(struct ncclComm *c)
     (void)pthread_mutex_unlock(&c->lock);
     if (c->faults.abort_awaits_peers)
         wait_for_peers(c);
-    forget_listener(c);
     fake_close(&c->listener);
     for (int i = 0; i < FAKE_RINGS; i++) {
         fake_close(&c->early[i]);

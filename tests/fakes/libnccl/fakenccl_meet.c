@@ -379,19 +379,6 @@ static ncclResult_t judge(ncclComm_t comm)
     return stuck && fake_hang(comm) != 0 ? ncclInternalError : ncclSuccess;
 }
 
-/* What RAS listens at, from the first rank on that knows the others. Told to nobody. */
-static void have_lasting(void)
-{
-    struct sockaddr_in at;
-
-    (void)pthread_mutex_lock(&fake_nccl.lock);
-    if (!fake_nccl.has_lasting && fake_listen(&at) >= 0) {
-        fake_nccl.has_lasting = true;
-        (void)atomic_fetch_sub(&fake_nccl.n_sockets, 1);
-    }
-    (void)pthread_mutex_unlock(&fake_nccl.lock);
-}
-
 ncclResult_t fake_join(ncclComm_t comm)
 {
     struct fake_peer me = {.rank = comm->rank,
@@ -418,8 +405,6 @@ ncclResult_t fake_join(ncclComm_t comm)
     if (fake_take(comm, fd, comm->peers, (size_t)comm->n_ranks * sizeof comm->peers[0]) != 0)
         result = ncclInternalError;
     fake_close(&fd);
-    if (result == ncclSuccess && comm->faults.forgets)
-        have_lasting();
     if (result == ncclSuccess)
         result = judge(comm);
     if (result == ncclSuccess && fake_ring_join(comm, FAKE_LIFE) != 0)

@@ -43,8 +43,7 @@ struct fake_ring {
 
 struct fake_faults {
     uint64_t die_after, stall_after, nbytes_short;
-    bool refuse_join, hang_init, abort_sticks, abort_awaits_peers, forgets, sockets, fail_async,
-        handshakes;
+    bool refuse_join, hang_init, abort_sticks, abort_awaits_peers, sockets, fail_async, handshakes;
 };
 
 /* One collective, from its call to the stream's worker. */
@@ -100,7 +99,6 @@ struct fake_nccl {
     const char *fail_call;
     ncclResult_t fail_result;
     bool aborts_released;
-    bool has_lasting; /* a listener that stays as long as the process */
 
     fakecuda_enqueue_fn *enqueue; /* libfakecuda's; bound under the lock, then immutable */
     fakecuda_view_fn *view;

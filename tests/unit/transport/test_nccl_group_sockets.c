@@ -1,12 +1,11 @@
-/* transport/nccl_group and what libnccl keeps open: connections of trainers that are stopped, and
- * listeners of ranks that never knew the others. */
+/* transport/nccl_group and what libnccl keeps open: connections of trainers that are stopped. */
 #include "tests/unit/transport/group_fixture.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-enum { NBYTES = 600000, SOON_US = 300 * 1000, FAILURES = 3 };
+enum { NBYTES = 600000, SOON_US = 300 * 1000 };
 
 /* A listener, and both ends of a connection with it. */
 struct connection {
@@ -82,45 +81,6 @@ static void fail_to_join(struct nccl_group *g, struct nfx_peer *peer)
     assert_int_equal(e.code, ERR_TIMEOUT);
 }
 
-/* Whole groups, one after the other. Returns: how many descriptors are open more than before. */
-static size_t lives(bool joins, int n)
-{
-    size_t before = gfx_entries("/proc/self/fd");
-
-    for (int i = 0; i < n; i++) {
-        struct nccl_group *g;
-        struct nfx_peer peer;
-
-        if (joins) {
-            g = gfx_joined(&peer, NULL, 2, false);
-        } else {
-            g = gfx_group(2, 1, false);
-            fail_to_join(g, &peer);
-        }
-        nccl_group_free(g);
-        (void)nfx_end(&peer, true);
-    }
-    return gfx_entries("/proc/self/fd") - before;
-}
-
-/* libnccl opens listeners of its own with the first group that joins, and needs them: until then
- * nothing is closed, and they never are. */
-static void test_listeners_that_libnccl_forgets_are_closed(void **state)
-{
-    (void)state;
-    (void)setenv("FAKENCCL_FORGETS", "1", 1);
-    assert_int_equal(lives(false, 1), 2);
-    assert_int_equal(lives(true, 1), 1);
-    assert_int_equal(lives(false, FAILURES), 0);
-    assert_int_equal(lives(true, 1), 0);
-    nfx.let_fail("ncclCommAbort", 1); /* what NCCL does not call aborted may be in use */
-    assert_int_equal(lives(false, 1), 2);
-    nfx.let_fail(NULL, 0);
-    assert_int_equal(lives(false, 1), 0);
-    (void)unsetenv("FAKENCCL_FORGETS");
-    gfx_nothing_left_but_memory();
-}
-
 /* The last of the tests: from here on no abort sticks any more. */
 static void test_an_abort_that_comes_back_late_is_the_end(void **state)
 {
@@ -136,13 +96,9 @@ static void test_an_abort_that_comes_back_late_is_the_end(void **state)
     gfx_abort_timeout_us = 0;
     nccl_group_free(g);
     (void)nfx_end(&peer, true);
-    (void)setenv("FAKENCCL_FORGETS", "1", 1);
-    assert_int_equal(lives(false, 1), 2); /* they may be of what is stuck */
     nfx.release_aborts();
     NFX_UNTIL(nfx_counts().n_comms == 0);
     NFX_UNTIL(gfx_entries("/proc/self/task") <= gfx.n_threads);
-    assert_int_equal(lives(false, 1), 0);
-    (void)unsetenv("FAKENCCL_FORGETS");
 }
 
 struct joining {
@@ -160,7 +116,7 @@ static void *run_join(void *arg)
     return NULL;
 }
 
-/* While one waits for its trainer, another one fails: nobody could tell whose a listener is. */
+/* While one waits for its trainer, another one fails. */
 static void test_a_group_that_fails_leaves_another_ones_alone(void **state)
 {
     struct joining well = {.g = gfx_group(1, 1, false)};
@@ -187,7 +143,6 @@ static void test_a_group_that_fails_leaves_another_ones_alone(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_listeners_that_libnccl_forgets_are_closed, gfx_begin),
         GFX_TEST(test_a_group_that_fails_leaves_another_ones_alone),
         GFX_TEST(test_a_trainer_that_is_stopped_is_hung_up_on),
         cmocka_unit_test_setup(test_an_abort_that_comes_back_late_is_the_end, gfx_begin),
