@@ -484,8 +484,8 @@ static void test_only_the_allowed_addresses_are_called(void **state)
 
 static void test_the_next_address_is_tried(void **state)
 {
-    uint16_t port = 0;
-    int listener = port_at("127.0.0.2", &port, 8), closed = port_at("127.0.0.1", &port, -1), fd;
+    uint16_t port = 0; /* chosen where other processes have theirs: there it may be taken */
+    int closed = port_at("127.0.0.1", &port, -1), listener = port_at("127.0.0.2", &port, 8), fd;
     struct tcp_dial_cfg cfg = store_cfg(port);
     struct progress p = until(LONG_US);
     struct err e = {0};
