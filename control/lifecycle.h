@@ -1,8 +1,7 @@
 /* Which call works in which state: one table, asked by every handler that changes something.
  *
  * A state is a product of small independent parts. The module is pure: whoever asks says what the
- * state is, and what really changes is changed elsewhere. lifecycle_after says what each call that
- * works makes of a state, so that a test can walk beside the server. */
+ * state is, and what really changes is changed elsewhere. */
 #ifndef BATON_CONTROL_LIFECYCLE_H
 #define BATON_CONTROL_LIFECYCLE_H
 
@@ -70,10 +69,6 @@ const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep",
  *         ERR_UNSYNCED: what has to happen first; of any other call ERR_CONFLICT:
  *         why, the whole state, and the calls that work in it. */
 int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e);
-
-/* lifecycle_after - the state when a call that works has done what it does, and nothing else has
- * happened. */
-struct lifecycle_state lifecycle_after(const struct lifecycle_state *s, enum lifecycle_call call);
 
 /* lifecycle_text - "life serving, pause keep, weights asleep, kv_cache present, update none".
  * Returns the length without the NUL. */

@@ -20,6 +20,96 @@ static uint32_t draw(uint64_t *state, uint32_t n)
     return (uint32_t)(*state >> 33) % n;
 }
 
+static void after_sleep(struct lifecycle_state *s)
+{
+    s->busy = s->busy && s->pause == PAUSE_KEEP; /* what is not frozen ends */
+}
+
+/* A whole update by itself begins and ends in one call. */
+static void after_update(struct lifecycle_state *s)
+{
+    s->update = UPDATE_IS_NONE;
+    s->weights = WEIGHTS_SERVED;
+}
+
+/* The state when a call that works has done what it does, and nothing else has happened. */
+static struct lifecycle_state state_after(const struct lifecycle_state *before,
+                                          enum lifecycle_call call)
+{
+    struct lifecycle_state s = *before;
+
+    switch (call) {
+    case CALL_GENERATE:
+        s.busy = s.busy || s.pause == PAUSE_NONE;
+        break;
+    case CALL_PAUSE_KEEP:
+        s.pause = PAUSE_KEEP;
+        break;
+    case CALL_PAUSE_WAIT:
+    case CALL_PAUSE_ABORT:
+        s.pause = call == CALL_PAUSE_WAIT ? PAUSE_WAIT : PAUSE_ABORT;
+        s.busy = false;
+        break;
+    case CALL_RESUME:
+        s.pause = PAUSE_NONE;
+        s.reject = false;
+        break;
+    case CALL_SLEEP_WEIGHTS_1:
+        s.weights = s.weights == WEIGHTS_SERVED ? WEIGHTS_ASLEEP : s.weights;
+        after_sleep(&s);
+        break;
+    case CALL_SLEEP_WEIGHTS_2:
+        s.weights = s.weights == WEIGHTS_UNSYNCED ? WEIGHTS_UNSYNCED : WEIGHTS_DROPPED;
+        after_sleep(&s);
+        break;
+    case CALL_SLEEP_KV:
+        s.kv_released = true;
+        after_sleep(&s);
+        break;
+    case CALL_WAKE_WEIGHTS:
+        s.weights = s.weights == WEIGHTS_ASLEEP ? WEIGHTS_SERVED : s.weights;
+        break;
+    case CALL_WAKE_KV:
+        s.kv_released = false;
+        break;
+    case CALL_UPDATE_START:
+        s.update = UPDATE_IS_OPEN;
+        break;
+    case CALL_UPDATE_RECEIVE:
+        if (s.update == UPDATE_IS_NONE)
+            after_update(&s);
+        break;
+    case CALL_UPDATE_FINISH:
+        if (s.update != UPDATE_IS_NONE)
+            after_update(&s);
+        break;
+    case CALL_UPDATE_ABORT:
+        s.update = UPDATE_IS_NONE;
+        break;
+    case CALL_ABORT_REQUESTS:
+        s.busy = false;
+        break;
+    case CALL_DRAIN:
+        s.life = LIFE_DRAINING;
+        s.pause = PAUSE_NONE;
+        s.reject = false;
+        break;
+    case CALL_RESET_CACHE:
+    case CALL_LORA_LOAD:
+    case CALL_LORA_UNLOAD:
+    case CALL_COUNT:
+        break;
+    }
+    return s;
+}
+
+static bool same_state(const struct lifecycle_state *a, const struct lifecycle_state *b)
+{
+    return a->life == b->life && a->pause == b->pause && a->reject == b->reject &&
+           a->weights == b->weights && a->kv_released == b->kv_released && a->update == b->update &&
+           a->busy == b->busy;
+}
+
 /* The rules said a second time, call by call, as a client reads them. */
 static enum err_code expected(const struct lifecycle_state *s, enum lifecycle_call call)
 {
@@ -146,10 +236,10 @@ static void test_repeating_is_harmless(void **state)
             if (lifecycle_check(&s, call, &e) != 0 || call == CALL_UPDATE_START ||
                 call == CALL_DRAIN)
                 continue;
-            once = lifecycle_after(&s, call);
+            once = state_after(&s, call);
             assert_int_equal(lifecycle_check(&once, call, &e), 0);
-            twice = lifecycle_after(&once, call);
-            assert_memory_equal(&once, &twice, sizeof once);
+            twice = state_after(&once, call);
+            assert_true(same_state(&once, &twice));
         }
     } while (next_state(&s));
 }
@@ -172,7 +262,7 @@ static void test_there_is_always_a_way_back(void **state)
         for (size_t i = 0; i < sizeof way / sizeof way[0]; i++) {
             if (lifecycle_check(&at, way[i], &e) != 0)
                 fail_msg("no way back: %s", e.msg);
-            at = lifecycle_after(&at, way[i]);
+            at = state_after(&at, way[i]);
         }
         assert_int_equal(lifecycle_check(&at, CALL_GENERATE, &e), 0);
     } while (next_state(&s));
@@ -192,7 +282,7 @@ static void test_a_long_walk_keeps_what_must_hold(void **state)
 
         if (lifecycle_check(&s, call, &e) != 0)
             continue;
-        s = lifecycle_after(&s, call);
+        s = state_after(&s, call);
         n_of[call]++;
         /* Nothing runs unfrozen without weights or a cache, and no update sleeps. */
         assert_false(s.busy && s.pause != PAUSE_KEEP && was.pause == PAUSE_KEEP &&
