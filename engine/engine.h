@@ -7,7 +7,7 @@
 #define BATON_ENGINE_ENGINE_H
 
 #include "base/err.h"
-#include "engine/steering.h"
+#include "engine/logits_processor.h"
 #include "weights/store/store.h"
 
 #include <stdbool.h>
@@ -58,7 +58,8 @@ struct gen_params {
     uint32_t stop_ids[GEN_STOP_IDS_MAX];
     uint32_t n_stops;
     char *stops[GEN_STOPS_MAX]; /* owned by the request; UTF-8 */
-    struct steering *steering;  /* shared, counted; NULL: nothing said of single tokens */
+    struct logits_processor
+        *logits_processor; /* shared, counted; NULL: nothing said of single tokens */
 };
 #define GEN_MAX_TOKENS_REST UINT32_MAX
 
@@ -144,7 +145,7 @@ struct gen_request {
     uint32_t *prompt;             /* owned; token ids */
     uint32_t n_prompt;            /* >= 1 */
     enum gen_on_update on_update; /* what a commit does to it */
-    struct gen_params params;     /* owns its stop strings and a reference of its steering */
+    struct gen_params params; /* owns its stop strings and a reference of its logits_processor */
     struct adapter_use *adapter;  /* one reference, let go when all of it ended; NULL: none */
     const struct gen_sink *sink;
     void *sink_arg;

@@ -174,7 +174,7 @@ void gen_request_fini(struct gen_request *r)
     free(r->prompt);
     for (uint32_t i = 0; i < r->params.n_stops; i++)
         free(r->params.stops[i]);
-    steering_unref(r->params.steering);
+    logits_processor_unref(r->params.logits_processor);
     adapter_use_unref(r->adapter);
     memset(r, 0, sizeof *r);
 }

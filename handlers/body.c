@@ -69,7 +69,7 @@ static bool listed(const char *name, const char *const *names)
 /* What to say after "unknown member 'x'": the near one, or all there are. */
 static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const *names)
 {
-    const char *near = near_miss(name, names);
+    const char *near = closest_match(name, names);
     size_t len;
 
     if (near != NULL) {

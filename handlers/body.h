@@ -6,8 +6,8 @@
 #ifndef BATON_HANDLERS_BODY_H
 #define BATON_HANDLERS_BODY_H
 
+#include "base/closest_match.h"
 #include "base/err.h"
-#include "base/near_miss.h"
 #include "http/exchange.h"
 
 #include <jansson.h>

@@ -20,7 +20,7 @@ struct slab_owned {
     struct slab_pool *pool;
     uint64_t nbytes_taken;   /* whole granules */
     atomic_uint refs;        /* relaxed up, acq_rel down: the last one owns it alone */
-    atomic_bool condemned;   /* relaxed: ordered by refs */
+    atomic_bool quarantined;   /* relaxed: ordered by refs */
     struct slab_owned *next; /* of the idle list; oldest first */
 };
 
@@ -291,9 +291,9 @@ struct slab *slab_ref(struct slab *s)
     return s;
 }
 
-void slab_condemn(struct slab *s)
+void slab_quarantine(struct slab *s)
 {
-    atomic_store_explicit(&((struct slab_owned *)s)->condemned, true, memory_order_relaxed);
+    atomic_store_explicit(&((struct slab_owned *)s)->quarantined, true, memory_order_relaxed);
 }
 
 void slab_unref_many(struct slab *s, size_t n)
@@ -308,7 +308,7 @@ void slab_unref_many(struct slab *s, size_t n)
     mtx_lock(&p->lock);
     p->nbytes_live -= o->nbytes_taken;
     p->n_live--;
-    if (atomic_load_explicit(&o->condemned, memory_order_relaxed)) {
+    if (atomic_load_explicit(&o->quarantined, memory_order_relaxed)) {
         lost = o;
     } else if (p->nbytes_idle <= p->nbytes_idle_max &&
                o->nbytes_taken <= p->nbytes_idle_max - p->nbytes_idle) {

@@ -54,9 +54,10 @@ void slab_unref(struct slab *s); /* accepts NULL; the last one gives it back to 
 void slab_ref_many(struct slab *s, size_t n);
 void slab_unref_many(struct slab *s, size_t n); /* accepts NULL */
 
-/* slab_condemn - something may write to it for ever: once the last reference is gone, its memory is
- * neither used again nor given back. Repeating is harmless. Threads: any that holds a reference. */
-void slab_condemn(struct slab *s);
+/* slab_quarantine - something may write to it for ever: once the last reference is gone, its memory
+ * is neither used again nor given back. Repeating is harmless. Threads: any that holds a reference.
+ */
+void slab_quarantine(struct slab *s);
 
 /* slab_pool_trim - give the idle slabs back. Returns: how many bytes. Threads: any. Blocks: as its
  * memory does. */

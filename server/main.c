@@ -1,7 +1,7 @@
 /* The program: `baton serve`, `baton help`, `baton version`. */
+#include "base/closest_match.h"
 #include "base/json_parse.h"
 #include "base/log.h"
-#include "base/near_miss.h"
 #include "driver/nccl.h"
 #include "server/check.h"
 #include "server/config/config.h"
@@ -36,7 +36,7 @@ static int usage(FILE *to, int rc)
 static int unknown_command(const char *word)
 {
     static const char *const commands[] = {"serve", "help", "version", NULL};
-    const char *near = near_miss(word, commands);
+    const char *near = closest_match(word, commands);
 
     (void)fprintf(stderr, "baton: unknown command '%.60s'", word);
     if (near != NULL)

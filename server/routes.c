@@ -1,7 +1,7 @@
 /* The one table of routes. openapi/baton.yaml describes the same rows; a test compares them. */
 #include "handlers/route.h"
 
-#include "base/near_miss.h"
+#include "base/closest_match.h"
 #include "handlers/body_scan.h"
 #include "handlers/compat/areal/dialect_areal.h"
 #include "handlers/compat/prime_rl/dialect_prime_rl.h"
@@ -201,7 +201,7 @@ static const char *closest(const char *path, unsigned dialects)
         if ((dialects & 1U << routes[i].dialect) != 0 && strchr(routes[i].pattern, '{') == NULL)
             patterns[n++] = routes[i].pattern;
     patterns[n] = NULL;
-    return near_miss(path, patterns);
+    return closest_match(path, patterns);
 }
 
 /* Without the slashes at its end, with the /v1 that it lacks, or without a slip of the finger. */

@@ -240,23 +240,23 @@ static uint32_t race_of_field(const struct field *f, uint64_t key)
 /* Every token in its place, masked ones at minus infinity, which nothing below moves. */
 static void mask(struct sampler *s, const struct sampler_row *row, const struct sampler_draw *d)
 {
-    const struct steering *steering = d->params->steering;
-    bool some = steering != NULL && steering->allowed != NULL;
+    const struct logits_processor *logits_processor = d->params->logits_processor;
+    bool some = logits_processor != NULL && logits_processor->allowed != NULL;
 
     if (!some)
         memcpy(s->logits, row->logits, row->n * sizeof *s->logits);
     for (uint32_t i = 0; some && i < row->n; i++)
         s->logits[i] = -INFINITY;
-    for (uint32_t i = 0; some && i < steering->n_allowed; i++)
-        s->logits[steering->allowed[i]] = row->logits[steering->allowed[i]];
+    for (uint32_t i = 0; some && i < logits_processor->n_allowed; i++)
+        s->logits[logits_processor->allowed[i]] = row->logits[logits_processor->allowed[i]];
     for (uint32_t i = 0; i < d->n_masked; i++)
         s->logits[d->masked[i]] = -INFINITY;
 }
 
-static void favour(struct sampler *s, const struct steering *steering)
+static void favour(struct sampler *s, const struct logits_processor *logits_processor)
 {
-    for (uint32_t i = 0; i < steering->n_biases; i++)
-        s->logits[steering->biases[i].id] += steering->biases[i].bias;
+    for (uint32_t i = 0; i < logits_processor->n_biases; i++)
+        s->logits[logits_processor->biases[i].id] += logits_processor->biases[i].bias;
 }
 
 /* A penalty can be huge or next to nothing: a logit that leaves the range of floats stays at its
@@ -271,21 +271,22 @@ static float penalised(float logit, const struct gen_params *p, uint32_t n_out)
     return fminf(fmaxf(logit - p->presence_penalty, -FLT_MAX), FLT_MAX);
 }
 
-static void penalise(struct sampler *s, const struct gen_params *p, const struct seen *seen)
+static void penalise(struct sampler *s, const struct gen_params *p,
+                     const struct token_counts *counts)
 {
-    for (uint32_t i = 0; i < seen->n; i++) {
-        float *logit = &s->logits[seen->tokens[i].id];
+    for (uint32_t i = 0; i < counts->n; i++) {
+        float *logit = &s->logits[counts->tokens[i].id];
 
         if (!isinf(*logit))
-            *logit = penalised(*logit, p, seen->tokens[i].n_out);
+            *logit = penalised(*logit, p, counts->tokens[i].n_out);
     }
 }
 
 static bool has_rules_on_tokens(const struct sampler_draw *d)
 {
-    const struct steering *s = d->params->steering;
+    const struct logits_processor *s = d->params->logits_processor;
 
-    return d->seen != NULL || d->n_masked > 0 ||
+    return d->counts != NULL || d->n_masked > 0 ||
            (s != NULL && (s->allowed != NULL || s->n_biases > 0));
 }
 
@@ -294,10 +295,10 @@ static void apply_rules(struct sampler *s, struct sampler_row *out, const struct
                         const struct sampler_draw *d)
 {
     mask(s, row, d);
-    if (d->params->steering != NULL)
-        favour(s, d->params->steering);
-    if (d->seen != NULL)
-        penalise(s, d->params, d->seen);
+    if (d->params->logits_processor != NULL)
+        favour(s, d->params->logits_processor);
+    if (d->counts != NULL)
+        penalise(s, d->params, d->counts);
     sampler_row_init(out, row->kernels, s->logits, row->n, s->parts);
     sampler_row_measure(out, 0, sampler_n_parts(out->n));
     (void)sampler_row_join(out);

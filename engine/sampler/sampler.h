@@ -11,7 +11,7 @@
 #include "base/err.h"
 #include "engine/engine.h"
 #include "engine/sampler/sampler_row.h"
-#include "engine/sampler/seen.h"
+#include "engine/sampler/token_counts.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,9 +23,9 @@ void sampler_free(struct sampler *s);                                      /* ac
 
 /* What a draw depends on besides the logits. */
 struct sampler_draw {
-    const struct gen_params *params; /* borrowed; temperature, top_p, top_k, min_p, penalties,
-                                        steering (without its bad words), seed */
-    const struct seen *seen;         /* borrowed; NULL: nothing to penalise */
+    const struct gen_params *params;   /* borrowed; temperature, top_p, top_k, min_p, penalties,
+                                          logits_processor (without its bad words), seed */
+    const struct token_counts *counts; /* borrowed; NULL: nothing to penalise */
     uint64_t index;                  /* of the output token: 0, 1, ... */
     const uint32_t *masked;          /* [n_masked] ids that must not come, below row->n */
     uint32_t n_masked;

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/mtx.h"
 #include "engine/kernels/compute.h"
-#include "engine/scheduler/janitor.h"
+#include "engine/scheduler/free_queue.h"
 #include "engine/scheduler/scheduler.h"
 
 #include <assert.h>
@@ -47,7 +47,7 @@ struct embedded {
     const char *model_path;      /* borrowed */
     struct model *model;         /* owned */
     struct kv_pool *kv;          /* owned */
-    struct janitor *janitor;     /* owned */
+    struct free_queue *free_queue; /* owned */
     struct scheduler *scheduler; /* owned; engine thread only */
     pthread_t thread;            /* owner only */
     bool stopped;                /* owner only: joined */
@@ -395,7 +395,7 @@ static void embedded_stop(struct engine *en)
 static void free_parts(struct embedded *m)
 {
     scheduler_free(m->scheduler);
-    janitor_free(m->janitor);
+    free_queue_free(m->free_queue);
     kv_pool_free(m->kv);
     model_free(m->model);
 }
@@ -486,11 +486,11 @@ static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct
     if (cfg->adapter_rank_max > 0 && model_take_adapters(m->model, cfg->adapter_rank_max, e) != 0)
         return -1;
     if (kv_pool_new(&m->kv, &m->model_config, cfg->kv_nbytes_max, e) != 0 ||
-        janitor_new(&m->janitor, cfg->store, e) != 0 || set_rules(m, cfg, e) != 0)
+        free_queue_new(&m->free_queue, cfg->store, e) != 0 || set_rules(m, cfg, e) != 0)
         return -1;
     sc.model = m->model;
     sc.kv = m->kv;
-    sc.janitor = m->janitor;
+    sc.free_queue = m->free_queue;
     sc.n_running_max = at_most(cfg->n_running_max > 0 ? cfg->n_running_max : 1, n_rows_max);
     return scheduler_new(&m->scheduler, &sc, e);
 }

@@ -29,7 +29,7 @@ struct scheduler {
     float *logits;          /* owned; [n_rows_max, vocab_size]; pages come when rows want them */
     uint32_t n_rows, n_wants;
     struct choice *choices;  /* owned; [n_rows_max]; of the wants */
-    struct chooser *chooser; /* owned */
+    struct token_selector *selector; /* owned */
 
     struct engine_stats stats;
 };
@@ -46,7 +46,8 @@ static int scheduler_alloc(struct scheduler *s, struct err *e)
     if (s->running == NULL || s->rows == NULL || s->wants == NULL || s->choices == NULL ||
         s->logits == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for steps of %u rows", cfg->n_rows_max);
-    return chooser_new(&s->chooser, model_compute(cfg->model), cfg->vocab_size, cfg->n_rows_max, e);
+    return token_selector_new(&s->selector, model_compute(cfg->model), cfg->vocab_size,
+                              cfg->n_rows_max, e);
 }
 
 int scheduler_new(struct scheduler **out, const struct scheduler_cfg *cfg, struct err *e)
@@ -76,7 +77,7 @@ void scheduler_free(struct scheduler *s)
     free(s->wants);
     free(s->choices);
     free(s->logits);
-    chooser_free(s->chooser);
+    token_selector_free(s->selector);
     free(s);
 }
 
@@ -102,7 +103,7 @@ static struct seq *pop_waiting(struct scheduler *s)
 static void let_go(struct scheduler *s, const struct version *v)
 {
     if (v != NULL && store_let_go(s->cfg.store, v))
-        janitor_reap(s->cfg.janitor);
+        free_queue_reap(s->cfg.free_queue);
 }
 
 /* The sequence holds the version from now on, beyond what it had. */
@@ -133,7 +134,7 @@ static void end(struct scheduler *s, struct seq *q)
     q->rec = NULL; /* the sink's, unless it is left */
     if (!gen_record_tell(rec, q->req.sink, q->req.sink_arg))
         q->rec = rec;
-    janitor_bury(s->cfg.janitor, q);
+    free_queue_add(s->cfg.free_queue, q);
 }
 
 /* Tells the sink of new tokens. */
@@ -391,7 +392,7 @@ static void choose(struct scheduler *s)
         seq_ask(s->wants[i].q, s->wants[i].pos, &s->choices[i]);
         s->choices[i].logits = s->logits + (size_t)i * s->cfg.vocab_size;
     }
-    chooser_run(s->chooser, s->choices, s->n_wants);
+    token_selector_run(s->selector, s->choices, s->n_wants);
 }
 
 /* Names are taken from pinned versions, so the pins last until all tokens are. */

@@ -9,7 +9,7 @@
  * an update never waits for a sequence but for room: --max-versions bounds how many are alive, and
  * whoever holds an old one goes on to its end.
  *
- * A turn allocates and frees nothing: that is done by whoever submits, and by the janitor.
+ * A turn allocates and frees nothing: that is done by whoever submits, and by the free_queue.
  *
  * Everything here is of the engine thread. It calls the sinks, with no lock held, between steps. */
 #ifndef BATON_ENGINE_SCHEDULER_SCHEDULER_H
@@ -19,7 +19,7 @@
 #include "engine/engine.h"
 #include "engine/model/kv.h"
 #include "engine/model/model.h"
-#include "engine/scheduler/janitor.h"
+#include "engine/scheduler/free_queue.h"
 #include "engine/scheduler/sequence.h"
 #include "weights/store/store.h"
 
@@ -31,7 +31,7 @@ struct scheduler_cfg {
     struct store *store;     /* borrowed */
     struct model *model;     /* borrowed; made for n_rows_max rows; its threads choose tokens too */
     struct kv_pool *kv;      /* borrowed */
-    struct janitor *janitor; /* borrowed */
+    struct free_queue *free_queue; /* borrowed */
     uint32_t vocab_size;
     uint32_t n_running_max; /* 1..n_rows_max, so that whoever prefills always gets a row */
     uint32_t n_rows_max;

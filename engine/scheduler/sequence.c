@@ -61,8 +61,8 @@ static int check_request(const struct seq_rules *rules, const struct gen_request
         check_logprobs(r->params.prompt_logprobs, PARAMS "/prompt_logprobs", rules->vocab_size,
                        e) != 0)
         return -1;
-    if (r->params.steering != NULL &&
-        steering_check(r->params.steering, rules->vocab_size, PARAMS, e) != 0)
+    if (r->params.logits_processor != NULL &&
+        logits_processor_check(r->params.logits_processor, rules->vocab_size, PARAMS, e) != 0)
         return -1;
     if (r->params.n_stops > 0 && rules->tokenizer == NULL)
         return err_set(e, ERR_BAD_REQUEST, PARAMS "/stop",
@@ -122,13 +122,13 @@ static bool nearly_there(const struct seq *q, const uint32_t *ids, uint32_t n)
 
 /* Writes the last tokens of bad words that the next token would complete behind the early ones.
  * Returns: how many. */
-static uint32_t mask_bad_words(struct seq *q, const struct steering *s)
+static uint32_t mask_bad_words(struct seq *q, const struct logits_processor *s)
 {
     uint32_t n_bad = 0;
 
     for (uint32_t i = 0; s != NULL && i < s->n_bad_words; i++) {
         uint32_t n, id;
-        const uint32_t *ids = steering_bad_word(s, i, &n);
+        const uint32_t *ids = logits_processor_bad_word(s, i, &n);
 
         id = ids[n - 1];
         if (nearly_there(q, ids, n))
@@ -138,7 +138,7 @@ static uint32_t mask_bad_words(struct seq *q, const struct steering *s)
 }
 
 /* A request whose first token cannot be any is refused at once. Ends after n_masked + 1 ids. */
-static int check_choice(const struct seq *q, const struct steering *s, uint32_t n_masked,
+static int check_choice(const struct seq *q, const struct logits_processor *s, uint32_t n_masked,
                         struct err *e)
 {
     bool some = s != NULL && s->allowed != NULL;
@@ -158,7 +158,7 @@ static int check_choice(const struct seq *q, const struct steering *s, uint32_t 
 
 static int prepare_masks(struct seq *q, const struct gen_params *p, struct err *e)
 {
-    const struct steering *s = p->steering;
+    const struct logits_processor *s = p->logits_processor;
     uint32_t n_max = p->n_stop_ids + q->rules->n_eos + (s != NULL ? s->n_bad_words : 0);
 
     q->masked = malloc(((size_t)n_max + 1) * sizeof *q->masked);
@@ -179,10 +179,10 @@ static int prepare_penalties(struct seq *q, const struct gen_request *r, struct 
     if (!repetition && !others)
         return 0;
     n_max = n_max < q->rules->vocab_size ? n_max : q->rules->vocab_size;
-    if (seen_init(&q->seen, n_max, e) != 0)
+    if (token_counts_init(&q->counts, n_max, e) != 0)
         return -1;
     for (uint32_t i = 0; repetition && i < r->n_prompt; i++)
-        seen_prompt(&q->seen, r->prompt[i]);
+        token_counts_add_prompt(&q->counts, r->prompt[i]);
     return 0;
 }
 
@@ -272,7 +272,7 @@ void seq_free(struct seq *q)
     gen_record_free(q->rec);
     kv_release(&q->kv);
     buf_fini(&q->tail);
-    seen_fini(&q->seen);
+    token_counts_fini(&q->counts);
     free(q->masked);
     free(q);
 }
@@ -406,10 +406,10 @@ static void ask_for_token(struct seq *q, struct choice *out)
     const struct gen_params *p = &q->req.params;
     uint32_t n_tokens = q->rec->out.n_tokens;
     uint32_t n_early = n_tokens < p->min_tokens ? q->n_early : 0;
-    uint32_t n_bad = mask_bad_words(q, p->steering);
+    uint32_t n_bad = mask_bad_words(q, p->logits_processor);
 
     out->draw = (struct sampler_draw){.params = p,
-                                      .seen = q->seen.n > 0 ? &q->seen : NULL,
+                                      .counts = q->counts.n > 0 ? &q->counts : NULL,
                                       .index = n_tokens,
                                       .masked = q->masked + (q->n_early - n_early),
                                       .n_masked = n_early + n_bad};
@@ -448,8 +448,8 @@ static void take_token(struct seq *q, const struct choice *c, const struct seq_s
     }
     take_time(q, step->now_us);
     gen_record_append(q->rec, &c->token, step->serial, step->name);
-    if (q->seen.n_max > 0)
-        seen_output(&q->seen, c->id);
+    if (q->counts.n_max > 0)
+        token_counts_add_output(&q->counts, c->id);
     out->finish = finish_of(q, c->id);
 }
 

@@ -8,8 +8,8 @@
 #include "engine/generation.h"
 #include "engine/model/kv.h"
 #include "engine/model/model_config.h"
-#include "engine/sampler/chooser.h"
-#include "engine/sampler/seen.h"
+#include "engine/sampler/token_counts.h"
+#include "engine/sampler/token_selector.h"
 #include "text/tokenizer.h"
 
 #include <stdatomic.h>
@@ -46,7 +46,7 @@ struct seq {
 
     /* Engine thread. */
     struct seq *next;       /* of the inbox (guarded by the engine's lock), the waiting list, or
-                               the janitor's */
+                               the free_queue's */
     struct gen_record *rec; /* owned; NULL once `done` has it */
     struct kv_seq kv;       /* prepared by seq_new */
     uint32_t n_fed;         /* tokens whose KV is written */
@@ -62,7 +62,7 @@ struct seq {
     struct detok detok; /* with stop strings only, as is tail */
     uint32_t n_peeked;  /* bytes that detok holds, searched with the last token */
     struct buf tail;    /* text in which a stop string may still begin */
-    struct seen seen;   /* with penalties only, else zeroed */
+    struct token_counts counts; /* with penalties only, else zeroed */
     uint32_t *masked;   /* owned; [n_early, then one for each bad word], those of this token last */
 };
 
@@ -102,8 +102,8 @@ struct seq_step {
  * @out  without its logits; borrows from the sequence, until seq_take */
 void seq_ask(struct seq *q, uint32_t pos, struct choice *out);
 
-/* seq_take - use what chooser_run made of it. Sets out.finish when the sequence is at its end; one
- * that has ended stays as it is. No allocation. */
+/* seq_take - use what token_selector_run made of it. Sets out.finish when the sequence is at its
+ * end; one that has ended stays as it is. No allocation. */
 void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step);
 
 /* seq_blames - are these weights alone to blame for what the sequence computes with them? Not where

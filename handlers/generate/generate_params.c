@@ -7,7 +7,7 @@
 
 #include "base/id.h"
 #include "handlers/body.h"
-#include "handlers/generate/generate_steering.h"
+#include "handlers/generate/logits_processor_parse.h"
 
 #include <assert.h>
 #include <float.h>
@@ -97,7 +97,7 @@ void generate_params_fini(struct generate_params *p)
 {
     for (uint32_t i = 0; i < p->gen.n_stops; i++)
         free(p->gen.stops[i]);
-    steering_unref(p->gen.steering);
+    logits_processor_unref(p->gen.logits_processor);
     *p = (struct generate_params){0};
 }
 
@@ -298,7 +298,7 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
         read_harmless(object, at, e) != 0 ||
         generate_neutral(object, at, sampling_neutral, e) != 0 || gen_params_check(g, at, e) != 0)
         return -1;
-    return generate_steering_parse(&g->steering, object, at, vocab_size, t, e);
+    return logits_processor_parse(&g->logits_processor, object, at, vocab_size, t, e);
 }
 
 int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,
@@ -315,7 +315,7 @@ int generate_params_for(struct gen_params *out, const struct generate_params *p,
     if (g.max_tokens >= context)
         g.max_tokens = GEN_MAX_TOKENS_REST;
     g.stops_see_special = !p->skip_special_tokens;
-    g.steering = steering_ref(p->gen.steering);
+    g.logits_processor = logits_processor_ref(p->gen.logits_processor);
     g.seed = p->seeded ? p->gen.seed + choice : id_random_u64();
     *out = g;
     return 0;

@@ -66,8 +66,8 @@ struct neutral_rule {
         "routed_experts_prompt_start", GENERATE_SAMPLING_NEUTRAL(GENERATE_MEMBER)
 
 struct generate_params {
-    struct gen_params gen; /* owns its stop strings and a reference of its steering; seed is unset
-                              unless `seeded` */
+    struct gen_params gen; /* owns its stop strings and a reference of its logits_processor; seed is
+                              unset unless `seeded` */
     bool seeded;
     uint32_t n;
     bool skip_special_tokens, include_stop_str; /* of text only */
@@ -91,7 +91,7 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
                           uint32_t vocab_size, const struct tokenizer *t, struct err *e);
 
 /* generate_params_for - what one sequence is submitted with: its own stop strings, its own seed, a
- * reference of the steering.
+ * reference of the logits_processor.
  * @choice      0..n-1; a given seed is raised by it, so that choices differ and stay repeatable,
  *              each by a request of its own
  * @context     tokens that the context leaves after the prompt; a larger max_tokens means "the

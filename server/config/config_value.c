@@ -1,7 +1,7 @@
 /* One value of one option: from text into the struct, checked. */
 #include "server/config/config_table.h"
 
-#include "base/near_miss.h"
+#include "base/closest_match.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>
@@ -135,7 +135,7 @@ void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix
         candidates[i] = names[i];
     }
     candidates[CONFIG_N_OPTIONS] = NULL;
-    near = near_miss(word, candidates);
+    near = closest_match(word, candidates);
     out[0] = '\0';
     if (near != NULL)
         (void)snprintf(out, CONFIG_NEAR_MAX, ", did you mean %s%s?", prefix, near);

@@ -41,12 +41,12 @@ static void check_refusal(const struct err *e)
 
 static void check_accepted(const struct generate_params *p)
 {
-    const struct steering *s = p->gen.steering;
+    const struct logits_processor *s = p->gen.logits_processor;
     struct err e = {0};
 
     CHECK(gen_params_check(&p->gen, "", &e) == 0);
     CHECK(p->n >= 1 && p->n <= GENERATE_N_MAX);
-    CHECK(s == NULL || steering_check(s, VOCAB, "", &e) == 0);
+    CHECK(s == NULL || logits_processor_check(s, VOCAB, "", &e) == 0);
     CHECK(s == NULL || s->n_biases <= STEERING_BIASES_MAX);
     for (uint32_t i = 0; s != NULL && i < s->n_biases; i++)
         CHECK(fabsf(s->biases[i].bias) <= STEERING_BIAS_LIMIT);
@@ -54,13 +54,13 @@ static void check_accepted(const struct generate_params *p)
 
 static void check_token(const struct seq *q, uint32_t id)
 {
-    const struct steering *s = q->req.params.steering;
+    const struct logits_processor *s = q->req.params.logits_processor;
     uint32_t n;
 
     CHECK(id < VOCAB);
-    CHECK(s == NULL || steering_allows(s, id));
+    CHECK(s == NULL || logits_processor_allows(s, id));
     for (uint32_t i = 0; s != NULL && i < s->n_bad_words; i++)
-        CHECK(*steering_bad_word(s, i, &n) != id || n > 1);
+        CHECK(*logits_processor_bad_word(s, i, &n) != id || n > 1);
 }
 
 static void sample(struct seq *q)
@@ -70,7 +70,7 @@ static void sample(struct seq *q)
     static struct taker taker;
     struct err e = {0};
 
-    if (taker.chooser == NULL)
+    if (taker.selector == NULL)
         CHECK(taker_init(&taker, VOCAB, &e) == 0);
     for (uint32_t i = 0; i < N_STEPS && q->rec->out.finish == GEN_RUNNING; i++) {
         uint32_t n = q->rec->out.n_tokens;

@@ -2,21 +2,21 @@
 #ifndef BATON_TESTS_TAKE_LOGITS_H
 #define BATON_TESTS_TAKE_LOGITS_H
 
-#include "engine/sampler/chooser.h"
+#include "engine/sampler/token_selector.h"
 #include "engine/scheduler/sequence.h"
 
 #include <assert.h>
 
 struct taker {
     struct compute *compute;
-    struct chooser *chooser;
+    struct token_selector *selector;
 };
 
 static inline int taker_init(struct taker *t, uint32_t vocab_size, struct err *e)
 {
     *t = (struct taker){0};
     if (compute_new(&t->compute, 1, e) == 0 &&
-        chooser_new(&t->chooser, t->compute, vocab_size, 1, e) == 0)
+        token_selector_new(&t->selector, t->compute, vocab_size, 1, e) == 0)
         return 0;
     compute_free(t->compute);
     return -1;
@@ -24,7 +24,7 @@ static inline int taker_init(struct taker *t, uint32_t vocab_size, struct err *e
 
 static inline void taker_fini(struct taker *t)
 {
-    chooser_free(t->chooser);
+    token_selector_free(t->selector);
     compute_free(t->compute);
 }
 
@@ -35,7 +35,7 @@ static inline void take_logits(struct taker *t, struct seq *q, uint32_t pos, con
 
     seq_ask(q, pos, &c);
     c.logits = logits;
-    chooser_run(t->chooser, &c, 1);
+    token_selector_run(t->selector, &c, 1);
     seq_take(q, pos, &c, step);
 }
 

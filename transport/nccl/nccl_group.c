@@ -220,11 +220,11 @@ static int start(struct nccl_group *g, const struct nccl_group_cfg *cfg, struct 
         int rc;
 
         *m = (struct member){.g = g, .i = i};
-        m->rank = (struct nrank){.nccl = g->nccl,
-                                 .device = cfg->devices[i],
-                                 .give_up = &g->give_up,
-                                 .rank = (int)(g->rank_offset + i),
-                                 .world_size = (int)g->world_size};
+        m->rank = (struct communicator){.nccl = g->nccl,
+                                        .device = cfg->devices[i],
+                                        .give_up = &g->give_up,
+                                        .rank = (int)(g->rank_offset + i),
+                                        .world_size = (int)g->world_size};
         (void)atomic_fetch_add_explicit(&g->n_refs, 1, memory_order_relaxed);
         rc = pthread_create(&m->thread, NULL, owner_main, m);
         if (rc != 0) {

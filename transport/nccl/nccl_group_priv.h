@@ -14,7 +14,7 @@
 #include "base/mtx.h"
 #include "driver/nccl_info.h"
 #include "transport/nccl/nccl_group.h"
-#include "transport/nccl/nccl_rank.h"
+#include "transport/nccl/communicator.h"
 #include "transport/nccl/nccl_sockets.h"
 
 #include <pthread.h>
@@ -30,7 +30,7 @@ struct member {
     bool ended;           /* under the group's lock: nothing of the devices is used any more */
     uint64_t n_landed;    /* under the group's lock: broadcasts that are there, ever */
     pthread_t thread;     /* of new and free */
-    struct nrank rank;    /* the owner's, and so is the next */
+    struct communicator rank; /* the owner's, and so is the next */
     uint64_t n_taken;     /* broadcasts that it has entered, ever */
 };
 

@@ -1,6 +1,6 @@
-/* The life of a join. Its keeper is the only one that makes, leaves and frees the group and closes
- * the store, and the only one that answers; all others set why it ends, or how far it is, and wake
- * it.
+/* The life of a join. Its supervisor is the only one that makes, leaves and frees the group and
+ * closes the store, and the only one that answers; all others set why it ends, or how far it is,
+ * and wake it.
  *
  * Rejected: one thread for everything. Inside NCCL's init it could not see that the trainer's store
  * has hung up, which is the only word there is of a trainer that died. */
@@ -154,7 +154,7 @@ static void *joiner_main(void *arg)
     return NULL;
 }
 
-/* The keeper. */
+/* The supervisor. */
 
 /* What has failed or was left meanwhile is not called joined any more: the end answers. */
 static bool answer_well(struct nccl_join *j)
@@ -334,7 +334,7 @@ static bool take_down(struct nccl_join *j)
 
     (void)err_set(&why, ERR_CONFLICT, "", "another group takes the place of this one");
     (void)nccl_join_leave(j, &why, NULL, NULL);
-    (void)pthread_join(j->keeper, NULL);
+    (void)pthread_join(j->supervisor, NULL);
     stuck = j->last.state == NCCL_GROUP_STUCK;
     destroy(j);
     return stuck;
@@ -354,7 +354,7 @@ static void refuse_after_stuck(struct nccl_join *j)
     mtx_unlock(&j->lock);
 }
 
-static void *keeper_main(void *arg)
+static void *supervisor_main(void *arg)
 {
     struct nccl_join *j = arg;
 
@@ -406,14 +406,14 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
     j->begun_us = clock_now_us();
     mtx_init(&j->lock, MTX_LEAF);
     cnd_init(&j->changed);
-    if (cfg->x != NULL) /* before the keeper can answer */
+    if (cfg->x != NULL) /* before the supervisor can answer */
         exchange_on_gone(cfg->x, inviter_gone, j);
-    rc = pthread_create(&j->keeper, NULL, keeper_main, j);
+    rc = pthread_create(&j->supervisor, NULL, supervisor_main, j);
     if (rc != 0) {
         (void)err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a thread to keep the group");
         goto err_destroy;
     }
-    (void)pthread_setname_np(j->keeper, "nccl-keep");
+    (void)pthread_setname_np(j->supervisor, "nccl-keep");
     atomic_fetch_add_explicit(&cfg->stats->n_begun, 1, memory_order_relaxed);
     *out = j;
     return 0;

@@ -1,10 +1,10 @@
 /* One invitation to a trainer's NCCL group, from the rendezvous to the last byte: how the unique id
  * is had, the group that is made of it, and whether the trainer is still there.
  *
- * Two threads. The keeper makes the group, answers whoever invited, watches the trainer's store,
- * and takes everything down; the other goes through the rendezvous and into the group, where it may
- * wait for peers that never come. Whoever ends a join only says so; the keeper does it. So no
- * caller waits for a peer, and no thread frees what another is using.
+ * Two threads. The supervisor makes the group, answers whoever invited, watches the trainer's
+ * store, and takes everything down; the other goes through the rendezvous and into the group, where
+ * it may wait for peers that never come. Whoever ends a join only says so; the supervisor does it.
+ * So no caller waits for a peer, and no thread frees what another is using.
  *
  * Nothing is ever joined again: a failed join has failed, and only the trainer can make the next
  * id. */
@@ -86,9 +86,9 @@ struct nccl_join_cfg {
      * on success. May be NULL. */
     struct nccl_join *previous;
 
-    /* Called once, on the keeper's thread, no lock held: when it has joined (NCCL_FORM_TORCH: when
-     * it has been counted in), or when it has failed and nothing of it is left. `e` is clean on
-     * success. Must not block. */
+    /* Called once, on the supervisor's thread, no lock held: when it has joined (NCCL_FORM_TORCH:
+     * when it has been counted in), or when it has failed and nothing of it is left. `e` is clean
+     * on success. Must not block. */
     void (*answer)(void *arg, const struct nccl_join_info *info, const struct err *e);
     void *answer_arg;
     struct exchange *x; /* the same invitation: when its sender goes before that, the join ends;

@@ -23,9 +23,9 @@ struct nccl_join {
     bool has_id;                 /* `id` is written */
     uint32_t n_users;            /* sources that are open; none is added once `end` is set */
     uint32_t n_pins;             /* calls of nccl_group_info */
-    struct nccl_group *group;    /* the keeper's; others use it while they are users or pin it */
+    struct nccl_group *group; /* the supervisor's; others use it while they are users or pin it */
     struct nccl_group_info last; /* of a group that is no more */
-    struct tcpstore *store;      /* once counted; read by anyone, closed by the keeper at the end */
+    struct tcpstore *store; /* once counted; read by anyone, closed by the supervisor at the end */
     int trainer_version;
     void (*gone)(void *arg);
     void *gone_arg;
@@ -34,7 +34,7 @@ struct nccl_join {
     char host[NCCL_JOIN_HOST_MAX + 1], group_name[NCCL_JOIN_GROUP_NAME_MAX + 1];
     char master[NCCL_JOIN_MASTER_CAP];
     uint64_t begun_us;
-    pthread_t keeper;
+    pthread_t supervisor;
 
     uint8_t id[NCCL_ID_NBYTES]; /* joiner's until has_id; then immutable */
     struct progress progress;   /* joiner's; its stop: anyone */

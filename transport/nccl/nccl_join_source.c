@@ -164,7 +164,7 @@ static void drop_user(struct nccl_join *j)
     mtx_lock(&j->lock);
     j->n_users--;
     cnd_broadcast(&j->changed);
-    mtx_unlock(&j->lock); /* from here on the keeper may free it */
+    mtx_unlock(&j->lock); /* from here on the supervisor may free it */
 }
 
 static void join_source_close(struct source *base)

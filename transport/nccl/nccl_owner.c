@@ -87,9 +87,9 @@ static int enter_posted(struct member *m, struct err *e)
     for (;;) {
         bool more = take_posted(m, &dst, &nbytes);
         uint64_t n = m->rank.n_landed;
-        int rc = more ? nrank_enter(&m->rank, dst, nbytes, e) : 0;
+        int rc = more ? communicator_enter(&m->rank, dst, nbytes, e) : 0;
 
-        if (rc != 0 || nrank_look(&m->rank, e) != 0)
+        if (rc != 0 || communicator_look(&m->rank, e) != 0)
             return rc != 0 ? rc : -1;
         n = m->rank.n_landed - n;
         if (n > 0)
@@ -101,7 +101,7 @@ static int enter_posted(struct member *m, struct err *e)
         if (more || n > 0)
             since_us = clock_now_us();
         else
-            nrank_pause(since_us);
+            communicator_pause(since_us);
     }
 }
 
@@ -109,11 +109,11 @@ static int carry_out(struct member *m, const struct order *o, struct err *e)
 {
     switch (o->what) {
     case REQUEST_OPEN:
-        return nrank_open(&m->rank, m->g->warm_up, e);
+        return communicator_open(&m->rank, m->g->warm_up, e);
     case REQUEST_JOIN:
-        return nrank_join(&m->rank, o->id, e);
+        return communicator_join(&m->rank, o->id, e);
     case REQUEST_WARM_UP:
-        return nrank_warm_up(&m->rank, e);
+        return communicator_warm_up(&m->rank, e);
     case REQUEST_RECEIVE:
         return enter_posted(m, e);
     }
@@ -179,18 +179,18 @@ static void wind_up(struct member *m)
     uint64_t since_us = clock_now_us();
 
     if (m->rank.comm != NULL) {
-        nrank_abort(&m->rank);
+        communicator_abort(&m->rank);
         log_abort(m, clock_now_us() - since_us);
     }
     meet_aborted(g);
     since_us = clock_now_us();
-    while (!nrank_is_quiet(&m->rank))
-        nrank_pause(since_us);
+    while (!communicator_is_quiet(&m->rank))
+        communicator_pause(since_us);
     mtx_lock(&g->lock);
     g->n_quiet++;
     cnd_broadcast(&g->changed);
     mtx_unlock(&g->lock);
-    nrank_close(&m->rank);
+    communicator_close(&m->rank);
     mtx_lock(&g->lock);
     g->n_ended++;
     m->ended = true;

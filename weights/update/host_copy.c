@@ -168,7 +168,7 @@ static int lose(struct window *w, const struct err *late, struct err *e)
 
     if (w->n_coming > 0 && source->ops->stuck(source))
         for (uint32_t r = 0; r < w->n; r++)
-            slab_condemn(w->slabs[r]);
+            slab_quarantine(w->slabs[r]);
     if (e->code == ERR_NONE)
         *e = *late;
     return -1;

@@ -234,12 +234,12 @@ static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)
 }
 
 /* What may be written to for ever goes to nobody else. */
-static void condemn(struct fill *f, const struct posted *b)
+static void quarantine(struct fill *f, const struct posted *b)
 {
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct rank_fill *r = &f->ranks[k];
 
-        slab_condemn(b->lanes[k] != LANE_NONE ? r->lanes[b->lanes[k]].slab : r->room.slab);
+        slab_quarantine(b->lanes[k] != LANE_NONE ? r->lanes[b->lanes[k]].slab : r->room.slab);
     }
 }
 
@@ -248,7 +248,7 @@ static int lose(struct fill *f, const struct err *late, struct err *e)
 {
     f->stuck = f->n_posted > 0 && f->source->ops->stuck(f->source);
     for (uint32_t k = 0; k < f->n_posted && f->stuck; k++)
-        condemn(f, &f->posted[(f->i_posted + k) % SOURCE_POSTED_MAX]);
+        quarantine(f, &f->posted[(f->i_posted + k) % SOURCE_POSTED_MAX]);
     if (e->code == ERR_NONE)
         *e = *late;
     return -1;

@@ -72,7 +72,7 @@ static float between(uint64_t *state, float low, float high)
 /* ---- one request, in plain lists ---- */
 
 struct request {
-    struct gen_params p; /* without its steering */
+    struct gen_params p; /* without its logits_processor */
     uint32_t n_prompt, prompt[N_PROMPT_MAX];
     uint32_t n_allowed, allowed[VOCAB];
     uint32_t n_biases, bias_ids[LIST_MAX];
@@ -90,25 +90,25 @@ static void request_init(struct request *r)
     r->n_prompt = 1;
 }
 
-static struct steering *steering_of(const struct request *r)
+static struct logits_processor *logits_processor_of(const struct request *r)
 {
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
 
     if (r->n_allowed + r->n_biases + r->n_words == 0)
         return NULL;
-    assert_int_equal(steering_new(&s, &e), 0);
+    assert_int_equal(logits_processor_new(&s, &e), 0);
     if (r->n_allowed > 0) {
         uint32_t *ids = malloc(r->n_allowed * sizeof *ids);
 
         assert_non_null(ids);
         memcpy(ids, r->allowed, r->n_allowed * sizeof *ids);
-        steering_allow(s, ids, r->n_allowed);
+        logits_processor_allow(s, ids, r->n_allowed);
     }
     for (uint32_t i = 0; i < r->n_biases; i++)
-        assert_true(steering_favour(s, r->bias_ids[i], (double)r->biases[i]));
+        assert_true(logits_processor_add_bias(s, r->bias_ids[i], (double)r->biases[i]));
     for (uint32_t i = 0; i < r->n_words; i++)
-        assert_true(steering_forbid(s, r->words[i], r->word_len[i]));
+        assert_true(logits_processor_forbid(s, r->words[i], r->word_len[i]));
     return s;
 }
 
@@ -117,7 +117,7 @@ static int make_seq(struct seq **q, const struct request *r, struct err *e)
     struct gen_request gr = {.n_prompt = r->n_prompt, .params = r->p};
     int rc;
 
-    gr.params.steering = steering_of(r);
+    gr.params.logits_processor = logits_processor_of(r);
     gr.prompt = malloc(r->n_prompt * sizeof *gr.prompt);
     assert_non_null(gr.prompt);
     memcpy(gr.prompt, r->prompt, r->n_prompt * sizeof *gr.prompt);

@@ -98,8 +98,9 @@ static void ask(struct served *s, struct job *j, uint32_t i)
     p.n_stops = i % 3;
     p.stops[0] = never;
     p.stops[1] = half;
-    assert_int_equal(steering_new(&p.steering, &e), 0);
-    assert_true(steering_favour(p.steering, i, 0.5) && steering_forbid(p.steering, word, 2));
+    assert_int_equal(logits_processor_new(&p.logits_processor, &e), 0);
+    assert_true(logits_processor_add_bias(p.logits_processor, i, 0.5) &&
+                logits_processor_forbid(p.logits_processor, word, 2));
     j->on_update = (enum gen_on_update)(i / 2 % 3);
     if (job_submit(s->en, j, prompt, n_prompt, &p, &e) != 0)
         fail_msg("%s", e.msg);

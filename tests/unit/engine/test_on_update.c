@@ -44,7 +44,7 @@ static uint32_t n_live(struct bench *b)
     return info.n_live;
 }
 
-/* The janitor frees what has no reader left. */
+/* The free_queue frees what has no reader left. */
 static void wait_live(struct bench *b, uint32_t n)
 {
     while (n_live(b) != n)
@@ -339,7 +339,7 @@ static void test_recompute_begins_again_within_a_prompt(void **state)
 static void commit_each_step(void *arg, uint32_t n_rows)
 {
     (void)n_rows;
-    commit(arg); /* waits for the janitor at most: of four, one is held and one is being read */
+    commit(arg); /* waits for the free_queue at most: of four, one is held and one is being read */
 }
 
 /* Each token of a version whose KV is whole, though no version is served for as long as that

@@ -314,7 +314,7 @@ static void test_seq_new_unwinds_every_failure(void **state)
     r.p.repetition_penalty = 2;
     gr.params = r.p;
     gr.params.logprobs = gr.params.prompt_logprobs = 2;
-    gr.params.steering = steering_of(&r);
+    gr.params.logits_processor = logits_processor_of(&r);
     gr.prompt = calloc(2, sizeof *gr.prompt);
     for (long n = 0; rc != 0; n++) {
         struct err e = {0};

@@ -5,29 +5,29 @@
 enum { N_JOBS = 60, N_OUT = 40, ROUNDS = 4 };
 
 struct wish {
-    struct gen_params p; /* one reference of the steering for each submit */
+    struct gen_params p; /* one reference of the logits_processor for each submit */
     uint32_t n_prompt, prompt[16];
 };
 
-static struct steering *steering_draw(uint64_t *state)
+static struct logits_processor *logits_processor_draw(uint64_t *state)
 {
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
     uint32_t *ids, n = 20 + draw(state, 20), word[2];
 
-    assert_int_equal(steering_new(&s, &e), 0);
+    assert_int_equal(logits_processor_new(&s, &e), 0);
     if (draw(state, 2) == 0) {
         ids = malloc(n * sizeof *ids);
         assert_non_null(ids);
         for (uint32_t i = 0; i < n; i++)
             ids[i] = draw(state, 60);
-        steering_allow(s, ids, n);
+        logits_processor_allow(s, ids, n);
     }
     for (uint32_t i = 0; i < 5; i++) {
-        (void)steering_favour(s, i * 10 + draw(state, 10), draw(state, 100) / 50.0 - 1);
+        (void)logits_processor_add_bias(s, i * 10 + draw(state, 10), draw(state, 100) / 50.0 - 1);
         word[0] = draw(state, 60);
         word[1] = draw(state, 60);
-        (void)steering_forbid(s, word, 2);
+        (void)logits_processor_forbid(s, word, 2);
     }
     return s;
 }
@@ -45,7 +45,7 @@ static void wish_make(struct wish *w, uint64_t *state)
     w->p.presence_penalty = (float)draw(state, 4) / 2 - 1;
     w->p.min_tokens = draw(state, w->p.max_tokens);
     w->p.logprobs = (int32_t)draw(state, 4) - 1;
-    w->p.steering = draw(state, 2) == 0 ? steering_draw(state) : NULL;
+    w->p.logits_processor = draw(state, 2) == 0 ? logits_processor_draw(state) : NULL;
     w->n_prompt = 1 + draw(state, 16);
     for (uint32_t i = 0; i < w->n_prompt; i++)
         w->prompt[i] = draw(state, 60);
@@ -57,7 +57,7 @@ static void wish_submit(struct bench *b, const struct wish *w, struct job *j)
     struct err e = {0};
 
     *j = (struct job){0};
-    p.steering = steering_ref(w->p.steering);
+    p.logits_processor = logits_processor_ref(w->p.logits_processor);
     if (job_submit(b->en, j, w->prompt, w->n_prompt, &p, &e) != 0)
         fail_msg("refused: %s", e.msg);
 }
@@ -126,7 +126,7 @@ static void test_any_load_same_tokens(void **state)
         run_together(wishes, alone, &random);
         for (uint32_t i = 0; i < N_JOBS; i++) {
             job_fini(&alone[i]);
-            steering_unref(wishes[i].p.steering);
+            logits_processor_unref(wishes[i].p.logits_processor);
         }
     }
 }

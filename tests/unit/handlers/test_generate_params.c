@@ -198,8 +198,8 @@ static void test_parse_takes_every_honoured_member(void **state)
     assert_int_equal(p.gen.prompt_logprobs, 4);
     assert_true(p.gen.repetition_penalty == 1.5F && p.gen.frequency_penalty == -2.0F &&
                 p.gen.presence_penalty == 2.0F);
-    assert_int_equal(p.gen.steering->n_biases, 1);
-    assert_int_equal(p.gen.steering->n_allowed, 2);
+    assert_int_equal(p.gen.logits_processor->n_biases, 1);
+    assert_int_equal(p.gen.logits_processor->n_allowed, 2);
     assert_true(p.gen.ignore_eos);
     assert_int_equal(p.gen.n_stops, 2);
     assert_string_equal(p.gen.stops[0], "ab");
@@ -250,7 +250,7 @@ static void test_for_copies_stops_and_draws_seeds(void **state)
 
 /* One list for all choices, given up by each; the text that stops search is the text that is told.
  */
-static void test_for_shares_the_steering(void **state)
+static void test_fork_shares_the_logits_processor(void **state)
 {
     struct generate_params p;
     struct gen_request a = {0}, b = {0};
@@ -261,12 +261,12 @@ static void test_for_shares_the_steering(void **state)
     assert_int_equal(generate_params_for(&a.params, &p, 0, 11, &e), 0);
     p.skip_special_tokens = false;
     assert_int_equal(generate_params_for(&b.params, &p, 1, 11, &e), 0);
-    assert_ptr_equal(a.params.steering, p.gen.steering);
-    assert_ptr_equal(b.params.steering, p.gen.steering);
+    assert_ptr_equal(a.params.logits_processor, p.gen.logits_processor);
+    assert_ptr_equal(b.params.logits_processor, p.gen.logits_processor);
     assert_true(!a.params.stops_see_special && b.params.stops_see_special);
     generate_params_fini(&p);
     gen_request_fini(&a);
-    assert_true(b.params.steering->biases[0].id == 7);
+    assert_true(b.params.logits_processor->biases[0].id == 7);
     gen_request_fini(&b);
 }
 
@@ -356,7 +356,7 @@ int main(void)
         cmocka_unit_test(test_parse_takes_every_honoured_member),
         cmocka_unit_test(test_parse_uses_the_prefix),
         cmocka_unit_test(test_for_copies_stops_and_draws_seeds),
-        cmocka_unit_test(test_for_shares_the_steering),
+        cmocka_unit_test(test_fork_shares_the_logits_processor),
         cmocka_unit_test(test_minus_one_is_all_logprobs),
         cmocka_unit_test(test_members_list_every_rule),
         cmocka_unit_test(test_ids_refuses),

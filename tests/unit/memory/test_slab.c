@@ -73,7 +73,7 @@ static void test_slab_unref_frees_only_after_the_last_reference(void **state)
 }
 
 /* It is still there, for whoever writes to it; the pool has forgotten it. */
-static void test_slab_condemn_keeps_the_memory_from_everybody(void **state)
+static void test_slab_quarantine_keeps_the_memory_from_everybody(void **state)
 {
     struct slab_pool *p = pool_of(UINT64_MAX, 4 * PAGE);
     struct slab *s = slab_of(p, PAGE), *other;
@@ -81,8 +81,8 @@ static void test_slab_condemn_keeps_the_memory_from_everybody(void **state)
 
     (void)state;
     (void)slab_ref(s);
-    slab_condemn(s);
-    slab_condemn(s);
+    slab_quarantine(s);
+    slab_quarantine(s);
     slab_unref(s);
     assert_stats(p, PAGE, 0, 1);
     slab_unref(s);
@@ -353,7 +353,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slab_new_gives_usable_memory_of_any_size),
         cmocka_unit_test(test_slab_unref_frees_only_after_the_last_reference),
-        cmocka_unit_test(test_slab_condemn_keeps_the_memory_from_everybody),
+        cmocka_unit_test(test_slab_quarantine_keeps_the_memory_from_everybody),
         cmocka_unit_test(test_slab_new_uses_idle_memory_of_equal_size),
         cmocka_unit_test(test_slab_new_drops_idle_memory_of_other_sizes),
         cmocka_unit_test(test_slab_unref_keeps_no_more_idle_than_the_bound),

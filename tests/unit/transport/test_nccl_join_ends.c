@@ -268,7 +268,7 @@ static void test_each_allocation_and_each_thread_fails(void **state)
         atomic_store(&threads_left, INT32_MIN / 2);
         gfx_nothing_left_but_memory();
     }
-    assert_in_range(n_failed, 3, N_THREADS - 1); /* keeper, joiner, the rank's */
+    assert_in_range(n_failed, 3, N_THREADS - 1); /* supervisor, joiner, the rank's */
     plan_unref(plan);
 }
 

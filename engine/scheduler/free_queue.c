@@ -1,5 +1,5 @@
 /* One job that is posted when there is something to free and no job under way. */
-#include "engine/scheduler/janitor.h"
+#include "engine/scheduler/free_queue.h"
 
 #include "base/mtx.h"
 #include "base/workers.h"
@@ -7,7 +7,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-struct janitor {
+struct free_queue {
     struct mtx lock;  /* rank MTX_LEAF; guards down to the blank line */
     struct seq *dead; /* owned list */
     bool posted;      /* the job is queued and has not looked yet */
@@ -19,7 +19,7 @@ struct janitor {
 
 static void clean(void *arg)
 {
-    struct janitor *j = arg;
+    struct free_queue *j = arg;
     struct seq *q, *next;
 
     mtx_lock(&j->lock);
@@ -34,13 +34,14 @@ static void clean(void *arg)
     store_reap(j->store);
 }
 
-int janitor_new(struct janitor **out, struct store *store, struct err *e)
+int free_queue_new(struct free_queue **out, struct store *store, struct err *e)
 {
-    struct workers_cfg cfg = {.name = "janitor", .n_threads = 1, .n_queue_max = 1};
-    struct janitor *j = calloc(1, sizeof *j);
+    struct workers_cfg cfg = {.name = "free_queue", .n_threads = 1, .n_queue_max = 1};
+    struct free_queue *j = calloc(1, sizeof *j);
 
     if (j == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the engine's janitor");
+        return err_set(e, ERR_NO_MEMORY, "",
+                       "no memory for the engine's queue of what is to be freed");
     if (workers_new(&j->workers, &cfg, e) != 0) {
         free(j);
         return -1;
@@ -52,7 +53,7 @@ int janitor_new(struct janitor **out, struct store *store, struct err *e)
     return 0;
 }
 
-void janitor_free(struct janitor *j)
+void free_queue_free(struct free_queue *j)
 {
     if (j == NULL)
         return;
@@ -62,7 +63,7 @@ void janitor_free(struct janitor *j)
     free(j);
 }
 
-static void post(struct janitor *j, struct seq *dead)
+static void post(struct free_queue *j, struct seq *dead)
 {
     struct err e = {0};
     bool posted;
@@ -83,12 +84,12 @@ static void post(struct janitor *j, struct seq *dead)
     (void)rc;
 }
 
-void janitor_bury(struct janitor *j, struct seq *q)
+void free_queue_add(struct free_queue *j, struct seq *q)
 {
     post(j, q);
 }
 
-void janitor_reap(struct janitor *j)
+void free_queue_reap(struct free_queue *j)
 {
     post(j, NULL);
 }

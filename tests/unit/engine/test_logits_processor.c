@@ -1,5 +1,5 @@
 /* Lists of single tokens: their order, their limits, their one life. */
-#include "engine/steering.h"
+#include "engine/logits_processor.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -10,12 +10,12 @@
 
 #include <cmocka.h>
 
-static struct steering *make(void)
+static struct logits_processor *make(void)
 {
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
 
-    assert_int_equal(steering_new(&s, &e), 0);
+    assert_int_equal(logits_processor_new(&s, &e), 0);
     return s;
 }
 
@@ -32,70 +32,71 @@ static void test_allow_sorts_and_drops_repeats(void **state)
 {
     static const uint32_t ids[] = {9, 2, 9, 0, 4000000000U, 2, 2};
     static const uint32_t sorted[] = {0, 2, 9, 4000000000U};
-    struct steering *s = make();
+    struct logits_processor *s = make();
 
     (void)state;
-    assert_true(steering_allows(s, 7)); /* no list: all */
-    steering_allow(s, ids_of(ids, 7), 7);
+    assert_true(logits_processor_allows(s, 7)); /* no list: all */
+    logits_processor_allow(s, ids_of(ids, 7), 7);
     assert_int_equal(s->n_allowed, 4);
     assert_memory_equal(s->allowed, sorted, sizeof sorted);
-    assert_true(steering_allows(s, 0) && steering_allows(s, 9));
-    assert_false(steering_allows(s, 1) || steering_allows(s, 10));
-    steering_unref(s);
+    assert_true(logits_processor_allows(s, 0) && logits_processor_allows(s, 9));
+    assert_false(logits_processor_allows(s, 1) || logits_processor_allows(s, 10));
+    logits_processor_unref(s);
 }
 
 static void test_favour_cuts_and_counts(void **state)
 {
-    struct steering *s = make();
+    struct logits_processor *s = make();
 
     (void)state;
-    assert_true(steering_favour(s, 1, 1e300) && steering_favour(s, 2, -INFINITY));
+    assert_true(logits_processor_add_bias(s, 1, 1e300) &&
+                logits_processor_add_bias(s, 2, -INFINITY));
     assert_true(s->biases[0].bias == 100.0F && s->biases[1].bias == -100.0F);
-    assert_true(steering_favour(s, 3, 0.25));
+    assert_true(logits_processor_add_bias(s, 3, 0.25));
     assert_true(s->biases[2].id == 3 && s->biases[2].bias == 0.25F);
     while (s->n_biases < STEERING_BIASES_MAX)
-        assert_true(steering_favour(s, s->n_biases + 1, 1));
-    assert_false(steering_favour(s, 99999, 1));
+        assert_true(logits_processor_add_bias(s, s->n_biases + 1, 1));
+    assert_false(logits_processor_add_bias(s, 99999, 1));
     assert_int_equal(s->n_biases, STEERING_BIASES_MAX);
-    steering_unref(s);
+    logits_processor_unref(s);
 }
 
 static void test_forbid_keeps_sequences_apart(void **state)
 {
     static const uint32_t ids[] = {5, 6, 7};
-    struct steering *s = make();
+    struct logits_processor *s = make();
     const uint32_t *word;
     uint32_t n;
 
     (void)state;
-    assert_true(steering_forbid(s, ids, 2) && steering_forbid(s, ids + 2, 1) &&
-                steering_forbid(s, ids, 3));
-    word = steering_bad_word(s, 0, &n);
+    assert_true(logits_processor_forbid(s, ids, 2) && logits_processor_forbid(s, ids + 2, 1) &&
+                logits_processor_forbid(s, ids, 3));
+    word = logits_processor_bad_word(s, 0, &n);
     assert_true(n == 2 && word[0] == 5 && word[1] == 6);
-    word = steering_bad_word(s, 1, &n);
+    word = logits_processor_bad_word(s, 1, &n);
     assert_true(n == 1 && word[0] == 7);
-    word = steering_bad_word(s, 2, &n);
+    word = logits_processor_bad_word(s, 2, &n);
     assert_true(n == 3 && word[2] == 7);
-    steering_unref(s);
+    logits_processor_unref(s);
 }
 
 static void test_forbid_has_both_limits(void **state)
 {
     static uint32_t many[STEERING_BAD_TOKENS_MAX + 1];
-    struct steering *s = make();
+    struct logits_processor *s = make();
 
     (void)state;
     for (uint32_t i = 0; i < STEERING_BAD_WORDS_MAX; i++)
-        assert_true(steering_forbid(s, many, 1));
-    assert_false(steering_forbid(s, many, 1));
-    steering_unref(s);
+        assert_true(logits_processor_forbid(s, many, 1));
+    assert_false(logits_processor_forbid(s, many, 1));
+    logits_processor_unref(s);
     s = make();
-    assert_false(steering_forbid(s, many, STEERING_BAD_TOKENS_MAX + 1));
-    assert_true(steering_forbid(s, many, STEERING_BAD_TOKENS_MAX - 1));
-    assert_false(steering_forbid(s, many, 2));
-    assert_true(steering_forbid(s, many, 1));
+    assert_false(logits_processor_forbid(s, many, STEERING_BAD_TOKENS_MAX + 1));
+    assert_true(logits_processor_forbid(s, many, STEERING_BAD_TOKENS_MAX - 1));
+    assert_false(logits_processor_forbid(s, many, 2));
+    assert_true(logits_processor_forbid(s, many, 1));
     assert_int_equal(s->n_bad_words, 2);
-    steering_unref(s);
+    logits_processor_unref(s);
 }
 
 static void test_check_names_the_list(void **state)
@@ -105,34 +106,34 @@ static void test_check_names_the_list(void **state)
 
     (void)state;
     for (int i = 0; i < 3; i++) {
-        struct steering *s = make();
+        struct logits_processor *s = make();
         struct err e = {0};
 
         if (i == 0)
-            steering_allow(s, ids_of(ids, 2), 2);
-        assert_true(i != 1 || steering_favour(s, 10, 1));
-        assert_true(i != 2 || steering_forbid(s, ids, 2));
-        assert_int_equal(steering_check(s, 11, "/p", &e), 0);
-        assert_int_equal(steering_check(s, 10, "/p", &e), -1);
+            logits_processor_allow(s, ids_of(ids, 2), 2);
+        assert_true(i != 1 || logits_processor_add_bias(s, 10, 1));
+        assert_true(i != 2 || logits_processor_forbid(s, ids, 2));
+        assert_int_equal(logits_processor_check(s, 11, "/p", &e), 0);
+        assert_int_equal(logits_processor_check(s, 10, "/p", &e), -1);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
         assert_string_equal(e.field, fields[i]);
         assert_non_null(strstr(e.msg, "10"));
-        steering_unref(s);
+        logits_processor_unref(s);
     }
 }
 
 /* The sanitizer sees a reference too few or too many. */
 static void test_references(void **state)
 {
-    struct steering *s = make();
+    struct logits_processor *s = make();
 
     (void)state;
-    assert_null(steering_ref(NULL));
-    steering_unref(NULL);
-    assert_ptr_equal(steering_ref(s), s);
-    steering_unref(s);
+    assert_null(logits_processor_ref(NULL));
+    logits_processor_unref(NULL);
+    assert_ptr_equal(logits_processor_ref(s), s);
+    logits_processor_unref(s);
     assert_int_equal(s->n_biases, 0); /* still there */
-    steering_unref(s);
+    logits_processor_unref(s);
 }
 
 int main(void)

@@ -1,5 +1,5 @@
 /* Edit distance with swapped neighbours (optimal string alignment), on short words only. */
-#include "base/near_miss.h"
+#include "base/closest_match.h"
 
 #include <ctype.h>
 #include <stddef.h>
@@ -43,7 +43,7 @@ static size_t distance(const char *a, size_t a_len, const char *b, size_t b_len)
     return last[b_len];
 }
 
-const char *near_miss(const char *word, const char *const *candidates)
+const char *closest_match(const char *word, const char *const *candidates)
 {
     size_t len = strnlen(word, NEAR_MISS_LEN_MAX + 1), best = DISTANCE_MAX + 1;
     const char *found = NULL;

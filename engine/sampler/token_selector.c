@@ -1,14 +1,14 @@
 /* Three regions: the rows are measured, part by part; draws in which every token takes part run,
  * part by part; then each row is finished by one thread. A row alone is so shared by all threads,
  * and many rows are dealt out. */
-#include "engine/sampler/chooser.h"
+#include "engine/sampler/token_selector.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
 enum { CHOOSER_PARTS_EACH = 4 }; /* of a region for each thread, to even out */
 
-struct chooser {
+struct token_selector {
     struct compute *compute; /* borrowed */
     const struct kernels *kernels;
     uint32_t vocab_size, n_parts, n_max;
@@ -21,7 +21,7 @@ struct chooser {
     uint32_t n, n_open;
 };
 
-static int chooser_alloc(struct chooser *ch, struct err *e)
+static int token_selector_alloc(struct token_selector *ch, struct err *e)
 {
     uint32_t n_threads = compute_n_threads(ch->compute);
 
@@ -37,10 +37,10 @@ static int chooser_alloc(struct chooser *ch, struct err *e)
     return 0;
 }
 
-int chooser_new(struct chooser **out, struct compute *c, uint32_t vocab_size, uint32_t n_max,
-                struct err *e)
+int token_selector_new(struct token_selector **out, struct compute *c, uint32_t vocab_size,
+                       uint32_t n_max, struct err *e)
 {
-    struct chooser *ch = calloc(1, sizeof *ch);
+    struct token_selector *ch = calloc(1, sizeof *ch);
 
     if (ch == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to choose tokens");
@@ -49,15 +49,15 @@ int chooser_new(struct chooser **out, struct compute *c, uint32_t vocab_size, ui
     ch->vocab_size = vocab_size;
     ch->n_parts = sampler_n_parts(vocab_size);
     ch->n_max = n_max;
-    if (chooser_alloc(ch, e) != 0) {
-        chooser_free(ch);
+    if (token_selector_alloc(ch, e) != 0) {
+        token_selector_free(ch);
         return -1;
     }
     *out = ch;
     return 0;
 }
 
-void chooser_free(struct chooser *ch)
+void token_selector_free(struct token_selector *ch)
 {
     if (ch == NULL)
         return;
@@ -70,7 +70,7 @@ void chooser_free(struct chooser *ch)
     free(ch);
 }
 
-static void begin_rows(struct chooser *ch)
+static void begin_rows(struct token_selector *ch)
 {
     for (uint32_t i = 0; i < ch->n; i++) {
         const struct choice *c = &ch->choices[i];
@@ -87,7 +87,7 @@ static void begin_rows(struct chooser *ch)
 /* Item i is row i / n_parts, part i % n_parts. */
 static void measure_items(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
-    struct chooser *ch = arg;
+    struct token_selector *ch = arg;
 
     (void)thread;
     for (uint32_t i = first; i < last; i++)
@@ -97,7 +97,7 @@ static void measure_items(void *arg, uint32_t thread, uint32_t first, uint32_t l
 /* Item i is open row i / n_parts, part i % n_parts. */
 static void race_items(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
-    struct chooser *ch = arg;
+    struct token_selector *ch = arg;
 
     (void)thread;
     for (uint32_t i = first; i < last; i++) {
@@ -107,7 +107,7 @@ static void race_items(void *arg, uint32_t thread, uint32_t first, uint32_t last
     }
 }
 
-static void join_rows(struct chooser *ch)
+static void join_rows(struct token_selector *ch)
 {
     ch->n_open = 0;
     for (uint32_t i = 0; i < ch->n; i++) {
@@ -137,7 +137,7 @@ static void describe(struct choice *c, const struct sampler_row *row, struct sam
 
 static void finish_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
-    struct chooser *ch = arg;
+    struct token_selector *ch = arg;
 
     for (uint32_t i = first; i < last; i++) {
         const struct sampler_row *row = &ch->rows[i];
@@ -155,7 +155,7 @@ static void finish_rows(void *arg, uint32_t thread, uint32_t first, uint32_t las
     }
 }
 
-static void run_parts(struct chooser *ch, uint32_t n_rows, compute_fn *fn)
+static void run_parts(struct token_selector *ch, uint32_t n_rows, compute_fn *fn)
 {
     uint32_t n = n_rows * ch->n_parts;
     uint32_t grain = n / (compute_n_threads(ch->compute) * CHOOSER_PARTS_EACH);
@@ -163,7 +163,7 @@ static void run_parts(struct chooser *ch, uint32_t n_rows, compute_fn *fn)
     compute_run(ch->compute, n, grain > 0 ? grain : 1, fn, ch);
 }
 
-void chooser_run(struct chooser *ch, struct choice *choices, uint32_t n)
+void token_selector_run(struct token_selector *ch, struct choice *choices, uint32_t n)
 {
     assert(n <= ch->n_max);
     ch->choices = choices;

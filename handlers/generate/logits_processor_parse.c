@@ -2,7 +2,7 @@
  *
  * Rejected: taking an id twice in logit_bias ("5" and "05"), as readers do that let the last one
  * win: which one that is, is the JSON writer's accident. */
-#include "handlers/generate/generate_steering.h"
+#include "handlers/generate/logits_processor_parse.h"
 
 #include "handlers/body.h"
 #include "handlers/generate/generate_params.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int read_allowed(struct steering *s, const json_t *o, const char *at, uint32_t vocab_size,
-                        struct err *e)
+static int read_allowed(struct logits_processor *s, const json_t *o, const char *at,
+                        uint32_t vocab_size, struct err *e)
 {
     const json_t *array = NULL;
     char field[ERR_FIELD_MAX];
@@ -29,7 +29,7 @@ static int read_allowed(struct steering *s, const json_t *o, const char *at, uin
                        "allow all");
     if (generate_ids(&ids, &n, array, field, vocab_size, vocab_size, e) != 0)
         return -1;
-    steering_allow(s, ids, n);
+    logits_processor_allow(s, ids, n);
     return 0;
 }
 
@@ -51,8 +51,8 @@ static bool read_key(uint32_t *id, const char *key, uint32_t vocab_size)
     return true;
 }
 
-static int read_bias(struct steering *s, const char *key, const json_t *v, const char *field,
-                     uint32_t vocab_size, struct err *e)
+static int read_bias(struct logits_processor *s, const char *key, const json_t *v,
+                     const char *field, uint32_t vocab_size, struct err *e)
 {
     char member[ERR_FIELD_MAX];
     uint32_t id;
@@ -68,13 +68,13 @@ static int read_bias(struct steering *s, const char *key, const json_t *v, const
         return err_set(e, ERR_BAD_REQUEST, member, "a bias must be a number, found %s",
                        body_type_name(v));
     }
-    if (!steering_favour(s, id, json_number_value(v)))
+    if (!logits_processor_add_bias(s, id, json_number_value(v)))
         return err_set(e, ERR_BAD_REQUEST, field, "more than %d biases", STEERING_BIASES_MAX);
     return 0;
 }
 
-static int read_biases(struct steering *s, const json_t *o, const char *at, uint32_t vocab_size,
-                       struct err *e)
+static int read_biases(struct logits_processor *s, const json_t *o, const char *at,
+                       uint32_t vocab_size, struct err *e)
 {
     const json_t *biases = NULL;
     char field[ERR_FIELD_MAX];
@@ -144,12 +144,14 @@ static int encode_word(struct word *w, const struct tokenizer *t, const char *te
 
 /* vLLM's rule: the second form counts when the space makes another first token and no further one.
  */
-static int forbid_word(struct steering *s, const struct word *w, const char *field, struct err *e)
+static int forbid_word(struct logits_processor *s, const struct word *w, const char *field,
+                       struct err *e)
 {
     bool both = w->n[1] == w->n[0] && w->ids[1][0] != w->ids[0][0];
 
     for (size_t i = 0; i < (both ? 2 : 1); i++) {
-        if (w->n[i] > STEERING_BAD_TOKENS_MAX || !steering_forbid(s, w->ids[i], (uint32_t)w->n[i]))
+        if (w->n[i] > STEERING_BAD_TOKENS_MAX ||
+            !logits_processor_forbid(s, w->ids[i], (uint32_t)w->n[i]))
             return err_set(
                 e, ERR_BAD_REQUEST, field,
                 "the bad words up to this one make too many tokens; at most %d are allowed",
@@ -158,7 +160,7 @@ static int forbid_word(struct steering *s, const struct word *w, const char *fie
     return 0;
 }
 
-static int read_word(struct steering *s, const json_t *v, const struct tokenizer *t,
+static int read_word(struct logits_processor *s, const json_t *v, const struct tokenizer *t,
                      const char *field, struct err *e)
 {
     size_t len = json_string_length(v);
@@ -179,7 +181,7 @@ static int read_word(struct steering *s, const json_t *v, const struct tokenizer
     return rc;
 }
 
-static int read_words(struct steering *s, const json_t *o, const char *at,
+static int read_words(struct logits_processor *s, const json_t *o, const char *at,
                       const struct tokenizer *t, struct err *e)
 {
     const json_t *words = NULL;
@@ -204,17 +206,17 @@ static int read_words(struct steering *s, const json_t *o, const char *at,
     return 0;
 }
 
-int generate_steering_parse(struct steering **out, const json_t *object, const char *at,
-                            uint32_t vocab_size, const struct tokenizer *t, struct err *e)
+int logits_processor_parse(struct logits_processor **out, const json_t *object, const char *at,
+                           uint32_t vocab_size, const struct tokenizer *t, struct err *e)
 {
-    struct steering *s;
+    struct logits_processor *s;
 
     if (body_given(object, "allowed_token_ids") == NULL &&
         body_given(object, "logit_bias") == NULL && body_given(object, "bad_words") == NULL) {
         *out = NULL;
         return 0;
     }
-    if (steering_new(&s, e) != 0)
+    if (logits_processor_new(&s, e) != 0)
         return -1;
     if (read_allowed(s, object, at, vocab_size, e) != 0 ||
         read_biases(s, object, at, vocab_size, e) != 0 || read_words(s, object, at, t, e) != 0)
@@ -223,6 +225,6 @@ int generate_steering_parse(struct steering **out, const json_t *object, const c
     return 0;
 
 err_unref:
-    steering_unref(s);
+    logits_processor_unref(s);
     return -1;
 }

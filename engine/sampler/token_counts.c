@@ -1,33 +1,34 @@
 /* Open addressing, at most half full. Rejected: a counter for each token of the vocabulary, which
  * is half a megabyte for a request that may make sixteen tokens. */
-#include "engine/sampler/seen.h"
+#include "engine/sampler/token_counts.h"
 
 #include "base/id.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-int seen_init(struct seen *s, uint32_t n_max, struct err *e)
+int token_counts_init(struct token_counts *s, uint32_t n_max, struct err *e)
 {
     size_t n_slots = 2;
 
     assert(n_max >= 1 && n_max <= UINT32_MAX / 4);
     while (n_slots < (size_t)n_max * 2)
         n_slots *= 2;
-    *s = (struct seen){.n_max = n_max, .mask = (uint32_t)(n_slots - 1), .key = id_random_u64()};
+    *s = (struct token_counts){
+        .n_max = n_max, .mask = (uint32_t)(n_slots - 1), .key = id_random_u64()};
     s->tokens = malloc(n_max * sizeof *s->tokens);
     s->slots = calloc(n_slots, sizeof *s->slots);
     if (s->tokens != NULL && s->slots != NULL)
         return 0;
-    seen_fini(s);
+    token_counts_fini(s);
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the penalties of %u tokens", n_max);
 }
 
-void seen_fini(struct seen *s)
+void token_counts_fini(struct token_counts *s)
 {
     free(s->tokens);
     free(s->slots);
-    *s = (struct seen){0};
+    *s = (struct token_counts){0};
 }
 
 /* SplitMix64's output function. */
@@ -38,7 +39,7 @@ static uint64_t mix(uint64_t z)
     return z ^ (z >> 31);
 }
 
-static struct seen_token *find_or_add(struct seen *s, uint32_t id)
+static struct token_count *find_or_add(struct token_counts *s, uint32_t id)
 {
     uint32_t at = (uint32_t)mix(s->key + id) & s->mask;
 
@@ -46,17 +47,17 @@ static struct seen_token *find_or_add(struct seen *s, uint32_t id)
         if (s->tokens[s->slots[at] - 1].id == id)
             return &s->tokens[s->slots[at] - 1];
     assert(s->n < s->n_max);
-    s->tokens[s->n] = (struct seen_token){.id = id};
+    s->tokens[s->n] = (struct token_count){.id = id};
     s->slots[at] = s->n + 1;
     return &s->tokens[s->n++];
 }
 
-void seen_prompt(struct seen *s, uint32_t id)
+void token_counts_add_prompt(struct token_counts *s, uint32_t id)
 {
     (void)find_or_add(s, id);
 }
 
-void seen_output(struct seen *s, uint32_t id)
+void token_counts_add_output(struct token_counts *s, uint32_t id)
 {
     find_or_add(s, id)->n_out++;
 }

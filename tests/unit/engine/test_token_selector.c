@@ -1,7 +1,7 @@
 /* Tokens, logprobs and ranks of a step are the same bits whoever computes them: random rows and
  * rules over a vocabulary of several parts, on several threads, by each instruction set, in any
  * company, against each row alone, scalar, on one thread. */
-#include "engine/sampler/chooser.h"
+#include "engine/sampler/token_selector.h"
 
 #include <float.h>
 #include <math.h>
@@ -26,8 +26,8 @@ static uint32_t below(uint32_t n)
 struct row {
     float *logits; /* owned; [VOCAB] */
     struct gen_params p;
-    struct steering *steering; /* owned, or NULL */
-    struct seen seen;
+    struct logits_processor *logits_processor; /* owned, or NULL */
+    struct token_counts counts;
     uint32_t masked[N_MASKED];
     struct choice asked;
     struct gen_top top[N_TOP_MAX];
@@ -51,22 +51,23 @@ static void fill_logits(float *x)
         x[below(VOCAB)] = NAN;
 }
 
-static struct steering *random_steering(void)
+static struct logits_processor *random_logits_processor(void)
 {
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
     uint32_t *ids;
 
-    assert_int_equal(steering_new(&s, &e), 0);
+    assert_int_equal(logits_processor_new(&s, &e), 0);
     if (below(2) == 0) {
         ids = malloc(300 * sizeof *ids);
         assert_non_null(ids);
         for (uint32_t i = 0; i < 300; i++)
             ids[i] = below(VOCAB);
-        steering_allow(s, ids, 300);
+        logits_processor_allow(s, ids, 300);
     }
     for (uint32_t i = 0; i < 6; i++)
-        assert_true(steering_favour(s, i * 900 + below(900), (double)below(200) / 20 - 5));
+        assert_true(
+            logits_processor_add_bias(s, i * 900 + below(900), (double)below(200) / 20 - 5));
     return s;
 }
 
@@ -85,11 +86,11 @@ static void random_rules(struct row *r)
     p->repetition_penalty = below(2) ? 1.2F : 1;
     p->presence_penalty = 0.3F;
     if (below(3) == 0)
-        p->steering = r->steering = random_steering();
+        p->logits_processor = r->logits_processor = random_logits_processor();
     if (below(3) == 0) {
-        assert_int_equal(seen_init(&r->seen, 60, &e), 0);
+        assert_int_equal(token_counts_init(&r->counts, 60, &e), 0);
         for (uint32_t i = 0; i < 60; i++)
-            seen_output(&r->seen, below(VOCAB));
+            token_counts_add_output(&r->counts, below(VOCAB));
     }
 }
 
@@ -113,7 +114,7 @@ static void row_init(struct row *r)
     for (uint32_t i = 0; i < N_MASKED; i++)
         r->masked[i] = below(VOCAB);
     r->asked.draw = (struct sampler_draw){.params = &r->p,
-                                          .seen = r->seen.n > 0 ? &r->seen : NULL,
+                                          .counts = r->counts.n > 0 ? &r->counts : NULL,
                                           .index = below(50),
                                           .masked = r->masked,
                                           .n_masked = below(3) == 0 ? N_MASKED : 0};
@@ -121,14 +122,14 @@ static void row_init(struct row *r)
 
 static void row_fini(struct row *r)
 {
-    seen_fini(&r->seen);
-    steering_unref(r->steering);
+    token_counts_fini(&r->counts);
+    logits_processor_unref(r->logits_processor);
     free(r->logits);
 }
 
 struct pool {
     struct compute *compute;
-    struct chooser *chooser;
+    struct token_selector *selector;
 };
 
 static struct pool pool_new(enum kernels_isa isa, uint32_t n_threads, uint32_t n_max)
@@ -138,13 +139,13 @@ static struct pool pool_new(enum kernels_isa isa, uint32_t n_threads, uint32_t n
 
     assert_true(kernels_select(isa));
     assert_int_equal(compute_new(&p.compute, n_threads, &e), 0);
-    assert_int_equal(chooser_new(&p.chooser, p.compute, VOCAB, n_max, &e), 0);
+    assert_int_equal(token_selector_new(&p.selector, p.compute, VOCAB, n_max, &e), 0);
     return p;
 }
 
 static void pool_free(struct pool *p)
 {
-    chooser_free(p->chooser);
+    token_selector_free(p->selector);
     compute_free(p->compute);
 }
 
@@ -173,7 +174,7 @@ static unsigned run_alone(void)
     for (uint32_t i = 0; i < N_ROWS; i++) {
         struct choice c = rows[i].asked;
 
-        chooser_run(p.chooser, &c, 1);
+        token_selector_run(p.selector, &c, 1);
         rows[i].finite = c.finite;
         rows[i].chosen = c.chosen;
         rows[i].token = c.token;
@@ -191,7 +192,7 @@ static unsigned run_alone(void)
         c = rows[i].asked; /* what is not asked for changes no token */
         c.logprobs = c.logprobs >= 0 ? -1 : 0;
         c.top = NULL;
-        chooser_run(p.chooser, &c, 1);
+        token_selector_run(p.selector, &c, 1);
         assert_int_equal(c.token.id, rows[i].token.id);
     }
     pool_free(&p);
@@ -211,7 +212,7 @@ static void run_together(enum kernels_isa isa, uint32_t n_threads)
             choices[i] = rows[first + i].asked;
             memset(rows[first + i].top, 0x5a, sizeof rows[first + i].top);
         }
-        chooser_run(p.chooser, choices, n);
+        token_selector_run(p.selector, choices, n);
         for (uint32_t i = 0; i < n; i++)
             same(&choices[i], &rows[first + i]);
     }
@@ -261,7 +262,7 @@ static void test_rules_keep_what_a_sort_keeps(void **state)
         struct choice c = {.logits = r.logits, .logprobs = -1};
 
         c.draw = (struct sampler_draw){.params = &params, .index = index};
-        chooser_run(p.chooser, &c, 1);
+        token_selector_run(p.selector, &c, 1);
         assert_in_range(c.token.id, 5000, 5006);
         n_seen += (mask >> (c.token.id - 5000) & 1) == 0;
         mask |= 1ULL << (c.token.id - 5000);

@@ -1,7 +1,7 @@
 /* The end of a step: what its logits say, found by all threads together. Which thread does what is
  * left to chance, and no token or logprob depends on it. */
-#ifndef BATON_ENGINE_SAMPLER_CHOOSER_H
-#define BATON_ENGINE_SAMPLER_CHOOSER_H
+#ifndef BATON_ENGINE_SAMPLER_TOKEN_SELECTOR_H
+#define BATON_ENGINE_SAMPLER_TOKEN_SELECTOR_H
 
 #include "base/err.h"
 #include "engine/engine.h"
@@ -26,16 +26,16 @@ struct choice {
     struct gen_token token;
 };
 
-struct chooser;
+struct token_selector;
 
-/* chooser_new - for rows of vocab_size logits, n_max at a time, on the threads of c (borrowed).
- * Allocates all that is needed. Errors: ERR_NO_MEMORY. */
-int chooser_new(struct chooser **out, struct compute *c, uint32_t vocab_size, uint32_t n_max,
-                struct err *e);
-void chooser_free(struct chooser *ch); /* accepts NULL */
+/* token_selector_new - for rows of vocab_size logits, n_max at a time, on the threads of c
+ * (borrowed). Allocates all that is needed. Errors: ERR_NO_MEMORY. */
+int token_selector_new(struct token_selector **out, struct compute *c, uint32_t vocab_size,
+                       uint32_t n_max, struct err *e);
+void token_selector_free(struct token_selector *ch); /* accepts NULL */
 
-/* chooser_run - fill in the results of choices [n], n <= n_max. Threads: whoever may call
+/* token_selector_run - fill in the results of choices [n], n <= n_max. Threads: whoever may call
  * compute_run; blocks for the computation. No allocation. */
-void chooser_run(struct chooser *ch, struct choice *choices, uint32_t n);
+void token_selector_run(struct token_selector *ch, struct choice *choices, uint32_t n);
 
 #endif

@@ -1,6 +1,6 @@
 /* Lists that were checked once, in the form that the sampler walks. Rejected: a bitmap of the
  * vocabulary for the allowed ids, because the sampler has to touch each allowed one anyway. */
-#include "engine/steering.h"
+#include "engine/logits_processor.h"
 
 #include <assert.h>
 #include <math.h>
@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-int steering_new(struct steering **out, struct err *e)
+int logits_processor_new(struct logits_processor **out, struct err *e)
 {
-    struct steering *s = calloc(1, sizeof *s);
+    struct logits_processor *s = calloc(1, sizeof *s);
 
     if (s == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the lists of tokens of a request");
@@ -19,14 +19,14 @@ int steering_new(struct steering **out, struct err *e)
     return 0;
 }
 
-struct steering *steering_ref(struct steering *s)
+struct logits_processor *logits_processor_ref(struct logits_processor *s)
 {
     if (s != NULL)
         (void)atomic_fetch_add_explicit(&s->n_refs, 1, memory_order_relaxed);
     return s;
 }
 
-void steering_unref(struct steering *s)
+void logits_processor_unref(struct logits_processor *s)
 {
     if (s == NULL || atomic_fetch_sub_explicit(&s->n_refs, 1, memory_order_acq_rel) != 1)
         return;
@@ -41,7 +41,7 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-void steering_allow(struct steering *s, uint32_t *ids, uint32_t n)
+void logits_processor_allow(struct logits_processor *s, uint32_t *ids, uint32_t n)
 {
     uint32_t n_kept = 1;
 
@@ -54,7 +54,7 @@ void steering_allow(struct steering *s, uint32_t *ids, uint32_t n)
     s->n_allowed = n_kept;
 }
 
-bool steering_favour(struct steering *s, uint32_t id, double bias)
+bool logits_processor_add_bias(struct logits_processor *s, uint32_t id, double bias)
 {
     const double limit = (double)STEERING_BIAS_LIMIT;
 
@@ -62,11 +62,11 @@ bool steering_favour(struct steering *s, uint32_t id, double bias)
     if (s->n_biases == STEERING_BIASES_MAX)
         return false;
     bias = fmin(fmax(bias, -limit), limit);
-    s->biases[s->n_biases++] = (struct steering_bias){id, (float)bias};
+    s->biases[s->n_biases++] = (struct logits_processor_bias){id, (float)bias};
     return true;
 }
 
-bool steering_forbid(struct steering *s, const uint32_t *ids, uint32_t n)
+bool logits_processor_forbid(struct logits_processor *s, const uint32_t *ids, uint32_t n)
 {
     uint32_t used = s->n_bad_words > 0 ? s->bad_ends[s->n_bad_words - 1] : 0;
 
@@ -78,7 +78,7 @@ bool steering_forbid(struct steering *s, const uint32_t *ids, uint32_t n)
     return true;
 }
 
-const uint32_t *steering_bad_word(const struct steering *s, uint32_t i, uint32_t *n)
+const uint32_t *logits_processor_bad_word(const struct logits_processor *s, uint32_t i, uint32_t *n)
 {
     uint32_t start = i > 0 ? s->bad_ends[i - 1] : 0;
 
@@ -87,7 +87,7 @@ const uint32_t *steering_bad_word(const struct steering *s, uint32_t i, uint32_t
     return s->bad_ids + start;
 }
 
-bool steering_allows(const struct steering *s, uint32_t id)
+bool logits_processor_allows(const struct logits_processor *s, uint32_t id)
 {
     return s->allowed == NULL ||
            bsearch(&id, s->allowed, s->n_allowed, sizeof *s->allowed, by_id) != NULL;
@@ -103,7 +103,8 @@ static int refuse(const char *prefix, const char *member, uint32_t id, uint32_t 
                    "%s: token id %u is not in the vocabulary of %u tokens", member, id, vocab_size);
 }
 
-int steering_check(const struct steering *s, uint32_t vocab_size, const char *prefix, struct err *e)
+int logits_processor_check(const struct logits_processor *s, uint32_t vocab_size,
+                           const char *prefix, struct err *e)
 {
     uint32_t n_bad_ids = s->n_bad_words > 0 ? s->bad_ends[s->n_bad_words - 1] : 0;
 

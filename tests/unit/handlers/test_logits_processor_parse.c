@@ -1,5 +1,5 @@
 /* logit_bias, allowed_token_ids and bad_words as a request spells them. */
-#include "handlers/generate/generate_steering.h"
+#include "handlers/generate/logits_processor_parse.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +42,8 @@ void *__wrap_realloc(void *p, size_t n)
     return fails() ? NULL : __real_realloc(p, n);
 }
 
-static int parse(struct steering **out, const char *body, const struct tokenizer *t, struct err *e)
+static int parse(struct logits_processor **out, const char *body, const struct tokenizer *t,
+                 struct err *e)
 {
     json_error_t why;
     json_t *o = json_loads(body, 0, &why);
@@ -50,7 +51,7 @@ static int parse(struct steering **out, const char *body, const struct tokenizer
 
     if (o == NULL)
         fail_msg("%s: %s", body, why.text);
-    rc = generate_steering_parse(out, o, "/p", VOCAB, t, e);
+    rc = logits_processor_parse(out, o, "/p", VOCAB, t, e);
     json_decref(o);
     return rc;
 }
@@ -91,7 +92,7 @@ static void test_parse_refuses_with_field_and_what_was_found(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        struct steering *s = NULL;
+        struct logits_processor *s = NULL;
         struct err e = {0};
 
         if (parse(&s, refusals[i].body, tokenizer, &e) == 0)
@@ -110,7 +111,7 @@ static void test_parse_says_nothing_of_nothing(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
-        struct steering unset, *s = &unset;
+        struct logits_processor unset, *s = &unset;
         struct err e = {0};
 
         assert_int_equal(parse(&s, bodies[i], NULL, &e), 0);
@@ -154,14 +155,14 @@ static void test_parse_has_limits(void **state)
         for (int over = 0; over < 2; over++) {
             char *body = list_of(limits[i].head, limits[i].item, limits[i].most + over,
                                  limits[i].tail);
-            struct steering *s = NULL;
+            struct logits_processor *s = NULL;
             struct err e = {0};
 
             if (parse(&s, body, tokenizer, &e) != (over ? -1 : 0))
                 fail_msg("%s: %s", limits[i].field, e.msg);
             if (over)
                 assert_string_equal(e.field, limits[i].field);
-            steering_unref(s);
+            logits_processor_unref(s);
             free(body);
         }
 }
@@ -170,7 +171,7 @@ static void test_parse_has_limits(void **state)
 static void test_parse_limits_bad_words(void **state)
 {
     char item[GENERATE_BAD_WORD_LEN_MAX + 8] = "\"";
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
     char *body;
 
@@ -179,7 +180,7 @@ static void test_parse_limits_bad_words(void **state)
     item[1 + GENERATE_BAD_WORD_LEN_MAX] = '"';
     body = list_of("{\"bad_words\": [", item, 1, "]}");
     assert_int_equal(parse(&s, body, tokenizer, &e), 0);
-    steering_unref(s);
+    logits_processor_unref(s);
     free(body);
     for (int i = 0; i < GENERATE_BAD_WORD_LEN_MAX / 2; i++)
         memcpy(item + 1 + 2 * i, "qz", 2);
@@ -201,7 +202,7 @@ static void test_parse_limits_bad_words(void **state)
 
 static void test_bad_words_need_a_tokenizer(void **state)
 {
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
 
     (void)state;
@@ -209,12 +210,12 @@ static void test_bad_words_need_a_tokenizer(void **state)
     assert_string_equal(e.field, "/p/bad_words");
     err_clear(&e);
     assert_int_equal(parse(&s, "{\"bad_words\": []}", NULL, &e), 0);
-    steering_unref(s);
+    logits_processor_unref(s);
 }
 
 static void test_parse_reads_the_lists(void **state)
 {
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     struct err e = {0};
 
     (void)state;
@@ -225,14 +226,14 @@ static void test_parse_reads_the_lists(void **state)
                      0);
     assert_int_equal(s->n_biases, 3);
     for (uint32_t i = 0; i < 3; i++) {
-        const struct steering_bias *b = &s->biases[i];
+        const struct logits_processor_bias *b = &s->biases[i];
 
         assert_true(b->bias == (b->id == 0 ? -100.0F : b->id == 8 ? 0.5F : 7.0F));
     }
     assert_int_equal(s->n_allowed, 3);
-    assert_true(steering_allows(s, 1023) && !steering_allows(s, 8));
+    assert_true(logits_processor_allows(s, 1023) && !logits_processor_allows(s, 8));
     assert_int_equal(s->n_bad_words, 0);
-    steering_unref(s);
+    logits_processor_unref(s);
 }
 
 /* ---- bad words ---- */
@@ -284,7 +285,7 @@ static void test_bad_words_become_tokens_as_in_vllm(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         uint32_t forms[2][64], n[2] = {0}, n_forms = expected(words[i].word, forms, n);
-        struct steering *s = NULL;
+        struct logits_processor *s = NULL;
         struct err e = {0};
         char body[128];
 
@@ -294,14 +295,14 @@ static void test_bad_words_become_tokens_as_in_vllm(void **state)
         assert_int_equal(s->n_bad_words, n_forms);
         for (uint32_t k = 0; k < n_forms; k++) {
             uint32_t len;
-            const uint32_t *ids = steering_bad_word(s, k, &len);
+            const uint32_t *ids = logits_processor_bad_word(s, k, &len);
 
             assert_int_equal(len, n[k]);
             assert_memory_equal(ids, forms[k], len * sizeof *ids);
         }
         n_two += n_forms == 2;
         n_one += n_forms == 1;
-        steering_unref(s);
+        logits_processor_unref(s);
     }
     assert_true(n_two > 0 && n_one > 0);
 }
@@ -312,7 +313,7 @@ static void test_parse_unwinds_every_failure(void **state)
     json_t *o = json_loads("{\"logit_bias\": {\"5\": 1}, \"allowed_token_ids\": [3, 4, 5],"
                            " \"bad_words\": [\"the beginning\", \"God\"]}",
                            0, NULL);
-    struct steering *s = NULL;
+    struct logits_processor *s = NULL;
     int rc = -1;
     long n;
 
@@ -321,13 +322,13 @@ static void test_parse_unwinds_every_failure(void **state)
         struct err e = {0};
 
         fails_at = n_allocations + n;
-        rc = generate_steering_parse(&s, o, "", VOCAB, tokenizer, &e);
+        rc = logits_processor_parse(&s, o, "", VOCAB, tokenizer, &e);
         fails_at = -1;
         assert_true(rc == 0 || e.code == ERR_NO_MEMORY);
         assert_true((rc == 0) == (s != NULL));
     }
     assert_true(n > 5);
-    steering_unref(s);
+    logits_processor_unref(s);
     json_decref(o);
 }
 

@@ -1,9 +1,9 @@
 /* Members of a request that speak of single tokens: logit_bias, allowed_token_ids, bad_words. */
-#ifndef BATON_HANDLERS_GENERATE_GENERATE_STEERING_H
-#define BATON_HANDLERS_GENERATE_GENERATE_STEERING_H
+#ifndef BATON_HANDLERS_GENERATE_LOGITS_PROCESSOR_PARSE_H
+#define BATON_HANDLERS_GENERATE_LOGITS_PROCESSOR_PARSE_H
 
 #include "base/err.h"
-#include "engine/steering.h"
+#include "engine/logits_processor.h"
 #include "text/tokenizer.h"
 
 #include <jansson.h>
@@ -14,14 +14,14 @@ enum {
     GENERATE_BAD_WORD_LEN_MAX = 256                      /* bytes */
 };
 
-/* generate_steering_parse - read them from `object`.
+/* logits_processor_parse - read them from `object`.
  * @out         one reference, the caller's; NULL when none of them says anything
  * @at          pointer of `object`: "" or "/sampling_params"
  * @vocab_size  ids must be below it
  * @t           makes tokens of bad words, without and with a space before them, as vLLM does; NULL:
  *              bad words are refused
  * Errors: ERR_BAD_REQUEST at "<at>/<member>" or below it; ERR_NO_MEMORY. *out is then untouched. */
-int generate_steering_parse(struct steering **out, const json_t *object, const char *at,
-                            uint32_t vocab_size, const struct tokenizer *t, struct err *e);
+int logits_processor_parse(struct logits_processor **out, const json_t *object, const char *at,
+                           uint32_t vocab_size, const struct tokenizer *t, struct err *e);
 
 #endif

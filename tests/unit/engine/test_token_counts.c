@@ -1,5 +1,5 @@
 /* Counts of tokens against a plain array. */
-#include "engine/sampler/seen.h"
+#include "engine/sampler/token_counts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 33;
 }
 
-static void check(const struct seen *s, const uint32_t *n_out, const uint32_t *n_all)
+static void check(const struct token_counts *s, const uint32_t *n_out, const uint32_t *n_all)
 {
     uint32_t n_distinct = 0;
 
@@ -39,25 +39,25 @@ static void test_seen_counts_what_a_plain_array_counts(void **state)
 
     (void)state;
     for (uint32_t n_max = 1; n_max <= IDS; n_max = n_max * 3 + 1) {
-        struct seen s;
+        struct token_counts s;
         struct err e = {0};
 
         memset(n_out, 0, sizeof n_out);
         memset(n_all, 0, sizeof n_all);
-        assert_int_equal(seen_init(&s, n_max, &e), 0);
+        assert_int_equal(token_counts_init(&s, n_max, &e), 0);
         for (uint32_t i = 0; i < 4 * n_max; i++) {
             uint32_t id = (uint32_t)(next_random(&random) % n_max);
 
             n_all[id]++;
             if (next_random(&random) % 2 == 0) {
-                seen_prompt(&s, id);
+                token_counts_add_prompt(&s, id);
                 continue;
             }
-            seen_output(&s, id);
+            token_counts_add_output(&s, id);
             n_out[id]++;
         }
         check(&s, n_out, n_all);
-        seen_fini(&s);
+        token_counts_fini(&s);
         assert_null(s.tokens);
     }
 }
@@ -65,21 +65,21 @@ static void test_seen_counts_what_a_plain_array_counts(void **state)
 static void test_seen_takes_as_many_as_it_was_made_for(void **state)
 {
     struct err e = {0};
-    struct seen s;
+    struct token_counts s;
 
     (void)state;
     for (uint32_t n = 1; n < 70; n++) {
-        assert_int_equal(seen_init(&s, n, &e), 0);
+        assert_int_equal(token_counts_init(&s, n, &e), 0);
         for (uint32_t i = 0; i < n; i++)
-            seen_output(&s, UINT32_MAX - i * 64);
+            token_counts_add_output(&s, UINT32_MAX - i * 64);
         assert_int_equal(s.n, n);
         for (uint32_t i = 0; i < n; i++)
-            seen_output(&s, UINT32_MAX - i * 64);
+            token_counts_add_output(&s, UINT32_MAX - i * 64);
         assert_int_equal(s.n, n);
         assert_int_equal(s.tokens[n - 1].n_out, 2);
-        seen_fini(&s);
+        token_counts_fini(&s);
     }
-    seen_fini(&s); /* a zeroed one */
+    token_counts_fini(&s); /* a zeroed one */
 }
 
 int main(void)

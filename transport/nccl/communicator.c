@@ -1,5 +1,5 @@
 /* A communicator without blocking calls: what begins is looked at until it has ended. */
-#include "transport/nccl/nccl_rank.h"
+#include "transport/nccl/communicator.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -20,7 +20,7 @@ enum {
 
 static const char broadcast_call[] = "ncclBroadcast";
 
-void nrank_pause(uint64_t since_us)
+void communicator_pause(uint64_t since_us)
 {
     uint64_t waited = clock_now_us() - since_us, step = waited / STEP_SHARE;
     struct timespec t = {0};
@@ -37,12 +37,12 @@ void nrank_pause(uint64_t since_us)
     (void)nanosleep(&t, NULL); /* cut short by a signal: one look more */
 }
 
-static const struct cu_api *cu_of(const struct nrank *r)
+static const struct cu_api *cu_of(const struct communicator *r)
 {
     return device_api(r->device);
 }
 
-static void log_release(const struct nrank *r, const struct err *e)
+static void log_release(const struct communicator *r, const struct err *e)
 {
     struct log_rec rec;
 
@@ -52,7 +52,7 @@ static void log_release(const struct nrank *r, const struct err *e)
     log_end(&rec);
 }
 
-static void released(const struct nrank *r, CUresult result, const char *call)
+static void released(const struct communicator *r, CUresult result, const char *call)
 {
     struct err e = {0};
 
@@ -61,14 +61,14 @@ static void released(const struct nrank *r, CUresult result, const char *call)
 }
 
 /* What is freed waits for all that runs on the GPU: only when nothing of ours does. */
-static void free_one(struct nrank *r)
+static void free_one(struct communicator *r)
 {
     if (r->one != 0)
         released(r, cu_of(r)->mem_free(r->one), "cuMemFree");
     r->one = 0;
 }
 
-static void events_destroy(struct nrank *r)
+static void events_destroy(struct communicator *r)
 {
     for (int i = SOURCE_POSTED_MAX; i > 0; i--) {
         if (r->landed[i - 1] != NULL)
@@ -77,7 +77,7 @@ static void events_destroy(struct nrank *r)
     }
 }
 
-static int events_create(struct nrank *r, struct err *e)
+static int events_create(struct communicator *r, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
 
@@ -94,7 +94,7 @@ static int events_create(struct nrank *r, struct err *e)
     return 0;
 }
 
-int nrank_open(struct nrank *r, bool warm_up, struct err *e)
+int communicator_open(struct communicator *r, bool warm_up, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     CUdeviceptr one = 0;
@@ -121,7 +121,7 @@ err_leave:
     return -1;
 }
 
-void nrank_close(struct nrank *r)
+void communicator_close(struct communicator *r)
 {
     if (r->stream == NULL)
         return;
@@ -134,7 +134,7 @@ void nrank_close(struct nrank *r)
 }
 
 /* Until the communicator's last call has ended. */
-static int await_call(const struct nrank *r, const char *call, struct err *e)
+static int await_call(const struct communicator *r, const char *call, struct err *e)
 {
     uint64_t since_us = clock_now_us();
     bool done = false;
@@ -146,12 +146,12 @@ static int await_call(const struct nrank *r, const char *call, struct err *e)
             return 0;
         if (atomic_load_explicit(r->give_up, memory_order_relaxed))
             return 1;
-        nrank_pause(since_us);
+        communicator_pause(since_us);
     }
 }
 
 /* A collective that was called: until it is on the stream, and an event behind it. */
-static int enter(struct nrank *r, ncclResult_t called, const char *call, struct err *e)
+static int enter(struct communicator *r, ncclResult_t called, const char *call, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     int rc;
@@ -170,7 +170,7 @@ static int enter(struct nrank *r, ncclResult_t called, const char *call, struct 
 
 /* How far has the stream come? NCCL is asked each time, and after the events: a transfer that
  * failed is told of there, and the stream may wait for it for ever. */
-static int look(struct nrank *r, const char *call, struct err *e)
+static int look(struct communicator *r, const char *call, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     uint64_t n = r->n_landed;
@@ -192,7 +192,7 @@ static int look(struct nrank *r, const char *call, struct err *e)
     return 0;
 }
 
-int nrank_join(struct nrank *r, const uint8_t id[NCCL_ID_NBYTES], struct err *e)
+int communicator_join(struct communicator *r, const uint8_t id[NCCL_ID_NBYTES], struct err *e)
 {
     const char *call = "ncclCommInitRankConfig";
     ncclConfig_t config;
@@ -210,7 +210,7 @@ int nrank_join(struct nrank *r, const uint8_t id[NCCL_ID_NBYTES], struct err *e)
 }
 
 /* Until all that was entered is over. */
-static int await_landed(struct nrank *r, const char *call, struct err *e)
+static int await_landed(struct communicator *r, const char *call, struct err *e)
 {
     uint64_t since_us = clock_now_us();
 
@@ -221,11 +221,11 @@ static int await_landed(struct nrank *r, const char *call, struct err *e)
             return 0;
         if (atomic_load_explicit(r->give_up, memory_order_relaxed))
             return 1;
-        nrank_pause(since_us);
+        communicator_pause(since_us);
     }
 }
 
-int nrank_warm_up(struct nrank *r, struct err *e)
+int communicator_warm_up(struct communicator *r, struct err *e)
 {
     static const char call[] = "ncclAllReduce";
     static const float mine = 0;
@@ -247,7 +247,7 @@ int nrank_warm_up(struct nrank *r, struct err *e)
     return rc;
 }
 
-int nrank_enter(struct nrank *r, uint64_t dst, uint64_t nbytes, struct err *e)
+int communicator_enter(struct communicator *r, uint64_t dst, uint64_t nbytes, struct err *e)
 {
     void *to = (void *)(uintptr_t)dst;
 
@@ -259,12 +259,12 @@ int nrank_enter(struct nrank *r, uint64_t dst, uint64_t nbytes, struct err *e)
                  broadcast_call, e);
 }
 
-int nrank_look(struct nrank *r, struct err *e)
+int communicator_look(struct communicator *r, struct err *e)
 {
     return look(r, broadcast_call, e);
 }
 
-void nrank_abort(struct nrank *r)
+void communicator_abort(struct communicator *r)
 {
     ncclComm_t comm = r->comm;
     struct err e = {0};
@@ -276,7 +276,7 @@ void nrank_abort(struct nrank *r)
         log_release(r, &e);
 }
 
-bool nrank_is_quiet(const struct nrank *r)
+bool communicator_is_quiet(const struct communicator *r)
 {
     CUresult result;
 

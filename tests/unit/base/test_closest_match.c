@@ -1,5 +1,5 @@
 /* Near misses: what people type is found, what they did not mean is not. */
-#include "base/near_miss.h"
+#include "base/closest_match.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@ static const char *const words[] = {
     "max_tokens", "max_model_len", "max_num_seqs", "update_id",      "id",
     NULL};
 
-static void test_near_miss_table(void **state)
+static void test_closest_match_table(void **state)
 {
     static const struct {
         const char *word, *meant;
@@ -38,7 +38,7 @@ static void test_near_miss_table(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const char *found = near_miss(rows[i].word, words);
+        const char *found = closest_match(rows[i].word, words);
 
         if (rows[i].meant == NULL)
             assert_null(found);
@@ -47,16 +47,16 @@ static void test_near_miss_table(void **state)
     }
 }
 
-static void test_near_miss_prefers_the_closest(void **state)
+static void test_closest_match_prefers_the_closest(void **state)
 {
     static const char *const close[] = {"shaped", "shapes", "shape", NULL};
 
     (void)state;
-    assert_string_equal(near_miss("shapess", close), "shapes");
-    assert_string_equal(near_miss("SHAPE", close), "shape");
+    assert_string_equal(closest_match("shapess", close), "shapes");
+    assert_string_equal(closest_match("SHAPE", close), "shape");
 }
 
-static void test_near_miss_bounds_long_words(void **state)
+static void test_closest_match_bounds_long_words(void **state)
 {
     char at[NEAR_MISS_LEN_MAX + 1], over[NEAR_MISS_LEN_MAX + 2], *big;
     const char *candidates[] = {at, NULL}, *none[] = {NULL};
@@ -67,26 +67,26 @@ static void test_near_miss_bounds_long_words(void **state)
     at[sizeof at - 1] = '\0';
     memset(over, 'a', sizeof over);
     over[sizeof over - 1] = '\0';
-    assert_ptr_equal(near_miss(at, candidates), at);
-    assert_null(near_miss(over, candidates));
+    assert_ptr_equal(closest_match(at, candidates), at);
+    assert_null(closest_match(over, candidates));
     candidates[0] = over;
-    assert_null(near_miss(at, candidates));
-    assert_null(near_miss(at, none));
-    assert_null(near_miss(at, NULL));
+    assert_null(closest_match(at, candidates));
+    assert_null(closest_match(at, none));
+    assert_null(closest_match(at, NULL));
 
     big = test_malloc(big_len);
     memset(big, 'a', big_len);
     big[big_len - 1] = '\0';
-    assert_null(near_miss(big, words));
+    assert_null(closest_match(big, words));
     test_free(big);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_near_miss_table),
-        cmocka_unit_test(test_near_miss_prefers_the_closest),
-        cmocka_unit_test(test_near_miss_bounds_long_words),
+        cmocka_unit_test(test_closest_match_table),
+        cmocka_unit_test(test_closest_match_prefers_the_closest),
+        cmocka_unit_test(test_closest_match_bounds_long_words),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
