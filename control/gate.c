@@ -9,7 +9,7 @@
 #include "control/admission.h"
 #include "control/generations.h"
 #include "control/life.h"
-#include "handlers/app.h"
+#include "engine/engine.h"
 #include "weights/update/update.h"
 
 #include <assert.h>
@@ -47,7 +47,7 @@ bool gate_idle(const struct gate *g)
 {
     struct admission_stats s;
 
-    admission_stats(g->app->generate, &s);
+    admission_stats(g->cfg.generate, &s);
     return s.n_running == 0;
 }
 
@@ -75,7 +75,7 @@ static void fill_info_locked(const struct gate *g, struct gate_info *out)
     uint64_t now = clock_now_us();
     struct admission_stats s;
 
-    admission_stats(g->app->generate, &s);
+    admission_stats(g->cfg.generate, &s);
     *out = g->now;
     out->n_running = s.n_running;
     out->n_waiting = s.n_waiting;
@@ -110,13 +110,13 @@ static enum lifecycle_weights weights_of(enum store_state state)
     return WEIGHTS_DROPPED;
 }
 
-static enum lifecycle_update update_of(const struct app *app)
+static enum lifecycle_update update_of(struct updates *updates)
 {
     struct update_info info;
 
-    if (app->updates == NULL)
+    if (updates == NULL)
         return UPDATE_IS_NONE;
-    updates_current(app->updates, &info);
+    updates_current(updates, &info);
     if (info.phase == UPDATE_NONE)
         return UPDATE_IS_NONE;
     return info.phase == UPDATE_VERIFYING ? UPDATE_IS_FINISHING : UPDATE_IS_OPEN;
@@ -125,17 +125,17 @@ static enum lifecycle_update update_of(const struct app *app)
 /* All but the update. */
 static void state_of_generation(struct gate *g, struct lifecycle_state *out)
 {
-    const struct app *app = g->app;
+    struct engine *en = g->cfg.engine;
     struct engine_stats engine = {0};
     struct store_info store;
 
-    store_info(app->store, &store);
-    if (app->engine != NULL)
-        app->engine->ops->stats(app->engine, &engine);
+    store_info(g->cfg.store, &store);
+    if (en != NULL)
+        en->ops->stats(en, &engine);
     mtx_lock(&g->lock);
     *out = (struct lifecycle_state){.pause = g->now.pause, .reject = g->now.reject};
     mtx_unlock(&g->lock);
-    out->life = life_state(app->life);
+    out->life = life_state(g->cfg.life);
     out->weights = weights_of(store.state);
     out->kv_released = engine.kv_released;
     out->busy = !gate_idle(g);
@@ -144,7 +144,7 @@ static void state_of_generation(struct gate *g, struct lifecycle_state *out)
 void gate_state(struct gate *g, struct lifecycle_state *out)
 {
     state_of_generation(g, out);
-    out->update = update_of(g->app);
+    out->update = update_of(g->cfg.updates);
 }
 
 /* Names who it was; heard from admission and from the table alike. */
@@ -162,7 +162,7 @@ int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e)
 
     state_of_generation(g, &s);
     if (call != CALL_GENERATE && call != CALL_UPDATE_START)
-        s.update = update_of(g->app);
+        s.update = update_of(g->cfg.updates);
     if (lifecycle_check(&s, call, e) == 0)
         return 0;
     if (e->code == ERR_PAUSED) {
@@ -186,9 +186,9 @@ void gate_doors(struct gate *g)
     if (shut && now.reject)
         refusal_of(&now, &refusal);
     if (shut)
-        admission_hold(g->app->generate, now.reject ? &refusal : NULL);
+        admission_hold(g->cfg.generate, now.reject ? &refusal : NULL);
     else
-        admission_release(g->app->generate);
+        admission_release(g->cfg.generate);
     mtx_lock(&g->lock);
     g->shut = shut;
     mtx_unlock(&g->lock);
@@ -210,8 +210,8 @@ static void thaw(struct gate *g)
     mtx_lock(&g->lock);
     g->frozen = false;
     mtx_unlock(&g->lock);
-    if (g->app->engine != NULL)
-        g->app->engine->ops->thaw(g->app->engine);
+    if (g->cfg.engine != NULL)
+        g->cfg.engine->ops->thaw(g->cfg.engine);
 }
 
 /* Everybody who waits, with that error; called after the lock was let go. */
@@ -350,7 +350,7 @@ static void acknowledge_locked(struct gate *g)
 static int freeze(struct gate *g, uint32_t timeout_s, struct err *e)
 {
     uint64_t deadline_us = clock_after_us((uint64_t)timeout_s * 1000000);
-    struct engine *en = g->app->engine;
+    struct engine *en = g->cfg.engine;
 
     if (en != NULL && en->ops->freeze(en, deadline_us, e) != 0)
         return -1;
@@ -369,7 +369,7 @@ static int stop_running(struct gate *g, const struct gate_pause *req, struct gat
     if (req->mode == PAUSE_KEEP && freeze(g, req->timeout_s, e) != 0)
         return -1;
     if (req->mode == PAUSE_ABORT) {
-        uint32_t n = generations_abort_granted(g->app->generations);
+        uint32_t n = generations_abort_granted(g->cfg.generations, g->cfg.generate);
 
         mtx_lock(&g->lock);
         g->now.n_aborted = n;
@@ -559,7 +559,7 @@ static void *gate_main(void *arg)
     return NULL;
 }
 
-int gate_new(struct gate **out, const struct app *app, struct err *e)
+int gate_new(struct gate **out, const struct gate_cfg *cfg, struct err *e)
 {
     struct gate *g = calloc(1, sizeof *g);
     int rc;
@@ -570,7 +570,7 @@ int gate_new(struct gate **out, const struct app *app, struct err *e)
     mtx_init(&g->bell_lock, MTX_LEAF);
     cnd_init(&g->changed);
     cnd_init(&g->bell);
-    g->app = app;
+    g->cfg = *cfg;
     g->until_us = CLOCK_NEVER;
     rc = pthread_create(&g->thread, NULL, gate_main, g);
     if (rc != 0) {
@@ -578,7 +578,7 @@ int gate_new(struct gate **out, const struct app *app, struct err *e)
         gate_free(g);
         return err_set_errno(e, ERR_INTERNAL, "", rc, "the gate's thread could not start");
     }
-    admission_on_idle(app->generate, admission_idle, g);
+    admission_on_idle(cfg->generate, admission_idle, g);
     *out = g;
     return 0;
 }

@@ -25,8 +25,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct app;
+struct admission;
+struct engine;
 struct gate;
+struct generations;
+struct handle_leases;
+struct life;
+struct updates;
 
 enum {
     GATE_HOLDER_MAX = 64,
@@ -35,10 +40,22 @@ enum {
     GATE_TIMEOUT_S_MAX = 3600
 };
 
+/* What a gate works on. All is borrowed and outlives it. */
+struct gate_cfg {
+    const struct life *life;
+    struct store *store;
+    struct updates *updates;      /* NULL: none */
+    struct handle_leases *leases; /* NULL: none */
+    struct engine *engine;        /* NULL: none */
+    struct admission *generate;
+    struct generations *generations;
+    uint64_t sleep_timeout_us; /* how long sleep and wake wait for readers of the weights */
+};
+
 /* gate_new - start the thread that ends leases and answers what waits.
- * @app  borrowed; its life, store, updates, leases, engine, admission and generations are used
+ * @cfg  copied
  * Errors: ERR_NO_MEMORY, ERR_INTERNAL (the thread). */
-int gate_new(struct gate **out, const struct app *app, struct err *e);
+int gate_new(struct gate **out, const struct gate_cfg *cfg, struct err *e);
 
 /* gate_drain - the process ends: a pause is lifted, so that what is frozen can end, and whoever
  * waits for one hears ERR_DRAINING. Repeating is harmless. Any thread. */

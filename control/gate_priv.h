@@ -24,8 +24,8 @@ struct gate {
     struct cnd bell;
     bool rung, stopping;
 
-    const struct app *app; /* borrowed; immutable */
-    pthread_t thread;      /* the owner's, as the next */
+    struct gate_cfg cfg; /* immutable */
+    pthread_t thread;    /* the owner's, as the next */
     bool joined;
 };
 

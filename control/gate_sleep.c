@@ -5,8 +5,7 @@
 #include "base/log.h"
 #include "control/admission.h"
 #include "control/generations.h"
-#include "handlers/app.h"
-#include "server/config/config.h"
+#include "engine/engine.h"
 #include "weights/store/leases.h"
 
 static int check(struct gate *g, unsigned tags, enum lifecycle_call weights, enum lifecycle_call kv,
@@ -22,7 +21,7 @@ static int check_leases(const struct gate *g, struct err *e)
 {
     struct lease_info lease;
 
-    if (g->app->leases == NULL || !leases_first(g->app->leases, &lease))
+    if (g->cfg.leases == NULL || !leases_first(g->cfg.leases, &lease))
         return 0;
     return err_set(e, ERR_CONFLICT, "",
                    "lease %s holds version '%.100s' of the weights (serial %llu); DELETE "
@@ -54,19 +53,19 @@ static int end_running(struct gate *g, uint64_t deadline_us, uint32_t *n_aborted
     gate_state(g, &s);
     if (s.pause == PAUSE_KEEP)
         return 0;
-    *n_aborted = generations_abort_granted(g->app->generations);
+    *n_aborted = generations_abort_granted(g->cfg.generations, g->cfg.generate);
     return wait_idle(g, deadline_us, e);
 }
 
 static int put_away(struct gate *g, int level, unsigned tags, struct gate_slept *out, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(g->app->config->pin_timeout * 1000);
-    struct engine *en = g->app->engine;
+    uint64_t deadline_us = clock_after_us(g->cfg.sleep_timeout_us);
+    struct engine *en = g->cfg.engine;
 
     if (end_running(g, deadline_us, &out->n_aborted, e) != 0)
         return -1;
     if ((tags & GATE_WEIGHTS) != 0 &&
-        store_sleep(g->app->store, level, deadline_us, &out->weights, e) != 0)
+        store_sleep(g->cfg.store, level, deadline_us, &out->weights, e) != 0)
         return -1;
     if ((tags & GATE_KV) != 0 && en != NULL)
         return en->ops->kv_release(en, deadline_us, &out->nbytes_kv, e);
@@ -101,7 +100,7 @@ int gate_sleep(struct gate *g, int level, unsigned tags, struct gate_slept *out,
 
         gate_info(g, &now);
         if (now.pause == PAUSE_NONE)
-            admission_hold(g->app->generate, NULL);
+            admission_hold(g->cfg.generate, NULL);
         rc = put_away(g, level, tags, &slept, e);
         gate_doors(g);
     }
@@ -115,14 +114,14 @@ int gate_sleep(struct gate *g, int level, unsigned tags, struct gate_slept *out,
 
 int gate_wake(struct gate *g, unsigned tags, uint64_t *nbytes, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(g->app->config->pin_timeout * 1000), n = 0;
-    struct engine *en = g->app->engine;
+    uint64_t deadline_us = clock_after_us(g->cfg.sleep_timeout_us), n = 0;
+    struct engine *en = g->cfg.engine;
     int rc;
 
     gate_begin(g);
     rc = check(g, tags, CALL_WAKE_WEIGHTS, CALL_WAKE_KV, e);
     if (rc == 0 && (tags & GATE_WEIGHTS) != 0)
-        rc = store_wake(g->app->store, deadline_us, &n, e);
+        rc = store_wake(g->cfg.store, deadline_us, &n, e);
     if (rc == 0 && (tags & GATE_KV) != 0 && en != NULL)
         rc = en->ops->kv_restore(en, deadline_us, e);
     gate_end(g);

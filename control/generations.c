@@ -3,17 +3,15 @@
 #include "control/generations.h"
 
 #include "base/mtx.h"
-#include "handlers/generate/generation.h"
-#include "handlers/generate/generation_parse.h"
+#include "control/admission.h"
 
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct generations {
     struct mtx lock; /* rank MTX_GENERATIONS; guards down to the end */
-    struct generation *first;
+    struct generations_entry *first;
 };
 
 int generations_new(struct generations **out, struct err *e)
@@ -36,29 +34,30 @@ void generations_free(struct generations *gs)
     free(gs);
 }
 
-void generations_add(struct generations *gs, struct generation *g)
+void generations_add(struct generations *gs, struct generations_entry *g)
 {
     if (gs == NULL)
         return;
     mtx_lock(&gs->lock);
-    g->link.next = gs->first;
-    g->link.prev_next = &gs->first;
+    g->next = gs->first;
+    g->prev_next = &gs->first;
     if (gs->first != NULL)
-        gs->first->link.prev_next = &g->link.next;
+        gs->first->prev_next = &g->next;
     gs->first = g;
     mtx_unlock(&gs->lock);
 }
 
-void generations_remove(struct generations *gs, struct generation *g)
+void generations_remove(struct generations *gs, struct generations_entry *g)
 {
     if (gs == NULL)
         return;
     mtx_lock(&gs->lock);
-    if (g->link.prev_next != NULL) {
-        *g->link.prev_next = g->link.next;
-        if (g->link.next != NULL)
-            g->link.next->link.prev_next = g->link.prev_next;
-        g->link = (struct generations_link){0};
+    if (g->prev_next != NULL) {
+        *g->prev_next = g->next;
+        if (g->next != NULL)
+            g->next->prev_next = g->prev_next;
+        g->next = NULL;
+        g->prev_next = NULL;
     }
     mtx_unlock(&gs->lock);
 }
@@ -66,78 +65,6 @@ void generations_remove(struct generations *gs, struct generation *g)
 static int by_text(const void *x, const void *y)
 {
     return strcmp(*(const char *const *)x, *(const char *const *)y);
-}
-
-/* @ids  sorted: with many ids and many sequences, comparing each with each would hold the lock for
- * seconds */
-static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
-{
-    if (ids == NULL || id == NULL)
-        return ids == NULL;
-    return bsearch(&id, ids, n_ids, sizeof *ids, by_text) != NULL;
-}
-
-/* Aborts the sequences of prompt I for each id that goes on with "-I". */
-static uint32_t abort_prompt(struct generation *g, const char *rest)
-{
-    unsigned long prompt;
-    uint32_t n = 0;
-    char *end;
-
-    if (rest[0] != '-' || rest[1] < '0' || rest[1] > '9' || (rest[1] == '0' && rest[2] != '\0'))
-        return 0;
-    prompt = strtoul(rest + 1, &end, 10);
-    if (*end != '\0')
-        return 0;
-    for (unsigned long i = prompt < g->n_prompts ? prompt * g->params.n : g->n_seqs;
-         i < g->n_seqs && g->seqs[i].prompt == prompt; i++)
-        n += generation_abort_seq(g, (uint32_t)i) ? 1 : 0;
-    return n;
-}
-
-/* First of the sorted ids that is not before `text`. */
-static size_t lower_bound(const char *text, const char *const *ids, size_t n_ids)
-{
-    size_t low = 0, high = n_ids;
-
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-
-        if (strcmp(ids[middle], text) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* By vLLM's ids: PREFIX-ID of all, PREFIX-ID-I of prompt I. */
-static uint32_t abort_prompts(struct generation *g, const char *const *ids, size_t n_ids)
-{
-    char id[GENERATION_REQUEST_ID_MAX + 64];
-    uint32_t n = 0;
-    size_t len;
-
-    if (g->id_prefix == NULL || g->request_id == NULL || ids == NULL)
-        return 0;
-    (void)snprintf(id, sizeof id, "%s%s", g->id_prefix, g->request_id);
-    if (is_one_of(id, ids, n_ids))
-        return generation_abort(g) ? 1 : 0;
-    len = strlen(id);
-    for (size_t i = lower_bound(id, ids, n_ids); i < n_ids && strncmp(ids[i], id, len) == 0; i++)
-        n += abort_prompt(g, ids[i] + len);
-    return n;
-}
-
-/* Of the sequences that have names of their own. */
-static uint32_t abort_seqs(struct generation *g, const char *const *ids, size_t n_ids)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; g->seq_ids != NULL && i < g->n_seqs; i++)
-        if (is_one_of(g->seq_ids[i], ids, n_ids))
-            n += generation_abort_seq(g, i) ? 1 : 0;
-    return n;
 }
 
 uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids)
@@ -149,25 +76,22 @@ uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_id
     if (ids != NULL)
         qsort(ids, n_ids, sizeof *ids, by_text);
     mtx_lock(&gs->lock);
-    for (struct generation *g = gs->first; g != NULL; g = g->link.next)
-        if (is_one_of(g->request_id, ids, n_ids))
-            n += generation_abort(g) ? 1 : 0;
-        else
-            n += abort_seqs(g, ids, n_ids) + abort_prompts(g, ids, n_ids);
+    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
+        n += ids != NULL ? g->ops->abort_named(g->arg, ids, n_ids) : g->ops->abort(g->arg) ? 1 : 0;
     mtx_unlock(&gs->lock);
     return n;
 }
 
-uint32_t generations_abort_granted(struct generations *gs)
+uint32_t generations_abort_granted(struct generations *gs, struct admission *a)
 {
     uint32_t n = 0;
 
     if (gs == NULL)
         return 0;
     mtx_lock(&gs->lock);
-    for (struct generation *g = gs->first; g != NULL; g = g->link.next)
-        if (admission_is_granted(g->app->generate, &g->ticket))
-            n += generation_abort(g) ? 1 : 0;
+    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
+        if (admission_is_granted(a, g->ticket))
+            n += g->ops->abort(g->arg) ? 1 : 0;
     mtx_unlock(&gs->lock);
     return n;
 }
@@ -177,7 +101,7 @@ void generations_cut(struct generations *gs)
     if (gs == NULL)
         return;
     mtx_lock(&gs->lock);
-    for (struct generation *g = gs->first; g != NULL; g = g->link.next)
-        generation_cut(g);
+    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
+        g->ops->cut(g->arg);
     mtx_unlock(&gs->lock);
 }

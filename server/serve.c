@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/mtx.h"
 #include "base/net/cidr.h"
 #include "base/workers.h"
 #include "control/admission.h"
@@ -32,6 +31,7 @@
 #include "memory/device.h"
 #include "memory/device_list.h"
 #include "server/config/config.h"
+#include "server/first_push.h"
 #include "server/model_dir.h"
 #include "server/serve_fleet.h"
 #include "server/serve_listen.h"
@@ -332,6 +332,16 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
 /* What stands between requests and an engine of our own. */
 static int build_gate(struct house *h, const struct config *c, struct err *e)
 {
+    struct gate_cfg cfg = {
+        .life = &h->life,
+        .store = h->app.store,
+        .updates = h->app.updates,
+        .leases = h->app.leases,
+        .engine = h->app.engine,
+        .generations = h->app.generations,
+        .sleep_timeout_us = c->pin_timeout * 1000,
+    };
+
     if (admission_new(&h->app.generate, "generate", c->generate_concurrency, c->generate_queue,
                       e) != 0 ||
         admission_new(&h->app.detokenize, "detokenize", c->detokenize_concurrency,
@@ -339,7 +349,8 @@ static int build_gate(struct house *h, const struct config *c, struct err *e)
         admission_new(&h->app.prompts, "completions", c->detokenize_concurrency,
                       c->generate_queue + c->generate_concurrency, e) != 0)
         return -1;
-    return gate_new(&h->app.gate, &h->app, e);
+    cfg.generate = h->app.generate;
+    return gate_new(&h->app.gate, &cfg, e);
 }
 
 /* Did SIGTERM or SIGINT come within this time? */
@@ -380,27 +391,6 @@ static void wait_for_end(struct house *h)
             read_again(h);
 }
 
-/* The first weights on their way in: main waits for the worker. */
-struct first_push {
-    struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
-    struct cnd done;
-    bool ended;
-    struct err error;
-    uint64_t serial;
-};
-
-static void first_done(void *arg, const struct update_info *info, const struct err *e)
-{
-    struct first_push *p = arg;
-
-    mtx_lock(&p->lock);
-    p->ended = true;
-    p->error = *e;
-    p->serial = info->serial;
-    cnd_signal(&p->done);
-    mtx_unlock(&p->lock);
-}
-
 static const char *first_label(const struct house *h, const struct config *c)
 {
     if (c->weight_version != NULL)
@@ -408,8 +398,7 @@ static const char *first_label(const struct house *h, const struct config *c)
     return h->first_weights.weight_version != NULL ? h->first_weights.weight_version : "initial";
 }
 
-static struct update_chunk *first_chunk(struct house *h, const struct config *c,
-                                        struct first_push *p, struct err *e)
+static struct update_chunk *first_chunk(struct house *h, const struct config *c, struct err *e)
 {
     struct update_chunk *chunk = calloc(1, sizeof *chunk);
 
@@ -423,60 +412,22 @@ static struct update_chunk *first_chunk(struct house *h, const struct config *c,
     chunk->checksums = h->first_weights.checksums;
     chunk->has_checksum = h->first_weights.has_checksum;
     (void)snprintf(chunk->label, sizeof chunk->label, "%s", first_label(h, c));
-    chunk->done = first_done;
-    chunk->done_arg = p;
     h->first = NULL;
     h->first_weights.checksums = NULL;
     h->first_weights.has_checksum = NULL;
     return chunk;
 }
 
-/* Until the worker has answered (bounded by --update-timeout); a signal makes it answer at once. */
-static void await_first(struct house *h, struct first_push *p)
-{
-    enum { POLL_US = 100000 };
-
-    mtx_lock(&p->lock);
-    while (!p->ended) {
-        if (cnd_wait(&p->done, &p->lock, clock_after_us(POLL_US)))
-            continue;
-        mtx_unlock(&p->lock);
-        if (ended_within(1)) {
-            updates_stop(h->app.updates);
-            (void)kill(getpid(), SIGTERM); /* for wait_for_end, if they were in before it came */
-        }
-        mtx_lock(&p->lock);
-    }
-    mtx_unlock(&p->lock);
-}
-
 static int push_first(struct house *h, const struct config *c, struct err *e)
 {
-    struct first_push p = {0};
     struct update_chunk *chunk;
-    int rc;
 
     if (h->first == NULL) {
         log_line(LOG_WARN, "weights.unsynced", "no weights to start with; waiting for an update");
         return 0;
     }
-    chunk = first_chunk(h, c, &p, e);
-    if (chunk == NULL)
-        return -1;
-    mtx_init(&p.lock, MTX_LEAF);
-    cnd_init(&p.done);
-    rc = updates_submit(h->app.updates, chunk, e);
-    if (rc != 0)
-        update_chunk_free(chunk);
-    else
-        await_first(h, &p);
-    cnd_fini(&p.done);
-    mtx_fini(&p.lock);
-    if (rc == 0 && p.error.code != ERR_NONE) {
-        *e = p.error;
-        rc = -1;
-    }
-    return rc;
+    chunk = first_chunk(h, c, e);
+    return chunk != NULL ? first_push(h->app.updates, chunk, ended_within, e) : -1;
 }
 
 /* Requests name absolute paths; a root given as "./checkpoints" or through a link means the

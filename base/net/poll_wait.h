@@ -3,7 +3,7 @@
 #define BATON_BASE_NET_POLL_WAIT_H
 
 #include "base/err.h"
-#include "weights/source.h"
+#include "base/progress.h"
 
 #include <stdint.h>
 

@@ -10,7 +10,7 @@
 #define BATON_BASE_NET_RESOLVE_H
 
 #include "base/err.h"
-#include "weights/source.h"
+#include "base/progress.h"
 
 #include <stdint.h>
 #include <sys/socket.h>

@@ -4,7 +4,7 @@
 
 #include "base/err.h"
 #include "base/net/cidr.h"
-#include "weights/source.h"
+#include "base/progress.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -72,7 +72,7 @@ void generation_unref(struct generation *g)
     mtx_unlock(&g->lock);
     if (!last)
         return;
-    generations_remove(g->app->generations, g);
+    generations_remove(g->app->generations, &g->entry);
     g->ops->free(g);
 }
 
@@ -625,8 +625,10 @@ bool generation_abort(struct generation *g)
     return true;
 }
 
-void generation_cut(struct generation *g)
+/* Its stream is cut if its client is behind. */
+static void generation_cut(void *arg)
 {
+    struct generation *g = arg;
     bool behind;
 
     mtx_lock(&g->lock);
@@ -665,6 +667,14 @@ static void generation_granted(void *arg)
         generation_start(g);
 }
 
+static bool entry_abort(void *arg)
+{
+    return generation_abort(arg);
+}
+
+static const struct generations_ops entry_ops = {
+    .abort = entry_abort, .abort_named = generation_abort_named, .cut = generation_cut};
+
 void generation_enter(struct generation *g)
 {
     struct err e = {0};
@@ -683,7 +693,8 @@ void generation_enter(struct generation *g)
     }
     generation_ref(g); /* granted, it may end before we are back */
     g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
-    generations_add(g->app->generations, g);
+    g->entry = (struct generations_entry){.ops = &entry_ops, .arg = g, .ticket = &g->ticket};
+    generations_add(g->app->generations, &g->entry);
     if (admission_enter(g->app->generate, &g->ticket, &e) != 0) {
         generation_fail(g, &e);
         generation_unref(g);

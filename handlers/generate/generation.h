@@ -91,7 +91,7 @@ struct generation {
     struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
     uint32_t n_seqs;
 
-    struct generations_link link; /* of app->generations */
+    struct generations_entry entry; /* of app->generations */
 
     /* Immutable once entered. */
     struct app *app;
@@ -182,11 +182,11 @@ void generation_cancel(struct generation *g);
  * to it that it is not freed. */
 bool generation_abort(struct generation *g);
 
-/* generation_cut - wait no longer for a client that is behind: its stream is cut. As above. */
-void generation_cut(struct generation *g);
-
 /* generation_abort_seq - the same for one sequence; while its request queues, it queues on. */
 bool generation_abort_seq(struct generation *g, uint32_t i);
+
+/* generation_abort_named - abort_named of struct generations_ops. */
+uint32_t generation_abort_named(void *arg, const char *const *ids, size_t n_ids);
 
 /* generation_model - what the reply calls the model: the name that the request used. */
 const char *generation_model(const struct generation *g);

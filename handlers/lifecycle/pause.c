@@ -3,11 +3,11 @@
 
 #include "base/clock.h"
 #include "control/gate.h"
-#include "control/gate_json.h"
 #include "control/generations.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate_json.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>

@@ -1,10 +1,9 @@
-/* sleep and wake, and the gate as JSON. */
-#include "base/clock.h"
+/* sleep and wake. */
 #include "control/gate.h"
-#include "control/gate_json.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/gate_json.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -12,34 +11,6 @@
 
 const char *const sleep_members[] = {"level", "tags", NULL};
 const char *const wake_members[] = {"tags", NULL};
-
-json_t *gate_pause_json(const struct gate_info *info)
-{
-    json_t *until = json_null();
-
-    if (info->lease_left_us != CLOCK_NEVER)
-        until = json_integer(clock_wall_s() + (json_int_t)(info->lease_left_us / 1000000));
-    return json_pack(
-        "{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
-        info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause), "new_requests",
-        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "holder",
-        info->holder, "since", (json_int_t)info->since_wall_s, "held_s",
-        (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
-        info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until, "epoch",
-        (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted, "running",
-        (json_int_t)info->n_running, "waiting", (json_int_t)info->n_waiting);
-}
-
-json_t *gate_sleep_json(struct gate *g)
-{
-    struct lifecycle_state s;
-
-    gate_state(g, &s);
-    return json_pack("{s:b, s:s, s:s}", "asleep",
-                     s.weights == WEIGHTS_ASLEEP || s.weights == WEIGHTS_DROPPED || s.kv_released,
-                     "weights", lifecycle_weights_name(s.weights), "kv_cache",
-                     s.kv_released ? "released" : "present");
-}
 
 /* None: all. What was captured for graphs is a tag of other servers; there is nothing of it here,
  * so that alone it is *out = 0. */

@@ -1,4 +1,4 @@
-/* handlers/gate: pauses that are replaced, refused, given up or end by themselves, over an engine
+/* control/gate: pauses that are replaced, refused, given up or end by themselves, over an engine
  * that freezes when the test lets it. */
 #include "tests/unit/weights_fixture.h"
 
@@ -7,8 +7,6 @@
 #include "control/generations.h"
 #include "control/life.h"
 #include "engine/engine.h"
-#include "handlers/app.h"
-#include "server/config/config.h"
 
 #include <unistd.h>
 
@@ -27,8 +25,7 @@ struct still {
 struct bed {
     struct still still;
     struct life life;
-    struct config config;
-    struct app app;
+    struct gate_cfg cfg;
     struct gate *gate;
     struct ticket running; /* a generation's permit */
     bool holds;
@@ -112,21 +109,21 @@ static void bed_open(struct bed *b)
     b->still.engine.ops = &ops;
     life_init(&b->life);
     life_set(&b->life, LIFE_SERVING);
-    b->config.pin_timeout = 60000;
-    b->app = (struct app){.life = &b->life, .config = &b->config, .engine = &b->still.engine};
-    assert_int_equal(store_new(&b->app.store, &store_cfg, &e), 0);
-    assert_int_equal(admission_new(&b->app.generate, "generate", 4, 4, &e), 0);
-    assert_int_equal(generations_new(&b->app.generations, &e), 0);
-    assert_int_equal(gate_new(&b->gate, &b->app, &e), 0);
+    b->cfg = (struct gate_cfg){
+        .life = &b->life, .engine = &b->still.engine, .sleep_timeout_us = 60000000};
+    assert_int_equal(store_new(&b->cfg.store, &store_cfg, &e), 0);
+    assert_int_equal(admission_new(&b->cfg.generate, "generate", 4, 4, &e), 0);
+    assert_int_equal(generations_new(&b->cfg.generations, &e), 0);
+    assert_int_equal(gate_new(&b->gate, &b->cfg, &e), 0);
     b->running = (struct ticket){.granted = granted, .arg = b};
 }
 
 static void bed_close(struct bed *b)
 {
     gate_free(b->gate);
-    generations_free(b->app.generations);
-    admission_free(b->app.generate);
-    store_free(b->app.store);
+    generations_free(b->cfg.generations);
+    admission_free(b->cfg.generate);
+    store_free(b->cfg.store);
 }
 
 static void run_one(struct bed *b)
@@ -134,13 +131,13 @@ static void run_one(struct bed *b)
     struct err e = {0};
 
     b->holds = false;
-    assert_int_equal(admission_enter(b->app.generate, &b->running, &e), 0);
+    assert_int_equal(admission_enter(b->cfg.generate, &b->running, &e), 0);
     assert_true(b->holds);
 }
 
 static void end_one(struct bed *b)
 {
-    admission_leave(b->app.generate, &b->running);
+    admission_leave(b->cfg.generate, &b->running);
 }
 
 static void asker_done(struct gate_wait *w, const struct gate_info *info, const struct err *e)
@@ -575,7 +572,7 @@ static void come_meanwhile(void *arg)
     struct bed *b = arg;
     struct err e = {0};
 
-    assert_int_equal(admission_enter(b->app.generate, &b->running, &e), 0);
+    assert_int_equal(admission_enter(b->cfg.generate, &b->running, &e), 0);
     assert_false(b->holds);
 }
 

@@ -1,6 +1,6 @@
 /* The gate as JSON, for replies and the status. */
-#ifndef BATON_CONTROL_GATE_JSON_H
-#define BATON_CONTROL_GATE_JSON_H
+#ifndef BATON_HANDLERS_GATE_JSON_H
+#define BATON_HANDLERS_GATE_JSON_H
 
 #include "control/gate.h"
 
