@@ -185,19 +185,19 @@ int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab 
     return 0;
 }
 
-void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
+void staging_views(struct staging *g, uint32_t place, const struct dst_slot *dst_slots, size_t n,
                    struct slab *slab, uint64_t addr)
 {
     struct view *views = version_view(g->next, place, 0);
     bool *arrived = arrived_at(g, place, 0);
 
     for (size_t i = 0; i < n; i++) {
-        uint32_t index = landings[i].index;
+        uint32_t index = dst_slots[i].index;
 
         assert(index < g->next->n_tensors && !arrived[index]);
         arrived[index] = true;
         count_arrival(g, place, index);
-        views[index].addr = addr + landings[i].offset;
+        views[index].addr = addr + dst_slots[i].offset;
         views[index].slab = slab;
     }
     slab_ref_many(slab, n);

@@ -141,7 +141,7 @@ void store_free(struct store *s)
     assert(s->retired == NULL);
     assert(s->current == NULL || (s->current->refs == 1 && s->n_live == 1));
     version_free(s->current);
-    bed_fini(&s->bed);
+    host_backup_fini(&s->host_backup);
     if (s->n_places == 0 || !store_has_host(s))
         slab_pool_free(s->scratch);
     for (uint32_t p = 0; p < s->n_places; p++)

@@ -143,7 +143,7 @@ int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab 
                  uint64_t addr, struct err *e);
 
 /* Where a tensor of the manifest lies in a room, and as part of what it came. */
-struct landing {
+struct dst_slot {
     uint32_t index; /* of the tensor */
     uint32_t part;  /* the caller's; not looked at here */
     uint64_t offset;
@@ -151,7 +151,7 @@ struct landing {
 
 /* staging_views - staging_view of many that lie in one slab, `offset` behind `addr` each. None may
  * have arrived in the place, and each is to be aligned for its dtype. */
-void staging_views(struct staging *g, uint32_t place, const struct landing *landings, size_t n,
+void staging_views(struct staging *g, uint32_t place, const struct dst_slot *dst_slots, size_t n,
                    struct slab *slab, uint64_t addr);
 
 bool staging_has(const struct staging *g, uint32_t place, uint32_t index);

@@ -37,7 +37,7 @@ struct place {
 };
 
 /* Where the weights of a sleeping store lie in host memory, if the store has no place there. */
-struct bed {
+struct host_backup {
     struct slab *slab;  /* counted */
     uint64_t *offsets;  /* owned; [n_tensors] */
 };
@@ -50,7 +50,7 @@ struct store {
     struct version_owned *retired; /* owned: without readers, to be freed by store_reap */
     uint32_t n_live;               /* versions not freed yet; the staging is not one */
     bool staging_open;             /* or a sleep or wake is under way */
-    struct bed bed;                /* of whoever has staging_open */
+    struct host_backup host_backup; /* of whoever has staging_open */
     uint64_t serial; /* of the last commit */
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
@@ -109,7 +109,7 @@ int store_reserve_whole(const struct store *s, uint32_t place, struct err *e);
  * or the deadline is over. */
 bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
 
-void bed_fini(struct bed *b); /* accepts a zeroed one */
+void host_backup_fini(struct host_backup *b); /* accepts a zeroed one */
 
 /* Drops one reference; the last one frees the version, outside the lock. */
 void store_version_drop(struct store *s, struct version_owned *v);

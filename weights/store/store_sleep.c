@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-void bed_fini(struct bed *b)
+void host_backup_fini(struct host_backup *b)
 {
     slab_unref(b->slab);
     free(b->offsets);
-    *b = (struct bed){0};
+    *b = (struct host_backup){0};
 }
 
 static uint64_t aligned(uint64_t offset)
@@ -54,8 +54,8 @@ static int wait_batch(struct device_batch *b, struct err *e)
 }
 
 /* What place `p` is the first to have. */
-static int lay_down_place(const struct store *s, const struct version_owned *v, struct bed *bed,
-                          uint32_t p, struct err *e)
+static int host_backup_make_place(const struct store *s, const struct version_owned *v,
+                                  struct host_backup *host_backup, uint32_t p, struct err *e)
 {
     struct device_batch *b;
     int rc = 0;
@@ -64,7 +64,7 @@ static int lay_down_place(const struct store *s, const struct version_owned *v, 
         return -1;
     for (uint32_t i = 0; i < v->n_tensors && rc == 0; i++)
         if (nbytes_of(s, i) > 0 && first_place(v, i) == p)
-            rc = device_batch_to_host(b, (char *)bed->slab->base + bed->offsets[i],
+            rc = device_batch_to_host(b, (char *)host_backup->slab->base + host_backup->offsets[i],
                                       version_view(v, p, i)->addr, nbytes_of(s, i), e);
     if (rc == 0)
         rc = wait_batch(b, e);
@@ -73,28 +73,29 @@ static int lay_down_place(const struct store *s, const struct version_owned *v, 
 }
 
 /* A store that keeps nothing in host memory copies what lies on its GPUs there. */
-static int lay_down(struct store *s, const struct version_owned *v, struct bed *out, struct err *e)
+static int host_backup_make(struct store *s, const struct version_owned *v, struct host_backup *out,
+                            struct err *e)
 {
-    struct bed bed = {.offsets = calloc(v->n_tensors, sizeof *bed.offsets)};
+    struct host_backup host_backup = {.offsets = calloc(v->n_tensors, sizeof *host_backup.offsets)};
     uint64_t nbytes = 0;
     int rc = 0;
 
-    if (bed.offsets == NULL)
+    if (host_backup.offsets == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a list of %u tensors", v->n_tensors);
     for (uint32_t i = 0; i < v->n_tensors; i++) {
-        bed.offsets[i] = nbytes;
+        host_backup.offsets[i] = nbytes;
         nbytes = aligned(nbytes + nbytes_of(s, i));
     }
     if (slab_pool_check(s->scratch, nbytes, e) != 0 ||
-        slab_new(&bed.slab, s->scratch, nbytes, e) != 0)
+        slab_new(&host_backup.slab, s->scratch, nbytes, e) != 0)
         rc = -1;
     for (uint32_t p = 0; p < s->n_places && rc == 0; p++)
-        rc = lay_down_place(s, v, &bed, p, e);
+        rc = host_backup_make_place(s, v, &host_backup, p, e);
     if (rc != 0) {
-        bed_fini(&bed);
+        host_backup_fini(&host_backup);
         return -1;
     }
-    *out = bed;
+    *out = host_backup;
     return 0;
 }
 
@@ -194,7 +195,7 @@ static void end_sleep(struct store *s, enum store_state state)
     mtx_unlock(&s->lock);
     store_version_drop(s, old);
     if (state == STORE_DROPPED)
-        bed_fini(&s->bed);
+        host_backup_fini(&s->host_backup);
     if (state != STORE_READY)
         trim(s);
     mtx_lock(&s->lock);
@@ -207,7 +208,7 @@ static void end_sleep(struct store *s, enum store_state state)
 /* Level 1, with weights that are awake. */
 static int lie_down(struct store *s, struct err *e)
 {
-    if (!store_has_host(s) && lay_down(s, s->current, &s->bed, e) != 0)
+    if (!store_has_host(s) && host_backup_make(s, s->current, &s->host_backup, e) != 0)
         return -1;
     leave_devices(s, s->current);
     return 0;
@@ -246,7 +247,7 @@ static const void *kept_at(const struct store *s, const struct version_owned *v,
 {
     if (store_has_host(s))
         return version_view(v, store_host_place(s), index)->data;
-    return (const char *)s->bed.slab->base + s->bed.offsets[index];
+    return (const char *)s->host_backup.slab->base + s->host_backup.offsets[index];
 }
 
 static int new_slab(struct slab_pool *pool, uint64_t nbytes, struct slab **out, struct err *e)
@@ -328,7 +329,7 @@ static int get_up(struct store *s, uint64_t *nbytes, struct err *e)
     }
     if (rc != 0)
         return -1;
-    bed_fini(&s->bed);
+    host_backup_fini(&s->host_backup);
     /* What was summed before it slept says nothing about what came back. */
     for (uint32_t i = 0; i < v->n_tensors; i++)
         atomic_store_explicit(&v->sums[i].state, SUM_EMPTY, memory_order_relaxed);

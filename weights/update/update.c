@@ -273,7 +273,7 @@ void update_check_job_room(struct updates *u, const struct store_info *base,
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
         const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
 
-        if (l != NULL && l->n_landings > 0)
+        if (l != NULL && l->n_dst_slots > 0)
             (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
     }
     forgive_room(base, freeing, e);

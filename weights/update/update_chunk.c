@@ -21,7 +21,8 @@ int stop_check(const struct progress *p, struct err *e)
     return err_set(e, ERR_CONFLICT, "", "the update was aborted while its bytes arrived");
 }
 
-uint64_t spot_target(const struct fill *f, struct spot at, const struct part *part, uint32_t k)
+uint64_t dst_region_target(const struct fill *f, struct dst_region at, const struct part *part,
+                           uint32_t k)
 {
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
@@ -150,8 +151,8 @@ static int choose_mirrors(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        for (size_t i = 0; rank->plan != NULL && i < rank->layout->n_landings; i++) {
-            uint32_t index = rank->layout->landings[i].index;
+        for (size_t i = 0; rank->plan != NULL && i < rank->layout->n_dst_slots; i++) {
+            uint32_t index = rank->layout->dst_slots[i].index;
 
             if (f->mirrors[index] != MIRRORS_NONE)
                 continue;
@@ -218,7 +219,7 @@ static int rooms_take_once(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        if (rank->plan == NULL || rank->layout->n_landings == 0)
+        if (rank->plan == NULL || rank->layout->n_dst_slots == 0)
             continue;
         if (staging_room(f->staging, r, rank->layout->nbytes_kept, &rank->room, e) != 0 ||
             (rank->mirrored && staging_room(f->staging, store_host_place(f->store),
@@ -263,9 +264,9 @@ static int fill_release(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         device_batch_free(f->ranks[r].batch);
         f->ranks[r].batch = NULL;
-        for (uint32_t k = 0; k < LANES_MAX; k++) {
-            device_batch_free(f->ranks[r].lanes[k].batch);
-            f->ranks[r].lanes[k].batch = NULL;
+        for (uint32_t k = 0; k < BOUNCES_MAX; k++) {
+            device_batch_free(f->ranks[r].bounces[k].batch);
+            f->ranks[r].bounces[k].batch = NULL;
         }
     }
     if (f->joined)
@@ -330,7 +331,8 @@ bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index)
 }
 
 /* Claims were taken for all of these, so none can have arrived before. */
-static void register_landings(struct fill *f, struct spot at, const struct landing *l, size_t n)
+static void register_dst_slots(struct fill *f, struct dst_region at, const struct dst_slot *l,
+                               size_t n)
 {
     staging_views(f->staging, at.place, l, n, at.room->slab, at.room->slab->addr + at.room->offset);
 }
@@ -339,12 +341,13 @@ static void register_rank(struct fill *f, uint32_t rank)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    if (r->plan == NULL || r->layout->n_landings == 0)
+    if (r->plan == NULL || r->layout->n_dst_slots == 0)
         return;
-    register_landings(f, spot_of_rank(f, rank), r->layout->landings, r->layout->n_landings);
-    for (size_t i = 0; r->mirrored && i < r->layout->n_landings; i++)
-        if (fill_mirrors(f, rank, r->layout->landings[i].index))
-            register_landings(f, spot_of_mirror(f, rank), &r->layout->landings[i], 1);
+    register_dst_slots(f, dst_region_of_rank(f, rank), r->layout->dst_slots,
+                       r->layout->n_dst_slots);
+    for (size_t i = 0; r->mirrored && i < r->layout->n_dst_slots; i++)
+        if (fill_mirrors(f, rank, r->layout->dst_slots[i].index))
+            register_dst_slots(f, dst_region_of_mirror(f, rank), &r->layout->dst_slots[i], 1);
 }
 
 static int check_client(const struct fill *f, struct err *e)

@@ -8,8 +8,8 @@
 
 /* Received buckets that do not come to lie where they stay pass through two of these in turn: one
  * is emptied while the other one is filled. */
-enum { LANES_MAX = 2, LANE_NONE = LANES_MAX };
-struct lane {
+enum { BOUNCES_MAX = 2, BOUNCE_NONE = BOUNCES_MAX };
+struct bounce_buffer {
     struct slab *slab;          /* counted; of the rank's place; NULL: none is needed */
     struct device_batch *batch; /* owned; what empties it */
 };
@@ -30,18 +30,18 @@ struct rank_fill {
     uint32_t next;              /* the first tensor of which nothing is queued */
 
     /* Received chunks. */
-    struct lane lanes[LANES_MAX];
-    uint32_t n_lanes;        /* so many there are */
-    uint32_t lane_posted;    /* the one that a bucket was posted to last */
-    uint32_t n_lanes_posted; /* so many that have not come: posted in turn, and come in turn */
-    uint32_t lane, bucket;   /* of the bucket that came last: its lane, or LANE_NONE if it stays
-                                where it is; its first tensor */
+    struct bounce_buffer bounces[BOUNCES_MAX];
+    uint32_t n_bounces;        /* so many there are */
+    uint32_t bounce_posted;    /* the one that a bucket was posted to last */
+    uint32_t n_bounces_posted; /* so many that have not come: posted in turn, and come in turn */
+    uint32_t bounce, bucket;   /* of the bucket that came last: its bounce buffer, or BOUNCE_NONE if
+                                it stays where it is; its first tensor */
 };
 
 /* A bucket that has been posted and has not come. */
 struct posted {
     uint32_t first, n;
-    uint8_t lanes[STORE_DEVICES_MAX]; /* of each rank; LANE_NONE: it comes to where it stays */
+    uint8_t bounces[STORE_DEVICES_MAX]; /* of each rank; BOUNCE_NONE: it comes to where it stays */
 };
 
 enum { MIRRORS_NONE = STORE_DEVICES_MAX };
@@ -74,23 +74,24 @@ struct fill {
 };
 
 /* A room in a place: where targets lie. */
-struct spot {
+struct dst_region {
     uint32_t place;
     const struct staging_room *room;
 };
 
-static inline struct spot spot_of_rank(const struct fill *f, uint32_t rank)
+static inline struct dst_region dst_region_of_rank(const struct fill *f, uint32_t rank)
 {
-    return (struct spot){rank, &f->ranks[rank].room};
+    return (struct dst_region){rank, &f->ranks[rank].room};
 }
 
-static inline struct spot spot_of_mirror(const struct fill *f, uint32_t rank)
+static inline struct dst_region dst_region_of_mirror(const struct fill *f, uint32_t rank)
 {
-    return (struct spot){store_host_place(f->store), &f->ranks[rank].mirror};
+    return (struct dst_region){store_host_place(f->store), &f->ranks[rank].mirror};
 }
 
 /* Where target k of a part will lie. */
-uint64_t spot_target(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
+uint64_t dst_region_target(const struct fill *f, struct dst_region at, const struct part *part,
+                           uint32_t k);
 
 /* Does the host's copy take target `index` from this rank? The first that brings it gives it. */
 bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index);
@@ -164,7 +165,8 @@ struct end {
 /* Where tensor i of a rank came. */
 typedef struct end came_fn(const struct fill *f, uint32_t rank, uint32_t i);
 
-struct end spot_end(const struct fill *f, struct spot at, const struct part *part, uint32_t k);
+struct end dst_region_end(const struct fill *f, struct dst_region at, const struct part *part,
+                          uint32_t k);
 
 /* Where all of a span lies back to back on its rank, as it comes; or 0. */
 uint64_t span_place(const struct fill *f, struct span span);

@@ -48,9 +48,10 @@ static int piece_join(struct pieces *p, struct end src, struct end dst, uint64_t
     return piece_push(p, (struct device_piece){src.addr, dst.addr, nbytes, DTYPE_NONE}, e);
 }
 
-struct end spot_end(const struct fill *f, struct spot at, const struct part *part, uint32_t k)
+struct end dst_region_end(const struct fill *f, struct dst_region at, const struct part *part,
+                          uint32_t k)
 {
-    return (struct end){spot_target(f, at, part, k), (uint64_t)(uintptr_t)at.room->slab};
+    return (struct end){dst_region_target(f, at, part, k), (uint64_t)(uintptr_t)at.room->slab};
 }
 
 static uint64_t staged_place(const struct fill *f, uint32_t rank, uint32_t i)
@@ -79,7 +80,8 @@ static int join_part(const struct fill *f, uint32_t rank, uint32_t i, struct end
     for (uint32_t k = 0; k < n; k++) {
         uint64_t nbytes = target_spec(f, targets[k])->nbytes;
 
-        if (piece_join(p, src, spot_end(f, spot_of_rank(f, rank), part, k), nbytes, e) != 0)
+        if (piece_join(p, src, dst_region_end(f, dst_region_of_rank(f, rank), part, k), nbytes,
+                       e) != 0)
             return -1;
         src.addr += nbytes;
     }
@@ -141,8 +143,8 @@ static int join_mirror(const struct fill *f, uint32_t rank, uint32_t i, struct p
 
     for (uint32_t k = 0; k < n && part->how == PART_DIRECT; k++)
         if (fill_mirrors(f, rank, targets[k]) &&
-            piece_join(p, spot_end(f, spot_of_rank(f, rank), part, k),
-                       spot_end(f, spot_of_mirror(f, rank), part, k),
+            piece_join(p, dst_region_end(f, dst_region_of_rank(f, rank), part, k),
+                       dst_region_end(f, dst_region_of_mirror(f, rank), part, k),
                        target_spec(f, targets[k])->nbytes, e) != 0)
             return -1;
     return 0;

@@ -21,9 +21,10 @@ static const struct rank_fill *common(const struct fill *f)
 }
 
 /* Where the host's copy is, if there is one. */
-static struct spot host_spot(const struct fill *f)
+static struct dst_region host_dst_region(const struct fill *f)
 {
-    return store_device(f->store, 0) == NULL ? spot_of_rank(f, 0) : spot_of_mirror(f, 0);
+    return store_device(f->store, 0) == NULL ? dst_region_of_rank(f, 0)
+                                             : dst_region_of_mirror(f, 0);
 }
 
 /* Fills [first, first + n) at dst and verifies them there. */
@@ -78,7 +79,7 @@ static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n
         const uint32_t *targets = match_targets(&part->match, &n_targets);
 
         for (uint32_t k = 0; k < n_targets; k++) {
-            uint64_t to = spot_target(f, spot_of_rank(f, rank), part, k);
+            uint64_t to = dst_region_target(f, dst_region_of_rank(f, rank), part, k);
 
             if (to != u.to + u.nbytes && upload_flush(f, rank, &u, e) != 0)
                 return -1;
@@ -108,7 +109,7 @@ static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
     uint32_t i = first + 1;
 
     while (i < r->plan->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
-           spot_target(f, host_spot(f), &r->layout->parts[i], 0) == end) {
+           dst_region_target(f, host_dst_region(f), &r->layout->parts[i], 0) == end) {
         end += r->plan->tensors[i].nbytes;
         i++;
     }
@@ -177,8 +178,9 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
     }
     nbytes_to = 0;
     for (uint32_t k = 0; k < n && store_has_host(f->store); k++) {
-        if (place_write(f->store, store_host_place(f->store), spot_target(f, host_spot(f), part, k),
-                        (char *)to + nbytes_to, target_spec(f, targets[k])->nbytes, e) != 0)
+        if (place_write(f->store, store_host_place(f->store),
+                        dst_region_target(f, host_dst_region(f), part, k), (char *)to + nbytes_to,
+                        target_spec(f, targets[k])->nbytes, e) != 0)
             return -1;
         nbytes_to += target_spec(f, targets[k])->nbytes;
     }
@@ -224,7 +226,7 @@ static int fill_parts(struct fill *f, struct err *e)
         if (part->how == PART_TIED)
             rc = fill_tied(f, i, e);
         else if (direct && has_host)
-            rc = fill_in_copy(f, i, spot_target(f, host_spot(f), part, 0), &n, e);
+            rc = fill_in_copy(f, i, dst_region_target(f, host_dst_region(f), part, 0), &n, e);
         else if (direct)
             rc = fill_bounced(f, i, &n, e);
         else

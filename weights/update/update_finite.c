@@ -217,7 +217,7 @@ int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e
         uint64_t nbytes = target_spec(f, targets[k])->nbytes;
 
         if (place_read(f->store, rank, (char *)bytes + at,
-                       spot_target(f, spot_of_rank(f, rank), part, k), nbytes, e) != 0)
+                       dst_region_target(f, dst_region_of_rank(f, rank), part, k), nbytes, e) != 0)
             return -1;
         at += nbytes;
     }

@@ -49,7 +49,7 @@ static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
         part->n_breaks++;
         return;
     }
-    l->n_landings += n;
+    l->n_dst_slots += n;
     if (!behind || l->nbytes_kept % dtype_nbytes(t->dtype) != 0)
         l->nbytes_kept = (l->nbytes_kept + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
     part->offset = l->nbytes_kept;
@@ -61,23 +61,23 @@ static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
 }
 
 /* Once all parts have their places. */
-static int landings_make(struct layout *l, const struct manifest *m, uint32_t n_parts)
+static int dst_slots_make(struct layout *l, const struct manifest *m, uint32_t n_parts)
 {
-    struct landing *at;
+    struct dst_slot *at;
 
-    if (l->n_landings == 0)
+    if (l->n_dst_slots == 0)
         return 0;
-    l->landings = calloc(l->n_landings, sizeof *l->landings);
-    if (l->landings == NULL)
+    l->dst_slots = calloc(l->n_dst_slots, sizeof *l->dst_slots);
+    if (l->dst_slots == NULL)
         return -1;
-    at = l->landings;
+    at = l->dst_slots;
     for (uint32_t i = 0; i < n_parts; i++) {
         uint64_t offset = l->parts[i].offset;
         uint32_t n;
         const uint32_t *targets = match_targets(&l->parts[i].match, &n);
 
         for (uint32_t k = 0; k < n; k++) {
-            *at++ = (struct landing){.index = targets[k], .part = i, .offset = offset};
+            *at++ = (struct dst_slot){.index = targets[k], .part = i, .offset = offset};
             offset += m->plan->tensors[targets[k]].nbytes;
         }
     }
@@ -121,7 +121,7 @@ int layout_make(struct layout **out, const struct manifest *m, const struct plan
         l->ties = l->ties || l->parts[i].how == PART_TIED;
         layout_place(l, m, i, t);
     }
-    if (landings_make(l, m, plan->n_tensors) != 0) {
+    if (dst_slots_make(l, m, plan->n_tensors) != 0) {
         layout_unref(l);
         return refuse_memory(plan, e);
     }
@@ -133,7 +133,7 @@ void layout_unref(struct layout *l)
 {
     if (l == NULL || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
         return;
-    free(l->landings);
+    free(l->dst_slots);
     free(l->parts);
     free(l);
 }

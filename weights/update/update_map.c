@@ -74,12 +74,13 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
         dtype_convert(to, spec->dtype, from, t->dtype, spec->numel);
         from += spec->numel * dtype_nbytes(t->dtype);
         if (finite_check_converted(f, rank, i, to, spec, e) != 0 ||
-            place_write(f->store, rank, spot_target(f, spot_of_rank(f, rank), part, k), to,
-                        spec->nbytes, e) != 0)
+            place_write(f->store, rank, dst_region_target(f, dst_region_of_rank(f, rank), part, k),
+                        to, spec->nbytes, e) != 0)
             return -1;
         if (fill_mirrors(f, rank, targets[k]) &&
             place_write(f->store, store_host_place(f->store),
-                        spot_target(f, spot_of_mirror(f, rank), part, k), to, spec->nbytes, e) != 0)
+                        dst_region_target(f, dst_region_of_mirror(f, rank), part, k), to,
+                        spec->nbytes, e) != 0)
             return -1;
     }
     return 0;

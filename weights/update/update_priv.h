@@ -32,8 +32,8 @@ struct part {
  * kept with the plan. Counted; immutable once made. */
 struct layout {
     struct part *parts;       /* owned; [n_tensors] of the chunk's plan */
-    struct landing *landings; /* owned; [n_landings] all that is kept, in the parts' order */
-    size_t n_landings;
+    struct dst_slot *dst_slots; /* owned; [n_dst_slots] all that is kept, in the parts' order */
+    size_t n_dst_slots;
     bool ties;               /* does anything come under a tied name? */
     uint64_t nbytes_kept;    /* slab of a staged chunk */
     uint64_t nbytes_largest; /* of the tensors, as sent and as kept */
@@ -85,13 +85,13 @@ struct update_job {
     struct progress progress; /* worker; what is atomic in it: anyone */
 };
 
-/* What claims say of each tensor of the manifest. */
+/* The state of each tensor of the manifest. */
 enum {
-    CLAIM_QUEUED = 1,
-    CLAIM_ARRIVED = 2,
-    CLAIM_TIED = 4, /* a tied name of it came before itself */
-    CLAIM_MINE = 8,
-    CLAIM_NAMED = 16 /* a tied name of it came */
+    TENSOR_QUEUED = 1,
+    TENSOR_ARRIVED = 2,
+    TENSOR_TIED = 4, /* a tied name of it came before itself */
+    TENSOR_MINE = 8,
+    TENSOR_NAMED = 16 /* a tied name of it came */
 };
 
 /* Bytes that came under a tied name before their target. */
@@ -116,7 +116,7 @@ struct session {
     bool finishing;  /* a finish is queued or running */
     bool committing; /* past the point where an abort could still win */
     struct update_job *running;
-    unsigned char *claims; /* owned; [n_tensors][n_ranks] CLAIM_*; NULL once ended */
+    unsigned char *tensor_states; /* owned; [n_tensors][n_ranks] TENSOR_*; NULL once ended */
     bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
     uint32_t n_arrived, n_claimed;
     uint32_t n_here;          /* arrived, or under a tied name; once here, always here */
@@ -240,16 +240,18 @@ int session_answer_ended(const struct session *s, struct err *e);
 
 /* Marks the tensors that a chunk will bring. After an error nothing is marked.
  * Errors: ERR_CONFLICT (already arrived or on the way), ERR_BAD_REQUEST (twice in this chunk). */
-int claims_take_locked(struct updates *u, struct session *s, const struct update_job *job,
-                       struct err *e);
-void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job);
-void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job);
-uint32_t claims_missing_locked(struct updates *u, struct session *s, const char **out,
-                               uint32_t cap);
+int tensor_states_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                              struct err *e);
+void tensor_states_arrive_locked(struct updates *u, struct session *s,
+                                 const struct update_job *job);
+void tensor_states_release_locked(struct updates *u, struct session *s,
+                                  const struct update_job *job);
+uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
+                                      uint32_t cap);
 
-void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
+void tensor_states_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
 /* Is tensor `index` not claimed so, on the ranks where it must be? */
-bool claims_lack_locked(const struct session *s, uint32_t index, unsigned mask);
+bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned mask);
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);

@@ -72,8 +72,9 @@ static int tie_compare(const struct store *s, const struct tie *tie, uint32_t pl
                    t->name);
 }
 
-/* Where the bytes of `index` lie if this very chunk brought them to a spot from a rank, or 0. */
-static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct spot at, uint32_t index)
+/* Where the bytes of `index` lie if this very chunk brought them to a region from a rank, or 0. */
+static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct dst_region at,
+                               uint32_t index)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
@@ -84,7 +85,7 @@ static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct spot 
 
         for (uint32_t k = 0; k < n; k++)
             if (targets[k] == index)
-                return spot_target(f, at, part, k);
+                return dst_region_target(f, at, part, k);
     }
     return 0;
 }
@@ -95,10 +96,10 @@ static uint64_t find_in_chunk(const struct fill *f, uint32_t place, uint32_t ind
     uint64_t addr = 0;
 
     if (place < f->n_ranks)
-        return find_from_rank(f, place, spot_of_rank(f, place), index);
+        return find_from_rank(f, place, dst_region_of_rank(f, place), index);
     for (uint32_t r = 0; r < f->n_ranks && addr == 0; r++)
         if (fill_mirrors(f, r, index))
-            addr = find_from_rank(f, r, spot_of_mirror(f, r), index);
+            addr = find_from_rank(f, r, dst_region_of_mirror(f, r), index);
     return addr;
 }
 

@@ -1,9 +1,10 @@
 /* Chunks whose source writes whole buckets into GPU memory itself, on all ranks at once.
  *
  * A bucket comes to lie where it stays, wherever its tensors are to lie there as they come; else in
- * a lane, scratch memory of that GPU, from which they are copied while the next bucket comes. Sums
- * and the host's copy are made meanwhile too. Buckets are posted ahead of those that have come, as
- * far as there is somewhere to come to: nothing waits for this thread between two of them.
+ * a bounce buffer, scratch memory of that GPU, from which they are copied while the next bucket
+ * comes. Sums and the host's copy are made meanwhile too. Buckets are posted ahead of those that
+ * have come, as far as there is somewhere to come to: nothing waits for this thread between two of
+ * them.
  *
  * Once the first bucket was asked for, the sender and all ranks are in it together: not to ask for
  * the last one would cost them their group. So all memory is taken before, and what goes wrong here
@@ -36,8 +37,8 @@ static uint64_t nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
     return last->offset + last->nbytes - t[first].offset;
 }
 
-/* One lane will do: then nothing comes while it is being emptied. */
-static int lanes_take(struct fill *f, uint32_t rank, struct err *e)
+/* One bounce buffer will do: then nothing comes while it is being emptied. */
+static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
     struct slab_pool *pool = store_slabs(f->store, rank);
@@ -48,17 +49,17 @@ static int lanes_take(struct fill *f, uint32_t rank, struct err *e)
         n = bucket_at(f, first);
         if (span_place(f, (struct span){rank, first, n}) != 0)
             continue;
-        wanted += wanted < LANES_MAX;
+        wanted += wanted < BOUNCES_MAX;
         if (nbytes_of(f, first, n) > largest)
             largest = nbytes_of(f, first, n);
     }
-    while (r->n_lanes < wanted) {
+    while (r->n_bounces < wanted) {
         if (slab_pool_check(pool, largest, e) == 0 &&
-            slab_new(&r->lanes[r->n_lanes].slab, pool, largest, e) == 0) {
-            r->n_lanes++;
-        } else if (r->n_lanes > 0 && e->code == ERR_NO_STAGING) {
+            slab_new(&r->bounces[r->n_bounces].slab, pool, largest, e) == 0) {
+            r->n_bounces++;
+        } else if (r->n_bounces > 0 && e->code == ERR_NO_STAGING) {
             err_clear(e);
-            wanted = r->n_lanes;
+            wanted = r->n_bounces;
         } else {
             return -1;
         }
@@ -96,9 +97,9 @@ void chunk_recv_give(struct fill *f)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        while (rank->n_lanes > 0) {
-            slab_unref(rank->lanes[--rank->n_lanes].slab);
-            rank->lanes[rank->n_lanes].slab = NULL;
+        while (rank->n_bounces > 0) {
+            slab_unref(rank->bounces[--rank->n_bounces].slab);
+            rank->bounces[rank->n_bounces].slab = NULL;
         }
     }
     while (f->n_tied > 0)
@@ -112,7 +113,7 @@ int chunk_recv_take(struct fill *f, struct err *e)
     int rc = host_take(f, e);
 
     for (uint32_t r = 0; r < f->n_ranks && rc == 0; r++)
-        rc = lanes_take(f, r, e);
+        rc = bounces_take(f, r, e);
     if (rc != 0)
         chunk_recv_give(f);
     return rc;
@@ -125,8 +126,8 @@ int chunk_recv_begin(struct fill *f, struct err *e)
 
         if (rank_prepare(f, r, e) != 0)
             return -1;
-        for (uint32_t k = 0; k < rank->n_lanes; k++)
-            if (device_batch_new(store_device(f->store, r), &rank->lanes[k].batch, e) != 0)
+        for (uint32_t k = 0; k < rank->n_bounces; k++)
+            if (device_batch_new(store_device(f->store, r), &rank->bounces[k].batch, e) != 0)
                 return -1;
     }
     return 0;
@@ -134,34 +135,34 @@ int chunk_recv_begin(struct fill *f, struct err *e)
 
 static struct end came_to_stay(const struct fill *f, uint32_t rank, uint32_t i)
 {
-    return spot_end(f, spot_of_rank(f, rank), &f->ranks[rank].layout->parts[i], 0);
+    return dst_region_end(f, dst_region_of_rank(f, rank), &f->ranks[rank].layout->parts[i], 0);
 }
 
-static struct end came_to_lane(const struct fill *f, uint32_t rank, uint32_t i)
+static struct end came_to_bounce(const struct fill *f, uint32_t rank, uint32_t i)
 {
     const struct rank_fill *r = &f->ranks[rank];
-    const struct slab *slab = r->lanes[r->lane].slab;
+    const struct slab *slab = r->bounces[r->bounce].slab;
     const struct tensor_spec *t = r->plan->tensors;
 
-    assert(r->lane != LANE_NONE);
+    assert(r->bounce != BOUNCE_NONE);
     return (struct end){slab->addr + t[i].offset - t[r->bucket].offset, (uint64_t)(uintptr_t)slab};
 }
 
-/* Where a bucket comes on a rank; and by which lane, or LANE_NONE. After an error the address holds
- * still: it is only dropped. */
-static uint64_t landing(struct fill *f, struct span span, uint8_t *lane, struct err *e)
+/* Where a bucket comes on a rank; and by which bounce buffer, or BOUNCE_NONE. After an error the
+ * address holds still: it is only dropped. */
+static uint64_t dst_slot(struct fill *f, struct span span, uint8_t *bounce, struct err *e)
 {
     struct rank_fill *r = &f->ranks[span.rank];
     uint64_t addr = span_place(f, span);
 
-    *lane = LANE_NONE;
+    *bounce = BOUNCE_NONE;
     if (addr != 0)
         return addr;
-    r->lane_posted = (r->lane_posted + 1) % r->n_lanes;
-    *lane = (uint8_t)r->lane_posted;
+    r->bounce_posted = (r->bounce_posted + 1) % r->n_bounces;
+    *bounce = (uint8_t)r->bounce_posted;
     if (e->code == ERR_NONE)
-        (void)device_batch_wait(r->lanes[*lane].batch, &f->job->progress, e);
-    return r->lanes[*lane].slab->addr;
+        (void)device_batch_wait(r->bounces[*bounce].batch, &f->job->progress, e);
+    return r->bounces[*bounce].slab->addr;
 }
 
 /* Sums, and the host's copy, of what came to stay before tensor `end`. */
@@ -184,7 +185,7 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
     struct rank_fill *r = &f->ranks[span.rank];
     struct device_batch *b;
 
-    if (r->lane == LANE_NONE) {
+    if (r->bounce == BOUNCE_NONE) {
         uint32_t end = span.first + span.n;
 
         return nbytes_of(f, r->next, end - r->next) < QUEUE_NBYTES
@@ -194,19 +195,19 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
     if (queue_stayed(f, span.rank, span.first, e) != 0)
         return -1;
     r->next = span.first + span.n;
-    b = r->lanes[r->lane].batch;
-    if (span_copy(f, span, b, came_to_lane, e) != 0)
+    b = r->bounces[r->bounce].batch;
+    if (span_copy(f, span, b, came_to_bounce, e) != 0)
         return -1;
     return r->mirrored ? span_mirror(f, span, b, e) : 0;
 }
 
-/* What no copy can do by itself, before the lane is used again. What came to rank 0 stands for all
- * of them. */
+/* What no copy can do by itself, before the bounce buffer is used again. What came to rank 0 stands
+ * for all of them. */
 static int host_part(struct fill *f, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &plan_of(f)->tensors[i];
     const struct part *part = &f->ranks[0].layout->parts[i];
-    uint64_t at = came_to_lane(f, 0, i).addr;
+    uint64_t at = came_to_bounce(f, 0, i).addr;
     struct slab *tied;
     void *from;
 
@@ -239,7 +240,8 @@ static void quarantine(struct fill *f, const struct posted *b)
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct rank_fill *r = &f->ranks[k];
 
-        slab_quarantine(b->lanes[k] != LANE_NONE ? r->lanes[b->lanes[k]].slab : r->room.slab);
+        slab_quarantine(b->bounces[k] != BOUNCE_NONE ? r->bounces[b->bounces[k]].slab
+                                                     : r->room.slab);
     }
 }
 
@@ -264,13 +266,13 @@ static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e
 
     *b = (struct posted){.first = first, .n = n};
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        dst[r] = landing(f, (struct span){r, first, n}, &b->lanes[r], e);
+        dst[r] = dst_slot(f, (struct span){r, first, n}, &b->bounces[r], e);
     if (f->n_posted == 0) /* it may be the sender as such that is waited for */
         atomic_store_explicit(&p->tensor, first, memory_order_relaxed);
     if (f->source->ops->post(f->source, first, n, dst, p, &late) != 0)
         return lose(f, &late, e);
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        f->ranks[r].n_lanes_posted += b->lanes[r] != LANE_NONE;
+        f->ranks[r].n_bounces_posted += b->bounces[r] != BOUNCE_NONE;
     f->n_posted++;
     return 0;
 }
@@ -290,8 +292,8 @@ static int receive_bucket(struct fill *f, struct err *e)
     (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, b->first, b->n),
                                     memory_order_relaxed);
     for (uint32_t r = 0; r < f->n_ranks; r++) {
-        f->ranks[r].n_lanes_posted -= b->lanes[r] != LANE_NONE;
-        f->ranks[r].lane = b->lanes[r];
+        f->ranks[r].n_bounces_posted -= b->bounces[r] != BOUNCE_NONE;
+        f->ranks[r].bounce = b->bounces[r];
         f->ranks[r].bucket = b->first;
         if (e->code == ERR_NONE)
             (void)queue_bucket(f, (struct span){r, b->first, b->n}, e);
@@ -310,7 +312,7 @@ static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
     for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
         const struct rank_fill *rank = &f->ranks[r];
 
-        if (rank->n_lanes > 0 && rank->n_lanes_posted == rank->n_lanes &&
+        if (rank->n_bounces > 0 && rank->n_bounces_posted == rank->n_bounces &&
             span_place(f, (struct span){r, first, bucket_at(f, first)}) == 0)
             return false;
     }
@@ -321,8 +323,8 @@ static int rank_wait(struct fill *f, uint32_t rank, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t k = 0; k < r->n_lanes; k++)
-        if (device_batch_wait(r->lanes[k].batch, &f->job->progress, e) != 0)
+    for (uint32_t k = 0; k < r->n_bounces; k++)
+        if (device_batch_wait(r->bounces[k].batch, &f->job->progress, e) != 0)
             return -1;
     return device_batch_wait(r->batch, &f->job->progress, e);
 }

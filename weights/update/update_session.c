@@ -40,12 +40,12 @@ struct session *session_new(const struct updates *u, struct err *e)
     char id[ID_LEN + 1];
 
     if (s != NULL)
-        s->claims = calloc((size_t)n * n_ranks, 1);
+        s->tensor_states = calloc((size_t)n * n_ranks, 1);
     if (s != NULL)
         s->counted = calloc(n, sizeof *s->counted);
-    if (s == NULL || s->claims == NULL || s->counted == NULL) {
+    if (s == NULL || s->tensor_states == NULL || s->counted == NULL) {
         if (s != NULL) {
-            free(s->claims);
+            free(s->tensor_states);
             free(s->counted);
         }
         free(s);
@@ -78,7 +78,7 @@ void session_free(struct session *s)
     if (s == NULL)
         return;
     assert(s->staging == NULL && s->scope == NULL && s->n_ties == 0);
-    free(s->claims);
+    free(s->tensor_states);
     free(s->counted);
     free(s->answers);
     free(s->ties);
@@ -138,7 +138,7 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
     if (phase == UPDATE_COMMITTED) {
         u->stats.n_committed++;
     } else {
-        s->n_missing = claims_missing_locked(u, s, s->missing, UPDATE_MISSING_MAX);
+        s->n_missing = tensor_states_missing_locked(u, s, s->missing, UPDATE_MISSING_MAX);
         s->error = *why;
         u->stats.n_aborted++;
         if (s->running != NULL)
@@ -149,9 +149,9 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
         job_queue_first_locked(u, &s->dispose);
     }
     s->phase = phase;
-    free(s->claims);
+    free(s->tensor_states);
     free(s->counted);
-    s->claims = NULL;
+    s->tensor_states = NULL;
     s->counted = NULL;
     unlink_locked(u, s); /* the reference of the list becomes the ring's */
     u->ended[u->ended_at] = s;
@@ -190,44 +190,44 @@ int session_answer_ended(const struct session *s, struct err *e)
                    s->id);
 }
 
-/* claims */
+/* states of tensors */
 
 /* One tensor of a chunk, on ranks that get the same. */
-struct claim {
+struct tensor_target {
     uint32_t first, n;  /* the ranks */
     uint32_t part;      /* in their plan */
     uint32_t index;     /* in the manifest */
     unsigned char *are; /* [n] CLAIM_* */
 };
 
-static unsigned char *claim_at(const struct session *s, uint32_t rank, uint32_t index)
+static unsigned char *tensor_state_at(const struct session *s, uint32_t rank, uint32_t index)
 {
-    return &s->claims[(size_t)index * s->n_ranks + rank];
+    return &s->tensor_states[(size_t)index * s->n_ranks + rank];
 }
 
 /* Is a tensor claimed so where it must be: on every rank; sharded: on any? */
 static bool claimed(const struct session *s, uint32_t index, unsigned mask)
 {
     for (uint32_t r = 0; r < s->n_ranks; r++)
-        if (((*claim_at(s, r, index) & mask) != 0) == s->sharded)
+        if (((*tensor_state_at(s, r, index) & mask) != 0) == s->sharded)
             return s->sharded;
     return !s->sharded;
 }
 
-static int claim_refuse(const struct updates *u, const struct update_job *job,
-                        const struct claim *c, uint32_t k, struct err *e)
+static int tensor_state_refuse(const struct updates *u, const struct update_job *job,
+                               const struct tensor_target *c, uint32_t k, struct err *e)
 {
     const char *sent = chunk_plan(job->chunk, c->first + k)->tensors[c->part].name;
     const char *name = u->manifest->plan->tensors[c->index].name;
     char field[48];
 
     (void)snprintf(field, sizeof field, "/names/%u", c->part);
-    if (c->are[k] & CLAIM_MINE)
+    if (c->are[k] & TENSOR_MINE)
         (void)err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
                       utf8_cut_name(sent), sent, utf8_cut_name(name), name);
     else
         (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", utf8_cut_name(name), name,
-                      c->are[k] & CLAIM_ARRIVED ? "has already arrived" : "is on its way already");
+                      c->are[k] & TENSOR_ARRIVED ? "has already arrived" : "is on its way already");
     chunk_refield(job->chunk, c->first + k, e);
     return -1;
 }
@@ -235,18 +235,19 @@ static int claim_refuse(const struct updates *u, const struct update_job *job,
 /* Calls `fn` for each tensor of the manifest that the chunk brings. A plan may have a hundred
  * thousand tensors and u->lock is held meanwhile: the loop is made for each fn, so that a tensor
  * costs no call, and once for all ranks that get the same. */
-typedef int claim_fn(struct updates *u, struct session *s, const struct update_job *job,
-                     const struct claim *c, struct err *e);
+typedef int tensor_state_fn(struct updates *u, struct session *s, const struct update_job *job,
+                            const struct tensor_target *c, struct err *e);
 
 static inline __attribute__((always_inline)) int
-claims_of_ranks(struct updates *u, struct session *s, const struct update_job *job, uint32_t first,
-                uint32_t n, claim_fn *fn, struct err *e)
+tensor_states_of_ranks(struct updates *u, struct session *s, const struct update_job *job,
+                       uint32_t first, uint32_t n, tensor_state_fn *fn, struct err *e)
 {
     const struct layout *l = job_layout(job, first);
 
-    for (size_t i = 0; l != NULL && i < l->n_landings; i++) {
-        uint32_t index = l->landings[i].index;
-        struct claim c = {first, n, l->landings[i].part, index, claim_at(s, first, index)};
+    for (size_t i = 0; l != NULL && i < l->n_dst_slots; i++) {
+        uint32_t index = l->dst_slots[i].index;
+        struct tensor_target c = {first, n, l->dst_slots[i].part, index,
+                                  tensor_state_at(s, first, index)};
 
         if (fn(u, s, job, &c, e) != 0)
             return -1;
@@ -254,47 +255,47 @@ claims_of_ranks(struct updates *u, struct session *s, const struct update_job *j
     return 0;
 }
 
-static inline __attribute__((always_inline)) int claims_each(struct updates *u, struct session *s,
-                                                             const struct update_job *job,
-                                                             claim_fn *fn, struct err *e)
+static inline __attribute__((always_inline)) int
+tensor_states_each(struct updates *u, struct session *s, const struct update_job *job,
+                   tensor_state_fn *fn, struct err *e)
 {
     mtx_assert_held(&u->lock);
     if (job->chunk->ranks == NULL)
-        return claims_of_ranks(u, s, job, 0, s->n_ranks, fn, e);
+        return tensor_states_of_ranks(u, s, job, 0, s->n_ranks, fn, e);
     for (uint32_t r = 0; r < s->n_ranks; r++)
-        if (claims_of_ranks(u, s, job, r, 1, fn, e) != 0)
+        if (tensor_states_of_ranks(u, s, job, r, 1, fn, e) != 0)
             return -1;
     return 0;
 }
 
-static int claim_mark(struct updates *u, struct session *s, const struct update_job *job,
-                      const struct claim *c, struct err *e)
+static int tensor_state_mark(struct updates *u, struct session *s, const struct update_job *job,
+                             const struct tensor_target *c, struct err *e)
 {
     (void)s;
     for (uint32_t k = 0; k < c->n; k++) {
-        if (c->are[k] & (CLAIM_MINE | CLAIM_QUEUED | CLAIM_ARRIVED))
-            return claim_refuse(u, job, c, k, e);
-        c->are[k] |= CLAIM_MINE;
+        if (c->are[k] & (TENSOR_MINE | TENSOR_QUEUED | TENSOR_ARRIVED))
+            return tensor_state_refuse(u, job, c, k, e);
+        c->are[k] |= TENSOR_MINE;
     }
     return 0;
 }
 
-static int claim_unmark(struct updates *u, struct session *s, const struct update_job *job,
-                        const struct claim *c, struct err *e)
+static int tensor_state_unmark(struct updates *u, struct session *s, const struct update_job *job,
+                               const struct tensor_target *c, struct err *e)
 {
     (void)u, (void)s, (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
-        c->are[k] &= (unsigned char)~CLAIM_MINE;
+        c->are[k] &= (unsigned char)~TENSOR_MINE;
     return 0;
 }
 
-static int claim_queue(struct updates *u, struct session *s, const struct update_job *job,
-                       const struct claim *c, struct err *e)
+static int tensor_state_queue(struct updates *u, struct session *s, const struct update_job *job,
+                              const struct tensor_target *c, struct err *e)
 {
     (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
-        c->are[k] = (unsigned char)((c->are[k] & ~CLAIM_MINE) | CLAIM_QUEUED);
-    if (!s->counted[c->index] && claimed(s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
+        c->are[k] = (unsigned char)((c->are[k] & ~TENSOR_MINE) | TENSOR_QUEUED);
+    if (!s->counted[c->index] && claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
         s->counted[c->index] = true;
         s->n_claimed++;
         s->nbytes_claimed += u->manifest->plan->tensors[c->index].nbytes;
@@ -305,31 +306,31 @@ static int claim_queue(struct updates *u, struct session *s, const struct update
 /* Arrived, or under a tied name, wherever it must be. */
 static bool is_here(const struct session *s, uint32_t index)
 {
-    return claimed(s, index, CLAIM_ARRIVED | CLAIM_TIED);
+    return claimed(s, index, TENSOR_ARRIVED | TENSOR_TIED);
 }
 
-static int claim_arrive(struct updates *u, struct session *s, const struct update_job *job,
-                        const struct claim *c, struct err *e)
+static int tensor_state_arrive(struct updates *u, struct session *s, const struct update_job *job,
+                               const struct tensor_target *c, struct err *e)
 {
-    bool before = claimed(s, c->index, CLAIM_ARRIVED), was_here = is_here(s, c->index);
+    bool before = claimed(s, c->index, TENSOR_ARRIVED), was_here = is_here(s, c->index);
 
     (void)u, (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
-        c->are[k] = (unsigned char)(CLAIM_ARRIVED | (c->are[k] & CLAIM_NAMED));
+        c->are[k] = (unsigned char)(TENSOR_ARRIVED | (c->are[k] & TENSOR_NAMED));
     if (!was_here && is_here(s, c->index))
         s->n_here++;
-    if (!before && claimed(s, c->index, CLAIM_ARRIVED))
+    if (!before && claimed(s, c->index, TENSOR_ARRIVED))
         s->n_arrived++;
     return 0;
 }
 
-static int claim_release(struct updates *u, struct session *s, const struct update_job *job,
-                         const struct claim *c, struct err *e)
+static int tensor_state_release(struct updates *u, struct session *s, const struct update_job *job,
+                                const struct tensor_target *c, struct err *e)
 {
     (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
-        c->are[k] &= (unsigned char)~CLAIM_QUEUED;
-    if (s->counted[c->index] && !claimed(s, c->index, CLAIM_QUEUED | CLAIM_ARRIVED)) {
+        c->are[k] &= (unsigned char)~TENSOR_QUEUED;
+    if (s->counted[c->index] && !claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
         s->counted[c->index] = false;
         s->n_claimed--;
         s->nbytes_claimed -= u->manifest->plan->tensors[c->index].nbytes;
@@ -337,31 +338,31 @@ static int claim_release(struct updates *u, struct session *s, const struct upda
     return 0;
 }
 
-int claims_take_locked(struct updates *u, struct session *s, const struct update_job *job,
-                       struct err *e)
+int tensor_states_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                              struct err *e)
 {
     struct err none = {0};
-    int rc = claims_each(u, s, job, claim_mark, e);
+    int rc = tensor_states_each(u, s, job, tensor_state_mark, e);
 
     if (rc != 0) {
-        (void)claims_each(u, s, job, claim_unmark, &none);
+        (void)tensor_states_each(u, s, job, tensor_state_unmark, &none);
         return -1;
     }
-    (void)claims_each(u, s, job, claim_queue, &none);
+    (void)tensor_states_each(u, s, job, tensor_state_queue, &none);
     s->nbytes_accepted += chunk_nbytes(job->chunk, s->n_ranks);
     return 0;
 }
 
-static void claim_tie(struct session *s, uint32_t rank, uint32_t index)
+static void tensor_state_tie(struct session *s, uint32_t rank, uint32_t index)
 {
     bool was_here = is_here(s, index);
 
-    *claim_at(s, rank, index) |= CLAIM_TIED | CLAIM_NAMED;
+    *tensor_state_at(s, rank, index) |= TENSOR_TIED | TENSOR_NAMED;
     if (!was_here && is_here(s, index))
         s->n_here++;
 }
 
-void claims_tie_locked(struct updates *u, struct session *s, const struct update_job *job)
+void tensor_states_tie_locked(struct updates *u, struct session *s, const struct update_job *job)
 {
     mtx_assert_held(&u->lock);
     for (uint32_t r = 0; r < s->n_ranks; r++) {
@@ -370,35 +371,37 @@ void claims_tie_locked(struct updates *u, struct session *s, const struct update
 
         for (uint32_t i = 0; plan != NULL && l->ties && i < plan->n_tensors; i++)
             if (l->parts[i].how == PART_TIED)
-                claim_tie(s, r, l->parts[i].match.alias->targets[0]);
+                tensor_state_tie(s, r, l->parts[i].match.alias->targets[0]);
     }
 }
 
-void claims_arrive_locked(struct updates *u, struct session *s, const struct update_job *job)
+void tensor_states_arrive_locked(struct updates *u, struct session *s, const struct update_job *job)
 {
     struct err none = {0};
 
-    (void)claims_each(u, s, job, claim_arrive, &none);
-    claims_tie_locked(u, s, job);
+    (void)tensor_states_each(u, s, job, tensor_state_arrive, &none);
+    tensor_states_tie_locked(u, s, job);
     s->nbytes_done += chunk_nbytes(job->chunk, s->n_ranks);
 }
 
-void claims_release_locked(struct updates *u, struct session *s, const struct update_job *job)
+void tensor_states_release_locked(struct updates *u, struct session *s,
+                                  const struct update_job *job)
 {
     struct err none = {0};
 
-    (void)claims_each(u, s, job, claim_release, &none);
+    (void)tensor_states_each(u, s, job, tensor_state_release, &none);
     s->nbytes_accepted -= chunk_nbytes(job->chunk, s->n_ranks);
 }
 
-bool claims_lack_locked(const struct session *s, uint32_t index, unsigned mask)
+bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned mask)
 {
     return !claimed(s, index, mask);
 }
 
 /* What is here stays here, so this looks at most at what came out of order: every reply has it, and
  * a manifest a hundred thousand names. */
-uint32_t claims_missing_locked(struct updates *u, struct session *s, const char **out, uint32_t cap)
+uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
+                                      uint32_t cap)
 {
     const struct plan *plan = u->manifest->plan;
     uint32_t n_missing = plan->n_tensors - s->n_here, n = 0;
@@ -406,7 +409,7 @@ uint32_t claims_missing_locked(struct updates *u, struct session *s, const char 
     mtx_assert_held(&u->lock);
     if (s->partial)
         return 0;
-    if (s->claims == NULL) {
+    if (s->tensor_states == NULL) {
         memcpy(out, s->missing,
                (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
         return s->n_missing;
@@ -582,7 +585,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->n_tensors_done = s->n_arrived;
     out->lease_left_us = lease_left(u, s);
     out->deadline_left_us = deadline_left(u, s);
-    out->n_missing = claims_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
+    out->n_missing = tensor_states_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
     out->non_finite = s->non_finite;
     out->receive_us = s->receive_us;
     out->verify_us = s->verify_us;

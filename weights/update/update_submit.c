@@ -139,7 +139,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
         if (check_placement(s, job, e) != 0 || check_meant_locked(u, s, job, e) != 0 ||
-            claims_take_locked(u, s, job, e) != 0)
+            tensor_states_take_locked(u, s, job, e) != 0)
             return -1;
         name_locked(s, job);
     }
@@ -169,8 +169,8 @@ static struct session *same_single_locked(struct updates *u, const struct update
 }
 
 /* A whole update that cannot cover the manifest is refused with what is missing, before any byte
- * moves. One that differs from rank to rank is judged with its claims: what is missing on one may
- * be meant to be on another. */
+ * moves. One that differs from rank to rank is judged with its tensors' states: what is missing on
+ * one may be meant to be on another. */
 static int check_whole(const struct updates *u, const struct update_job *job, struct err *e)
 {
     struct update_chunk *c = job->chunk;
@@ -199,9 +199,9 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
 
     if (s->partial || job->chunk->ranks == NULL) /* that was check_whole's */
         return 0;
-    claims_tie_locked(u, s, job);
+    tensor_states_tie_locked(u, s, job);
     for (uint32_t i = plan->n_tensors; i > 0; i--) {
-        if (!claims_lack_locked(s, i - 1, CLAIM_QUEUED | CLAIM_ARRIVED | CLAIM_TIED))
+        if (!tensor_states_lack_locked(s, i - 1, TENSOR_QUEUED | TENSOR_ARRIVED | TENSOR_TIED))
             continue;
         first = i - 1;
         n_missing++;
@@ -227,7 +227,7 @@ static int submit_single_locked(struct updates *u, struct session *fresh, struct
     }
     if (u->open != NULL)
         return update_refuse_open(u, u->open, e);
-    if (check_placement(fresh, job, e) != 0 || claims_take_locked(u, fresh, job, e) != 0 ||
+    if (check_placement(fresh, job, e) != 0 || tensor_states_take_locked(u, fresh, job, e) != 0 ||
         check_covers_locked(u, fresh, job, e) != 0)
         return -1;
     if (no_room->code != ERR_NONE && !update_frees_locked(u)) {

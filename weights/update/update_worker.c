@@ -204,9 +204,9 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
     } else if (e->code != ERR_NONE) {
         fatal = s->single;
         if (!fatal)
-            claims_release_locked(u, s, job);
+            tensor_states_release_locked(u, s, job);
     } else {
-        claims_arrive_locked(u, s, job);
+        tensor_states_arrive_locked(u, s, job);
         session_remember_locked(s, &job->key);
         non_finite_join(&s->non_finite, &job->non_finite);
         u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
@@ -255,7 +255,7 @@ static bool lacks_name_locked(struct updates *u, const struct session *s)
 
     for (uint32_t i = 0; i < m->n_aliases; i++)
         if (m->aliases[i].kind == ALIAS_TIED &&
-            claims_lack_locked(s, m->aliases[i].targets[0], CLAIM_NAMED))
+            tensor_states_lack_locked(s, m->aliases[i].targets[0], TENSOR_NAMED))
             return true;
     return false;
 }

@@ -101,7 +101,7 @@ static uint64_t kept_of(const struct layout *l, const struct manifest *m, uint32
 }
 
 /* One after the other, aligned, none over another; and every target of every part. */
-static void check_landings(const struct layout *l, const struct manifest *m, const struct plan *p)
+static void check_dst_slots(const struct layout *l, const struct manifest *m, const struct plan *p)
 {
     uint64_t end = 0;
     size_t at = 0;
@@ -114,16 +114,16 @@ static void check_landings(const struct layout *l, const struct manifest *m, con
         for (uint32_t k = 0; k < n; k++, at++) {
             const struct tensor_spec *t = &m->plan->tensors[targets[k]];
 
-            assert_in_range(at, 0, l->n_landings - 1);
-            assert_int_equal(l->landings[at].index, targets[k]);
-            assert_int_equal(l->landings[at].part, i);
-            assert_int_equal(l->landings[at].offset, offset);
+            assert_in_range(at, 0, l->n_dst_slots - 1);
+            assert_int_equal(l->dst_slots[at].index, targets[k]);
+            assert_int_equal(l->dst_slots[at].part, i);
+            assert_int_equal(l->dst_slots[at].offset, offset);
             assert_int_equal(offset % dtype_nbytes(t->dtype), 0);
             assert_true(offset >= end);
             end = offset += t->nbytes;
         }
     }
-    assert_int_equal(at, l->n_landings);
+    assert_int_equal(at, l->n_dst_slots);
     assert_true(end <= l->nbytes_kept);
 }
 
@@ -155,7 +155,7 @@ static void test_layout_of_any_plan(void **state)
         m = manifest_of_model();
         p = any_plan();
         assert_int_equal(layout_make(&l, m, p, true, &e), 0);
-        check_landings(l, m, p);
+        check_dst_slots(l, m, p);
         for (uint32_t first = 0; first < p->n_tensors; first++)
             for (uint32_t n = 1; n <= p->n_tensors - first; n++) {
                 bool is = is_in_one(l, m, first, n);
@@ -183,7 +183,7 @@ static void test_layout_of_nothing_kept(void **state)
     m = manifest_of_model();
     p = plan_of(&names[TIED], 2);
     assert_int_equal(layout_make(&l, m, p, false, &e), 0);
-    assert_int_equal(l->n_landings, 0);
+    assert_int_equal(l->n_dst_slots, 0);
     assert_true(l->ties);
     assert_false(layout_in_one(l, 0, 1));
     assert_false(layout_in_one(l, 0, 2));

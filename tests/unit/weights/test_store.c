@@ -63,7 +63,7 @@ static enum err_code stage_refused(struct store *s, bool partial)
 static void bring(struct staging *g, unsigned mask, unsigned step)
 {
     struct plan *plan = fx_plan_of(mask);
-    struct landing landings[FX_N];
+    struct dst_slot dst_slots[FX_N];
     struct slab *slab = NULL;
     struct err e = {0};
     size_t n = 0;
@@ -76,12 +76,12 @@ static void bring(struct staging *g, unsigned mask, unsigned step)
             continue;
         at = (slab->addr + plan->tensors[n].offset + n * 64 + 63) / 64 * 64;
         (void)fx_bytes(fx_model[i].name, step, (unsigned char *)(uintptr_t)at);
-        landings[n++] = (struct landing){.index = i, .offset = at - slab->addr};
+        dst_slots[n++] = (struct dst_slot){.index = i, .offset = at - slab->addr};
         if (step % 2 == 1)
             assert_int_equal(staging_view(g, 0, i, slab, at, &e), 0);
     }
     if (step % 2 == 0)
-        staging_views(g, 0, landings, n, slab, slab->addr);
+        staging_views(g, 0, dst_slots, n, slab, slab->addr);
     slab_unref(slab);
     plan_unref(plan);
 }

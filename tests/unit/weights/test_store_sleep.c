@@ -215,7 +215,8 @@ static void test_sums_are_of_what_came_back(void **state)
         assert_int_equal(store_checksum(g.b.store, v, 0, &before, &e), 0);
         store_unpin(g.b.store, v);
         sleep_now(g.b.store, 1);
-        *((unsigned char *)g.b.store->bed.slab->base + g.b.store->bed.offsets[0]) ^= 1;
+        *((unsigned char *)g.b.store->host_backup.slab->base +
+          g.b.store->host_backup.offsets[0]) ^= 1;
         want[0] ^= 1;
         of_want = checksum_of(want, nbytes);
         (void)wake_now(g.b.store);

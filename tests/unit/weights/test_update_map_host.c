@@ -150,7 +150,7 @@ static void test_failures_leave_the_old_version(void **state)
     }
 }
 
-/* larger than the bounce */
+/* larger than the bounce buffer */
 
 enum { MIB = 1 << 20, BIG_N = 5, WORD = 8 };
 static const uint64_t big_nbytes[BIG_N] = {3, 30 * MIB, 66 * MIB, 30 * MIB + 8, 5 * MIB};

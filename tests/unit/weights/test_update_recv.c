@@ -103,16 +103,16 @@ static void test_partial_updates_keep_the_rest(void **state)
 
 /* in place of what will be served */
 
-/* What the driver has copied since: to the host, and out of lanes. */
+/* What the driver has copied since: to the host, and out of bounce buffers. */
 static void assert_copied(struct gpus *g, const struct fakecuda_counts *before, uint64_t nbytes,
-                          uint64_t nbytes_lanes)
+                          uint64_t nbytes_bounces)
 {
     struct fakecuda_counts now;
 
     g->lib->counts(&now);
-    assert_int_equal(now.nbytes_copied - before->nbytes_copied, nbytes + nbytes_lanes);
+    assert_int_equal(now.nbytes_copied - before->nbytes_copied, nbytes + nbytes_bounces);
     assert_int_equal(now.n_launches, before->n_launches);
-    if (nbytes_lanes == 0)
+    if (nbytes_bounces == 0)
         assert_int_equal(now.n_allocations_made, before->n_allocations_made);
 }
 

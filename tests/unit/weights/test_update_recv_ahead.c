@@ -130,8 +130,8 @@ static bool is_among(uint64_t at, unsigned rank, const struct rfx_group *lost)
     return yes;
 }
 
-/* An abort that does not come back, with a bucket under way in each lane: nothing comes to lie in
- * either of them any more. */
+/* An abort that does not come back, with a bucket under way in each bounce buffer: nothing comes to
+ * lie in either of them any more. */
 static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
 {
     (void)state;
@@ -142,7 +142,8 @@ static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
         struct gpus g;
 
         open_of(&g, (struct gpus_cfg){.n_devices = 2}, true);
-        for (unsigned i = 0; i < 2; i++) /* both versions have their memory, and so have lanes */
+        for (unsigned i = 0; i < 2;
+             i++) /* both versions have their memory, and so have bounce buffers */
             assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_plan(true), RFX_STEP(1))),
                              ERR_NONE);
         info = start(&g.b, (struct update_start){0});
@@ -153,7 +154,7 @@ static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
         cfg.stuck = true;
         cfg.group = &lost;
         assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, small_plan(true), cfg)), ERR_NCCL);
-        assert_int_equal(lost.n_buckets, LANES_MAX);
+        assert_int_equal(lost.n_buckets, BOUNCES_MAX);
         mfx_abort(&g, info.id);
         for (unsigned step = 3; step < 7; step++) {
             struct rfx_group group = {0};
@@ -167,8 +168,8 @@ static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
                     assert_false(is_among(group.dst[k][r], r, &lost));
             mfx_assert_step(&g, step);
         }
-        /* By then the first of them had come, and its lane was free. */
-        g.before.n_allocations += g.n_devices * (by_post ? 1U : LANES_MAX);
+        /* By then the first of them had come, and its bounce buffer was free. */
+        g.before.n_allocations += g.n_devices * (by_post ? 1U : BOUNCES_MAX);
         gpus_close(&g);
     }
 }

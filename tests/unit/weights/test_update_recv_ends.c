@@ -56,7 +56,7 @@ static void log_clear(struct gpus *g)
 
 /* at the same time */
 
-/* Held GPUs empty no lane: two buckets come, and the third one when they go on. */
+/* Held GPUs empty no bounce buffer: two buckets come, and the third one when they go on. */
 static void test_next_bucket_comes_while_the_last_is_copied(void **state)
 {
     (void)state;
@@ -70,7 +70,7 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
             struct update_chunk *c;
 
             cfg.n_each = 2;
-            cfg.unheld_at = LANES_MAX;
+            cfg.unheld_at = BOUNCES_MAX;
             cfg.group = &group;
             c = rfx_chunk(&g, "", pairs_plan(), cfg);
             if (step % 2 != 0)
@@ -82,9 +82,9 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
             gpus_hold(&g, false);
             assert_int_equal(fx_await(&g.b.answer), ERR_NONE);
             mfx_assert_log(&g.watch, "P0P1V0P2V1P3V2P4V3P5V4V5C");
-            assert_int_equal(group.n_ahead, LANES_MAX);
+            assert_int_equal(group.n_ahead, BOUNCES_MAX);
             for (unsigned r = 0; r < g.n_devices; r++)
-                assert_int_equal(n_different(&group, r), LANES_MAX);
+                assert_int_equal(n_different(&group, r), BOUNCES_MAX);
             mfx_assert_step(&g, step);
         }
         gpus_close(&g);
@@ -422,10 +422,10 @@ static uint64_t granule(struct gpus *g)
     return device_memory(g->devices[0]).granule_nbytes;
 }
 
-static void test_lanes_are_refused_before_anything_comes(void **state)
+static void test_bounce_buffers_are_refused_before_anything_comes(void **state)
 {
     (void)state;
-    for (unsigned lanes = 0; lanes <= LANES_MAX; lanes++) {
+    for (unsigned bounces = 0; bounces <= BOUNCES_MAX; bounces++) {
         for (unsigned rank = 0; rank < 2; rank++) {
             struct rfx_group group = {0};
             struct rfx_cfg cfg = RFX_STEP(2);
@@ -440,16 +440,16 @@ static void test_lanes_are_refused_before_anything_comes(void **state)
             cfg.n_each = 2;
             cfg.group = &group;
             info = start(&g.b, (struct update_start){0});
-            full_take(&full, g.devices[rank], lanes * granule(&g));
+            full_take(&full, g.devices[rank], bounces * granule(&g));
             assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, pairs_plan(), cfg)),
-                             lanes == 0 ? ERR_NO_STAGING : ERR_NONE);
-            assert_int_equal(group.n_buckets, lanes == 0 ? 0 : PAIRS);
-            assert_int_equal(n_different(&group, rank), lanes);
-            assert_int_equal(n_different(&group, 1 - rank), lanes == 0 ? 0 : LANES_MAX);
-            if (lanes == 0)
+                             bounces == 0 ? ERR_NO_STAGING : ERR_NONE);
+            assert_int_equal(group.n_buckets, bounces == 0 ? 0 : PAIRS);
+            assert_int_equal(n_different(&group, rank), bounces);
+            assert_int_equal(n_different(&group, 1 - rank), bounces == 0 ? 0 : BOUNCES_MAX);
+            if (bounces == 0)
                 assert_non_null(strstr(g.b.answer.e.msg, device_name(g.devices[rank])));
             full_give(&full);
-            if (lanes == 0)
+            if (bounces == 0)
                 assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, pairs_plan(), cfg)), ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             mfx_assert_step(&g, 2);
@@ -458,8 +458,8 @@ static void test_lanes_are_refused_before_anything_comes(void **state)
     }
 }
 
-/* The version that is about to go holds the memory for the lanes. */
-static void test_lanes_wait_for_the_memory_of_an_old_version(void **state)
+/* The version that is about to go holds the memory for the bounce buffers. */
+static void test_bounce_buffers_wait_for_the_memory_of_an_old_version(void **state)
 {
     const struct version *v = NULL;
     struct rfx_group group = {0};
@@ -603,8 +603,8 @@ int main(void)
         cmocka_unit_test(test_something_undeclared_at_the_end),
         cmocka_unit_test(test_abort_and_deadline_end_a_bucket),
         cmocka_unit_test(test_own_failure_does_not_leave_the_sender_alone),
-        cmocka_unit_test(test_lanes_are_refused_before_anything_comes),
-        cmocka_unit_test(test_lanes_wait_for_the_memory_of_an_old_version),
+        cmocka_unit_test(test_bounce_buffers_are_refused_before_anything_comes),
+        cmocka_unit_test(test_bounce_buffers_wait_for_the_memory_of_an_old_version),
         cmocka_unit_test(test_memory_of_failed_chunks_comes_back),
         cmocka_unit_test(test_memory_of_a_stuck_bucket_goes_to_nobody),
     };
