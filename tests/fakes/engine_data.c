@@ -58,7 +58,10 @@ static void put_finish(struct buf *b, const struct job *j, const char *finish)
     else if (strcmp(finish, "length") == 0)
         buf_printf(b, "{\"type\":\"length\",\"length\":%zu}", j->n_max);
     else
-        buf_printf(b, "{\"type\":\"%s\",\"message\":\"Aborted\"}", finish);
+        buf_printf(b,
+                   "{\"type\":\"%s\",\"message\":\"Aborted\",\"status_code\":null,"
+                   "\"err_type\":null}",
+                   finish);
 }
 
 static void put_label(struct buf *b, const struct span *s)
@@ -69,22 +72,27 @@ static void put_label(struct buf *b, const struct span *s)
         buf_puts(b, "null");
 }
 
-static void put_spans(struct buf *b, const struct job *j)
+/* @serials  as a baton says them, and no other */
+static void put_spans(struct buf *b, const struct job *j, bool serials)
 {
     buf_puts(b, ",\"weight_versions\":[");
     for (size_t i = 0; i < j->n_spans; i++) {
         buf_puts(b, i > 0 ? ",{\"version\":" : "{\"version\":");
         put_label(b, &j->spans[i]);
-        buf_printf(b, ",\"start\":%zu,\"end\":%zu,\"serial\":%zu}", j->spans[i].start,
-                   i + 1 < j->n_spans ? j->spans[i + 1].start : j->n_made,
-                   (size_t)j->spans[i].serial);
+        buf_printf(b, ",\"start\":%zu,\"end\":%zu", j->spans[i].start,
+                   i + 1 < j->n_spans ? j->spans[i + 1].start : j->n_made);
+        if (serials)
+            buf_printf(b, ",\"serial\":%zu", (size_t)j->spans[i].serial);
+        buf_puts(b, "}");
     }
     buf_puts(b, "]");
 }
 
 static void put_usage(struct buf *b, const struct job *j)
 {
-    buf_printf(b, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu}",
+    buf_printf(b,
+               ",\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,"
+               "\"total_tokens\":%zu}",
                j->n_prompt, j->n_made, j->n_prompt + j->n_made);
 }
 
@@ -99,9 +107,10 @@ static void put_made(struct buf *b, const struct job *j, size_t from, size_t to)
         put_text(b, j->tokens + from, to - from);
 }
 
-static void put_choice(struct buf *b, const struct job *j, size_t from, size_t to,
+static void put_choice(struct buf *b, const struct conn *c, size_t from, size_t to,
                        const char *finish)
 {
+    const struct job *j = c->job;
     static const char *const before[] = {
         "\"text\":\"", "\"delta\":{\"role\":\"assistant\",\"content\":\"", "\"token_ids\":["};
     static const char *const behind[] = {"\"", "\"}", "]"};
@@ -115,13 +124,15 @@ static void put_choice(struct buf *b, const struct job *j, size_t from, size_t t
     put_finish(b, j, finish);
     buf_puts(b, ",\"stop_reason\":null");
     if (finish != NULL && j->told)
-        put_spans(b, j);
+        put_spans(b, j, c->e->o.dialect == BATON);
     buf_puts(b, "}");
 }
 
 /* Always with all tokens so far. */
-static void put_sglang(struct buf *b, const struct job *j, const char *finish)
+static void put_sglang(struct buf *b, const struct conn *c, const char *finish)
 {
+    const struct job *j = c->job;
+
     buf_puts(b, "{\"text\":\"");
     put_text(b, j->tokens, j->n_made);
     buf_puts(b, "\",\"output_ids\":[");
@@ -132,10 +143,11 @@ static void put_sglang(struct buf *b, const struct job *j, const char *finish)
     put_finish(b, j, finish);
     buf_printf(b, ",\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"cached_tokens\":%zu",
                j->n_prompt, j->n_made, j->n_cached);
-    if (j->n_spans > 0) {
-        buf_puts(b, ",\"weight_version\":");
+    buf_puts(b, ",\"weight_version\":");
+    if (j->n_spans > 0)
         put_label(b, &j->spans[j->n_spans - 1]);
-    }
+    else
+        put_string(b, c->e->label);
     buf_puts(b, "}}");
 }
 
@@ -148,7 +160,7 @@ static void put_answer(struct buf *b, struct conn *c, size_t from, size_t to, co
     bool whole = !j->stream;
 
     if (j->form == FORM_SGLANG) {
-        put_sglang(b, j, finish);
+        put_sglang(b, c, finish);
         return;
     }
     buf_puts(b, "{");
@@ -163,12 +175,12 @@ static void put_answer(struct buf *b, struct conn *c, size_t from, size_t to, co
     put_string(b, j->adapter != NULL ? j->adapter->name : c->e->o.model);
     buf_puts(b, ",\"choices\":[");
     if (!usage)
-        put_choice(b, j, from, to, finish);
-    buf_puts(b, "],\"usage\":");
+        put_choice(b, c, from, to, finish);
+    buf_puts(b, "]");
     if (usage || whole)
         put_usage(b, j);
-    else
-        buf_puts(b, "null");
+    else if (c->e->o.dialect != VLLM)
+        buf_puts(b, ",\"usage\":null");
     if (c->e->o.dialect == SGLANG && whole && j->n_spans > 0) { /* of a stream it says nothing */
         buf_puts(b, ",\"metadata\":{\"weight_version\":");
         put_label(b, &j->spans[j->n_spans - 1]);
