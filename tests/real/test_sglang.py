@@ -161,8 +161,8 @@ def main():
         engine = Engine("sglang", pathlib.Path(folder), None, 0)
         try:
             engine.start(STEPS[1])
+            vllm_engines.await_ready([engine])  # without it there is nothing to ask
             with checks.section("engine"):
-                vllm_engines.await_ready([engine])
                 checks.same(wrong(engine.url, STEPS[1]), [], "the engine alone")
             trainer = Trainer()
             with (
