@@ -35,7 +35,7 @@ json_t *fleet_sleep_json(struct fleet_control *fc);
 /* fleet_holds - has a trainer paused the fleet? Threads: any. */
 bool fleet_holds(struct fleet_control *fc);
 
-/* Handlers in front of upstreams (handlers/fleet/fleet_routes.h). */
+/* Handlers in front of upstreams (server/operations.h). */
 int fleet_update_start(struct app *app, struct exchange *x, struct err *e);
 int fleet_update(struct app *app, struct exchange *x, struct err *e);
 int fleet_update_verify(struct app *app, struct exchange *x, struct err *e);

@@ -4,7 +4,7 @@
 
 #include "handlers/app.h"
 
-/* Every one is a route's `handle` (handlers/route.h). */
+/* Every one is an operation's handler (server/operations.h). */
 int handle_live(struct app *app, struct exchange *x, struct err *e);
 int handle_ready(struct app *app, struct exchange *x, struct err *e);
 int handle_status(struct app *app, struct exchange *x, struct err *e);
@@ -55,6 +55,7 @@ void update_unread(struct app *app, const struct exchange *x);
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_verify_members[];
 extern const char *const update_start_members[], *const update_finish_members[];
+extern const char *const update_zmq_members[];
 extern const char *const update_abort_members[], *const update_renew_members[];
 extern const char *const plan_members[];
 extern const char *const resync_members[];

@@ -4,7 +4,7 @@
 
 #include "handlers/app.h"
 
-/* Every one is a route's `handle` (handlers/route.h). generate, completions and chat run on
+/* Every one is an operation's handler (server/operations.h). generate, completions and chat run on
  * app->generate_pool and take a permit of app->generate themselves; chat_render, tokenize and
  * detokenize run on app->text, admitted already. */
 int handle_generate(struct app *app, struct exchange *x, struct err *e);

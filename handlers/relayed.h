@@ -16,14 +16,14 @@ struct app;
 int handle_relayed(struct app *app, struct exchange *x, struct err *e);
 
 /* No body is looked into, whatever its type. */
-#define RELAYED(lane_, methods_, path, op)                                                         \
+#define RELAYED(lane_, methods_, path, id)                                                         \
     {                                                                                              \
-        .methods = methods_, .pattern = path, .operation = op, .lane = lane_,                      \
+        .methods = methods_, .pattern = path, .operation_id = id, .lane = lane_,                   \
         .role = ROLE_GENERATE, .body = BODY_NONE, .json_optional = true, .form = FORM_OPENAI,      \
-        .body_max = ROUTE_BODY_CONFIG, .handle = handle_relayed                                    \
+        .body_max = ROUTE_BODY_CONFIG, .operation = OPERATION_RELAYED                              \
     }
-#define RELAYED_MODEL(path, op) RELAYED(LANE_GENERATE, METHOD_POST, path, op)
-#define RELAYED_TEXT(path, op)  RELAYED(LANE_TEXT, METHOD_POST, path, op)
+#define RELAYED_MODEL(path, id) RELAYED(LANE_GENERATE, METHOD_POST, path, id)
+#define RELAYED_TEXT(path, id)  RELAYED(LANE_TEXT, METHOD_POST, path, id)
 
 /* Rows of the route table. */
 #define RELAYED_ROUTES                                                                             \

@@ -3,14 +3,13 @@
 #define BATON_HANDLERS_ROUTE_H
 
 #include "base/err.h"
+#include "handlers/operation.h"
 #include "http/exchange.h"
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-struct app;
 
 enum route_form {
     FORM_NATIVE,
@@ -68,10 +67,10 @@ enum route_body {
 };
 
 struct route {
-    unsigned methods;      /* of enum exchange_method, or-ed */
-    const char *pattern;   /* "/v1/weights/{name}"; the last segment only may be a variable, and
-                              it takes the rest of the path */
-    const char *operation; /* operationId in openapi/baton.yaml; the metrics label */
+    unsigned methods;         /* of enum exchange_method, or-ed */
+    const char *pattern;      /* "/v1/weights/{name}"; the last segment only may be a variable, and
+                                 it takes the rest of the path */
+    const char *operation_id; /* in openapi/baton.yaml; the metrics label */
     enum route_lane lane;
     enum route_role role;
     enum route_body body;
@@ -93,9 +92,7 @@ struct route {
     int (*in)(json_t **body, const struct exchange *x, struct err *e);
     int (*out)(json_t **reply, const struct exchange *x);
 
-    /* Owns one reference of x when called. 0: it answered, or somebody will. -1: nobody was
-     * answered; dispatch answers with e. */
-    int (*handle)(struct app *app, struct exchange *x, struct err *e);
+    enum operation operation; /* which handler does it: server/operations.c */
 };
 #define ROUTE_BODY_CONFIG UINT64_MAX
 

@@ -12,13 +12,11 @@
 #include "control/lifecycle.h"
 #include "fleet/proxy/relay.h"
 #include "handlers/body.h"
-#include "handlers/control_plane.h"
-#include "handlers/fleet/fleet_routes.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/update/commit_resume.h"
 #include "handlers/update/update_parts.h"
 #include "server/config/config.h"
+#include "server/operations.h"
 #include "weights/safetensors.h"
 
 #include <assert.h>
@@ -38,15 +36,8 @@ struct hop {
 static int check_life(const struct app *app, const struct route *route, struct err *e)
 {
     struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
-    enum lifecycle_call call = CALL_RESET_CACHE; /* one that works whenever the server serves */
 
-    if (route->role <= ROLE_WATCH)
-        return 0;
-    if (route->handle == handle_resume || route->handle == handle_commit_resume)
-        call = CALL_RESUME;
-    if (route->handle == handle_abort_requests)
-        call = CALL_ABORT_REQUESTS;
-    return lifecycle_check(&s, call, e);
+    return route->role <= ROLE_WATCH ? 0 : lifecycle_check(&s, operation_call(route->operation), e);
 }
 
 /* May this request pass? All rows of a path have one role, so the body need not be known. */
@@ -117,42 +108,31 @@ static void refuse_unread(struct app *app, const struct exchange *x)
 {
     const struct route *route = x->route;
 
-    if (app->upstreams == NULL && route != NULL &&
-        (route->handle == handle_update || route->handle == handle_lora_load))
-        update_unread(app, x);
+    if (app->upstreams != NULL || route == NULL)
+        return;
+    if (operation_embedded(route->operation)->unread != NULL)
+        operation_embedded(route->operation)->unread(app, x);
 }
 
 /* Answered by the route's own handler, or by the one that works in front of upstream engines. */
 static int handle(struct app *app, struct exchange *x, const struct route *route, struct err *e)
 {
-    const struct fleet_row *row;
-
     if (app->upstreams == NULL)
-        return route->handle(app, x, e);
-    row = fleet_row_of(route);
-    if (row == NULL)
-        return err_set(e, ERR_HAS_UPSTREAMS, "",
-                       "%.200s is not answered in front of upstream engines: ask them", x->path);
-    return row->handle(app, x, e);
+        return operation_embedded(route->operation)->handle(app, x, e);
+    return operation_fleet(route->operation)->handle(app, x, e);
 }
 
 static enum route_lane lane_of(const struct app *app, const struct route *route)
 {
-    const struct fleet_row *row;
-
-    if (app->upstreams == NULL)
-        return route->lane;
-    row = fleet_row_of(route);
-    return row != NULL ? row->lane : LANE_LOOP;
+    return app->upstreams == NULL ? route->lane : operation_fleet(route->operation)->lane;
 }
 
 /* Which row of the path? Of what is passed on as it is, no body is looked into. */
 static const struct route *claimed(const struct app *app, const struct exchange *x)
 {
     const struct route *first = x->route;
-    const struct fleet_row *row = app->upstreams != NULL ? fleet_row_of(first) : NULL;
 
-    if (row != NULL && row->handle == handle_relay)
+    if (app->upstreams != NULL && operation_fleet(first->operation)->passed_on)
         return first;
     return route_claimed(first, x->method, app->dialects, x->body, x->body_len);
 }

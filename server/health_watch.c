@@ -107,7 +107,7 @@ static int watch_route(void *arg, struct exchange *x, struct front_plan *out, st
                        "%.200s is not answered on this listener: it has "
                        "health only",
                        x->path);
-    assert(route->handle == handle_live || route->handle == handle_ready);
+    assert(route->operation == OPERATION_LIVE || route->operation == OPERATION_READY);
     x->route = route;
     *out = (struct front_plan){.body = FRONT_BODY_WHOLE, .body_max = route->body_max};
     return 0;
@@ -148,7 +148,7 @@ static void watch_dispatch(void *arg, struct exchange *x)
     struct health h = health_of(atomic_load_explicit(&w->word, memory_order_relaxed),
                                 clock_now_us());
 
-    if (route->handle == handle_live)
+    if (route->operation == OPERATION_LIVE)
         answer_live(x, &h);
     else
         answer_ready(x, &h);

@@ -26,124 +26,127 @@ enum {
 #define GET_HEAD (METHOD_GET | METHOD_HEAD)
 
 /* Rows of one shape, so that the table stays readable. */
-#define HEALTH(methods, path, op, fn)                                                              \
+#define HEALTH(methods, path, id, op)                                                              \
     {                                                                                              \
-        methods, path, op, LANE_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,            \
-            ROUTE_NO_BODY_MAX, NULL, NULL, .handle = fn                                            \
+        methods, path, id, LANE_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,            \
+            ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
-#define WATCH(lane, path, op, fn)                                                                  \
+#define WATCH(lane, path, id, op)                                                                  \
     {                                                                                              \
-        GET_HEAD, path, op, lane, ROLE_WATCH, BODY_NONE, true, false, FORM_NATIVE,                 \
-            ROUTE_NO_BODY_MAX, NULL, NULL, .handle = fn                                            \
+        GET_HEAD, path, id, lane, ROLE_WATCH, BODY_NONE, true, false, FORM_NATIVE,                 \
+            ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
-#define VIEW(lane, path, op, query, fn)                                                            \
+#define VIEW(lane, path, id, query, op)                                                            \
     {                                                                                              \
-        GET_HEAD, path, op, lane, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,                \
-            ROUTE_NO_BODY_MAX, NULL, query, .handle = fn                                           \
+        GET_HEAD, path, id, lane, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,                \
+            ROUTE_NO_BODY_MAX, NULL, query, .operation = op                                        \
     }
-#define CONTROL(path, op, optional, max, members, fn)                                              \
+#define CONTROL(path, id, optional, max, members, op)                                              \
     {                                                                                              \
-        METHOD_POST, path, op, LANE_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true, FORM_NATIVE, \
-            max, members, NULL, .handle = fn                                                       \
+        METHOD_POST, path, id, LANE_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true, FORM_NATIVE, \
+            max, members, NULL, .operation = op                                                    \
     }
-#define DATA(path, op, lane, strict, form, members, fn)                                            \
+#define DATA(path, id, lane, strict, form, members, op)                                            \
     {                                                                                              \
-        METHOD_POST, path, op, lane, ROLE_GENERATE, BODY_JSON, false, strict, form,                \
-            ROUTE_DATA_MAX, members, NULL, .handle = fn                                            \
+        METHOD_POST, path, id, lane, ROLE_GENERATE, BODY_JSON, false, strict, form,                \
+            ROUTE_DATA_MAX, members, NULL, .operation = op                                         \
     }
 
 const struct route routes[] = {
-    HEALTH(GET_HEAD, "/health", "health", handle_live),
-    HEALTH(GET_HEAD | METHOD_POST, "/ping", "ping", handle_live),
-    HEALTH(GET_HEAD, "/health/live", "healthLive", handle_live),
-    HEALTH(GET_HEAD, "/livez", "livez", handle_live),
-    HEALTH(GET_HEAD, "/v2/health/live", "v2HealthLive", handle_live),
-    HEALTH(GET_HEAD, "/health/ready", "healthReady", handle_ready),
-    HEALTH(GET_HEAD, "/readyz", "readyz", handle_ready),
-    HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", handle_ready),
-    WATCH(LANE_LOOP, "/version", "version", handle_version),
-    WATCH(LANE_LOOP, "/v1/status", "status", handle_status),
-    WATCH(LANE_CONTROL, "/metrics", "metrics", handle_metrics),
+    HEALTH(GET_HEAD, "/health", "health", OPERATION_LIVE),
+    HEALTH(GET_HEAD | METHOD_POST, "/ping", "ping", OPERATION_LIVE),
+    HEALTH(GET_HEAD, "/health/live", "healthLive", OPERATION_LIVE),
+    HEALTH(GET_HEAD, "/livez", "livez", OPERATION_LIVE),
+    HEALTH(GET_HEAD, "/v2/health/live", "v2HealthLive", OPERATION_LIVE),
+    HEALTH(GET_HEAD, "/health/ready", "healthReady", OPERATION_READY),
+    HEALTH(GET_HEAD, "/readyz", "readyz", OPERATION_READY),
+    HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", OPERATION_READY),
+    WATCH(LANE_LOOP, "/version", "version", OPERATION_VERSION),
+    WATCH(LANE_LOOP, "/v1/status", "status", OPERATION_STATUS),
+    WATCH(LANE_CONTROL, "/metrics", "metrics", OPERATION_METRICS),
     {GET_HEAD, "/v1/models", "models", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
-     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_models},
+     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODELS},
     {GET_HEAD, "/v1/models/{id}", "model", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
-     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_model},
+     FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODEL},
 
-    WATCH(LANE_LOOP, "/v1/upstreams", "upstreams", handle_upstreams),
+    WATCH(LANE_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
     CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,
-            handle_resync),
+            OPERATION_RESYNC),
 
     CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX, update_start_members,
-            handle_update_start),
+            OPERATION_UPDATE_START),
     {METHOD_POST, "/v1/update_weights", "update", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS, false,
-     true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query, .handle = handle_update},
+     true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query,
+     .operation = OPERATION_UPDATE},
     CONTROL("/v1/update_weights/verify", "updateVerify", false, ROUTE_FINISH_MAX,
-            update_verify_members, handle_update_verify),
+            update_verify_members, OPERATION_UPDATE_VERIFY),
     CONTROL("/v1/update_weights/finish", "updateFinish", false, ROUTE_FINISH_MAX,
-            update_finish_members, handle_update_finish),
+            update_finish_members, OPERATION_UPDATE_FINISH),
     CONTROL("/v1/update_weights/abort", "updateAbort", false, ROUTE_SMALL_MAX, update_abort_members,
-            handle_update_abort),
+            OPERATION_UPDATE_ABORT),
     CONTROL("/v1/update_weights/renew", "updateRenew", false, ROUTE_SMALL_MAX, update_renew_members,
-            handle_update_renew),
-    VIEW(LANE_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, handle_update_get),
+            OPERATION_UPDATE_RENEW),
+    VIEW(LANE_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, OPERATION_UPDATE_GET),
     {METHOD_DELETE, "/v1/update_weights/{id}", "updateDelete", LANE_CONTROL, ROLE_CONTROL,
      BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
-     .handle = handle_update_delete},
+     .operation = OPERATION_UPDATE_DELETE},
     CONTROL("/v1/weights/plans", "planPut", false, ROUTE_BODY_CONFIG, plan_members,
-            handle_plan_put),
-    VIEW(LANE_CONTROL, "/v1/weights", "weightsList", weights_list_query, handle_weights_list),
-    VIEW(LANE_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, handle_weights_get),
+            OPERATION_PLAN_PUT),
+    VIEW(LANE_CONTROL, "/v1/weights", "weightsList", weights_list_query, OPERATION_WEIGHTS_LIST),
+    VIEW(LANE_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, OPERATION_WEIGHTS_GET),
     CONTROL("/v1/weights/label", "weightsLabel", false, ROUTE_SMALL_MAX, weights_label_members,
-            handle_weights_label),
+            OPERATION_WEIGHTS_LABEL),
     CONTROL("/v1/weights/check", "weightsCheck", false, ROUTE_FINISH_MAX, weights_check_members,
-            handle_weights_check),
+            OPERATION_WEIGHTS_CHECK),
     {GET_HEAD, "/v1/weights/handles", "handlesGet", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true,
      true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, handles_query, .get_acts = true,
-     .handle = handle_handles_get},
+     .operation = OPERATION_HANDLES_GET},
     CONTROL("/v1/weights/handles/renew", "handlesRenew", false, ROUTE_SMALL_MAX,
-            handles_renew_members, handle_handles_renew),
+            handles_renew_members, OPERATION_HANDLES_RENEW),
     {METHOD_DELETE, "/v1/weights/handles/{lease_id}", "handlesDelete", LANE_CONTROL, ROLE_CONTROL,
      BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
-     .handle = handle_handles_delete},
+     .operation = OPERATION_HANDLES_DELETE},
     CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
-            handle_preflight),
+            OPERATION_PREFLIGHT),
     CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,
-            transfer_init_members, handle_transfer_init),
-    VIEW(LANE_LOOP, "/v1/weight_transfer", "transferGet", NULL, handle_transfer_get),
+            transfer_init_members, OPERATION_TRANSFER_INIT),
+    VIEW(LANE_LOOP, "/v1/weight_transfer", "transferGet", NULL, OPERATION_TRANSFER_GET),
     {METHOD_DELETE, "/v1/weight_transfer", "transferDelete", LANE_CONTROL, ROLE_CONTROL, BODY_NONE,
-     true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_transfer_delete},
+     true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
+     .operation = OPERATION_TRANSFER_DELETE},
 
-    CONTROL("/v1/pause", "pause", true, ROUTE_SMALL_MAX, pause_members, handle_pause),
+    CONTROL("/v1/pause", "pause", true, ROUTE_SMALL_MAX, pause_members, OPERATION_PAUSE),
     {METHOD_POST, "/v1/resume", "resume", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true, true,
-     FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .handle = handle_resume},
-    CONTROL("/v1/sleep", "sleep", true, ROUTE_SMALL_MAX, sleep_members, handle_sleep),
-    CONTROL("/v1/wake", "wake", true, ROUTE_SMALL_MAX, wake_members, handle_wake),
+     FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_RESUME},
+    CONTROL("/v1/sleep", "sleep", true, ROUTE_SMALL_MAX, sleep_members, OPERATION_SLEEP),
+    CONTROL("/v1/wake", "wake", true, ROUTE_SMALL_MAX, wake_members, OPERATION_WAKE),
     CONTROL("/v1/reset_cache", "resetCache", true, ROUTE_SMALL_MAX, reset_cache_members,
-            handle_reset_cache),
+            OPERATION_RESET_CACHE),
     CONTROL("/v1/abort_requests", "abortRequests", false, ROUTE_DATA_MAX, abort_requests_members,
-            handle_abort_requests),
+            OPERATION_ABORT_REQUESTS),
 
     {METHOD_POST, "/v1/load_lora_adapter", "loraLoad", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS,
      false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, lora_load_members, lora_load_query,
-     .handle = handle_lora_load},
+     .operation = OPERATION_LORA_LOAD},
     CONTROL("/v1/unload_lora_adapter", "loraUnload", false, ROUTE_SMALL_MAX, lora_unload_members,
-            handle_lora_unload),
-    VIEW(LANE_LOOP, "/v1/lora_adapters", "loraList", NULL, handle_lora_list),
+            OPERATION_LORA_UNLOAD),
+    VIEW(LANE_LOOP, "/v1/lora_adapters", "loraList", NULL, OPERATION_LORA_LIST),
 
     {METHOD_POST, "/v1/generate", "generate", LANE_GENERATE, ROLE_GENERATE, BODY_JSON, false, true,
      FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,
-     .handle = handle_generate},
+     .operation = OPERATION_GENERATE},
     DATA("/inference/v1/generate", "inferenceGenerate", LANE_GENERATE, false, FORM_OPENAI,
-         generate_members, handle_generate),
+         generate_members, OPERATION_GENERATE),
     DATA("/v1/completions", "completions", LANE_GENERATE, false, FORM_OPENAI, completions_members,
-         handle_completions),
+         OPERATION_COMPLETIONS),
     DATA("/v1/chat/completions", "chatCompletions", LANE_GENERATE, false, FORM_OPENAI, chat_members,
-         handle_chat),
+         OPERATION_CHAT),
     DATA("/v1/chat/completions/render", "chatRender", LANE_TEXT, false, FORM_OPENAI, chat_members,
-         handle_chat_render),
-    DATA("/tokenize", "tokenize", LANE_TEXT, false, FORM_OPENAI, tokenize_members, handle_tokenize),
+         OPERATION_CHAT_RENDER),
+    DATA("/tokenize", "tokenize", LANE_TEXT, false, FORM_OPENAI, tokenize_members,
+         OPERATION_TOKENIZE),
     DATA("/detokenize", "detokenize", LANE_TEXT, false, FORM_OPENAI, detokenize_members,
-         handle_detokenize),
+         OPERATION_DETOKENIZE),
 
     RELAYED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
         DIALECT_PRIME_RL_ROUTES DIALECT_AREAL_ROUTES};

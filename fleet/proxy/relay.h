@@ -45,8 +45,8 @@ void relays_free(struct relays *rs);
 int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *e);
 void relay_loop_end(void *loop_app);
 
-/* handle_relay - a route's `handle` in front of upstreams (handlers/fleet/fleet_routes.h), on the
- * loop. Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND,
+/* handle_relay - an operation's handler in front of upstreams (server/operations.h), on the loop.
+ * Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND,
  * ERR_NO_MEMORY.
  */
 int handle_relay(struct app *app, struct exchange *x, struct err *e);

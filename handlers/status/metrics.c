@@ -157,7 +157,7 @@ static uint64_t requests_of(const struct route_counters *c)
 
 static const char *operation_of(size_t i)
 {
-    return i < n_routes ? routes[i].operation : "none";
+    return i < n_routes ? routes[i].operation_id : "none";
 }
 
 static void put_statuses(const struct metrics *m, struct buf *out)

@@ -8,7 +8,7 @@
 
 #include "handlers/app.h"
 
-/* Routes' `handle` (handlers/route.h). */
+/* Operations' handlers (server/operations.h). */
 
 /* handle_commit_resume - commit the implicit update that is open, if any, then resume. Answers as
  * handle_resume, or with what is wrong with the update. */

@@ -59,7 +59,6 @@ void zmq_updates_free(struct zmq_updates *z); /* stops first; accepts NULL */
  * ERR_CONFLICT (another update is open; aborted; the trainer's other ranks failed), and all that
  * updates_submit and updates_finish bring; ERR_BAD_REQUEST for what a trainer sent. */
 int handle_update_zmq(struct app *app, struct exchange *x, struct err *e);
-extern const char *const update_zmq_members[];
 
 /* fleet_update_zmq - the same route in front of upstream engines: refused, and why. */
 int fleet_update_zmq(struct app *app, struct exchange *x, struct err *e);

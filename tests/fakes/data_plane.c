@@ -5,6 +5,7 @@
 #include "base/workers.h"
 #include "control/admission.h"
 #include "handlers/reply.h"
+#include "server/operations.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -149,7 +150,7 @@ void plane_send(struct plane *p, struct plane_x *px, const struct route *route, 
     assert_non_null(px->x->body);
     px->x->content_length = px->x->body_len;
     exchange_ref(px->x);
-    if (route->handle(&p->app, px->x, &e) != 0)
+    if (operation_embedded(route->operation)->handle(&p->app, px->x, &e) != 0)
         reply_error(px->x, &e, NULL);
 }
 

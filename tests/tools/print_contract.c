@@ -46,7 +46,7 @@ int main(void)
         (void)json_array_append_new(
             rows, json_pack("{s:o, s:s, s:s, s:o, s:o, s:i, s:b, s:s}", "methods",
                             methods(routes[i].methods), "path", routes[i].pattern, "operation",
-                            routes[i].operation, "members", names(routes[i].members), "query",
+                            routes[i].operation_id, "members", names(routes[i].members), "query",
                             names(routes[i].query), "form", (int)routes[i].form, "strict",
                             (int)routes[i].strict, "role", role_name(routes[i].role)));
     for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)

@@ -13,7 +13,6 @@
 #include "handlers/compat/dialect.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
 #include "handlers/control_plane.h"
-#include "handlers/update/commit_resume.h"
 
 struct app;
 
@@ -36,40 +35,41 @@ int handle_areal_meta(struct app *app, struct exchange *x, struct err *e);
 /* handle_areal_lora_meta - the list of an adapter's tensors, which their update says again. */
 int handle_areal_lora_meta(struct app *app, struct exchange *x, struct err *e);
 
-/* Columns: how long the body may be; path, operation, handler; then what differs. */
-#define AREAL_ROW(max, path, op, fn, ...)                                                          \
-    SGLANG_ROW(DIALECT_AREAL, FORM_SGLANG, METHOD_POST, BODY_JSON, max, path, op, fn, __VA_ARGS__)
+/* Columns: how long the body may be; path, operationId, operation; then what differs. */
+#define AREAL_ROW(max, path, id, op, ...)                                                          \
+    SGLANG_ROW(DIALECT_AREAL, FORM_SGLANG, METHOD_POST, BODY_JSON, max, path, id, op, __VA_ARGS__)
 
 #define AREAL_WEIGHTS                                                                              \
-    AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights", "arealUpdate", handle_update,              \
+    AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights", "arealUpdate", OPERATION_UPDATE,           \
               .members = areal_disk_members, .into = sglang_disk_into, .in = sglang_disk_in,       \
               .out = sglang_update_out),                                                           \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_init_weights_update_group", "arealInitGroup",           \
-                  handle_transfer_init, .session = SESSION_IMPLICIT,                               \
+                  OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                            \
                   .members = areal_group_members, .into = transfer_init_members,                   \
                   .in = areal_group_in, .out = sglang_group_out),                                  \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta", "arealMeta",                 \
-                  handle_areal_meta, .whole = true, .members = areal_meta_members),                \
-        AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_xccl", "arealUpdateXccl", handle_update, \
-                  .session = SESSION_IMPLICIT, .whole = true, .into = update_members,              \
-                  .in = areal_update_in, .out = sglang_update_out)
+                  OPERATION_AREAL_META, .whole = true, .members = areal_meta_members),             \
+        AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_xccl", "arealUpdateXccl",                \
+                  OPERATION_UPDATE, .session = SESSION_IMPLICIT, .whole = true,                    \
+                  .into = update_members, .in = areal_update_in, .out = sglang_update_out)
 
 #define AREAL_LORA                                                                                 \
-    AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_lora", "arealUpdateLora", handle_lora_load,  \
-              .members = areal_lora_members, .into = lora_load_members, .in = areal_lora_in,       \
-              .out = areal_lora_out),                                                              \
+    AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_lora", "arealUpdateLora",                    \
+              OPERATION_LORA_LOAD, .members = areal_lora_members, .into = lora_load_members,       \
+              .in = areal_lora_in, .out = areal_lora_out),                                         \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta_lora", "arealMetaLora",        \
-                  handle_areal_lora_meta, .whole = true, .members = areal_lora_tensors_members),   \
+                  OPERATION_AREAL_LORA_META, .whole = true,                                        \
+                  .members = areal_lora_tensors_members),                                          \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_update_weights_lora_xccl", "arealUpdateLoraXccl",     \
-                  handle_lora_load, .whole = true, .members = areal_lora_tensors_members,          \
+                  OPERATION_LORA_LOAD, .whole = true, .members = areal_lora_tensors_members,       \
                   .into = lora_load_members, .in = areal_lora_tensors_in, .out = areal_lora_out)
 
 /* Rows of the route table. */
 #define DIALECT_AREAL_ROUTES                                                                       \
-    AREAL_ROW(ROUTE_NO_BODY_MAX, "/areal_pause_generation", "arealPause", handle_pause,            \
+    AREAL_ROW(ROUTE_NO_BODY_MAX, "/areal_pause_generation", "arealPause", OPERATION_PAUSE,         \
               .into = pause_members, .in = areal_pause_in, .out = areal_pause_out),                \
         AREAL_ROW(ROUTE_NO_BODY_MAX, "/areal_continue_generation", "arealContinue",                \
-                  handle_commit_resume, .out = areal_continue_out),                                \
+                  OPERATION_COMMIT_RESUME, .out = areal_continue_out),                             \
         AREAL_WEIGHTS, AREAL_LORA,
 
 #endif

@@ -37,22 +37,11 @@ static inline struct sglang_op *sglang_of(struct generation *g)
     return (struct sglang_op *)(void *)g;
 }
 
-/* handle_sglang_generate - a route's `handle` (handlers/route.h); as handle_completions. */
+/* handle_sglang_generate - an operation's handler (server/operations.h); as handle_completions. */
 int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e);
-extern const char *const sglang_generate_members[];
 
 /* Of sglang_generate_reply.c; as generation_ops says, on app->text. */
 void sglang_generate_news(struct generation *g);
 void sglang_generate_finish(struct generation *g);
-
-/* A row of the route table. */
-#define SGLANG_GENERATE                                                                            \
-    {                                                                                              \
-        .methods = METHOD_POST | METHOD_PUT, .pattern = "/generate",                               \
-        .operation = "sglangGenerate", .lane = LANE_GENERATE, .role = ROLE_GENERATE,               \
-        .body = BODY_JSON, .form = FORM_SGLANG, .body_max = ROUTE_DATA_MAX,                        \
-        .members = sglang_generate_members, .dialect = DIALECT_SGLANG,                             \
-        .handle = handle_sglang_generate                                                           \
-    }
 
 #endif

@@ -20,7 +20,7 @@ int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e);
 
 /* A row of the route table; in the words of dialect_sglang.h. */
 #define SGLANG_TENSOR                                                                              \
-    SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", handle_update,                \
+    SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", OPERATION_UPDATE,             \
                 .session = SESSION_IMPLICIT, .members = sglang_tensor_members,                     \
                 .into = update_members, .in = sglang_tensor_in, .out = sglang_update_out)
 

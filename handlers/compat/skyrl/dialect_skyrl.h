@@ -10,8 +10,6 @@
 #include "handlers/compat/dialect.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
-#include "handlers/update/commit_resume.h"
-#include "handlers/update/update_zmq.h"
 
 extern const char *const skyrl_rpc_members[], *const skyrl_nothing[];
 extern const char *const skyrl_lora_members[], *const skyrl_lora_into[];
@@ -51,53 +49,53 @@ int skyrl_generate_out(json_t **reply, const struct exchange *x);
 int skyrl_info_out(json_t **reply, const struct exchange *x);
 int skyrl_paused_out(json_t **reply, const struct exchange *x);
 
-/* Columns: path, operation, handler; then what differs. */
-#define SKYRL_POST(path, op, fn, ...)                                                              \
+/* Columns: path, operationId, operation; then what differs. */
+#define SKYRL_POST(path, id, op, ...)                                                              \
     {                                                                                              \
-        .methods = METHOD_POST, .pattern = path, .operation = op, .lane = LANE_CONTROL,            \
+        .methods = METHOD_POST, .pattern = path, .operation_id = id, .lane = LANE_CONTROL,         \
         .role = ROLE_CONTROL, .body = BODY_JSON, .form = FORM_OPENAI, .dialect = DIALECT_SKYRL,    \
-        .handle = fn, __VA_ARGS__                                                                  \
+        .operation = op, __VA_ARGS__                                                               \
     }
-#define SKYRL_SMALL(path, op, fn, ...)                                                             \
-    SKYRL_POST(path, op, fn, .body_max = ROUTE_SMALL_MAX, __VA_ARGS__)
+#define SKYRL_SMALL(path, id, op, ...)                                                             \
+    SKYRL_POST(path, id, op, .body_max = ROUTE_SMALL_MAX, __VA_ARGS__)
 
-/* Columns: operation, method, handler; then what differs. */
-#define SKYRL_RPC(op, name, fn, ...)                                                               \
-    SKYRL_POST("/collective_rpc", op, fn, .body_max = ROUTE_BODY_CONFIG,                           \
+/* Columns: operationId, method, operation; then what differs. */
+#define SKYRL_RPC(id, name, op, ...)                                                               \
+    SKYRL_POST("/collective_rpc", id, op, .body_max = ROUTE_BODY_CONFIG,                           \
                .members = skyrl_rpc_members, .claim = {"method", name}, .session = SESSION_OPEN,   \
                .out = skyrl_results_out, __VA_ARGS__)
 
-/* Columns: path, operation; then what differs. */
-#define SKYRL_UPDATE(path, op, ...)                                                                \
-    SKYRL_POST(path, op, handle_update, .body_max = ROUTE_BODY_CONFIG,                             \
+/* Columns: path, operationId; then what differs. */
+#define SKYRL_UPDATE(path, id, ...)                                                                \
+    SKYRL_POST(path, id, OPERATION_UPDATE, .body_max = ROUTE_BODY_CONFIG,                          \
                .session = SESSION_IMPLICIT, .into = update_members, .out = dialect_out_status,     \
                __VA_ARGS__)
 
 /* Rows of the route table. */
 #define SKYRL_NOW_ROUTES                                                                           \
-    SKYRL_RPC("skyrlRpcStart", "skyrl_start_weight_update", handle_update_start,                   \
+    SKYRL_RPC("skyrlRpcStart", "skyrl_start_weight_update", OPERATION_UPDATE_START,                \
               .into = update_start_members, .in = skyrl_rpc_start_in),                             \
-        SKYRL_RPC("skyrlRpcIpc", "update_weights_ipc", handle_update, .into = update_members,      \
+        SKYRL_RPC("skyrlRpcIpc", "update_weights_ipc", OPERATION_UPDATE, .into = update_members,   \
                   .in = skyrl_rpc_ipc_in),                                                         \
-        SKYRL_RPC("skyrlRpcNccl", "update_weights_nccl", handle_update, .into = update_members,    \
+        SKYRL_RPC("skyrlRpcNccl", "update_weights_nccl", OPERATION_UPDATE, .into = update_members, \
                   .in = skyrl_rpc_nccl_in),                                                        \
-        SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", handle_update_finish,            \
+        SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", OPERATION_UPDATE_FINISH,         \
                   .into = update_finish_members, .in = skyrl_rpc_finish_in),                       \
-        SKYRL_RPC("skyrlRpcSleep", "skyrl_sleep_for_weight_sync", handle_sleep,                    \
+        SKYRL_RPC("skyrlRpcSleep", "skyrl_sleep_for_weight_sync", OPERATION_SLEEP,                 \
                   .into = sleep_members, .in = skyrl_rpc_sleep_in),                                \
-        SKYRL_RPC("skyrlRpcWake", "skyrl_wake_for_weight_sync", handle_wake, .into = wake_members, \
-                  .in = skyrl_rpc_wake_in),                                                        \
-        SKYRL_RPC("checkpointEngineRpc", "update_weights_from_ipc", handle_update_zmq,             \
+        SKYRL_RPC("skyrlRpcWake", "skyrl_wake_for_weight_sync", OPERATION_WAKE,                    \
+                  .into = wake_members, .in = skyrl_rpc_wake_in),                                  \
+        SKYRL_RPC("checkpointEngineRpc", "update_weights_from_ipc", OPERATION_UPDATE_ZMQ,          \
                   .into = update_zmq_members, .in = skyrl_rpc_zmq_in),                             \
-        SKYRL_POST("/collective_rpc", "skyrlRpc", handle_unsupported,                              \
+        SKYRL_POST("/collective_rpc", "skyrlRpc", OPERATION_UNSUPPORTED,                           \
                    .body_max = ROUTE_BODY_CONFIG, .members = skyrl_rpc_members,                    \
                    .into = skyrl_nothing, .in = skyrl_rpc_refuse),                                 \
-        SKYRL_SMALL("/skyrl/v1/load_lora_adapter", "skyrlLoraLoad", handle_lora_load,              \
+        SKYRL_SMALL("/skyrl/v1/load_lora_adapter", "skyrlLoraLoad", OPERATION_LORA_LOAD,           \
                     .members = skyrl_lora_members, .into = skyrl_lora_into, .in = skyrl_lora_in,   \
                     .out = skyrl_lora_out),                                                        \
         {.methods = METHOD_POST,                                                                   \
          .pattern = "/skyrl/v1/generate",                                                          \
-         .operation = "skyrlGenerate",                                                             \
+         .operation_id = "skyrlGenerate",                                                          \
          .lane = LANE_GENERATE,                                                                    \
          .role = ROLE_GENERATE,                                                                    \
          .body = BODY_JSON,                                                                        \
@@ -108,10 +106,10 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
          .into = skyrl_generate_into,                                                              \
          .in = skyrl_generate_in,                                                                  \
          .out = skyrl_generate_out,                                                                \
-         .handle = handle_generate},                                                               \
+         .operation = OPERATION_GENERATE},                                                         \
         {.methods = METHOD_POST,                                                                   \
          .pattern = "/finish_session",                                                             \
-         .operation = "skyrlFinishSession",                                                        \
+         .operation_id = "skyrlFinishSession",                                                     \
          .lane = LANE_LOOP,                                                                        \
          .role = ROLE_GENERATE,                                                                    \
          .body = BODY_NONE,                                                                        \
@@ -121,20 +119,21 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
          .query = skyrl_session_query,                                                             \
          .dialect = DIALECT_SKYRL,                                                                 \
          .out = dialect_out_status,                                                                \
-         .handle = handle_session_finish},                                                         \
-        SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", handle_unsupported,                     \
+         .operation = OPERATION_SESSION_FINISH},                                                   \
+        SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
                     .members = skyrl_fetch_members, .into = skyrl_nothing,                         \
                     .in = skyrl_fetch_refuse),
 
 #define SKYRL_OLD_ROUTES                                                                           \
-    SKYRL_SMALL("/init_weight_update_communicator", "skyrlInitCommunicator", handle_transfer_init, \
-                .session = SESSION_IMPLICIT, .members = skyrl_join_members,                        \
-                .into = transfer_init_members, .in = skyrl_join_in, .out = dialect_out_status),    \
-        SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransfer", handle_transfer_init,            \
+    SKYRL_SMALL("/init_weight_update_communicator", "skyrlInitCommunicator",                       \
+                OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                              \
+                .members = skyrl_join_members, .into = transfer_init_members, .in = skyrl_join_in, \
+                .out = dialect_out_status),                                                        \
+        SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransfer", OPERATION_TRANSFER_INIT,         \
                     .session = SESSION_IMPLICIT, .members = skyrl_join_members,                    \
                     .claim = {"master_addr", NULL}, .into = transfer_init_members,                 \
                     .in = skyrl_join_in, .out = dialect_out_status),                               \
-        SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransferIpc", handle_transfer_init,         \
+        SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransferIpc", OPERATION_TRANSFER_INIT,      \
                     .session = SESSION_IMPLICIT, .members = skyrl_join_members,                    \
                     .into = transfer_init_members, .in = skyrl_join_ipc_in,                        \
                     .out = dialect_out_status),                                                    \
@@ -144,18 +143,18 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
                      .claim = {"names", NULL}, .in = skyrl_list_in),                               \
         SKYRL_UPDATE("/update_weights_skyrl", "skyrlUpdate", .members = skyrl_list_members,        \
                      .in = skyrl_list_in),                                                         \
-        SKYRL_SMALL("/finalize_weight_update", "skyrlFinalize", handle_commit_implicit,            \
+        SKYRL_SMALL("/finalize_weight_update", "skyrlFinalize", OPERATION_COMMIT_IMPLICIT,         \
                     .json_optional = true, .out = dialect_out_status),                             \
-        SKYRL_SMALL("/destroy_weights_update_group", "skyrlDestroyGroup", handle_transfer_delete,  \
-                    .json_optional = true, .members = skyrl_destroy_members,                       \
-                    .into = transfer_delete_members, .in = skyrl_destroy_in,                       \
-                    .out = dialect_out_status),                                                    \
-        SKYRL_SMALL("/pause", "skyrlPause", handle_pause, .members = skyrl_pause_members,          \
+        SKYRL_SMALL("/destroy_weights_update_group", "skyrlDestroyGroup",                          \
+                    OPERATION_TRANSFER_DELETE, .json_optional = true,                              \
+                    .members = skyrl_destroy_members, .into = transfer_delete_members,             \
+                    .in = skyrl_destroy_in, .out = dialect_out_status),                            \
+        SKYRL_SMALL("/pause", "skyrlPause", OPERATION_PAUSE, .members = skyrl_pause_members,       \
                     .claim = {"wait_for_inflight_request", NULL}, .into = pause_members,           \
                     .in = skyrl_pause_in, .out = skyrl_paused_out),                                \
         {.methods = METHOD_GET | METHOD_HEAD,                                                      \
          .pattern = "/get_server_info",                                                            \
-         .operation = "skyrlServerInfo",                                                           \
+         .operation_id = "skyrlServerInfo",                                                        \
          .lane = LANE_LOOP,                                                                        \
          .role = ROLE_WATCH,                                                                       \
          .body = BODY_NONE,                                                                        \
@@ -164,7 +163,7 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
          .body_max = ROUTE_NO_BODY_MAX,                                                            \
          .dialect = DIALECT_SKYRL,                                                                 \
          .out = skyrl_info_out,                                                                    \
-         .handle = handle_status},
+         .operation = OPERATION_RANKS},
 
 #define DIALECT_SKYRL_ROUTES SKYRL_NOW_ROUTES SKYRL_OLD_ROUTES
 

@@ -9,7 +9,6 @@
 
 #include "handlers/compat/dialect.h"
 #include "handlers/control_plane.h"
-#include "handlers/update/commit_resume.h"
 
 extern const char *const vllm_pause_query[], *const vllm_sleep_query[], *const vllm_wake_query[];
 extern const char *const vllm_reset_query[], *const vllm_world_query[];
@@ -57,96 +56,98 @@ int vllm_checker_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_reset_weights_in(json_t **body, const struct exchange *x, struct err *e);
 int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
 
-/* Columns: path, operation, handler; then what differs. */
-#define VLLM_POST(kind, max, path, op, fn, ...)                                                    \
+/* Columns: path, operationId, operation; then what differs. */
+#define VLLM_POST(kind, max, path, id, op, ...)                                                    \
     {                                                                                              \
-        .methods = METHOD_POST, .pattern = path, .operation = op, .lane = LANE_CONTROL,            \
+        .methods = METHOD_POST, .pattern = path, .operation_id = id, .lane = LANE_CONTROL,         \
         .role = ROLE_CONTROL, .body = kind, .json_optional = true, .form = FORM_OPENAI,            \
-        .body_max = max, .dialect = DIALECT_VLLM, .handle = fn, __VA_ARGS__                        \
+        .body_max = max, .dialect = DIALECT_VLLM, .operation = op, __VA_ARGS__                     \
     }
-#define VLLM_CONTROL(path, op, fn, ...)                                                            \
-    VLLM_POST(BODY_JSON, ROUTE_SMALL_MAX, path, op, fn, __VA_ARGS__)
+#define VLLM_CONTROL(path, id, op, ...)                                                            \
+    VLLM_POST(BODY_JSON, ROUTE_SMALL_MAX, path, id, op, __VA_ARGS__)
 /* Whatever comes as a body is dropped. */
-#define VLLM_NO_BODY(path, op, fn, ...)                                                            \
-    VLLM_POST(BODY_NONE, ROUTE_NO_BODY_MAX, path, op, fn, __VA_ARGS__)
-#define VLLM_VIEW(path, op, fn, ...)                                                               \
+#define VLLM_NO_BODY(path, id, op, ...)                                                            \
+    VLLM_POST(BODY_NONE, ROUTE_NO_BODY_MAX, path, id, op, __VA_ARGS__)
+#define VLLM_VIEW(path, id, op, ...)                                                               \
     {                                                                                              \
-        .methods = METHOD_GET | METHOD_HEAD, .pattern = path, .operation = op, .lane = LANE_LOOP,  \
-        .role = ROLE_WATCH, .body = BODY_NONE, .json_optional = true, .form = FORM_OPENAI,         \
-        .body_max = ROUTE_NO_BODY_MAX, .dialect = DIALECT_VLLM, .handle = fn, __VA_ARGS__          \
+        .methods = METHOD_GET | METHOD_HEAD, .pattern = path, .operation_id = id,                  \
+        .lane = LANE_LOOP, .role = ROLE_WATCH, .body = BODY_NONE, .json_optional = true,           \
+        .form = FORM_OPENAI, .body_max = ROUTE_NO_BODY_MAX, .dialect = DIALECT_VLLM,               \
+        .operation = op, __VA_ARGS__                                                               \
     }
 
 #define VLLM_GENERATION_ROUTES                                                                     \
-    VLLM_CONTROL("/pause", "vllmPause", handle_pause, .query = vllm_pause_query,                   \
+    VLLM_CONTROL("/pause", "vllmPause", OPERATION_PAUSE, .query = vllm_pause_query,                \
                  .into = pause_members, .in = vllm_pause_in, .out = vllm_pause_out),               \
-        VLLM_NO_BODY("/resume", "vllmResume", handle_commit_resume, .out = vllm_resume_out),       \
-        VLLM_VIEW("/is_paused", "vllmIsPaused", handle_status, .out = vllm_is_paused_out),         \
-        VLLM_CONTROL("/sleep", "vllmSleep", handle_sleep, .members = vllm_sleep_members,           \
+        VLLM_NO_BODY("/resume", "vllmResume", OPERATION_COMMIT_RESUME, .out = vllm_resume_out),    \
+        VLLM_VIEW("/is_paused", "vllmIsPaused", OPERATION_STATUS, .out = vllm_is_paused_out),      \
+        VLLM_CONTROL("/sleep", "vllmSleep", OPERATION_SLEEP, .members = vllm_sleep_members,        \
                      .query = vllm_sleep_query, .into = sleep_members, .in = vllm_sleep_in,        \
                      .out = vllm_sleep_out),                                                       \
-        VLLM_CONTROL("/wake_up", "vllmWakeUp", handle_wake, .members = vllm_wake_members,          \
+        VLLM_CONTROL("/wake_up", "vllmWakeUp", OPERATION_WAKE, .members = vllm_wake_members,       \
                      .query = vllm_wake_query, .into = wake_members, .in = vllm_wake_in,           \
                      .out = vllm_wake_out),                                                        \
-        VLLM_CONTROL("/release_kv_cache_memory", "vllmReleaseKvCache", handle_sleep,               \
+        VLLM_CONTROL("/release_kv_cache_memory", "vllmReleaseKvCache", OPERATION_SLEEP,            \
                      .into = sleep_members, .in = vllm_release_in, .out = vllm_release_out),       \
-        VLLM_VIEW("/is_sleeping", "vllmIsSleeping", handle_status, .out = vllm_is_sleeping_out),   \
-        VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", handle_reset_cache,            \
+        VLLM_VIEW("/is_sleeping", "vllmIsSleeping", OPERATION_STATUS,                              \
+                  .out = vllm_is_sleeping_out),                                                    \
+        VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", OPERATION_RESET_CACHE,         \
                      .members = vllm_reset_members, .query = vllm_reset_query,                     \
                      .into = reset_cache_members, .in = vllm_reset_in, .out = vllm_reset_out),     \
         VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetRunning",         \
-                  handle_reset_cache, .members = vllm_reset_members, .query = vllm_reset_query,    \
+                  OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
                   .claim = {"reset_running_requests", NULL}, .into = reset_cache_members,          \
                   .in = vllm_reset_in, .out = vllm_reset_out),                                     \
         VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",        \
-                  handle_reset_cache, .members = vllm_reset_members, .query = vllm_reset_query,    \
+                  OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
                   .claim = {"reset_external", NULL}, .into = reset_cache_members,                  \
                   .in = vllm_reset_in, .out = vllm_reset_out),                                     \
-        VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", handle_reset_cache,                    \
+        VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", OPERATION_RESET_CACHE,                 \
                      .out = dialect_out_status),                                                   \
-        VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", handle_reset_cache,          \
+        VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", OPERATION_RESET_CACHE,       \
                      .out = dialect_out_status),                                                   \
         VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/abort_requests", "vllmAbortRequests",               \
-                  handle_abort_requests, .members = vllm_abort_members,                            \
+                  OPERATION_ABORT_REQUESTS, .members = vllm_abort_members,                         \
                   .into = abort_requests_members, .in = vllm_abort_in, .out = vllm_abort_out),     \
         VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/inference/v1/abort_requests",                       \
-                  "vllmInferenceAbortRequests", handle_abort_requests,                             \
+                  "vllmInferenceAbortRequests", OPERATION_ABORT_REQUESTS,                          \
                   .members = vllm_abort_members, .into = abort_requests_members,                   \
                   .in = vllm_abort_some_in, .out = dialect_out_empty),                             \
-        VLLM_VIEW("/load", "vllmLoad", handle_status, .out = vllm_load_out),
+        VLLM_VIEW("/load", "vllmLoad", OPERATION_STATUS, .out = vllm_load_out),
 
 /* init joins; start opens a session that update and finish do not name. Before 0.22 there was
  * neither: the first update opens one that is committed when the model is covered. */
 #define VLLM_WEIGHTS_ROUTES                                                                        \
-    VLLM_VIEW("/get_world_size", "vllmGetWorldSize", handle_status, .query = vllm_world_query,     \
+    VLLM_VIEW("/get_world_size", "vllmGetWorldSize", OPERATION_RANKS, .query = vllm_world_query,   \
               .out = vllm_world_size_out),                                                         \
         VLLM_CONTROL("/init_weight_transfer_engine", "vllmInitWeightTransferEngine",               \
-                     handle_transfer_init, .session = SESSION_IMPLICIT,                            \
+                     OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                         \
                      .members = vllm_init_members, .into = transfer_init_members,                  \
                      .in = vllm_init_in, .out = vllm_init_out),                                    \
         VLLM_CONTROL("/shutdown_weight_transfer_engine", "vllmShutdownWeightTransferEngine",       \
-                     handle_transfer_delete, .out = vllm_shutdown_out),                            \
-        VLLM_CONTROL("/start_weight_update", "vllmStartWeightUpdate", handle_update_start,         \
+                     OPERATION_TRANSFER_DELETE, .out = vllm_shutdown_out),                         \
+        VLLM_CONTROL("/start_weight_update", "vllmStartWeightUpdate", OPERATION_UPDATE_START,      \
                      .session = SESSION_OPEN, .members = vllm_start_members,                       \
                      .into = update_start_members, .in = vllm_start_in, .out = vllm_start_out),    \
         VLLM_CONTROL("/start_draft_weight_update", "vllmStartDraftWeightUpdate",                   \
-                     handle_update_start, .session = SESSION_OPEN, .into = update_start_members,   \
-                     .in = vllm_draft_in),                                                         \
+                     OPERATION_UPDATE_START, .session = SESSION_OPEN,                              \
+                     .into = update_start_members, .in = vllm_draft_in),                           \
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
-                  handle_update, .session = SESSION_IMPLICIT, .members = vllm_update_members,      \
+                  OPERATION_UPDATE, .session = SESSION_IMPLICIT, .members = vllm_update_members,   \
                   .claim = {"update_info", NULL}, .into = update_members, .in = vllm_update_in,    \
                   .out = vllm_update_out),                                                         \
-        VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", handle_update_finish,      \
+        VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", OPERATION_UPDATE_FINISH,   \
                      .session = SESSION_OPEN, .members = vllm_finish_members,                      \
                      .into = update_finish_members, .in = vllm_finish_in, .out = vllm_finish_out), \
-        VLLM_CONTROL("/update_weight_version", "vllmUpdateWeightVersion", handle_weights_label,    \
+        VLLM_CONTROL("/update_weight_version", "vllmUpdateWeightVersion", OPERATION_WEIGHTS_LABEL, \
                      .members = vllm_label_members, .into = weights_label_members,                 \
                      .in = vllm_label_in, .out = vllm_label_out),                                  \
-        VLLM_VIEW("/weight_info", "vllmWeightInfo", handle_status, .out = vllm_info_out),          \
+        VLLM_VIEW("/weight_info", "vllmWeightInfo", OPERATION_STATUS, .out = vllm_info_out),       \
         VLLM_POST(BODY_JSON, ROUTE_FINISH_MAX, "/weight_checker", "vllmWeightChecker",             \
-                  handle_weights_check, .members = vllm_checker_members,                           \
+                  OPERATION_WEIGHTS_CHECK, .members = vllm_checker_members,                        \
                   .into = weights_check_members, .in = vllm_checker_in),                           \
         VLLM_POST(BODY_JSON, ROUTE_FINISH_MAX, "/weight_checker", "vllmWeightCheckerReset",        \
-                  handle_sleep, .members = vllm_checker_members, .claim = {"action", "reset"},     \
+                  OPERATION_SLEEP, .members = vllm_checker_members, .claim = {"action", "reset"},  \
                   .into = sleep_members, .in = vllm_reset_weights_in,                              \
                   .out = vllm_reset_weights_out),
 

@@ -16,12 +16,12 @@
 
 static const struct route chat = {.methods = METHOD_POST,
                                   .pattern = "/v1/chat/completions",
-                                  .operation = "chatCompletions",
+                                  .operation_id = "chatCompletions",
                                   .lane = LANE_GENERATE,
                                   .body = BODY_JSON,
                                   .form = FORM_OPENAI,
                                   .members = chat_members,
-                                  .handle = handle_chat};
+                                  .operation = OPERATION_CHAT};
 
 static const char source[] =
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('No role ' ~ m.role) }}{% "
@@ -291,12 +291,12 @@ static void test_tokenize_takes_messages(void **state)
 {
     static const struct route tokenize = {.methods = METHOD_POST,
                                           .pattern = "/tokenize",
-                                          .operation = "tokenize",
+                                          .operation_id = "tokenize",
                                           .lane = LANE_TEXT,
                                           .body = BODY_JSON,
                                           .form = FORM_OPENAI,
                                           .members = tokenize_members,
-                                          .handle = handle_tokenize};
+                                          .operation = OPERATION_TOKENIZE};
     static const char want[] = "user: a\nassistant:";
     struct plane *p = chat_plane();
     uint32_t *wanted = NULL;
@@ -323,20 +323,20 @@ static void test_tokenize_takes_messages(void **state)
 
 static const struct route render = {.methods = METHOD_POST,
                                     .pattern = "/v1/chat/completions/render",
-                                    .operation = "chatRender",
+                                    .operation_id = "chatRender",
                                     .lane = LANE_TEXT,
                                     .body = BODY_JSON,
                                     .form = FORM_OPENAI,
                                     .members = chat_members,
-                                    .handle = handle_chat_render};
+                                    .operation = OPERATION_CHAT_RENDER};
 static const struct route inference = {.methods = METHOD_POST,
                                        .pattern = "/inference/v1/generate",
-                                       .operation = "inferenceGenerate",
+                                       .operation_id = "inferenceGenerate",
                                        .lane = LANE_GENERATE,
                                        .body = BODY_JSON,
                                        .form = FORM_OPENAI,
                                        .members = generate_members,
-                                       .handle = handle_generate};
+                                       .operation = OPERATION_GENERATE};
 
 /* What the engine is asked for by a chat, and by what a chat renders to. */
 static void assert_renders(struct plane *p, const char *body)

@@ -15,28 +15,28 @@
 
 static const struct route completions = {.methods = METHOD_POST,
                                          .pattern = "/v1/completions",
-                                         .operation = "completions",
+                                         .operation_id = "completions",
                                          .lane = LANE_GENERATE,
                                          .body = BODY_JSON,
                                          .form = FORM_OPENAI,
                                          .members = completions_members,
-                                         .handle = handle_completions};
+                                         .operation = OPERATION_COMPLETIONS};
 static const struct route tokenize = {.methods = METHOD_POST,
                                       .pattern = "/tokenize",
-                                      .operation = "tokenize",
+                                      .operation_id = "tokenize",
                                       .lane = LANE_TEXT,
                                       .body = BODY_JSON,
                                       .form = FORM_OPENAI,
                                       .members = tokenize_members,
-                                      .handle = handle_tokenize};
+                                      .operation = OPERATION_TOKENIZE};
 static const struct route detokenize = {.methods = METHOD_POST,
                                         .pattern = "/detokenize",
-                                        .operation = "detokenize",
+                                        .operation_id = "detokenize",
                                         .lane = LANE_TEXT,
                                         .body = BODY_JSON,
                                         .form = FORM_OPENAI,
                                         .members = detokenize_members,
-                                        .handle = handle_detokenize};
+                                        .operation = OPERATION_DETOKENIZE};
 
 static const char text[] = "In the beginning God created the heaven and the earth.";
 

@@ -18,21 +18,21 @@
 
 static const struct route native = {.methods = METHOD_POST,
                                     .pattern = "/v1/generate",
-                                    .operation = "generate",
+                                    .operation_id = "generate",
                                     .lane = LANE_GENERATE,
                                     .body = BODY_JSON,
                                     .strict = true,
                                     .form = FORM_NATIVE,
                                     .members = generate_members,
-                                    .handle = handle_generate};
+                                    .operation = OPERATION_GENERATE};
 static const struct route lenient = {.methods = METHOD_POST,
                                      .pattern = "/inference/v1/generate",
-                                     .operation = "inferenceGenerate",
+                                     .operation_id = "inferenceGenerate",
                                      .lane = LANE_GENERATE,
                                      .body = BODY_JSON,
                                      .form = FORM_OPENAI,
                                      .members = generate_members,
-                                     .handle = handle_generate};
+                                     .operation = OPERATION_GENERATE};
 
 static size_t n_running(struct plane *p)
 {

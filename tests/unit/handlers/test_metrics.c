@@ -29,9 +29,9 @@
 #include <cmocka.h>
 
 const struct route routes[] = {
-    {.operation = "health", .pattern = "/health"},
-    {.operation = "update", .pattern = "/v1/update_weights"},
-    {.operation = "generate", .pattern = "/v1/generate"},
+    {.operation_id = "health", .pattern = "/health"},
+    {.operation_id = "update", .pattern = "/v1/update_weights"},
+    {.operation_id = "generate", .pattern = "/v1/generate"},
 };
 const size_t n_routes = 3;
 
@@ -369,7 +369,7 @@ static void test_metrics_request_counts(void **state)
 {
     struct metrics *m = metrics_made();
     struct app app = {.model_name = ""};
-    struct route elsewhere = {.operation = "not of the table"};
+    struct route elsewhere = {.operation_id = "not of the table"};
     char *text;
 
     (void)state;

@@ -2,6 +2,7 @@
 #include "base/workers.h"
 #include "control/admission.h"
 #include "control/generations.h"
+#include "handlers/compat/sglang/dialect_sglang.h"
 #include "handlers/compat/sglang/sglang_generate.h"
 #include "handlers/generate/generation_reply.h"
 #include "tests/fakes/data_plane.h"
@@ -17,13 +18,13 @@
 
 static const struct route generate = {.methods = METHOD_POST,
                                       .pattern = "/generate",
-                                      .operation = "sglangGenerate",
+                                      .operation_id = "sglangGenerate",
                                       .lane = LANE_GENERATE,
                                       .body = BODY_JSON,
                                       .form = FORM_SGLANG,
                                       .dialect = DIALECT_SGLANG,
                                       .members = sglang_generate_members,
-                                      .handle = handle_sglang_generate};
+                                      .operation = OPERATION_SGLANG_GENERATE};
 
 static const char text[] = "In the beginning God created the heaven and the earth.";
 

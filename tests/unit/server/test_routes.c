@@ -1,8 +1,7 @@
 /* The route table: who answers what. */
 #include "handlers/route.h"
 
-#include "handlers/control_plane.h"
-#include "handlers/fleet/fleet_routes.h"
+#include "server/operations.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -41,7 +40,7 @@ static void test_route_find_matches(void **state)
         const struct route *r = route_find(rows[i].path, rows[i].method, ~0U, &at, &e);
 
         assert_non_null(r);
-        assert_string_equal(r->operation, rows[i].operation);
+        assert_string_equal(r->operation_id, rows[i].operation);
         assert_string_equal(rows[i].path + at, rows[i].arg);
     }
 }
@@ -126,7 +125,7 @@ static void assert_told_apart(const struct route *a, const struct route *b)
     assert_true(a->body == b->body || (a->methods & METHOD_GET) == 0);
     assert_int_equal(a->body_max, b->body_max);
     if (ca->member == NULL && cb->member == NULL)
-        assert_ptr_equal(a->handle, b->handle); /* the first answers for both */
+        assert_int_equal(a->operation, b->operation); /* the first answers for both */
     if (ca->member != NULL && cb->member != NULL && strcmp(ca->member, cb->member) == 0)
         assert_true(ca->value != NULL && cb->value != NULL && strcmp(ca->value, cb->value) != 0);
 }
@@ -167,13 +166,13 @@ static void test_routes_are_whole(void **state)
     for (size_t i = 0; i < n_routes; i++) {
         const struct route *r = &routes[i];
 
-        assert_non_null(r->handle);
+        assert_int_not_equal(r->operation, OPERATION_NONE);
         assert_true(r->methods != 0 && (r->methods & METHOD_OTHER) == 0);
         assert_true(r->body_max > 0);
         if (r->dialect == DIALECT_NATIVE)
             assert_true((r->body == BODY_NONE) == (r->members == NULL));
         for (size_t k = 0; k < i; k++) {
-            assert_string_not_equal(r->operation, routes[k].operation);
+            assert_string_not_equal(r->operation_id, routes[k].operation_id);
             if (strcmp(r->pattern, routes[k].pattern) == 0 && (r->methods & routes[k].methods) != 0)
                 assert_told_apart(r, &routes[k]);
         }
@@ -193,7 +192,7 @@ static void test_no_loop_reads_a_body(void **state)
         if (routes[i].body != BODY_NONE)
             assert_int_not_equal(routes[i].lane, LANE_LOOP);
         for (size_t k = 0; k < sizeof walks / sizeof walks[0]; k++) {
-            if (strcmp(routes[i].operation, walks[k]) != 0)
+            if (strcmp(routes[i].operation_id, walks[k]) != 0)
                 continue;
             assert_int_equal(routes[i].lane, LANE_CONTROL);
             n_walks++;
@@ -202,9 +201,31 @@ static void test_no_loop_reads_a_body(void **state)
     assert_int_equal(n_walks, sizeof walks / sizeof walks[0]);
 }
 
+/* The tables are complete because they compile; that no row says "no handler" is seen here. */
+static void test_each_operation_has_its_handlers(void **state)
+{
+    (void)state;
+    for (int op = OPERATION_NONE + 1; op < OPERATION_COUNT; op++) {
+        size_t n_routes_of = 0;
+
+        assert_non_null(operation_embedded((enum operation)op)->handle);
+        assert_non_null(operation_fleet((enum operation)op)->handle);
+        for (size_t i = 0; i < n_routes; i++)
+            n_routes_of += routes[i].operation == (enum operation)op;
+        assert_true(n_routes_of > 0);
+    }
+}
+
 static bool is_of_an_update(enum route_lane lane)
 {
     return lane == LANE_GENERATE || lane == LANE_OPERATION;
+}
+
+/* It is refused, on whichever threads. */
+static bool never_waits(const struct route *route)
+{
+    return route->operation == OPERATION_UNSUPPORTED ||
+           operation_fleet(route->operation)->handle == fleet_not_answered;
 }
 
 /* The lane is that of a path's first row, before the body says which of them it is. Only the steps
@@ -214,16 +235,16 @@ static void test_what_must_not_wait_shares_no_path_with_what_does(void **state)
     (void)state;
     for (size_t i = 0; i < n_routes; i++)
         for (size_t k = 0; k < i; k++) {
-            const struct fleet_row *a = fleet_row_of(&routes[i]), *b = fleet_row_of(&routes[k]);
+            const struct fleet_operation *a = operation_fleet(routes[i].operation),
+                                         *b = operation_fleet(routes[k].operation);
 
-            if (a == NULL || b == NULL || a->lane == b->lane || a->native == handle_unsupported ||
-                b->native == handle_unsupported ||
+            if (a->lane == b->lane || never_waits(&routes[i]) || never_waits(&routes[k]) ||
                 (is_of_an_update(a->lane) && is_of_an_update(b->lane)) ||
                 strcmp(routes[i].pattern, routes[k].pattern) != 0 ||
                 (routes[i].methods & routes[k].methods) == 0)
                 continue;
             fail_msg("%s: lane %d of %s, %d of %s", routes[i].pattern, (int)a->lane,
-                     routes[i].operation, (int)b->lane, routes[k].operation);
+                     routes[i].operation_id, (int)b->lane, routes[k].operation_id);
         }
 }
 
@@ -231,6 +252,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_must_not_wait_shares_no_path_with_what_does),
+        cmocka_unit_test(test_each_operation_has_its_handlers),
         cmocka_unit_test(test_route_find_matches),
         cmocka_unit_test(test_route_find_refuses),
         cmocka_unit_test(test_route_find_proposes_what_there_is),

@@ -1,0 +1,188 @@
+/* Two tables by operation. Each is written as a list of rows, so that the rows can be counted: a
+ * row too few fails the assertion below it, one that comes twice is -Woverride-init. */
+#include "server/operations.h"
+
+#include "fleet/fleet_control.h"
+#include "fleet/proxy/relay.h"
+#include "handlers/compat/areal/dialect_areal.h"
+#include "handlers/compat/sglang/sglang_generate.h"
+#include "handlers/control_plane.h"
+#include "handlers/data_plane.h"
+#include "handlers/fleet/fleet_status.h"
+#include "handlers/relayed.h"
+#include "handlers/update/commit_resume.h"
+#include "handlers/update/update_zmq.h"
+
+#include <assert.h>
+
+/* Columns: operation; handler; which function is told of a refusal, or NULL. */
+#define EMBEDDED_OPERATIONS(X)                                                                     \
+    X(OPERATION_LIVE, handle_live, NULL)                                                           \
+    X(OPERATION_READY, handle_ready, NULL)                                                         \
+    X(OPERATION_VERSION, handle_version, NULL)                                                     \
+    X(OPERATION_STATUS, handle_status, NULL)                                                       \
+    X(OPERATION_RANKS, handle_status, NULL)                                                        \
+    X(OPERATION_METRICS, handle_metrics, NULL)                                                     \
+    X(OPERATION_MODELS, handle_models, NULL)                                                       \
+    X(OPERATION_MODEL, handle_model, NULL)                                                         \
+    X(OPERATION_UPSTREAMS, handle_upstreams, NULL)                                                 \
+    X(OPERATION_RESYNC, handle_resync, NULL)                                                       \
+    X(OPERATION_UPDATE_START, handle_update_start, NULL)                                           \
+    X(OPERATION_UPDATE, handle_update, update_unread)                                              \
+    X(OPERATION_UPDATE_VERIFY, handle_update_verify, NULL)                                         \
+    X(OPERATION_UPDATE_FINISH, handle_update_finish, NULL)                                         \
+    X(OPERATION_UPDATE_ABORT, handle_update_abort, NULL)                                           \
+    X(OPERATION_UPDATE_RENEW, handle_update_renew, NULL)                                           \
+    X(OPERATION_UPDATE_GET, handle_update_get, NULL)                                               \
+    X(OPERATION_UPDATE_DELETE, handle_update_delete, NULL)                                         \
+    X(OPERATION_UPDATE_ZMQ, handle_update_zmq, NULL)                                               \
+    X(OPERATION_COMMIT_RESUME, handle_commit_resume, NULL)                                         \
+    X(OPERATION_COMMIT_IMPLICIT, handle_commit_implicit, NULL)                                     \
+    X(OPERATION_PLAN_PUT, handle_plan_put, NULL)                                                   \
+    X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
+    X(OPERATION_WEIGHTS_GET, handle_weights_get, NULL)                                             \
+    X(OPERATION_WEIGHTS_LABEL, handle_weights_label, NULL)                                         \
+    X(OPERATION_WEIGHTS_CHECK, handle_weights_check, NULL)                                         \
+    X(OPERATION_WEIGHT_VALUES, handle_weight_values, NULL)                                         \
+    X(OPERATION_HANDLES_GET, handle_handles_get, NULL)                                             \
+    X(OPERATION_HANDLES_RENEW, handle_handles_renew, NULL)                                         \
+    X(OPERATION_HANDLES_DELETE, handle_handles_delete, NULL)                                       \
+    X(OPERATION_PREFLIGHT, handle_preflight, NULL)                                                 \
+    X(OPERATION_TRANSFER_INIT, handle_transfer_init, NULL)                                         \
+    X(OPERATION_TRANSFER_GET, handle_transfer_get, NULL)                                           \
+    X(OPERATION_TRANSFER_DELETE, handle_transfer_delete, NULL)                                     \
+    X(OPERATION_PAUSE, handle_pause, NULL)                                                         \
+    X(OPERATION_RESUME, handle_resume, NULL)                                                       \
+    X(OPERATION_SLEEP, handle_sleep, NULL)                                                         \
+    X(OPERATION_WAKE, handle_wake, NULL)                                                           \
+    X(OPERATION_RESET_CACHE, handle_reset_cache, NULL)                                             \
+    X(OPERATION_FLUSH_CACHE, handle_flush_cache, NULL)                                             \
+    X(OPERATION_ABORT_REQUESTS, handle_abort_requests, NULL)                                       \
+    X(OPERATION_LORA_LOAD, handle_lora_load, update_unread)                                        \
+    X(OPERATION_LORA_UNLOAD, handle_lora_unload, NULL)                                             \
+    X(OPERATION_LORA_LIST, handle_lora_list, NULL)                                                 \
+    X(OPERATION_GENERATE, handle_generate, NULL)                                                   \
+    X(OPERATION_COMPLETIONS, handle_completions, NULL)                                             \
+    X(OPERATION_CHAT, handle_chat, NULL)                                                           \
+    X(OPERATION_CHAT_RENDER, handle_chat_render, NULL)                                             \
+    X(OPERATION_SGLANG_GENERATE, handle_sglang_generate, NULL)                                     \
+    X(OPERATION_TOKENIZE, handle_tokenize, NULL)                                                   \
+    X(OPERATION_DETOKENIZE, handle_detokenize, NULL)                                               \
+    X(OPERATION_RELAYED, handle_relayed, NULL)                                                     \
+    X(OPERATION_AREAL_META, handle_areal_meta, NULL)                                               \
+    X(OPERATION_AREAL_LORA_META, handle_areal_lora_meta, NULL)                                     \
+    X(OPERATION_SESSION_FINISH, handle_session_finish, NULL)                                       \
+    X(OPERATION_UNSUPPORTED, handle_unsupported, NULL)
+
+/* Columns: operation; lane; handler; is it passed on as it comes?
+ *
+ * Control plane: whatever waits for the operation lock, however many requests they are, never keeps
+ * a pause, a resume, an abort or a lease waiting for a thread: each of these has threads of its
+ * own. The steps of an open update (tensors, their proof) run on those that generate where there is
+ * an engine. */
+#define FLEET_OPERATIONS(X)                                                                        \
+    X(OPERATION_LIVE, LANE_LOOP, handle_live, false)                                               \
+    X(OPERATION_READY, LANE_LOOP, handle_ready, false)                                             \
+    X(OPERATION_VERSION, LANE_LOOP, handle_version, false)                                         \
+    X(OPERATION_STATUS, LANE_LOOP, handle_fleet_status, false)                                     \
+    X(OPERATION_RANKS, LANE_CONTROL, handle_fleet_ranks, false) /* each upstream is asked */       \
+    X(OPERATION_METRICS, LANE_CONTROL, handle_metrics, false)                                      \
+    X(OPERATION_MODELS, LANE_LOOP, handle_relay, true)                                             \
+    X(OPERATION_MODEL, LANE_LOOP, handle_relay, true)                                              \
+    X(OPERATION_UPSTREAMS, LANE_LOOP, handle_fleet_upstreams, false)                               \
+    X(OPERATION_RESYNC, LANE_OPERATION, handle_fleet_resync, false)                                \
+    X(OPERATION_UPDATE_START, LANE_OPERATION, fleet_update_start, false)                           \
+    X(OPERATION_UPDATE, LANE_GENERATE, fleet_update, false)                                        \
+    X(OPERATION_UPDATE_VERIFY, LANE_GENERATE, fleet_update_verify, false)                          \
+    X(OPERATION_UPDATE_FINISH, LANE_GENERATE, fleet_update_finish, false)                          \
+    X(OPERATION_UPDATE_ABORT, LANE_ABORT, fleet_update_abort, false)                               \
+    X(OPERATION_UPDATE_RENEW, LANE_CONTROL, fleet_update_renew, false)                             \
+    X(OPERATION_UPDATE_GET, LANE_LOOP, fleet_update_get, false)                                    \
+    X(OPERATION_UPDATE_DELETE, LANE_ABORT, fleet_update_delete, false)                             \
+    X(OPERATION_UPDATE_ZMQ, LANE_OPERATION, fleet_update_zmq, false)                               \
+    X(OPERATION_COMMIT_RESUME, LANE_RESUME, fleet_commit_resume, false)                            \
+    X(OPERATION_COMMIT_IMPLICIT, LANE_OPERATION, fleet_commit_implicit, false)                     \
+    X(OPERATION_PLAN_PUT, LANE_GENERATE, fleet_plan_put, false)                                    \
+    X(OPERATION_WEIGHTS_LIST, LANE_LOOP, fleet_not_answered, false)                                \
+    X(OPERATION_WEIGHTS_GET, LANE_LOOP, fleet_not_answered, false)                                 \
+    X(OPERATION_WEIGHTS_LABEL, LANE_OPERATION, fleet_weights_label, false)                         \
+    X(OPERATION_WEIGHTS_CHECK, LANE_LOOP, fleet_not_answered, false)                               \
+    X(OPERATION_WEIGHT_VALUES, LANE_LOOP, fleet_not_answered, false)                               \
+    X(OPERATION_HANDLES_GET, LANE_LOOP, fleet_not_answered, false)                                 \
+    X(OPERATION_HANDLES_RENEW, LANE_LOOP, fleet_not_answered, false)                               \
+    X(OPERATION_HANDLES_DELETE, LANE_LOOP, fleet_not_answered, false)                              \
+    X(OPERATION_PREFLIGHT, LANE_LOOP, fleet_not_answered, false)                                   \
+    X(OPERATION_TRANSFER_INIT, LANE_OPERATION, fleet_transfer_init, false)                         \
+    X(OPERATION_TRANSFER_GET, LANE_LOOP, fleet_transfer_get, false)                                \
+    X(OPERATION_TRANSFER_DELETE, LANE_OPERATION, fleet_transfer_delete, false)                     \
+    X(OPERATION_PAUSE, LANE_PAUSE, fleet_pause, false)                                             \
+    X(OPERATION_RESUME, LANE_RESUME, fleet_resume, false)                                          \
+    X(OPERATION_SLEEP, LANE_OPERATION, fleet_sleep, false)                                         \
+    X(OPERATION_WAKE, LANE_OPERATION, fleet_wake, false)                                           \
+    X(OPERATION_RESET_CACHE, LANE_CONTROL, fleet_reset_cache, false)                               \
+    X(OPERATION_FLUSH_CACHE, LANE_CONTROL, fleet_flush_cache, false)                               \
+    X(OPERATION_ABORT_REQUESTS, LANE_CONTROL, fleet_abort_requests, false)                         \
+    X(OPERATION_LORA_LOAD, LANE_OPERATION, fleet_lora_load, false)                                 \
+    X(OPERATION_LORA_UNLOAD, LANE_OPERATION, fleet_lora_unload, false)                             \
+    X(OPERATION_LORA_LIST, LANE_LOOP, fleet_lora_list, false)                                      \
+    X(OPERATION_GENERATE, LANE_LOOP, handle_relay, true)                                           \
+    X(OPERATION_COMPLETIONS, LANE_LOOP, handle_relay, true)                                        \
+    X(OPERATION_CHAT, LANE_LOOP, handle_relay, true)                                               \
+    X(OPERATION_CHAT_RENDER, LANE_LOOP, handle_relay, true)                                        \
+    X(OPERATION_SGLANG_GENERATE, LANE_LOOP, handle_relay, true)                                    \
+    X(OPERATION_TOKENIZE, LANE_LOOP, handle_relay, true)                                           \
+    X(OPERATION_DETOKENIZE, LANE_LOOP, handle_relay, true)                                         \
+    X(OPERATION_RELAYED, LANE_LOOP, handle_relay, true)                                            \
+    X(OPERATION_AREAL_META, LANE_CONTROL, handle_areal_meta, false)                                \
+    X(OPERATION_AREAL_LORA_META, LANE_CONTROL, handle_areal_lora_meta, false)                      \
+    X(OPERATION_SESSION_FINISH, LANE_LOOP, handle_session_finish, false)                           \
+    X(OPERATION_UNSUPPORTED, LANE_CONTROL, handle_unsupported, false)
+
+#define COUNT_ROW(...) +1
+_Static_assert(1 EMBEDDED_OPERATIONS(COUNT_ROW) == OPERATION_COUNT,
+               "EMBEDDED_OPERATIONS has a row for each operation");
+_Static_assert(1 FLEET_OPERATIONS(COUNT_ROW) == OPERATION_COUNT,
+               "FLEET_OPERATIONS has a row for each operation");
+
+static const struct embedded_operation embedded[OPERATION_COUNT] = {
+#define X(operation, handler, unread) [operation] = {handler, unread},
+    EMBEDDED_OPERATIONS(X)
+#undef X
+};
+
+static const struct fleet_operation fleet[OPERATION_COUNT] = {
+#define X(operation, lane, handler, passed_on) [operation] = {lane, handler, passed_on},
+    FLEET_OPERATIONS(X)
+#undef X
+};
+
+static const enum lifecycle_call calls[OPERATION_COUNT] = {
+#define X(operation, call) [operation] = call,
+    OPERATIONS(X)
+#undef X
+};
+
+const struct embedded_operation *operation_embedded(enum operation op)
+{
+    assert(op > OPERATION_NONE && op < OPERATION_COUNT);
+    return &embedded[op];
+}
+
+const struct fleet_operation *operation_fleet(enum operation op)
+{
+    assert(op > OPERATION_NONE && op < OPERATION_COUNT);
+    return &fleet[op];
+}
+
+enum lifecycle_call operation_call(enum operation op)
+{
+    assert(op > OPERATION_NONE && op < OPERATION_COUNT);
+    return calls[op];
+}
+
+int fleet_not_answered(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)app;
+    return err_set(e, ERR_HAS_UPSTREAMS, "",
+                   "%.200s is not answered in front of upstream engines: ask them", x->path);
+}
