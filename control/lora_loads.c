@@ -1,5 +1,5 @@
 /* The threads that load adapters, and how their work ended. */
-#include "handlers/lora/lora.h"
+#include "control/lora_loads.h"
 
 #include <stdlib.h>
 

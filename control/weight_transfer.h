@@ -9,11 +9,9 @@
 #include "base/err.h"
 #include "base/net/cidr.h"
 #include "driver/nccl_info.h"
-#include "http/exchange.h"
 #include "memory/device.h"
 #include "transport/nccl/nccl_join.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -48,6 +46,33 @@ void weight_transfer_free(struct weight_transfer *t);
  * anew, and the devices must not be freed. Threads: any. Blocks: no. */
 bool weight_transfer_live(struct weight_transfer *t, struct err *why);
 
+const struct weight_transfer_cfg *weight_transfer_config(const struct weight_transfer *t);
+
+/* weight_transfer_info - how the group is. Returns false when there is none. Instant; any thread.
+ */
+bool weight_transfer_info(struct weight_transfer *t, struct nccl_join_info *info);
+
+/* weight_transfer_able - can this server join a group at all? Errors: ERR_NO_GPU, ERR_NO_NCCL. */
+int weight_transfer_able(const struct weight_transfer *t, struct err *e);
+
+/* weight_transfer_join - begin to join; the group before is left first.
+ * @invitation  form, id, host, port, group_name, the times, answer, answer_arg and x are used, and
+ *              of `group` world_size, rank_offset and warm_up; what is the server's own is put in
+ * @packing     of its updates that do not say it
+ * Threads: any. Blocks: no.
+ * Errors: ERR_DRAINING; why an abort is stuck; ERR_CONFLICT (an update receives by the group there
+ *         is); those of nccl_join_new. The invitation's answer is then not called. */
+int weight_transfer_join(struct weight_transfer *t, const struct nccl_join_cfg *invitation,
+                         const struct nccl_packing *packing, struct err *e);
+
+/* weight_transfer_leave - leave the group, if there is one.
+ * @group_name  it must have been joined under it; NULL: whichever there is
+ * @left        called when nothing of it is left, if this returns 1
+ * Returns: 0 nothing of it is left; 1 later; -1. Threads: any. Blocks: no.
+ * Errors: ERR_CONFLICT at /group_name: another one. */
+int weight_transfer_leave(struct weight_transfer *t, const char *group_name,
+                          void (*left)(void *arg), void *arg, struct err *e);
+
 /* weight_transfer_source - the next broadcasts of the group as a source.
  * @chunks      moved in, also on failure
  * @group_name  the group must have been joined under it; NULL: whichever there is
@@ -69,9 +94,6 @@ void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out
  * @group_name  of the update; another group is in no doubt. NULL: not said
  * Threads: any. */
 void weight_transfer_doubt(struct weight_transfer *t, const char *group_name);
-
-/* weight_transfer_json - the group object of /v1/weight_transfer (new, or NULL). Instant. */
-json_t *weight_transfer_json(struct weight_transfer *t);
 
 /* For metrics: "none", "joining"..., static; and what all groups so far came to. */
 const char *weight_transfer_state(struct weight_transfer *t);

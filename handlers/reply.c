@@ -271,6 +271,20 @@ static json_t *sglang_json(enum route_form form, const char *text, const char *f
                      form == FORM_SGLANG_LORA ? msg : NULL, "error", "message", msg);
 }
 
+/* A message may have been cut inside a character, which JSON cannot carry. */
+json_t *error_json(const struct err *cause)
+{
+    struct err copy = *cause, *e = &copy;
+
+    if (e->code == ERR_NONE)
+        return json_null();
+    (void)utf8_clean(e->msg);
+    (void)utf8_clean(e->field);
+    return json_pack("{s:s, s:s, s:o, s:b}", "code", err_wire_name(e->code), "message", e->msg,
+                     "param", e->field[0] != '\0' ? json_string(e->field) : json_null(),
+                     "retryable", err_retryable(e->code));
+}
+
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details)
 {
     char msg[ERR_MSG_MAX], field[ERR_FIELD_MAX];

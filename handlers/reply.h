@@ -43,6 +43,9 @@ void reply_error(struct exchange *x, const struct err *e, json_t *details);
 void reply_error_make(const struct route *route, const struct err *e, json_t *details,
                       struct exchange_reply *out);
 
+/* error_json - {code, message, param, retryable} (new), or JSON null for a clean one. */
+json_t *error_json(const struct err *cause);
+
 /* reply_error_json - the error body alone (new), for a stream's last event; NULL for lack of
  * memory. Bytes of a message that are not UTF-8 (a client's, or cut ones) become '?'. */
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details);

@@ -3,7 +3,7 @@
 #include "fleet/update/fleet_run.h"
 
 #include "handlers/body.h"
-#include "handlers/compat/vllm/packed_words.h"
+#include "handlers/packed_words.h"
 
 #include <stdio.h>
 

@@ -4,7 +4,7 @@
 #include "fleet/update/fleet_run.h"
 
 #include "handlers/body.h"
-#include "handlers/compat/vllm/packed_words.h"
+#include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "server/config/config.h"

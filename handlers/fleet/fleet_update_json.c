@@ -4,7 +4,7 @@
 #include "fleet/fleet_priv.h"
 
 #include "control/life.h"
-#include "handlers/update/update_json.h"
+#include "handlers/reply.h"
 
 #include <stdlib.h>
 #include <string.h>

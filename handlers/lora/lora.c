@@ -1,11 +1,10 @@
-/* POST /v1/unload_lora_adapter, GET /v1/lora_adapters, and how adapters look in other replies. */
-#include "handlers/lora/lora.h"
-
+/* POST /v1/unload_lora_adapter, GET /v1/lora_adapters. */
 #include "control/gate.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/lora_json.h"
 #include "handlers/reply.h"
 
 const char *const lora_unload_members[] = {"lora_name", "lora_int_id", NULL};
@@ -18,95 +17,13 @@ static int need_engine(const struct app *app, struct err *e)
     return 0;
 }
 
-json_t *lora_gauges_json(const struct app *app)
-{
-    const struct adapters_config *cfg;
-    struct adapters_gauges g;
-
-    if (app->adapters == NULL)
-        return json_null();
-    cfg = adapters_config_of(app->adapters);
-    adapters_gauges(app->adapters, &g);
-    return json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "loaded", (json_int_t)g.n_loaded,
-        "loading", (json_int_t)g.n_loading, "users", (json_int_t)g.n_pinned_refs, "older_revisions",
-        (json_int_t)g.n_older, "nbytes", (json_int_t)g.nbytes, "nbytes_reserved",
-        (json_int_t)g.nbytes_reserved, "max_loras", (json_int_t)cfg->n_max, "max_lora_rank",
-        (json_int_t)cfg->rank_max, "max_lora_bytes", (json_int_t)cfg->nbytes_max);
-}
-
-static json_t *item_json(const struct adapters_item *i)
-{
-    return json_pack("{s:s, s:I, s:s, s:o, s:I, s:I, s:b, s:I, s:I, s:I}", "lora_name", i->name,
-                     "revision", (json_int_t)i->revision, "digest", i->digest, "path",
-                     i->path[0] != '\0' ? json_string(i->path) : json_null(), "rank",
-                     (json_int_t)i->rank, "nbytes", (json_int_t)i->nbytes, "pinned", (int)i->pinned,
-                     "loaded_at", (json_int_t)i->loaded_at, "n_users", (json_int_t)i->n_users,
-                     "n_users_older", (json_int_t)i->n_users_older);
-}
-
-/* An update keeps every name and shape of the model, which is all that an adapter was held against:
- * it stays valid. Whether it was trained on these weights is its trainer's to know. */
-static json_t *valid_json(const struct adapters_item *i)
-{
-    return json_pack("{s:s, s:I, s:b}", "name", i->name, "revision", (json_int_t)i->revision,
-                     "valid", 1);
-}
-
-static json_t *list_json(const struct app *app, json_t *(*of)(const struct adapters_item *))
-{
-    struct adapters_list list = {0};
-    json_t *array = json_array();
-    struct err e = {0};
-
-    if (app->adapters != NULL && adapters_list(app->adapters, &list, &e) != 0) {
-        json_decref(array);
-        return NULL; /* no memory */
-    }
-    for (uint32_t i = 0; i < list.n && array != NULL; i++) {
-        if (json_array_append_new(array, of(&list.items[i])) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
-    }
-    adapters_list_fini(&list);
-    return array;
-}
-
-json_t *lora_valid_json(const struct app *app)
-{
-    return list_json(app, valid_json);
-}
-
-json_t *lora_loaded_json(const struct app *app)
-{
-    struct adapters_list list = {0};
-    json_t *loaded = json_object();
-    struct err e = {0};
-    bool told = true;
-
-    if (app->adapters != NULL && adapters_list(app->adapters, &list, &e) != 0)
-        told = false;
-    for (uint32_t i = 0; i < list.n && told; i++) {
-        const struct adapters_item *it = &list.items[i];
-
-        told = json_object_set_new(loaded, it->name,
-                                   it->path[0] != '\0' ? json_string(it->path) : json_null()) == 0;
-    }
-    adapters_list_fini(&list);
-    if (told)
-        return loaded;
-    json_decref(loaded);
-    return NULL;
-}
-
 int handle_lora_list(struct app *app, struct exchange *x, struct err *e)
 {
     if (need_engine(app, e) != 0)
         return -1;
-    reply_json(x, 200,
-               json_pack("{s:o, s:o}", "adapters", list_json(app, item_json), "totals",
-                         lora_gauges_json(app)));
+    reply_json(
+        x, 200,
+        json_pack("{s:o, s:o}", "adapters", lora_list_json(app), "totals", lora_gauges_json(app)));
     return 0;
 }
 

@@ -9,11 +9,12 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "control/gate.h"
+#include "control/lora_loads.h"
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/lora/lora.h"
+#include "handlers/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update/update_parts.h"
@@ -26,6 +27,13 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+enum {
+    LORA_TIMEOUT_S_DEFAULT = 20, /* clients that wait 30 s, as SGLang's and prime-rl's, hear why */
+    LORA_APPEAR_S = 5, /* for lora_path to exist, unless timeout_s is given: it may be mistyped */
+    LORA_TIMEOUT_S_MAX = 600,
+    LORA_NAMES_TOLD_MAX = 4096 /* of each list in a reply; the counts beside them are whole */
+};
 
 const char *const lora_load_members[] = {"lora_name",
                                          "lora_path",

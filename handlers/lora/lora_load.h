@@ -5,10 +5,10 @@
 
 #include "base/err.h"
 #include "base/workers.h"
+#include "control/lora_loads.h"
 #include "engine/lora/adapter_config.h"
 #include "engine/lora/adapter_file.h"
 #include "engine/lora/adapters.h"
-#include "handlers/lora/lora.h"
 #include "http/exchange.h"
 #include "weights/update/update.h"
 

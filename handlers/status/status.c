@@ -2,15 +2,15 @@
 #include "base/clock.h"
 #include "control/admission.h"
 #include "control/life.h"
-#include "control/weight_transfer.h"
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
 #include "handlers/gate_json.h"
-#include "handlers/lora/lora.h"
+#include "handlers/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/status/status_parts.h"
+#include "handlers/transfer_json.h"
 #include "handlers/update/update_json.h"
 #include "memory/device.h"
 #include "memory/dtype.h"
@@ -157,7 +157,7 @@ static json_t *nccl_json(const struct app *app)
 
     return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
                      text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
-                     text_or_null(nccl->reason), "group", weight_transfer_json(app->transfer));
+                     text_or_null(nccl->reason), "group", transfer_json(app->transfer));
 }
 
 static json_t *pause_or_null(const struct app *app)

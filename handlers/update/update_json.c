@@ -1,8 +1,7 @@
 /* An update as JSON. */
 #include "handlers/update/update_json.h"
 
-#include "base/utf8.h"
-#include "handlers/lora/lora.h"
+#include "handlers/lora_json.h"
 #include "handlers/reply.h"
 #include "http/exchange.h"
 
@@ -20,20 +19,6 @@ json_t *names_json(const char *const *names, uint32_t n)
         }
     }
     return list;
-}
-
-/* A message may have been cut inside a character, which JSON cannot carry. */
-json_t *error_json(const struct err *cause)
-{
-    struct err copy = *cause, *e = &copy;
-
-    if (e->code == ERR_NONE)
-        return json_null();
-    (void)utf8_clean(e->msg);
-    (void)utf8_clean(e->field);
-    return json_pack("{s:s, s:s, s:o, s:b}", "code", err_wire_name(e->code), "message", e->msg,
-                     "param", e->field[0] != '\0' ? json_string(e->field) : json_null(),
-                     "retryable", err_retryable(e->code));
 }
 
 static json_t *timing_json(const struct update_info *info)

@@ -32,9 +32,6 @@ bool update_asker_gone(void *asker);
  * exchange with either. A commit's answer says too which adapters stay valid. */
 void update_answered(void *arg, const struct update_info *info, const struct err *e);
 
-/* error_json - {code, message, param, retryable} (new), or JSON null for a clean one. */
-json_t *error_json(const struct err *cause);
-
 /* names_json - up to UPDATE_MISSING_MAX names as an array (new). */
 json_t *names_json(const char *const *names, uint32_t n);
 

@@ -3,7 +3,7 @@
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/compat/vllm/packed_words.h"
+#include "handlers/packed_words.h"
 #include "handlers/update/update_parts.h"
 #include "transport/nccl/packed_chunks.h"
 

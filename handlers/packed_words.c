@@ -1,5 +1,5 @@
 /* The members that say how a group's tensors are packed. */
-#include "handlers/compat/vllm/packed_words.h"
+#include "handlers/packed_words.h"
 
 #include "handlers/body.h"
 

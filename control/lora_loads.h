@@ -1,14 +1,13 @@
-/* Adapters of requests: loading them, and what replies say of them.
+/* The threads that load adapters.
  *
  * A load reads files, memory or a body, and may wait for a trainer that still writes: it runs on
  * threads of its own, where it keeps neither an update nor a pause waiting. */
-#ifndef BATON_HANDLERS_LORA_LORA_H
-#define BATON_HANDLERS_LORA_LORA_H
+#ifndef BATON_CONTROL_LORA_LOADS_H
+#define BATON_CONTROL_LORA_LOADS_H
 
 #include "base/err.h"
 #include "base/workers.h"
 
-#include <jansson.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,14 +15,9 @@
 
 enum {
     LORA_THREADS = 4,
-    LORA_OPEN_MAX = 256,         /* loads of a lane that are under way, or queue */
-    LORA_TIMEOUT_S_DEFAULT = 20, /* clients that wait 30 s, as SGLang's and prime-rl's, hear why */
-    LORA_APPEAR_S = 5, /* for lora_path to exist, unless timeout_s is given: it may be mistyped */
-    LORA_TIMEOUT_S_MAX = 600,
-    LORA_NAMES_TOLD_MAX = 4096 /* of each list in a reply; the counts beside them are whole */
+    LORA_OPEN_MAX = 256 /* loads of a lane that are under way, or queue */
 };
 
-struct app;
 struct lora_loads;
 
 /* lora_loads_new - start the threads. Errors: those of workers_new. */
@@ -57,15 +51,5 @@ struct lora_stats {
     size_t n_queued;                    /* on all threads */
 };
 void lora_stats(struct lora_loads *l, struct lora_stats *out); /* any thread */
-
-/* lora_gauges_json - how many, how much of what is allowed (new); JSON null without an engine. */
-json_t *lora_gauges_json(const struct app *app);
-
-/* lora_valid_json - [{name, revision, valid}] of what is loaded now, after a commit (new). */
-json_t *lora_valid_json(const struct app *app);
-
-/* lora_loaded_json - {name: path} of what is loaded now (new); a path is null where tensors came
- * otherwise. */
-json_t *lora_loaded_json(const struct app *app);
 
 #endif

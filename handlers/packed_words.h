@@ -1,7 +1,7 @@
 /* How tensors of a group are packed, as far as a request says it: the same members when the group
  * is joined, where they hold for all its updates, and in an update. */
-#ifndef BATON_HANDLERS_COMPAT_VLLM_PACKED_WORDS_H
-#define BATON_HANDLERS_COMPAT_VLLM_PACKED_WORDS_H
+#ifndef BATON_HANDLERS_PACKED_WORDS_H
+#define BATON_HANDLERS_PACKED_WORDS_H
 
 #include "base/err.h"
 

@@ -1,0 +1,340 @@
+/* /v1/weight_transfer: join a trainer's NCCL group, look at it, leave it. What there is of it
+ * outlives the requests: control/weight_transfer.h. */
+#include "control/weight_transfer.h"
+
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/packed_words.h"
+#include "handlers/reply.h"
+#include "handlers/transfer_json.h"
+#include "handlers/update/update_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TIMEOUT_S_MAX = 86400,
+    FIRST_COLLECTIVE_S = 86400 /* a torch group's first collective is its trainer's first update;
+                                  until then only the store tells that the trainer lives */
+};
+
+const char *const transfer_init_members[] = {
+    "transport",
+    "world_size",
+    "rank_offset",
+    "nccl_unique_id",
+    "master_address",
+    "master_port",
+    "group_name",
+    "timeout_s",
+    "warm_up",
+    "packed",
+    "bucket_nbytes",
+    "packed_buffer_size_bytes",
+    "packed_num_buffers",
+    NULL,
+};
+const char *const transfer_delete_members[] = {"group_name", NULL}; /* of dialects */
+
+/* Who is to be answered when a join is so far, or gone. */
+struct waiter {
+    struct weight_transfer *transfer;
+    struct exchange *x;
+};
+
+static struct waiter *waiter_new(struct weight_transfer *t, struct exchange *x, struct err *e)
+{
+    struct waiter *w = malloc(sizeof *w);
+
+    if (w == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+        return NULL;
+    }
+    *w = (struct waiter){t, x};
+    return w;
+}
+
+struct init_req {
+    uint32_t world_size, rank_offset;
+    enum nccl_form form;
+    uint8_t id[NCCL_ID_NBYTES];
+    const char *host, *group_name; /* borrowed from the body */
+    uint16_t port;
+    bool warm_up;
+    struct nccl_packing packing;
+    uint64_t timeout_us, first_collective_us;
+};
+
+static int parse_id(struct init_req *req, const char *text, const json_t *body, struct err *e)
+{
+    static const char *const others[] = {"master_address", "master_port", "group_name"};
+    char field[32];
+
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (body_given(body, others[i]) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", others[i]);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s says where to find an id, and nccl_unique_id came too: send one of them",
+                       others[i]);
+    }
+    req->form = NCCL_FORM_ID;
+    return nccl_id_from_base64(req->id, text, strlen(text), "/nccl_unique_id", e);
+}
+
+static int check_name(const char *text, size_t len_max, const char *field, struct err *e)
+{
+    size_t len = strlen(text);
+
+    if (len == 0 || len > len_max)
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is 1 to %zu bytes long; this has %zu",
+                       field + 1, len_max, len);
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, field, "byte %zu of %s is a control character", i,
+                           field + 1);
+    return 0;
+}
+
+static int parse_store(struct init_req *req, const json_t *body, struct err *e)
+{
+    uint64_t port = 0;
+
+    if (body_str(&req->host, body, "", "master_address", e) != 0 ||
+        body_u64(&port, body, "", "master_port", 1, UINT16_MAX, e) != 0 ||
+        body_str(&req->group_name, body, "", "group_name", e) != 0)
+        return -1;
+    if (req->host == NULL && port == 0)
+        return err_set(e, ERR_BAD_REQUEST, "",
+                       "the group's id is needed, or where it is found: nccl_unique_id, or "
+                       "master_address and master_port");
+    if (req->host == NULL || port == 0)
+        return err_set(e, ERR_BAD_REQUEST, req->host == NULL ? "/master_address" : "/master_port",
+                       "master_address and master_port go together");
+    if (check_name(req->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
+        (req->group_name != NULL &&
+         check_name(req->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
+        return -1;
+    req->port = (uint16_t)port;
+    req->form = req->group_name != NULL ? NCCL_FORM_TORCH : NCCL_FORM_STORE;
+    return 0;
+}
+
+static int parse_transport(const json_t *body, struct err *e)
+{
+    const char *transport = NULL;
+
+    if (body_required(body, "", "transport", e) != 0 ||
+        body_str(&transport, body, "", "transport", e) != 0)
+        return -1;
+    if (strcmp(transport, "nccl") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/transport",
+                       "transport '%.32s' is not nccl or ipc; the others need no group", transport);
+    return 0;
+}
+
+/* Trainers that send handles announce themselves too: there is nothing to join, nor to leave. */
+static bool needs_no_group(const json_t *body)
+{
+    const char *transport = json_string_value(json_object_get(body, "transport"));
+
+    return transport != NULL && strcmp(transport, "ipc") == 0;
+}
+
+static int check_no_group(const json_t *body, struct err *e)
+{
+    bool packed = false; /* the handles say it themselves */
+    char field[32];
+
+    for (size_t i = 0; transfer_init_members[i] != NULL; i++) {
+        const char *member = transfer_init_members[i];
+
+        if (strcmp(member, "transport") == 0 || strcmp(member, "packed") == 0 ||
+            body_given(body, member) == NULL)
+            continue;
+        (void)snprintf(field, sizeof field, "/%s", member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s speaks of a group, and transport ipc has none", member);
+    }
+    return body_bool(&packed, body, "", "packed", e);
+}
+
+static int parse_time(struct init_req *req, const json_t *body, uint64_t default_us, struct err *e)
+{
+    uint64_t timeout_s = 0;
+
+    if (body_u64(&timeout_s, body, "", "timeout_s", 1, TIMEOUT_S_MAX, e) != 0)
+        return -1;
+    req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : default_us;
+    req->first_collective_us = timeout_s > 0 ? req->timeout_us
+                                             : (uint64_t)FIRST_COLLECTIVE_S * 1000000;
+    return 0;
+}
+
+static int init_parse(struct init_req *req, uint64_t join_timeout_us, const json_t *body,
+                      struct err *e)
+{
+    const char *id = NULL;
+    uint64_t world_size = 0, rank_offset = 1;
+    struct packed_words words;
+
+    if (parse_transport(body, e) != 0 || body_required(body, "", "world_size", e) != 0 ||
+        body_u64(&world_size, body, "", "world_size", 2, NCCL_WORLD_MAX, e) != 0 ||
+        body_u64(&rank_offset, body, "", "rank_offset", 1, NCCL_WORLD_MAX - 1, e) != 0 ||
+        body_str(&id, body, "", "nccl_unique_id", e) != 0 ||
+        (id != NULL ? parse_id(req, id, body, e) : parse_store(req, body, e)) != 0 ||
+        parse_time(req, body, join_timeout_us, e) != 0 || packed_parse_join(&words, body, e) != 0)
+        return -1;
+    req->packing = (struct nccl_packing){words.packed, words.bucket_nbytes};
+    req->world_size = (uint32_t)world_size;
+    req->rank_offset = (uint32_t)rank_offset;
+    req->warm_up = req->form != NCCL_FORM_TORCH;
+    return body_bool(&req->warm_up, body, "", "warm_up", e);
+}
+
+/* A server without GPUs would be one rank at least. */
+static int init_validate(const struct init_req *req, const struct weight_transfer_cfg *cfg,
+                         struct err *e)
+{
+    uint32_t n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
+    const struct cidr_list *allow = cfg->allow;
+
+    if (n_ranks >= req->world_size || req->rank_offset > req->world_size - n_ranks)
+        return err_set(e, ERR_BAD_REQUEST,
+                       n_ranks >= req->world_size ? "/world_size" : "/rank_offset",
+                       "this server is ranks %u to %u, and a world of %u has ranks 0 to %u, of "
+                       "which 0 is the trainer",
+                       (unsigned)req->rank_offset, (unsigned)(req->rank_offset + n_ranks - 1),
+                       (unsigned)req->world_size, (unsigned)(req->world_size - 1));
+    if (req->form == NCCL_FORM_ID && allow->n > 0)
+        return nccl_id_allow(req->id, cidr_list_match, allow, "/nccl_unique_id", e);
+    return 0;
+}
+
+static void init_answered(void *arg, const struct nccl_join_info *info, const struct err *e)
+{
+    struct waiter *w = arg;
+
+    if (e->code != ERR_NONE)
+        reply_error(w->x, e, NULL);
+    else
+        reply_json(w->x, 200, transfer_json_of(w->transfer, info));
+    free(w);
+}
+
+static int begin(struct weight_transfer *t, const struct init_req *req, struct exchange *x,
+                 struct err *e)
+{
+    struct waiter *w = waiter_new(t, x, e);
+    struct nccl_join_cfg invitation = {
+        .group = {.world_size = req->world_size,
+                  .rank_offset = req->rank_offset,
+                  .warm_up = req->warm_up},
+        .form = req->form,
+        .host = req->host,
+        .port = req->port,
+        .group_name = req->group_name,
+        .timeout_us = req->timeout_us,
+        .first_collective_us = req->first_collective_us,
+        .answer = init_answered,
+        .answer_arg = w,
+        .x = x,
+    };
+
+    if (w == NULL)
+        return -1;
+    memcpy(invitation.id, req->id, sizeof invitation.id);
+    if (weight_transfer_join(t, &invitation, &req->packing, e) == 0)
+        return 0;
+    free(w);
+    return -1;
+}
+
+/* What the trainer before has left half sent must not become one model with what this one sends. */
+static void give_up_last(struct app *app, const struct route *route)
+{
+    if (route->session == SESSION_IMPLICIT)
+        session_give_up(app, true, "its trainer asks for a new group");
+}
+
+static int join_group(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+{
+    const struct weight_transfer_cfg *cfg = weight_transfer_config(app->transfer);
+    struct init_req req = {0};
+
+    if (init_parse(&req, cfg->join_timeout_us, body, e) != 0 || init_validate(&req, cfg, e) != 0 ||
+        weight_transfer_able(app->transfer, e) != 0)
+        return -1;
+    give_up_last(app, x->route);
+    return begin(app->transfer, &req, x, e);
+}
+
+int handle_transfer_init(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    bool no_group;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, route, e) != 0)
+        return -1;
+    no_group = needs_no_group(body);
+    rc = no_group ? check_no_group(body, e) : join_group(app, x, body, e);
+    json_decref(body);
+    if (rc == 0 && no_group) {
+        give_up_last(app, route);
+        reply_json(x, 200, transfer_json(app->transfer));
+    }
+    return rc;
+}
+
+int handle_transfer_get(struct app *app, struct exchange *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200, transfer_json(app->transfer));
+    return 0;
+}
+
+/* Nothing of the group is left. */
+static void left(void *arg)
+{
+    struct waiter *w = arg;
+
+    reply_json(w->x, 200, transfer_json_of(w->transfer, NULL));
+    free(w);
+}
+
+static int leave(struct weight_transfer *t, struct exchange *x, const char *name, struct err *e)
+{
+    struct waiter *w = waiter_new(t, x, e);
+    int rc;
+
+    if (w == NULL)
+        return -1;
+    rc = weight_transfer_leave(t, name, left, w, e);
+    if (rc < 0)
+        free(w);
+    else if (rc == 0)
+        left(w);
+    return rc < 0 ? -1 : 0;
+}
+
+/* A dialect's request may name the group in its body. */
+int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    const struct route *route = x->route;
+    const char *name = NULL;
+    json_t *body = NULL;
+    int rc = 0;
+
+    if (route->body == BODY_JSON && body_parse(&body, x, route, e) != 0)
+        return -1;
+    if (body != NULL)
+        rc = body_str(&name, body, "", "group_name", e);
+    if (rc == 0)
+        rc = leave(app->transfer, x, name, e);
+    json_decref(body);
+    return rc;
+}
