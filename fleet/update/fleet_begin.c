@@ -4,8 +4,6 @@
  */
 #include "fleet/update/fleet_run.h"
 
-#include <stddef.h>
-
 /* Those that have not been told to start.
  * @files  those that take this without: an SGLang, if it is a file; else those that do not */
 static void to_begin(struct fleet_session *s, const json_t *tensors, bool files,
@@ -16,7 +14,8 @@ static void to_begin(struct fleet_session *s, const json_t *tensors, bool files,
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (p->begins && !p->out && !p->started && (by_path && p->marks) == files)
+        if (part_begins(p) && part_takes_part(p) && p->own == PART_OWN_CLOSED &&
+            (by_path && p->process_unnamed) == files)
             batch_add(b, s, i, start);
     }
 }
@@ -24,7 +23,7 @@ static void to_begin(struct fleet_session *s, const json_t *tensors, bool files,
 /* May it have an update open that did not end, of this server or one before it? */
 static bool may_be_open(const struct fleet_part *p)
 {
-    return p->was_out || p->was_first;
+    return p->before != PART_WAS_IN_STEP || p->was_first;
 }
 
 /* An end without a label closes such an update, which there is no word to give up. Whether there
@@ -44,7 +43,8 @@ static int close_open(struct app *app, struct fleet_batch *b, struct err *e)
 /* An SGLang before 0.5.18 takes tensors as they come. */
 static bool needs_no_begin(const struct fleet_part *p, const struct fleet_said *said)
 {
-    return p->marks && said->end == FLEET_REFUSED && (said->status == 404 || said->status == 405);
+    return p->process_unnamed && said->end == FLEET_REFUSED &&
+           (said->status == 404 || said->status == 405);
 }
 
 /* @again  then: those that refuse, since they may have an update open */
@@ -55,15 +55,21 @@ static void take_begins(struct app *app, struct fleet_session *s, const struct f
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
+        p->own = said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ? PART_OWN_OPEN
+                                                                           : PART_OWN_CLOSED;
         if (needs_no_begin(p, &said[i]))
-            p->begins = false;
+            p->own = PART_OWN_NONE;
         else if (said[i].end == FLEET_REFUSED && may_be_open(p))
             batch_add(again, s, b->part[i], b->to[i].body);
         else if (!said_good(&said[i]))
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-        p->started = said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
     }
     mtx_unlock(&app->fleet_control->lock);
+}
+
+static void own_opened(struct fleet_part *p)
+{
+    p->own = PART_OWN_OPEN;
 }
 
 static int begin_tensors(struct app *app, struct fleet_session *s, const json_t *tensors,
@@ -82,8 +88,7 @@ static int begin_tensors(struct app *app, struct fleet_session *s, const json_t 
     if (again.n == 0)
         return 0;
     return close_open(app, &again, e) == 0
-               ? fleet_ask_parts(app, WIRE_START, s, &again, offsetof(struct fleet_part, started),
-                                 e)
+               ? fleet_ask_parts(app, WIRE_START, s, &again, own_opened, e)
                : -1;
 }
 

@@ -175,7 +175,7 @@ void fleet_empty_parts(struct app *app, struct fleet_session *s)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->two_phase || p->out)
+        if (p->two_phase || !part_takes_part(p))
             continue;
         list[n] = (struct fleet_cached){
             .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(app)};

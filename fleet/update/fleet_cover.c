@@ -250,7 +250,8 @@ void fleet_cover_free(struct fleet_cover *c)
 static bool takes_once(const struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].begins && !s->parts[i].marks && !s->parts[i].out)
+        if (part_begins(&s->parts[i]) && !s->parts[i].process_unnamed &&
+            part_takes_part(&s->parts[i]))
             return true;
     return false;
 }

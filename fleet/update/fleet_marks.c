@@ -80,7 +80,8 @@ static void take_marks(struct app *app, struct fleet_session *s, const struct fl
         if (takes_none(&said[i]))
             continue;
         p->marked = fleet_worked(&said[i]);
-        p->touched = said[i].end == FLEET_UNKNOWN; /* it may be named so at any time */
+        if (said[i].end == FLEET_UNKNOWN)
+            part_move(p, PART_ON_DOUBT); /* it may be named so at any time */
         if (!said_good(&said[i]))
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
     }
@@ -91,8 +92,10 @@ static void take_marks(struct app *app, struct fleet_session *s, const struct fl
 static void doubt_all(struct app *app, struct fleet_session *s, const struct fleet_batch *b)
 {
     mtx_lock(&app->fleet_control->lock);
-    for (size_t i = 0; i < b->n; i++)
-        s->parts[b->part[i]].marked = s->parts[b->part[i]].touched = true;
+    for (size_t i = 0; i < b->n; i++) {
+        s->parts[b->part[i]].marked = true;
+        part_move(&s->parts[b->part[i]], PART_ON_DOUBT);
+    }
     mtx_unlock(&app->fleet_control->lock);
 }
 
@@ -117,6 +120,12 @@ static int mark(struct app *app, struct fleet_session *s, struct fleet_batch *b,
     return rc;
 }
 
+/* Not one that is another server's mark, or too long: that stays what it was named. */
+static bool can_be_given(const char *label)
+{
+    return !fleet_is_unfinished(label) && strlen(label) < WIRE_NAME_MAX;
+}
+
 /* @named  then: those that told their names */
 static void take_names(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
                        const struct fleet_said *said, struct fleet_batch *named)
@@ -127,9 +136,8 @@ static void take_names(struct app *app, struct fleet_session *s, const struct fl
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
-        memcpy(p->was_label, p->says, sizeof p->was_label);
-        /* One that is another server's, or too long to be given again. */
-        p->was_bad = p->was_bad || fleet_is_unfinished(p->says) || strlen(p->says) == WIRE_NAME_MAX;
+        if (can_be_given(p->was_label))
+            memcpy(p->was_label, p->says, sizeof p->was_label);
         if (said[i].end == FLEET_GOOD)
             batch_add(named, s, b->part[i], NULL);
         else if (!said_good(&said[i]))
@@ -144,7 +152,7 @@ int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e)
     struct fleet_said *said = NULL;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase && !s->parts[i].out && !s->parts[i].marked)
+        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]) && !s->parts[i].marked)
             batch_add(&b, s, i, NULL);
     if (b.n == 0)
         return 0;
@@ -157,11 +165,11 @@ int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e)
 
 /* ---- that was not the first byte after all ---- */
 
-/* As good as touched: only a whole update makes good what may be named by one that is over. */
+/* Only a whole update makes good what may be named by one that is over. */
 static void doubt(struct app *app, struct fleet_part *p, const struct err *why)
 {
     mtx_lock(&app->fleet_control->lock);
-    p->touched = true;
+    part_move(p, PART_ON_DOUBT);
     if (p->why.code == ERR_NONE)
         p->why = *why;
     mtx_unlock(&app->fleet_control->lock);
@@ -239,9 +247,9 @@ void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (!p->marked || p->touched || p->finished || (dropped && !p->out))
+        if (!p->marked || !part_is_unchanged(p) || (dropped && part_takes_part(p)))
             continue;
-        if (p->was_bad)
+        if (p->before >= PART_WAS_OUT_OF_STEP || !can_be_given(p->was_label))
             doubt(app, p, &bad);
         else
             batch_add(&b, s, i, NULL);
@@ -256,7 +264,6 @@ void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped)
 
 static void drop(struct fleet_part *p, const struct fleet_said *said, const struct err *why)
 {
-    p->finished = false;
     fleet_session_drop(p, FLEET_UNKNOWN, said != NULL ? said->status : 0, why);
 }
 
@@ -288,7 +295,8 @@ int fleet_check_marks(struct app *app, struct fleet_session *s, bool all, struct
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (!p->out && (p->marks ? p->touched || p->marked : all && p->marked))
+        if (part_takes_part(p) &&
+            (p->process_unnamed ? !part_is_unchanged(p) || p->marked : all && p->marked))
             batch_add(&b, s, i, NULL);
     }
     mtx_unlock(&fc->lock);
@@ -347,7 +355,7 @@ static void check_names(struct app *app, struct fleet_session *s, struct fleet_b
 
         if (rc != 0)
             drop(p, NULL, &why);
-        else if (kept != NULL && p->begins && said[i].end == FLEET_GOOD && has_mark(p))
+        else if (kept != NULL && part_begins(p) && said[i].end == FLEET_GOOD && has_mark(p))
             batch_add(kept, s, b->part[i], NULL);
         else
             check_name(p, &said[i], s->label);
@@ -363,14 +371,15 @@ void fleet_name_parts(struct app *app, struct fleet_session *s)
     struct fleet_batch b = {0}, kept = {0}, named = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].finished && (s->parts[i].marks || s->parts[i].marked))
+        if (s->parts[i].state == PART_FINISHED &&
+            (s->parts[i].process_unnamed || s->parts[i].marked))
             batch_add(&b, s, i, NULL);
     if (b.n > 0)
         check_names(app, s, &b, &kept);
     if (kept.n > 0)
         name_new(app, s, &kept);
     for (size_t i = 0; kept.n > 0 && i < s->n_parts; i++)
-        if (s->parts[i].finished && s->parts[i].marks)
+        if (s->parts[i].state == PART_FINISHED && s->parts[i].process_unnamed)
             batch_add(&named, s, i, NULL);
     if (named.n > 0)
         check_names(app, s, &named, NULL);

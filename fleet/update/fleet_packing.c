@@ -71,7 +71,7 @@ static size_t to_tell(struct app *app, struct fleet_session *s, bool packed, con
         struct upstream_info info;
 
         fleet_info(fleet_of(app), p->upstream, &info);
-        if (p->begins && !p->out && p->told_packed != now &&
+        if (part_begins(p) && part_takes_part(p) && p->told_packed != now &&
             vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT)) {
             batch_add(b, s, i, body);
         }

@@ -19,10 +19,11 @@ bool fleet_stands(struct app *app, const struct fleet_session *s); /* by --min-r
 int refuse_ended(const struct fleet_session *s, struct err *e);
 
 /* fleet_ask_parts - asks them, and drops those that failed.
- * @mark  offset of a bool in struct fleet_part, set where it did not, or may yet be done
+ * @done  takes down that it was done, or may yet be; with the lock
  * Blocks. Errors: fleet_ask's. */
+typedef void part_done_fn(struct fleet_part *p);
 int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
-                    struct fleet_batch *b, size_t mark, struct err *e);
+                    struct fleet_batch *b, part_done_fn *done, struct err *e);
 
 /* fleet_must_begin - is one not told to start yet that has to be before it gets these tensors?
  * fleet_begin_parts - tells them; drops those that refuse. One that may have an update open that
@@ -36,28 +37,29 @@ int fleet_begin_parts(struct app *app, struct fleet_session *s, const json_t *te
  * @e  clean; set. No lock held. */
 void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e);
 
-/* fleet_release - let go on what stands still for the update and was not touched, having closed
+/* fleet_release - let go on what stands still for the update and is unchanged, having closed
  * what was started there and given it its name again. What fails is fenced, and what was fenced
  * stands still. In a turn.
  * @dropped  only those that are out */
 void fleet_release(struct app *app, struct fleet_session *s, bool dropped);
 
-/* fleet_fence_parts - those that were touched and did not get to their end. No lock held. */
+/* fleet_fence_parts - those that are in doubt; after the end of the update also those that are
+ * dirty. No lock held. */
 void fleet_fence_parts(struct app *app, struct fleet_session *s);
 
 /* fleet_mark_parts - names those that overwrite what they serve by FLEET_UNFINISHED and our id, of
- * which each tells first what it is named; drops whom it fails at. Whose answer was lost counts as
- * touched. In a turn. Blocks. Errors: fleet_ask's. */
+ * which each tells first what it is named; drops whom it fails at. Whose answer was lost is in
+ * doubt. In a turn. Blocks. Errors: fleet_ask's. */
 int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e);
 
-/* fleet_unmark_parts - gives those that were not touched the name that they had, if they still have
- * ours. What fails, and what was bad before, counts as touched. In a turn. Blocks.
+/* fleet_unmark_parts - gives those that are unchanged the name that they had, if they still have
+ * ours. What fails, and what was bad before, is in doubt. In a turn. Blocks.
  * @dropped  only those that are out */
 void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped);
 
 /* fleet_check_marks - drops those whose process is not the one that was marked, and that took what
  * came so far, or that somebody else has changed: they tell of another update, or do not answer.
- * Fences those of them that were touched. No lock held. Blocks.
+ * Fences those of them that are in doubt. No lock held. Blocks.
  * @all  also those that are known by more than their mark: before they are told to finish
  * Errors: too few are left; fleet_ask_about's. */
 int fleet_check_marks(struct app *app, struct fleet_session *s, bool all, struct err *e);

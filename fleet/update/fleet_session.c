@@ -34,7 +34,7 @@ bool fleet_session_is_open(const struct fleet_session *s)
 bool fleet_session_has(const struct fleet_session *s, bool two_phase)
 {
     for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].out && s->parts[i].two_phase == two_phase)
+        if (part_takes_part(&s->parts[i]) && s->parts[i].two_phase == two_phase)
             return true;
     return false;
 }
@@ -49,10 +49,8 @@ bool fleet_session_overwrites(const struct fleet_session *s)
 
 void fleet_session_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
 {
-    p->out = true;
-    p->end = end;
-    p->status = status;
-    p->why = *why;
+    part_move(p, PART_ON_FAILURE);
+    part_note(p, end, status, why);
 }
 
 bool fleet_session_stands(const struct fleet_session *s, size_t min_ready)
@@ -62,9 +60,9 @@ bool fleet_session_stands(const struct fleet_session *s, size_t min_ready)
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        if (p->out && p->two_phase)
+        if (!part_takes_part(p) && p->two_phase)
             return false;
-        n += !p->out;
+        n += part_takes_part(p);
     }
     return n >= min_ready;
 }
@@ -75,8 +73,8 @@ static bool failed(const struct fleet_said *said)
 }
 
 enum session_verdict fleet_session_took(struct fleet_session *s, const struct fleet_said *said,
-                                        const size_t *parts, const bool *fresh, size_t n,
-                                        size_t min_ready, bool repeats)
+                                        const size_t *parts, size_t n, size_t min_ready,
+                                        bool repeats)
 {
     size_t n_failed = 0, n_worked = 0;
     bool one_phase = false;
@@ -88,11 +86,9 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
         n_worked += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ||
                     (!p->two_phase && fleet_worked(&said[i]));
         one_phase = one_phase || !p->two_phase;
-        if (!p->two_phase && fresh[i] && !fleet_worked(&said[i]))
-            p->touched = false;
-        p->end = said[i].end;
-        p->status = said[i].status;
-        p->why = said[i].why;
+        if (!p->two_phase)
+            part_move(p, fleet_worked(&said[i]) ? PART_ON_TAKEN : PART_ON_NOT_TAKEN);
+        part_note(p, said[i].end, said[i].status, &said[i].why);
     }
     if (n_failed == 0) {
         s->n_received++;
@@ -124,8 +120,8 @@ void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        n += !p->out;
-        if (!p->out || p->why.code == ERR_NONE)
+        n += part_takes_part(p);
+        if (part_takes_part(p) || p->why.code == ERR_NONE)
             continue;
         if (cause == NULL || (p->end == FLEET_REFUSED && cause->end != FLEET_REFUSED))
             cause = p;

@@ -1,10 +1,10 @@
 /* One weight update of the whole fleet: who takes part, how far each is, and what follows from what
  * each of them said. No I/O and no lock here: whoever runs the steps owns it.
  *
- * Two kinds of upstream take part. Those in two phases (batons) prove what they got and serve it
- * only when told: all of them must, or none does. The others overwrite what they serve: from the
- * first byte on (`touched`) an upstream is whole only at its end, so it stands still until then,
- * and one that did not get there is fenced. */
+ * Two kinds of upstream take part (fleet/update/fleet_part.h). Those in two phases (batons) prove
+ * what they got and serve it only when told: all of them must, or none does. The others overwrite
+ * what they serve, so each stands still from its first byte to its end, and one that did not get
+ * there is fenced. */
 #ifndef BATON_FLEET_UPDATE_FLEET_SESSION_H
 #define BATON_FLEET_UPDATE_FLEET_SESSION_H
 
@@ -13,6 +13,7 @@
 #include "fleet/fleet_ask.h"
 #include "fleet/members/fleet.h"
 #include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_part.h"
 #include "weights/update/update.h"
 
 #include <jansson.h>
@@ -20,44 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* By which process an upstream can be told from the one that answers under its name later. */
-struct fleet_life {
-    char process[FLEET_LABEL_MAX + 1]; /* "": it does not say */
-    uint64_t n_missed;
-    bool synced;
-};
-
 _Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
                "a name of ours is told from a longer one");
-
-enum fleet_packed { FLEET_NOT_TOLD, FLEET_NOT_PACKED, FLEET_PACKED };
-
-struct fleet_part {
-    size_t upstream;
-    bool two_phase;
-    bool begins;     /* it is told to start and to finish each update, as far as is known */
-    bool marks;      /* it does not name its process, but the update (update_id) that it had last */
-    bool was_out;    /* it was not in rotation when the update began */
-    bool was_fenced; /* then */
-    bool was_bad;    /* it was, or out of step with what the others serve */
-    bool was_first;  /* it had none from here before */
-    struct fleet_life life;            /* when it was touched, or told to finish */
-    char was_label[WIRE_NAME_MAX + 1]; /* its own word before it was marked; "": none */
-    char says[WIRE_NAME_MAX + 1];      /* the same, when it was asked last */
-
-    bool marked;                   /* it is, or may be, named FLEET_UNFINISHED and our id */
-    bool started;                  /* its own update is open */
-    bool held;                     /* it stands still for this update */
-    enum fleet_packed told_packed; /* of handles, in this update */
-    bool touched;                  /* what it serves may have changed */
-    bool verified, finished;
-    bool out;                               /* it failed, and takes no part any more */
-    char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update, or what it is marked by */
-    enum fleet_end end;                     /* of the last step */
-    int status;
-    struct err why;   /* of its failure */
-    struct err stale; /* why its caches could not be emptied; clean: they were */
-};
 
 struct fleet_session {
     unsigned n_refs;
@@ -112,11 +77,10 @@ enum session_verdict {
 /* fleet_session_took - tensors were sent: take down what each said of them.
  * @said    [n], in the order of `parts` [n], indexes of s->parts
  * @repeats  a request that was taken may come again where it was
- * Every part that is not in two phases was set `touched` before; one that cannot have been is set
- * back by this if `fresh[i]`: these were its first bytes. */
+ * Every part that is not in two phases was moved by PART_ON_SEND before. */
 enum session_verdict fleet_session_took(struct fleet_session *s, const struct fleet_said *said,
-                                        const size_t *parts, const bool *fresh, size_t n,
-                                        size_t min_ready, bool repeats);
+                                        const size_t *parts, size_t n, size_t min_ready,
+                                        bool repeats);
 
 /* fleet_session_tell - what a part said, as our client is told it: what an upstream does not find
  * is not what the client named. @e  clean; set */

@@ -42,8 +42,10 @@ static void let_go_flow(struct app *app, struct fleet_session *s, struct fleet_b
         struct fleet_part *p = &s->parts[b->part[i]];
 
         p->held = !said_good(&said[i]);
-        if (p->held && !p->out)
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+        if (!p->held || !part_takes_part(p))
+            continue;
+        part_move(p, PART_ON_NO_RESUME);
+        part_note(p, said[i].end, said[i].status, &said[i].why);
     }
     mtx_unlock(&fc->lock);
     fence_failed(app, said, b->n);
@@ -79,15 +81,16 @@ static void close_started(struct app *app, struct fleet_session *s, struct fleet
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
         /* An SGLang that has none open, since it was restarted, refuses to end it. */
-        bool none_open = p->marks && said[i].end == FLEET_REFUSED && said[i].status == 400;
+        bool none_open = p->process_unnamed && said[i].end == FLEET_REFUSED &&
+                         said[i].status == 400;
         bool doubtful, closed = said_good(&said[i]) || none_open;
 
         mtx_lock(&fc->lock);
-        doubtful = p->out && p->end == FLEET_UNKNOWN;
+        doubtful = !part_takes_part(p) && p->end == FLEET_UNKNOWN;
         if (closed || (doubtful && said[i].end == FLEET_REFUSED))
-            p->started = false;
+            p->own = PART_OWN_CLOSED;
         else
-            p->touched = true; /* as good as */
+            part_move(p, PART_ON_DOUBT);
         mtx_unlock(&fc->lock);
     }
     fleet_said_free(said, b->n);
@@ -100,7 +103,8 @@ static bool must_close(const struct fleet_part *p)
 {
     bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
 
-    return p->begins && p->started && !p->finished && (!p->touched || (p->marks && answers));
+    return part_begins(p) && p->own == PART_OWN_OPEN && p->state != PART_FINISHED &&
+           p->state != PART_STUCK && (part_is_unchanged(p) || (p->process_unnamed && answers));
 }
 
 void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
@@ -112,7 +116,7 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (must_close(p) && (p->out || !dropped))
+        if (must_close(p) && !(dropped && part_takes_part(p)))
             batch_add(&started, s, i, NULL);
     }
     mtx_unlock(&fc->lock);
@@ -122,7 +126,8 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->held && !p->touched && !p->was_fenced && !p->finished && (p->out || !dropped))
+        if (p->held && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
+            !(dropped && part_takes_part(p)))
             batch_add(&held, s, i, NULL);
     }
     mtx_unlock(&fc->lock);
@@ -246,7 +251,7 @@ static int check_words(struct app *app, struct fleet_session *s, const json_t *b
     struct fleet_batch b = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase && !s->parts[i].out)
+        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, body);
     return fleet_words(app, WIRE_FINISH, b.to, b.n, e);
 }
@@ -291,10 +296,9 @@ static int prove(struct app *app, struct fleet_session *s, const json_t *body, s
     for (size_t i = 0; i < b.n; i++) {
         struct fleet_part *p = &s->parts[b.part[i]];
 
-        p->verified = said_good(&said[i]);
         p->end = said[i].end;
         p->status = said[i].status;
-        if (!p->verified)
+        if (!said_good(&said[i]))
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
     }
     mtx_unlock(&fc->lock);
@@ -332,9 +336,10 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (!p->out)
-            batch_add(&b, s, i, body);
-        if (!p->out && p->two_phase)
+        if (!part_takes_part(p))
+            continue;
+        batch_add(&b, s, i, body);
+        if (p->two_phase)
             fleet_live(app, p->upstream, &p->life);
     }
     mtx_unlock(&fc->lock);
@@ -347,12 +352,14 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
     for (size_t i = 0; i < b.n; i++) {
         struct fleet_part *p = &s->parts[b.part[i]];
 
-        p->finished = said_good(&said[i]);
         p->end = said[i].end;
         p->status = said[i].status;
-        if (!p->finished)
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-        if (!p->finished && p->two_phase)
+        if (said_good(&said[i])) {
+            part_move(p, PART_ON_FINISH);
+            continue;
+        }
+        fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
+        if (p->two_phase)
             fc->orphaned[p->upstream] = true;
     }
     mtx_unlock(&fc->lock);
@@ -363,6 +370,11 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
 }
 
 /* In the flow. What is not in two phases stands still and is let go with the others. */
+static bool missed_pauses(const struct fleet_part *p)
+{
+    return p->state == PART_FINISHED && p->two_phase && p->before != PART_WAS_IN_STEP;
+}
+
 static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -376,7 +388,7 @@ static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
     mtx_unlock(&fc->lock);
     body = hold.on ? fleet_hold_body(&hold) : NULL;
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out)
+        if (missed_pauses(&s->parts[i]))
             batch_add(&b, s, i, body);
     if (b.n == 0 || fleet_ask(app, hold.on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n,
                               fleet_step_us(app), &said, e) != 0) {
@@ -387,10 +399,8 @@ static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
     for (size_t i = 0; i < b.n; i++) {
         struct fleet_part *p = &s->parts[b.part[i]];
 
-        if (!said_good(&said[i])) {
-            p->finished = false;
+        if (!said_good(&said[i]))
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-        }
     }
     mtx_unlock(&fc->lock);
     fence_failed(app, said, b.n);
@@ -402,12 +412,12 @@ static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
 /* Whoever was away may have missed a pause, or a resume. */
 static int align(struct app *app, struct fleet_session *s, struct err *e)
 {
-    bool was_out = false;
+    bool missed = false;
     int rc;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        was_out = was_out || (s->parts[i].finished && s->parts[i].two_phase && s->parts[i].was_out);
-    if (!was_out)
+        missed = missed || missed_pauses(&s->parts[i]);
+    if (!missed)
         return 0;
     if (fleet_flow(app->fleet_control, NULL, "the end of an update", e) != 0)
         return -1;
@@ -426,13 +436,12 @@ static void fence_others(struct app *app, struct fleet_session *s)
         struct err why = {0};
         struct upstream_at at;
 
-        if (!p->finished || !fleet_is_another(app, p->upstream, &p->life))
+        if (p->state != PART_FINISHED || !fleet_is_another(app, p->upstream, &p->life))
             continue;
         upstreams_at(app->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.100s was restarted, or was away, before the update had ended", at.name);
         mtx_lock(&fc->lock);
-        p->finished = false;
         fleet_session_drop(p, FLEET_UNKNOWN, 0, &why);
         mtx_unlock(&fc->lock);
         fleet_fence(fleet_of(app), p->upstream, &why);
@@ -444,7 +453,7 @@ static size_t n_finished(const struct fleet_session *s)
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].finished;
+        n += s->parts[i].state == PART_FINISHED;
     return n;
 }
 
@@ -457,7 +466,7 @@ static size_t commit(struct app *app, struct fleet_session *s)
 
     fence_others(app, s);
     for (size_t i = 0; i < s->n_parts; i++)
-        done[s->parts[i].upstream] = s->parts[i].finished;
+        done[s->parts[i].upstream] = s->parts[i].state == PART_FINISHED;
     if (n_finished(s) > 0)
         serial = fleet_committed(fleet_of(app), s->label, done);
     fence_others(app, s);
@@ -472,7 +481,7 @@ static void let_finished_go(struct app *app, struct fleet_session *s)
     struct fleet_batch b = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].finished && s->parts[i].held)
+        if (s->parts[i].state == PART_FINISHED && s->parts[i].held)
             batch_add(&b, s, i, NULL);
     if (goes_on(app->fleet_control))
         let_go(app, s, &b);
@@ -502,8 +511,11 @@ static int serve(struct app *app, struct fleet_session *s, const char *label, st
             e->code = ERR_UPSTREAM;
         rc = -1;
     }
-    if (rc != 0)
-        return n_done > 0 ? let_finished_go(app, s), -1 : -1;
+    if (rc != 0) {
+        if (n_done > 0)
+            let_finished_go(app, s);
+        return -1;
+    }
     fleet_cover_commit(app->fleet_control, s);
     close_session(app->fleet_control, s, &none);
     let_finished_go(app, s);

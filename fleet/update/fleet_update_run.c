@@ -26,7 +26,7 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
         .upstream = p->upstream,
         .body = body,
         .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
-                  .has_begun = p->started && !p->two_phase}};
+                  .has_begun = p->own == PART_OWN_OPEN && !p->two_phase}};
 }
 
 uint64_t fleet_step_us(const struct app *app)
@@ -208,13 +208,13 @@ static void take_parts(struct app *app, struct fleet_session *s, const struct fl
         fleet_info(fleet_of(app), to[i].upstream, &info);
         p->upstream = to[i].upstream;
         p->two_phase = wire_is_two_phase(at.dialect);
-        p->begins = !p->two_phase;
-        p->marks = at.dialect == WIRE_SGLANG;
+        p->process_unnamed = at.dialect == WIRE_SGLANG;
         if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
-        p->was_out = !info.synced || info.fenced;
-        p->was_fenced = info.fenced;
-        p->was_bad = info.fenced || (!info.synced && !undecided);
+        p->before = info.fenced   ? PART_WAS_FENCED
+                    : info.synced ? PART_WAS_IN_STEP
+                    : undecided   ? PART_WAS_UNDECIDED
+                                  : PART_WAS_OUT_OF_STEP;
         p->was_first = info.serial == 0;
     }
 }
@@ -244,7 +244,8 @@ void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *rea
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && s->parts[i].started && !s->parts[i].finished)
+        if (s->parts[i].two_phase && s->parts[i].own == PART_OWN_OPEN &&
+            s->parts[i].state != PART_FINISHED)
             batch_add(&b, s, i, body);
     mtx_unlock(&fc->lock);
     if (b.n > 0 && body != NULL &&
@@ -269,7 +270,7 @@ static int take_starts(struct app *app, struct fleet_session *s, const struct fl
         if (said[i].end == FLEET_GOOD &&
             wire_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
             said[i].end = FLEET_UNKNOWN;
-        p->started = said[i].end == FLEET_GOOD;
+        p->own = said[i].end == FLEET_GOOD ? PART_OWN_OPEN : PART_OWN_CLOSED;
         if (said[i].end == FLEET_UNKNOWN)
             fc->orphaned[p->upstream] = true;
     }
@@ -391,9 +392,10 @@ static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_bat
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->two_phase || p->out || p->held || fc->weights_asleep || fc->kv_asleep)
+        if (p->two_phase || !part_takes_part(p) || p->held || fc->weights_asleep || fc->kv_asleep)
             continue;
-        if (fc->hold.on && !p->was_out && fleet_is_paused_locked(app, p->upstream))
+        if (fc->hold.on && p->before == PART_WAS_IN_STEP &&
+            fleet_is_paused_locked(app, p->upstream))
             p->held = true;
         else
             batch_add(b, s, i, body);
@@ -403,7 +405,7 @@ static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_bat
 }
 
 int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
-                    struct fleet_batch *b, size_t mark, struct err *e)
+                    struct fleet_batch *b, part_done_fn *done, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
@@ -417,13 +419,18 @@ int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
         struct fleet_part *p = &s->parts[b->part[i]];
 
         if (said_good(&said[i]) || said[i].end == FLEET_UNKNOWN)
-            *(bool *)(void *)((char *)p + mark) = true;
+            done(p);
         if (!said_good(&said[i]))
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
     }
     mtx_unlock(&fc->lock);
     fleet_said_free(said, b->n);
     return 0;
+}
+
+static void stands_still(struct fleet_part *p)
+{
+    p->held = true;
 }
 
 /* Who lets upstreams go on finds them held from the moment on that this has begun. */
@@ -437,7 +444,7 @@ static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
     } else if (fleet_flow(app->fleet_control, NULL, "the start of an update", e) == 0) {
         (void)to_hold(app, s, &b, keep);
-        rc = fleet_ask_parts(app, WIRE_PAUSE, s, &b, offsetof(struct fleet_part, held), e);
+        rc = fleet_ask_parts(app, WIRE_PAUSE, s, &b, stands_still, e);
         fleet_flow_end(app->fleet_control);
     }
     json_decref(keep);
@@ -550,7 +557,7 @@ static int drop_strangers(struct app *app, struct fleet_session *s, const json_t
                      "updates have",
                      fc->group.name, name);
     for (size_t i = 0; rc == 0 && group && i < s->n_parts; i++)
-        if (!s->parts[i].out && !fc->group.joined[s->parts[i].upstream])
+        if (part_takes_part(&s->parts[i]) && !fc->group.joined[s->parts[i].upstream])
             fleet_session_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
     stands = fleet_session_stands(s, fleet_min_ready(app));
     mtx_unlock(&fc->lock);
@@ -565,9 +572,9 @@ static int drop_strangers(struct app *app, struct fleet_session *s, const json_t
     return stands ? 0 : -1;
 }
 
-/* Of an update that was given up meanwhile nobody is touched: they have been let go. */
-static int touch(struct app *app, struct fleet_session *s, const struct fleet_batch *b, bool *fresh,
-                 struct err *e)
+/* Of an update that was given up meanwhile nobody gets any: they have been let go. */
+static int note_sending(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
+                        struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     int rc = 0;
@@ -578,22 +585,24 @@ static int touch(struct app *app, struct fleet_session *s, const struct fleet_ba
     for (size_t i = 0; rc == 0 && i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
-        fresh[i] = !p->two_phase && !p->touched;
-        if (fresh[i])
+        if (p->two_phase)
+            continue;
+        if (p->state == PART_CLEAN)
             fleet_live(app, p->upstream, &p->life);
-        p->touched = p->touched || !p->two_phase;
+        part_move(p, PART_ON_SEND);
     }
     mtx_unlock(&fc->lock);
     return rc;
 }
 
-static void untouch(struct fleet_control *fc, struct fleet_session *s, const struct fleet_batch *b,
-                    const bool *fresh)
+/* @event  PART_ON_NOT_TAKEN: it reached nobody; PART_ON_DOUBT: nobody waits for the answers */
+static void note_unanswered(struct fleet_control *fc, struct fleet_session *s,
+                            const struct fleet_batch *b, enum part_event event)
 {
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++)
-        if (fresh[i])
-            s->parts[b->part[i]].touched = false;
+    for (size_t i = 0; fleet_session_is_open(s) && i < b->n; i++)
+        if (!s->parts[b->part[i]].two_phase)
+            part_move(&s->parts[b->part[i]], event);
     mtx_unlock(&fc->lock);
 }
 
@@ -607,7 +616,9 @@ void fleet_fence_parts(struct app *app, struct fleet_session *s)
         bool torn;
 
         mtx_lock(&fc->lock);
-        torn = p->touched && !p->finished && (p->out || !fleet_session_is_open(s));
+        torn = p->state == PART_IN_DOUBT ||
+               (!fleet_session_is_open(s) &&
+                (p->state == PART_RECEIVING || p->state == PART_DIRTY));
         why = p->why;
         mtx_unlock(&fc->lock);
         if (!torn)
@@ -621,8 +632,8 @@ void fleet_fence_parts(struct app *app, struct fleet_session *s)
 
 /* Takes down what they said. */
 static enum session_verdict judge(struct app *app, struct fleet_session *s,
-                                  const struct fleet_batch *b, const bool *fresh,
-                                  struct fleet_said *said, bool repeats, struct err *e)
+                                  const struct fleet_batch *b, struct fleet_said *said,
+                                  bool repeats, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
     size_t min_ready = fleet_min_ready(app);
@@ -632,7 +643,7 @@ static enum session_verdict judge(struct app *app, struct fleet_session *s,
     if (!fleet_session_is_open(s)) {
         (void)refuse_ended(s, e);
     } else {
-        verdict = fleet_session_took(s, said, b->part, fresh, b->n, min_ready, repeats);
+        verdict = fleet_session_took(s, said, b->part, b->n, min_ready, repeats);
         if (verdict == SESSION_GOES_ON && fleet_session_has(s, true))
             note_told(s, said, b->n);
         if (verdict == SESSION_AGAIN)
@@ -651,7 +662,7 @@ static size_t n_refused(struct fleet_control *fc, const struct fleet_session *s)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].out && !s->parts[i].touched;
+        n += s->parts[i].state == PART_DROPPED;
     mtx_unlock(&fc->lock);
     return n;
 }
@@ -678,19 +689,18 @@ static enum session_verdict send_all(struct app *app, struct fleet_session *s,
     struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct fleet_batch b = {0};
-    bool fresh[FLEET_MAX];
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].out)
+        if (part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, s->parts[i].two_phase ? named : t->body);
     mtx_unlock(&fc->lock);
-    if (touch(app, s, &b, fresh, e) != 0)
+    if (note_sending(app, s, &b, e) != 0)
         return SESSION_AGAIN;
     if (fleet_ask(app, WIRE_UPDATE, b.to, b.n, fleet_update_us(app), &said, e) == 0)
-        verdict = judge(app, s, &b, fresh, said, t->chunk_id != NULL, e);
-    else if (e->code != ERR_DRAINING)
-        untouch(fc, s, &b, fresh);
+        verdict = judge(app, s, &b, said, t->chunk_id != NULL, e);
+    else
+        note_unanswered(fc, s, &b, e->code == ERR_DRAINING ? PART_ON_DOUBT : PART_ON_NOT_TAKEN);
     fleet_said_free(said, b.n);
     return verdict;
 }

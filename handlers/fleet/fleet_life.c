@@ -279,7 +279,8 @@ bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
     for (size_t i = 0; s != NULL && i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
             return !s->parts[i].two_phase && s->opened &&
-                   (s->parts[i].held || s->parts[i].touched || s->parts[i].started);
+                   (s->parts[i].held || !part_is_unchanged(&s->parts[i]) ||
+                    s->parts[i].own == PART_OWN_OPEN);
     return false;
 }
 

@@ -572,7 +572,7 @@ static int renew(struct app *app, struct fleet_session *s, uint64_t lease_s, str
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && !s->parts[i].out)
+        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream,
                                         .body = body,
                                         .about = {.update_id = s->parts[i].update_id}};

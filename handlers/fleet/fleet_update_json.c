@@ -36,8 +36,7 @@ static void copy_free(struct fleet_control *fc, struct fleet_session *copy)
 static json_t *part_json(const struct fleet_session *s, const struct fleet_part *p,
                          const char *name)
 {
-    bool ok = !p->out && (s->phase != UPDATE_COMMITTED || p->finished) &&
-              (s->phase != UPDATE_ABORTED || p->finished);
+    bool ok = part_takes_part(p) && (fleet_session_is_open(s) || p->state == PART_FINISHED);
     const char *error = p->why.code != ERR_NONE ? p->why.msg : NULL;
     char stale[ERR_MSG_MAX];
 

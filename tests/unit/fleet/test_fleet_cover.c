@@ -47,7 +47,7 @@ static void begin(struct world *w, const char *kinds, bool partial)
     assert_int_equal(fleet_session_new(&w->s, strlen(kinds), &e), 0);
     for (size_t i = 0; kinds[i] != '\0'; i++) {
         w->s->parts[i].two_phase = kinds[i] == 'b';
-        w->s->parts[i].begins = kinds[i] == 'v';
+        w->s->parts[i].process_unnamed = kinds[i] == 's';
     }
     w->s->partial = partial;
     assert_int_equal(fleet_cover_begin(w->fc, w->s, &e), 0);
@@ -195,7 +195,7 @@ static void test_fleet_cover_takes_once(void **state)
     assert_int_equal(send_body(w, body_of("cb"), &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_string_equal(e.field, "/names/1");
-    w->s->parts[1].out = true;
+    part_move(&w->s->parts[1], PART_ON_FAILURE);
     came(w, "cb");
     ends(w, "as_before");
 }

@@ -18,7 +18,8 @@ struct row {
     size_t min_ready;
     bool repeats;
     enum session_verdict verdict;
-    const char *after; /* of each: '.' takes part, 't' too and is touched, 'o' out, 'f' out, torn */
+    const char
+        *after; /* of each: '.' takes part, 't' too and is dirty, 'o' out, 'f' out, in doubt */
 };
 
 static const struct row rows[] = {
@@ -73,9 +74,11 @@ static struct fleet_session *session_of(const char *parts)
 
 static char letter_of(const struct fleet_part *p)
 {
-    if (p->out)
-        return p->touched ? 'f' : 'o';
-    return p->touched ? 't' : '.';
+    static const char letters[PART_STATES] = {
+        [PART_CLEAN] = '.',   [PART_RECEIVING] = 'r', [PART_DIRTY] = 't', [PART_FINISHED] = '+',
+        [PART_DROPPED] = 'o', [PART_IN_DOUBT] = 'f',  [PART_STUCK] = 's'};
+
+    return letters[p->state];
 }
 
 static void test_fleet_session_took_follows_the_rules(void **state)
@@ -86,17 +89,15 @@ static void test_fleet_session_took_follows_the_rules(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct fleet_session *s = session_of(rows[i].parts);
         struct fleet_said said[N];
-        bool fresh[N];
         char after[N + 1] = "";
 
         for (size_t k = 0; k < N; k++) {
             said[k] = said_of(rows[i].parts[3 * k + 1]);
-            fresh[k] = !s->parts[k].two_phase;
-            s->parts[k].touched = fresh[k];
+            if (!s->parts[k].two_phase)
+                part_move(&s->parts[k], PART_ON_SEND);
         }
-        assert_int_equal(
-            fleet_session_took(s, said, all, fresh, N, rows[i].min_ready, rows[i].repeats),
-            rows[i].verdict);
+        assert_int_equal(fleet_session_took(s, said, all, N, rows[i].min_ready, rows[i].repeats),
+                         rows[i].verdict);
         for (size_t k = 0; k < N; k++)
             after[k] = letter_of(&s->parts[k]);
         assert_string_equal(after, rows[i].after);
@@ -105,18 +106,18 @@ static void test_fleet_session_took_follows_the_rules(void **state)
     }
 }
 
-/* What was touched before stays so, also when the next request did not come in. */
-static void test_fleet_session_took_keeps_what_was_touched(void **state)
+/* What had tensors before is dirty, also when the next request did not come in. */
+static void test_fleet_session_took_keeps_what_is_dirty(void **state)
 {
     static const size_t first[1] = {0};
-    static const bool fresh[1] = {false};
     struct fleet_session *s = session_of("lu lu lu");
     struct fleet_said said = said_of('u');
 
     (void)state;
-    s->parts[0].touched = true;
-    assert_int_equal(fleet_session_took(s, &said, first, fresh, 1, 3, false), SESSION_AGAIN);
-    assert_true(s->parts[0].touched);
+    s->parts[0].state = PART_DIRTY;
+    part_move(&s->parts[0], PART_ON_SEND);
+    assert_int_equal(fleet_session_took(s, &said, first, 1, 3, false), SESSION_AGAIN);
+    assert_int_equal(s->parts[0].state, PART_DIRTY);
     fleet_session_unref(s);
 }
 
@@ -171,7 +172,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fleet_session_took_follows_the_rules),
-        cmocka_unit_test(test_fleet_session_took_keeps_what_was_touched),
+        cmocka_unit_test(test_fleet_session_took_keeps_what_is_dirty),
         cmocka_unit_test(test_fleet_session_stands),
         cmocka_unit_test(test_fleet_session_cause_tells_a_refusal_first),
     };

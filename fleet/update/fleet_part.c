@@ -1,0 +1,74 @@
+/* The moves of one engine's part in an update. What is not a row cannot happen. */
+#include "fleet/update/fleet_part.h"
+
+#include <assert.h>
+
+#define BIT(x) (1u << (x))
+
+enum {
+    TWO_PHASE = BIT(true),
+    OVERWRITES = BIT(false),
+
+    CHANGING = BIT(PART_RECEIVING) | BIT(PART_DIRTY)
+};
+
+struct part_rule {
+    unsigned kinds, from; /* sets */
+    enum part_event event;
+    enum part_state to;
+};
+
+static const struct part_rule rules[] = {
+    /* tensors */
+    {OVERWRITES, BIT(PART_CLEAN), PART_ON_SEND, PART_RECEIVING},
+    {OVERWRITES, BIT(PART_DIRTY), PART_ON_SEND, PART_DIRTY},
+    {OVERWRITES, CHANGING, PART_ON_TAKEN, PART_DIRTY},
+    {OVERWRITES, BIT(PART_RECEIVING), PART_ON_NOT_TAKEN, PART_CLEAN},
+    {OVERWRITES, BIT(PART_DIRTY), PART_ON_NOT_TAKEN, PART_DIRTY},
+
+    /* what may have been done there, and nobody knows */
+    {OVERWRITES, BIT(PART_CLEAN) | CHANGING, PART_ON_DOUBT, PART_DIRTY},
+    {OVERWRITES, BIT(PART_DROPPED) | BIT(PART_IN_DOUBT), PART_ON_DOUBT, PART_IN_DOUBT},
+
+    /* A later failure of one that is out says no more. */
+    {TWO_PHASE | OVERWRITES, BIT(PART_CLEAN) | BIT(PART_DROPPED), PART_ON_FAILURE, PART_DROPPED},
+    {OVERWRITES, CHANGING | BIT(PART_IN_DOUBT), PART_ON_FAILURE, PART_IN_DOUBT},
+
+    /* the end */
+    {TWO_PHASE, BIT(PART_CLEAN), PART_ON_FINISH, PART_FINISHED},
+    {OVERWRITES, BIT(PART_DIRTY), PART_ON_FINISH, PART_FINISHED},
+    {TWO_PHASE, BIT(PART_FINISHED), PART_ON_FAILURE, PART_DROPPED},
+    {OVERWRITES, BIT(PART_FINISHED), PART_ON_FAILURE, PART_IN_DOUBT},
+    {OVERWRITES, BIT(PART_FINISHED), PART_ON_NO_RESUME, PART_STUCK},
+    {OVERWRITES, BIT(PART_CLEAN), PART_ON_NO_RESUME, PART_DROPPED},
+};
+
+void part_note(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
+{
+    p->end = end;
+    p->status = status;
+    p->why = *why;
+}
+
+bool part_next(bool two_phase, enum part_state from, enum part_event event, enum part_state *to)
+{
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        const struct part_rule *r = &rules[i];
+
+        if ((r->kinds & BIT(two_phase)) == 0 || (r->from & BIT(from)) == 0 || r->event != event)
+            continue;
+        *to = r->to;
+        return true;
+    }
+    return false;
+}
+
+void part_move(struct fleet_part *p, enum part_event event)
+{
+    enum part_state to = p->state;
+    bool allowed = part_next(p->two_phase, p->state, event, &to);
+
+    assert(allowed);
+    (void)allowed;
+    p->state = to;
+}
