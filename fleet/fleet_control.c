@@ -2,7 +2,6 @@
 #include "fleet/fleet_priv.h"
 
 #include "base/log.h"
-#include "server/config/config.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,7 +143,7 @@ int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to,
 
 uint64_t fleet_update_us(const struct app *app)
 {
-    return app->config->update_timeout * 1000;
+    return app->settings.update_timeout_ms * 1000;
 }
 
 /* JSON */

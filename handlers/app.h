@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/workers.h"
 #include "engine/engine.h"
+#include "handlers/settings.h"
 #include "handlers/status/metrics.h"
 #include "http/exchange.h"
 #include "http/server/front.h"
@@ -18,7 +19,6 @@ struct adapters;
 struct admission;
 struct auth;
 struct chat_template;
-struct config;
 struct cuda_info;
 struct cuda_ipc_stats;
 struct device;
@@ -42,29 +42,29 @@ struct weight_transfer;
 struct zmq_updates;
 
 struct app {
-    const struct config *config;
+    struct settings settings;
     struct life *life;
     struct upstreams *upstreams; /* the engines that it stands in front of: then there is none of
                                     what weights are kept and tokens made with (store … leases) */
     struct fleet_control *fleet_control; /* what a trainer told them all; NULL without upstreams */
-    struct relays *relays;       /* of their data plane; NULL without upstreams */
+    struct relays *relays;               /* of their data plane; NULL without upstreams */
     struct store *store;
     struct updates *updates;
-    struct list_memo *lists;           /* what trainers said; NULL: nothing is remembered */
-    struct engine *engine;             /* NULL with --engine none */
-    const struct tokenizer *tokenizer; /* NULL without a model */
-    struct adapters *adapters;         /* NULL without an engine, and so are the next two */
-    struct lora_loads *loads;          /* of adapters, under way */
-    const struct model_config *model;  /* what adapters are held against */
-    const struct chat_template *chat;  /* NULL: chat_why says why */
-    const struct err *chat_why;        /* ERR_NOT_FOUND: the model has no chat template */
+    struct list_memo *lists;               /* what trainers said; NULL: nothing is remembered */
+    struct engine *engine;                 /* NULL with --engine none */
+    const struct tokenizer *tokenizer;     /* NULL without a model */
+    struct adapters *adapters;             /* NULL without an engine, and so are the next two */
+    struct lora_loads *loads;              /* of adapters, under way */
+    const struct model_config *model;      /* what adapters are held against */
+    const struct chat_template *chat;      /* NULL: chat_why says why */
+    const struct err *chat_why;            /* ERR_NOT_FOUND: the model has no chat template */
     const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
-    const char *model_name, *model_path; /* "" without a model */
-    uint32_t vocab_size, max_model_len;  /* 0 without an engine */
-    enum gen_on_update on_update;        /* of generations that do not say */
+    const char *model_name, *model_path;   /* "" without a model */
+    uint32_t vocab_size, max_model_len;    /* 0 without an engine */
+    enum gen_on_update on_update;          /* of generations that do not say */
     enum gen_logprobs_mode logprobs_mode;
-    uint64_t max_logprobs; /* with each token */
-    unsigned dialects;                   /* that are answered: bits of route_find */
+    uint64_t max_logprobs;           /* with each token */
+    unsigned dialects;               /* that are answered: bits of route_find */
     struct gate *gate;               /* pause, sleep, and which call works in which state */
     struct generations *generations; /* those under way */
     struct admission *generate, *detokenize;
@@ -72,14 +72,14 @@ struct app {
     struct workers *control, *generate_pool, *text;
     struct workers *operation, *pause, *resume, *abort; /* NULL without upstreams */
     struct metrics *metrics;
-    const struct cuda_info *cuda;      /* what was found at start */
-    struct device *const *devices;     /* the ranks of the store, in its order; NULL without GPUs */
+    const struct cuda_info *cuda;  /* what was found at start */
+    struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */
     uint32_t n_devices;
-    struct cuda_ipc_stats *ipc_stats;  /* of all updates so far */
-    const struct nccl_info *nccl;      /* what was found at start */
-    struct weight_transfer *transfer;  /* the group with a trainer */
-    struct zmq_updates *zmq;           /* updates that come over sockets; NULL with upstreams */
-    struct handle_leases *leases;      /* versions that other processes have mapped */
+    struct cuda_ipc_stats *ipc_stats;      /* of all updates so far */
+    const struct nccl_info *nccl;          /* what was found at start */
+    struct weight_transfer *transfer;      /* the group with a trainer */
+    struct zmq_updates *zmq;               /* updates that come over sockets; NULL with upstreams */
+    struct handle_leases *leases;          /* versions that other processes have mapped */
     _Atomic(struct front *) front;         /* NULL until it listens, and a moment more */
     _Atomic(struct front *) control_front; /* so too; stays NULL without --control-listen */
 };

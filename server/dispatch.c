@@ -15,7 +15,6 @@
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update/update_parts.h"
-#include "server/config/config.h"
 #include "server/operations.h"
 #include "weights/safetensors.h"
 
@@ -88,7 +87,7 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
     if (route->strict && body_query_only(x, route, e) != 0)
         return -1;
     out->body = FRONT_BODY_WHOLE;
-    out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->config->json_body_max
+    out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->settings.json_body_max
                                                          : route->body_max;
     out->of_get = route->body == BODY_JSON;
     out->get_acts = route->get_acts;

@@ -482,10 +482,29 @@ static int read_inputs(struct house *h, const struct config *c, struct err *e)
     return 0;
 }
 
+static struct settings settings_of(const struct config *c)
+{
+    return (struct settings){
+        .allow_path = c->allow_path.items,
+        .n_allow_path = c->allow_path.n,
+        .json_body_max = c->json_body_max,
+        .update_timeout_ms = c->update_timeout,
+        .body_stall_timeout_ms = c->body_stall_timeout,
+        .join_timeout_ms = c->join_timeout,
+        .generate_concurrency = c->generate_concurrency,
+        .generate_queue = c->generate_queue,
+        .detokenize_concurrency = c->detokenize_concurrency,
+        .detokenize_queue = c->detokenize_queue,
+        .listen = c->listen,
+        .has_tls = c->tls_cert != NULL && c->tls_cert[0] != '\0',
+        .sglang_memory_saver = c->sglang_memory_saver,
+    };
+}
+
 /* What any server has, of whatever engine. */
 static int build_frame(struct house *h, const struct config *c, struct err *e)
 {
-    h->app.config = c;
+    h->app.settings = settings_of(c);
     h->app.life = &h->life;
     h->app.model_name = "";
     h->app.model_path = "";

@@ -9,7 +9,6 @@
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/reply.h"
-#include "server/config/config.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +93,7 @@ static int put_args(struct app *app, json_t *status, json_t *args)
     json_t *own = json_object_get(status, "server_args");
 
     (void)json_object_del(own, "enable_return_routed_experts");
-    if (app->config->sglang_memory_saver)
+    if (app->settings.sglang_memory_saver)
         (void)json_object_del(args, "enable_memory_saver");
     return json_object_update(own, args);
 }

@@ -5,7 +5,6 @@
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
-#include "server/config/config.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -88,7 +87,7 @@ int fleet_ready(const struct app *app, struct err *why)
     fleet_stats(upstreams_fleet(app->upstreams), &s);
     if (!s.ready)
         return fleet_undecided(upstreams_fleet(app->upstreams), why) ? -1 : too_few(app, &s, why);
-    if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->config->generate_queue)
+    if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->settings.generate_queue)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
     return control_ready(app->fleet_control, &s, why);
 }

@@ -11,7 +11,6 @@
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/status/status_parts.h"
-#include "server/config/config.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -122,7 +121,7 @@ static json_t *engine_json(const struct fleet_stats *s)
 
 static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enum fleet_lane lane)
 {
-    const struct config *c = app->config;
+    const struct settings *c = &app->settings;
     uint64_t each = lane == FLEET_GENERATE ? c->generate_concurrency : c->detokenize_concurrency;
     uint64_t queue = lane == FLEET_GENERATE ? c->generate_queue : c->detokenize_queue;
 

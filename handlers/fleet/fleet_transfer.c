@@ -7,7 +7,6 @@
 #include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "server/config/config.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -35,7 +34,7 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
         body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
         packed_parse_join(&req->packed, body, e) != 0)
         return -1;
-    req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : app->config->join_timeout * 1000;
+    req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : app->settings.join_timeout_ms * 1000;
     req->by_handles = strcmp(transport, "ipc") == 0;
     if (req->by_handles)
         return 0;

@@ -6,7 +6,6 @@
 #include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
 #include "handlers/update/update_parts.h"
-#include "server/config/config.h"
 #include "transport/body.h"
 #include "transport/roots.h"
 #include "weights/safetensors.h"
@@ -102,9 +101,9 @@ static int check_companions(enum lora_source source, const char *name, const jso
 
 static int open_directory(struct lora_load *l, struct err *e)
 {
-    const struct config_list *roots = &l->app->config->allow_path;
+    const struct settings *s = &l->app->settings;
 
-    return roots_open(&l->root, &l->rest, roots->items, roots->n, l->path, "/lora_path", e);
+    return roots_open(&l->root, &l->rest, s->allow_path, s->n_allow_path, l->path, "/lora_path", e);
 }
 
 /* A file may only be unreadable yet; a request is wrong. */
@@ -189,7 +188,8 @@ int lora_open_stream(struct lora_load *l, struct err *e)
     head.checksums = NULL;
     head.has_checksum = NULL;
     safetensors_fini(&head);
-    return body_source_new(&l->chunk->source, l->x, l->app->config->body_stall_timeout * 1000, e);
+    return body_source_new(&l->chunk->source, l->x, l->app->settings.body_stall_timeout_ms * 1000,
+                           e);
 }
 
 enum lora_lane lora_lane_of(const struct lora_load *l)

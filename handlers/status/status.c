@@ -14,7 +14,6 @@
 #include "handlers/update/update_json.h"
 #include "memory/device.h"
 #include "memory/dtype.h"
-#include "server/config/config.h"
 #include "weights/store/store.h"
 
 /* The type that most of their bytes have. */
@@ -182,7 +181,7 @@ json_t *status_head_json(const struct app *app)
                      (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
                      life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
                      "reason", reason, "server_args", "enable_memory_saver",
-                     (int)app->config->sglang_memory_saver, "enable_return_routed_experts", 0);
+                     (int)app->settings.sglang_memory_saver, "enable_return_routed_experts", 0);
 }
 
 int handle_status(struct app *app, struct exchange *x, struct err *e)

@@ -1,5 +1,6 @@
 /* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
  * GPUs, from shared memory, from files, or are the body itself. */
+#include "weights/update/update.h"
 #include "control/gate.h"
 #include "control/generations.h"
 #include "control/weight_transfer.h"
@@ -9,11 +10,9 @@
 #include "handlers/reply.h"
 #include "handlers/update/update_json.h"
 #include "handlers/update/update_parts.h"
-#include "server/config/config.h"
 #include "transport/body.h"
 #include "transport/file.h"
 #include "weights/safetensors.h"
-#include "weights/update/update.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,11 +191,11 @@ static void take_file(struct update_chunk *c, struct file_weights *w)
 
 static int open_path(const struct app *app, struct update_chunk *c, const char *path, struct err *e)
 {
-    const struct config_list *roots = &app->config->allow_path;
+    const struct settings *s = &app->settings;
     struct file_weights w = {0};
     int rc;
 
-    if (file_source_open(&c->source, &w, roots->items, roots->n, path, c->plan, e) != 0)
+    if (file_source_open(&c->source, &w, s->allow_path, s->n_allow_path, path, c->plan, e) != 0)
         return -1;
     take_file(c, &w);
     rc = take_label(c, w.weight_version, e);
@@ -415,7 +414,7 @@ static int update_from_stream(struct app *app, struct exchange *x, struct err *e
         rc = take_head(c, &head, e);
     safetensors_fini(&head);
     if (rc == 0)
-        rc = body_source_new(&c->source, x, app->config->body_stall_timeout * 1000, e);
+        rc = body_source_new(&c->source, x, app->settings.body_stall_timeout_ms * 1000, e);
     if (rc == 0)
         return submit(app, x, c, NULL, e);
     update_chunk_free(c);

@@ -8,7 +8,6 @@
 #include "handlers/app.h"
 #include "handlers/update/update_json.h"
 #include "handlers/update/update_zmq.h"
-#include "server/config/config.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "transport/ipc/ref_counter.h"
 
@@ -45,7 +44,7 @@ static bool is_stopping(const struct zmq_pull *p)
 
 static uint64_t message_deadline(const struct zmq_pull *p)
 {
-    uint64_t us = clock_after_us(p->app->config->update_timeout * 1000);
+    uint64_t us = clock_after_us(p->app->settings.update_timeout_ms * 1000);
 
     return us < p->deadline_us ? us : p->deadline_us;
 }
@@ -74,7 +73,7 @@ static int check_alive(struct zmq_pull *p, uint64_t deadline_us, struct err *e)
                        "the deadline has passed (--update-timeout, %llu ms for each message, or "
                        "the request's own timeout), and the trainer's next step, %s, has not come "
                        "or is not done",
-                       (unsigned long long)p->app->config->update_timeout, steps[p->state]);
+                       (unsigned long long)p->app->settings.update_timeout_ms, steps[p->state]);
     return updates_renew(p->app->updates, p->id, 0, &info, e);
 }
 
@@ -471,12 +470,12 @@ static void say_goodbye(struct zmq_pull *p)
 static int begin(struct zmq_pull *p, struct err *e)
 {
     struct update_start req = {.lease_s = UPDATE_LEASE_S_DEFAULT};
-    const struct config_list *roots = &p->app->config->allow_path;
+    const struct settings *s = &p->app->settings;
     struct update_info info;
 
     p->connect_us = clock_after_us(ZMQ_CONNECT_MS * 1000ULL);
-    if (zmq_ports_open(&p->ports, (const char *const *)p->addresses, p->n_ports, roots->items,
-                       roots->n, e) != 0 ||
+    if (zmq_ports_open(&p->ports, (const char *const *)p->addresses, p->n_ports, s->allow_path,
+                       s->n_allow_path, e) != 0 ||
         gate_allows(p->app->gate, CALL_UPDATE_START, e) != 0)
         return -1;
     memcpy(req.label, p->label, sizeof req.label);

@@ -4,7 +4,6 @@
 #include "handlers/body.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
 #include "http/server/front.h"
-#include "server/config/config.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -193,13 +192,10 @@ static unsigned port_of(const struct app *app)
 
 static json_t *url_json(const struct app *app, const json_t *address)
 {
-    const char *cert = app->config->tls_cert;
-    bool tls = cert != NULL && cert[0] != '\0';
-
     if (!json_is_string(address) || port_of(app) == 0)
         return json_null();
-    return json_sprintf("%s://%s:%u", tls ? "https" : "http", json_string_value(address),
-                        port_of(app));
+    return json_sprintf("%s://%s:%u", app->settings.has_tls ? "https" : "http",
+                        json_string_value(address), port_of(app));
 }
 
 /* SGLang's clients ask the same path: the answer is for both. `world_size` is in theirs. */
@@ -211,7 +207,7 @@ int skyrl_info_out(json_t **reply, const struct exchange *x)
 
     if (sglang_server_out(reply, x) != 0)
         return -1;
-    address = address_json(app->config->listen);
+    address = address_json(app->settings.listen);
     own = json_pack("{s:o, s:i, s:o, s:i}", "ip", address, "port", (int)port_of(app), "url",
                     url_json(app, address), "server_idx", 0);
     rc = own != NULL ? json_object_update(*reply, own) : -1;
