@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""What ARCHITECTURE.md, CONTRIBUTING.md and SECURITY.md name in backticks exists: paths, functions
+(`name()`), constants, options of the server. ARCHITECTURE.md lists every lock rank, in the order of
+base/mtx.h, and every file that starts a thread. Code blocks between fences are not read.
+Usage: tests/tools/check_docs.py [ROOT]
+"""
+import pathlib
+import re
+import sys
+
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+SKIPPED = ("build", ".git")
+SOURCES = (".c", ".h", ".cu", ".py", ".sh")
+STARTS_THREAD = re.compile(r"(?<!\w)(?:pthread_create|workers_new|loop_new)\((?!struct)")
+THREAD = re.compile(r"[a-z_-]+/N")  # as the table of threads writes the names of a pool
+PATH = re.compile(r"[\w.-]+/(?:[\w.*-]+/?)*")
+FILE_NAME = re.compile(r"[\w-]+\.(?:c|h|cu|py|sh|md|txt|yaml)")
+CONSTANT = re.compile(r"(?:ERR|MTX|OPERATION|LANE|ROLE|SESSION|CALL|WIRE|FORM|DIALECT|BODY)_[A-Z0-9_]+")
+
+
+def spans_of(text):
+    """(line, what stands between backticks), without code blocks."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            for span in re.findall(r"`([^`]+)`", line):
+                yield number, span
+
+
+class Tree:
+    def __init__(self, root):
+        self.root = root
+        self.folders = {path.name for path in root.iterdir() if path.is_dir() and path.name not in SKIPPED}
+        files = [path for folder in self.folders
+                 for path in (root / folder).rglob("*")
+                 if path.suffix in SOURCES and "__pycache__" not in path.parts]
+        self.names = {path.name for path in files}
+        self.sources = {path.relative_to(root): path.read_text(errors="replace") for path in files}
+        text = "\n".join(self.sources.values())
+        self.words = set(re.findall(r"\w+", text))
+        self.called = set(re.findall(r"(\w+)\(", text))
+        self.options = set(re.findall(r'X\(\w+, \w+, "([a-z-]+)"', self.text_of("server/config/config.h"))
+                           + re.findall(r'"--([a-z-]+)"', self.text_of("server/main.c")))
+
+    def text_of(self, path):
+        return self.sources[pathlib.Path(path)]
+
+    def has_path(self, path):
+        return any(self.root.glob(path.rstrip("/"))) if "*" in path else (self.root / path).exists()
+
+    def wrong_with(self, span):
+        """Why a span names nothing, or None. What is neither path, function, constant nor option of
+        ours passes: a route, a member, a command."""
+        if re.fullmatch(r"\w+\(\)", span):
+            return None if span[:-2] in self.called else "there is no such function"
+        if re.fullmatch(r"--[a-z][a-z-]+(?: [A-Z:.,a-z/-]+)?", span):
+            option = span.split()[0][2:]
+            return None if option in self.options else "the server has no such option"
+        if CONSTANT.fullmatch(span):
+            return None if span in self.words else "there is no such constant"
+        if PATH.fullmatch(span) and span.split("/")[0] in self.folders and not THREAD.fullmatch(span):
+            return None if self.has_path(span) else "there is no such path"
+        if FILE_NAME.fullmatch(span):
+            known = span in self.names or (self.root / span).exists()
+            return None if known else "no file has this name"
+        return None
+
+
+def threads_wrong(tree, architecture):
+    rooms = set(re.findall(r"(?m)^\| `([a-z]+)/` \|", architecture))
+    for path, text in sorted(tree.sources.items()):
+        starts = path.suffix == ".c" and path.parts[0] in rooms and STARTS_THREAD.search(text)
+        defines = path.as_posix() in ("base/loop.c", "base/workers.c")
+        if starts and not defines and f"`{path.as_posix()}`" not in architecture:
+            yield f"ARCHITECTURE.md: `{path.as_posix()}` starts a thread and is not in the table of threads"
+
+
+def ranks_wrong(tree, architecture):
+    enum = re.search(r"enum mtx_rank \{(.*?)\};", tree.text_of("base/mtx.h"), re.S)
+    ranks = re.findall(r"(MTX_\w+) =", enum.group(1)) if enum else []
+    listed = re.findall(r"(?m)^\| `(MTX_\w+)` \|", architecture)
+    if not ranks or listed != ranks:
+        yield f"ARCHITECTURE.md: the table of lock ranks has {listed}, base/mtx.h has {ranks}"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
+    root = root if root.is_dir() else root.parents[2]
+    tree, wrong, n_spans = Tree(root), [], 0
+    for document in DOCUMENTS:
+        for number, span in spans_of((root / document).read_text()):
+            n_spans += 1
+            why = tree.wrong_with(span)
+            if why is not None:
+                wrong.append(f"{document}:{number}: `{span}`: {why}")
+    architecture = (root / "ARCHITECTURE.md").read_text()
+    wrong += threads_wrong(tree, architecture)
+    wrong += ranks_wrong(tree, architecture)
+    if n_spans == 0:
+        wrong.append("no names were found in the documents")
+    print("\n".join(wrong + [f"{n_spans} names in {len(DOCUMENTS)} documents checked"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
