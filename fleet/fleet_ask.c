@@ -3,7 +3,6 @@
 
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
-#include "handlers/app.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -136,20 +135,45 @@ const struct fleet_said *fleet_cause(const struct fleet_said *said, size_t n)
     return cause;
 }
 
+uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *answer = said[i].text != NULL && said[i].end == FLEET_GOOD
+                             ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
+                             : NULL;
+        json_int_t value = json_integer_value(json_object_get(answer, member));
+
+        sum += value > 0 ? (uint64_t)value : 0;
+        json_decref(answer);
+    }
+    return sum;
+}
+
+bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e)
+{
+    const struct fleet_said *cause = fleet_cause(said, n);
+
+    if (cause == NULL)
+        return true;
+    *e = cause->why;
+    return false;
+}
+
 /* asking */
 
 /* The words of a release, and of how the group with the trainer was formed. */
-static int make_op(struct wire_request *out, struct app *app, enum wire_dialect d, int op,
+static int make_op(struct wire_request *out, struct fleet_control *fc, enum wire_dialect d, int op,
                    const struct fleet_to *to, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     json_t *empty = to->body == NULL ? json_object() : NULL;
     struct wire_about about = to->about;
     struct upstream_info info;
     char name[sizeof fc->group.name];
     int rc;
 
-    fleet_info(upstreams_fleet(app->upstreams), to->upstream, &info);
+    fleet_info(upstreams_fleet(fc->upstreams), to->upstream, &info);
     about.release = info.saw.release;
     mtx_lock(&fc->lock);
     about.group = fc->group.packing;
@@ -165,27 +189,27 @@ static int make_op(struct wire_request *out, struct app *app, enum wire_dialect 
     return rc;
 }
 
-static int make_question(struct wire_request *out, struct app *app, enum wire_dialect d, int q,
-                         const struct fleet_to *to, struct err *e)
+static int make_question(struct wire_request *out, struct fleet_control *fc, enum wire_dialect d,
+                         int q, const struct fleet_to *to, struct err *e)
 {
-    (void)app;
+    (void)fc;
     (void)to;
     return wire_ask(out, d, (enum wire_question)q, e);
 }
 
-typedef int make_fn(struct wire_request *out, struct app *app, enum wire_dialect d, int what,
-                    const struct fleet_to *to, struct err *e);
+typedef int make_fn(struct wire_request *out, struct fleet_control *fc, enum wire_dialect d,
+                    int what, const struct fleet_to *to, struct err *e);
 
-static int make_parts(struct app *app, make_fn *make, int what, const struct fleet_to *to, size_t n,
-                      uint64_t timeout_us, struct fan_part *parts, struct err *e)
+static int make_parts(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
+                      size_t n, uint64_t timeout_us, struct fan_part *parts, struct err *e)
 {
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, to[i].upstream, &at);
+        upstreams_at(fc->upstreams, to[i].upstream, &at);
         parts[i].target = at.target;
         parts[i].timeout_us = timeout_us;
-        if (make(&parts[i].request, app, at.dialect, what, &to[i], e) == 0)
+        if (make(&parts[i].request, fc, at.dialect, what, &to[i], e) == 0)
             continue;
         while (i-- > 0)
             wire_request_fini(&parts[i].request);
@@ -194,8 +218,8 @@ static int make_parts(struct app *app, make_fn *make, int what, const struct fle
     return 0;
 }
 
-static int ask(struct app *app, make_fn *make, int what, const struct fleet_to *to, size_t n,
-               uint64_t timeout_us, struct fleet_said **out, struct err *e)
+static int ask(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
+               size_t n, uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
     struct fan_part *parts = calloc(n + 1, sizeof *parts);
     struct fan_answer *answers = calloc(n + 1, sizeof *answers);
@@ -207,12 +231,12 @@ static int ask(struct app *app, make_fn *make, int what, const struct fleet_to *
     if (parts == NULL || answers == NULL || said == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
     else
-        rc = make_parts(app, make, what, to, n, timeout_us, parts, e);
+        rc = make_parts(fc, make, what, to, n, timeout_us, parts, e);
     if (rc == 0 && n > 0)
-        rc = upstreams_ask(app->upstreams, parts, n, answers, e);
+        rc = upstreams_ask(fc->upstreams, parts, n, answers, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         said[i].upstream = to[i].upstream;
-        upstreams_at(app->upstreams, to[i].upstream, &at);
+        upstreams_at(fc->upstreams, to[i].upstream, &at);
         fleet_read(&said[i], at.name, &answers[i]);
         fan_answer_fini(&answers[i]);
     }
@@ -226,7 +250,7 @@ static int ask(struct app *app, make_fn *make, int what, const struct fleet_to *
 }
 
 /* One that answers 200, and says in the same breath that it was not done. */
-static void check_done(struct app *app, enum wire_op op, const struct fleet_to *to,
+static void check_done(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to,
                        struct fleet_said *said)
 {
     char words[SAID_MAX] = "";
@@ -235,7 +259,7 @@ static void check_done(struct app *app, enum wire_op op, const struct fleet_to *
 
     if (said->end != FLEET_GOOD)
         return;
-    upstreams_at(app->upstreams, to->upstream, &at);
+    upstreams_at(fc->upstreams, to->upstream, &at);
     if (wire_read_done(at.dialect, op, to->body, &to->about, said->text != NULL ? said->text : "",
                        said->text_len, &why) == 0)
         return;
@@ -245,31 +269,31 @@ static void check_done(struct app *app, enum wire_op op, const struct fleet_to *
                   said->status, why.msg, words);
 }
 
-int fleet_ask(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n,
+int fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
               uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
-    if (ask(app, make_op, (int)op, to, n, timeout_us, out, e) != 0)
+    if (ask(fc, make_op, (int)op, to, n, timeout_us, out, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
-        check_done(app, op, &to[i], &(*out)[i]);
+        check_done(fc, op, &to[i], &(*out)[i]);
     return 0;
 }
 
-int fleet_ask_about(struct app *app, enum wire_question q, const struct fleet_to *to, size_t n,
-                    uint64_t timeout_us, struct fleet_said **out, struct err *e)
+int fleet_ask_about(struct fleet_control *fc, enum wire_question q, const struct fleet_to *to,
+                    size_t n, uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
-    return ask(app, make_question, (int)q, to, n, timeout_us, out, e);
+    return ask(fc, make_question, (int)q, to, n, timeout_us, out, e);
 }
 
-int fleet_words(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n,
+int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
                 struct err *e)
 {
     struct wire_request r;
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, to[i].upstream, &at);
-        if (make_op(&r, app, at.dialect, (int)op, &to[i], e) != 0)
+        upstreams_at(fc->upstreams, to[i].upstream, &at);
+        if (make_op(&r, fc, at.dialect, (int)op, &to[i], e) != 0)
             return -1;
         wire_request_fini(&r);
     }

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct app;
+struct fleet_control;
 struct fan_answer;
 
 enum fleet_end {
@@ -45,15 +45,15 @@ struct fleet_to {
  * Threads: control's. Blocks: up to timeout_us.
  * Errors: wire_make's (its dialect has no words for it): nobody was asked; ERR_NO_MEMORY: so too;
  *         ERR_DRAINING: what became of it is not known. */
-int fleet_ask(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n,
+int fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
               uint64_t timeout_us, struct fleet_said **said, struct err *e);
 
 /* fleet_ask_about - the same with a question about itself. */
-int fleet_ask_about(struct app *app, enum wire_question q, const struct fleet_to *to, size_t n,
-                    uint64_t timeout_us, struct fleet_said **said, struct err *e);
+int fleet_ask_about(struct fleet_control *fc, enum wire_question q, const struct fleet_to *to,
+                    size_t n, uint64_t timeout_us, struct fleet_said **said, struct err *e);
 
 /* fleet_words - has each of them words for it? Errors: wire_make's. */
-int fleet_words(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n,
+int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
                 struct err *e);
 
 /* fleet_read - what an upstream's answer means to our client.
@@ -66,6 +66,12 @@ bool fleet_worked(const struct fleet_said *said);
 /* fleet_cause - the failure that a client is told of first: a refusal, which says why, before
  * silence. NULL: none failed. */
 const struct fleet_said *fleet_cause(const struct fleet_said *said, size_t n);
+
+/* fleet_sum_of - of a member of what the good ones said. */
+uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member);
+
+/* fleet_got_there - did all of them do it? @e  set if not */
+bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e);
 
 /* fleet_wire_code - the error of that name in our own error bodies; ERR_NONE: there is none. */
 enum err_code fleet_wire_code(const char *name);

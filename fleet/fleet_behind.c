@@ -4,31 +4,29 @@
 
 #include <string.h>
 
-void fleet_live(struct app *app, size_t upstream, struct fleet_life *out)
+void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_life *out)
 {
     struct upstream_info info;
 
-    fleet_info(fleet_of(app), upstream, &info);
+    fleet_info(fleet_of(fc), upstream, &info);
     memcpy(out->process, info.saw.process, sizeof out->process);
     out->n_missed = info.n_missed;
     out->synced = info.synced;
 }
 
-bool fleet_is_another(struct app *app, size_t upstream, const struct fleet_life *life)
+bool fleet_is_another(struct fleet_control *fc, size_t upstream, const struct fleet_life *life)
 {
     struct fleet_life now;
 
-    fleet_live(app, upstream, &now);
+    fleet_live(fc, upstream, &now);
     if (life->process[0] != '\0' && now.process[0] != '\0')
         return strcmp(life->process, now.process) != 0;
     return (life->synced && !now.synced) || now.n_missed >= life->n_missed + FLEET_MISSES_DOWN;
 }
 
-bool fleet_is_paused_locked(struct app *app, size_t upstream)
+bool fleet_is_paused_locked(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_control *fc = app->fleet_control;
-
-    return fc->took[upstream] && !fleet_is_another(app, upstream, &fc->paused[upstream]);
+    return fc->took[upstream] && !fleet_is_another(fc, upstream, &fc->paused[upstream]);
 }
 
 static bool reached(const struct fleet_said *said, size_t n, size_t upstream)
@@ -41,22 +39,20 @@ static bool reached(const struct fleet_said *said, size_t n, size_t upstream)
 
 static void due_locked(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->app->upstreams);
+    size_t n = upstreams_n(fc->upstreams);
     struct upstream_at at;
 
     fc->behind_due_us = CLOCK_NEVER;
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->app->upstreams, i, &at);
+        upstreams_at(fc->upstreams, i, &at);
         fc->behind[i] = fc->behind[i] && !at.removed;
         if (fc->behind[i])
             fc->behind_due_us = clock_after_us(FLEET_BEHIND_US);
     }
 }
 
-void fleet_note_behind(struct app *app, const struct fleet_to *to, size_t n)
+void fleet_note_behind(struct fleet_control *fc, const struct fleet_to *to, size_t n)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         fc->behind[to[i].upstream] = true;
@@ -66,10 +62,10 @@ void fleet_note_behind(struct app *app, const struct fleet_to *to, size_t n)
 }
 
 /* What a resume failed at is fenced, and what is held or fenced has an update to wait for. */
-void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n, bool paused)
+void fleet_note_reached(struct fleet_control *fc, const struct fleet_said *said, size_t n,
+                        bool paused)
 {
-    struct fleet_control *fc = app->fleet_control;
-    size_t n_all = upstreams_n(app->upstreams);
+    size_t n_all = upstreams_n(fc->upstreams);
     struct upstream_info info;
     struct upstream_at at;
 
@@ -77,11 +73,11 @@ void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n
     memset(fc->took, 0, sizeof fc->took);
     for (size_t i = 0; paused && i < n; i++) {
         fc->took[said[i].upstream] = said_good(&said[i]);
-        fleet_live(app, said[i].upstream, &fc->paused[said[i].upstream]);
+        fleet_live(fc, said[i].upstream, &fc->paused[said[i].upstream]);
     }
     for (size_t i = 0; i < n_all; i++) {
-        upstreams_at(app->upstreams, i, &at);
-        fleet_info(fleet_of(app), i, &info);
+        upstreams_at(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
         fc->behind[i] = !at.removed && !info.fenced && !reached(said, n, i) &&
                         !fleet_is_held_locked(fc, i);
     }
@@ -90,15 +86,14 @@ void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n
 }
 
 /* @to  those that are behind and there */
-static size_t who_is_back(struct app *app, const json_t *body, struct fleet_to *to)
+static size_t who_is_back(struct fleet_control *fc, const json_t *body, struct fleet_to *to)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(app, body, alive), n_to = 0;
+    size_t n = fleet_alive(fc, body, alive), n_to = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
-        fleet_info(fleet_of(app), alive[i].upstream, &info);
+        fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
         if (fc->behind[alive[i].upstream] && !info.fenced &&
             !fleet_is_held_locked(fc, alive[i].upstream))
@@ -108,38 +103,36 @@ static size_t who_is_back(struct app *app, const json_t *body, struct fleet_to *
     return n_to;
 }
 
-static void tell(struct app *app, enum wire_op op, const struct fleet_to *to, size_t n)
+static void tell(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct upstream_info info;
     uint64_t lives[FLEET_MAX];
     struct err ignored = {0};
 
     for (size_t i = 0; i < n; i++) {
-        fleet_info(fleet_of(app), to[i].upstream, &info);
+        fleet_info(fleet_of(fc), to[i].upstream, &info);
         lives[i] = info.n_lives;
     }
-    if (n == 0 || fleet_ask(app, op, to, n, fleet_step_us(app), &said, &ignored) != 0)
+    if (n == 0 || fleet_ask(fc, op, to, n, fleet_step_us(fc), &said, &ignored) != 0)
         return;
     for (size_t i = 0; i < n; i++) {
         if (said[i].end == FLEET_REFUSED)
-            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+            fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
         if (op == WIRE_PAUSE && said_good(&said[i]))
-            fleet_stands_still(fleet_of(app), said[i].upstream, lives[i]);
+            fleet_stands_still(fleet_of(fc), said[i].upstream, lives[i]);
         mtx_lock(&fc->lock);
         fc->behind[said[i].upstream] = !said_good(&said[i]) && said[i].end != FLEET_REFUSED;
         fc->took[said[i].upstream] = op == WIRE_PAUSE && said_good(&said[i]);
-        fleet_live(app, said[i].upstream, &fc->paused[said[i].upstream]);
+        fleet_live(fc, said[i].upstream, &fc->paused[said[i].upstream]);
         mtx_unlock(&fc->lock);
     }
     fleet_said_free(said, n);
 }
 
 /* In the flow, and so is who calls what it calls. */
-static void catch_up_flow(struct app *app)
+static void catch_up_flow(struct fleet_control *fc)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_hold hold;
     json_t *body = NULL;
@@ -150,13 +143,12 @@ static void catch_up_flow(struct app *app)
     if (hold.on)
         body = fleet_hold_body(&hold);
     if (!hold.on || body != NULL)
-        tell(app, hold.on ? WIRE_PAUSE : WIRE_RESUME, to, who_is_back(app, body, to));
+        tell(fc, hold.on ? WIRE_PAUSE : WIRE_RESUME, to, who_is_back(fc, body, to));
     json_decref(body);
 }
 
-void fleet_catch_up(struct app *app)
+void fleet_catch_up(struct fleet_control *fc)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
     bool due;
 
@@ -165,8 +157,8 @@ void fleet_catch_up(struct app *app)
     mtx_unlock(&fc->lock);
     if (!due)
         return;
-    if (who_is_back(app, NULL, to) > 0 && fleet_flow_soon(fc, "what an upstream missed")) {
-        catch_up_flow(app);
+    if (who_is_back(fc, NULL, to) > 0 && fleet_flow_soon(fc, "what an upstream missed")) {
+        catch_up_flow(fc);
         fleet_flow_end(fc);
     }
     mtx_lock(&fc->lock);

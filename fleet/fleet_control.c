@@ -1,8 +1,6 @@
 /* The state, and the leases that end by themselves. */
 #include "fleet/fleet_priv.h"
 
-#include "base/log.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +11,8 @@ static void on_look(void *arg);
 static void on_due(void *arg);
 static void lapse_run(void *arg);
 
-int fleet_control_new(struct fleet_control **out, struct app *app, struct err *e)
+int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
+                      struct err *e)
 {
     struct fleet_control *fc = calloc(1, sizeof *fc);
 
@@ -21,7 +20,8 @@ int fleet_control_new(struct fleet_control **out, struct app *app, struct err *e
         return err_set(e, ERR_NO_MEMORY, "", "no memory to control the upstreams");
     mtx_init(&fc->lock, MTX_UPDATES);
     cnd_init(&fc->changed);
-    fc->app = app;
+    fc->cfg = *cfg;
+    fc->upstreams = cfg->upstreams;
     fc->hold.lease_until_us = CLOCK_NEVER;
     fc->behind_due_us = CLOCK_NEVER;
     fc->look = (struct loop_item){.run = on_look, .arg = fc};
@@ -58,10 +58,10 @@ void fleet_tokens(struct fleet_control *fc)
     opened = fc->session != NULL && fc->session->opened;
     held = opened || fc->n_replacing > 0;
     still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0;
-    upstreams_tokens(fc->app->upstreams, !still && !opened);
+    upstreams_tokens(fc->upstreams, !still && !opened);
     mtx_unlock(&fc->lock);
-    fleet_still(fleet_of(fc->app), still, order);
-    fleet_hold_back(fleet_of(fc->app), still || held, order);
+    fleet_still(fleet_of(fc), still, order);
+    fleet_hold_back(fleet_of(fc), still || held, order);
 }
 
 void fleet_replacing(struct fleet_control *fc, bool on)
@@ -88,62 +88,62 @@ void fleet_quiet(struct fleet_control *fc, bool on)
 
 /* who is there */
 
-size_t fleet_alive(struct app *app, const json_t *body, struct fleet_to *to)
+size_t fleet_alive(struct fleet_control *fc, const json_t *body, struct fleet_to *to)
 {
-    size_t n = upstreams_n(app->upstreams), n_alive = 0;
+    size_t n = upstreams_n(fc->upstreams), n_alive = 0;
     struct upstream_info info;
     struct upstream_at at;
 
     for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
-        upstreams_at(app->upstreams, i, &at);
-        fleet_info(fleet_of(app), i, &info);
+        upstreams_at(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
         if (!at.removed && info.alive)
             to[n_alive++] = (struct fleet_to){.upstream = i, .body = body};
     }
     return n_alive;
 }
 
-size_t fleet_min_ready(struct app *app)
+size_t fleet_min_ready(struct fleet_control *fc)
 {
     struct fleet_stats stats;
 
-    fleet_stats(fleet_of(app), &stats);
+    fleet_stats(fleet_of(fc), &stats);
     return stats.min_ready;
 }
 
-static void name_down(struct app *app, char *out, size_t cap)
+static void name_down(struct fleet_control *fc, char *out, size_t cap)
 {
-    size_t n = upstreams_n(app->upstreams), len = 0;
+    size_t n = upstreams_n(fc->upstreams), len = 0;
     struct upstream_info info;
     struct upstream_at at;
 
     out[0] = '\0';
     for (size_t i = 0; i < n && len < cap; i++) {
-        upstreams_at(app->upstreams, i, &at);
-        fleet_info(fleet_of(app), i, &info);
+        upstreams_at(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
         if (!at.removed && !info.alive)
             len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "", at.name);
     }
 }
 
-int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to, size_t *n,
+int fleet_alive_enough(struct fleet_control *fc, const json_t *body, struct fleet_to *to, size_t *n,
                        struct err *e)
 {
-    size_t min_ready = fleet_min_ready(app);
+    size_t min_ready = fleet_min_ready(fc);
     char down[ERR_MSG_MAX / 2];
 
-    *n = fleet_alive(app, body, to);
+    *n = fleet_alive(fc, body, to);
     if (*n >= min_ready)
         return 0;
-    name_down(app, down, sizeof down);
+    name_down(fc, down, sizeof down);
     return err_set(e, ERR_UNSYNCED, "",
                    "upstreams that answer: %zu, and --min-ready is %zu: nothing was done; down: %s",
                    *n, min_ready, down);
 }
 
-uint64_t fleet_update_us(const struct app *app)
+uint64_t fleet_update_us(const struct fleet_control *fc)
 {
-    return app->settings.update_timeout_ms * 1000;
+    return fc->cfg.update_us;
 }
 
 /* JSON */
@@ -160,20 +160,20 @@ json_t *fleet_part_json(const char *name, bool ok, int status, const char *error
 }
 
 /* Of one that nobody asked. */
-static json_t *absent_json(struct app *app, size_t i, const struct upstream_at *at)
+static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upstream_at *at)
 {
     struct upstream_info info;
     char why[ERR_MSG_MAX + 32];
 
-    fleet_info(fleet_of(app), i, &info);
+    fleet_info(fleet_of(fc), i, &info);
     (void)snprintf(why, sizeof why, "it is %s%s%s", info.state,
                    info.error.code != ERR_NONE ? ": " : "", info.error.msg);
     return fleet_part_json(at->name, false, 0, info.alive ? "it was not asked" : why);
 }
 
-json_t *fleet_said_json(struct app *app, const struct fleet_said *said, size_t n)
+json_t *fleet_said_json(struct fleet_control *fc, const struct fleet_said *said, size_t n)
 {
-    size_t n_all = upstreams_n(app->upstreams);
+    size_t n_all = upstreams_n(fc->upstreams);
     json_t *list = json_array();
     struct upstream_at at;
 
@@ -181,13 +181,13 @@ json_t *fleet_said_json(struct app *app, const struct fleet_said *said, size_t n
         const struct fleet_said *s = NULL;
         json_t *one;
 
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(fc->upstreams, i, &at);
         for (size_t k = 0; k < n; k++)
             if (said[k].upstream == i)
                 s = &said[k];
         if (s == NULL && at.removed)
             continue;
-        one = s == NULL ? absent_json(app, i, &at)
+        one = s == NULL ? absent_json(fc, i, &at)
                         : fleet_part_json(at.name, s->end == FLEET_GOOD || s->end == FLEET_SKIPPED,
                                           s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
         if (json_array_append_new(list, one) != 0) {
@@ -222,14 +222,14 @@ static void on_look(void *arg)
     due = due_locked(fc);
     mtx_unlock(&fc->lock);
     if (due == CLOCK_NEVER)
-        loop_timer_cancel(upstreams_loop(fc->app->upstreams), &fc->timer);
+        loop_timer_cancel(upstreams_loop(fc->upstreams), &fc->timer);
     else
-        loop_timer_set(upstreams_loop(fc->app->upstreams), &fc->timer, due);
+        loop_timer_set(upstreams_loop(fc->upstreams), &fc->timer, due);
 }
 
 void fleet_look(struct fleet_control *fc)
 {
-    loop_post(upstreams_loop(fc->app->upstreams), &fc->look);
+    loop_post(upstreams_loop(fc->upstreams), &fc->look);
 }
 
 /* The work waits for upstreams, so it is not this thread's. A pool that ends has nobody left whose
@@ -243,7 +243,7 @@ static void on_due(void *arg)
     fc->lapsing = true;
     fc->lapse = (struct job){.run = lapse_run, .arg = fc};
     mtx_unlock(&fc->lock);
-    (void)workers_post(fc->app->abort, &fc->lapse, WORKERS_URGENT, &ignored);
+    (void)workers_post(fc->cfg.abort, &fc->lapse, WORKERS_URGENT, &ignored);
 }
 
 /* While an end is under way its trainer waits for it. */
@@ -264,7 +264,7 @@ static void end_session(struct fleet_control *fc)
     over = fleet_lease_over_locked(s);
     mtx_unlock(&fc->lock);
     if (over)
-        fleet_lapse(fc->app, s);
+        fleet_lapse(fc, s);
     fleet_unref(fc, s);
 }
 
@@ -285,7 +285,7 @@ static void end_hold(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     if (!over)
         return;
-    if (fleet_resume_all(fc->app, true, &said, &n, &was, &ignored) == 0) {
+    if (fleet_resume_all(fc, true, &said, &n, &was, &ignored) == 0) {
         fleet_said_free(said, n);
         return;
     }
@@ -301,7 +301,7 @@ static void lapse_run(void *arg)
 
     end_session(fc);
     end_hold(fc);
-    fleet_catch_up(fc->app);
+    fleet_catch_up(fc);
     mtx_lock(&fc->lock);
     fc->lapsing = false;
     mtx_unlock(&fc->lock);

@@ -9,57 +9,47 @@
 #define BATON_FLEET_FLEET_CONTROL_H
 
 #include "base/err.h"
-#include "http/exchange.h"
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-struct app;
+struct exchange;
 struct fleet_control;
+struct upstreams;
+struct workers;
 
-/* fleet_control_new - after upstreams_new; app->upstreams and app->abort are used.
- * Errors: ERR_NO_MEMORY. */
-int fleet_control_new(struct fleet_control **out, struct app *app, struct err *e);
+/* What it works with; all borrowed until fleet_control_free. */
+struct fleet_control_cfg {
+    struct upstreams *upstreams;
+    struct workers *abort; /* runs what ends by itself: leases */
+    struct workers *fit;   /* asks upstreams for adapters, and to empty their caches */
+    uint64_t update_us;    /* what one upstream has for a step of an update */
+    bool recomputes;       /* generations make their KV again with the weights of an update */
+};
+
+/* fleet_control_new - after upstreams_new. Errors: ERR_NO_MEMORY. */
+int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
+                      struct err *e);
 
 /* fleet_control_free - after upstreams_stop, when the control pool has ended. Accepts NULL. */
 void fleet_control_free(struct fleet_control *fc);
 
-/* fleet_update_json - the update that is open (new), or JSON null. Any thread; NULL: no memory. */
-json_t *fleet_update_json(struct fleet_control *fc);
-
-/* fleet_pause_json, fleet_sleep_json - as /v1/status shows a pause (null: none) and what sleeps
- * (new). Any thread; NULL: no memory. */
-json_t *fleet_pause_json(struct fleet_control *fc);
-json_t *fleet_sleep_json(struct fleet_control *fc);
-
 /* fleet_holds - has a trainer paused the fleet? Threads: any. */
 bool fleet_holds(struct fleet_control *fc);
 
-/* Handlers in front of upstreams (server/operations.h). */
-int fleet_update_start(struct app *app, struct exchange *x, struct err *e);
-int fleet_update(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_verify(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_finish(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_abort(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_renew(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_get(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_delete(struct app *app, struct exchange *x, struct err *e);
-int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e);
-int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e);
-int fleet_weights_label(struct app *app, struct exchange *x, struct err *e);
-int fleet_plan_put(struct app *app, struct exchange *x, struct err *e);
-int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e);
-int fleet_transfer_get(struct app *app, struct exchange *x, struct err *e);
-int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e);
-int fleet_pause(struct app *app, struct exchange *x, struct err *e);
-int fleet_resume(struct app *app, struct exchange *x, struct err *e);
-int fleet_sleep(struct app *app, struct exchange *x, struct err *e);
-int fleet_wake(struct app *app, struct exchange *x, struct err *e);
-int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e);
-int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e);
-int fleet_abort_requests(struct app *app, struct exchange *x, struct err *e);
-int fleet_lora_load(struct app *app, struct exchange *x, struct err *e);
-int fleet_lora_unload(struct app *app, struct exchange *x, struct err *e);
-int fleet_lora_list(struct app *app, struct exchange *x, struct err *e);
+/* fleet_resync_one - ask an upstream what it serves now, and put it into step by that.
+ * @x    whose client waits for its turn
+ * @out  its index
+ * Blocks: FLEET_LOOK_US for each of two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as
+ * fleet_resync's, or it gave no answer. */
+int fleet_resync_one(struct fleet_control *fc, struct exchange *x, const char *name, size_t *out,
+                     struct err *e);
+
+/* fleet_vllm_config_json - of a vLLM's configuration what its clients act upon: the value that all
+ * upstreams say that answer, or null, and then `unknown` has the reason by the member's name.
+ * Blocks: up to 30 s. New. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
+json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e);
 
 #endif

@@ -41,8 +41,8 @@ void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream)
     struct upstream_at at;
     uint64_t life;
 
-    upstreams_at(fc->app->upstreams, upstream, &at);
-    fleet_info(fleet_of(fc->app), upstream, &info);
+    upstreams_at(fc->upstreams, upstream, &at);
+    fleet_info(fleet_of(fc), upstream, &info);
     life = at.removed ? UINT64_MAX : info.n_lives;
     if (life == fc->adapters.lives[upstream])
         return;
@@ -101,27 +101,26 @@ static void tell_one(struct fleet_control *fc, size_t upstream)
     outfit = (struct fleet_outfit){
         .life = fc->adapters.lives[upstream], .change = fc->adapters.changes, .lack = &lack};
     mtx_unlock(&fc->lock);
-    fleet_outfit(fleet_of(fc->app), upstream, &outfit);
+    fleet_outfit(fleet_of(fc), upstream, &outfit);
 }
 
-void fleet_fit_begin(struct app *app)
+void fleet_fit_begin(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(app->upstreams);
+    size_t n = upstreams_n(fc->upstreams);
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(fc->upstreams, i, &at);
         if (at.removed || wire_is_two_phase(at.dialect))
             continue;
-        fleet_fit_watch(app->fleet_control);
-        tell_one(app->fleet_control, i);
+        fleet_fit_watch(fc);
+        tell_one(fc, i);
     }
 }
 
-void fleet_fit_tell(struct app *app)
+void fleet_fit_tell(struct fleet_control *fc)
 {
-    struct fleet_control *fc = app->fleet_control;
-    size_t n = upstreams_n(app->upstreams);
+    size_t n = upstreams_n(fc->upstreams);
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
@@ -131,9 +130,8 @@ void fleet_fit_tell(struct app *app)
         tell_one(fc, i);
 }
 
-void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why)
+void fleet_fit_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_fitting *f = &fc->fits[upstream];
     bool changes;
 
@@ -152,9 +150,8 @@ void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why)
         tell_one(fc, upstream);
 }
 
-bool fleet_fit_is_stale(struct app *app, size_t upstream)
+bool fleet_fit_is_stale(struct fleet_control *fc, size_t upstream)
 {
-    struct fleet_control *fc = app->fleet_control;
     bool stale;
 
     mtx_lock(&fc->lock);
@@ -163,9 +160,8 @@ bool fleet_fit_is_stale(struct app *app, size_t upstream)
     return stale;
 }
 
-json_t *fleet_fit_lacks_json(const struct app *app, size_t upstream)
+json_t *fleet_fit_lacks_json(struct fleet_control *fc, size_t upstream)
 {
-    struct fleet_control *fc = app->fleet_control;
     char(*names)[FLEET_ADAPTER_NAME_MAX + 1] = NULL;
     json_t *list = json_array();
     size_t n = 0;
@@ -202,7 +198,7 @@ static void end_locked(struct fleet_fitting *f)
 {
     f->running = false;
     f->fc->n_fitting--;
-    upstreams_release(f->fc->app->upstreams);
+    upstreams_release(f->fc->upstreams);
 }
 
 static void begin(struct fleet_fitting *f)
@@ -211,7 +207,7 @@ static void begin(struct fleet_fitting *f)
     struct err ignored = {0};
 
     f->job = (struct job){.run = fit_run, .arg = f};
-    if (workers_post(fc->app->generate_pool, &f->job, WORKERS_URGENT, &ignored) == 0)
+    if (workers_post(fc->cfg.fit, &f->job, WORKERS_URGENT, &ignored) == 0)
         return;
     mtx_lock(&fc->lock);
     end_locked(f);
@@ -224,7 +220,7 @@ static void watch_one(struct fleet_control *fc, size_t upstream)
     struct upstream_info info;
     bool bars, begins;
 
-    fleet_info(fleet_of(fc->app), upstream, &info);
+    fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
     fleet_fit_see_locked(fc, upstream);
     bars = f->stale.code != ERR_NONE || fleet_adapters_bars(&fc->adapters, upstream) != NULL;
@@ -232,7 +228,7 @@ static void watch_one(struct fleet_control *fc, size_t upstream)
     if (begins) {
         f->running = true;
         fc->n_fitting++;
-        upstreams_hold(fc->app->upstreams);
+        upstreams_hold(fc->upstreams);
     }
     mtx_unlock(&fc->lock);
     if (bars || info.lacks) /* also what has changed of why */
@@ -245,12 +241,11 @@ static void watch_one(struct fleet_control *fc, size_t upstream)
 static void on_watch(void *arg)
 {
     struct fleet_control *fc = arg;
-    size_t n = upstreams_n(fc->app->upstreams);
+    size_t n = upstreams_n(fc->upstreams);
 
     for (size_t i = 0; i < n; i++)
         watch_one(fc, i);
-    loop_timer_set(upstreams_loop(fc->app->upstreams), &fc->watch_timer,
-                   clock_after_us(FIT_LOOK_US));
+    loop_timer_set(upstreams_loop(fc->upstreams), &fc->watch_timer, clock_after_us(FIT_LOOK_US));
 }
 
 void fleet_fit_watch(struct fleet_control *fc)
@@ -263,22 +258,32 @@ void fleet_fit_watch(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     if (!first)
         return;
-    fleet_needs_outfit(fleet_of(fc->app));
-    loop_post(upstreams_loop(fc->app->upstreams), &fc->watch);
+    fleet_needs_outfit(fleet_of(fc));
+    loop_post(upstreams_loop(fc->upstreams), &fc->watch);
 }
 
 /* asking */
 
-static enum fleet_has unloaded(struct app *app, const struct fleet_to *to, const char *name,
-                               struct err *why)
+bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_said *said, const char *name)
+{
+    struct upstream_at at;
+
+    upstreams_at(fc->upstreams, said->upstream, &at);
+    return said->end == FLEET_REFUSED &&
+           wire_read_absent(at.dialect, name, said->status, said->text != NULL ? said->text : "",
+                            said->text_len);
+}
+
+static enum fleet_has unloaded(struct fleet_control *fc, const struct fleet_to *to,
+                               const char *name, struct err *why)
 {
     enum fleet_has has = FLEET_HAS_OTHER;
     struct fleet_said *said = NULL;
 
-    if (fleet_ask(app, WIRE_LORA_UNLOAD, to, 1, FLEET_CACHE_US, &said, why) != 0)
+    if (fleet_ask(fc, WIRE_LORA_UNLOAD, to, 1, FLEET_CACHE_US, &said, why) != 0)
         return has;
-    fleet_empty_adapters(app, said, 1);
-    if (said->end == FLEET_GOOD || fleet_has_no_adapter(app, said, name))
+    fleet_empty_adapters(fc, said, 1);
+    if (said->end == FLEET_GOOD || fleet_has_no_adapter(fc, said, name))
         has = FLEET_HAS_NONE;
     else
         *why = said->why;
@@ -300,7 +305,7 @@ static bool is_same(const struct fleet_said *said, const struct fleet_fit *fit, 
     return same;
 }
 
-static enum fleet_has loaded(struct app *app, const struct fleet_to *to,
+static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_to *to,
                              const struct fleet_fit *fit, struct err *why)
 {
     enum fleet_has has = fit->had;
@@ -308,12 +313,12 @@ static enum fleet_has loaded(struct app *app, const struct fleet_to *to,
     struct err ignored = {0};
     struct upstream_at at;
 
-    upstreams_at(app->upstreams, to->upstream, &at);
+    upstreams_at(fc->upstreams, to->upstream, &at);
     if (fit->may_have && at.dialect == WIRE_SGLANG) /* which replaces nothing */
-        (void)unloaded(app, to, fit->name, &ignored);
-    if (fleet_ask(app, WIRE_LORA_LOAD, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
+        (void)unloaded(fc, to, fit->name, &ignored);
+    if (fleet_ask(fc, WIRE_LORA_LOAD, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
         return has;
-    fleet_empty_adapters(app, said, 1);
+    fleet_empty_adapters(fc, said, 1);
     *why = said->why;
     if (said->end == FLEET_GOOD)
         has = is_same(said, fit, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
@@ -325,7 +330,7 @@ static enum fleet_has loaded(struct app *app, const struct fleet_to *to,
     return has;
 }
 
-static enum fleet_has ask(struct app *app, size_t upstream, const struct fleet_fit *fit,
+static enum fleet_has ask(struct fleet_control *fc, size_t upstream, const struct fleet_fit *fit,
                           struct err *why)
 {
     json_t *body = fit->load != NULL ? json_loads(fit->load, 0, NULL)
@@ -336,9 +341,9 @@ static enum fleet_has ask(struct app *app, size_t upstream, const struct fleet_f
     if (body == NULL)
         (void)err_set(why, ERR_NO_MEMORY, "", "no memory to ask for an adapter");
     else if (fit->load != NULL)
-        has = loaded(app, &to, fit, why);
+        has = loaded(fc, &to, fit, why);
     else
-        has = unloaded(app, &to, fit->name, why);
+        has = unloaded(fc, &to, fit->name, why);
     json_decref(body);
     return has;
 }
@@ -349,7 +354,7 @@ static void log_fitted(const struct fleet_control *fc, size_t upstream, const st
     struct upstream_at at;
     struct log_rec r;
 
-    upstreams_at(fc->app->upstreams, upstream, &at);
+    upstreams_at(fc->upstreams, upstream, &at);
     log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
               fit->load != NULL ? "fleet.adapter_loaded_again" : "fleet.adapter_unloaded_late");
     log_str(&r, "upstream", at.name);
@@ -377,7 +382,7 @@ static void log_emptied(const struct fleet_control *fc, size_t upstream)
     struct upstream_at at;
     struct log_rec r;
 
-    upstreams_at(fc->app->upstreams, upstream, &at);
+    upstreams_at(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_INFO, "fleet.cache_emptied");
     log_str(&r, "upstream", at.name);
     log_end(&r);
@@ -387,7 +392,7 @@ static void log_emptied(const struct fleet_control *fc, size_t upstream)
 static bool empty_one(struct fleet_fitting *f)
 {
     struct fleet_control *fc = f->fc;
-    struct fleet_cached one = {.upstream = f->upstream, .preempt = fleet_recomputes(fc->app)};
+    struct fleet_cached one = {.upstream = f->upstream, .preempt = fleet_recomputes(fc)};
     struct upstream_info info;
     struct err why = {0};
     uint64_t n_stale;
@@ -400,9 +405,9 @@ static bool empty_one(struct fleet_fitting *f)
     mtx_unlock(&fc->lock);
     if (!stale)
         return true;
-    fleet_info(fleet_of(fc->app), f->upstream, &info);
+    fleet_info(fleet_of(fc), f->upstream, &info);
     one.preempt = one.preempt || info.n_outstanding[FLEET_GENERATE] == 0;
-    fleet_empty(fc->app, &one, 1, &why);
+    fleet_empty(fc, &one, 1, &why);
     mtx_lock(&fc->lock);
     if (f->n_stale == n_stale) {
         f->stale = why;
@@ -430,7 +435,7 @@ static bool fit_one(struct fleet_fitting *f)
     mtx_unlock(&fc->lock);
     if (found <= 0)
         return false;
-    has = ask(fc->app, f->upstream, &fit, &why);
+    has = ask(fc, f->upstream, &fit, &why);
     log_fitted(fc, f->upstream, &fit, &why);
     mtx_lock(&fc->lock);
     fleet_fit_see_locked(fc, f->upstream);

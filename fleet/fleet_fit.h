@@ -12,7 +12,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct app;
 struct fleet_control;
 
 /* Of one upstream; guarded by the control's lock. */
@@ -38,25 +37,25 @@ void fleet_fit_watch(struct fleet_control *fc);
 /* fleet_fit_begin - at the start, and when other upstreams are configured: those that overwrite
  * what they serve get no request before they have been asked to empty their caches. Threads:
  * main's. No lock held. */
-void fleet_fit_begin(struct app *app);
+void fleet_fit_begin(struct fleet_control *fc);
 
 /* fleet_fit_tell - the adapters have changed, or who has them: who lacks some is out of rotation
  * when this returns, who does not is in it. Threads: any. Blocks: no. No lock held. */
-void fleet_fit_tell(struct app *app);
+void fleet_fit_tell(struct fleet_control *fc);
 
 /* fleet_fit_stale - its caches may have entries of other weights than it serves, and it is asked to
  * empty them before it gets traffic; or they do not any more.
  * @why  clean: they are empty. Threads: any. Blocks: no. No lock held. */
-void fleet_fit_stale(struct app *app, size_t upstream, const struct err *why);
+void fleet_fit_stale(struct fleet_control *fc, size_t upstream, const struct err *why);
 
 /* fleet_fit_is_stale - by what was said last. Threads: any. No lock held. */
-bool fleet_fit_is_stale(struct app *app, size_t upstream);
+bool fleet_fit_is_stale(struct fleet_control *fc, size_t upstream);
 
 /* fleet_fit_see_locked - notes which processes there are now: what those before had is lost. */
 void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream);
 
 /* fleet_fit_lacks_json - names of the fleet's adapters that an upstream lacks (new; NULL: no
  * memory). Threads: any. */
-json_t *fleet_fit_lacks_json(const struct app *app, size_t upstream);
+json_t *fleet_fit_lacks_json(struct fleet_control *fc, size_t upstream);
 
 #endif

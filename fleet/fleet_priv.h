@@ -14,7 +14,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_cover.h"
 #include "fleet/update/fleet_session.h"
-#include "handlers/app.h"
+#include "http/exchange.h"
 
 enum {
     FLEET_STEP_US = 30000000,   /* for a pause, a resume, a start of our own, at one upstream */
@@ -91,7 +91,8 @@ struct fleet_control {
     unsigned n_fitting;
     bool watched; /* who lacks adapters is looked for */
 
-    struct app *app; /* immutable */
+    struct fleet_control_cfg cfg; /* immutable, and so is the next one */
+    struct upstreams *upstreams;  /* cfg's */
 
     struct loop_item look;   /* of the room's loop */
     struct loop_timer timer; /* of the room's loop */
@@ -101,10 +102,10 @@ struct fleet_control {
     bool lapsing; /* guarded by lock: it is */
 };
 
-/* The room's own, of the exchange's app. */
-static inline struct fleet *fleet_of(struct app *app)
+/* Who the upstreams are. */
+static inline struct fleet *fleet_of(const struct fleet_control *fc)
 {
-    return upstreams_fleet(app->upstreams);
+    return upstreams_fleet(fc->upstreams);
 }
 
 /* What a trainer tells the fleet waits for an upstream that hangs as long as that may take. A pause
@@ -142,38 +143,39 @@ void fleet_quiet(struct fleet_control *fc, bool on);
 
 /* fleet_alive - all that are configured and answer.
  * @to  [FLEET_MAX], each with `body`. Returns: how many. */
-size_t fleet_alive(struct app *app, const json_t *body, struct fleet_to *to);
+size_t fleet_alive(struct fleet_control *fc, const json_t *body, struct fleet_to *to);
 
 /* fleet_alive_enough - the same; fewer than --min-ready are ERR_UNSYNCED, which names the others.
  */
-int fleet_alive_enough(struct app *app, const json_t *body, struct fleet_to *to, size_t *n,
+int fleet_alive_enough(struct fleet_control *fc, const json_t *body, struct fleet_to *to, size_t *n,
                        struct err *e);
 
-size_t fleet_min_ready(struct app *app);
+size_t fleet_min_ready(struct fleet_control *fc);
 
 /* fleet_live - what an upstream's process is known by now.
  * fleet_is_another - is it another by now? One that does not name itself is, if it was away. */
-void fleet_live(struct app *app, size_t upstream, struct fleet_life *out);
-bool fleet_is_another(struct app *app, size_t upstream, const struct fleet_life *life);
+void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_life *out);
+bool fleet_is_another(struct fleet_control *fc, size_t upstream, const struct fleet_life *life);
 
 /* fleet_is_paused_locked - did it take the trainer's pause, and is the same process? */
-bool fleet_is_paused_locked(struct app *app, size_t upstream);
+bool fleet_is_paused_locked(struct fleet_control *fc, size_t upstream);
 
 /* fleet_note_reached - a pause or a resume reached those, and no others. What comes back later is
  * told then (fleet_catch_up). */
-void fleet_note_reached(struct app *app, const struct fleet_said *said, size_t n, bool paused);
-void fleet_catch_up(struct app *app);
+void fleet_note_reached(struct fleet_control *fc, const struct fleet_said *said, size_t n,
+                        bool paused);
+void fleet_catch_up(struct fleet_control *fc);
 
 /* fleet_note_behind - those are told later what the others were: to stand still, or to go on. */
-void fleet_note_behind(struct app *app, const struct fleet_to *to, size_t n);
+void fleet_note_behind(struct fleet_control *fc, const struct fleet_to *to, size_t n);
 
 /* fleet_said_json - [{"upstream", "ok", "status", "error"}] (new), of every configured upstream;
  * those that were not asked with why. NULL: no memory. */
-json_t *fleet_said_json(struct app *app, const struct fleet_said *said, size_t n);
+json_t *fleet_said_json(struct fleet_control *fc, const struct fleet_said *said, size_t n);
 json_t *fleet_part_json(const char *name, bool ok, int status, const char *error);
 
 /* fleet_update_us - what one upstream has for a step of an update. */
-uint64_t fleet_update_us(const struct app *app);
+uint64_t fleet_update_us(const struct fleet_control *fc);
 
 /* fleet_look - the leases have changed. Threads: any. */
 void fleet_look(struct fleet_control *fc);
@@ -189,7 +191,8 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
 
 /* fleet_tell_packed - tells those vLLM that take it only when their transfer is set up whether the
  * handles of `body` are packed; whom that fails at is dropped. Blocks. */
-int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *body, struct err *e);
+int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                      struct err *e);
 
 /* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
 int fleet_put(json_t *reply, const char *member, json_t *value);
@@ -197,9 +200,9 @@ int fleet_put(json_t *reply, const char *member, json_t *value);
 /* updates (fleet_update_run.c) */
 
 struct fleet_begin {
-    struct exchange *x;  /* whose client waits; or NULL */
-    const char *label;   /* "" = none */
-    const json_t *start; /* of the native start, without its label */
+    struct exchange *x;   /* whose client waits; or NULL */
+    const char *label;    /* "" = none */
+    const json_t *start;  /* of the native start, without its label */
     const char *selector; /* static, or NULL */
     bool implicit, unnamed, partial, sharded;
     uint32_t lease_s;
@@ -207,7 +210,7 @@ struct fleet_begin {
 
 /* fleet_begin - open the fleet's update. @out  one reference
  * Errors: ERR_CONFLICT (one is open), ERR_UNSYNCED, an upstream's. *details may be set (new). */
-int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
+int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct fleet_session **out,
                 json_t **details, struct err *e);
 
 /* fleet_send - tensors to all that take part.
@@ -219,23 +222,25 @@ struct fleet_tensors {
     const char *chunk_id;
     bool by_group, abort_requests;
 };
-int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
+int fleet_send(struct fleet_control *fc, struct fleet_session *s, const struct fleet_tensors *t,
                struct err *e);
 
 /* fleet_end - prove, and commit if asked. @body  of the native finish: its checksums
  * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE; the update is aborted unless it
  * could not be begun to end. */
-int fleet_end(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
-              bool commit, struct err *e);
+int fleet_end(struct fleet_control *fc, struct fleet_session *s, const char *label,
+              const json_t *body, bool commit, struct err *e);
 
 /* fleet_give_up - abort. Errors: ERR_ENDED (committed), ERR_CONFLICT (being committed). */
-int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
+int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                  struct err *e);
 
 /* fleet_abort - the same, for its trainer, who is told at once of what is under way. */
-int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e);
+int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                struct err *e);
 
 /* fleet_lapse - abort, if its lease is over when it is its turn. */
-void fleet_lapse(struct app *app, struct fleet_session *s);
+void fleet_lapse(struct fleet_control *fc, struct fleet_session *s);
 bool fleet_lease_over_locked(const struct fleet_session *s);
 
 /* fleet_find - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND. */
@@ -244,40 +249,23 @@ int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **
 struct fleet_session *fleet_open_session(struct fleet_control *fc);
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes the lock */
 
-/* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */
-json_t *fleet_session_json(struct app *app, struct fleet_session *s);
-json_t *fleet_session_details(struct app *app, struct fleet_session *s);
-
 /* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
  * fenced in the middle of one. What fails is fenced. @said as fleet_ask's
  * @lapsed  only if the pause's lease is over when it is its turn; ERR_CONFLICT else */
-int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, size_t *n, bool *was,
-                     struct err *e);
+int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **said, size_t *n,
+                     bool *was, struct err *e);
 
 /* fleet_commit_open - end the implicit update that is open, if any, as its trainer's last word.
  * Returns 0 when there is none or it was committed: *out is a reference to it then, or NULL. */
-int fleet_commit_open(struct app *app, const char *label, struct fleet_session **out,
+int fleet_commit_open(struct fleet_control *fc, const char *label, struct fleet_session **out,
                       struct err *e);
-
-/* answers (fleet_life.c) */
-
-/* fleet_reply - 200, with what each upstream said. Steals reply. */
-void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
-                 size_t n);
-void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
-                       const struct fleet_said *said, size_t n);
-
-/* fleet_sum_of - of a member of what the good ones said. */
-uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member);
-
-/* fleet_got_there - did all of them do it? @e  set if not */
-bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e);
 
 /* fleet_is_held_locked - does the open update need this upstream to stand still? */
 bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);
 
 /* fleet_has_no_adapter - was an unload refused because there is none of that name? */
-bool fleet_has_no_adapter(struct app *app, const struct fleet_said *said, const char *name);
+bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_said *said,
+                          const char *name);
 
 extern const char fleet_pausing[]; /* a flow that a resume overtakes */
 

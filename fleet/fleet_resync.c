@@ -2,18 +2,12 @@
  * answer: it is asked now what it serves, and whether it generates, and its own word goes first. */
 #include "fleet/update/fleet_cache.h"
 
-#include "handlers/body.h"
-#include "handlers/fleet/fleet_status.h"
-#include "handlers/reply.h"
-
-const char *const resync_members[] = {"upstream", NULL};
-
-static int ask_one(struct app *app, enum wire_question q, size_t upstream, struct fleet_said **said,
-                   struct err *e)
+static int ask_one(struct fleet_control *fc, enum wire_question q, size_t upstream,
+                   struct fleet_said **said, struct err *e)
 {
     const struct fleet_to to = {.upstream = upstream};
 
-    return fleet_ask_about(app, q, &to, 1, FLEET_LOOK_US, said, e);
+    return fleet_ask_about(fc, q, &to, 1, FLEET_LOOK_US, said, e);
 }
 
 static int refuse(const struct fleet_said *said, struct err *e)
@@ -22,15 +16,16 @@ static int refuse(const struct fleet_said *said, struct err *e)
 }
 
 /* What it says of its weights at this moment. Errors: ERR_CONFLICT: it does not. */
-static int ask_what(struct app *app, size_t upstream, struct upstream_saw *saw, struct err *e)
+static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_saw *saw,
+                    struct err *e)
 {
     struct fleet_said *who = NULL, *label = NULL;
     struct upstream_at at;
     int rc = -1;
 
-    upstreams_at(app->upstreams, upstream, &at);
-    if (ask_one(app, WIRE_WHO, upstream, &who, e) != 0 ||
-        ask_one(app, WIRE_LABEL_OF, upstream, &label, e) != 0)
+    upstreams_at(fc->upstreams, upstream, &at);
+    if (ask_one(fc, WIRE_WHO, upstream, &who, e) != 0 ||
+        ask_one(fc, WIRE_LABEL_OF, upstream, &label, e) != 0)
         goto free_said;
     if (who->end != FLEET_GOOD) {
         rc = refuse(who, e);
@@ -60,14 +55,14 @@ static bool answers(const struct fleet_said *said)
 }
 
 /* One that serves has shown it. */
-static int ask_token(struct app *app, size_t upstream, struct err *e)
+static int ask_token(struct fleet_control *fc, size_t upstream, struct err *e)
 {
     struct fleet_said *said = NULL;
     int rc = 0;
 
-    if (fleet_serves(fleet_of(app), upstream))
+    if (fleet_serves(fleet_of(fc), upstream))
         return 0;
-    if (ask_one(app, WIRE_TOKEN, upstream, &said, e) != 0)
+    if (ask_one(fc, WIRE_TOKEN, upstream, &said, e) != 0)
         return -1;
     if (!answers(said))
         rc = refuse(said, e);
@@ -115,16 +110,16 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
     return 0;
 }
 
-static int tell_one(struct app *app, enum wire_op op, size_t upstream, struct err *e)
+static int tell_one(struct fleet_control *fc, enum wire_op op, size_t upstream, struct err *e)
 {
     const struct fleet_to to = {.upstream = upstream};
     struct fleet_said *said = NULL;
     int rc = 0;
 
-    if (fleet_ask(app, op, &to, 1, FLEET_SLEEP_US, &said, e) != 0)
+    if (fleet_ask(fc, op, &to, 1, FLEET_SLEEP_US, &said, e) != 0)
         return -1;
     if (said->end == FLEET_UNKNOWN) /* it did, or not: nobody knows how it is */
-        fleet_fence(fleet_of(app), upstream, &said->why);
+        fleet_fence(fleet_of(fc), upstream, &said->why);
     if (!said_good(said))
         rc = refuse(said, e);
     fleet_said_free(said, 1);
@@ -132,78 +127,59 @@ static int tell_one(struct app *app, enum wire_op op, size_t upstream, struct er
 }
 
 /* The process that slept through the others' wake. Another one never slept. */
-static int wake_first(struct app *app, size_t upstream, const struct upstream_info *info,
+static int wake_first(struct fleet_control *fc, size_t upstream, const struct upstream_info *info,
                       struct err *e)
 {
     if (info->fence != FLEET_FENCE_WAKE || info->n_lives != info->fence_life)
         return 0;
-    return tell_one(app, WIRE_WAKE, upstream, e);
+    return tell_one(fc, WIRE_WAKE, upstream, e);
 }
 
-static int sleep_last(struct app *app, size_t upstream, const struct upstream_info *info,
+static int sleep_last(struct fleet_control *fc, size_t upstream, const struct upstream_info *info,
                       enum sleep_state state, struct err *e)
 {
     if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_WHOLE)
         return 0;
-    if (tell_one(app, WIRE_SLEEP, upstream, e) != 0)
+    if (tell_one(fc, WIRE_SLEEP, upstream, e) != 0)
         return -1;
-    fleet_stands_still(fleet_of(app), upstream, info->n_lives);
+    fleet_stands_still(fleet_of(fc), upstream, info->n_lives);
     return 0;
 }
 
 /* What refuses it without a question is looked at first. It generates while it is awake: what it
  * missed of a wake comes before that is asked, and of a sleep behind it. */
-static int resync_turn(struct app *app, size_t upstream, struct err *e)
+static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
 {
-    enum sleep_state state = sleep_of(app->fleet_control);
+    enum sleep_state state = sleep_of(fc);
     struct upstream_info info;
     struct upstream_saw saw;
 
-    if (fleet_holds(app->fleet_control))
+    if (fleet_holds(fc))
         return err_set(e, ERR_CONFLICT, "",
                        "generation is paused, which an upstream that was away knows nothing of: "
                        "resume first");
-    fleet_info(fleet_of(app), upstream, &info);
-    if (fleet_may_resync(fleet_of(app), upstream, e) != 0 ||
+    fleet_info(fleet_of(fc), upstream, &info);
+    if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
         (info.fenced && check_sleep(&info, state, e) != 0) ||
-        wake_first(app, upstream, &info, e) != 0 || ask_what(app, upstream, &saw, e) != 0 ||
-        ask_token(app, upstream, e) != 0 || sleep_last(app, upstream, &info, state, e) != 0)
+        wake_first(fc, upstream, &info, e) != 0 || ask_what(fc, upstream, &saw, e) != 0 ||
+        ask_token(fc, upstream, e) != 0 || sleep_last(fc, upstream, &info, state, e) != 0)
         return -1;
-    fleet_empty_one(app, upstream); /* nobody knows what made its entries */
-    return fleet_resync(fleet_of(app), upstream, &saw, e);
+    fleet_empty_one(fc, upstream); /* nobody knows what made its entries */
+    return fleet_resync(fleet_of(fc), upstream, &saw, e);
 }
 
-static int resync(struct app *app, struct exchange *x, const json_t *body, size_t *out,
-                  struct err *e)
+int fleet_resync_one(struct fleet_control *fc, struct exchange *x, const char *name, size_t *out,
+                     struct err *e)
 {
-    const char *name = NULL;
     int rc;
 
-    if (body_required(body, "", "upstream", e) != 0 ||
-        body_str(&name, body, "", "upstream", e) != 0)
+    if (fleet_turn(fc, x, "a resync", e) != 0)
         return -1;
-    if (fleet_turn(app->fleet_control, x, "a resync", e) != 0)
-        return -1;
-    upstreams_hold(app->upstreams);
-    rc = upstreams_find(app->upstreams, name, out, e);
+    upstreams_hold(fc->upstreams);
+    rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0)
-        rc = resync_turn(app, *out, e);
-    upstreams_release(app->upstreams);
-    fleet_turn_end(app->fleet_control);
-    return rc;
-}
-
-int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
-{
-    json_t *body;
-    size_t i = 0;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = resync(app, x, body, &i, e);
-    json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, fleet_one_json(app, i));
+        rc = resync_turn(fc, *out, e);
+    upstreams_release(fc->upstreams);
+    fleet_turn_end(fc);
     return rc;
 }

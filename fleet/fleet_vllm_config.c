@@ -4,8 +4,6 @@
 #include "fleet/fleet_ask.h"
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
-#include "handlers/app.h"
-#include "handlers/fleet/fleet_status.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,12 +104,13 @@ static json_t *agreed_json(const struct config_said *said, size_t n, struct err 
     return NULL;
 }
 
-static void read_config(struct app *app, struct config_said *out, const struct fleet_said *said)
+static void read_config(struct fleet_control *fc, struct config_said *out,
+                        const struct fleet_said *said)
 {
     struct upstream_at at;
     struct err e = {0};
 
-    upstreams_at(app->upstreams, said->upstream, &at);
+    upstreams_at(fc->upstreams, said->upstream, &at);
     out->name = at.name;
     out->why = said->why;
     if (said->end != FLEET_GOOD)
@@ -122,7 +121,7 @@ static void read_config(struct app *app, struct config_said *out, const struct f
         (void)err_set(&out->why, e.code, "", "%.200s: %.250s", at.name, e.msg);
 }
 
-json_t *fleet_vllm_config_json(struct app *app, struct err *e)
+json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
 {
     struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
     struct config_said *configs = calloc(FLEET_MAX, sizeof *configs);
@@ -133,10 +132,10 @@ json_t *fleet_vllm_config_json(struct app *app, struct err *e)
     if (to == NULL || configs == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
     } else {
-        n = fleet_alive(app, NULL, to);
-        if (fleet_ask_about(app, WIRE_CONFIG, to, n, CONFIG_TIMEOUT_US, &said, e) == 0) {
+        n = fleet_alive(fc, NULL, to);
+        if (fleet_ask_about(fc, WIRE_CONFIG, to, n, CONFIG_TIMEOUT_US, &said, e) == 0) {
             for (size_t i = 0; i < n; i++)
-                read_config(app, &configs[i], &said[i]);
+                read_config(fc, &configs[i], &said[i]);
             out = agreed_json(configs, n, e);
             for (size_t i = 0; i < n; i++)
                 json_decref(configs[i].config);

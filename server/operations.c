@@ -2,12 +2,12 @@
  * row too few fails the assertion below it, one that comes twice is -Woverride-init. */
 #include "server/operations.h"
 
-#include "fleet/fleet_control.h"
 #include "fleet/proxy/relay.h"
 #include "handlers/compat/areal/dialect_areal.h"
 #include "handlers/compat/sglang/sglang_generate.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/fleet/fleet_status.h"
 #include "handlers/relayed.h"
 #include "handlers/update/commit_resume.h"

@@ -517,12 +517,11 @@ static int build_frame(struct house *h, const struct config *c, struct err *e)
 /* The upstreams are asked once all who want to know of them are there. */
 static int build_fleet(struct house *h, const struct config *c, struct err *e)
 {
-    if (build_frame(h, c, e) != 0 || fleet_open(&h->app, c, e) != 0 ||
-        fleet_control_new(&h->app.fleet_control, &h->app, e) != 0 ||
-        fleet_open_spec(&h->app, c, e) != 0 || build_pools(h, c, e) != 0 ||
+    if (build_frame(h, c, e) != 0 || fleet_open(&h->app, c, e) != 0 || build_pools(h, c, e) != 0 ||
+        fleet_open_control(&h->app, c, e) != 0 || fleet_open_spec(&h->app, c, e) != 0 ||
         listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
-    fleet_fit_begin(&h->app);
+    fleet_fit_begin(h->app.fleet_control);
     return upstreams_start(h->app.upstreams, e);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "engine/model/model_config.h"
+#include "fleet/fleet_control.h"
 #include "fleet/fleet_fit.h"
 #include "fleet/members/spec.h"
 #include "fleet/members/upstreams.h"
@@ -98,6 +99,17 @@ static int spec_load(struct manifest **out, const char **from, const struct conf
     return 0;
 }
 
+int fleet_open_control(struct app *app, const struct config *c, struct err *e)
+{
+    const struct fleet_control_cfg cfg = {.upstreams = app->upstreams,
+                                          .abort = app->abort,
+                                          .fit = app->generate_pool,
+                                          .update_us = c->update_timeout * 1000,
+                                          .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE};
+
+    return fleet_control_new(&app->fleet_control, &cfg, e);
+}
+
 int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
 {
     struct manifest *spec;
@@ -154,7 +166,7 @@ void fleet_reload(struct app *app)
                  e.msg);
         return;
     }
-    fleet_fit_begin(app);
+    fleet_fit_begin(app->fleet_control);
     fleet_stats(upstreams_fleet(app->upstreams), &s);
     log_line(LOG_INFO, "upstreams.read", "%zu upstreams, %zu of them must serve", s.n_upstreams,
              s.min_ready);

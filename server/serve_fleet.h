@@ -19,6 +19,10 @@ bool fleet_wanted(const struct config *c);
  */
 int fleet_open(struct app *app, const struct config *c, struct err *e);
 
+/* fleet_open_control - sets app->fleet_control; behind fleet_open, and all pools of threads.
+ * Errors: ERR_NO_MEMORY. */
+int fleet_open_control(struct app *app, const struct config *c, struct err *e);
+
 /* fleet_open_spec - gives app->fleet_control what each update has to bring, if --model or
  * --manifest say it: it is read of them, and nothing else. Errors: of what is read, at the option.
  */

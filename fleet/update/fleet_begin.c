@@ -28,13 +28,13 @@ static bool may_be_open(const struct fleet_part *p)
 
 /* An end without a label closes such an update, which there is no word to give up. Whether there
  * was one is not looked at: the start that follows, or the tensors, would say so. */
-static int close_open(struct app *app, struct fleet_batch *b, struct err *e)
+static int close_open(struct fleet_control *fc, struct fleet_batch *b, struct err *e)
 {
     struct fleet_said *closed = NULL;
 
     for (size_t i = 0; i < b->n; i++)
         b->to[i].about.has_begun = true;
-    if (b->n > 0 && fleet_ask(app, WIRE_FINISH, b->to, b->n, fleet_step_us(app), &closed, e) != 0)
+    if (b->n > 0 && fleet_ask(fc, WIRE_FINISH, b->to, b->n, fleet_step_us(fc), &closed, e) != 0)
         return -1;
     fleet_said_free(closed, b->n);
     return 0;
@@ -48,10 +48,11 @@ static bool needs_no_begin(const struct fleet_part *p, const struct fleet_said *
 }
 
 /* @again  then: those that refuse, since they may have an update open */
-static void take_begins(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
-                        const struct fleet_said *said, struct fleet_batch *again)
+static void take_begins(struct fleet_control *fc, struct fleet_session *s,
+                        const struct fleet_batch *b, const struct fleet_said *said,
+                        struct fleet_batch *again)
 {
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
@@ -64,7 +65,7 @@ static void take_begins(struct app *app, struct fleet_session *s, const struct f
         else if (!said_good(&said[i]))
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
     }
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
 static void own_opened(struct fleet_part *p)
@@ -72,7 +73,7 @@ static void own_opened(struct fleet_part *p)
     p->own = PART_OWN_OPEN;
 }
 
-static int begin_tensors(struct app *app, struct fleet_session *s, const json_t *tensors,
+static int begin_tensors(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                          const json_t *start, struct err *e)
 {
     struct fleet_batch b = {0}, again = {0};
@@ -81,14 +82,14 @@ static int begin_tensors(struct app *app, struct fleet_session *s, const json_t 
     to_begin(s, tensors, false, &b, start);
     if (b.n == 0)
         return 0;
-    if (fleet_ask(app, WIRE_START, b.to, b.n, fleet_step_us(app), &said, e) != 0)
+    if (fleet_ask(fc, WIRE_START, b.to, b.n, fleet_step_us(fc), &said, e) != 0)
         return -1;
-    take_begins(app, s, &b, said, &again);
+    take_begins(fc, s, &b, said, &again);
     fleet_said_free(said, b.n);
     if (again.n == 0)
         return 0;
-    return close_open(app, &again, e) == 0
-               ? fleet_ask_parts(app, WIRE_START, s, &again, own_opened, e)
+    return close_open(fc, &again, e) == 0
+               ? fleet_ask_parts(fc, WIRE_START, s, &again, own_opened, e)
                : -1;
 }
 
@@ -100,7 +101,7 @@ bool fleet_must_begin(struct fleet_session *s, const json_t *tensors)
     return rest.n > 0;
 }
 
-int fleet_begin_parts(struct app *app, struct fleet_session *s, const json_t *tensors,
+int fleet_begin_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                       struct err *e)
 {
     json_t *start = s->selector != NULL ? json_pack("{s:s}", "selector", s->selector)
@@ -114,8 +115,8 @@ int fleet_begin_parts(struct app *app, struct fleet_session *s, const json_t *te
             batch_add(&files, s, all.part[i], NULL);
     if (start == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (close_open(app, &files, e) == 0)
-        rc = begin_tensors(app, s, tensors, start, e);
+    else if (close_open(fc, &files, e) == 0)
+        rc = begin_tensors(fc, s, tensors, start, e);
     json_decref(start);
     return rc;
 }

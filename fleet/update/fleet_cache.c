@@ -22,14 +22,14 @@
 
 #include <string.h>
 
-bool fleet_recomputes(const struct app *app)
+bool fleet_recomputes(struct fleet_control *fc)
 {
-    return app->on_update == GEN_ON_UPDATE_RECOMPUTE;
+    return fc->cfg.recomputes;
 }
 
 /* Some upstreams, and why each could not be emptied; clean: it was, or has not been asked yet. */
 struct emptying {
-    struct app *app;
+    struct fleet_control *fc;
     const struct fleet_cached *list;
     struct err *why;
     size_t n;
@@ -54,7 +54,7 @@ static bool picks_held(const struct emptying *x, size_t i)
 {
     struct upstream_at at;
 
-    upstreams_at(x->app->upstreams, x->list[i].upstream, &at);
+    upstreams_at(x->fc->upstreams, x->list[i].upstream, &at);
     return at.dialect == WIRE_SGLANG && x->list[i].held && x->list[i].preempt &&
            x->why[i].code != ERR_NONE;
 }
@@ -77,7 +77,7 @@ static void judge(const struct emptying *x, size_t i, enum wire_op op, const jso
 {
     struct upstream_at at;
 
-    upstreams_at(x->app->upstreams, said->upstream, &at);
+    upstreams_at(x->fc->upstreams, said->upstream, &at);
     err_clear(&x->why[i]);
     if (!said_good(said) && !has_none(op, x->list[i].lenient, said))
         x->why[i] = said->why;
@@ -106,7 +106,7 @@ static void ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
     if (bodies[0] == NULL || bodies[1] == NULL)
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to empty caches");
     else if (n > 0)
-        (void)fleet_ask(x->app, op, to, n, fleet_step_us(x->app), &said, &e);
+        (void)fleet_ask(x->fc, op, to, n, fleet_step_us(x->fc), &said, &e);
     for (size_t k = 0; k < n; k++) {
         if (said != NULL)
             judge(x, at[k], op, to[k].body, &said[k]);
@@ -118,9 +118,10 @@ static void ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
     json_decref(bodies[1]);
 }
 
-void fleet_empty(struct app *app, const struct fleet_cached *list, size_t n, struct err *why)
+void fleet_empty(struct fleet_control *fc, const struct fleet_cached *list, size_t n,
+                 struct err *why)
 {
-    const struct emptying x = {.app = app, .list = list, .why = why, .n = n};
+    const struct emptying x = {.fc = fc, .list = list, .why = why, .n = n};
     struct err refused[FLEET_MAX];
     size_t n_held = 0;
 
@@ -140,12 +141,12 @@ void fleet_empty(struct app *app, const struct fleet_cached *list, size_t n, str
     ask(&x, WIRE_RESET_STORAGE, picks_clean);
 }
 
-static void log_stale(const struct app *app, size_t upstream, const struct err *why)
+static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
 {
     struct upstream_at at;
     struct log_rec r;
 
-    upstreams_at(app->upstreams, upstream, &at);
+    upstreams_at(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_WARN, "fleet.cache_stale");
     log_str(&r, "upstream", at.name);
     log_str(&r, "error", why->msg);
@@ -153,46 +154,46 @@ static void log_stale(const struct app *app, size_t upstream, const struct err *
 }
 
 /* @why  [n]; clean; set as fleet_empty's */
-static void empty_or_bar(struct app *app, const struct fleet_cached *list, size_t n,
+static void empty_or_bar(struct fleet_control *fc, const struct fleet_cached *list, size_t n,
                          struct err *why)
 {
-    fleet_empty(app, list, n, why);
+    fleet_empty(fc, list, n, why);
     for (size_t i = 0; i < n; i++) {
         if (why[i].code != ERR_NONE)
-            log_stale(app, list[i].upstream, &why[i]);
-        fleet_fit_stale(app, list[i].upstream, &why[i]);
+            log_stale(fc, list[i].upstream, &why[i]);
+        fleet_fit_stale(fc, list[i].upstream, &why[i]);
     }
 }
 
-void fleet_empty_parts(struct app *app, struct fleet_session *s)
+void fleet_empty_parts(struct fleet_control *fc, struct fleet_session *s)
 {
     struct fleet_cached list[FLEET_MAX];
     struct fleet_part *parts[FLEET_MAX];
     struct err why[FLEET_MAX];
     size_t n = 0;
 
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
         if (p->two_phase || !part_takes_part(p))
             continue;
         list[n] = (struct fleet_cached){
-            .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(app)};
+            .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(fc)};
         parts[n++] = p;
     }
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
     memset(why, 0, n * sizeof *why);
-    empty_or_bar(app, list, n, why);
-    mtx_lock(&app->fleet_control->lock);
+    empty_or_bar(fc, list, n, why);
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         parts[i]->stale = why[i];
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
 /* An SGLang gives each load a name of its own. What runs with the adapter cannot keep the one that
  * it began with, so it begins again whatever --on-update says. */
-void fleet_empty_adapters(struct app *app, const struct fleet_said *said, size_t n)
+void fleet_empty_adapters(struct fleet_control *fc, const struct fleet_said *said, size_t n)
 {
     struct fleet_cached list[FLEET_MAX];
     struct err why[FLEET_MAX];
@@ -200,24 +201,24 @@ void fleet_empty_adapters(struct app *app, const struct fleet_said *said, size_t
     size_t n_list = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, said[i].upstream, &at);
+        upstreams_at(fc->upstreams, said[i].upstream, &at);
         if (at.dialect == WIRE_VLLM && fleet_worked(&said[i]))
             list[n_list++] = (struct fleet_cached){
                 .upstream = said[i].upstream,
-                .lenient = !fleet_fit_is_stale(app, said[i].upstream),
+                .lenient = !fleet_fit_is_stale(fc, said[i].upstream),
                 .preempt = true};
     }
     memset(why, 0, n_list * sizeof *why);
-    empty_or_bar(app, list, n_list, why);
+    empty_or_bar(fc, list, n_list, why);
 }
 
-void fleet_empty_one(struct app *app, size_t upstream)
+void fleet_empty_one(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_cached one = {.upstream = upstream, .preempt = fleet_recomputes(app)};
+    const struct fleet_cached one = {.upstream = upstream, .preempt = fleet_recomputes(fc)};
     struct err why = {0};
     struct upstream_at at;
 
-    upstreams_at(app->upstreams, upstream, &at);
+    upstreams_at(fc->upstreams, upstream, &at);
     if (!wire_is_two_phase(at.dialect))
-        empty_or_bar(app, &one, 1, &why);
+        empty_or_bar(fc, &one, 1, &why);
 }

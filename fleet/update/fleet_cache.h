@@ -13,27 +13,28 @@ struct fleet_cached {
 };
 
 /* fleet_recomputes - is what is held made to give its KV up (--on-update)? */
-bool fleet_recomputes(const struct app *app);
+bool fleet_recomputes(struct fleet_control *fc);
 
 /* fleet_empty - drop what each has cached of prompts and images.
  * @list  [n], n <= FLEET_MAX
  * @why   [n]; clean, then set where that is not proven: it refuses, or does not answer
  * Threads: those that may wait for upstreams; no lock held. Blocks: up to four steps
  * (fleet_step_us). */
-void fleet_empty(struct app *app, const struct fleet_cached *list, size_t n, struct err *why);
+void fleet_empty(struct fleet_control *fc, const struct fleet_cached *list, size_t n,
+                 struct err *why);
 
 /* fleet_empty_parts - of those that take part in an update and overwrite what they serve, before
  * they are told to finish. Where it fails the upstream is out of rotation until it has worked, for
  * which it is asked again and again (fleet/fleet_fit.h). In a turn. Blocks. */
-void fleet_empty_parts(struct app *app, struct fleet_session *s);
+void fleet_empty_parts(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_empty_adapters - of those that were asked to replace or unload an adapter, and that key by
  * its name what they cached with it. As fleet_empty_parts where it fails. No lock held.
  * @said  [n], of that */
-void fleet_empty_adapters(struct app *app, const struct fleet_said *said, size_t n);
+void fleet_empty_adapters(struct fleet_control *fc, const struct fleet_said *said, size_t n);
 
 /* fleet_empty_one - of one whose weights were changed by somebody else. As fleet_empty_parts where
  * it fails. No lock held. */
-void fleet_empty_one(struct app *app, size_t upstream);
+void fleet_empty_one(struct fleet_control *fc, size_t upstream);
 
 #endif

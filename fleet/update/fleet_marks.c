@@ -32,19 +32,19 @@ static bool has_mark(const struct fleet_part *p)
 }
 
 /* A client's abort waits for it. */
-static uint64_t undo_us(const struct app *app)
+static uint64_t undo_us(struct fleet_control *fc)
 {
-    uint64_t step_us = fleet_step_us(app);
+    uint64_t step_us = fleet_step_us(fc);
 
     return step_us < FLEET_ABORT_US ? step_us : FLEET_ABORT_US;
 }
 
 /* What each says now that it is named (p->says), of those of which `said` is FLEET_GOOD.
  * FLEET_SKIPPED: it has no words for it. */
-static int ask_names(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
+static int ask_names(struct fleet_control *fc, struct fleet_session *s, const struct fleet_batch *b,
                      uint64_t timeout_us, struct fleet_said **said, struct err *e)
 {
-    if (fleet_ask_about(app, WIRE_NAME, b->to, b->n, timeout_us, said, e) != 0)
+    if (fleet_ask_about(fc, WIRE_NAME, b->to, b->n, timeout_us, said, e) != 0)
         return -1;
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
@@ -53,14 +53,14 @@ static int ask_names(struct app *app, struct fleet_session *s, const struct flee
         struct upstream_at at;
         struct err why = {0};
 
-        upstreams_at(app->upstreams, p->upstream, &at);
+        upstreams_at(fc->upstreams, p->upstream, &at);
         if (takes_none(one) || (one->end == FLEET_GOOD &&
                                 wire_read_name(says, at.dialect, one->text != NULL ? one->text : "",
                                                one->text_len, &why) != 0))
             one->end = FLEET_SKIPPED;
-        mtx_lock(&app->fleet_control->lock);
+        mtx_lock(&fc->lock);
         memcpy(p->says, says, sizeof p->says);
-        mtx_unlock(&app->fleet_control->lock);
+        mtx_unlock(&fc->lock);
     }
     return 0;
 }
@@ -68,11 +68,9 @@ static int ask_names(struct app *app, struct fleet_session *s, const struct flee
 /* ---- before the first byte ---- */
 
 /* Of those that told what they are named. */
-static void take_marks(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
-                       const struct fleet_said *said)
+static void take_marks(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_batch *b, const struct fleet_said *said)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
@@ -89,17 +87,19 @@ static void take_marks(struct app *app, struct fleet_session *s, const struct fl
 }
 
 /* Nobody waits for the answers any more, and what was asked may be done. */
-static void doubt_all(struct app *app, struct fleet_session *s, const struct fleet_batch *b)
+static void doubt_all(struct fleet_control *fc, struct fleet_session *s,
+                      const struct fleet_batch *b)
 {
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
         s->parts[b->part[i]].marked = true;
         part_move(&s->parts[b->part[i]], PART_ON_DOUBT);
     }
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
-static int mark(struct app *app, struct fleet_session *s, struct fleet_batch *b, struct err *e)
+static int mark(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b,
+                struct err *e)
 {
     json_t *body = json_pack("{s:s+}", "weight_version", FLEET_UNFINISHED, s->id);
     struct fleet_said *said = NULL;
@@ -110,11 +110,11 @@ static int mark(struct app *app, struct fleet_session *s, struct fleet_batch *b,
     if (body == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
     else
-        rc = fleet_ask(app, WIRE_LABEL, b->to, b->n, fleet_step_us(app), &said, e);
+        rc = fleet_ask(fc, WIRE_LABEL, b->to, b->n, fleet_step_us(fc), &said, e);
     if (rc == 0)
-        take_marks(app, s, b, said);
+        take_marks(fc, s, b, said);
     else if (e->code == ERR_DRAINING)
-        doubt_all(app, s, b);
+        doubt_all(fc, s, b);
     fleet_said_free(said, b->n);
     json_decref(body);
     return rc;
@@ -127,11 +127,10 @@ static bool can_be_given(const char *label)
 }
 
 /* @named  then: those that told their names */
-static void take_names(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
-                       const struct fleet_said *said, struct fleet_batch *named)
+static void take_names(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_batch *b, const struct fleet_said *said,
+                       struct fleet_batch *named)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
@@ -146,7 +145,7 @@ static void take_names(struct app *app, struct fleet_session *s, const struct fl
     mtx_unlock(&fc->lock);
 }
 
-int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e)
+int fleet_mark_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     struct fleet_batch b = {0}, named = {0};
     struct fleet_said *said = NULL;
@@ -156,58 +155,58 @@ int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e)
             batch_add(&b, s, i, NULL);
     if (b.n == 0)
         return 0;
-    if (ask_names(app, s, &b, fleet_step_us(app), &said, e) != 0)
+    if (ask_names(fc, s, &b, fleet_step_us(fc), &said, e) != 0)
         return -1;
-    take_names(app, s, &b, said, &named);
+    take_names(fc, s, &b, said, &named);
     fleet_said_free(said, b.n);
-    return named.n > 0 ? mark(app, s, &named, e) : 0;
+    return named.n > 0 ? mark(fc, s, &named, e) : 0;
 }
 
 /* ---- that was not the first byte after all ---- */
 
 /* Only a whole update makes good what may be named by one that is over. */
-static void doubt(struct app *app, struct fleet_part *p, const struct err *why)
+static void doubt(struct fleet_control *fc, struct fleet_part *p, const struct err *why)
 {
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     part_move(p, PART_ON_DOUBT);
     if (p->why.code == ERR_NONE)
         p->why = *why;
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
-static void forget_mark(struct app *app, struct fleet_part *p)
+static void forget_mark(struct fleet_control *fc, struct fleet_part *p)
 {
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     p->marked = false;
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
 /* Those that still have our name. Who has another was restarted, or somebody else has named it. */
-static void ask_whose(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
-                      struct fleet_batch *ours)
+static void ask_whose(struct fleet_control *fc, struct fleet_session *s,
+                      const struct fleet_batch *b, struct fleet_batch *ours)
 {
     struct fleet_said *said = NULL;
     struct err why = {0};
 
-    if (ask_names(app, s, b, undo_us(app), &said, &why) != 0) {
+    if (ask_names(fc, s, b, undo_us(fc), &said, &why) != 0) {
         for (size_t i = 0; i < b->n; i++)
-            doubt(app, &s->parts[b->part[i]], &why);
+            doubt(fc, &s->parts[b->part[i]], &why);
         return;
     }
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
         if (said[i].end != FLEET_GOOD)
-            doubt(app, p, &said[i].why);
+            doubt(fc, p, &said[i].why);
         else if (has_mark(p))
             batch_add(ours, s, b->part[i], NULL);
         else
-            forget_mark(app, p);
+            forget_mark(fc, p);
     }
     fleet_said_free(said, b->n);
 }
 
-static void name_again(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+static void name_again(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
 {
     json_t *bodies[FLEET_MAX];
     struct fleet_said *said = NULL;
@@ -222,20 +221,20 @@ static void name_again(struct app *app, struct fleet_session *s, struct fleet_ba
     if (!made)
         (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to give upstreams their names again");
     else
-        (void)fleet_ask(app, WIRE_LABEL, b->to, b->n, undo_us(app), &said, &why);
+        (void)fleet_ask(fc, WIRE_LABEL, b->to, b->n, undo_us(fc), &said, &why);
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
         if (said != NULL && said_good(&said[i]))
-            forget_mark(app, p);
+            forget_mark(fc, p);
         else
-            doubt(app, p, said != NULL ? &said[i].why : &why);
+            doubt(fc, p, said != NULL ? &said[i].why : &why);
         json_decref(bodies[i]);
     }
     fleet_said_free(said, b->n);
 }
 
-void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped)
+void fleet_unmark_parts(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
     struct fleet_batch b = {0}, ours = {0};
     struct err bad = {0};
@@ -250,14 +249,14 @@ void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped)
         if (!p->marked || !part_is_unchanged(p) || (dropped && part_takes_part(p)))
             continue;
         if (p->before >= PART_WAS_OUT_OF_STEP || !can_be_given(p->was_label))
-            doubt(app, p, &bad);
+            doubt(fc, p, &bad);
         else
             batch_add(&b, s, i, NULL);
     }
     if (b.n > 0)
-        ask_whose(app, s, &b, &ours);
+        ask_whose(fc, s, &b, &ours);
     if (ours.n > 0)
-        name_again(app, s, &ours);
+        name_again(fc, s, &ours);
 }
 
 /* ---- on the way, and at the end ---- */
@@ -285,9 +284,8 @@ static void check_name(struct fleet_part *p, const struct fleet_said *said, cons
     drop(p, said, why.code != ERR_NONE ? &why : &said->why);
 }
 
-int fleet_check_marks(struct app *app, struct fleet_session *s, bool all, struct err *e)
+int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool all, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct fleet_batch b = {0};
 
@@ -302,24 +300,23 @@ int fleet_check_marks(struct app *app, struct fleet_session *s, bool all, struct
     mtx_unlock(&fc->lock);
     if (b.n == 0)
         return 0;
-    if (ask_names(app, s, &b, fleet_step_us(app), &said, e) != 0)
+    if (ask_names(fc, s, &b, fleet_step_us(fc), &said, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b.n; i++)
         check_name(&s->parts[b.part[i]], &said[i], s->parts[b.part[i]].update_id);
     mtx_unlock(&fc->lock);
     fleet_said_free(said, b.n);
-    fleet_fence_parts(app, s);
-    if (fleet_stands(app, s))
+    fleet_fence_parts(fc, s);
+    if (fleet_stands(fc, s))
         return 0;
-    fleet_tell_cause(app, s, e);
+    fleet_tell_cause(fc, s, e);
     return -1;
 }
 
 /* Those whose end of an update takes no name still have ours. */
-static void name_new(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+static void name_new(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
 {
-    struct fleet_control *fc = app->fleet_control;
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
     struct fleet_said *said = NULL;
     struct err why = {0};
@@ -329,7 +326,7 @@ static void name_new(struct app *app, struct fleet_session *s, struct fleet_batc
     if (body == NULL)
         (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to name the version");
     else
-        (void)fleet_ask(app, WIRE_LABEL, b->to, b->n, fleet_step_us(app), &said, &why);
+        (void)fleet_ask(fc, WIRE_LABEL, b->to, b->n, fleet_step_us(fc), &said, &why);
     json_decref(body);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++)
@@ -341,13 +338,12 @@ static void name_new(struct app *app, struct fleet_session *s, struct fleet_batc
 }
 
 /* @kept  then: those that have ours yet; NULL: none may */
-static void check_names(struct app *app, struct fleet_session *s, struct fleet_batch *b,
+static void check_names(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b,
                         struct fleet_batch *kept)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct err why = {0};
-    int rc = ask_names(app, s, b, fleet_step_us(app), &said, &why);
+    int rc = ask_names(fc, s, b, fleet_step_us(fc), &said, &why);
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
@@ -366,7 +362,7 @@ static void check_names(struct app *app, struct fleet_session *s, struct fleet_b
 
 /* Those that do not name their process are asked again when all have been named: one that was
  * restarted meanwhile has another name. */
-void fleet_name_parts(struct app *app, struct fleet_session *s)
+void fleet_name_parts(struct fleet_control *fc, struct fleet_session *s)
 {
     struct fleet_batch b = {0}, kept = {0}, named = {0};
 
@@ -375,13 +371,13 @@ void fleet_name_parts(struct app *app, struct fleet_session *s)
             (s->parts[i].process_unnamed || s->parts[i].marked))
             batch_add(&b, s, i, NULL);
     if (b.n > 0)
-        check_names(app, s, &b, &kept);
+        check_names(fc, s, &b, &kept);
     if (kept.n > 0)
-        name_new(app, s, &kept);
+        name_new(fc, s, &kept);
     for (size_t i = 0; kept.n > 0 && i < s->n_parts; i++)
         if (s->parts[i].state == PART_FINISHED && s->parts[i].process_unnamed)
             batch_add(&named, s, i, NULL);
     if (named.n > 0)
-        check_names(app, s, &named, NULL);
-    fleet_fence_parts(app, s);
+        check_names(fc, s, &named, NULL);
+    fleet_fence_parts(fc, s);
 }

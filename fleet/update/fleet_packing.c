@@ -59,10 +59,9 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
 }
 
 /* Those that are told, and were not told so in this update. */
-static size_t to_tell(struct app *app, struct fleet_session *s, bool packed, const json_t *body,
-                      struct fleet_batch *b)
+static size_t to_tell(struct fleet_control *fc, struct fleet_session *s, bool packed,
+                      const json_t *body, struct fleet_batch *b)
 {
-    struct fleet_control *fc = app->fleet_control;
     enum fleet_packed now = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
 
     mtx_lock(&fc->lock);
@@ -70,7 +69,7 @@ static size_t to_tell(struct app *app, struct fleet_session *s, bool packed, con
         struct fleet_part *p = &s->parts[i];
         struct upstream_info info;
 
-        fleet_info(fleet_of(app), p->upstream, &info);
+        fleet_info(fleet_of(fc), p->upstream, &info);
         if (part_begins(p) && part_takes_part(p) && p->told_packed != now &&
             vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT)) {
             batch_add(b, s, i, body);
@@ -82,9 +81,9 @@ static size_t to_tell(struct app *app, struct fleet_session *s, bool packed, con
 
 /* An engine that nobody told takes them for not packed, one that was started anew too; and one that
  * was told by another server, before this one was started, as it was told then. */
-int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                      struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct fleet_batch b = {0};
     bool packed = false;
@@ -98,8 +97,8 @@ int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *bo
     init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
     if (init == NULL)
         return no_memory(e);
-    if (to_tell(app, s, packed, init, &b) > 0)
-        rc = fleet_ask(app, WIRE_INIT, b.to, b.n, fleet_step_us(app), &said, e);
+    if (to_tell(fc, s, packed, init, &b) > 0)
+        rc = fleet_ask(fc, WIRE_INIT, b.to, b.n, fleet_step_us(fc), &said, e);
     json_decref(init);
     if (said == NULL)
         return rc;
@@ -111,8 +110,8 @@ int fleet_tell_packed(struct app *app, struct fleet_session *s, const json_t *bo
             fleet_session_drop(&s->parts[b.part[i]], said[i].end, said[i].status, &said[i].why);
     mtx_unlock(&fc->lock);
     fleet_said_free(said, b.n);
-    if (fleet_stands(app, s))
+    if (fleet_stands(fc, s))
         return 0;
-    fleet_tell_cause(app, s, e);
+    fleet_tell_cause(fc, s, e);
     return -1;
 }

@@ -13,16 +13,16 @@ struct fleet_batch {
 void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body);
 
 bool said_good(const struct fleet_said *said);
-uint64_t fleet_step_us(const struct app *app);
+uint64_t fleet_step_us(struct fleet_control *fc);
 bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s);
-bool fleet_stands(struct app *app, const struct fleet_session *s); /* by --min-ready */
+bool fleet_stands(struct fleet_control *fc, const struct fleet_session *s); /* by --min-ready */
 int refuse_ended(const struct fleet_session *s, struct err *e);
 
 /* fleet_ask_parts - asks them, and drops those that failed.
  * @done  takes down that it was done, or may yet be; with the lock
  * Blocks. Errors: fleet_ask's. */
 typedef void part_done_fn(struct fleet_part *p);
-int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
+int fleet_ask_parts(struct fleet_control *fc, enum wire_op op, struct fleet_session *s,
                     struct fleet_batch *b, part_done_fn *done, struct err *e);
 
 /* fleet_must_begin - is one not told to start yet that has to be before it gets these tensors?
@@ -30,46 +30,46 @@ int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
  * did not end is told to end that first. In a turn; they stand still. Blocks. Errors: fleet_ask's;
  * ERR_NO_MEMORY. */
 bool fleet_must_begin(struct fleet_session *s, const json_t *tensors);
-int fleet_begin_parts(struct app *app, struct fleet_session *s, const json_t *tensors,
+int fleet_begin_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                       struct err *e);
 
 /* fleet_tell_cause - the error that a client is told of what failed at the parts that are out.
  * @e  clean; set. No lock held. */
-void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e);
+void fleet_tell_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e);
 
 /* fleet_release - let go on what stands still for the update and is unchanged, having closed
  * what was started there and given it its name again. What fails is fenced, and what was fenced
  * stands still. In a turn.
  * @dropped  only those that are out */
-void fleet_release(struct app *app, struct fleet_session *s, bool dropped);
+void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropped);
 
 /* fleet_fence_parts - those that are in doubt; after the end of the update also those that are
  * dirty. No lock held. */
-void fleet_fence_parts(struct app *app, struct fleet_session *s);
+void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_mark_parts - names those that overwrite what they serve by FLEET_UNFINISHED and our id, of
  * which each tells first what it is named; drops whom it fails at. Whose answer was lost is in
  * doubt. In a turn. Blocks. Errors: fleet_ask's. */
-int fleet_mark_parts(struct app *app, struct fleet_session *s, struct err *e);
+int fleet_mark_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
 /* fleet_unmark_parts - gives those that are unchanged the name that they had, if they still have
  * ours. What fails, and what was bad before, is in doubt. In a turn. Blocks.
  * @dropped  only those that are out */
-void fleet_unmark_parts(struct app *app, struct fleet_session *s, bool dropped);
+void fleet_unmark_parts(struct fleet_control *fc, struct fleet_session *s, bool dropped);
 
 /* fleet_check_marks - drops those whose process is not the one that was marked, and that took what
  * came so far, or that somebody else has changed: they tell of another update, or do not answer.
  * Fences those of them that are in doubt. No lock held. Blocks.
  * @all  also those that are known by more than their mark: before they are told to finish
  * Errors: too few are left; fleet_ask_about's. */
-int fleet_check_marks(struct app *app, struct fleet_session *s, bool all, struct err *e);
+int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool all, struct err *e);
 
 /* fleet_name_parts - of those that have finished: sees that they have the name of the new version,
  * and gives it to those that kept ours, since their end of an update takes none. Drops, and fences,
  * whom it fails at, and what has another name: that is not what was sent. In a turn. Blocks. */
-void fleet_name_parts(struct app *app, struct fleet_session *s);
+void fleet_name_parts(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_abort_parts - tell those in two phases that it is over. */
-void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *reason);
+void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason);
 
 #endif

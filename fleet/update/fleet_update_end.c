@@ -21,21 +21,20 @@ static bool goes_on(struct fleet_control *fc)
     return on;
 }
 
-static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
+static void fence_failed(struct fleet_control *fc, const struct fleet_said *said, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (!said_good(&said[i]))
-            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+            fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
 }
 
-static void let_go_flow(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+static void let_go_flow(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct err ignored = {0};
 
     if (!goes_on(fc) ||
-        fleet_ask(app, WIRE_RESUME, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        fleet_ask(fc, WIRE_RESUME, b->to, b->n, fleet_step_us(fc), &said, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
@@ -48,35 +47,32 @@ static void let_go_flow(struct app *app, struct fleet_session *s, struct fleet_b
         part_note(p, said[i].end, said[i].status, &said[i].why);
     }
     mtx_unlock(&fc->lock);
-    fence_failed(app, said, b->n);
+    fence_failed(fc, said, b->n);
     fleet_said_free(said, b->n);
 }
 
 /* A pause that a trainer has asked for meanwhile has the last word: its end tells them too. */
-static void let_go(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+static void let_go(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     if (b->n == 0)
         return;
     if (fleet_flow_soon(fc, "the end of an update")) {
-        let_go_flow(app, s, b);
+        let_go_flow(fc, s, b);
         fleet_flow_end(fc);
     } else {
-        fleet_note_behind(app, b->to, b->n);
+        fleet_note_behind(fc, b->to, b->n);
     }
 }
 
 /* Ends what was started and got nothing: without a label it changes nothing. A start without an
  * answer may not have been one; then there is nothing to end. */
-static void close_started(struct app *app, struct fleet_session *s, struct fleet_batch *b)
+static void close_started(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct err ignored = {0};
 
     if (b->n == 0 ||
-        fleet_ask(app, WIRE_FINISH, b->to, b->n, fleet_step_us(app), &said, &ignored) != 0)
+        fleet_ask(fc, WIRE_FINISH, b->to, b->n, fleet_step_us(fc), &said, &ignored) != 0)
         return;
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
@@ -107,9 +103,8 @@ static bool must_close(const struct fleet_part *p)
            p->state != PART_STUCK && (part_is_unchanged(p) || (p->process_unnamed && answers));
 }
 
-void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
+void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_batch started = {0}, held = {0};
 
     mtx_lock(&fc->lock);
@@ -120,8 +115,8 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
             batch_add(&started, s, i, NULL);
     }
     mtx_unlock(&fc->lock);
-    close_started(app, s, &started);
-    fleet_unmark_parts(app, s, dropped);
+    close_started(fc, s, &started);
+    fleet_unmark_parts(fc, s, dropped);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
@@ -131,8 +126,8 @@ void fleet_release(struct app *app, struct fleet_session *s, bool dropped)
             batch_add(&held, s, i, NULL);
     }
     mtx_unlock(&fc->lock);
-    let_go(app, s, &held);
-    fleet_fence_parts(app, s);
+    let_go(fc, s, &held);
+    fleet_fence_parts(fc, s);
 }
 
 /* the end */
@@ -165,7 +160,7 @@ static void close_session(struct fleet_control *fc, struct fleet_session *s, con
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
         fc->session = NULL;
-        upstreams_release(fc->app->upstreams);
+        upstreams_release(fc->upstreams);
     }
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
@@ -173,16 +168,16 @@ static void close_session(struct fleet_control *fc, struct fleet_session *s, con
 
 /* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
  * may have our name it is an update of ours, and who is an upstream's index stays its own. */
-static void abort_turn(struct app *app, struct fleet_session *s, const struct err *why)
+static void abort_turn(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
-    upstreams_hold(app->upstreams);
-    close_session(app->fleet_control, s, why);
-    fleet_fence_parts(app, s);
+    upstreams_hold(fc->upstreams);
+    close_session(fc, s, why);
+    fleet_fence_parts(fc, s);
     log_ended(s, 0);
-    fleet_abort_parts(app, s, why->msg);
-    fleet_release(app, s, false);
-    fleet_updating(fleet_of(app), false);
-    upstreams_release(app->upstreams);
+    fleet_abort_parts(fc, s, why->msg);
+    fleet_release(fc, s, false);
+    fleet_updating(fleet_of(fc), false);
+    upstreams_release(fc->upstreams);
 }
 
 static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
@@ -196,13 +191,13 @@ static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_s
 }
 
 /* In `ending`, which is ended. */
-static int give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+static int give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                   struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     enum update_phase phase = phase_of(fc, s);
 
     if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
-        abort_turn(app, s, why);
+        abort_turn(fc, s, why);
     fleet_ending_end(fc);
     fleet_look(fc);
     if (phase == UPDATE_COMMITTED)
@@ -210,25 +205,26 @@ static int give_up(struct app *app, struct fleet_session *s, const struct err *w
     return 0;
 }
 
-int fleet_give_up(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                  struct err *e)
 {
-    if (fleet_lapsing(app->fleet_control, aborting, e) != 0)
+    if (fleet_lapsing(fc, aborting, e) != 0)
         return -1;
-    return give_up(app, s, why, e);
+    return give_up(fc, s, why, e);
 }
 
-int fleet_abort(struct app *app, struct fleet_session *s, const struct err *why, struct err *e)
+int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                struct err *e)
 {
-    if (phase_of(app->fleet_control, s) == UPDATE_ABORTED)
+    if (phase_of(fc, s) == UPDATE_ABORTED)
         return 0;
-    if (fleet_ending(app->fleet_control, aborting, e) != 0)
+    if (fleet_ending(fc, aborting, e) != 0)
         return -1;
-    return give_up(app, s, why, e);
+    return give_up(fc, s, why, e);
 }
 
-void fleet_lapse(struct app *app, struct fleet_session *s)
+void fleet_lapse(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct err why = {0}, ignored = {0};
     bool over;
 
@@ -239,21 +235,22 @@ void fleet_lapse(struct app *app, struct fleet_session *s)
     (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
     mtx_unlock(&fc->lock);
     if (over)
-        abort_turn(app, s, &why);
+        abort_turn(fc, s, &why);
     fleet_ending_end(fc);
 }
 
 /* proof */
 
 /* Nothing is told of an end that somebody has no words for. */
-static int check_words(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+static int check_words(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                       struct err *e)
 {
     struct fleet_batch b = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, body);
-    return fleet_words(app, WIRE_FINISH, b.to, b.n, e);
+    return fleet_words(fc, WIRE_FINISH, b.to, b.n, e);
 }
 
 /* @phase  of before. Returns 1: it was committed before, and is told of again. */
@@ -277,9 +274,9 @@ static int begin_end(struct fleet_control *fc, struct fleet_session *s, bool com
     return rc;
 }
 
-static int prove(struct app *app, struct fleet_session *s, const json_t *body, struct err *e)
+static int prove(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                 struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_batch b = {0};
     struct fleet_said *said = NULL;
 
@@ -290,7 +287,7 @@ static int prove(struct app *app, struct fleet_session *s, const json_t *body, s
             batch_add(&b, s, i, body);
     if (b.n == 0)
         return fleet_cover_prove(s, e);
-    if (fleet_ask(app, WIRE_VERIFY, b.to, b.n, fleet_update_us(app), &said, e) != 0)
+    if (fleet_ask(fc, WIRE_VERIFY, b.to, b.n, fleet_update_us(fc), &said, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b.n; i++) {
@@ -303,30 +300,29 @@ static int prove(struct app *app, struct fleet_session *s, const json_t *body, s
     }
     mtx_unlock(&fc->lock);
     fleet_said_free(said, b.n);
-    if (fleet_stands(app, s))
+    if (fleet_stands(fc, s))
         return 0;
-    fleet_session_cause(s, fleet_min_ready(app), e);
+    fleet_session_cause(s, fleet_min_ready(fc), e);
     return -1;
 }
 
 /* commit */
 
-static void name_it(struct app *app, struct fleet_session *s, const char *label)
+static void name_it(struct fleet_control *fc, struct fleet_session *s, const char *label)
 {
     struct fleet_stats stats;
 
-    fleet_stats(fleet_of(app), &stats);
-    mtx_lock(&app->fleet_control->lock);
+    fleet_stats(fleet_of(fc), &stats);
+    mtx_lock(&fc->lock);
     if (*label != '\0')
         (void)snprintf(s->label, sizeof s->label, "%s", label);
     else if (s->label[0] == '\0')
         (void)snprintf(s->label, sizeof s->label, "serial-%" PRIu64, stats.serial + 1);
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
-static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
+static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
     struct fleet_batch b = {0};
     struct fleet_said *said = NULL;
@@ -340,10 +336,10 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
             continue;
         batch_add(&b, s, i, body);
         if (p->two_phase)
-            fleet_live(app, p->upstream, &p->life);
+            fleet_live(fc, p->upstream, &p->life);
     }
     mtx_unlock(&fc->lock);
-    rc = body != NULL ? fleet_ask(app, WIRE_FINISH, b.to, b.n, fleet_update_us(app), &said, e)
+    rc = body != NULL ? fleet_ask(fc, WIRE_FINISH, b.to, b.n, fleet_update_us(fc), &said, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
     if (rc != 0)
@@ -363,9 +359,9 @@ static int finish_parts(struct app *app, struct fleet_session *s, struct err *e)
             fc->orphaned[p->upstream] = true;
     }
     mtx_unlock(&fc->lock);
-    fence_failed(app, said, b.n);
+    fence_failed(fc, said, b.n);
     fleet_said_free(said, b.n);
-    fleet_name_parts(app, s);
+    fleet_name_parts(fc, s);
     return 0;
 }
 
@@ -375,9 +371,8 @@ static bool missed_pauses(const struct fleet_part *p)
     return p->state == PART_FINISHED && p->two_phase && p->before != PART_WAS_IN_STEP;
 }
 
-static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
+static int align_flow(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_hold hold;
     struct fleet_batch b = {0};
     struct fleet_said *said = NULL;
@@ -390,8 +385,8 @@ static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
     for (size_t i = 0; i < s->n_parts; i++)
         if (missed_pauses(&s->parts[i]))
             batch_add(&b, s, i, body);
-    if (b.n == 0 || fleet_ask(app, hold.on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n,
-                              fleet_step_us(app), &said, e) != 0) {
+    if (b.n == 0 || fleet_ask(fc, hold.on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n, fleet_step_us(fc),
+                              &said, e) != 0) {
         json_decref(body);
         return e->code == ERR_NONE ? 0 : -1;
     }
@@ -403,14 +398,14 @@ static int align_flow(struct app *app, struct fleet_session *s, struct err *e)
             fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
     }
     mtx_unlock(&fc->lock);
-    fence_failed(app, said, b.n);
+    fence_failed(fc, said, b.n);
     fleet_said_free(said, b.n);
     json_decref(body);
     return 0;
 }
 
 /* Whoever was away may have missed a pause, or a resume. */
-static int align(struct app *app, struct fleet_session *s, struct err *e)
+static int align(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     bool missed = false;
     int rc;
@@ -419,32 +414,30 @@ static int align(struct app *app, struct fleet_session *s, struct err *e)
         missed = missed || missed_pauses(&s->parts[i]);
     if (!missed)
         return 0;
-    if (fleet_flow(app->fleet_control, NULL, "the end of an update", e) != 0)
+    if (fleet_flow(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = align_flow(app, s, e);
-    fleet_flow_end(app->fleet_control);
+    rc = align_flow(fc, s, e);
+    fleet_flow_end(fc);
     return rc;
 }
 
 /* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
-static void fence_others(struct app *app, struct fleet_session *s)
+static void fence_others(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
         struct err why = {0};
         struct upstream_at at;
 
-        if (p->state != PART_FINISHED || !fleet_is_another(app, p->upstream, &p->life))
+        if (p->state != PART_FINISHED || !fleet_is_another(fc, p->upstream, &p->life))
             continue;
-        upstreams_at(app->upstreams, p->upstream, &at);
+        upstreams_at(fc->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.100s was restarted, or was away, before the update had ended", at.name);
         mtx_lock(&fc->lock);
         fleet_session_drop(p, FLEET_UNKNOWN, 0, &why);
         mtx_unlock(&fc->lock);
-        fleet_fence(fleet_of(app), p->upstream, &why);
+        fleet_fence(fleet_of(fc), p->upstream, &why);
     }
 }
 
@@ -459,52 +452,53 @@ static size_t n_finished(const struct fleet_session *s)
 
 /* Who is restarted while the fleet is told is found the second time; later it is found by who asks
  * how it is, since the process in step is then the one that finished. */
-static size_t commit(struct app *app, struct fleet_session *s)
+static size_t commit(struct fleet_control *fc, struct fleet_session *s)
 {
     bool done[FLEET_MAX] = {false};
     uint64_t serial = 0;
 
-    fence_others(app, s);
+    fence_others(fc, s);
     for (size_t i = 0; i < s->n_parts; i++)
         done[s->parts[i].upstream] = s->parts[i].state == PART_FINISHED;
     if (n_finished(s) > 0)
-        serial = fleet_committed(fleet_of(app), s->label, done);
-    fence_others(app, s);
-    mtx_lock(&app->fleet_control->lock);
+        serial = fleet_committed(fleet_of(fc), s->label, done);
+    fence_others(fc, s);
+    mtx_lock(&fc->lock);
     s->serial = serial;
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
     return n_finished(s);
 }
 
-static void let_finished_go(struct app *app, struct fleet_session *s)
+static void let_finished_go(struct fleet_control *fc, struct fleet_session *s)
 {
     struct fleet_batch b = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].state == PART_FINISHED && s->parts[i].held)
             batch_add(&b, s, i, NULL);
-    if (goes_on(app->fleet_control))
-        let_go(app, s, &b);
+    if (goes_on(fc))
+        let_go(fc, s, &b);
 }
 
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
-static int serve(struct app *app, struct fleet_session *s, const char *label, struct err *e)
+static int serve(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                 struct err *e)
 {
     const struct err none = {0};
-    size_t n_done, min_ready = fleet_min_ready(app);
+    size_t n_done, min_ready = fleet_min_ready(fc);
     struct err ignored = {0};
     int rc;
 
-    name_it(app, s, label);
-    fleet_updating(fleet_of(app), true);
-    fleet_release(app, s, true);
-    fleet_empty_parts(app, s);
+    name_it(fc, s, label);
+    fleet_updating(fleet_of(fc), true);
+    fleet_release(fc, s, true);
+    fleet_empty_parts(fc, s);
     /* Emptying may take seconds: what was started anew meanwhile must not get the new name. */
-    (void)fleet_check_marks(app, s, true, &ignored);
-    rc = finish_parts(app, s, e);
+    (void)fleet_check_marks(fc, s, true, &ignored);
+    rc = finish_parts(fc, s, e);
     if (rc == 0)
-        rc = align(app, s, e);
-    n_done = commit(app, s);
+        rc = align(fc, s, e);
+    n_done = commit(fc, s);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause(s, min_ready, e);
         if (e->code != ERR_UPSTREAM_TIMEOUT)
@@ -513,38 +507,37 @@ static int serve(struct app *app, struct fleet_session *s, const char *label, st
     }
     if (rc != 0) {
         if (n_done > 0)
-            let_finished_go(app, s);
+            let_finished_go(fc, s);
         return -1;
     }
-    fleet_cover_commit(app->fleet_control, s);
-    close_session(app->fleet_control, s, &none);
-    let_finished_go(app, s);
+    fleet_cover_commit(fc, s);
+    close_session(fc, s, &none);
+    let_finished_go(fc, s);
     log_ended(s, n_done);
     return 0;
 }
 
-static int end_turn(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
-                    bool commit_too, struct err *e)
+static int end_turn(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                    const json_t *body, bool commit_too, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     enum update_phase phase;
     int rc = begin_end(fc, s, commit_too, &phase, e);
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;
-    if (check_words(app, s, body, e) != 0) {
+    if (check_words(fc, s, body, e) != 0) {
         mtx_lock(&fc->lock);
         s->phase = phase;
         mtx_unlock(&fc->lock);
         return -1;
     }
-    rc = prove(app, s, body, e);
+    rc = prove(fc, s, body, e);
     if (rc == 0 && commit_too)
-        rc = fleet_check_marks(app, s, true, e);
+        rc = fleet_check_marks(fc, s, true, e);
     if (rc == 0 && commit_too)
-        rc = serve(app, s, label, e);
+        rc = serve(fc, s, label, e);
     if (rc != 0) {
-        abort_turn(app, s, e);
+        abort_turn(fc, s, e);
         return -1;
     }
     if (!commit_too) {
@@ -556,23 +549,23 @@ static int end_turn(struct app *app, struct fleet_session *s, const char *label,
     return 0;
 }
 
-int fleet_end(struct app *app, struct fleet_session *s, const char *label, const json_t *body,
-              bool commit_too, struct err *e)
+int fleet_end(struct fleet_control *fc, struct fleet_session *s, const char *label,
+              const json_t *body, bool commit_too, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     int rc;
 
     if (fleet_step(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = end_turn(app, s, label, body, commit_too, e);
+    rc = end_turn(fc, s, label, body, commit_too, e);
     fleet_turn_end(fc);
     fleet_look(fc);
     return rc;
 }
 
-int fleet_commit_open(struct app *app, const char *label, struct fleet_session **out, struct err *e)
+int fleet_commit_open(struct fleet_control *fc, const char *label, struct fleet_session **out,
+                      struct err *e)
 {
-    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    struct fleet_session *s = fleet_open_session(fc);
     json_t *body;
     int rc;
 
@@ -580,11 +573,11 @@ int fleet_commit_open(struct app *app, const char *label, struct fleet_session *
     if (s == NULL)
         return 0;
     if (!s->implicit) {
-        fleet_unref(app->fleet_control, s);
+        fleet_unref(fc, s);
         return 0;
     }
     body = json_object();
-    rc = body != NULL ? fleet_end(app, s, label, body, true, e)
+    rc = body != NULL ? fleet_end(fc, s, label, body, true, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
     *out = s;

@@ -29,9 +29,9 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
                   .has_begun = p->own == PART_OWN_OPEN && !p->two_phase}};
 }
 
-uint64_t fleet_step_us(const struct app *app)
+uint64_t fleet_step_us(struct fleet_control *fc)
 {
-    uint64_t update_us = fleet_update_us(app);
+    uint64_t update_us = fleet_update_us(fc);
 
     return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
 }
@@ -114,9 +114,8 @@ static int check_none_open(struct fleet_control *fc, struct err *e)
 /* what an upstream may have open, and nobody here knows */
 
 /* Before anything is asked of them: their last answer to us was lost. */
-static void recover(struct app *app, const struct fleet_session *s)
+static void recover(struct fleet_control *fc, const struct fleet_session *s)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX], found[FLEET_MAX];
     char ids[FLEET_MAX][WIRE_UPDATE_ID_MAX + 1];
     struct fleet_said *said = NULL, *ended = NULL;
@@ -128,7 +127,7 @@ static void recover(struct app *app, const struct fleet_session *s)
         if (fc->orphaned[s->parts[i].upstream])
             to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream};
     mtx_unlock(&fc->lock);
-    if (n == 0 || fleet_ask_about(app, WIRE_WHO, to, n, fleet_step_us(app), &said, &ignored) != 0)
+    if (n == 0 || fleet_ask_about(fc, WIRE_WHO, to, n, fleet_step_us(fc), &said, &ignored) != 0)
         return;
     for (size_t i = 0; i < n; i++) {
         if (said[i].end != FLEET_GOOD)
@@ -143,7 +142,7 @@ static void recover(struct app *app, const struct fleet_session *s)
     }
     fleet_said_free(said, n);
     if (n_found == 0 ||
-        fleet_ask(app, WIRE_ABORT, found, n_found, FLEET_ABORT_US, &ended, &ignored) != 0)
+        fleet_ask(fc, WIRE_ABORT, found, n_found, FLEET_ABORT_US, &ended, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_found; i++)
         if (ended[i].end == FLEET_GOOD)
@@ -163,49 +162,49 @@ bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s)
     return open;
 }
 
-bool fleet_stands(struct app *app, const struct fleet_session *s)
+bool fleet_stands(struct fleet_control *fc, const struct fleet_session *s)
 {
-    size_t min_ready = fleet_min_ready(app);
+    size_t min_ready = fleet_min_ready(fc);
     bool stands;
 
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     stands = fleet_session_stands(s, min_ready);
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
     return stands;
 }
 
-void fleet_tell_cause(struct app *app, const struct fleet_session *s, struct err *e)
+void fleet_tell_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
-    size_t min_ready = fleet_min_ready(app);
+    size_t min_ready = fleet_min_ready(fc);
 
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&fc->lock);
     fleet_session_cause(s, min_ready, e);
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&fc->lock);
 }
 
 /* begin */
 
-static uint32_t baton_lease_s(const struct app *app, uint32_t lease_s)
+static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
 {
-    uint64_t wanted = fleet_update_us(app) / 1000000 + BATON_LEASE_SPARE_S;
+    uint64_t wanted = fleet_update_us(fc) / 1000000 + BATON_LEASE_SPARE_S;
 
     if (wanted < lease_s)
         wanted = lease_s;
     return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
 }
 
-static void take_parts(struct app *app, struct fleet_session *s, const struct fleet_to *to)
+static void take_parts(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
 {
     struct upstream_info info;
     struct upstream_at at;
     struct err ignored = {0};
-    bool undecided = fleet_undecided(fleet_of(app), &ignored);
+    bool undecided = fleet_undecided(fleet_of(fc), &ignored);
 
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        upstreams_at(app->upstreams, to[i].upstream, &at);
-        fleet_info(fleet_of(app), to[i].upstream, &info);
+        upstreams_at(fc->upstreams, to[i].upstream, &at);
+        fleet_info(fleet_of(fc), to[i].upstream, &info);
         p->upstream = to[i].upstream;
         p->two_phase = wire_is_two_phase(at.dialect);
         p->process_unnamed = at.dialect == WIRE_SGLANG;
@@ -234,9 +233,8 @@ static void note_told(struct fleet_session *s, const struct fleet_said *said, si
     s->told = told;
 }
 
-void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *reason)
+void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_batch b = {0};
     struct fleet_said *said = NULL;
     struct err ignored = {0};
@@ -249,7 +247,7 @@ void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *rea
             batch_add(&b, s, i, body);
     mtx_unlock(&fc->lock);
     if (b.n > 0 && body != NULL &&
-        fleet_ask(app, WIRE_ABORT, b.to, b.n, FLEET_ABORT_US, &said, &ignored) == 0) {
+        fleet_ask(fc, WIRE_ABORT, b.to, b.n, FLEET_ABORT_US, &said, &ignored) == 0) {
         for (size_t i = 0; i < b.n; i++)
             fc->orphaned[b.to[i].upstream] = said[i].end != FLEET_GOOD;
         fleet_said_free(said, b.n);
@@ -258,10 +256,10 @@ void fleet_abort_parts(struct app *app, struct fleet_session *s, const char *rea
 }
 
 /* What each two-phase part said to its start. */
-static int take_starts(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
-                       struct fleet_said *said, json_t **details, struct err *e)
+static int take_starts(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_batch *b, struct fleet_said *said, json_t **details,
+                       struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     const struct fleet_said *cause;
 
     for (size_t i = 0; i < b->n; i++) {
@@ -279,14 +277,14 @@ static int take_starts(struct app *app, struct fleet_session *s, const struct fl
     if (cause == NULL)
         return 0;
     *e = cause->why;
-    *details = json_pack("{s:o}", "upstreams", fleet_said_json(app, said, b->n));
-    fleet_abort_parts(app, s, "another server could not start its update");
-    recover(app, s);
+    *details = json_pack("{s:o}", "upstreams", fleet_said_json(fc, said, b->n));
+    fleet_abort_parts(fc, s, "another server could not start its update");
+    recover(fc, s);
     return -1;
 }
 
-static int start_parts(struct app *app, struct fleet_session *s, const struct fleet_begin *req,
-                       json_t **details, struct err *e)
+static int start_parts(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_begin *req, json_t **details, struct err *e)
 {
     struct fleet_batch b = {0}, others = {0};
     struct fleet_said *said = NULL;
@@ -296,13 +294,13 @@ static int start_parts(struct app *app, struct fleet_session *s, const struct fl
     for (size_t i = 0; i < s->n_parts; i++)
         batch_add(s->parts[i].two_phase ? &b : &others, s, i,
                   s->parts[i].two_phase ? body : req->start);
-    recover(app, s);
+    recover(fc, s);
     if (body == NULL ||
-        fleet_put(body, "lease_s", json_integer(baton_lease_s(app, req->lease_s))) != 0)
+        fleet_put(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (fleet_words(app, WIRE_START, others.to, others.n, e) == 0 &&
-             fleet_ask(app, WIRE_START, b.to, b.n, fleet_step_us(app), &said, e) == 0)
-        rc = take_starts(app, s, &b, said, details, e);
+    else if (fleet_words(fc, WIRE_START, others.to, others.n, e) == 0 &&
+             fleet_ask(fc, WIRE_START, b.to, b.n, fleet_step_us(fc), &said, e) == 0)
+        rc = take_starts(fc, s, &b, said, details, e);
     fleet_said_free(said, b.n);
     json_decref(body);
     return rc;
@@ -310,13 +308,13 @@ static int start_parts(struct app *app, struct fleet_session *s, const struct fl
 
 /* What a partial update does not bring must be there: of those that answer, the ones that serve the
  * fleet's version. */
-static int keep_in_step(struct app *app, struct fleet_to *to, size_t *n, struct err *e)
+static int keep_in_step(struct fleet_control *fc, struct fleet_to *to, size_t *n, struct err *e)
 {
-    size_t n_kept = 0, min_ready = fleet_min_ready(app);
+    size_t n_kept = 0, min_ready = fleet_min_ready(fc);
     struct upstream_info info;
 
     for (size_t i = 0; i < *n; i++) {
-        fleet_info(fleet_of(app), to[i].upstream, &info);
+        fleet_info(fleet_of(fc), to[i].upstream, &info);
         if (info.synced && !info.fenced)
             to[n_kept++] = to[i];
     }
@@ -329,17 +327,16 @@ static int keep_in_step(struct app *app, struct fleet_to *to, size_t *n, struct 
                          n_kept, min_ready);
 }
 
-static int begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
-                 json_t **details, struct err *e)
+static int begin(struct fleet_control *fc, const struct fleet_begin *req,
+                 struct fleet_session **out, json_t **details, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_session *s;
     char id[ID_LEN + 1];
     size_t n;
 
-    if (check_none_open(fc, e) != 0 || fleet_alive_enough(app, NULL, to, &n, e) != 0 ||
-        (req->partial && keep_in_step(app, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
+    if (check_none_open(fc, e) != 0 || fleet_alive_enough(fc, NULL, to, &n, e) != 0 ||
+        (req->partial && keep_in_step(fc, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
@@ -350,8 +347,8 @@ static int begin(struct app *app, const struct fleet_begin *req, struct fleet_se
     s->sharded = req->sharded;
     s->selector = req->selector;
     s->lease_s = req->lease_s;
-    take_parts(app, s, to);
-    if (fleet_cover_begin(fc, s, e) != 0 || start_parts(app, s, req, details, e) != 0) {
+    take_parts(fc, s, to);
+    if (fleet_cover_begin(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
         fleet_unref(fc, s);
         return -1;
     }
@@ -364,38 +361,35 @@ static int begin(struct app *app, const struct fleet_begin *req, struct fleet_se
     return 0;
 }
 
-int fleet_begin(struct app *app, const struct fleet_begin *req, struct fleet_session **out,
+int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct fleet_session **out,
                 json_t **details, struct err *e)
 {
     int rc;
 
-    if (fleet_step(app->fleet_control, req->x, "the start of an update", e) != 0)
+    if (fleet_step(fc, req->x, "the start of an update", e) != 0)
         return -1;
-    upstreams_hold(app->upstreams); /* the session remembers indexes: until close_session */
-    rc = begin(app, req, out, details, e);
+    upstreams_hold(fc->upstreams); /* the session remembers indexes: until close_session */
+    rc = begin(fc, req, out, details, e);
     if (rc != 0)
-        upstreams_release(app->upstreams);
-    fleet_turn_end(app->fleet_control);
-    fleet_look(app->fleet_control);
+        upstreams_release(fc->upstreams);
+    fleet_turn_end(fc);
+    fleet_look(fc);
     return rc;
 }
 
 /* standing still */
 
 /* The trainer's pause holds for what took it, and is still the process that did. */
-static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_batch *b,
+static size_t to_hold(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b,
                       const json_t *body)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
         if (p->two_phase || !part_takes_part(p) || p->held || fc->weights_asleep || fc->kv_asleep)
             continue;
-        if (fc->hold.on && p->before == PART_WAS_IN_STEP &&
-            fleet_is_paused_locked(app, p->upstream))
+        if (fc->hold.on && p->before == PART_WAS_IN_STEP && fleet_is_paused_locked(fc, p->upstream))
             p->held = true;
         else
             batch_add(b, s, i, body);
@@ -404,15 +398,14 @@ static size_t to_hold(struct app *app, struct fleet_session *s, struct fleet_bat
     return b->n;
 }
 
-int fleet_ask_parts(struct app *app, enum wire_op op, struct fleet_session *s,
+int fleet_ask_parts(struct fleet_control *fc, enum wire_op op, struct fleet_session *s,
                     struct fleet_batch *b, part_done_fn *done, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
 
     if (b->n == 0)
         return 0;
-    if (fleet_ask(app, op, b->to, b->n, fleet_step_us(app), &said, e) != 0)
+    if (fleet_ask(fc, op, b->to, b->n, fleet_step_us(fc), &said, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b->n; i++) {
@@ -434,7 +427,7 @@ static void stands_still(struct fleet_part *p)
 }
 
 /* Who lets upstreams go on finds them held from the moment on that this has begun. */
-static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
+static int hold_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     json_t *keep = json_pack("{s:s}", "mode", "keep");
     struct fleet_batch b = {0};
@@ -442,19 +435,19 @@ static int hold_parts(struct app *app, struct fleet_session *s, struct err *e)
 
     if (keep == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
-    } else if (fleet_flow(app->fleet_control, NULL, "the start of an update", e) == 0) {
-        (void)to_hold(app, s, &b, keep);
-        rc = fleet_ask_parts(app, WIRE_PAUSE, s, &b, stands_still, e);
-        fleet_flow_end(app->fleet_control);
+    } else if (fleet_flow(fc, NULL, "the start of an update", e) == 0) {
+        (void)to_hold(fc, s, &b, keep);
+        rc = fleet_ask_parts(fc, WIRE_PAUSE, s, &b, stands_still, e);
+        fleet_flow_end(fc);
     }
     json_decref(keep);
     return rc;
 }
 
 /* Returns -1 also when it was ended meanwhile, or too few are left. */
-static int open_turn(struct app *app, struct fleet_session *s, const json_t *tensors, struct err *e)
+static int open_turn(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
+                     struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     int rc = -1;
 
     if (!fleet_is_open(fc, s))
@@ -462,14 +455,14 @@ static int open_turn(struct app *app, struct fleet_session *s, const json_t *ten
     mtx_lock(&fc->lock);
     s->opened = true;
     mtx_unlock(&fc->lock);
-    fleet_updating(fleet_of(app), true);
+    fleet_updating(fleet_of(fc), true);
     fleet_tokens(fc);
-    if (hold_parts(app, s, e) == 0 && fleet_mark_parts(app, s, e) == 0)
-        rc = fleet_begin_parts(app, s, tensors, e);
+    if (hold_parts(fc, s, e) == 0 && fleet_mark_parts(fc, s, e) == 0)
+        rc = fleet_begin_parts(fc, s, tensors, e);
     if (rc == 0)
-        fleet_release(app, s, true);
-    if (rc == 0 && !fleet_stands(app, s)) {
-        fleet_tell_cause(app, s, e);
+        fleet_release(fc, s, true);
+    if (rc == 0 && !fleet_stands(fc, s)) {
+        fleet_tell_cause(fc, s, e);
         rc = -1;
     }
     mtx_lock(&fc->lock);
@@ -478,17 +471,17 @@ static int open_turn(struct app *app, struct fleet_session *s, const json_t *ten
     return rc;
 }
 
-static int open_parts(struct app *app, struct fleet_session *s, const json_t *tensors,
+static int open_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                       struct err *e)
 {
     int rc;
 
     if (!fleet_session_overwrites(s) || (s->ready && !fleet_must_begin(s, tensors)))
         return 0;
-    if (fleet_step(app->fleet_control, NULL, "the start of an update", e) != 0)
+    if (fleet_step(fc, NULL, "the start of an update", e) != 0)
         return -1;
-    rc = open_turn(app, s, tensors, e);
-    fleet_turn_end(app->fleet_control);
+    rc = open_turn(fc, s, tensors, e);
+    fleet_turn_end(fc);
     return rc;
 }
 
@@ -504,7 +497,7 @@ int refuse_ended(const struct fleet_session *s, struct err *e)
 /* Those that overwrite what they serve get one request after the other. */
 static int enter(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(fleet_update_us(fc->app));
+    uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool alone = fleet_session_overwrites(s), in_time = true;
     int rc = 0;
 
@@ -539,10 +532,9 @@ static void leave(struct fleet_control *fc, struct fleet_session *s)
 }
 
 /* Who is not in the trainer's group gets nothing of what it broadcasts. */
-static int drop_strangers(struct app *app, struct fleet_session *s, const json_t *body,
+static int drop_strangers(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                           struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     const char *name = json_string_value(body_given(body, "group_name"));
     struct err why = {0};
     bool group, stands;
@@ -559,7 +551,7 @@ static int drop_strangers(struct app *app, struct fleet_session *s, const json_t
     for (size_t i = 0; rc == 0 && group && i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]) && !fc->group.joined[s->parts[i].upstream])
             fleet_session_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
-    stands = fleet_session_stands(s, fleet_min_ready(app));
+    stands = fleet_session_stands(s, fleet_min_ready(fc));
     mtx_unlock(&fc->lock);
     if (rc != 0)
         return rc;
@@ -568,15 +560,14 @@ static int drop_strangers(struct app *app, struct fleet_session *s, const json_t
                        "there is no group to receive from; POST /v1/weight_transfer/init joins "
                        "the upstreams to one");
     if (!stands)
-        fleet_tell_cause(app, s, e);
+        fleet_tell_cause(fc, s, e);
     return stands ? 0 : -1;
 }
 
 /* Of an update that was given up meanwhile nobody gets any: they have been let go. */
-static int note_sending(struct app *app, struct fleet_session *s, const struct fleet_batch *b,
-                        struct err *e)
+static int note_sending(struct fleet_control *fc, struct fleet_session *s,
+                        const struct fleet_batch *b, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     int rc = 0;
 
     mtx_lock(&fc->lock);
@@ -588,7 +579,7 @@ static int note_sending(struct app *app, struct fleet_session *s, const struct f
         if (p->two_phase)
             continue;
         if (p->state == PART_CLEAN)
-            fleet_live(app, p->upstream, &p->life);
+            fleet_live(fc, p->upstream, &p->life);
         part_move(p, PART_ON_SEND);
     }
     mtx_unlock(&fc->lock);
@@ -606,10 +597,8 @@ static void note_unanswered(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
 }
 
-void fleet_fence_parts(struct app *app, struct fleet_session *s)
+void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_control *fc = app->fleet_control;
-
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
         struct err why;
@@ -626,17 +615,16 @@ void fleet_fence_parts(struct app *app, struct fleet_session *s)
         if (why.code == ERR_NONE)
             (void)err_set(&why, ERR_UNSYNCED, "", "update %s ended before its weights were whole",
                           s->id);
-        fleet_fence(fleet_of(app), p->upstream, &why);
+        fleet_fence(fleet_of(fc), p->upstream, &why);
     }
 }
 
 /* Takes down what they said. */
-static enum session_verdict judge(struct app *app, struct fleet_session *s,
+static enum session_verdict judge(struct fleet_control *fc, struct fleet_session *s,
                                   const struct fleet_batch *b, struct fleet_said *said,
                                   bool repeats, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
-    size_t min_ready = fleet_min_ready(app);
+    size_t min_ready = fleet_min_ready(fc);
     enum session_verdict verdict = SESSION_AGAIN;
 
     mtx_lock(&fc->lock);
@@ -652,7 +640,7 @@ static enum session_verdict judge(struct app *app, struct fleet_session *s,
             fleet_session_cause(s, min_ready, e);
     }
     mtx_unlock(&fc->lock);
-    fleet_fence_parts(app, s);
+    fleet_fence_parts(fc, s);
     return verdict;
 }
 
@@ -669,24 +657,22 @@ static size_t n_refused(struct fleet_control *fc, const struct fleet_session *s)
 
 /* Who refused it at its door goes on with what it served, and has its name again, while the others
  * get the rest. Who cannot be let go of now is before the others are told to finish. */
-static void release_refused(struct app *app, struct fleet_session *s)
+static void release_refused(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_control *fc = app->fleet_control;
     struct err ignored = {0};
 
     if (fleet_step(fc, NULL, "an update without one that refused it", &ignored) != 0)
         return;
     if (fleet_is_open(fc, s))
-        fleet_release(app, s, true);
+        fleet_release(fc, s, true);
     fleet_turn_end(fc);
 }
 
-static enum session_verdict send_all(struct app *app, struct fleet_session *s,
+static enum session_verdict send_all(struct fleet_control *fc, struct fleet_session *s,
                                      const struct fleet_tensors *t, const json_t *named,
                                      struct err *e)
 {
     enum session_verdict verdict = SESSION_AGAIN;
-    struct fleet_control *fc = app->fleet_control;
     struct fleet_said *said = NULL;
     struct fleet_batch b = {0};
 
@@ -695,43 +681,43 @@ static enum session_verdict send_all(struct app *app, struct fleet_session *s,
         if (part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, s->parts[i].two_phase ? named : t->body);
     mtx_unlock(&fc->lock);
-    if (note_sending(app, s, &b, e) != 0)
+    if (note_sending(fc, s, &b, e) != 0)
         return SESSION_AGAIN;
-    if (fleet_ask(app, WIRE_UPDATE, b.to, b.n, fleet_update_us(app), &said, e) == 0)
-        verdict = judge(app, s, &b, said, t->chunk_id != NULL, e);
+    if (fleet_ask(fc, WIRE_UPDATE, b.to, b.n, fleet_update_us(fc), &said, e) == 0)
+        verdict = judge(fc, s, &b, said, t->chunk_id != NULL, e);
     else
         note_unanswered(fc, s, &b, e->code == ERR_DRAINING ? PART_ON_DOUBT : PART_ON_NOT_TAKEN);
     fleet_said_free(said, b.n);
     return verdict;
 }
 
-static void abort_requests(struct app *app)
+static void abort_requests(struct fleet_control *fc)
 {
     json_t *all = json_pack("{s:b}", "all", 1);
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     struct err ignored = {0};
-    size_t n = fleet_alive(app, all, to);
+    size_t n = fleet_alive(fc, all, to);
 
     if (all != NULL &&
-        fleet_ask(app, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
+        fleet_ask(fc, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
         fleet_said_free(said, n);
     json_decref(all);
 }
 
 /* Words first: what somebody has none for must not stop anybody. */
-static int check_words(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
-                       struct err *e)
+static int check_words(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_tensors *t, struct err *e)
 {
     struct fleet_batch b = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase)
             batch_add(&b, s, i, t->body);
-    return fleet_words(app, WIRE_UPDATE, b.to, b.n, e);
+    return fleet_words(fc, WIRE_UPDATE, b.to, b.n, e);
 }
 
-static enum session_verdict send_named(struct app *app, struct fleet_session *s,
+static enum session_verdict send_named(struct fleet_control *fc, struct fleet_session *s,
                                        const struct fleet_tensors *t, struct err *e)
 {
     enum session_verdict verdict;
@@ -743,21 +729,20 @@ static enum session_verdict send_named(struct app *app, struct fleet_session *s,
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
         return SESSION_AGAIN;
     }
-    verdict = send_all(app, s, t, named, e);
+    verdict = send_all(fc, s, t, named, e);
     json_decref(named);
     return verdict;
 }
 
-int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tensors *t,
+int fleet_send(struct fleet_control *fc, struct fleet_session *s, const struct fleet_tensors *t,
                struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
     enum session_verdict verdict = SESSION_AGAIN;
     struct err ignored = {0};
     struct fleet_list list = {0};
     size_t n_before;
 
-    if (check_words(app, s, t, e) != 0 || fleet_list_read(&list, s, t->body, e) != 0)
+    if (check_words(fc, s, t, e) != 0 || fleet_list_read(&list, s, t->body, e) != 0)
         return -1;
     if (enter(fc, s, e) != 0) {
         fleet_list_fini(&list);
@@ -765,22 +750,22 @@ int fleet_send(struct app *app, struct fleet_session *s, const struct fleet_tens
     }
     n_before = n_refused(fc, s);
     if (fleet_cover_check(s, &list, e) != 0 ||
-        (t->by_group && drop_strangers(app, s, t->body, e) != 0) ||
-        fleet_check_marks(app, s, false, e) != 0 || open_parts(app, s, t->body, e) != 0 ||
-        fleet_tell_packed(app, s, t->body, e) != 0) {
-        verdict = fleet_stands(app, s) ? SESSION_AGAIN : SESSION_OVER;
+        (t->by_group && drop_strangers(fc, s, t->body, e) != 0) ||
+        fleet_check_marks(fc, s, false, e) != 0 || open_parts(fc, s, t->body, e) != 0 ||
+        fleet_tell_packed(fc, s, t->body, e) != 0) {
+        verdict = fleet_stands(fc, s) ? SESSION_AGAIN : SESSION_OVER;
     } else {
         if (t->abort_requests)
-            abort_requests(app);
-        verdict = send_named(app, s, t, e);
+            abort_requests(fc);
+        verdict = send_named(fc, s, t, e);
     }
     if (verdict == SESSION_GOES_ON)
         fleet_cover_took(fc, s, &list);
     fleet_list_fini(&list);
     if (verdict != SESSION_OVER && n_refused(fc, s) > n_before)
-        release_refused(app, s);
+        release_refused(fc, s);
     leave(fc, s);
     if (verdict == SESSION_OVER)
-        (void)fleet_give_up(app, s, e, &ignored);
+        (void)fleet_give_up(fc, s, e, &ignored);
     return e->code == ERR_NONE ? 0 : -1;
 }

@@ -2,7 +2,9 @@
  * another name. */
 #include "fleet/update/fleet_run.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 #include "handlers/weights/weight_label.h"
 
@@ -11,7 +13,7 @@
 int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
 {
     struct fleet_session *s = NULL;
-    int rc = fleet_commit_open(app, "", &s, e);
+    int rc = fleet_commit_open(app->fleet_control, "", &s, e);
 
     if (rc != 0)
         reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
@@ -29,11 +31,11 @@ int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
 static size_t to_name(struct app *app, const json_t *body, struct fleet_to *to)
 {
     struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(app, body, alive), n_to = 0;
+    size_t n = fleet_alive(app->fleet_control, body, alive), n_to = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
-        fleet_info(fleet_of(app), alive[i].upstream, &info);
+        fleet_info(fleet_of(app->fleet_control), alive[i].upstream, &info);
         if (info.synced && !info.fenced && (info.serial > 0 || info.saw.unready[0] == '\0'))
             to[n_to++] = alive[i];
     }
@@ -44,7 +46,7 @@ static int check_serial(struct app *app, const struct label_req *req, struct err
 {
     struct fleet_stats stats;
 
-    fleet_stats(fleet_of(app), &stats);
+    fleet_stats(fleet_of(app->fleet_control), &stats);
     if (req->if_serial == 0 || req->if_serial == stats.serial)
         return 0;
     return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
@@ -55,7 +57,7 @@ static int check_any(struct app *app, size_t n, struct err *e)
 {
     if (n > 0)
         return 0;
-    if (fleet_undecided(fleet_of(app), e))
+    if (fleet_undecided(fleet_of(app->fleet_control), e))
         return -1;
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
 }
@@ -73,9 +75,10 @@ static int name_all(struct app *app, struct exchange *x, const struct label_req 
         json_decref(body);
         return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
     }
-    fleet_updating(fleet_of(app), true);
-    if (fleet_ask(app, WIRE_LABEL, to, n, fleet_step_us(app), &said, e) != 0) {
-        fleet_updating(fleet_of(app), false);
+    fleet_updating(fleet_of(app->fleet_control), true);
+    if (fleet_ask(app->fleet_control, WIRE_LABEL, to, n, fleet_step_us(app->fleet_control), &said,
+                  e) != 0) {
+        fleet_updating(fleet_of(app->fleet_control), false);
         json_decref(body);
         return -1;
     }
@@ -84,9 +87,9 @@ static int name_all(struct app *app, struct exchange *x, const struct label_req 
         named[said[i].upstream] = said_good(&said[i]);
         n_named += named[said[i].upstream];
     }
-    serial = n_named > 0 ? fleet_relabelled(fleet_of(app), req->label, named) : 0;
+    serial = n_named > 0 ? fleet_relabelled(fleet_of(app->fleet_control), req->label, named) : 0;
     if (n_named == 0)
-        fleet_updating(fleet_of(app), false);
+        fleet_updating(fleet_of(app->fleet_control), false);
     if (fleet_got_there(said, n, e)) {
         fleet_reply(
             app, x,
@@ -105,10 +108,10 @@ static void abort_all(struct app *app)
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     struct err ignored = {0};
-    size_t n = fleet_alive(app, all, to);
+    size_t n = fleet_alive(app->fleet_control, all, to);
 
-    if (all != NULL &&
-        fleet_ask(app, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
+    if (all != NULL && fleet_ask(app->fleet_control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US,
+                                 &said, &ignored) == 0)
         fleet_said_free(said, n);
     json_decref(all);
 }
@@ -126,7 +129,7 @@ static bool ends_open(struct app *app)
 static int end_open(struct app *app, struct exchange *x, const char *label, struct err *e)
 {
     struct fleet_session *s = NULL;
-    int rc = fleet_commit_open(app, label, &s, e);
+    int rc = fleet_commit_open(app->fleet_control, label, &s, e);
 
     if (rc != 0 || s == NULL)
         reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);

@@ -4,7 +4,9 @@
  * wait for it. The pause then undoes itself. */
 #include "fleet/update/fleet_run.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/lifecycle/pause.h"
 #include "handlers/reply.h"
 
@@ -13,22 +15,6 @@
 #include <string.h>
 
 /* pause */
-
-uint64_t fleet_sum_of(const struct fleet_said *said, size_t n, const char *member)
-{
-    uint64_t sum = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        json_t *answer = said[i].text != NULL && said[i].end == FLEET_GOOD
-                             ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
-                             : NULL;
-        json_int_t value = json_integer_value(json_object_get(answer, member));
-
-        sum += value > 0 ? (uint64_t)value : 0;
-        json_decref(answer);
-    }
-    return sum;
-}
 
 static bool is_overtaken(struct fleet_control *fc)
 {
@@ -82,11 +68,11 @@ static void undo_pause(struct app *app, const struct fleet_said *said, size_t n)
         if (fleet_worked(&said[i]) && !fleet_is_held_locked(fc, said[i].upstream))
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream};
     mtx_unlock(&fc->lock);
-    if (fleet_ask(app, WIRE_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
+    if (fleet_ask(fc, WIRE_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_to; i++)
         if (!said_good(&undone[i]))
-            fleet_fence(fleet_of(app), undone[i].upstream, &undone[i].why);
+            fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
     fleet_said_free(undone, n_to);
 }
 
@@ -99,7 +85,7 @@ static int judge_pause(struct app *app, const struct gate_pause *req, const stru
     bool overtaken = is_overtaken(fc);
 
     if (!overtaken && cause == NULL) {
-        fleet_note_reached(app, said, n, true);
+        fleet_note_reached(fc, said, n, true);
         if (note_pause(fc, req, fleet_sum_of(said, n, "aborted")))
             return 0;
         overtaken = true;
@@ -114,7 +100,7 @@ static int judge_pause(struct app *app, const struct gate_pause *req, const stru
     return -1;
 }
 
-static json_t *hold_json(struct app *app)
+static json_t *hold_json(const struct app *app)
 {
     struct fleet_control *fc = app->fleet_control;
     struct fleet_stats stats;
@@ -122,7 +108,7 @@ static json_t *hold_json(struct app *app)
     uint64_t epoch;
     json_t *until = NULL;
 
-    fleet_stats(fleet_of(app), &stats);
+    fleet_stats(fleet_of(fc), &stats);
     mtx_lock(&fc->lock);
     h = fc->hold;
     epoch = fc->epoch;
@@ -142,21 +128,23 @@ static json_t *hold_json(struct app *app)
                      (json_int_t)stats.n_waiting[FLEET_GENERATE]);
 }
 
-json_t *fleet_pause_json(struct fleet_control *fc)
+json_t *fleet_pause_json(const struct app *app)
 {
+    struct fleet_control *fc = app->fleet_control;
     bool on;
 
     mtx_lock(&fc->lock);
     on = fc->hold.on;
     mtx_unlock(&fc->lock);
-    return on ? hold_json(fc->app) : json_null();
+    return on ? hold_json(app) : json_null();
 }
 
 /* Adds what each upstream said. Steals reply. */
 void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
                  size_t n)
 {
-    if (reply != NULL && fleet_put(reply, "upstreams", fleet_said_json(app, said, n)) != 0) {
+    if (reply != NULL &&
+        fleet_put(reply, "upstreams", fleet_said_json(app->fleet_control, said, n)) != 0) {
         json_decref(reply);
         reply = NULL;
     }
@@ -166,7 +154,8 @@ void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struc
 void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
                        const struct fleet_said *said, size_t n)
 {
-    reply_error(x, e, json_pack("{s:o}", "upstreams", fleet_said_json(app, said, n)));
+    reply_error(x, e,
+                json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet_control, said, n)));
 }
 
 static int pause_turn(struct app *app, struct exchange *x, const struct gate_pause *req,
@@ -182,11 +171,11 @@ static int pause_turn(struct app *app, struct exchange *x, const struct gate_pau
     mtx_lock(&fc->lock);
     was = fc->hold.on;
     mtx_unlock(&fc->lock);
-    if (fleet_alive_enough(app, body, to, &n, e) != 0)
+    if (fleet_alive_enough(fc, body, to, &n, e) != 0)
         return -1;
     fleet_quiet(fc, true);
-    rc = fleet_ask(app, WIRE_PAUSE, to, n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US,
-                   &said, e);
+    rc = fleet_ask(fc, WIRE_PAUSE, to, n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, &said,
+                   e);
     if (rc != 0)
         goto end_quiet;
     rc = judge_pause(app, req, said, n, was, e);
@@ -199,22 +188,6 @@ static int pause_turn(struct app *app, struct exchange *x, const struct gate_pau
 end_quiet:
     fleet_quiet(fc, false);
     return rc;
-}
-
-json_t *fleet_hold_body(const struct fleet_hold *h)
-{
-    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",
-                     h->reject ? "reject" : NULL);
-}
-
-bool fleet_holds(struct fleet_control *fc)
-{
-    bool on;
-
-    mtx_lock(&fc->lock);
-    on = fc->hold.on;
-    mtx_unlock(&fc->lock);
-    return on;
 }
 
 int fleet_pause(struct app *app, struct exchange *x, struct err *e)
@@ -238,149 +211,6 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
 
 /* resume */
 
-const char fleet_pausing[] = "a pause";
-
-/* As the flow, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
-static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
-{
-    uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
-    const char *passes = lapsed ? NULL : fleet_pausing, *busy;
-    bool renewed;
-
-    mtx_lock(&fc->lock);
-    while (fc->flow != NULL && fc->flow != passes && cnd_wait(&fc->changed, &fc->lock, deadline_us))
-        continue;
-    busy = fc->flow == passes ? NULL : fc->flow;
-    renewed = lapsed && !(fc->hold.on && fc->hold.lease_until_us <= clock_now_us());
-    if (busy == NULL && !renewed) {
-        fc->overtaken = true;
-        if (fc->n_resuming++ == 0)
-            fc->resuming_us = clock_now_us();
-    }
-    mtx_unlock(&fc->lock);
-    if (busy != NULL)
-        return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams", busy);
-    return renewed ? err_set(e, ERR_CONFLICT, "", "the pause was renewed") : 0;
-}
-
-static void resume_end(struct fleet_control *fc)
-{
-    mtx_lock(&fc->lock);
-    fc->n_resuming--;
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
-}
-
-bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
-{
-    const struct fleet_session *s = fc->session;
-
-    for (size_t i = 0; s != NULL && i < s->n_parts; i++)
-        if (s->parts[i].upstream == upstream)
-            return !s->parts[i].two_phase && s->opened &&
-                   (s->parts[i].held || !part_is_unchanged(&s->parts[i]) ||
-                    s->parts[i].own == PART_OWN_OPEN);
-    return false;
-}
-
-/* What is fenced and has half of an update in it must not run. */
-static size_t to_resume(struct app *app, struct fleet_to *to)
-{
-    struct fleet_control *fc = app->fleet_control;
-    struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(app, NULL, alive), n_to = 0;
-    struct upstream_info info;
-    struct upstream_at at;
-
-    for (size_t i = 0; i < n; i++) {
-        bool held;
-
-        upstreams_at(app->upstreams, alive[i].upstream, &at);
-        fleet_info(fleet_of(app), alive[i].upstream, &info);
-        mtx_lock(&fc->lock);
-        held = fleet_is_held_locked(fc, alive[i].upstream);
-        mtx_unlock(&fc->lock);
-        if (!held && !(info.fenced && !wire_is_two_phase(at.dialect)))
-            to[n_to++] = alive[i];
-    }
-    return n_to;
-}
-
-/* Of an open update's: they are let go with its end, unless somebody pauses again. */
-static bool note_resume(struct fleet_control *fc)
-{
-    bool was;
-
-    mtx_lock(&fc->lock);
-    was = fc->hold.on;
-    fc->hold = (struct fleet_hold){.lease_until_us = CLOCK_NEVER};
-    fc->epoch++;
-    mtx_unlock(&fc->lock);
-    fleet_look(fc);
-    return was;
-}
-
-/* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
-static void resume_removed(struct app *app)
-{
-    struct fleet_control *fc = app->fleet_control;
-    size_t n = upstreams_n(app->upstreams), n_to = 0;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    struct upstream_info info;
-    struct upstream_at at;
-    struct err ignored = {0};
-
-    for (size_t i = 0; i < n; i++) {
-        bool is;
-
-        upstreams_at(app->upstreams, i, &at);
-        fleet_info(fleet_of(app), i, &info);
-        mtx_lock(&fc->lock);
-        is = at.removed && info.alive && fleet_is_paused_locked(app, i) &&
-             !fleet_is_held_locked(fc, i);
-        mtx_unlock(&fc->lock);
-        if (is)
-            to[n_to++] = (struct fleet_to){.upstream = i};
-    }
-    if (n_to > 0 && fleet_ask(app, WIRE_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
-        fleet_said_free(said, n_to);
-}
-
-int fleet_resume_all(struct app *app, bool lapsed, struct fleet_said **said, size_t *n, bool *was,
-                     struct err *e)
-{
-    struct fleet_control *fc = app->fleet_control;
-    struct fleet_to to[FLEET_MAX];
-    int rc;
-
-    if (resume_begin(fc, lapsed, e) != 0)
-        return -1;
-    *n = to_resume(app, to);
-    resume_removed(app);
-    rc = fleet_ask(app, WIRE_RESUME, to, *n, FLEET_STEP_US, said, e);
-    if (rc == 0) {
-        fleet_note_reached(app, *said, *n, false);
-        *was = note_resume(fc);
-    }
-    for (size_t i = 0; rc == 0 && i < *n; i++)
-        if (!said_good(&(*said)[i]))
-            fleet_fence(fleet_of(app), (*said)[i].upstream, &(*said)[i].why);
-    resume_end(fc);
-    return rc;
-}
-
-bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e)
-{
-    const struct fleet_said *cause = fleet_cause(said, n);
-
-    if (cause == NULL)
-        return true;
-    *e = cause->why;
-    return false;
-}
-
 int fleet_resume(struct app *app, struct exchange *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet_control;
@@ -389,7 +219,7 @@ int fleet_resume(struct app *app, struct exchange *x, struct err *e)
     bool was;
     size_t n;
 
-    if (fleet_resume_all(app, false, &said, &n, &was, e) != 0)
+    if (fleet_resume_all(fc, false, &said, &n, &was, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     epoch = fc->epoch;
@@ -414,11 +244,11 @@ int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
     size_t n = 0;
     bool was;
 
-    if (fleet_commit_open(app, "", &s, &why) == 0) {
+    if (fleet_commit_open(app->fleet_control, "", &s, &why) == 0) {
         fleet_unref(app->fleet_control, s);
         return fleet_resume(app, x, e);
     }
-    if (fleet_resume_all(app, false, &said, &n, &was, &ignored) == 0)
+    if (fleet_resume_all(app->fleet_control, false, &said, &n, &was, &ignored) == 0)
         fleet_said_free(said, n);
     (void)err_set(e, why.code, why.field,
                   "generation was resumed, and what was sent since could not be put into service "
@@ -442,8 +272,8 @@ static int to_all(struct app *app, struct exchange *x, enum wire_op op, const js
 
     if (reply == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
-        fleet_ask(app, op, to, n, FLEET_CACHE_US, &said, e) != 0) {
+    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
+        fleet_ask(app->fleet_control, op, to, n, FLEET_CACHE_US, &said, e) != 0) {
         json_decref(reply);
         return -1;
     }
@@ -484,7 +314,7 @@ int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
     size_t n_busy;
     bool still;
 
-    fleet_stats(fleet_of(app), &stats);
+    fleet_stats(fleet_of(fc), &stats);
     n_busy = stats.n_running[FLEET_GENERATE] + stats.n_waiting[FLEET_GENERATE];
     mtx_lock(&fc->lock);
     still = fc->hold.on;

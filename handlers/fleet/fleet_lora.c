@@ -4,7 +4,9 @@
  * be: the upstreams that did not follow get it again then, and no requests before they have it. */
 #include "fleet/update/fleet_cache.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -136,7 +138,7 @@ static void have_now(struct app *app, const char *name, struct have *h)
 
 static void see_lives_locked(struct fleet_control *fc, struct have *h)
 {
-    size_t n = upstreams_n(fc->app->upstreams);
+    size_t n = upstreams_n(fc->upstreams);
 
     for (size_t i = 0; i < n; i++) {
         fleet_fit_see_locked(fc, i);
@@ -160,22 +162,13 @@ static void unload_first(struct app *app, const struct fleet_to *to, size_t n, c
         if (at.dialect == WIRE_SGLANG)
             few[n_few++] = (struct fleet_to){.upstream = to[i].upstream, .body = body};
     }
-    if (fleet_ask(app, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said, &ignored) != 0)
+    if (fleet_ask(app->fleet_control, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said,
+                  &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
         if (fleet_worked(&said[i]))
             h->has[said[i].upstream] = FLEET_HAS_NONE;
     fleet_said_free(said, n_few);
-}
-
-bool fleet_has_no_adapter(struct app *app, const struct fleet_said *said, const char *name)
-{
-    struct upstream_at at;
-
-    upstreams_at(app->upstreams, said->upstream, &at);
-    return said->end == FLEET_REFUSED &&
-           wire_read_absent(at.dialect, name, said->status, said->text != NULL ? said->text : "",
-                            said->text_len);
 }
 
 /* Where it is, or may be, it is taken away again; who does not let go of it is asked again, out of
@@ -198,12 +191,12 @@ static void take_back(struct app *app, const struct fleet_said *said, size_t n, 
         if (said[i].end != FLEET_UNSENT)
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .body = body};
     if (body != NULL &&
-        fleet_ask(app, WIRE_LORA_UNLOAD, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
+        fleet_ask(fc, WIRE_LORA_UNLOAD, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
         for (size_t i = 0; i < n_to; i++) {
             uint8_t *has = &h->has[gone[i].upstream];
 
             if (said_good(&gone[i]) || (gone[i].end == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
-                fleet_has_no_adapter(app, &gone[i], name))
+                fleet_has_no_adapter(fc, &gone[i], name))
                 *has = FLEET_HAS_NONE;
         }
         fleet_said_free(gone, n_to);
@@ -372,7 +365,7 @@ static int judge_load(struct app *app, const struct lora_req *req, const json_t 
         keep_before(app, req->name, h);
     else
         take_back(app, said, n, req->name, h);
-    fleet_fit_tell(app);
+    fleet_fit_tell(app->fleet_control);
     if (cause == NULL)
         return 0;
     tell_cause(cause, e);
@@ -388,9 +381,9 @@ static int ask_load(struct app *app, const struct lora_req *req, const struct fl
     int rc;
 
     fleet_replacing(app->fleet_control, true);
-    rc = fleet_ask(app, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
+    rc = fleet_ask(app->fleet_control, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
     if (rc == 0)
-        fleet_empty_adapters(app, *said, n);
+        fleet_empty_adapters(app->fleet_control, *said, n);
     fleet_replacing(app->fleet_control, false);
     return rc;
 }
@@ -416,8 +409,8 @@ static int load_turn(struct app *app, struct exchange *x, const struct lora_req 
     if (known && !req->in_place)
         return err_set(e, ERR_CONFLICT, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
-    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
-        fleet_words(app, WIRE_LORA_LOAD, to, n, e) != 0)
+    if (fleet_alive_enough(fc, body, to, &n, e) != 0 ||
+        fleet_words(fc, WIRE_LORA_LOAD, to, n, e) != 0)
         return -1;
     fleet_fit_watch(fc);
     have_now(app, req->name, &h);
@@ -426,7 +419,7 @@ static int load_turn(struct app *app, struct exchange *x, const struct lora_req 
     if (ask_load(app, req, to, n, &said, e) != 0) {
         if (known)
             keep_before(app, req->name, &h);
-        fleet_fit_tell(app);
+        fleet_fit_tell(fc);
         return -1;
     }
     rc = judge_load(app, req, body, known, said, n, &h, &revision, e);
@@ -465,7 +458,7 @@ static size_t accept_absent(struct app *app, struct fleet_said *said, size_t n, 
     size_t n_absent = 0;
 
     for (size_t i = 0; i < n; i++) {
-        if (!fleet_has_no_adapter(app, &said[i], name))
+        if (!fleet_has_no_adapter(app->fleet_control, &said[i], name))
             continue;
         said[i].end = FLEET_SKIPPED;
         err_clear(&said[i].why);
@@ -504,7 +497,7 @@ static uint64_t judge_unload(struct app *app, const char *name, const struct fle
         fleet_adapters_know(&fc->adapters, name, h->has);
         mtx_unlock(&fc->lock);
     }
-    fleet_fit_tell(app);
+    fleet_fit_tell(fc);
     return revision;
 }
 
@@ -524,11 +517,11 @@ static int unload_turn(struct app *app, struct exchange *x, const char *name, co
     bool known;
     size_t n;
 
-    if (fleet_alive_enough(app, body, to, &n, e) != 0)
+    if (fleet_alive_enough(fc, body, to, &n, e) != 0)
         return -1;
     fleet_fit_watch(fc);
     have_now(app, name, &h);
-    if (fleet_ask(app, WIRE_LORA_UNLOAD, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_ask(fc, WIRE_LORA_UNLOAD, to, n, FLEET_CACHE_US, &said, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     known = fleet_adapters_find(&fc->adapters, name) != NULL;
@@ -537,7 +530,7 @@ static int unload_turn(struct app *app, struct exchange *x, const char *name, co
         fleet_said_free(said, n);
         return none_has_it(name, e);
     }
-    fleet_empty_adapters(app, said, n);
+    fleet_empty_adapters(fc, said, n);
     revision = judge_unload(app, name, said, n, &h);
     if (fleet_cause(said, n) == NULL) {
         fleet_reply(app, x, reply_json_of(fc, name, revision, said, n), said, n);

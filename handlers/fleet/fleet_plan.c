@@ -2,7 +2,9 @@
  * same of it. */
 #include "fleet/fleet_priv.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 
 #include <string.h>
 
@@ -43,8 +45,8 @@ static int put(struct app *app, struct exchange *x, const json_t *body, struct e
     size_t n;
     int rc = 0;
 
-    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
-        fleet_ask(app, WIRE_PLAN, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
+        fleet_ask(app->fleet_control, WIRE_PLAN, to, n, FLEET_CACHE_US, &said, e) != 0)
         return -1;
     cause = fleet_cause(said, n);
     if (cause != NULL)

@@ -108,8 +108,8 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
 
     if (to == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
-    if (fleet_alive_enough(app, NULL, to, &n, e) == 0 &&
-        fleet_ask_about(app, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
+    if (fleet_alive_enough(app->fleet_control, NULL, to, &n, e) == 0 &&
+        fleet_ask_about(app->fleet_control, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
             rc = add_ranks(app, ranks, &said[i], e);
@@ -126,8 +126,9 @@ static json_t *config_json(struct app *app, const struct exchange *x, struct err
 {
     const char *format = exchange_query(x, "config_format");
 
-    return format != NULL && strcmp(format, "json") == 0 ? fleet_vllm_config_json(app, e)
-                                                         : json_null();
+    return format != NULL && strcmp(format, "json") == 0
+               ? fleet_vllm_config_json(app->fleet_control, e)
+               : json_null();
 }
 
 int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)

@@ -52,7 +52,7 @@ static size_t n_held_locked(struct fleet_control *fc)
     for (size_t i = 0; s != NULL && i < s->n_parts; i++) {
         if (!s->parts[i].held)
             continue;
-        fleet_info(upstreams_fleet(fc->app->upstreams), s->parts[i].upstream, &info);
+        fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
         n += strcmp(info.state, "serving") == 0;
     }
     return n;

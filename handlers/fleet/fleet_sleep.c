@@ -2,7 +2,9 @@
  * so an upstream that failed is fenced: it is not as the others are. */
 #include "fleet/update/fleet_run.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 
 #include <string.h>
@@ -51,9 +53,9 @@ static json_t *state_json(struct fleet_control *fc)
                      "kv_cache", kv ? "released" : "present");
 }
 
-json_t *fleet_sleep_json(struct fleet_control *fc)
+json_t *fleet_sleep_json(const struct app *app)
 {
-    return state_json(fc);
+    return state_json(app->fleet_control);
 }
 
 /* An update that overwrites what serves would wake, or vanish, half done. */
@@ -85,7 +87,7 @@ static void fence_failed(struct app *app, const struct fleet_said *said, size_t 
 {
     for (size_t i = 0; i < n; i++)
         if (!said_good(&said[i]))
-            fleet_fence(fleet_of(app), said[i].upstream, &said[i].why);
+            fleet_fence(fleet_of(app->fleet_control), said[i].upstream, &said[i].why);
 }
 
 /* Whoever was away is not as the others are either, when it is back: a resync makes that good. */
@@ -100,7 +102,8 @@ static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, b
     for (size_t i = 0; i < n_all; i++) {
         upstreams_at(app->upstreams, i, &at);
         if (!asked[i] && !at.removed)
-            fleet_fence_absent(fleet_of(app), i, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
+            fleet_fence_absent(fleet_of(app->fleet_control), i,
+                               asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
 }
 
@@ -108,7 +111,7 @@ static void note_told(struct app *app, const struct fleet_said *said, size_t n, 
 {
     for (size_t i = 0; i < n; i++)
         if (said_good(&said[i]))
-            fleet_fence_told(fleet_of(app), said[i].upstream, asleep);
+            fleet_fence_told(fleet_of(app->fleet_control), said[i].upstream, asleep);
 }
 
 /* What slept at level 2 has no weights that it could serve, whoever wakes it. */
@@ -119,7 +122,7 @@ static void fence_dropped(struct app *app, const struct fleet_said *said, size_t
     (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
     for (size_t i = 0; i < n; i++)
         if (said_good(&said[i]))
-            fleet_fence(fleet_of(app), said[i].upstream, &why);
+            fleet_fence(fleet_of(app->fleet_control), said[i].upstream, &why);
 }
 
 /* In a turn. All that refused alike leave everything as it was. */
@@ -131,9 +134,10 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
     json_t *reply;
     size_t n, n_changed = 0;
 
-    if (fleet_alive_enough(app, body, to, &n, e) != 0)
+    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0)
         return -1;
-    if (fleet_ask(app, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US, &said, e) != 0)
+    if (fleet_ask(app->fleet_control, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US, &said,
+                  e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
         n_changed += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
@@ -198,7 +202,7 @@ int fleet_wake(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = tags_parse(&req, body, e);
     if (rc == 0 && req.kv) {
-        rc = fleet_commit_open(app, "", &s, e);
+        rc = fleet_commit_open(fc, "", &s, e);
         fleet_unref(fc, s);
     }
     if (rc == 0)

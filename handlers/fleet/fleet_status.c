@@ -7,8 +7,10 @@
 #include "fleet/fleet_fit.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_cover.h"
+#include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 #include "handlers/status/status_parts.h"
 
@@ -63,7 +65,7 @@ json_t *fleet_one_json(const struct app *app, size_t upstream)
 
     upstreams_at(app->upstreams, upstream, &at);
     fleet_info(upstreams_fleet(app->upstreams), upstream, &info);
-    return one_json(&at, &info, fleet_fit_lacks_json(app, upstream));
+    return one_json(&at, &info, fleet_fit_lacks_json(app->fleet_control, upstream));
 }
 
 /* Who is gone is told of while something runs there. */
@@ -139,14 +141,13 @@ json_t *fleet_status_json(const struct app *app)
     fleet_stats(upstreams_fleet(app->upstreams), &s);
     if (status == NULL ||
         json_object_update_new(
-            status,
-            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
-                      weights_json(app, &s), "update", fleet_update_json(app->fleet_control),
-                      "admission", "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
-                      lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
-                      status_http_json(app), "model", "pause", fleet_pause_json(app->fleet_control),
-                      "sleep", fleet_sleep_json(app->fleet_control), "upstreams",
-                      upstreams_json(app))) != 0) {
+            status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
+                              weights_json(app, &s), "update", fleet_update_json(app), "admission",
+                              "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
+                              lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
+                              status_http_json(app), "model", "pause", fleet_pause_json(app),
+                              "sleep", fleet_sleep_json(app), "upstreams", upstreams_json(app))) !=
+            0) {
         json_decref(status);
         return NULL;
     }
@@ -187,4 +188,24 @@ int handle_resync(struct app *app, struct exchange *x, struct err *e)
     (void)app;
     (void)x;
     return no_upstreams(e);
+}
+
+const char *const resync_members[] = {"upstream", NULL};
+
+int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
+{
+    const char *name = NULL;
+    json_t *body;
+    size_t i = 0;
+    int rc = -1;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    if (body_required(body, "", "upstream", e) == 0 &&
+        body_str(&name, body, "", "upstream", e) == 0)
+        rc = fleet_resync_one(app->fleet_control, x, name, &i, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, fleet_one_json(app, i));
+    return rc;
 }

@@ -23,11 +23,6 @@ json_t *fleet_one_json(const struct app *app, size_t upstream);
 /* fleet_status_json - as GET /v1/status has it (new, or NULL without memory). */
 json_t *fleet_status_json(const struct app *app);
 
-/* fleet_vllm_config_json - of a vLLM's configuration what its clients act upon: the value that all
- * upstreams say that answer, or null, and then `unknown` has the reason by the member's name.
- * Blocks: up to 30 s. New. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
-json_t *fleet_vllm_config_json(struct app *app, struct err *e);
-
 /* Routes' handlers, in front of upstreams. */
 int handle_fleet_status(struct app *app, struct exchange *x, struct err *e);
 /* handle_fleet_ranks - the status, in `cuda` the ranks of all upstreams that answer, and for a
@@ -35,8 +30,7 @@ int handle_fleet_status(struct app *app, struct exchange *x, struct err *e);
  * Errors: ERR_UNSYNCED: fewer than --min-ready answer; ERR_UPSTREAM: one does not say. */
 int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e);
 int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e);
-/* handle_fleet_resync - asks it first (fleet/fleet_resync.c). Blocks: FLEET_LOOK_US for each of
- * two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as fleet_resync's, or it gave no answer. */
+/* handle_fleet_resync - asks it first. Blocks; errors: as fleet_resync_one. */
 int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e);
 
 #endif

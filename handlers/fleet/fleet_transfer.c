@@ -3,7 +3,9 @@
  */
 #include "fleet/update/fleet_run.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
@@ -69,7 +71,8 @@ static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint6
     const struct fleet_said *cause;
     struct upstream_at at;
 
-    if (fleet_ask_about(app, WIRE_RANKS, to, n, fleet_step_us(app), &said, e) != 0)
+    if (fleet_ask_about(app->fleet_control, WIRE_RANKS, to, n, fleet_step_us(app->fleet_control),
+                        &said, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
         struct err why = {0};
@@ -84,7 +87,7 @@ static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint6
     cause = fleet_cause(said, n);
     if (cause != NULL) {
         *e = cause->why;
-        *details = json_pack("{s:o}", "upstreams", fleet_said_json(app, said, n));
+        *details = json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet_control, said, n));
     }
     fleet_said_free(said, n);
     return cause == NULL ? 0 : -1;
@@ -122,7 +125,8 @@ static void leave_again(struct app *app, const struct init_req *req, const struc
     for (size_t i = 0; i < n; i++)
         if (said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN)
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .about = about};
-    if (fleet_ask(app, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) == 0)
+    if (fleet_ask(app->fleet_control, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) ==
+        0)
         fleet_said_free(left, n_to);
 }
 
@@ -202,7 +206,7 @@ static void give_up_last(struct app *app, const struct route *route)
     s = fleet_open_session(app->fleet_control);
     (void)err_set(&why, ERR_CONFLICT, "", "its trainer asks for a new group");
     if (s != NULL && s->unnamed)
-        (void)fleet_give_up(app, s, &why, &ignored);
+        (void)fleet_give_up(app->fleet_control, s, &why, &ignored);
     fleet_unref(app->fleet_control, s);
 }
 
@@ -215,10 +219,11 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
     const struct fleet_said *cause;
     size_t n;
 
-    if (fleet_alive_enough(app, body, to, &n, e) != 0 ||
+    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
         (!req->by_handles &&
          (ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
-        fleet_ask(app, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said, e) != 0)
+        fleet_ask(app->fleet_control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
+                  e) != 0)
         return -1;
     cause = fleet_cause(said, n);
     if (cause == NULL) {
@@ -300,14 +305,14 @@ static int leave(struct app *app, struct exchange *x, const json_t *body, struct
     struct fleet_to to[FLEET_MAX], alive[FLEET_MAX];
     struct fleet_said *said = NULL;
     const struct fleet_said *cause;
-    size_t n = fleet_alive(app, body, alive), n_to = 0;
+    size_t n = fleet_alive(fc, body, alive), n_to = 0;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         if (is_set_up_locked(app, alive[i].upstream))
             to[n_to++] = alive[i];
     mtx_unlock(&fc->lock);
-    if (fleet_ask(app, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &said, e) != 0)
+    if (fleet_ask(fc, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &said, e) != 0)
         return -1;
     cause = fleet_cause(said, n_to);
     mtx_lock(&fc->lock);

@@ -1,7 +1,9 @@
 /* The routes of updates in front of upstream engines. */
 #include "fleet/fleet_priv.h"
 
+#include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update/update_parts.h"
@@ -74,7 +76,7 @@ int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = begin_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_begin(app, &req, &s, &details, e);
+        rc = fleet_begin(app->fleet_control, &req, &s, &details, e);
     json_decref(body);
     if (rc == 0)
         return answer(app, x, s, 0, e);
@@ -242,12 +244,13 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     int rc;
 
     if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
-        take_selector(app->fleet_control, s, w->selector, e) != 0 || fleet_send(app, s, &t, e) != 0)
+        take_selector(app->fleet_control, s, w->selector, e) != 0 ||
+        fleet_send(app->fleet_control, s, &t, e) != 0)
         return -1;
     if (!is_covered(app->fleet_control, s))
         return 0;
     nothing = json_object();
-    rc = nothing != NULL ? fleet_end(app, s, "", nothing, true, e) : no_memory(e);
+    rc = nothing != NULL ? fleet_end(app->fleet_control, s, "", nothing, true, e) : no_memory(e);
     json_decref(nothing);
     return rc;
 }
@@ -255,7 +258,7 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
 /* An update by itself. They come one after the other. */
 static int whole_turn(struct fleet_control *fc, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(fleet_update_us(fc->app));
+    uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool mine;
 
     mtx_lock(&fc->lock);
@@ -288,16 +291,17 @@ static int whole_in_turn(struct app *app, const struct words *w, const json_t *b
         return -1;
     req.label = w->label != NULL ? w->label : "";
     req.lease_s = UPDATE_UNNAMED_LEASE_S;
-    if (fleet_begin(app, &req, &s, details, e) != 0)
+    if (fleet_begin(app->fleet_control, &req, &s, details, e) != 0)
         return -1;
     *out = s;
     rc = bring(app, s, w, bare, e);
     nothing = json_object();
     if (rc == 0)
-        rc = nothing != NULL ? fleet_end(app, s, "", nothing, true, e) : no_memory(e);
+        rc = nothing != NULL ? fleet_end(app->fleet_control, s, "", nothing, true, e)
+                             : no_memory(e);
     json_decref(nothing);
     if (rc != 0)
-        (void)fleet_give_up(app, s, e, &ignored);
+        (void)fleet_give_up(app->fleet_control, s, e, &ignored);
     return rc;
 }
 
@@ -365,7 +369,7 @@ static int end_other(struct app *app, struct fleet_session **s, const char *labe
         return 0;
     fleet_unref(app->fleet_control, *s);
     *s = NULL;
-    if (fleet_commit_open(app, "", &ended, e) != 0) {
+    if (fleet_commit_open(app->fleet_control, "", &ended, e) != 0) {
         fleet_unref(app->fleet_control, ended);
         return -1;
     }
@@ -381,7 +385,7 @@ static int begin_implicit(struct app *app, const char *label, struct fleet_sessi
                               .start = start,
                               .implicit = true,
                               .lease_s = UPDATE_UNNAMED_LEASE_S};
-    int rc = start != NULL ? fleet_begin(app, &req, out, &details, e) : no_memory(e);
+    int rc = start != NULL ? fleet_begin(app->fleet_control, &req, out, &details, e) : no_memory(e);
 
     json_decref(start);
     json_decref(details);
@@ -444,7 +448,7 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     rc = bring(app, s, &w, bare, e);
     json_decref(bare);
     if (rc != 0 && is_left_empty(app->fleet_control, s))
-        (void)fleet_give_up(app, s, e, &ignored);
+        (void)fleet_give_up(app->fleet_control, s, e, &ignored);
     return answer(app, x, s, rc, e);
 }
 
@@ -487,7 +491,7 @@ static int end_parsed(struct app *app, struct exchange *x, const json_t *body, b
         (route->session == SESSION_NAMED ? named(app, body, &s, e) : find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    rc = proof != NULL ? fleet_end(app, s, label, proof, commit, e) : no_memory(e);
+    rc = proof != NULL ? fleet_end(app->fleet_control, s, label, proof, commit, e) : no_memory(e);
     json_decref(proof);
     return answer(app, x, s, rc, e);
 }
@@ -520,7 +524,7 @@ static int give_up(struct app *app, struct exchange *x, struct fleet_session *s,
     struct err why = {0};
 
     (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
-    return answer(app, x, s, fleet_abort(app, s, &why, e), e);
+    return answer(app, x, s, fleet_abort(app->fleet_control, s, &why, e), e);
 }
 
 int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
@@ -585,7 +589,7 @@ static int renew(struct app *app, struct fleet_session *s, uint64_t lease_s, str
     if (rc == 0)
         keep_lease(fc, s, (uint32_t)lease_s);
     if (rc == 0)
-        rc = fleet_ask(app, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
+        rc = fleet_ask(fc, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
     json_decref(body);
     if (rc != 0)
         return -1;

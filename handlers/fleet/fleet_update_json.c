@@ -4,6 +4,8 @@
 #include "fleet/fleet_priv.h"
 
 #include "control/life.h"
+#include "handlers/app.h"
+#include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 
 #include <stdlib.h>
@@ -57,7 +59,7 @@ static const struct fleet_part *part_of(const struct fleet_session *s, size_t up
     return NULL;
 }
 
-static json_t *parts_json(struct app *app, const struct fleet_session *s)
+static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
     size_t n = upstreams_n(app->upstreams);
     json_t *list = json_array();
@@ -96,7 +98,7 @@ static int put_defaults(json_t *reply)
     return 0;
 }
 
-static json_t *session_json(struct app *app, const struct fleet_session *s)
+static json_t *session_json(const struct app *app, const struct fleet_session *s)
 {
     json_t *reply = s->told != NULL ? json_deep_copy(s->told) : json_object();
     uint64_t now = clock_now_us();
@@ -121,7 +123,7 @@ static json_t *session_json(struct app *app, const struct fleet_session *s)
     return reply;
 }
 
-json_t *fleet_session_json(struct app *app, struct fleet_session *s)
+json_t *fleet_session_json(const struct app *app, struct fleet_session *s)
 {
     struct fleet_session *copy = copy_of(app->fleet_control, s);
     json_t *reply;
@@ -133,7 +135,7 @@ json_t *fleet_session_json(struct app *app, struct fleet_session *s)
     return reply;
 }
 
-json_t *fleet_session_details(struct app *app, struct fleet_session *s)
+json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
 {
     struct fleet_session *copy = copy_of(app->fleet_control, s);
     json_t *details;
@@ -148,14 +150,14 @@ json_t *fleet_session_details(struct app *app, struct fleet_session *s)
     return details;
 }
 
-json_t *fleet_update_json(struct fleet_control *fc)
+json_t *fleet_update_json(const struct app *app)
 {
-    struct fleet_session *s = fleet_open_session(fc);
+    struct fleet_session *s = fleet_open_session(app->fleet_control);
     json_t *update;
 
     if (s == NULL)
         return json_null();
-    update = fleet_session_json(fc->app, s);
-    fleet_unref(fc, s);
+    update = fleet_session_json(app, s);
+    fleet_unref(app->fleet_control, s);
     return update;
 }

@@ -1,0 +1,151 @@
+/* The trainer's pause as the fleet knows it, and its end.
+ *
+ * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
+ * wait for it. The pause then undoes itself. */
+#include "fleet/update/fleet_run.h"
+
+json_t *fleet_hold_body(const struct fleet_hold *h)
+{
+    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",
+                     h->reject ? "reject" : NULL);
+}
+
+bool fleet_holds(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    return on;
+}
+
+const char fleet_pausing[] = "a pause";
+
+/* As the flow, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
+static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
+    const char *passes = lapsed ? NULL : fleet_pausing, *busy;
+    bool renewed;
+
+    mtx_lock(&fc->lock);
+    while (fc->flow != NULL && fc->flow != passes && cnd_wait(&fc->changed, &fc->lock, deadline_us))
+        continue;
+    busy = fc->flow == passes ? NULL : fc->flow;
+    renewed = lapsed && !(fc->hold.on && fc->hold.lease_until_us <= clock_now_us());
+    if (busy == NULL && !renewed) {
+        fc->overtaken = true;
+        if (fc->n_resuming++ == 0)
+            fc->resuming_us = clock_now_us();
+    }
+    mtx_unlock(&fc->lock);
+    if (busy != NULL)
+        return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams", busy);
+    return renewed ? err_set(e, ERR_CONFLICT, "", "the pause was renewed") : 0;
+}
+
+static void resume_end(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->n_resuming--;
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+    fleet_tokens(fc);
+}
+
+bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_session *s = fc->session;
+
+    for (size_t i = 0; s != NULL && i < s->n_parts; i++)
+        if (s->parts[i].upstream == upstream)
+            return !s->parts[i].two_phase && s->opened &&
+                   (s->parts[i].held || !part_is_unchanged(&s->parts[i]) ||
+                    s->parts[i].own == PART_OWN_OPEN);
+    return false;
+}
+
+/* What is fenced and has half of an update in it must not run. */
+static size_t to_resume(struct fleet_control *fc, struct fleet_to *to)
+{
+    struct fleet_to alive[FLEET_MAX];
+    size_t n = fleet_alive(fc, NULL, alive), n_to = 0;
+    struct upstream_info info;
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        bool held;
+
+        upstreams_at(fc->upstreams, alive[i].upstream, &at);
+        fleet_info(fleet_of(fc), alive[i].upstream, &info);
+        mtx_lock(&fc->lock);
+        held = fleet_is_held_locked(fc, alive[i].upstream);
+        mtx_unlock(&fc->lock);
+        if (!held && !(info.fenced && !wire_is_two_phase(at.dialect)))
+            to[n_to++] = alive[i];
+    }
+    return n_to;
+}
+
+/* Of an open update's: they are let go with its end, unless somebody pauses again. */
+static bool note_resume(struct fleet_control *fc)
+{
+    bool was;
+
+    mtx_lock(&fc->lock);
+    was = fc->hold.on;
+    fc->hold = (struct fleet_hold){.lease_until_us = CLOCK_NEVER};
+    fc->epoch++;
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+    return was;
+}
+
+/* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
+static void resume_removed(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams), n_to = 0;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    struct upstream_info info;
+    struct upstream_at at;
+    struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        bool is;
+
+        upstreams_at(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
+        mtx_lock(&fc->lock);
+        is = at.removed && info.alive && fleet_is_paused_locked(fc, i) &&
+             !fleet_is_held_locked(fc, i);
+        mtx_unlock(&fc->lock);
+        if (is)
+            to[n_to++] = (struct fleet_to){.upstream = i};
+    }
+    if (n_to > 0 && fleet_ask(fc, WIRE_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
+        fleet_said_free(said, n_to);
+}
+
+int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **said, size_t *n,
+                     bool *was, struct err *e)
+{
+    struct fleet_to to[FLEET_MAX];
+    int rc;
+
+    if (resume_begin(fc, lapsed, e) != 0)
+        return -1;
+    *n = to_resume(fc, to);
+    resume_removed(fc);
+    rc = fleet_ask(fc, WIRE_RESUME, to, *n, FLEET_STEP_US, said, e);
+    if (rc == 0) {
+        fleet_note_reached(fc, *said, *n, false);
+        *was = note_resume(fc);
+    }
+    for (size_t i = 0; rc == 0 && i < *n; i++)
+        if (!said_good(&(*said)[i]))
+            fleet_fence(fleet_of(fc), (*said)[i].upstream, &(*said)[i].why);
+    resume_end(fc);
+    return rc;
+}
