@@ -11,7 +11,7 @@ import threading
 
 import fleet_control
 from fake_engine_world import LONG, N, PROMPT, completion, events, expected, ids_of
-from fleet_control import COLUMNS, HANDLES, JOIN, LABELS, RANKS, WHICH, Fleet, ok_of, reboot, told
+from fleet_control import COLUMNS, HANDLES, JOIN, LABELS, RANKS, WHICH, Fleet, has_in_order, ok_of, reboot, told
 from fleet_world import n_traffic, until
 
 fleet_control.TIMEOUT_MS = 4000
@@ -87,8 +87,7 @@ def usual(f):
         resume(f)
         all_serve(f, label)
         for i in range(len(f.doubles)):
-            ops = [op for op in f.ops(i) if op in (*RESET, "finish", "resume")]
-            assert ops[:len(RESET) + 2] == [*RESET, "finish", "resume"], ops
+            f.did(i, [*RESET, "finish", "resume"], "pause", "mark", "start", "update", "end")
 
 
 def by_our_routes(f):
@@ -131,11 +130,13 @@ def by_trainer(f):
     if WHICH == "vllm":
         f.front.post("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
         f.front.post("/reset_prefix_cache", {"reset_running_requests": False})
-        found = [[e["query"] for e in d.journal("reset_cache")] for d in f.doubles]
-        assert found == [["reset_running_requests=true&reset_external=true", ""]] * len(f.doubles), found
+        for d in f.doubles:  # baton's own have one of the two words at most
+            wanted = "reset_running_requests=true&reset_external=true"
+            found = [e["query"] for e in d.journal("reset_cache")]
+            assert found.count(wanted) == 1 and has_in_order(found, [wanted, ""]), found
     else:
         f.front.good("GET", "/flush_cache")
-        assert [len(d.journal("reset_cache")) for d in f.doubles] == [1] * len(f.doubles)
+        assert all(d.journal("reset_cache") for d in f.doubles)
 
 
 def adapters(f):
@@ -417,9 +418,9 @@ def vouched_for(f):
     d.post("/update_weight_version", {"new_version": f.label, "abort_all_requests": False})
     f.clean()
     f.front.post("/v1/upstreams/resync", {"upstream": d.url})
-    ops = [e["op"] for e in d.journal() if e["op"] in RESET]
-    assert set(ops) == set(RESET), ops  # by the resync, and maybe beside it by the thread that repairs
     f.wait(*["serving"] * len(f.doubles))
+    ops = [e["op"] for e in d.journal()]  # by the resync, and maybe beside it by the thread that repairs
+    assert set(RESET) <= set(ops), ops
 
 
 def quietly(f):

@@ -25,7 +25,13 @@ HANDLES = dict(COLUMNS, packed=True, tensor_sizes=[2, 12], ipc_handles_pickled="
 BROADCAST = dict(COLUMNS, transport="nccl")
 JOIN = {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500}
 FILE = os.path.join(WORK, "two.safetensors")
+RESETS = ("reset_cache", "reset_encoder", "reset_storage")
 LABELS = (f"step-{i}" for i in itertools.count(1))
+
+
+def has_in_order(found, wanted):
+    rest = iter(found)
+    return all(one in rest for one in wanted)
 
 
 def reboot(d, ms=1):
@@ -97,6 +103,13 @@ class Fleet:
         """What was done there, in order, questions left out."""
         return [r["op"] for r in self.doubles[d].journal()
                 if r["op"] not in ("who", "weight_info", "version", "ranks", "completions", "health", *but)]
+
+    def did(self, d, wanted, *but):
+        """Just that was done there, in that order. Caches may be emptied once more at any time: of an engine that may
+        be another process, whenever that is noticed."""
+        ops = self.ops(d, *but)
+        assert has_in_order(ops, wanted), (ops, wanted)
+        assert [op for op in ops if op not in RESETS] == [op for op in wanted if op not in RESETS], (ops, wanted)
 
     def clean(self):
         for d in self.doubles:
@@ -173,7 +186,7 @@ def goes_well(f):
     f.clean()
     f.update_all()
     for i, d in enumerate(f.doubles):
-        assert f.ops(i, "init") == ORDER[d.dialect], f.ops(i)
+        f.did(i, ORDER[d.dialect], "init")
         serves(d, f.label)
     for first, then in (("verify", "finish"), ("pause", "update"), ("update", "verify"), ("update", "finish"),
                         ("finish", "resume")):
@@ -495,7 +508,7 @@ def one_phase(f):
     """The quorum goes on: 3 of 4. Who was touched and did not get there is fenced and stays paused."""
     dialect, bad = f.doubles[0].dialect, 2
     n = len(f.doubles)
-    ops = [op for op in ORDER[dialect] if op not in ("reset_cache", "reset_encoder", "reset_storage", "resume")]
+    ops = [op for op in ORDER[dialect] if op not in (*RESETS, "resume")]
     for op, fault in itertools.product(ops, BREAKS):
         step, _, said = breaks(f, bad, op, fault)
         assert step is None and ok_of(said) == [i != bad for i in range(n)], (op, fault, step, said)
@@ -548,7 +561,8 @@ def too_few(f):
         said = refused(f, 503, "POST", path, body, "weights_unsynced")
         assert d.url in said["error"]["message"], said
     f.doubles.pop(0)
-    assert all(f.ops(i) == [] for i in range(len(f.doubles)))
+    for i in range(len(f.doubles)):
+        f.did(i, [])
 
 
 def mixed(f):
@@ -557,7 +571,7 @@ def mixed(f):
     f.clean()
     f.update_all()
     for i, d in enumerate(f.doubles):
-        assert f.ops(i, "init") == ORDER[d.dialect], (d.dialect, f.ops(i))
+        f.did(i, ORDER[d.dialect], "init")
     assert max(f.came("verify")) < min(f.came("finish")) and max(f.came("pause")) < min(f.came("update"))
     i = [d.dialect for d in f.doubles].index("baton")
     before = f.versions()
