@@ -40,6 +40,10 @@ int body_only_of(const json_t *body, const struct route *route, struct err *e);
 /* body_query_only - refuse query members that the route does not list, or that come twice. */
 int body_query_only(const struct exchange *x, const struct route *route, struct err *e);
 
+/* body_is_tensors - is the body a safetensors stream, by its content type, and its route takes
+ * such? */
+bool body_is_tensors(const struct exchange *x);
+
 /* body_given - the value, or NULL when it is absent or null. */
 const json_t *body_given(const json_t *o, const char *member);
 

@@ -9,7 +9,7 @@
 #define BATON_HANDLERS_BODY_COLUMNS_H
 
 #include "handlers/body.h"
-#include "handlers/update/list_memo.h"
+#include "weights/list_memo.h"
 #include "weights/plan.h"
 
 /* A plain column in the text of a request. */

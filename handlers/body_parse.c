@@ -142,3 +142,14 @@ int body_parse_text(json_t **out, const struct exchange *x, const char *text, si
     }
     return give(out, root, x, route, e);
 }
+
+bool body_is_tensors(const struct exchange *x)
+{
+    static const char name[] = "application/vnd.safetensors";
+    const struct route *route = x->route;
+    size_t len = sizeof name - 1;
+
+    return route->body == BODY_TENSORS && strncasecmp(x->content_type, name, len) == 0 &&
+           (x->content_type[len] == '\0' || x->content_type[len] == ';' ||
+            x->content_type[len] == ' ');
+}

@@ -2,6 +2,10 @@
 #include "handlers/gate_json.h"
 
 #include "base/clock.h"
+#include "handlers/body.h"
+
+#include <stdio.h>
+#include <string.h>
 
 json_t *gate_pause_json(const struct gate_info *info)
 {
@@ -29,4 +33,52 @@ json_t *gate_sleep_json(struct gate *g)
                      s.weights == WEIGHTS_ASLEEP || s.weights == WEIGHTS_DROPPED || s.kv_released,
                      "weights", lifecycle_weights_name(s.weights), "kv_cache",
                      s.kv_released ? "released" : "present");
+}
+
+static int mode_parse(enum lifecycle_pause *out, const json_t *body, struct err *e)
+{
+    const char *mode = "keep";
+
+    if (body_str(&mode, body, "", "mode", e) != 0)
+        return -1;
+    for (int p = PAUSE_KEEP; p < PAUSE_COUNT; p++) {
+        if (strcmp(mode, lifecycle_pause_name((enum lifecycle_pause)p)) != 0)
+            continue;
+        *out = (enum lifecycle_pause)p;
+        return 0;
+    }
+    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not one of keep, wait, abort",
+                   mode);
+}
+
+static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
+{
+    const char *word = "queue";
+
+    if (body_str(&word, body, "", "new_requests", e) != 0)
+        return -1;
+    *reject = strcmp(word, "reject") == 0;
+    if (!*reject && strcmp(word, "queue") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/new_requests", "'%.32s' is not one of queue, reject",
+                       word);
+    return 0;
+}
+
+int pause_parse(struct gate_pause *req, const struct exchange *x, const json_t *body, struct err *e)
+{
+    uint64_t lease_s = 0, timeout_s = GATE_TIMEOUT_S_DEFAULT;
+    const char *holder = x->request_id;
+
+    if (mode_parse(&req->mode, body, e) != 0 || new_requests_parse(&req->reject, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, GATE_LEASE_S_MAX, e) != 0 ||
+        body_u64(&timeout_s, body, "", "timeout_s", 1, GATE_TIMEOUT_S_MAX, e) != 0 ||
+        body_str(&holder, body, "", "holder", e) != 0)
+        return -1;
+    if (holder[0] == '\0' || strlen(holder) > GATE_HOLDER_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/holder", "a name of %zu bytes; expected 1 to %d",
+                       strlen(holder), GATE_HOLDER_MAX);
+    (void)snprintf(req->holder, sizeof req->holder, "%s", holder);
+    req->lease_s = (uint32_t)lease_s;
+    req->timeout_s = (uint32_t)timeout_s;
+    return 0;
 }

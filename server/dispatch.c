@@ -14,7 +14,6 @@
 #include "handlers/body.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/update/update_parts.h"
 #include "server/operations.h"
 #include "weights/safetensors.h"
 

@@ -4,8 +4,8 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "fleet/fleet_priv.h"
-#include "handlers/update/update_json.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/tensor_list_json.h"
+#include "handlers/update_json.h"
 #include "transport/ipc/torch_tensors.h"
 #include "weights/tally.h"
 

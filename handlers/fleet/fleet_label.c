@@ -6,7 +6,7 @@
 #include "handlers/body.h"
 #include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
-#include "handlers/weights/weight_label.h"
+#include "handlers/update_members.h"
 
 #include <stdlib.h>
 

@@ -7,7 +7,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/fleet_handlers.h"
-#include "handlers/lifecycle/pause.h"
+#include "handlers/gate_json.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>

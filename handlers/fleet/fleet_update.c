@@ -6,7 +6,8 @@
 #include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/tensor_list_json.h"
+#include "handlers/update_members.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,7 +17,6 @@
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
-#include "handlers/update/update_parts.h"
 #include "weights/update/host_copy.h"
 
 #include <inttypes.h>

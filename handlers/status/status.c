@@ -11,7 +11,7 @@
 #include "handlers/reply.h"
 #include "handlers/status/status_parts.h"
 #include "handlers/transfer_json.h"
-#include "handlers/update/update_json.h"
+#include "handlers/update_json.h"
 #include "memory/device.h"
 #include "memory/dtype.h"
 #include "weights/store/store.h"

@@ -5,7 +5,7 @@
 #include "base/workers.h"
 #include "control/gate.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_json.h"
+#include "handlers/update_json.h"
 #include "weights/update/update.h"
 
 #include <stdio.h>

@@ -2,8 +2,8 @@
 #include "handlers/body_columns.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_json.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/tensor_list_json.h"
+#include "handlers/update_json.h"
 #include "weights/update/coverage.h"
 #include "weights/update/update.h"
 

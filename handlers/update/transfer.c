@@ -8,7 +8,7 @@
 #include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/transfer_json.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/update/update_session.h"
 
 #include <stdio.h>
 #include <stdlib.h>

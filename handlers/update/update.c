@@ -8,8 +8,13 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_json.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/source_json.h"
+#include "handlers/tensor_list_json.h"
+#include "handlers/update/update_asker.h"
+#include "handlers/update/update_ipc.h"
+#include "handlers/update/update_session.h"
+#include "handlers/update_json.h"
+#include "handlers/update_members.h"
 #include "transport/body.h"
 #include "transport/file.h"
 #include "weights/safetensors.h"
@@ -203,35 +208,6 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     return rc;
 }
 
-int update_source_of(const char **out, const json_t *body, struct err *e)
-{
-    static const char *const sources[] = {"shm",         "path",
-                                          "ipc_handles", "ipc_handles_pickled",
-                                          "buckets",     "serialized_named_tensors",
-                                          "transport"};
-    const char *found = NULL;
-    char field[32] = "";
-
-    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
-        if (body_given(body, sources[i]) == NULL)
-            continue;
-        if (found != NULL)
-            (void)snprintf(field, sizeof field, "/%s", sources[i]);
-        found = sources[i];
-    }
-    if (found == NULL || field[0] != '\0')
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
-                       "buckets, serialized_named_tensors, transport: nccl, or a body of type "
-                       "application/vnd.safetensors");
-    if (body_given(body, "serialized_format") != NULL &&
-        strcmp(found, "serialized_named_tensors") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
-                       "serialized_format goes with serialized_named_tensors");
-    *out = found;
-    return 0;
-}
-
 /* What speaks of handles goes with handles. */
 static int check_beside(const json_t *body, struct err *e)
 {
@@ -419,17 +395,6 @@ static int update_from_stream(struct app *app, struct exchange *x, struct err *e
         return submit(app, x, c, NULL, e);
     update_chunk_free(c);
     return -1;
-}
-
-bool body_is_tensors(const struct exchange *x)
-{
-    static const char name[] = "application/vnd.safetensors";
-    const struct route *route = x->route;
-    size_t len = sizeof name - 1;
-
-    return route->body == BODY_TENSORS && strncasecmp(x->content_type, name, len) == 0 &&
-           (x->content_type[len] == '\0' || x->content_type[len] == ';' ||
-            x->content_type[len] == ' ');
 }
 
 /* A dialect's row whose way in never says which transport is not by the group. */

@@ -6,8 +6,10 @@
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_json.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/update/update_asker.h"
+#include "handlers/update/update_session.h"
+#include "handlers/update_json.h"
+#include "handlers/update_members.h"
 #include "weights/update/update.h"
 
 #include <stdio.h>

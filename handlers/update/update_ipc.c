@@ -5,7 +5,7 @@
 
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/source_json.h"
 
 #include <stdlib.h>
 

@@ -102,4 +102,15 @@ int ipc_request_join(struct ipc_request *q, struct err *e);
  * `tensor_sizes`, number of handles, dtypes, shapes, length. Errors: ERR_BAD_REQUEST. */
 int ipc_request_judge(const struct ipc_request *q, struct err *e);
 
+/* tensors_from_body - the plans and source of a chunk whose names, dtypes, shapes and handles stand
+ * in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing is opened here.
+ * @c        gets plan or ranks, origins and source; none of them where the strings are empty
+ * @sharded  the ranks together must be complete, not each by itself
+ * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them (all tensors
+ * are on GPUs that are not this server's, too), or at a member that stands beside; those of
+ * torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights of this server are not on a
+ * GPU. On an error c is still to be freed. */
+int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                      bool sharded, struct err *e);
+
 #endif

@@ -2,8 +2,8 @@
  * each of them stood in the request is remembered for the errors that come later. */
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/tensor_list_json.h"
 #include "handlers/update/update_ipc.h"
-#include "handlers/update/update_parts.h"
 
 #include <assert.h>
 #include <stdlib.h>

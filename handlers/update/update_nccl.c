@@ -4,7 +4,8 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/packed_words.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/source_json.h"
+#include "handlers/tensor_list_json.h"
 #include "transport/nccl/packed_chunks.h"
 
 #include <string.h>

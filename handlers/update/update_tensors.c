@@ -5,7 +5,6 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/update/update_ipc.h"
-#include "handlers/update/update_parts.h"
 #include "memory/device.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "transport/ipc/torch_tensors.h"

@@ -7,11 +7,11 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/update/update_asker.h"
 #include "handlers/update/update_ipc.h"
-#include "handlers/update/update_json.h"
 #include "handlers/update/update_match.h"
-#include "handlers/update/update_parts.h"
 #include "handlers/update/update_zmq_pull.h"
+#include "handlers/update_members.h"
 #include "memory/device.h"
 
 #include <assert.h>

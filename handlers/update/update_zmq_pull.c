@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "control/gate.h"
 #include "handlers/app.h"
-#include "handlers/update/update_json.h"
+#include "handlers/update/update_asker.h"
 #include "handlers/update/update_zmq.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "transport/ipc/ref_counter.h"

@@ -2,28 +2,16 @@
  * their serial stay, so what is generated goes on. A generation tells the new name in a span of its
  * own from its next token on; downloads and leases that were there before keep the name they began
  * with. */
-#include "handlers/weights/weight_label.h"
-
 #include "base/log.h"
 #include "control/generations.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/update_members.h"
 #include "weights/store/store.h"
 
 const char *const weights_label_members[] = {"weight_version", "if_serial", "abort_requests", NULL};
-
-int label_parse(struct label_req *req, const json_t *body, struct err *e)
-{
-    if (body_required(body, "", "weight_version", e) != 0 ||
-        body_str(&req->label, body, "", "weight_version", e) != 0 ||
-        label_check(req->label, "/weight_version", e) != 0 ||
-        body_bool(&req->abort_requests, body, "", "abort_requests", e) != 0)
-        return -1;
-    return body_u64(&req->if_serial, body, "", "if_serial", 1, INT64_MAX, e);
-}
 
 static void log_labelled(const char *label, uint64_t serial)
 {

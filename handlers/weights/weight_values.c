@@ -4,7 +4,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/weights/weights_find.h"
 #include "weights/store/store.h"
 
 #include <math.h>

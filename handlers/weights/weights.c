@@ -7,7 +7,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 #include "handlers/shape_json.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/weights/weights_find.h"
 #include "memory/memory.h"
 #include "weights/source.h"
 #include "weights/store/store.h"

@@ -4,7 +4,7 @@
 
 #include "handlers/body.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/tensor_list_json.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 
 #include "handlers/body.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/update_members.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #include "handlers/compat/skyrl/dialect_skyrl.h"
 
 #include "handlers/body.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/update_members.h"
 #include "memory/checksum.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/update_members.h"
 
 #include <assert.h>
 #include <stdio.h>

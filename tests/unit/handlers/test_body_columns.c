@@ -6,7 +6,7 @@
 #include "handlers/app.h"
 #include "handlers/control_plane.h"
 #include "handlers/route.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/tensor_list_json.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

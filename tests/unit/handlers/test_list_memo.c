@@ -1,13 +1,13 @@
 /* Lists that came before: known by all of their bytes or not at all, and then the same plan as when
  * they are read. */
 #include "base/json_parse.h"
-#include "handlers/update/list_memo.h"
+#include "weights/list_memo.h"
 
 #include "handlers/app.h"
 #include "handlers/body_columns.h"
 #include "handlers/control_plane.h"
 #include "handlers/route.h"
-#include "handlers/update/update_parts.h"
+#include "handlers/tensor_list_json.h"
 #include "tests/unit/update_fixture.h"
 
 #include <stdio.h>

@@ -12,7 +12,6 @@
 #include "handlers/app.h"
 #include "handlers/route.h"
 #include "handlers/status/prometheus.h"
-#include "handlers/update/update_parts.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
@@ -90,14 +89,6 @@ void gate_state(struct gate *g, struct lifecycle_state *out)
 {
     (void)g;
     *out = (struct lifecycle_state){.kv_released = true};
-}
-
-/* Of what the group's handlers do, which come along with its numbers. */
-void session_give_up(struct app *app, bool begun, const char *why)
-{
-    (void)app;
-    (void)begun;
-    fail_msg("nothing ends an update here: %s", why);
 }
 
 void updates_current(struct updates *u, struct update_info *out)

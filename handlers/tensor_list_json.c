@@ -1,10 +1,8 @@
-/* The columns of a transfer: names, dtypes, shapes, sizes, checksums; and what else several
- * requests say in the same words. */
+/* The columns of a transfer: names, dtypes, shapes, sizes, checksums. */
+#include "handlers/tensor_list_json.h"
+
 #include "base/utf8.h"
-#include "fleet/members/fleet.h"
 #include "handlers/app.h"
-#include "handlers/body_columns.h"
-#include "handlers/update/update_parts.h"
 #include "weights/update/update.h"
 
 #include <stdio.h>
@@ -393,80 +391,5 @@ int checksums_add(struct checksum **sums, bool **has, const json_t *object, cons
         if (read_checksum(&(*sums)[first + i], &(*has)[first + i], json_array_get(list, i), at, i,
                           plan->tensors[first + i].name, e) != 0)
             return -1;
-    return 0;
-}
-
-int mode_from_body(const json_t *body, struct err *e)
-{
-    const char *mode = "staged";
-
-    if (body_str(&mode, body, "", "mode", e) != 0)
-        return -1;
-    if (strcmp(mode, "staged") == 0)
-        return 0;
-    if (strcmp(mode, "in_place") == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/mode",
-                       "mode 'in_place' is no more: where two versions do not fit into memory, "
-                       "sleep at level 2 first, which drops the served one, and send a whole "
-                       "update");
-    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not staged, the only one there is",
-                   mode);
-}
-
-int placement_from_body(bool *sharded, const json_t *body, struct err *e)
-{
-    const char *text = NULL;
-
-    if (body_str(&text, body, "", "placement", e) != 0 || text == NULL)
-        return e->code != ERR_NONE ? -1 : 0;
-    if (strcmp(text, "sharded") != 0 && strcmp(text, "replicated") != 0)
-        return err_set(e, ERR_BAD_REQUEST, "/placement",
-                       "placement '%.32s' is not one of replicated, sharded", text);
-    *sharded = text[0] == 's';
-    return 0;
-}
-
-int selector_from_body(const char **selector, const json_t *body, struct err *e)
-{
-    static const char *const known[] = {"all", "target"};
-    const char *text = NULL;
-
-    if (body_str(&text, body, "", "selector", e) != 0 || text == NULL)
-        return e->code != ERR_NONE ? -1 : 0;
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (strcmp(text, known[i]) != 0)
-            continue;
-        *selector = known[i];
-        return 0;
-    }
-    if (strcmp(text, "draft") == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/selector",
-                       "the weights of a drafter are not taken, and would not be told from the "
-                       "model's: send selector all or target, with the model's tensors");
-    return err_set(e, ERR_BAD_REQUEST, "/selector", "selector '%.32s' is not one of all, target",
-                   text);
-}
-
-int label_check(const char *label, const char *field, struct err *e)
-{
-    char copy[VERSION_LABEL_MAX + 1];
-    size_t len = strlen(label);
-
-    if (len == 0 || len > VERSION_LABEL_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "a weight version is 1 to %d bytes long; this one has %zu",
-                       VERSION_LABEL_MAX, len);
-    for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, field,
-                           "byte %zu of the weight version is a control character", i);
-    }
-    memcpy(copy, label, len + 1);
-    if (fleet_is_unfinished(label))
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "'%s' begins the names of updates that did not end: choose another",
-                       FLEET_UNFINISHED);
-    if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
-        return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
     return 0;
 }

@@ -1,17 +1,11 @@
-/* An update as JSON, in every reply that shows one. */
-#ifndef BATON_HANDLERS_UPDATE_UPDATE_JSON_H
-#define BATON_HANDLERS_UPDATE_UPDATE_JSON_H
+/* Who asked for an update, until it has ended. */
+#ifndef BATON_HANDLERS_UPDATE_UPDATE_ASKER_H
+#define BATON_HANDLERS_UPDATE_UPDATE_ASKER_H
 
+#include "base/err.h"
 #include "weights/update/update.h"
 
-#include <jansson.h>
 #include <stdbool.h>
-
-/* update_json - the update object (new), or NULL for lack of memory. */
-json_t *update_json(const struct update_info *info);
-
-/* update_details - what an error about an update adds: its id, phase and what is missing (new). */
-json_t *update_details(const struct update_info *info);
 
 struct app;
 struct exchange;
@@ -31,8 +25,5 @@ bool update_asker_gone(void *asker);
 /* update_answered - an update_done_fn; arg is a struct update_asker, which is freed: answers its
  * exchange with either. A commit's answer says too which adapters stay valid. */
 void update_answered(void *arg, const struct update_info *info, const struct err *e);
-
-/* names_json - up to UPDATE_MISSING_MAX names as an array (new). */
-json_t *names_json(const char *const *names, uint32_t n);
 
 #endif

@@ -3,8 +3,8 @@
  * A trainer says the same names, dtypes and shapes with every update. That they are the same is
  * found by comparing bytes, which costs a hundredth of reading them. Nothing is guessed: a column
  * is known when all of its bytes are. */
-#ifndef BATON_HANDLERS_UPDATE_LIST_MEMO_H
-#define BATON_HANDLERS_UPDATE_LIST_MEMO_H
+#ifndef BATON_WEIGHTS_LIST_MEMO_H
+#define BATON_WEIGHTS_LIST_MEMO_H
 
 #include "base/err.h"
 

@@ -1,5 +1,5 @@
 /* Lists are compared outside the lock, which therefore only ever guards which ones there are. */
-#include "handlers/update/list_memo.h"
+#include "weights/list_memo.h"
 
 #include "base/mtx.h"
 #include "weights/plan.h"

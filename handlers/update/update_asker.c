@@ -1,0 +1,76 @@
+/* The answer to a request whose update has ended. */
+#include "handlers/update/update_asker.h"
+
+#include "handlers/lora_json.h"
+#include "handlers/reply.h"
+#include "handlers/update_json.h"
+#include "http/exchange.h"
+
+#include <stdlib.h>
+
+struct update_asker {
+    const struct app *app; /* borrowed */
+    struct exchange *x;
+};
+
+int update_asker_new(struct update_asker **out, const struct app *app, struct exchange *x,
+                     struct err *e)
+{
+    struct update_asker *a = malloc(sizeof *a);
+
+    if (a == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    *a = (struct update_asker){.app = app, .x = x};
+    *out = a;
+    return 0;
+}
+
+void update_asker_free(struct update_asker *a)
+{
+    free(a);
+}
+
+bool update_asker_gone(void *asker)
+{
+    return exchange_gone(((struct update_asker *)asker)->x);
+}
+
+/* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
+ * nothing has changed. */
+static json_t *committed_json(const struct app *app, const struct update_info *info)
+{
+    json_t *reply = update_json(info);
+
+    if (reply != NULL && json_object_set_new(reply, "adapters", lora_valid_json(app)) != 0) {
+        json_decref(reply);
+        return NULL;
+    }
+    return reply;
+}
+
+static void answer_committed(const struct app *app, struct exchange *x,
+                             const struct update_info *info)
+{
+    static const char bare[] = "{\"phase\":\"committed\"}";
+    struct exchange_reply r;
+
+    if (!reply_json_make(x, 200, committed_json(app, info), &r))
+        r = (struct exchange_reply){.status = 200,
+                                    .content_type = "application/json",
+                                    .data = bare,
+                                    .len = sizeof bare - 1};
+    exchange_reply(x, &r);
+}
+
+void update_answered(void *arg, const struct update_info *info, const struct err *e)
+{
+    struct update_asker a = *(struct update_asker *)arg;
+
+    update_asker_free(arg);
+    if (e->code != ERR_NONE)
+        reply_error(a.x, e, update_details(info));
+    else if (info->phase == UPDATE_COMMITTED)
+        answer_committed(a.app, a.x, info);
+    else
+        reply_json(a.x, 200, update_json(info));
+}

@@ -1,0 +1,19 @@
+/* An update as JSON, in every reply that shows one. */
+#ifndef BATON_HANDLERS_UPDATE_JSON_H
+#define BATON_HANDLERS_UPDATE_JSON_H
+
+#include "weights/update/update.h"
+
+#include <jansson.h>
+#include <stdint.h>
+
+/* update_json - the update object (new), or NULL for lack of memory. */
+json_t *update_json(const struct update_info *info);
+
+/* update_details - what an error about an update adds: its id, phase and what is missing (new). */
+json_t *update_details(const struct update_info *info);
+
+/* names_json - up to UPDATE_MISSING_MAX names as an array (new). */
+json_t *names_json(const char *const *names, uint32_t n);
+
+#endif

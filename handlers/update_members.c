@@ -1,0 +1,146 @@
+/* Members that requests of several kinds say in the same words. */
+#include "handlers/update_members.h"
+
+#include "base/utf8.h"
+#include "fleet/members/fleet.h"
+#include "handlers/body.h"
+#include "weights/update/update.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int update_id_check(const char *id, size_t len_max, const char *field, struct err *e)
+{
+    size_t len = strlen(id);
+
+    if (len == 0 || len > len_max)
+        return err_set(e, ERR_BAD_REQUEST, field, "an id is 1 to %zu bytes long; this has %zu",
+                       len_max, len);
+    return 0;
+}
+
+int update_id_parse(const char **id, const json_t *body, struct err *e)
+{
+    const char *found = NULL;
+
+    if (body_required(body, "", "update_id", e) != 0 ||
+        body_str(&found, body, "", "update_id", e) != 0 ||
+        update_id_check(found, UPDATE_ID_MAX, "/update_id", e) != 0)
+        return -1;
+    *id = found;
+    return 0;
+}
+
+int update_source_of(const char **out, const json_t *body, struct err *e)
+{
+    static const char *const sources[] = {"shm",         "path",
+                                          "ipc_handles", "ipc_handles_pickled",
+                                          "buckets",     "serialized_named_tensors",
+                                          "transport"};
+    const char *found = NULL;
+    char field[32] = "";
+
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
+        if (body_given(body, sources[i]) == NULL)
+            continue;
+        if (found != NULL)
+            (void)snprintf(field, sizeof field, "/%s", sources[i]);
+        found = sources[i];
+    }
+    if (found == NULL || field[0] != '\0')
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "exactly one source is needed: shm, path, ipc_handles, ipc_handles_pickled, "
+                       "buckets, serialized_named_tensors, transport: nccl, or a body of type "
+                       "application/vnd.safetensors");
+    if (body_given(body, "serialized_format") != NULL &&
+        strcmp(found, "serialized_named_tensors") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/serialized_format",
+                       "serialized_format goes with serialized_named_tensors");
+    *out = found;
+    return 0;
+}
+
+int mode_from_body(const json_t *body, struct err *e)
+{
+    const char *mode = "staged";
+
+    if (body_str(&mode, body, "", "mode", e) != 0)
+        return -1;
+    if (strcmp(mode, "staged") == 0)
+        return 0;
+    if (strcmp(mode, "in_place") == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/mode",
+                       "mode 'in_place' is no more: where two versions do not fit into memory, "
+                       "sleep at level 2 first, which drops the served one, and send a whole "
+                       "update");
+    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not staged, the only one there is",
+                   mode);
+}
+
+int placement_from_body(bool *sharded, const json_t *body, struct err *e)
+{
+    const char *text = NULL;
+
+    if (body_str(&text, body, "", "placement", e) != 0 || text == NULL)
+        return e->code != ERR_NONE ? -1 : 0;
+    if (strcmp(text, "sharded") != 0 && strcmp(text, "replicated") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/placement",
+                       "placement '%.32s' is not one of replicated, sharded", text);
+    *sharded = text[0] == 's';
+    return 0;
+}
+
+int selector_from_body(const char **selector, const json_t *body, struct err *e)
+{
+    static const char *const known[] = {"all", "target"};
+    const char *text = NULL;
+
+    if (body_str(&text, body, "", "selector", e) != 0 || text == NULL)
+        return e->code != ERR_NONE ? -1 : 0;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(text, known[i]) != 0)
+            continue;
+        *selector = known[i];
+        return 0;
+    }
+    if (strcmp(text, "draft") == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/selector",
+                       "the weights of a drafter are not taken, and would not be told from the "
+                       "model's: send selector all or target, with the model's tensors");
+    return err_set(e, ERR_BAD_REQUEST, "/selector", "selector '%.32s' is not one of all, target",
+                   text);
+}
+
+int label_check(const char *label, const char *field, struct err *e)
+{
+    char copy[VERSION_LABEL_MAX + 1];
+    size_t len = strlen(label);
+
+    if (len == 0 || len > VERSION_LABEL_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "a weight version is 1 to %d bytes long; this one has %zu",
+                       VERSION_LABEL_MAX, len);
+    for (size_t i = 0; i < len; i++) {
+        if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
+            return err_set(e, ERR_BAD_REQUEST, field,
+                           "byte %zu of the weight version is a control character", i);
+    }
+    memcpy(copy, label, len + 1);
+    if (fleet_is_unfinished(label))
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "'%s' begins the names of updates that did not end: choose another",
+                       FLEET_UNFINISHED);
+    if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
+        return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
+    return 0;
+}
+
+int label_parse(struct label_req *req, const json_t *body, struct err *e)
+{
+    if (body_required(body, "", "weight_version", e) != 0 ||
+        body_str(&req->label, body, "", "weight_version", e) != 0 ||
+        label_check(req->label, "/weight_version", e) != 0 ||
+        body_bool(&req->abort_requests, body, "", "abort_requests", e) != 0)
+        return -1;
+    return body_u64(&req->if_serial, body, "", "if_serial", 1, INT64_MAX, e);
+}
