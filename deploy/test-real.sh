@@ -6,7 +6,8 @@
 # env: BATON          the program to test (default: build/release/baton, built here)
 #      PYTHON312      a Python 3.12 with venv (default: python3.12)
 #      REAL_ENVS      where the environments are (default: build/real)
-#      VLLM_ENV, …    an environment of that peer that is there already; it is used as it is
+#      VLLM_ENV, …    an environment of that peer that is there already; it is used as it is.
+#                     With VLLM_ENV trl is also run in front of a real vLLM
 #      SLIME_SRC, SKYRL_SRC, PRIME_RL_SRC   a checkout of that peer, which PyPI does not have;
 #                     skipped without
 #      RECORD         a folder into which what the peers said is recorded (see tests/real/record.py)
@@ -14,12 +15,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
-peers=(vllm sglang trl areal verl openai litellm schemathesis checkpoint-engine slime skyrl
-  prime-rl)
+peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoint-engine slime
+  skyrl prime-rl)
 # Installed as listed, without what they ask for: a lock, or beside the environment they build on.
 declare -A listed=([vllm]=1 [sglang]=1)
 declare -A built_on=(
-  [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
+  [vllm-wire]=vllm [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
   [slime]=sglang [verl]=sglang
 )
 declare -A from_checkout=([slime]=1 [skyrl]=1 [prime-rl]=1)
@@ -104,7 +105,7 @@ if (($# > 0)); then
 fi
 if [[ -z $only_install && -z ${BATON:-} ]]; then
   cmake --preset release >/dev/null
-  cmake --build --preset release -- baton fakecuda fakecuda_foreign | tail -n 1
+  cmake --build --preset release -- baton fakecuda fakecuda_foreign fake_engine | tail -n 1
   BATON=build/release/baton
 fi
 

@@ -1,13 +1,23 @@
-"""TRL's VLLMClient, unmodified, against baton. Its weight updates need a GPU: those are what
-tests/gpu/test_vllm_real.py makes. Usage: test_trl.py --baton PROGRAM [--record DIR]"""
+"""TRL's VLLMClient, unmodified, against baton; against baton in front of two batons; and in front of
+a real vLLM, if VLLM_ENV names its environment or --only asks for it. Its weight updates need a GPU:
+those are what tests/gpu/test_vllm_real.py makes.
+Usage: test_trl.py --baton PROGRAM [--only alone,batons,vllm] [--record DIR]"""
 
+import contextlib
+import os
+import pathlib
 import sys
+import tempfile
 
 import real_world
-from real_world import CHAT, MODEL, world
+import vllm_engines
+from real_world import CHAT, MODEL, ask, world
 from trl.generation.vllm_client import VLLMClient
 
 TOLERANCE = 1e-3
+OF_BATON = {"transfer": None, "dtype": "torch.bfloat16", "greedy_n": 2}
+OF_VLLM = {"transfer": "file", "dtype": "torch.float32", "greedy_n": 1}  # it refuses more
+VLLM_ENV = os.environ.get("VLLM_ENV")  # else the environment that TRL's is built on
 
 
 def case():
@@ -15,24 +25,25 @@ def case():
     return golden["checkpoints"]["step-00100"]["cases"][0]
 
 
-def before_training(checks, client):
+def before_training(checks, client, served):
     """What its trainers ask for before the first step."""
     checks.same(client.model, MODEL, "the model's name")
-    checks.same(client.get_world_size(), 1, "the world size")
+    checks.same(client.get_world_size(), served["world_size"], "the world size")
     info = client.get_server_info()
-    checks.same(info["weight_transfer_config"], None, "no weight-transfer engine without a GPU")
+    transfer = (info["weight_transfer_config"] or {}).get("backend")
+    checks.same(transfer, served["transfer"], "how weights are sent")
     model = info["model_config"]
-    checks.same(model["dtype"], "torch.bfloat16", "dtype")
+    checks.same(model["dtype"], served["dtype"], "dtype")
     checks.same(model["logprobs_mode"], "raw_logprobs", "logprobs_mode")
     checks.same(info["parallel_config"]["data_parallel_size"], 1, "data_parallel_size")
     checks.that("lora_config" in info, "lora_config")
 
 
-def generation(checks, client):
-    golden, n = case(), 8
+def generation(checks, client, served):
+    golden, n, copies = case(), 8, served["greedy_n"]
     ids = golden["greedy_token_ids"][:n]
-    made = client.generate(["In the beginning"], n=2, temperature=0.0, max_tokens=n)
-    checks.same(made["completion_ids"], [ids, ids], "generate")
+    made = client.generate(["In the beginning"], n=copies, temperature=0.0, max_tokens=n)
+    checks.same(made["completion_ids"], [ids] * copies, "generate")
     checks.same(made["prompt_ids"], [golden["prompt_token_ids"]], "the prompt's tokens")
     off = max(abs(a[0] - b) for a, b in zip(made["logprobs"][0], golden["greedy_logprobs"]))
     checks.that(off < TOLERANCE, "logprobs", f"{off:.1e} off")
@@ -42,7 +53,7 @@ def generation(checks, client):
     checks.same(made["completion_ids"], [ids], "chat")
 
 
-def scoring(checks, client):
+def scoring(checks, client, served):
     """As a teacher of its distillation."""
     golden = case()
     prompt, ids = golden["prompt_token_ids"], golden["greedy_token_ids"]
@@ -53,7 +64,7 @@ def scoring(checks, client):
     checks.same({len(row) for row in made["logprobs"][0]}, {100}, "its default of 100 a token")
 
 
-def update_frame(checks, client):
+def update_frame(checks, client, served):
     """What stands around an update; and that an update without a tensor is refused."""
     client.reset_prefix_cache()
     checks.that(True, "reset_prefix_cache")
@@ -66,17 +77,64 @@ def update_frame(checks, client):
     client.session.post(f"{client.base_url}/resume")
 
 
-def main():
-    args = real_world.options()
-    checks = world.Checks()
+def play(checks, where, url, **served):
+    """Each of its calls; a section each."""
+    client = VLLMClient(base_url=url)
+    for part in (before_training, generation, scoring, update_frame):
+        with checks.section(f"TRL, {where}{part.__name__}"):
+            part(checks, client, served)
+
+
+def ready(server):
+    world.until(lambda: ask(server.url, "GET", "/readyz").status == 200, "baton is ready")
+    return server.url
+
+
+def alone(args, checks):
     with (
         real_world.embedded(args) as server,
         real_world.recorded(args, server, "trl-to-baton") as url,
     ):
-        client = VLLMClient(base_url=url)
-        for part in (before_training, generation, scoring, update_frame):
-            with checks.section(f"TRL, {part.__name__}"):
-                part(checks, client)
+        play(checks, "", url, world_size=1, **OF_BATON)
+
+
+def batons(args, checks):
+    with contextlib.ExitStack() as held:
+        engines = [held.enter_context(real_world.embedded(args)) for _ in range(2)]
+        front = real_world.in_front(args, *(f"{engine.url},baton" for engine in engines))
+        url = ready(held.enter_context(front))
+        play(checks, "in front of two batons, ", url, world_size=2, **OF_BATON)
+
+
+class Engine(real_world.CpuEngine):
+    """It scores with 100 logprobs of each token."""
+
+    PYTHON = f"{VLLM_ENV}/bin/python" if VLLM_ENV else sys.executable
+    OPTIONS = (*real_world.CpuEngine.OPTIONS, "--max-logprobs", "100")
+
+
+def vllm(args, checks):
+    with tempfile.TemporaryDirectory(prefix="baton-real-") as folder:
+        engine = Engine("trl", pathlib.Path(folder), "file", 0)
+        try:
+            engine.start("step-00100")
+            vllm_engines.await_ready([engine])
+            with real_world.in_front(args, f"{engine.url},vllm") as front:
+                play(checks, "in front of vLLM, ", ready(front), world_size=1, **OF_VLLM)
+        finally:
+            engine.kill()
+
+
+def main():
+    args = real_world.options()
+    checks = world.Checks()
+    wanted = args.only.split(",") if args.only else ["alone", "batons"] + ["vllm"] * bool(VLLM_ENV)
+    for part in (alone, batons, vllm):
+        if part.__name__ not in wanted:
+            checks.skip(part.__name__, "not asked for: --only, or VLLM_ENV for vllm")
+            continue
+        with checks.section(part.__name__):
+            part(args, checks)
     return checks.done()
 
 
