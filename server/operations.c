@@ -2,7 +2,6 @@
  * row too few fails the assertion below it, one that comes twice is -Woverride-init. */
 #include "server/operations.h"
 
-#include "fleet/proxy/relay.h"
 #include "handlers/compat/areal/dialect_areal.h"
 #include "handlers/compat/sglang/sglang_generate.h"
 #include "handlers/control_plane.h"

@@ -7,9 +7,6 @@
 
 #include "base/log.h"
 #include "fleet/proxy/relay_priv.h"
-#include "handlers/app.h"
-#include "handlers/reply.h"
-#include "handlers/route.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -91,7 +88,7 @@ void relay_fail(struct relay *r, const struct err *e)
         log_cut(r, e->msg);
         exchange_stream_close(x, false);
     } else {
-        reply_error_make(x->route, e, NULL, &out);
+        r->error_reply(x, e, &out);
         relay_name_upstream(r, &out);
         exchange_reply(x, &out);
     }
@@ -334,9 +331,9 @@ static void gone(void *arg)
     relay_drop(arg);
 }
 
-static struct relay *relay_new(struct relay_loop *rl, struct exchange *x, struct err *e)
+static struct relay *relay_new(struct relay_loop *rl, struct exchange *x, enum fleet_lane lane,
+                               struct err *e)
 {
-    const struct route *route = x->route;
     struct relay *r = calloc(1, sizeof *r);
 
     if (r == NULL) {
@@ -345,7 +342,7 @@ static struct relay *relay_new(struct relay_loop *rl, struct exchange *x, struct
     }
     r->loop = rl;
     r->x = x;
-    r->lane = route->lane == LANE_GENERATE ? FLEET_GENERATE : FLEET_TEXT;
+    r->lane = lane;
     r->ticket = (struct fleet_ticket){.lane = r->lane,
                                       .affinity = fleet_affinity(x->session_id),
                                       .granted = on_granted,
@@ -375,20 +372,21 @@ static bool has_dots(const char *variable)
     return false;
 }
 
-int handle_relay(struct app *app, struct exchange *x, struct err *e)
+int relay_begin(struct exchange *x, enum fleet_lane lane, relay_error_fn *error_reply,
+                struct err *e)
 {
     struct relay_loop *rl = x->loop_app;
     struct relay *r;
 
-    (void)app;
     assert(rl != NULL && loop_is_current(rl->loop));
     if (x->target[0] != '/') /* "%2Fv1/models", which is a path only when it is decoded */
         return err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", x->target);
     if (has_dots(x->path_arg))
         return err_set(e, ERR_BAD_REQUEST, "", "%.200s has a segment '.' or '..'", x->path);
-    r = relay_new(rl, x, e);
+    r = relay_new(rl, x, lane, e);
     if (r == NULL)
         return -1;
+    r->error_reply = error_reply;
     exchange_on_gone(x, on_gone, r);
     if (relay_enter(r, e) == 0)
         return 0;

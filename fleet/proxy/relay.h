@@ -11,9 +11,9 @@
 
 #include "base/err.h"
 #include "base/loop.h"
+#include "fleet/members/fleet.h"
 #include "http/exchange.h"
 
-struct app;
 struct relays;
 struct upstreams;
 
@@ -45,10 +45,15 @@ void relays_free(struct relays *rs);
 int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *e);
 void relay_loop_end(void *loop_app);
 
-/* handle_relay - an operation's handler in front of upstreams (server/operations.h), on the loop.
- * Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND,
- * ERR_NO_MEMORY.
+/* Makes the answer to what no upstream has answered. Threads: the loop's. Blocks: no. */
+typedef void relay_error_fn(const struct exchange *x, const struct err *e,
+                            struct exchange_reply *out);
+
+/* relay_begin - pass a request on to an upstream; on the loop. On success the exchange is answered
+ * later; after an error it is still the caller's.
+ * Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND, ERR_NO_MEMORY.
  */
-int handle_relay(struct app *app, struct exchange *x, struct err *e);
+int relay_begin(struct exchange *x, enum fleet_lane lane, relay_error_fn *error_reply,
+                struct err *e);
 
 #endif

@@ -55,6 +55,7 @@ struct relay {
     struct exchange *x;              /* our reference; NULL when answered */
     enum relay_stage stage;
     enum fleet_lane lane;
+    relay_error_fn *error_reply;
     struct fleet_ticket ticket;
     bool entering; /* in fleet_enter: a grant is taken at once */
     bool has_permit;

@@ -12,6 +12,9 @@ struct app;
 struct fleet_said;
 struct fleet_session;
 
+/* handle_relay - on the loop. Errors: relay_begin's. */
+int handle_relay(struct app *app, struct exchange *x, struct err *e);
+
 /* Handlers in front of upstreams (server/operations.h). */
 int fleet_update_start(struct app *app, struct exchange *x, struct err *e);
 int fleet_update(struct app *app, struct exchange *x, struct err *e);
