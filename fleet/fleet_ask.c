@@ -169,15 +169,19 @@ static int make_op(struct wire_request *out, struct fleet_control *fc, enum wire
 {
     json_t *empty = to->body == NULL ? json_object() : NULL;
     struct wire_about about = to->about;
+    const struct fleet_group *group;
     struct upstream_info info;
-    char name[sizeof fc->group.name];
+    char name[FLEET_GROUP_NAME_MAX + 1] = "";
     int rc;
 
     fleet_info(upstreams_fleet(fc->upstreams), to->upstream, &info);
     about.release = info.saw.release;
     mtx_lock(&fc->lock);
-    about.group = fc->group.packing;
-    memcpy(name, fc->group.name, sizeof name);
+    group = fleet_group_locked(fc, json_string_value(json_object_get(to->body, "group_name")));
+    if (group != NULL) {
+        about.group = group->packing;
+        memcpy(name, group->name, sizeof name);
+    }
     mtx_unlock(&fc->lock);
     if (about.group_name == NULL)
         about.group_name = name;

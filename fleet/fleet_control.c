@@ -45,6 +45,24 @@ void fleet_control_free(struct fleet_control *fc)
     free(fc);
 }
 
+/* the groups with the trainer */
+
+static bool is_named(const struct fleet_group *g, const char *name)
+{
+    return strcmp(g->name, name) == 0 ||
+           (g->name[0] == '\0' && strcmp(name, WIRE_SGLANG_GROUP) == 0);
+}
+
+struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)
+{
+    if (name == NULL)
+        return fc->n_groups > 0 ? &fc->groups[fc->n_groups - 1] : NULL;
+    for (size_t i = 0; i < fc->n_groups; i++)
+        if (is_named(&fc->groups[i], name))
+            return &fc->groups[i];
+    return NULL;
+}
+
 /* who stands still, and who is asked for tokens */
 
 /* The last word is of what is so: one is told under the lock, the other knows the order. */

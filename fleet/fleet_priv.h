@@ -27,7 +27,9 @@ enum {
     FLEET_BUSY_US = 3000000,    /* the same, for who must not wait behind one that hangs */
     FLEET_GONE_US = 200000,     /* until who waits looks whether its client has left */
     FLEET_ENDED_KEPT = 16,      /* updates that can still be asked about */
-    FLEET_BEHIND_US = 500000    /* until who missed a pause or a resume is looked for again */
+    FLEET_BEHIND_US = 500000,   /* until who missed a pause or a resume is looked for again */
+    FLEET_GROUPS_MAX = 64,      /* of one trainer: one for each of its pipeline stages */
+    FLEET_GROUP_NAME_MAX = 256  /* bytes */
 };
 
 struct fleet_hold { /* the trainer's pause */
@@ -43,10 +45,9 @@ struct fleet_hold { /* the trainer's pause */
 };
 
 struct fleet_group { /* with the trainer */
-    bool on;
     struct wire_packing packing;
     uint64_t world_size, rank_offset, began_us;
-    char name[129];
+    char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
     bool joined[FLEET_MAX];
     uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX];
 };
@@ -79,8 +80,9 @@ struct fleet_control {
     const char *coverage;    /* static: of the last update that was committed; NULL: none */
     bool weights_asleep, kv_asleep;
     int sleep_level;
-    uint64_t epoch; /* of pauses and resumes */
-    struct fleet_group group;
+    uint64_t epoch;                              /* of pauses and resumes */
+    struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last; several of SGLangs only */
+    size_t n_groups;
     struct fleet_handles { /* of a trainer that set up nothing else */
         bool set;          /* upstreams were told that handles will come */
         bool on, packed;   /* on: it was said whether they are packed */
@@ -101,6 +103,11 @@ struct fleet_control {
     struct loop_timer watch_timer;
     bool lapsing; /* guarded by lock: it is */
 };
+
+/* fleet_group_locked - the group that is meant, or NULL. One that was joined without a name has the
+ * one that SGLang gives it.
+ * @name  NULL: the latest */
+struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name);
 
 /* Who the upstreams are. */
 static inline struct fleet *fleet_of(const struct fleet_control *fc)

@@ -11,6 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What an SGLang calls a group that was given no name. */
+#define WIRE_SGLANG_GROUP "weight_update_group"
+
 enum wire_dialect { WIRE_BATON, WIRE_VLLM, WIRE_SGLANG, WIRE_DIALECTS };
 
 /* wire_dialect_parse - "baton", "vllm", "sglang". Errors: ERR_BAD_REQUEST at `field`. */
@@ -53,8 +56,8 @@ struct wire_about {
     const char *release; /* of upstream_saw; NULL or one that says nothing: taken for the newest */
     struct wire_packing group;
     const char *group_name; /* it was joined under; NULL or "": under none */
-    const char *update_id; /* the upstream's own, of its start; of the others, which have none, the
-                              version that they are to tell until the update ends; NULL: none */
+    const char *update_id;  /* the upstream's own, of its start; of the others, which have none, the
+                               version that they are to tell until the update ends; NULL: none */
     bool has_rank_offset;
     uint64_t rank_offset; /* of its first rank in the trainer's group */
     bool has_begun;       /* its own update is open: WIRE_START was not refused */

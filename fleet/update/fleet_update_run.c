@@ -531,34 +531,42 @@ static void leave(struct fleet_control *fc, struct fleet_session *s)
     fleet_look(fc);
 }
 
+/* An SGLang that is in no group of a name ends when it is asked to receive by it. */
+static int find_group_locked(struct fleet_control *fc, const char *name,
+                             const struct fleet_group **out, struct err *e)
+{
+    *out = fleet_group_locked(fc, name);
+    if (*out != NULL)
+        return 0;
+    if (fc->n_groups == 0)
+        return err_set(e, ERR_CONFLICT, "/transport",
+                       "there is no group to receive from; POST /v1/weight_transfer/init joins "
+                       "the upstreams to one");
+    return err_set(e, ERR_CONFLICT, "/group_name",
+                   "the group's name is '%.100s', not '%.100s': join it under the name that its "
+                   "updates have",
+                   fleet_group_locked(fc, NULL)->name, name);
+}
+
 /* Who is not in the trainer's group gets nothing of what it broadcasts. */
 static int drop_strangers(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                           struct err *e)
 {
-    const char *name = json_string_value(body_given(body, "group_name"));
+    const struct fleet_group *group;
     struct err why = {0};
-    bool group, stands;
-    int rc = 0;
+    bool stands;
+    int rc;
 
     (void)err_set(&why, ERR_CONFLICT, "", "it has not joined the group with the trainer");
     mtx_lock(&fc->lock);
-    group = fc->group.on;
-    if (group && name != NULL && strcmp(name, fc->group.name) != 0)
-        rc = err_set(e, ERR_CONFLICT, "/group_name",
-                     "the group's name is '%.100s', not '%.100s': join it under the name that its "
-                     "updates have",
-                     fc->group.name, name);
-    for (size_t i = 0; rc == 0 && group && i < s->n_parts; i++)
-        if (part_takes_part(&s->parts[i]) && !fc->group.joined[s->parts[i].upstream])
+    rc = find_group_locked(fc, json_string_value(body_given(body, "group_name")), &group, e);
+    for (size_t i = 0; rc == 0 && i < s->n_parts; i++)
+        if (part_takes_part(&s->parts[i]) && !group->joined[s->parts[i].upstream])
             fleet_session_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
     stands = fleet_session_stands(s, fleet_min_ready(fc));
     mtx_unlock(&fc->lock);
     if (rc != 0)
         return rc;
-    if (!group)
-        return err_set(e, ERR_CONFLICT, "/transport",
-                       "there is no group to receive from; POST /v1/weight_transfer/init joins "
-                       "the upstreams to one");
     if (!stands)
         fleet_tell_cause(fc, s, e);
     return stands ? 0 : -1;

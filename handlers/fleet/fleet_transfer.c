@@ -36,6 +36,9 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
         body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
         packed_parse_join(&req->packed, body, e) != 0)
         return -1;
+    if (req->group_name != NULL && strlen(req->group_name) > FLEET_GROUP_NAME_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/group_name", "%zu bytes, %d are allowed",
+                       strlen(req->group_name), FLEET_GROUP_NAME_MAX);
     req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : app->settings.join_timeout_ms * 1000;
     req->by_handles = strcmp(transport, "ipc") == 0;
     if (req->by_handles)
@@ -130,14 +133,67 @@ static void leave_again(struct app *app, const struct init_req *req, const struc
         fleet_said_free(left, n_to);
 }
 
-static void note_group(struct fleet_control *fc, const struct init_req *req,
-                       const struct fleet_to *to, size_t n, const uint64_t *n_ranks)
+/* An SGLang is in as many as it has joined; the last one of any other replaces the one before. */
+static bool keeps_groups(struct app *app, const struct fleet_to *to, size_t n)
 {
-    struct fleet_group *g = &fc->group;
+    struct upstream_at at;
+    bool keeps = true;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(app->upstreams, to[i].upstream, &at);
+        keeps = keeps && at.dialect == WIRE_SGLANG;
+    }
+    return keeps;
+}
+
+static void forget_group_locked(struct fleet_control *fc, struct fleet_group *g)
+{
+    struct fleet_group *end = &fc->groups[fc->n_groups--];
+
+    memmove(g, g + 1, (size_t)(end - (g + 1)) * sizeof *g);
+}
+
+/* By a join, also by one that failed: who had joined before has left again. */
+static void forget_replaced(struct app *app, const struct init_req *req, const struct fleet_to *to,
+                            size_t n)
+{
+    struct fleet_control *fc = app->fleet_control;
+    bool keeps = keeps_groups(app, to, n);
+    struct fleet_group *g;
 
     mtx_lock(&fc->lock);
+    if (!keeps)
+        fc->n_groups = 0;
+    g = fleet_group_locked(fc, req->group_name != NULL ? req->group_name : WIRE_SGLANG_GROUP);
+    if (g != NULL)
+        forget_group_locked(fc, g);
+    mtx_unlock(&fc->lock);
+}
+
+static int check_room(struct fleet_control *fc, struct err *e)
+{
+    bool room;
+
+    mtx_lock(&fc->lock);
+    room = fc->n_groups < FLEET_GROUPS_MAX;
+    mtx_unlock(&fc->lock);
+    return room ? 0
+                : err_set(e, ERR_CONFLICT, "/group_name",
+                          "%d groups are joined, as many as there may be: leave those that have "
+                          "ended",
+                          FLEET_GROUPS_MAX);
+}
+
+static void note_group(struct app *app, const struct init_req *req, const struct fleet_to *to,
+                       size_t n, const uint64_t *n_ranks)
+{
+    struct fleet_control *fc = app->fleet_control;
+    struct fleet_group *g;
+
+    forget_replaced(app, req, to, n);
+    mtx_lock(&fc->lock);
+    g = &fc->groups[fc->n_groups++];
     memset(g, 0, sizeof *g);
-    g->on = true;
     g->packing = (struct wire_packing){req->packed.packed, req->packed.bucket_nbytes};
     g->world_size = req->world_size;
     g->rank_offset = req->rank_offset;
@@ -177,22 +233,25 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
     return ranks;
 }
 
-/* The members of a server's own group, as far as they are known here. */
+/* The members of a server's own group, as far as they are known here: of the latest one. */
 static json_t *group_json(struct app *app)
 {
     struct fleet_control *fc = app->fleet_control;
-    struct fleet_group g;
+    struct fleet_group g = {0};
+    bool on;
 
     mtx_lock(&fc->lock);
-    g = fc->group;
+    on = fc->n_groups > 0;
+    if (on)
+        g = *fleet_group_locked(fc, NULL);
     mtx_unlock(&fc->lock);
-    return json_pack("{s:s, s:s?, s:o, s:o, s:o, s:o, s:n, s:o}", "state", g.on ? "joined" : "none",
-                     "transport", g.on ? "nccl" : NULL, "world_size",
-                     g.on ? json_integer((json_int_t)g.world_size) : json_null(), "rank_offset",
-                     g.on ? json_integer((json_int_t)g.rank_offset) : json_null(), "ranks",
+    return json_pack("{s:s, s:s?, s:o, s:o, s:o, s:o, s:n, s:o}", "state", on ? "joined" : "none",
+                     "transport", on ? "nccl" : NULL, "world_size",
+                     on ? json_integer((json_int_t)g.world_size) : json_null(), "rank_offset",
+                     on ? json_integer((json_int_t)g.rank_offset) : json_null(), "ranks",
                      ranks_json(app, &g), "group_name",
                      g.name[0] != '\0' ? json_string(g.name) : json_null(), "error", "age_s",
-                     g.on ? json_real((double)(clock_now_us() - g.began_us) / 1e6) : json_null());
+                     on ? json_real((double)(clock_now_us() - g.began_us) / 1e6) : json_null());
 }
 
 /* What the trainer before has left half sent must not become one model with what this one sends. */
@@ -221,7 +280,8 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
 
     if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
         (!req->by_handles &&
-         (ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
+         (check_room(app->fleet_control, e) != 0 ||
+          ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
         fleet_ask(app->fleet_control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
                   e) != 0)
         return -1;
@@ -230,12 +290,14 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
         if (req->by_handles)
             note_handles(app->fleet_control, req);
         else
-            note_group(app->fleet_control, req, to, n, n_ranks);
+            note_group(app, req, to, n, n_ranks);
         fleet_reply(app, x, group_json(app), said, n);
     } else {
         *e = cause->why;
-        if (!req->by_handles)
+        if (!req->by_handles) {
             leave_again(app, req, said, n);
+            forget_replaced(app, req, to, n);
+        }
         fleet_reply_error(app, x, e, said, n);
     }
     fleet_said_free(said, n);
@@ -281,51 +343,86 @@ static int check_name(struct fleet_control *fc, const char *name, struct err *e)
     int rc = 0;
 
     mtx_lock(&fc->lock);
-    if (name != NULL && fc->group.on && strcmp(fc->group.name, name) != 0)
+    if (name != NULL && fc->n_groups > 0 && fleet_group_locked(fc, name) == NULL)
         rc = err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
-                     fc->group.name, name);
+                     fleet_group_locked(fc, NULL)->name, name);
     mtx_unlock(&fc->lock);
     return rc;
 }
 
-/* Of handles only a vLLM holds anything. */
-static bool is_set_up_locked(struct app *app, size_t upstream)
+/* Of handles only a vLLM holds anything. @g  NULL: there is none */
+static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_t upstream)
 {
-    const struct fleet_control *fc = app->fleet_control;
     struct upstream_at at;
 
     upstreams_at(app->upstreams, upstream, &at);
-    return (fc->group.on && fc->group.joined[upstream]) ||
-           (fc->handles.set && at.dialect == WIRE_VLLM);
+    return (g != NULL && g->joined[upstream]) ||
+           (app->fleet_control->handles.set && at.dialect == WIRE_VLLM);
 }
 
-static int leave(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+/* Those that are in it. @name  then: of the group  Returns how many. */
+static size_t to_leave(struct app *app, const char *meant, const json_t *body, struct fleet_to *to,
+                       char name[FLEET_GROUP_NAME_MAX + 1])
 {
     struct fleet_control *fc = app->fleet_control;
-    struct fleet_to to[FLEET_MAX], alive[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_to alive[FLEET_MAX];
     size_t n = fleet_alive(fc, body, alive), n_to = 0;
+    const struct fleet_group *g;
 
     mtx_lock(&fc->lock);
+    g = fleet_group_locked(fc, meant);
+    (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g != NULL ? g->name : "");
     for (size_t i = 0; i < n; i++)
-        if (is_set_up_locked(app, alive[i].upstream))
-            to[n_to++] = alive[i];
+        if (is_set_up_locked(app, g, alive[i].upstream)) {
+            to[n_to] = alive[i];
+            to[n_to++].about.group_name = name;
+        }
     mtx_unlock(&fc->lock);
-    if (fleet_ask(fc, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &said, e) != 0)
-        return -1;
-    cause = fleet_cause(said, n_to);
+    return n_to;
+}
+
+/* Whatever upstreams said: one that is away has left. Returns true while there are others. */
+static bool forget(struct fleet_control *fc, const char *name)
+{
+    struct fleet_group *g;
+    bool more;
+
     mtx_lock(&fc->lock);
-    memset(&fc->group, 0, sizeof fc->group);
+    g = fleet_group_locked(fc, name[0] != '\0' ? name : WIRE_SGLANG_GROUP);
+    if (g != NULL)
+        forget_group_locked(fc, g);
     fc->handles.set = fc->handles.on = false;
+    more = fc->n_groups > 0;
     mtx_unlock(&fc->lock);
+    return more;
+}
+
+/* @name  NULL: each that there is */
+static int leave(struct app *app, struct exchange *x, const char *name, const json_t *body,
+                 struct err *e)
+{
+    char left[FLEET_GROUP_NAME_MAX + 1];
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    bool more = true;
+    size_t n = 0;
+
+    do {
+        fleet_said_free(said, n);
+        n = to_leave(app, name, body, to, left);
+        if (fleet_ask(app->fleet_control, WIRE_LEAVE, to, n, TRANSFER_LEAVE_US, &said, e) != 0)
+            return -1;
+        cause = fleet_cause(said, n);
+        more = forget(app->fleet_control, left) && name == NULL;
+    } while (more && cause == NULL);
     if (cause == NULL) {
-        fleet_reply(app, x, group_json(app), said, n_to);
+        fleet_reply(app, x, group_json(app), said, n);
     } else {
         *e = cause->why;
-        fleet_reply_error(app, x, e, said, n_to);
+        fleet_reply_error(app, x, e, said, n);
     }
-    fleet_said_free(said, n_to);
+    fleet_said_free(said, n);
     return 0;
 }
 
@@ -345,7 +442,7 @@ int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e)
     if (rc == 0) {
         rc = check_name(app->fleet_control, name, e);
         if (rc == 0)
-            rc = leave(app, x, body, e);
+            rc = leave(app, x, name, body, e);
         fleet_turn_end(app->fleet_control);
     }
     json_decref(body);

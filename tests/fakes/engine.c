@@ -419,6 +419,7 @@ int main(int argc, char **argv)
     cache_fini(&e->cache);
     cache_fini(&e->storage);
     json_decref(e->group);
+    json_decref(e->groups);
     free(e->heap);
     (void)close(e->listen_fd);
     (void)close(guard);

@@ -243,7 +243,8 @@ struct engine {
     char update_id[ID_LEN + 8], update_label[LABEL_MAX + 1];
     bool update_partial;
     size_t n_received; /* requests that brought tensors, in this update */
-    json_t *group;     /* of init, or NULL */
+    json_t *group;     /* of the last init, or NULL */
+    json_t *groups;    /* an SGLang's, by name; or NULL */
     bool packed;       /* of a vLLM: handles are, as its init said */
     enum pause pause;
     unsigned asleep;

@@ -132,19 +132,25 @@ static bool flush_after(struct conn *c, const json_t *body)
 
 /* updates */
 
-static void init(struct conn *c, const json_t *body)
+/* Each of a trainer's groups has a name; one that is not said is this. */
+static const char *group_of(const json_t *body)
 {
-    if (state_init(c, body, true))
-        say(c, "Succeeded to initialize the group.");
+    return text_member(body, "group_name", "weight_update_group");
 }
 
-/* Each of a trainer's groups has a name; one that is not said is this. */
 static bool has_group(const struct conn *c, const json_t *body)
 {
-    static const char by_default[] = "weight_update_group";
+    return json_object_get(c->e->groups, group_of(body)) != NULL;
+}
 
-    return c->e->group != NULL && strcmp(text_member(c->e->group, "group_name", by_default),
-                                         text_member(body, "group_name", by_default)) == 0;
+static void init(struct conn *c, const json_t *body)
+{
+    if (!state_init(c, body, true))
+        return;
+    if (c->e->groups == NULL)
+        c->e->groups = json_object();
+    (void)json_object_set(c->e->groups, group_of(body), c->e->group);
+    say(c, "Succeeded to initialize the group.");
 }
 
 static void leave(struct conn *c, const json_t *body)
@@ -153,8 +159,11 @@ static void leave(struct conn *c, const json_t *body)
         refuse(c, "The group to be destroyed does not exist.");
         return;
     }
-    json_decref(c->e->group);
-    c->e->group = NULL;
+    (void)json_object_del(c->e->groups, group_of(body));
+    if (json_object_size(c->e->groups) == 0) {
+        json_decref(c->e->group);
+        c->e->group = NULL;
+    }
     say(c, "Succeeded to destroy the group.");
 }
 

@@ -33,7 +33,8 @@ void state_reset(struct engine *e)
     e->update_id[0] = '\0';
     e->n_received = 0;
     json_decref(e->group);
-    e->group = NULL;
+    json_decref(e->groups);
+    e->group = e->groups = NULL;
     e->pause = PAUSE_NONE;
     e->asleep = 0;
     memset(e->adapters, 0, sizeof e->adapters);

@@ -447,6 +447,44 @@ def named_group(f):
     f.init()
 
 
+def groups_of_stages(f):
+    """slime and AReaL join a group for each pipeline stage of the trainer: an SGLang is in all of them."""
+    n = len(f.doubles)
+    join = dict(JOIN, rank_offset=1, world_size=1 + n * RANKS)
+    f.front.good("DELETE", "/v1/weight_transfer")
+    for name in ("pp_0", "pp_1"):
+        f.front.post("/init_weights_update_group", dict(join, group_name=name))
+    label = next(LABELS)
+    f.front.post("/pause_generation", {"mode": "in_place"})
+    for d in f.doubles:
+        d.good("DELETE", "/journal")
+    for name in ("pp_0", "pp_1"):
+        step = dict(COLUMNS, group_name=name, weight_version=label)
+        assert f.front.post("/update_weights_from_distributed", step)["success"] is True
+    f.front.post("/continue_generation", {})
+    assert f.versions() == [label] * n
+    for d in f.doubles:
+        told = [json.loads(entry["body"])["group_name"] for entry in d.journal("update")]
+        assert told == ["pp_0", "pp_1"], told
+    said = refused(f, 409, "POST", "/v1/update_weights", dict(BROADCAST, group_name="pp_2"))
+    assert "'pp_2'" in said["error"]["message"], said
+    f.front.post("/destroy_weights_update_group", {"group_name": "pp_0"})
+    refused(f, 409, "POST", "/v1/update_weights", dict(BROADCAST, group_name="pp_0"))
+    step, _, said = f.update(next(LABELS), dict(BROADCAST, group_name="pp_1"))
+    assert step is None and ok_of(said) == [True] * n, (step, said)
+    f.front.post("/init_weights_update_group", dict(join, group_name="pp_0"))
+    step, _, said = f.update(next(LABELS), BROADCAST)  # by the one that was joined last
+    assert step is None and ok_of(said) == [True] * n, (step, said)
+    assert all(json.loads(d.journal("update")[-1]["body"])["group_name"] == "pp_0" for d in f.doubles)
+    assert f.front.good("DELETE", "/v1/weight_transfer")["state"] == "none"
+    assert all(d.state()["group"] is None for d in f.doubles)
+    f.stays(*["serving"] * n)
+    f.init()
+    # Joined without a name it has SGLang's own there.
+    step, _, said = f.update(next(LABELS), dict(BROADCAST, group_name="weight_update_group"))
+    assert step is None and ok_of(said) == [True] * n, (step, said)
+
+
 # ---- that something breaks ----
 
 BREAKS = {"status": {}, "hang": {}, "close_before": {}, "close_after": {}, "restart": {"ms": 200}}
@@ -757,6 +795,8 @@ def of_dialect(dialect):
                     drops, others, adapters, group, at_once, wholes_queue, overtaken, as_vllm]
         if dialect != "vllm":  # whose groups have no name
             promises += [named_group, as_sglang]
+        if dialect == "sglang":
+            promises.append(groups_of_stages)
         if dialect == "baton":
             promises.append(as_skyrl)
         promises += [own_words, two_phases, by_client] if dialect == "baton" else [one_phase]
