@@ -3,7 +3,7 @@
 
 #include "base/json_parse.h"
 #include "handlers/body_scan.h"
-#include "handlers/compat/dialect.h"
+#include "handlers/dialect.h"
 #include "handlers/route.h"
 
 #include <stdio.h>

@@ -83,7 +83,7 @@ struct route {
     const char *(*hint)(const char *member); /* of an unknown one: where it belongs; or NULL */
     bool get_acts;                           /* its GET changes something; else it is a view */
 
-    /* All zero on native rows; handlers/compat/dialect.h. */
+    /* All zero on native rows; handlers/dialect.h. */
     enum route_dialect dialect;
     enum route_session session;
     struct route_claim claim;

@@ -22,7 +22,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/relay.h"
 #include "handlers/app.h"
-#include "handlers/compat/dialect.h"
+#include "handlers/dialect.h"
 #include "handlers/route.h"
 #include "handlers/status/metrics.h"
 #include "handlers/update/update_zmq.h"

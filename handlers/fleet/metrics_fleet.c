@@ -3,9 +3,9 @@
 #include "handlers/status/metrics_text.h"
 
 #include "base/clock.h"
+#include "base/prometheus.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
-#include "handlers/status/prometheus.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,10 +3,10 @@
  * of series is bounded. */
 #include "handlers/status/metrics.h"
 
+#include "base/prometheus.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
 #include "handlers/status/metrics_text.h"
-#include "handlers/status/prometheus.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/prometheus.h"
 #include "base/workers.h"
 #include "control/admission.h"
 #include "control/gate.h"
@@ -12,8 +13,7 @@
 #include "engine/engine.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
-#include "handlers/compat/dialect.h"
-#include "handlers/status/prometheus.h"
+#include "handlers/dialect.h"
 #include "http/server/front.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/store/store.h"

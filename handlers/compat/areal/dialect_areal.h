@@ -10,9 +10,9 @@
 #ifndef BATON_HANDLERS_COMPAT_AREAL_DIALECT_AREAL_H
 #define BATON_HANDLERS_COMPAT_AREAL_DIALECT_AREAL_H
 
-#include "handlers/compat/dialect.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
 #include "handlers/control_plane.h"
+#include "handlers/dialect.h"
 
 struct app;
 

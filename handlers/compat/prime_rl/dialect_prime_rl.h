@@ -3,10 +3,10 @@
 #ifndef BATON_HANDLERS_COMPAT_PRIME_RL_DIALECT_PRIME_RL_H
 #define BATON_HANDLERS_COMPAT_PRIME_RL_DIALECT_PRIME_RL_H
 
-#include "handlers/compat/dialect.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
 #include "handlers/compat/vllm/dialect_vllm.h"
 #include "handlers/control_plane.h"
+#include "handlers/dialect.h"
 
 extern const char *const prime_rl_update_members[], *const prime_rl_update_into[];
 extern const char *const prime_rl_broadcaster_members[];

@@ -10,9 +10,9 @@
 #ifndef BATON_HANDLERS_COMPAT_SGLANG_DIALECT_SGLANG_H
 #define BATON_HANDLERS_COMPAT_SGLANG_DIALECT_SGLANG_H
 
-#include "handlers/compat/dialect.h"
 #include "handlers/compat/sglang/sglang_tensor.h"
 #include "handlers/control_plane.h"
+#include "handlers/dialect.h"
 
 typedef int sglang_in(json_t **body, const struct exchange *x, struct err *e);
 typedef int sglang_out(json_t **reply, const struct exchange *x);

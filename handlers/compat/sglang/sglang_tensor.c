@@ -2,7 +2,7 @@
 #include "handlers/compat/sglang/sglang_tensor.h"
 
 #include "handlers/body.h"
-#include "handlers/compat/dialect.h"
+#include "handlers/dialect.h"
 
 #include <string.h>
 

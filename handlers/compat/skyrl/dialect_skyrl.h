@@ -7,9 +7,9 @@
 #ifndef BATON_HANDLERS_COMPAT_SKYRL_DIALECT_SKYRL_H
 #define BATON_HANDLERS_COMPAT_SKYRL_DIALECT_SKYRL_H
 
-#include "handlers/compat/dialect.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
+#include "handlers/dialect.h"
 
 extern const char *const skyrl_rpc_members[], *const skyrl_nothing[];
 extern const char *const skyrl_lora_members[], *const skyrl_lora_into[];

@@ -7,8 +7,8 @@
 #ifndef BATON_HANDLERS_COMPAT_VLLM_DIALECT_VLLM_H
 #define BATON_HANDLERS_COMPAT_VLLM_DIALECT_VLLM_H
 
-#include "handlers/compat/dialect.h"
 #include "handlers/control_plane.h"
+#include "handlers/dialect.h"
 
 extern const char *const vllm_pause_query[], *const vllm_sleep_query[], *const vllm_wake_query[];
 extern const char *const vllm_reset_query[], *const vllm_world_query[];

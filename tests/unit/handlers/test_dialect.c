@@ -1,7 +1,7 @@
 /* What all dialects share: members found in text, which dialects there are, what is ignored. */
 #include "handlers/body.h"
 #include "handlers/body_scan.h"
-#include "handlers/compat/dialect.h"
+#include "handlers/dialect.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* vLLM's words in ours, and ours in vLLM's: row by row, without a server. */
 #include "handlers/body.h"
-#include "handlers/compat/dialect.h"
+#include "handlers/dialect.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 

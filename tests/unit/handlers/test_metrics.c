@@ -4,6 +4,7 @@
 #include "handlers/status/metrics.h"
 
 #include "base/clock.h"
+#include "base/prometheus.h"
 #include "base/workers.h"
 #include "control/admission.h"
 #include "control/gate.h"
@@ -11,7 +12,6 @@
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
-#include "handlers/status/prometheus.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 

@@ -1,5 +1,5 @@
 /* What all dialects share: which there are, what nobody knows, and small pieces of translation. */
-#include "handlers/compat/dialect.h"
+#include "handlers/dialect.h"
 
 #include "handlers/body.h"
 

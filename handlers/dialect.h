@@ -1,6 +1,6 @@
 /* Other servers' wire forms of our operations (vLLM, SkyRL, SGLang, prime-rl, AReaL).
  *
- * A dialect is rows of the route table that name a handler of ours and what stands around it:
+ * A dialect is rows of the route table that name an operation of ours and what stands around it:
  *   in    turns the request (its body, and its query) into the body that the native route takes;
  *   out   turns the native reply into the one that the dialect's clients read;
  *   form  is how errors look; their statuses and messages are ours.
@@ -9,8 +9,8 @@
  *
  * These APIs grow, so unknown members are ignored, and counted. What `in` makes is held against
  * the native members all the same: a translation that says what nobody reads is our bug. */
-#ifndef BATON_HANDLERS_COMPAT_DIALECT_H
-#define BATON_HANDLERS_COMPAT_DIALECT_H
+#ifndef BATON_HANDLERS_DIALECT_H
+#define BATON_HANDLERS_DIALECT_H
 
 #include "base/err.h"
 #include "handlers/route.h"

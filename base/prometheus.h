@@ -1,6 +1,6 @@
 /* Writing the Prometheus text format 0.0.4. */
-#ifndef BATON_HANDLERS_STATUS_PROMETHEUS_H
-#define BATON_HANDLERS_STATUS_PROMETHEUS_H
+#ifndef BATON_BASE_PROMETHEUS_H
+#define BATON_BASE_PROMETHEUS_H
 
 #include "base/buf.h"
 

@@ -1,6 +1,6 @@
 /* Prometheus text. Durations are whole microseconds until they are printed, so that sums stay
  * exact. */
-#include "handlers/status/prometheus.h"
+#include "base/prometheus.h"
 
 #include "base/utf8.h"
 
