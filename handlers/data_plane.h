@@ -9,6 +9,7 @@
  * detokenize run on app->text, admitted already. */
 int handle_generate(struct app *app, struct exchange *x, struct err *e);
 int handle_completions(struct app *app, struct exchange *x, struct err *e);
+int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e);
 int handle_chat(struct app *app, struct exchange *x, struct err *e);
 int handle_chat_render(struct app *app, struct exchange *x, struct err *e);
 int handle_tokenize(struct app *app, struct exchange *x, struct err *e);
@@ -18,6 +19,7 @@ int handle_detokenize(struct app *app, struct exchange *x, struct err *e);
 const char *generate_hint(const char *member);
 
 extern const char *const generate_members[], *const completions_members[], *const chat_members[];
+extern const char *const sglang_generate_members[];
 extern const char *const tokenize_members[], *const detokenize_members[];
 
 #endif

@@ -3,7 +3,6 @@
 #include "server/operations.h"
 
 #include "handlers/compat/areal/dialect_areal.h"
-#include "handlers/compat/sglang/sglang_generate.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
 #include "handlers/fleet/fleet_handlers.h"

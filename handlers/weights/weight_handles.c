@@ -9,7 +9,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/shape_json.h"
+#include "handlers/weights/shape_json.h"
 #include "memory/device.h"
 #include "weights/store/leases.h"
 #include "weights/store/store.h"

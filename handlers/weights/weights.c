@@ -6,7 +6,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/shape_json.h"
+#include "handlers/weights/shape_json.h"
 #include "handlers/weights/weights_find.h"
 #include "memory/memory.h"
 #include "weights/source.h"

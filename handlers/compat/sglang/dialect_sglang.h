@@ -1,4 +1,5 @@
-/* What SGLang's clients send: its paths, ways in and out. /generate is elsewhere.
+/* What SGLang's clients send: its paths, ways in and out. /generate has a handler of its own
+ * (handlers/generate/sglang_generate.c).
  *
  * Where SGLang means something that is not so here:
  *   retract   pushes what runs back into its queue; here it is frozen, as with in_place: KV that is
@@ -12,6 +13,7 @@
 
 #include "handlers/compat/sglang/sglang_tensor.h"
 #include "handlers/control_plane.h"
+#include "handlers/data_plane.h"
 #include "handlers/dialect.h"
 
 typedef int sglang_in(json_t **body, const struct exchange *x, struct err *e);
@@ -35,7 +37,6 @@ extern const char *const sglang_pause_members[], *const sglang_continue_members[
 extern const char *const sglang_memory_members[], *const sglang_abort_members[];
 extern const char *const sglang_lora_members[], *const sglang_unlora_members[];
 extern const char *const sglang_lora_tensors_members[];
-extern const char *const sglang_generate_members[]; /* sglang_generate.c */
 sglang_in sglang_pause_in, sglang_release_in, sglang_memory_in, sglang_abort_in;
 sglang_in sglang_lora_in, sglang_unlora_in, sglang_lora_tensors_in, sglang_refused_in;
 sglang_out sglang_pause_out, sglang_continue_out, sglang_flush_out, sglang_lora_out;

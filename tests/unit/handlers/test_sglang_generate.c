@@ -3,7 +3,7 @@
 #include "control/admission.h"
 #include "control/generations.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
-#include "handlers/compat/sglang/sglang_generate.h"
+#include "handlers/generate/sglang_generate.h"
 #include "handlers/generate/generation_reply.h"
 #include "tests/fakes/data_plane.h"
 #include "text/tokenizer.h"

@@ -1,8 +1,8 @@
 /* One running request of SGLang's /generate: a completion whose members, answer and events are that
  * server's. Shared by sglang_generate.c, which reads the request, and sglang_generate_reply.c,
  * which writes the answer. */
-#ifndef BATON_HANDLERS_COMPAT_SGLANG_SGLANG_GENERATE_H
-#define BATON_HANDLERS_COMPAT_SGLANG_SGLANG_GENERATE_H
+#ifndef BATON_HANDLERS_GENERATE_SGLANG_GENERATE_H
+#define BATON_HANDLERS_GENERATE_SGLANG_GENERATE_H
 
 #include "base/buf.h"
 #include "handlers/generate/completions.h"
@@ -36,9 +36,6 @@ static inline struct sglang_op *sglang_of(struct generation *g)
 {
     return (struct sglang_op *)(void *)g;
 }
-
-/* handle_sglang_generate - an operation's handler (server/operations.h); as handle_completions. */
-int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e);
 
 /* Of sglang_generate_reply.c; as generation_ops says, on app->text. */
 void sglang_generate_news(struct generation *g);

@@ -1,6 +1,6 @@
 /* A tensor's shape in an answer. */
-#ifndef BATON_HANDLERS_SHAPE_JSON_H
-#define BATON_HANDLERS_SHAPE_JSON_H
+#ifndef BATON_HANDLERS_WEIGHTS_SHAPE_JSON_H
+#define BATON_HANDLERS_WEIGHTS_SHAPE_JSON_H
 
 #include "weights/plan.h"
 

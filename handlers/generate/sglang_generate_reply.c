@@ -1,6 +1,6 @@
 /* Answers and events of SGLang's /generate. An event says all of its sequence so far, so that one
  * may be left out for a reader that is slow; the last one of each sequence never is. */
-#include "handlers/compat/sglang/sglang_generate.h"
+#include "handlers/generate/sglang_generate.h"
 
 #include "control/life.h"
 #include "handlers/generate/generation_reply.h"

@@ -1,5 +1,5 @@
 /* A tensor's shape in an answer. */
-#include "handlers/shape_json.h"
+#include "handlers/weights/shape_json.h"
 
 json_t *shape_json(const struct tensor_spec *t)
 {

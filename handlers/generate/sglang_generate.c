@@ -8,10 +8,10 @@
  * Where a request is silent, SGLang's own defaults stand, not those of the model's
  * generation_config.json. Logprobs of the output are SGLang's too: of the logits divided by the
  * temperature, before penalties, bias and filters. All prompts of one request are sampled alike. */
-#include "handlers/compat/sglang/sglang_generate.h"
-#include "handlers/compat/sglang/dialect_sglang.h"
+#include "handlers/generate/sglang_generate.h"
 
 #include "handlers/body.h"
+#include "handlers/data_plane.h"
 #include "handlers/dialect.h"
 #include "handlers/route.h"
 
