@@ -28,7 +28,7 @@ struct handle_leases;
 struct engine;
 struct fleet_control;
 struct life;
-struct list_memo;
+struct list_cache;
 struct lora_loads;
 struct model_config;
 struct store;
@@ -50,7 +50,7 @@ struct app {
     struct relays *relays;               /* of their data plane; NULL without upstreams */
     struct store *store;
     struct updates *updates;
-    struct list_memo *lists;               /* what trainers said; NULL: nothing is remembered */
+    struct list_cache *lists;              /* of `updates`; NULL: none is cached */
     struct engine *engine;                 /* NULL with --engine none */
     const struct tokenizer *tokenizer;     /* NULL without a model */
     struct adapters *adapters;             /* NULL without an engine, and so are the next two */

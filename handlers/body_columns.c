@@ -134,16 +134,16 @@ static bool plain_column(struct walk *w, enum kind kind, struct column_text *out
 
 /* As plain_column, of what came before in these very bytes. */
 static bool known_column(struct walk *w, enum list_column which, struct body_columns *columns,
-                         struct list_memo *memo, struct column_text *out)
+                         struct list_cache *lists, struct column_text *out)
 {
-    struct known_list *before = columns->n > 0 ? columns->items[columns->n - 1].known : NULL;
-    struct known_list *l = list_memo_find(memo, which, w->at, (size_t)(w->end - w->at), before);
+    struct list_entry *before = columns->n > 0 ? columns->items[columns->n - 1].known : NULL;
+    struct list_entry *l = list_cache_find(lists, which, w->at, (size_t)(w->end - w->at), before);
 
     if (l == NULL)
         return false;
     *out = (struct column_text){
-        .text = {w->at, l->columns[which].len}, .n = l->plan->n_tensors, .known = l};
-    w->at += l->columns[which].len;
+        .text = {w->at, l->key.text[which].len}, .n = l->plan->n_tensors, .known = l};
+    w->at += l->key.text[which].len;
     return true;
 }
 
@@ -190,7 +190,7 @@ static bool rest_place(struct rest *r, enum kind kind, uint32_t number, size_t l
 /* Behind the string whose first byte is at w->at: if it names a column and that is an array, cuts
  * it out. @from  what has not been copied begins there. False: nothing is to be cut out at all. */
 static bool cut_member(struct walk *w, const char *name, size_t len, struct body_columns *columns,
-                       struct list_memo *memo, struct rest *r, const char **from)
+                       struct list_cache *lists, struct rest *r, const char **from)
 {
     const struct column_member *is;
     struct column_text column;
@@ -208,10 +208,10 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
     begin = w->at;
     if (w->at == w->end || *w->at != '[')
         return true; /* absent, or refused by whoever wants an array */
-    if (!known_column(w, is->which, columns, memo, &column) && !plain_column(w, is->kind, &column))
+    if (!known_column(w, is->which, columns, lists, &column) && !plain_column(w, is->kind, &column))
         return false;
     if (!push(columns, column)) {
-        known_list_unref(column.known);
+        list_entry_unref(column.known);
         return false;
     }
     rest_copy(r, *from, begin);
@@ -220,8 +220,8 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
 }
 
 /* False: the body has no columns, or they are not all plain, or there is no memory. */
-static bool cut(const char *text, size_t len, struct body_columns *columns, struct list_memo *memo,
-                struct rest *r)
+static bool cut(const char *text, size_t len, struct body_columns *columns,
+                struct list_cache *lists, struct rest *r)
 {
     struct walk w = {text, text + len};
     const char *from = text;
@@ -239,7 +239,7 @@ static bool cut(const char *text, size_t len, struct body_columns *columns, stru
         if (end == len)
             return false;
         w.at = text + end + 1;
-        if (!cut_member(&w, text + begin, end - begin, columns, memo, r, &from))
+        if (!cut_member(&w, text + begin, end - begin, columns, lists, r, &from))
             return false;
     }
     if (columns->n == 0)
@@ -252,20 +252,20 @@ static bool cut(const char *text, size_t len, struct body_columns *columns, stru
 void body_columns_fini(struct body_columns *columns)
 {
     for (uint32_t i = 0; i < columns->n; i++)
-        known_list_unref(columns->items[i].known);
+        list_entry_unref(columns->items[i].known);
     free(columns->items);
     memset(columns, 0, sizeof *columns);
 }
 
 int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
-                       const struct route *route, struct list_memo *known, struct err *e)
+                       const struct route *route, struct list_cache *lists, struct err *e)
 {
     struct rest r = {0};
     struct err none = {0};
     int rc = -1;
 
     memset(columns, 0, sizeof *columns);
-    if (!route->whole && cut(x->body, x->body_len, columns, known, &r))
+    if (!route->whole && cut(x->body, x->body_len, columns, lists, &r))
         rc = body_parse_text(out, x, r.text, r.len, route, &none);
     free(r.text);
     if (rc == 0)

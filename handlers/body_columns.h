@@ -9,14 +9,14 @@
 #define BATON_HANDLERS_BODY_COLUMNS_H
 
 #include "handlers/body.h"
-#include "weights/list_memo.h"
 #include "weights/plan.h"
+#include "weights/update/list_cache.h"
 
 /* A plain column in the text of a request. */
 struct column_text {
     struct list_text text;    /* borrowed from the exchange */
     uint32_t n;               /* elements */
-    struct known_list *known; /* counted: the list that has this very column, or NULL */
+    struct list_entry *known; /* counted: a cached list that has this very column, or NULL */
 };
 
 /* The columns that were left in the text; in the tree the number of each stands in its place. */
@@ -27,9 +27,9 @@ struct body_columns {
 
 /* body_parse_columns - as body_parse, leaving the columns in the text if all of them are plain.
  * @columns  to be finished before the exchange ends; empty after an error
- * @known    borrowed: columns that are in there need not be looked at again; may be NULL */
+ * @lists    borrowed: columns that are in there need not be looked at again; may be NULL */
 int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
-                       const struct route *route, struct list_memo *known, struct err *e);
+                       const struct route *route, struct list_cache *lists, struct err *e);
 void body_columns_fini(struct body_columns *columns); /* accepts a zeroed one */
 
 /* One column, read from its first element to its last: each `_next` is the next one's, and is

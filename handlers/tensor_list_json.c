@@ -11,7 +11,7 @@
 
 enum {
     DTYPE_TEXT_MAX = 32,
-    REMEMBERED_MIN = 16 /* tensors; a shorter list is read as fast as it is found */
+    CACHED_MIN = 16 /* tensors; a shorter list is read as fast as it is found */
 };
 
 /* The four columns of one list. */
@@ -158,7 +158,7 @@ static enum dtype read_dtype(struct columns *c, const char *text)
 }
 
 static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
-                      const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
+                      const struct chunk_origin *origin, struct err *e)
 {
     const char *name = column_next_string(&c->names);
     const char *text = column_next_string(&c->dtypes);
@@ -179,22 +179,7 @@ static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
         return -1;
     if (plan_builder_add(b, name, dtype, shape, ndim, numel, e) == 0)
         return 0;
-    return place_error(b, origins, n_origins, i, name, e);
-}
-
-int columns_add(struct plan_builder *b, const json_t *object, const struct body_columns *text,
-                const struct chunk_origin *origins, uint32_t n_origins, uint32_t *n, struct err *e)
-{
-    struct columns c;
-
-    if (read_columns(&c, object, text, origins[n_origins - 1].at, e) != 0 ||
-        plan_builder_reserve(b, c.names.n < UINT32_MAX ? (uint32_t)c.names.n : UINT32_MAX, e) != 0)
-        return -1;
-    for (size_t i = 0; i < c.names.n; i++)
-        if (add_tensor(b, &c, i, origins, n_origins, e) != 0)
-            return -1;
-    *n = (uint32_t)c.names.n;
-    return 0;
+    return place_error(b, origin, 1, i, name, e);
 }
 
 int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
@@ -211,116 +196,97 @@ int specs_add(struct plan_builder *b, const struct plan *plan, const struct chun
     return 0;
 }
 
-static void origin_at(struct chunk_origin *o, const char *at)
+/* All tensors of the columns, in a builder. */
+static int columns_build(struct plan_builder **out, struct columns *c, struct err *e)
 {
-    *o = (struct chunk_origin){.rank = 0};
-    (void)snprintf(o->at, sizeof o->at, "%s", at);
+    uint32_t n = c->names.n < UINT32_MAX ? (uint32_t)c->names.n : UINT32_MAX;
+    struct chunk_origin origin = {.rank = 0};
+    struct plan_builder *b;
+
+    (void)snprintf(origin.at, sizeof origin.at, "%s", c->at);
+    if (plan_builder_new(&b, e) != 0)
+        return -1;
+    if (plan_builder_reserve(b, n, e) != 0)
+        goto err_free;
+    for (size_t i = 0; i < c->names.n; i++)
+        if (add_tensor(b, c, i, &origin, e) != 0)
+            goto err_free;
+    *out = b;
+    return 0;
+
+err_free:
+    plan_builder_free(b);
+    return -1;
 }
 
 int columns_check(const json_t *object, const struct body_columns *text, const char *at,
                   struct err *e)
 {
-    struct chunk_origin origin;
     struct plan_builder *b;
-    uint32_t n;
-    int rc;
+    struct columns c;
 
-    if (plan_builder_new(&b, e) != 0)
+    if (read_columns(&c, object, text, at, e) != 0 || columns_build(&b, &c, e) != 0)
         return -1;
-    origin_at(&origin, at);
-    rc = columns_add(b, object, text, &origin, 1, &n, e);
     plan_builder_free(b);
-    return rc;
+    return 0;
 }
 
-static int plan_from_list(struct plan **out, const json_t *object, const struct body_columns *text,
-                          const char *at, struct err *e)
+/* What the list is cached by. False: one of its columns is in the tree. */
+static bool key_of_columns(struct list_key *out, const struct columns *c)
 {
-    struct chunk_origin origin;
-    struct plan_builder *b;
-    uint32_t n;
+    const struct column *columns[LIST_COLUMNS] = {&c->names, &c->dtypes, &c->shapes, &c->sizes};
 
-    if (plan_builder_new(&b, e) != 0)
-        return -1;
-    origin_at(&origin, at);
-    if (columns_add(b, object, text, &origin, 1, &n, e) == 0)
-        return plan_builder_finish(b, out, e);
-    plan_builder_free(b);
-    return -1;
-}
-
-/* The columns' texts. False: one of them is in the tree. */
-static bool texts_of(const struct columns *c, struct list_text out[LIST_COLUMNS])
-{
-    const struct column *columns[LIST_COLUMNS] = {[LIST_NAMES] = &c->names,
-                                                  [LIST_DTYPES] = &c->dtypes,
-                                                  [LIST_SHAPES] = &c->shapes,
-                                                  [LIST_SIZES] = &c->sizes};
-
+    *out = (struct list_key){.kind = LIST_BY_TEXT};
     for (size_t i = 0; i < LIST_COLUMNS; i++) {
         if (columns[i]->given && columns[i]->text == NULL)
             return false;
-        out[i] = columns[i]->given ? columns[i]->text->text : (struct list_text){0};
+        if (columns[i]->given)
+            out->text[i] = columns[i]->text->text;
     }
     return true;
 }
 
-/* Of a list that has these names: are the other columns the same? */
-static bool has_rest(const struct known_list *l, const struct list_text texts[LIST_COLUMNS])
+/* Is this the list of the entry? Every column was compared with it when it was found there. */
+static bool is_entry(const struct list_entry *l, const struct columns *c)
 {
-    for (size_t i = 0; i < LIST_COLUMNS; i++)
-        if (i != LIST_NAMES && !known_list_has(l, (enum list_column)i, texts[i]))
-            return false;
-    return true;
+    const struct column *columns[LIST_COLUMNS] = {&c->names, &c->dtypes, &c->shapes, &c->sizes};
+    bool is = l != NULL;
+
+    for (size_t i = 0; i < LIST_COLUMNS && is; i++)
+        is = columns[i]->given ? columns[i]->text->known == l : l->key.text[i].text == NULL;
+    return is;
 }
 
-/* The plan of a list that came before in the same words, or NULL. Several may have the same names,
- * and only one of them was found by those. */
-static struct plan *known_plan(struct list_memo *lists, const struct columns *c,
-                               const struct list_text texts[LIST_COLUMNS])
+/* @lists  where long ones that are plain text are cached; NULL: nowhere */
+static int plan_from_list(struct plan **out, struct list_cache *lists, const json_t *object,
+                          const struct body_columns *text, const char *at, struct err *e)
 {
-    struct known_list *l = c->names.text->known;
-    struct plan *plan = NULL;
-
-    if (l == NULL)
-        return NULL;
-    if (has_rest(l, texts))
-        return plan_ref(l->plan);
-    l = list_memo_get(lists, texts);
-    if (l != NULL)
-        plan = plan_ref(l->plan);
-    known_list_unref(l);
-    return plan;
-}
-
-/* By its columns; long ones that are plain text are remembered. */
-static int plan_as_said(struct plan **out, const struct app *app, const json_t *object,
-                        const struct body_columns *text, const char *at, struct err *e)
-{
-    struct list_text texts[LIST_COLUMNS];
-    struct plan *plan = NULL;
+    struct plan_builder *b;
+    struct list_key key;
     struct columns c;
-    bool remembered;
+    bool cached;
 
     if (read_columns(&c, object, text, at, e) != 0)
         return -1;
-    remembered = app->lists != NULL && c.names.n >= REMEMBERED_MIN && texts_of(&c, texts);
-    if (remembered)
-        plan = known_plan(app->lists, &c, texts);
-    if (plan == NULL) {
-        if (plan_from_list(&plan, object, text, at, e) != 0)
-            return -1;
-        if (remembered)
-            list_memo_keep(app->lists, texts, plan);
+    cached = lists != NULL && c.names.n >= CACHED_MIN && key_of_columns(&key, &c);
+    if (cached && is_entry(c.names.text->known, &c)) {
+        *out = plan_ref(c.names.text->known->plan);
+        return 0;
     }
-    *out = remembered ? updates_said_keep(app->updates, plan) : plan;
+    *out = cached ? list_cache_get(lists, &key) : NULL;
+    if (*out != NULL)
+        return 0;
+    if (columns_build(&b, &c, e) != 0 || plan_builder_finish(b, out, e) != 0)
+        return -1;
+    if (cached)
+        (void)list_cache_put(lists, &key, out);
     return 0;
 }
 
 int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
                    struct err *e)
 {
-    return plan_from_list(out, body, text, "", e);
+    return plan_from_list(out, NULL, body, text, "", e);
 }
 
 int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
@@ -329,7 +295,7 @@ int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
     static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
     const char *plan_id = NULL, *column = NULL;
     char field[ERR_FIELD_MAX];
-    struct plan *plan;
+    struct list_key key;
 
     for (size_t i = 0; i < sizeof columns / sizeof columns[0] && column == NULL; i++)
         column = body_given(object, columns[i]) != NULL ? columns[i] : NULL;
@@ -343,12 +309,12 @@ int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
         return 0;
     }
     if (plan_id == NULL)
-        return plan_as_said(out, app, object, text, at, e);
-    plan = updates_plan_get(app->updates, plan_id);
-    if (plan == NULL)
+        return plan_from_list(out, app->lists, object, text, at, e);
+    key = (struct list_key){LIST_BY_ID, {{plan_id, strlen(plan_id)}}};
+    *out = list_cache_get(app->lists, &key);
+    if (*out == NULL)
         return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),
                        "no plan '%.80s' is registered; post it to /v1/weights/plans", plan_id);
-    *out = plan;
     return 0;
 }
 

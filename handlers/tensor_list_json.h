@@ -22,18 +22,13 @@ struct app;
 int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
                    struct err *e);
 
-/* columns_add - the same from an object in a request, appended to a plan that is being built.
- * @origins  [n_origins], where the tensors of that plan stood so far; the last is this object, and
- *           errors point below it. Only `first` and `at` are read.
- * @n        how many came; written on success only */
-int columns_add(struct plan_builder *b, const json_t *object, const struct body_columns *text,
-                const struct chunk_origin *origins, uint32_t n_origins, uint32_t *n, struct err *e);
-
-/* specs_add - the tensors of a registered plan, as columns_add. */
+/* specs_add - append the tensors of a list to a plan that is being built.
+ * @origins  [n_origins], where the tensors of that plan stood so far; the last is this list, and
+ *           errors point below it. Only `first` and `at` are read. */
 int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
               uint32_t n_origins, struct err *e);
 
-/* columns_check - are they well formed? Errors: as columns_add's. */
+/* columns_check - are they well formed? Errors: as plan_from_body's, below `at`. */
 int columns_check(const json_t *object, const struct body_columns *text, const char *at,
                   struct err *e);
 

@@ -38,7 +38,6 @@
 #include "text/tokenizer.h"
 #include "transport/file.h"
 #include "transport/ipc/cuda_ipc.h"
-#include "weights/list_memo.h"
 #include "weights/store/leases.h"
 #include "weights/update/coverage.h"
 #include "weights/update/update.h"
@@ -232,10 +231,10 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
         leases_new(&h->app.leases, h->app.store, e) != 0)
         return -1;
     updates_cfg.store = h->app.store;
-    return updates_new(&h->app.updates, &updates_cfg, e) != 0 ||
-                   list_memo_new(&h->app.lists, e) != 0
-               ? -1
-               : 0;
+    if (updates_new(&h->app.updates, &updates_cfg, e) != 0)
+        return -1;
+    h->app.lists = updates_lists(h->app.updates);
+    return 0;
 }
 
 static int build_transfer(struct house *h, const struct config *c, struct err *e)
@@ -592,7 +591,6 @@ static void take_down(struct house *h)
     weight_transfer_free(a->transfer);
     zmq_updates_free(a->zmq);
     updates_free(a->updates);
-    list_memo_free(a->lists);
     if (a->engine != NULL)
         a->engine->ops->free(a->engine);
     workers_free(a->control);

@@ -5,23 +5,29 @@
 #include "handlers/tensor_list_json.h"
 #include "handlers/update_json.h"
 #include "weights/update/coverage.h"
+#include "weights/update/list_cache.h"
 #include "weights/update/update.h"
 
 const char *const plan_members[] = {"names", "dtypes",  "dtype_names", "shapes",
                                     "sizes", "convert", NULL};
 
-static int put(struct app *app, struct exchange *x, struct plan *plan, bool convert, struct err *e)
+/* @plan  one reference, replaced by one to an equal plan where one is cached already */
+static int register_list(struct app *app, struct exchange *x, struct plan **plan, bool convert,
+                         struct err *e)
 {
+    struct list_key key = {LIST_BY_ID, {{(*plan)->digest, PLAN_DIGEST_LEN}}};
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing;
 
-    if (plan_coverage(store_manifest(app->store), plan, convert, missing, UPDATE_MISSING_MAX,
-                      &n_missing, e) != 0 ||
-        updates_plan_put(app->updates, plan, convert, e) != 0)
+    if (plan_coverage(store_manifest(app->store), *plan, convert, missing, UPDATE_MISSING_MAX,
+                      &n_missing, e) != 0)
         return -1;
+    if (!list_cache_put(app->lists, &key, plan))
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to keep a list of %u tensors",
+                       (unsigned)(*plan)->n_tensors);
     reply_json(x, 200,
-               json_pack("{s:s, s:I, s:I, s:b, s:I, s:o}", "plan_id", plan->digest, "n_tensors",
-                         (json_int_t)plan->n_tensors, "nbytes", (json_int_t)plan->nbytes,
+               json_pack("{s:s, s:I, s:I, s:b, s:I, s:o}", "plan_id", (*plan)->digest, "n_tensors",
+                         (json_int_t)(*plan)->n_tensors, "nbytes", (json_int_t)(*plan)->nbytes,
                          "covers_manifest", (int)(n_missing == 0), "n_missing",
                          (json_int_t)n_missing, "missing", names_json(missing, n_missing)));
     return 0;
@@ -43,7 +49,7 @@ int handle_plan_put(struct app *app, struct exchange *x, struct err *e)
     json_decref(body);
     body_columns_fini(&text);
     if (rc == 0)
-        rc = put(app, x, plan, convert, e);
+        rc = register_list(app, x, &plan, convert, e);
     plan_unref(plan);
     return rc;
 }

@@ -93,7 +93,7 @@ int ipc_request_match(struct ipc_request *q, struct err *e);
 /* update_join.c */
 
 /* ipc_request_join - one plan for each rank from the lists of all buckets, and the checksums.
- * Errors: as columns_add and plan_of_list; ERR_BAD_REQUEST at /checksums or an element of it. */
+ * Errors: as plan_of_list; ERR_BAD_REQUEST at /checksums or an element of it. */
 int ipc_request_join(struct ipc_request *q, struct err *e);
 
 /* update_judge.c */

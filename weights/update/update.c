@@ -39,16 +39,21 @@ int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err 
 
     if (u == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for updates");
+    u->manifest = store_manifest(cfg->store);
+    if (list_cache_new(&u->lists, u->manifest, e) != 0) {
+        free(u);
+        return -1;
+    }
     mtx_init(&u->lock, MTX_UPDATES);
     cnd_init(&u->work);
     cnd_init(&u->tick);
     u->queue_tail = &u->queue;
     u->cfg = *cfg;
-    u->manifest = store_manifest(cfg->store);
     if (start_threads(u, e) != 0) {
         cnd_fini(&u->tick);
         cnd_fini(&u->work);
         mtx_fini(&u->lock);
+        list_cache_free(u->lists);
         free(u);
         return -1;
     }
@@ -95,11 +100,16 @@ void updates_free(struct updates *u)
     for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++)
         if (u->ended[i] != NULL)
             session_free(session_unref_locked(u->ended[i]));
-    plans_free(u);
+    list_cache_free(u->lists);
     cnd_fini(&u->tick);
     cnd_fini(&u->work);
     mtx_fini(&u->lock);
     free(u);
+}
+
+struct list_cache *updates_lists(struct updates *u)
+{
+    return u->lists;
 }
 
 /* start */

@@ -38,11 +38,6 @@ enum {
     UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
     UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
-    UPDATE_PLANS_MAX = 64,
-    UPDATE_JOINED_MAX = 16, /* plans that several others make, and the tensors of all of them */
-    UPDATE_JOINED_TENSORS_MAX = 1 << 19,
-    UPDATE_SAID_MAX = 256, /* plans that came in words, and the tensors of all of them */
-    UPDATE_SAID_TENSORS_MAX = 1 << 19,
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
 };
@@ -263,31 +258,8 @@ void updates_current(struct updates *u, struct update_info *out);
  * Errors: ERR_CONFLICT (chunks are still queued). */
 int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
 
-/* updates_plan_put - check a plan against the manifest and remember it under its digest.
- * @plan  borrowed; a reference is taken
- * The least recently used of UPDATE_PLANS_MAX makes room. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-int updates_plan_put(struct updates *u, struct plan *plan, bool convert, struct err *e);
-
-/* updates_plan_get - a reference to the plan of that digest, or NULL. */
-struct plan *updates_plan_get(struct updates *u, const char *digest);
-
-/* updates_joined_get - a reference to the plan that was put for these ones, or NULL.
- * updates_joined_put - remember what they make, one after the other, under their digests.
- * @parts   [n], borrowed
- * @joined  borrowed; a reference is taken
- * The least recently used of UPDATE_JOINED_MAX make room, and of UPDATE_JOINED_TENSORS_MAX; the
- * last one stays. */
-struct plan *updates_joined_get(struct updates *u, struct plan *const *parts, uint32_t n);
-void updates_joined_put(struct updates *u, struct plan *const *parts, uint32_t n,
-                        struct plan *joined);
-
-/* updates_said_keep - remember how a plan lands that came in words and may come again. It gets no
- * id by that.
- * @plan  one reference, moved in
- * Returns a reference to the one that is remembered: @plan, or one that is equal to it. The least
- * recently used of UPDATE_SAID_MAX make room, and of UPDATE_SAID_TENSORS_MAX; the last one stays.
- */
-struct plan *updates_said_keep(struct updates *u, struct plan *plan);
+/* updates_lists - the lists that came before; as long as `u`. Threads: any. */
+struct list_cache *updates_lists(struct updates *u);
 
 struct updates_stats {
     uint64_t n_started, n_committed, n_aborted, nbytes_received;

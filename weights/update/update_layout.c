@@ -155,7 +155,7 @@ int job_layouts_make(struct update_job *job, struct updates *u, bool convert, st
     for (uint32_t r = 0; r < n; r++) {
         struct plan *plan = plan_of_rank(c, r);
 
-        if (plan != NULL && plan_layout(u, plan, convert, &job->layouts[r], e) != 0) {
+        if (plan != NULL && list_cache_layout(u->lists, plan, convert, &job->layouts[r], e) != 0) {
             chunk_refield(c, r, e);
             return -1;
         }

@@ -5,6 +5,7 @@
 #include "base/mtx.h"
 #include "weights/manifest.h"
 #include "weights/store/store_priv.h"
+#include "weights/update/list_cache.h"
 #include "weights/update/update.h"
 
 #include <pthread.h>
@@ -151,13 +152,6 @@ struct session {
     struct update_job dispose; /* queued once, when the session is aborted */
 };
 
-struct plan_kept {
-    struct plan *plan;             /* counted */
-    char key[PLAN_DIGEST_LEN + 1]; /* its digest; of a joined one, the digest of its parts' */
-    struct layout *layouts[2];     /* counted; [convert]; NULL until it is needed */
-    uint64_t used;                 /* larger = later */
-};
-
 /* The bucket that completed an implicit update, if others had come before it, until something else
  * is committed or generation is continued. */
 struct closing {
@@ -179,10 +173,6 @@ struct updates {
     uint32_t n_disposing; /* aborted ones that the worker has not come to: they hold memory yet */
     bool stopping;
     struct updates_stats stats;
-    struct plan_kept plans[UPDATE_PLANS_MAX];
-    struct plan_kept joined[UPDATE_JOINED_MAX];
-    struct plan_kept said[UPDATE_SAID_MAX];
-    uint64_t plans_clock;
     struct closing closing;
 
     struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
@@ -190,6 +180,7 @@ struct updates {
                                         there but some tied name; 0: nothing, or not the last */
     struct updates_cfg cfg;          /* immutable */
     const struct manifest *manifest; /* borrowed from the store; immutable */
+    struct list_cache *lists;        /* owned; immutable */
     pthread_t worker, watchdog;      /* owner only */
     bool stopped;                    /* owner only: both have been joined */
 };
@@ -304,14 +295,6 @@ int layout_coverage(const struct layout *l, const struct manifest *m, const stru
 const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank);
 const struct layout *job_layout(const struct update_job *job, uint32_t rank);
 uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks); /* as sent, each plan once */
-
-/* update_plans.c */
-
-/* How a plan lands; from the kept ones if it is one of them, and kept with it. One reference.
- * No lock held. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-int plan_layout(struct updates *u, struct plan *plan, bool convert, struct layout **out,
-                struct err *e);
-void plans_free(struct updates *u); /* all that are kept; nobody else is there any more */
 
 /* update_finite.c */
 

@@ -82,15 +82,20 @@ static int read_sizes(struct outcome *o, const json_t *list, const struct body_c
 static int read_lists(struct outcome *o, json_t *const *lists, const struct chunk_origin *origins,
                       uint32_t n_lists, const struct body_columns *text, struct err *e)
 {
+    struct app app = {.lists = NULL};
     struct plan_builder *b;
     struct plan *plan;
-    uint32_t n;
 
     if (plan_builder_new(&b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < n_lists; i++) {
-        if (columns_add(b, lists[i], text, origins, i + 1, &n, e) != 0 ||
-            read_sizes(o, lists[i], text, origins[i].at, e) != 0) {
+        int rc = plan_of_list(&plan, &app, lists[i], text, origins[i].at, false, e);
+
+        if (rc == 0) {
+            rc = specs_add(b, plan, origins, i + 1, e);
+            plan_unref(plan);
+        }
+        if (rc != 0 || read_sizes(o, lists[i], text, origins[i].at, e) != 0) {
             plan_builder_free(b);
             return -1;
         }

@@ -418,45 +418,6 @@ static void test_implicit_session_does_not_begin_with_the_last_end(void **state)
     bench_close(&b);
 }
 
-/* plans */
-
-static struct plan *one_tensor_plan(unsigned mask)
-{
-    return fx_plan_of(mask);
-}
-
-static void test_plan_put_forgets_the_least_recently_used(void **state)
-{
-    static const struct fx_tensor unknown = {"nope", DTYPE_U8, 1, {1}};
-    static const struct fx_tensor *const bad[] = {&unknown};
-    struct bench b;
-    struct plan *plans[UPDATE_PLANS_MAX + 1], *p;
-    struct err e = {0};
-
-    (void)state;
-    bench_open(&b);
-    for (unsigned i = 0; i <= UPDATE_PLANS_MAX; i++)
-        plans[i] = one_tensor_plan(i + 1);
-    for (unsigned i = 0; i < UPDATE_PLANS_MAX; i++)
-        assert_int_equal(updates_plan_put(b.updates, plans[i], false, &e), 0);
-    p = updates_plan_get(b.updates, plans[0]->digest); /* used: stays */
-    assert_ptr_equal(p, plans[0]);
-    plan_unref(p);
-    assert_int_equal(updates_plan_put(b.updates, plans[UPDATE_PLANS_MAX], false, &e), 0);
-    assert_null(updates_plan_get(b.updates, plans[1]->digest));
-    p = updates_plan_get(b.updates, plans[0]->digest);
-    assert_non_null(p);
-    plan_unref(p);
-    p = fx_plan(bad, 1);
-    assert_int_equal(updates_plan_put(b.updates, p, false, &e), -1);
-    assert_int_equal(e.code, ERR_MISMATCH);
-    assert_null(updates_plan_get(b.updates, p->digest));
-    plan_unref(p);
-    for (unsigned i = 0; i <= UPDATE_PLANS_MAX; i++)
-        plan_unref(plans[i]);
-    bench_close(&b);
-}
-
 /* many threads */
 
 struct reader {
@@ -561,92 +522,6 @@ static void test_updates_are_atomic_to_many_readers(void **state)
     bench_close(&b);
 }
 
-static void test_joined_plans_are_known_by_their_parts_in_order(void **state)
-{
-    struct bench b;
-    struct plan *parts[3], *swapped[2], *joined, *other, *again;
-
-    (void)state;
-    bench_open(&b);
-    for (unsigned i = 0; i < 3; i++)
-        parts[i] = one_tensor_plan(1U << i);
-    swapped[0] = parts[1];
-    swapped[1] = parts[0];
-    joined = one_tensor_plan(3);
-    other = one_tensor_plan(7);
-    assert_null(updates_joined_get(b.updates, parts, 2));
-    updates_joined_put(b.updates, parts, 2, joined);
-    updates_joined_put(b.updates, parts, 3, other);
-    again = updates_joined_get(b.updates, parts, 2);
-    assert_ptr_equal(again, joined);
-    plan_unref(again);
-    assert_null(updates_joined_get(b.updates, swapped, 2));
-    assert_null(updates_joined_get(b.updates, parts, 1));
-    assert_null(updates_plan_get(b.updates, joined->digest)); /* nobody registered it */
-    for (unsigned i = 0; i < UPDATE_JOINED_MAX - 1; i++) {    /* the first is used, and stays */
-        struct plan *many[] = {parts[0], one_tensor_plan(8 + i)};
-
-        updates_joined_put(b.updates, many, 2, joined);
-        again = updates_joined_get(b.updates, parts, 2);
-        assert_ptr_equal(again, joined);
-        plan_unref(again);
-        plan_unref(many[1]);
-    }
-    assert_null(updates_joined_get(b.updates, parts, 3));
-    plan_unref(joined);
-    plan_unref(other);
-    for (unsigned i = 0; i < 3; i++)
-        plan_unref(parts[i]);
-    bench_close(&b);
-}
-
-static struct layout *layout_of(struct bench *b, struct plan *plan, bool convert)
-{
-    struct layout *l = NULL;
-    struct err e = {0};
-
-    assert_int_equal(plan_layout(b->updates, plan, convert, &l, &e), 0);
-    return l;
-}
-
-/* How a kept plan lands is found once, for those that convert and for those that do not. */
-static void test_plan_layout_is_kept_with_its_plan(void **state)
-{
-    static const struct fx_tensor wide = {"embed.weight", DTYPE_F32, 2, {16, 8}};
-    static const struct fx_tensor *const wider[] = {&wide};
-    struct bench b;
-    struct plan *kept = one_tensor_plan(FX_ALL), *same = one_tensor_plan(FX_ALL);
-    struct plan *converted = fx_plan(wider, 1);
-    struct layout *first, *l;
-    struct err e = {0};
-
-    (void)state;
-    bench_open(&b);
-    assert_int_equal(updates_plan_put(b.updates, kept, false, &e), 0);
-    first = layout_of(&b, kept, false);
-    l = layout_of(&b, kept, false);
-    assert_ptr_equal(l, first);
-    layout_unref(l);
-    l = layout_of(&b, kept, true);
-    assert_ptr_not_equal(l, first);
-    layout_unref(l);
-    l = layout_of(&b, same, false); /* another plan, though it says the same */
-    assert_ptr_not_equal(l, first);
-    layout_unref(l);
-    assert_int_equal(updates_plan_put(b.updates, converted, true, &e), 0);
-    l = layout_of(&b, converted, true);
-    assert_int_equal(l->parts[0].how, PART_CONVERT);
-    layout_unref(l);
-    assert_int_equal(plan_layout(b.updates, converted, false, &l, &e), -1);
-    assert_int_equal(e.code, ERR_MISMATCH);
-    plan_unref(kept);
-    plan_unref(same);
-    plan_unref(converted);
-    bench_close(&b);
-    assert_int_equal(first->parts[0].match.index, 0); /* whoever uses it holds it */
-    layout_unref(first);
-}
-
 /* Out of order, and with more missing than are listed: what is told is always what is missing. */
 static void test_missing_is_told_as_it_shrinks(void **state)
 {
@@ -690,9 +565,6 @@ int main(void)
         cmocka_unit_test(test_commit_implicit_finishes_what_is_open),
         cmocka_unit_test(test_implicit_session_takes_one_version),
         cmocka_unit_test(test_implicit_session_does_not_begin_with_the_last_end),
-        cmocka_unit_test(test_plan_put_forgets_the_least_recently_used),
-        cmocka_unit_test(test_joined_plans_are_known_by_their_parts_in_order),
-        cmocka_unit_test(test_plan_layout_is_kept_with_its_plan),
         cmocka_unit_test(test_missing_is_told_as_it_shrinks),
         cmocka_unit_test(test_updates_are_atomic_to_many_readers),
     };

@@ -1,0 +1,268 @@
+/* Entries stand in the order of their last use, so what makes room is whatever lies behind the
+ * limits. A few hundred of them are searched one by one: texts that differ do so early. */
+#include "weights/update/list_cache.h"
+
+#include "base/mtx.h"
+#include "weights/update/update_priv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ENTRIES_MAX = LIST_CACHE_MAX + LIST_CACHE_REGISTERED_MAX };
+_Static_assert(PLAN_TENSORS_MAX *LIST_TENSOR_NBYTES + PLAN_DIGEST_LEN <= LIST_CACHE_NBYTES,
+               "every list can be registered");
+
+struct list_cache {
+    struct mtx lock; /* rank MTX_LEAF; guards down to the blank line, and the layouts of entries */
+    struct list_entry *entries[ENTRIES_MAX + 1]; /* [n], counted; last used first; one that is too
+                                                    many makes room before the lock is left */
+    size_t n;
+
+    const struct manifest *manifest; /* borrowed; immutable */
+};
+
+int list_cache_new(struct list_cache **out, const struct manifest *manifest, struct err *e)
+{
+    struct list_cache *c = calloc(1, sizeof *c);
+
+    if (c == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the cache of tensor lists");
+    mtx_init(&c->lock, MTX_LEAF);
+    c->manifest = manifest;
+    *out = c;
+    return 0;
+}
+
+static struct list_entry *entry_ref(struct list_entry *l)
+{
+    (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    return l;
+}
+
+void list_entry_unref(struct list_entry *l)
+{
+    if (l == NULL || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    plan_unref(l->plan);
+    layout_unref(l->layouts[false]);
+    layout_unref(l->layouts[true]);
+    free(l);
+}
+
+void list_cache_free(struct list_cache *c)
+{
+    if (c == NULL)
+        return;
+    for (size_t i = 0; i < c->n; i++)
+        list_entry_unref(c->entries[i]);
+    mtx_fini(&c->lock);
+    free(c);
+}
+
+/* No column is the beginning of a longer one: the last byte is the ']' of its own '['. */
+static bool begins_with(const char *text, size_t len, struct list_text column)
+{
+    return column.text != NULL && column.len <= len && memcmp(column.text, text, column.len) == 0;
+}
+
+static bool key_equal(const struct list_key *a, const struct list_key *b)
+{
+    bool equal = a->kind == b->kind;
+
+    for (size_t i = 0; i < LIST_COLUMNS && equal; i++)
+        equal = a->text[i].len == b->text[i].len &&
+                (a->text[i].len == 0 ||
+                 memcmp(a->text[i].text, b->text[i].text, a->text[i].len) == 0);
+    return equal;
+}
+
+/* Its index, or c->n. */
+static size_t find_key_locked(const struct list_cache *c, const struct list_key *key)
+{
+    size_t i = 0;
+
+    while (i < c->n && !key_equal(&c->entries[i]->key, key))
+        i++;
+    return i;
+}
+
+static struct list_entry *use_locked(struct list_cache *c, size_t i)
+{
+    struct list_entry *l = c->entries[i];
+
+    memmove(&c->entries[1], &c->entries[0], i * sizeof(struct list_entry *));
+    c->entries[0] = l;
+    return l;
+}
+
+struct plan *list_cache_get(struct list_cache *c, const struct list_key *key)
+{
+    struct plan *plan = NULL;
+    size_t i;
+
+    if (c == NULL)
+        return NULL;
+    mtx_lock(&c->lock);
+    i = find_key_locked(c, key);
+    if (i < c->n)
+        plan = plan_ref(use_locked(c, i)->plan);
+    mtx_unlock(&c->lock);
+    return plan;
+}
+
+struct list_entry *list_cache_find(struct list_cache *c, enum list_column which, const char *text,
+                                   size_t len, struct list_entry *first)
+{
+    struct list_entry *found = NULL;
+
+    if (first != NULL && begins_with(text, len, first->key.text[which]))
+        return entry_ref(first);
+    if (c == NULL)
+        return NULL;
+    mtx_lock(&c->lock);
+    for (size_t i = 0; i < c->n && found == NULL; i++)
+        if (c->entries[i]->key.kind == LIST_BY_TEXT &&
+            begins_with(text, len, c->entries[i]->key.text[which]))
+            found = entry_ref(use_locked(c, i));
+    mtx_unlock(&c->lock);
+    return found;
+}
+
+/* What a list counts for; SIZE_MAX if that is more than there may be. */
+static size_t nbytes_of(const struct list_key *key, const struct plan *plan)
+{
+    size_t nbytes = (size_t)plan->n_tensors * LIST_TENSOR_NBYTES;
+
+    for (size_t i = 0; i < LIST_COLUMNS; i++) {
+        if (key->text[i].len > LIST_CACHE_NBYTES)
+            return SIZE_MAX;
+        nbytes += key->text[i].len;
+    }
+    return nbytes <= LIST_CACHE_NBYTES ? nbytes : SIZE_MAX;
+}
+
+/* Without its plan. NULL: it is too large, or there is no memory. */
+static struct list_entry *entry_new(const struct list_key *key, const struct plan *plan)
+{
+    size_t nbytes = nbytes_of(key, plan), len = 0;
+    struct list_entry *l = NULL;
+
+    for (size_t i = 0; i < LIST_COLUMNS; i++)
+        len += key->text[i].len;
+    if (nbytes != SIZE_MAX)
+        l = calloc(1, sizeof *l + len);
+    if (l == NULL)
+        return NULL;
+    l->key.kind = key->kind;
+    l->nbytes = nbytes;
+    atomic_init(&l->refs, 1);
+    len = 0;
+    for (size_t i = 0; i < LIST_COLUMNS; i++) {
+        if (key->text[i].text == NULL)
+            continue;
+        memcpy(l->bytes + len, key->text[i].text, key->text[i].len);
+        l->key.text[i] = (struct list_text){l->bytes + len, key->text[i].len};
+        len += key->text[i].len;
+    }
+    return l;
+}
+
+/* The plan that is cached and equal to this one, or this one. */
+static struct plan *equal_plan_locked(const struct list_cache *c, struct plan *plan)
+{
+    for (size_t i = 0; i < c->n; i++)
+        if (strcmp(c->entries[i]->plan->digest, plan->digest) == 0)
+            return c->entries[i]->plan;
+    return plan;
+}
+
+/* Takes out what lies behind the limits, counted from what was used last. Returns how many. */
+static size_t trim_locked(struct list_cache *c, struct list_entry **dropped)
+{
+    size_t n_entries = 0, n_registered = 0, nbytes = 0, n_dropped = 0, n_left = 0;
+
+    for (size_t i = 0; i < c->n; i++) {
+        struct list_entry *l = c->entries[i];
+        bool over;
+
+        if (l->key.kind == LIST_BY_ID) {
+            over = ++n_registered > LIST_CACHE_REGISTERED_MAX;
+        } else {
+            nbytes += l->nbytes;
+            over = ++n_entries > LIST_CACHE_MAX || nbytes > LIST_CACHE_NBYTES;
+        }
+        if (over)
+            dropped[n_dropped++] = l;
+        else
+            c->entries[n_left++] = l;
+    }
+    c->n = n_left;
+    return n_dropped;
+}
+
+bool list_cache_put(struct list_cache *c, const struct list_key *key, struct plan **plan)
+{
+    struct list_entry *l = c != NULL ? entry_new(key, *plan) : NULL, *dropped[ENTRIES_MAX + 1];
+    struct plan *mine = *plan;
+    size_t i, n = 0;
+
+    if (l == NULL)
+        return false;
+    mtx_lock(&c->lock);
+    *plan = plan_ref(equal_plan_locked(c, mine));
+    i = find_key_locked(c, key);
+    if (i < c->n) { /* another thread was quicker, or it is registered again */
+        dropped[n++] = l;
+    } else {
+        l->plan = plan_ref(*plan);
+        c->entries[c->n++] = l;
+    }
+    (void)use_locked(c, i);
+    n += trim_locked(c, dropped + n);
+    mtx_unlock(&c->lock);
+    while (n > 0)
+        list_entry_unref(dropped[--n]);
+    plan_unref(mine);
+    return true;
+}
+
+/* Where the layout of a plan is kept, filled if any is; NULL: that plan is not cached. */
+static struct layout **layout_slot_locked(struct list_cache *c, const struct plan *plan,
+                                          bool convert)
+{
+    struct layout **slot = NULL;
+
+    for (size_t i = 0; i < c->n && (slot == NULL || *slot == NULL); i++)
+        if (c->entries[i]->plan == plan)
+            slot = &c->entries[i]->layouts[convert];
+    return slot;
+}
+
+static struct layout *layout_ref(struct layout *l)
+{
+    (void)atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    return l;
+}
+
+int list_cache_layout(struct list_cache *c, const struct plan *plan, bool convert,
+                      struct layout **out, struct err *e)
+{
+    struct layout *layout = NULL, **slot;
+
+    mtx_lock(&c->lock);
+    slot = layout_slot_locked(c, plan, convert);
+    if (slot != NULL && *slot != NULL)
+        layout = layout_ref(*slot);
+    mtx_unlock(&c->lock);
+    if (layout == NULL) {
+        if (layout_make(&layout, c->manifest, plan, convert, e) != 0)
+            return -1;
+        mtx_lock(&c->lock);
+        slot = layout_slot_locked(c, plan, convert);
+        if (slot != NULL && *slot == NULL)
+            *slot = layout_ref(layout);
+        mtx_unlock(&c->lock);
+    }
+    *out = layout;
+    return 0;
+}
