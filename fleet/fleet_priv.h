@@ -55,10 +55,12 @@ struct fleet_group { /* with the trainer */
 struct fleet_control {
     struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
     struct cnd changed;
-    const char *busy;   /* static: what has its turn; NULL: nobody */
-    uint64_t busy_us;   /* since when */
-    bool steps;         /* it is a step of an update */
-    const char *ending; /* static: an update is being given up; NULL: none is */
+    const char *busy;    /* static: what has its turn; NULL: nobody */
+    uint64_t busy_us;    /* since when */
+    pthread_t busy_by;   /* while `busy`: it ends it, too */
+    bool steps;          /* it is a step of an update */
+    const char *ending;  /* static: an update is being given up; NULL: none is */
+    pthread_t ending_by; /* while `ending`: it ends it, too */
     uint64_t ending_us;
     const char *flow; /* static: who stops upstreams, or lets them go on; NULL: nobody */
     uint64_t flow_us;
@@ -87,11 +89,13 @@ struct fleet_control {
         bool set;          /* upstreams were told that handles will come */
         bool on, packed;   /* on: it was said whether they are packed */
     } handles;
-    bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
     struct fleet_adapters adapters;
     struct fleet_fitting fits[FLEET_MAX];
     unsigned n_fitting;
     bool watched; /* who lacks adapters is looked for */
+
+    /* owned by the holder of the operation lock; no lock */
+    bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
 
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */
@@ -125,6 +129,9 @@ static inline struct fleet *fleet_of(const struct fleet_control *fc)
  * fleet_flow - for who stops upstreams, or lets them go on. Taken after a turn, never before one,
  * and for no longer than it takes to ask for that. A pause of a trainer waits for another one of a
  * trainer, but of our own steps only a moment.
+ *
+ * A step or an ending is the operation lock of updates: never two of them at a time. Each is ended
+ * by the thread that took it.
  * @x     whose client waits, from the moment that it came; NULL: of our own accord, or of what is
  *        to be done though its client has left
  * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when; ERR_GONE:
@@ -137,6 +144,9 @@ int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e);
 void fleet_ending_end(struct fleet_control *fc);
 int fleet_flow(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
 void fleet_flow_end(struct fleet_control *fc);
+
+/* fleet_has_op - has this thread the operation lock of updates? For asserts. No lock held. */
+bool fleet_has_op(struct fleet_control *fc);
 
 /* fleet_flow_soon - the same, for what need not be now: false at once while a pause has it. */
 bool fleet_flow_soon(struct fleet_control *fc, const char *what);

@@ -5,6 +5,7 @@
  * pause, and its abort, waiting for as long. */
 #include "fleet/fleet_priv.h"
 
+#include <assert.h>
 #include <inttypes.h>
 
 static int refuse_busy(const char *busy, uint64_t since_us, struct err *e)
@@ -57,6 +58,7 @@ static int take_turn(struct fleet_control *fc, struct exchange *x, const char *w
     if (busy == NULL && !gone) {
         fc->busy = what;
         fc->busy_us = clock_now_us();
+        fc->busy_by = pthread_self();
         fc->steps = steps;
     }
     mtx_unlock(&fc->lock);
@@ -78,6 +80,7 @@ int fleet_step(struct fleet_control *fc, struct exchange *x, const char *what, s
 void fleet_turn_end(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
+    assert(fc->busy != NULL && pthread_equal(fc->busy_by, pthread_self()));
     fc->busy = NULL;
     fc->steps = false;
     cnd_broadcast(&fc->changed);
@@ -99,6 +102,7 @@ static int take_ending(struct fleet_control *fc, const char *what, uint64_t wait
     if (busy == NULL) {
         fc->ending = what;
         fc->ending_us = clock_now_us();
+        fc->ending_by = pthread_self();
     }
     mtx_unlock(&fc->lock);
     return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
@@ -117,10 +121,22 @@ int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e)
 void fleet_ending_end(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
+    assert(fc->ending != NULL && pthread_equal(fc->ending_by, pthread_self()));
     fc->ending = NULL;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_tokens(fc);
+}
+
+bool fleet_has_op(struct fleet_control *fc)
+{
+    bool mine;
+
+    mtx_lock(&fc->lock);
+    mine = (fc->busy != NULL && fc->steps && pthread_equal(fc->busy_by, pthread_self())) ||
+           (fc->ending != NULL && pthread_equal(fc->ending_by, pthread_self()));
+    mtx_unlock(&fc->lock);
+    return mine;
 }
 
 /* Whom a pause waits for may wait for what runs; our own steps are over soon, or hang. */

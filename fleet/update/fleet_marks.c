@@ -12,6 +12,7 @@
  * Those of a release that takes no names, or tells none, go without. */
 #include "fleet/update/fleet_run.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -39,83 +40,66 @@ static uint64_t undo_us(struct fleet_control *fc)
     return step_us < FLEET_ABORT_US ? step_us : FLEET_ABORT_US;
 }
 
-/* What each says now that it is named (p->says), of those of which `said` is FLEET_GOOD.
- * FLEET_SKIPPED: it has no words for it. */
-static int ask_names(struct fleet_control *fc, struct fleet_session *s, const struct fleet_batch *b,
-                     uint64_t timeout_us, struct fleet_said **said, struct err *e)
+/* What each says now that it is named (p->says). FLEET_SKIPPED: it has no words for it. With the
+ * lock. */
+static void read_name(struct fleet_control *fc, struct fleet_part *p, struct fleet_said *said)
 {
-    if (fleet_ask_about(fc, WIRE_NAME, b->to, b->n, timeout_us, said, e) != 0)
-        return -1;
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-        struct fleet_said *one = &(*said)[i];
-        char says[WIRE_NAME_MAX + 1] = "";
-        struct upstream_at at;
-        struct err why = {0};
+    const char *text = said->text != NULL ? said->text : "";
+    struct upstream_at at;
+    struct err why = {0};
 
-        upstreams_at(fc->upstreams, p->upstream, &at);
-        if (takes_none(one) || (one->end == FLEET_GOOD &&
-                                wire_read_name(says, at.dialect, one->text != NULL ? one->text : "",
-                                               one->text_len, &why) != 0))
-            one->end = FLEET_SKIPPED;
-        mtx_lock(&fc->lock);
-        memcpy(p->says, says, sizeof p->says);
-        mtx_unlock(&fc->lock);
-    }
-    return 0;
+    upstreams_at(fc->upstreams, p->upstream, &at);
+    p->says[0] = '\0';
+    if (takes_none(said) || (said->end == FLEET_GOOD &&
+                             wire_read_name(p->says, at.dialect, text, said->text_len, &why) != 0))
+        said->end = FLEET_SKIPPED;
 }
 
 /* ---- before the first byte ---- */
 
-/* Of those that told what they are named. */
-static void take_marks(struct fleet_control *fc, struct fleet_session *s,
-                       const struct fleet_batch *b, const struct fleet_said *said)
-{
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
+struct marking {
+    struct fleet_control *fc;
+    struct part_set named; /* those that told their names */
+};
 
-        if (takes_none(&said[i]))
-            continue;
-        p->marked = fleet_worked(&said[i]);
-        if (said[i].end == FLEET_UNKNOWN)
-            part_move(p, PART_ON_DOUBT); /* it may be named so at any time */
-        if (!said_good(&said[i]))
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-    }
-    mtx_unlock(&fc->lock);
+static void take_mark(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    if (takes_none(said))
+        return;
+    p->marked = fleet_worked(said);
+    if (said->end == FLEET_UNKNOWN)
+        part_move(p, PART_ON_DOUBT); /* it may be named so at any time */
+    part_drop_failed(p, said);
 }
 
 /* Nobody waits for the answers any more, and what was asked may be done. */
-static void doubt_all(struct fleet_control *fc, struct fleet_session *s,
-                      const struct fleet_batch *b)
+static void doubt_marks(struct fleet_control *fc, struct fleet_session *s,
+                        const struct part_set *of)
 {
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++) {
-        s->parts[b->part[i]].marked = true;
-        part_move(&s->parts[b->part[i]], PART_ON_DOUBT);
-    }
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (of->has[i]) {
+            s->parts[i].marked = true;
+            part_move(&s->parts[i], PART_ON_DOUBT);
+        }
     mtx_unlock(&fc->lock);
 }
 
-static int mark(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b,
+static int mark(struct fleet_control *fc, struct fleet_session *s, const struct part_set *named,
                 struct err *e)
 {
     json_t *body = json_pack("{s:s+}", "weight_version", FLEET_UNFINISHED, s->id);
-    struct fleet_said *said = NULL;
+    const struct fanout f = {.op = WIRE_LABEL, .body = body, .only = named, .on_result = take_mark};
     int rc = -1;
 
-    for (size_t i = 0; i < b->n; i++)
-        b->to[i].body = body;
     if (body == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
     else
-        rc = fleet_ask(fc, WIRE_LABEL, b->to, b->n, fleet_step_us(fc), &said, e);
-    if (rc == 0)
-        take_marks(fc, s, b, said);
-    else if (e->code == ERR_DRAINING)
-        doubt_all(fc, s, b);
-    fleet_said_free(said, b->n);
+        rc = fanout_apply(fc, s, &f, e);
+    if (rc != 0 && e->code == ERR_DRAINING)
+        doubt_marks(fc, s, named);
     json_decref(body);
     return rc;
 }
@@ -126,147 +110,148 @@ static bool can_be_given(const char *label)
     return !fleet_is_unfinished(label) && strlen(label) < WIRE_NAME_MAX;
 }
 
-/* @named  then: those that told their names */
-static void take_names(struct fleet_control *fc, struct fleet_session *s,
-                       const struct fleet_batch *b, const struct fleet_said *said,
-                       struct fleet_batch *named)
+static bool is_to_mark(const struct fleet_part *p, const void *arg)
 {
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
+    (void)arg;
+    return !p->two_phase && part_takes_part(p) && !p->marked;
+}
 
-        if (can_be_given(p->was_label))
-            memcpy(p->was_label, p->says, sizeof p->was_label);
-        if (said[i].end == FLEET_GOOD)
-            batch_add(named, s, b->part[i], NULL);
-        else if (!said_good(&said[i]))
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-    }
-    mtx_unlock(&fc->lock);
+static void take_old_name(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct marking *m = arg;
+
+    read_name(m->fc, p, said);
+    if (can_be_given(p->was_label))
+        memcpy(p->was_label, p->says, sizeof p->was_label);
+    m->named.has[part] = said->end == FLEET_GOOD;
+    part_drop_failed(p, said);
 }
 
 int fleet_mark_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fleet_batch b = {0}, named = {0};
-    struct fleet_said *said = NULL;
+    struct marking m = {.fc = fc};
+    const struct fanout f = {.about_itself = true,
+                             .question = WIRE_NAME,
+                             .select = is_to_mark,
+                             .on_result = take_old_name,
+                             .arg = &m};
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]) && !s->parts[i].marked)
-            batch_add(&b, s, i, NULL);
-    if (b.n == 0)
-        return 0;
-    if (ask_names(fc, s, &b, fleet_step_us(fc), &said, e) != 0)
-        return -1;
-    take_names(fc, s, &b, said, &named);
-    fleet_said_free(said, b.n);
-    return named.n > 0 ? mark(fc, s, &named, e) : 0;
+    assert(fleet_has_op(fc));
+    return fanout_apply(fc, s, &f, e) == 0 ? mark(fc, s, &m.named, e) : -1;
 }
 
 /* ---- that was not the first byte after all ---- */
 
-/* Only a whole update makes good what may be named by one that is over. */
-static void doubt(struct fleet_control *fc, struct fleet_part *p, const struct err *why)
+/* Only a whole update makes good what may be named by one that is over. With the lock. */
+static void doubt(struct fleet_part *p, const struct err *why)
 {
-    mtx_lock(&fc->lock);
     part_move(p, PART_ON_DOUBT);
     if (p->why.code == ERR_NONE)
         p->why = *why;
-    mtx_unlock(&fc->lock);
 }
 
-static void forget_mark(struct fleet_control *fc, struct fleet_part *p)
+struct unmarking {
+    struct fleet_control *fc;
+    bool dropped;         /* only those that are out */
+    struct part_set ours; /* those that still have our name */
+};
+
+static bool is_to_unmark(const struct fleet_part *p, const void *arg)
 {
-    mtx_lock(&fc->lock);
-    p->marked = false;
-    mtx_unlock(&fc->lock);
+    const struct unmarking *u = arg;
+
+    return p->marked && part_is_unchanged(p) && !(u->dropped && part_takes_part(p));
 }
 
-/* Those that still have our name. Who has another was restarted, or somebody else has named it. */
-static void ask_whose(struct fleet_control *fc, struct fleet_session *s,
-                      const struct fleet_batch *b, struct fleet_batch *ours)
+/* It had another server's mark, or weights that were not the fleet's. */
+static bool was_bad(const struct fleet_part *p)
 {
-    struct fleet_said *said = NULL;
-    struct err why = {0};
-
-    if (ask_names(fc, s, b, undo_us(fc), &said, &why) != 0) {
-        for (size_t i = 0; i < b->n; i++)
-            doubt(fc, &s->parts[b->part[i]], &why);
-        return;
-    }
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-
-        if (said[i].end != FLEET_GOOD)
-            doubt(fc, p, &said[i].why);
-        else if (has_mark(p))
-            batch_add(ours, s, b->part[i], NULL);
-        else
-            forget_mark(fc, p);
-    }
-    fleet_said_free(said, b->n);
+    return p->before >= PART_WAS_OUT_OF_STEP || !can_be_given(p->was_label);
 }
 
-static void name_again(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
+/* One that has another name was restarted, or somebody else has named it. */
+static void take_whose(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
-    json_t *bodies[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct unmarking *u = arg;
+
+    read_name(u->fc, p, said);
+    if (said->end != FLEET_GOOD)
+        doubt(p, &said->why);
+    else if (has_mark(p))
+        u->ours.has[part] = true;
+    else
+        p->marked = false;
+}
+
+static void take_name_again(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    if (said_good(said))
+        p->marked = false;
+    else
+        doubt(p, &said->why);
+}
+
+static void name_again(struct fleet_control *fc, struct fleet_session *s,
+                       const struct part_set *ours)
+{
+    json_t *bodies[FLEET_MAX] = {NULL};
+    const struct fanout f = {.op = WIRE_LABEL,
+                             .bodies = bodies,
+                             .timeout_us = undo_us(fc),
+                             .only = ours,
+                             .on_result = take_name_again};
     struct err why = {0};
     bool made = true;
 
-    for (size_t i = 0; i < b->n; i++) {
-        bodies[i] = json_pack("{s:s}", "weight_version", s->parts[b->part[i]].was_label);
-        b->to[i].body = bodies[i];
-        made = made && bodies[i] != NULL;
-    }
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (ours->has[i]) {
+            bodies[i] = json_pack("{s:s}", "weight_version", s->parts[i].was_label);
+            made = made && bodies[i] != NULL;
+        }
     if (!made)
         (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to give upstreams their names again");
-    else
-        (void)fleet_ask(fc, WIRE_LABEL, b->to, b->n, undo_us(fc), &said, &why);
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-
-        if (said != NULL && said_good(&said[i]))
-            forget_mark(fc, p);
-        else
-            doubt(fc, p, said != NULL ? &said[i].why : &why);
+    fanout_or_fail(fc, s, &f, &why);
+    for (size_t i = 0; i < s->n_parts; i++)
         json_decref(bodies[i]);
-    }
-    fleet_said_free(said, b->n);
 }
 
-void fleet_unmark_parts(struct fleet_control *fc, struct fleet_session *s, bool dropped)
+static void doubt_bad(struct fleet_control *fc, struct fleet_session *s, const struct unmarking *u)
 {
-    struct fleet_batch b = {0}, ours = {0};
     struct err bad = {0};
 
     (void)err_set(&bad, ERR_UNSYNCED, "",
                   "update %s ended before its first byte came, and before that its weights were "
                   "not the fleet's",
                   s->id);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (is_to_unmark(&s->parts[i], u) && was_bad(&s->parts[i]))
+            doubt(&s->parts[i], &bad);
+    mtx_unlock(&fc->lock);
+}
 
-        if (!p->marked || !part_is_unchanged(p) || (dropped && part_takes_part(p)))
-            continue;
-        if (p->before >= PART_WAS_OUT_OF_STEP || !can_be_given(p->was_label))
-            doubt(fc, p, &bad);
-        else
-            batch_add(&b, s, i, NULL);
-    }
-    if (b.n > 0)
-        ask_whose(fc, s, &b, &ours);
-    if (ours.n > 0)
-        name_again(fc, s, &ours);
+void fleet_unmark_parts(struct fleet_control *fc, struct fleet_session *s, bool dropped)
+{
+    struct unmarking u = {.fc = fc, .dropped = dropped};
+    const struct fanout f = {.about_itself = true,
+                             .question = WIRE_NAME,
+                             .timeout_us = undo_us(fc),
+                             .select = is_to_unmark,
+                             .on_result = take_whose,
+                             .arg = &u};
+    struct err why = {0};
+
+    assert(fleet_has_op(fc));
+    doubt_bad(fc, s, &u);
+    fanout_or_fail(fc, s, &f, &why);
+    name_again(fc, s, &u.ours);
 }
 
 /* ---- on the way, and at the end ---- */
 
-static void drop(struct fleet_part *p, const struct fleet_said *said, const struct err *why)
-{
-    fleet_session_drop(p, FLEET_UNKNOWN, said != NULL ? said->status : 0, why);
-}
-
-/* One that takes no names may tell none. */
+/* One that takes no names may tell none. With the lock. */
 static void check_name(struct fleet_part *p, const struct fleet_said *said, const char *expected)
 {
     struct err why = {0};
@@ -281,32 +266,48 @@ static void check_name(struct fleet_part *p, const struct fleet_said *said, cons
                       "it was restarted, or changed by somebody else, during the update: it "
                       "serves '%.100s'",
                       p->says);
-    drop(p, said, why.code != ERR_NONE ? &why : &said->why);
+    fleet_session_drop(p, FLEET_UNKNOWN, said->status, why.code != ERR_NONE ? &why : &said->why);
+}
+
+struct checking {
+    struct fleet_control *fc;
+    bool all; /* also those that are known by more than their mark */
+    size_t n_asked;
+    const char *label;     /* of the new version */
+    struct part_set *kept; /* those that have our name yet; NULL: none may */
+};
+
+static bool is_to_check(const struct fleet_part *p, const void *arg)
+{
+    const struct checking *c = arg;
+
+    return part_takes_part(p) &&
+           (p->process_unnamed ? !part_is_unchanged(p) || p->marked : c->all && p->marked);
+}
+
+static void take_mark_check(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct checking *c = arg;
+
+    (void)part;
+    c->n_asked++;
+    read_name(c->fc, p, said);
+    check_name(p, said, p->update_id);
 }
 
 int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool all, struct err *e)
 {
-    struct fleet_said *said = NULL;
-    struct fleet_batch b = {0};
+    struct checking c = {.fc = fc, .all = all};
+    const struct fanout f = {.about_itself = true,
+                             .question = WIRE_NAME,
+                             .select = is_to_check,
+                             .on_result = take_mark_check,
+                             .arg = &c};
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        const struct fleet_part *p = &s->parts[i];
-
-        if (part_takes_part(p) &&
-            (p->process_unnamed ? !part_is_unchanged(p) || p->marked : all && p->marked))
-            batch_add(&b, s, i, NULL);
-    }
-    mtx_unlock(&fc->lock);
-    if (b.n == 0)
-        return 0;
-    if (ask_names(fc, s, &b, fleet_step_us(fc), &said, e) != 0)
+    if (fanout_apply(fc, s, &f, e) != 0)
         return -1;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++)
-        check_name(&s->parts[b.part[i]], &said[i], s->parts[b.part[i]].update_id);
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b.n);
+    if (c.n_asked == 0)
+        return 0;
     fleet_fence_parts(fc, s);
     if (fleet_stands(fc, s))
         return 0;
@@ -314,70 +315,80 @@ int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool al
     return -1;
 }
 
-/* Those whose end of an update takes no name still have ours. */
-static void name_new(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
+static void take_new_name(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
-    json_t *body = json_pack("{s:s}", "weight_version", s->label);
-    struct fleet_said *said = NULL;
-    struct err why = {0};
-
-    for (size_t i = 0; i < b->n; i++)
-        b->to[i].body = body;
-    if (body == NULL)
-        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to name the version");
-    else
-        (void)fleet_ask(fc, WIRE_LABEL, b->to, b->n, fleet_step_us(fc), &said, &why);
-    json_decref(body);
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++)
-        if (said == NULL || !said_good(&said[i]))
-            drop(&s->parts[b->part[i]], said != NULL ? &said[i] : NULL,
-                 said != NULL ? &said[i].why : &why);
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b->n);
+    (void)part;
+    (void)arg;
+    if (!said_good(said))
+        fleet_session_drop(p, FLEET_UNKNOWN, said->status, &said->why);
 }
 
-/* @kept  then: those that have ours yet; NULL: none may */
-static void check_names(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b,
-                        struct fleet_batch *kept)
+/* Those whose end of an update takes no name still have ours. */
+static void name_new(struct fleet_control *fc, struct fleet_session *s, const struct part_set *kept)
 {
-    struct fleet_said *said = NULL;
+    json_t *body = json_pack("{s:s}", "weight_version", s->label);
+    const struct fanout f = {
+        .op = WIRE_LABEL, .body = body, .only = kept, .on_result = take_new_name};
     struct err why = {0};
-    int rc = ask_names(fc, s, b, fleet_step_us(fc), &said, &why);
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
+    if (body == NULL)
+        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to name the version");
+    fanout_or_fail(fc, s, &f, &why);
+    json_decref(body);
+}
 
-        if (rc != 0)
-            drop(p, NULL, &why);
-        else if (kept != NULL && part_begins(p) && said[i].end == FLEET_GOOD && has_mark(p))
-            batch_add(kept, s, b->part[i], NULL);
-        else
-            check_name(p, &said[i], s->label);
-    }
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b->n);
+static void take_name_check(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct checking *c = arg;
+
+    read_name(c->fc, p, said);
+    if (c->kept != NULL && part_begins(p) && said->end == FLEET_GOOD && has_mark(p))
+        c->kept->has[part] = true;
+    else
+        check_name(p, said, c->label);
+}
+
+static bool has_finished_named(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->state == PART_FINISHED && (p->process_unnamed || p->marked);
+}
+
+static bool has_finished_unnamed(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->state == PART_FINISHED && p->process_unnamed;
+}
+
+static void check_names(struct fleet_control *fc, struct fleet_session *s,
+                        bool (*select)(const struct fleet_part *p, const void *arg),
+                        struct part_set *kept)
+{
+    struct checking c = {.fc = fc, .label = s->label, .kept = kept};
+    const struct fanout f = {.about_itself = true,
+                             .question = WIRE_NAME,
+                             .select = select,
+                             .on_result = take_name_check,
+                             .arg = &c};
+    struct err why = {0};
+
+    fanout_or_fail(fc, s, &f, &why);
 }
 
 /* Those that do not name their process are asked again when all have been named: one that was
  * restarted meanwhile has another name. */
 void fleet_name_parts(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_batch b = {0}, kept = {0}, named = {0};
+    struct part_set kept = {{false}};
+    bool any = false;
 
+    assert(fleet_has_op(fc));
+    check_names(fc, s, has_finished_named, &kept);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].state == PART_FINISHED &&
-            (s->parts[i].process_unnamed || s->parts[i].marked))
-            batch_add(&b, s, i, NULL);
-    if (b.n > 0)
-        check_names(fc, s, &b, &kept);
-    if (kept.n > 0)
+        any = any || kept.has[i];
+    if (any) {
         name_new(fc, s, &kept);
-    for (size_t i = 0; kept.n > 0 && i < s->n_parts; i++)
-        if (s->parts[i].state == PART_FINISHED && s->parts[i].process_unnamed)
-            batch_add(&named, s, i, NULL);
-    if (named.n > 0)
-        check_names(fc, s, &named, NULL);
+        check_names(fc, s, has_finished_unnamed, NULL);
+    }
     fleet_fence_parts(fc, s);
 }

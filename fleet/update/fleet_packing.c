@@ -61,25 +61,32 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
     return fleet_put(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
 }
 
-/* Those that are told, and were not told so in this update. */
-static size_t to_tell(struct fleet_control *fc, struct fleet_session *s, bool packed,
-                      const json_t *body, struct fleet_batch *b)
+struct telling {
+    struct fleet_control *fc;
+    enum fleet_packed now;
+    size_t n_asked;
+};
+
+/* One that takes it only when a transfer is set up, and was not told so in this update. */
+static bool is_to_tell(const struct fleet_part *p, const void *arg)
 {
-    enum fleet_packed now = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
+    const struct telling *t = arg;
+    struct upstream_info info;
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-        struct upstream_info info;
+    fleet_info(fleet_of(t->fc), p->upstream, &info);
+    return part_begins(p) && part_takes_part(p) && p->told_packed != t->now &&
+           vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT);
+}
 
-        fleet_info(fleet_of(fc), p->upstream, &info);
-        if (part_begins(p) && part_takes_part(p) && p->told_packed != now &&
-            vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT)) {
-            batch_add(b, s, i, body);
-        }
-    }
-    mtx_unlock(&fc->lock);
-    return b->n;
+static void take_told(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct telling *t = arg;
+
+    (void)part;
+    t->n_asked++;
+    if (said_good(said))
+        p->told_packed = t->now;
+    part_drop_failed(p, said);
 }
 
 /* An engine that nobody told takes them for not packed, one that was started anew too; and one that
@@ -87,33 +94,26 @@ static size_t to_tell(struct fleet_control *fc, struct fleet_session *s, bool pa
 int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                       struct err *e)
 {
-    struct fleet_said *said = NULL;
-    struct fleet_batch b = {0};
+    struct telling t = {.fc = fc};
+    struct fanout f = {.op = WIRE_INIT, .select = is_to_tell, .on_result = take_told, .arg = &t};
     bool packed = false;
     json_t *init;
-    int rc = 0;
+    int rc;
 
     if (!by_handles(body))
         return 0;
     if (body_bool(&packed, body, "", "packed", e) != 0)
         return -1;
+    t.now = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
     init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
     if (init == NULL)
         return no_memory(e);
-    if (to_tell(fc, s, packed, init, &b) > 0)
-        rc = fleet_ask(fc, WIRE_INIT, b.to, b.n, fleet_step_us(fc), &said, e);
+    f.body = init;
+    rc = fanout_apply(fc, s, &f, e);
     json_decref(init);
-    if (said == NULL)
-        return rc;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++)
-        if (said_good(&said[i]))
-            s->parts[b.part[i]].told_packed = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
-        else
-            fleet_session_drop(&s->parts[b.part[i]], said[i].end, said[i].status, &said[i].why);
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b.n);
-    if (fleet_stands(fc, s))
+    if (rc != 0)
+        return -1;
+    if (t.n_asked == 0 || fleet_stands(fc, s))
         return 0;
     fleet_tell_cause(fc, s, e);
     return -1;

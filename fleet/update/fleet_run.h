@@ -2,34 +2,21 @@
 #ifndef BATON_FLEET_UPDATE_FLEET_RUN_H
 #define BATON_FLEET_UPDATE_FLEET_RUN_H
 
-#include "fleet/fleet_priv.h"
+#include "fleet/update/fleet_fanout.h"
 
-/* Some parts, as they are asked. */
-struct fleet_batch {
-    size_t n;
-    size_t part[FLEET_MAX]; /* indexes of s->parts */
-    struct fleet_to to[FLEET_MAX];
-};
-void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body);
-
-bool said_good(const struct fleet_said *said);
-uint64_t fleet_step_us(struct fleet_control *fc);
 bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s);
 bool fleet_stands(struct fleet_control *fc, const struct fleet_session *s); /* by --min-ready */
 int refuse_ended(const struct fleet_session *s, struct err *e);
 
-/* fleet_ask_parts - asks them, and drops those that failed.
- * @done  takes down that it was done, or may yet be; with the lock
- * Blocks. Errors: fleet_ask's. */
-typedef void part_done_fn(struct fleet_part *p);
-int fleet_ask_parts(struct fleet_control *fc, enum wire_op op, struct fleet_session *s,
-                    struct fleet_batch *b, part_done_fn *done, struct err *e);
+/* part_drop_failed - it takes no part any more, unless it did what it was asked. With the lock. */
+void part_drop_failed(struct fleet_part *p, const struct fleet_said *said);
 
 /* fleet_must_begin - is one not told to start yet that has to be before it gets these tensors?
  * fleet_begin_parts - tells them; drops those that refuse. One that may have an update open that
  * did not end is told to end that first. In a turn; they stand still. Blocks. Errors: fleet_ask's;
  * ERR_NO_MEMORY. */
-bool fleet_must_begin(struct fleet_session *s, const json_t *tensors);
+bool fleet_must_begin(struct fleet_control *fc, const struct fleet_session *s,
+                      const json_t *tensors);
 int fleet_begin_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                       struct err *e);
 

@@ -17,6 +17,7 @@
 #include "weights/update/update.h"
 
 #include <jansson.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,6 +39,7 @@ struct fleet_session {
     uint64_t lease_until_us;
     unsigned n_running;        /* requests that bring tensors, under way */
     bool sending;              /* one of them has the upstreams to itself */
+    pthread_t sender;          /* while `sending`: that one's, the last that began */
     uint64_t n_received;       /* requests that brought some */
     uint64_t serial;           /* of the fleet, once committed */
     struct err error;          /* why it was aborted */

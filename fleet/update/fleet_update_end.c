@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,112 +22,102 @@ static bool goes_on(struct fleet_control *fc)
     return on;
 }
 
-static void fence_failed(struct fleet_control *fc, const struct fleet_said *said, size_t n)
+struct letting_go {
+    bool dropped; /* only those that are out */
+};
+
+/* It stands still for the update, and got nothing of it. What was fenced stands still. */
+static bool is_unchanged_held(const struct fleet_part *p, const void *arg)
 {
-    for (size_t i = 0; i < n; i++)
-        if (!said_good(&said[i]))
-            fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
+    const struct letting_go *l = arg;
+
+    return p->held && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
+           !(l->dropped && part_takes_part(p));
 }
 
-static void let_go_flow(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
+static bool is_finished_held(const struct fleet_part *p, const void *arg)
 {
-    struct fleet_said *said = NULL;
+    (void)arg;
+    return p->state == PART_FINISHED && p->held;
+}
+
+static void take_resume(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    p->held = !said_good(said);
+    if (!p->held || !part_takes_part(p))
+        return;
+    part_move(p, PART_ON_NO_RESUME);
+    part_note(p, said->end, said->status, &said->why);
+}
+
+/* A pause that a trainer has asked for meanwhile has the last word: its end tells them too.
+ * @select  whom */
+static void let_go(struct fleet_control *fc, struct fleet_session *s,
+                   bool (*select)(const struct fleet_part *p, const void *arg),
+                   struct letting_go *l)
+{
+    const struct fanout f = {.op = WIRE_RESUME,
+                             .select = select,
+                             .on_result = take_resume,
+                             .arg = l,
+                             .fence_failed = true};
     struct err ignored = {0};
+    struct fleet_batch b;
 
-    if (!goes_on(fc) ||
-        fleet_ask(fc, WIRE_RESUME, b->to, b->n, fleet_step_us(fc), &said, &ignored) != 0)
+    if (fanout_select(fc, s, &f, &b) == 0)
         return;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-
-        p->held = !said_good(&said[i]);
-        if (!p->held || !part_takes_part(p))
-            continue;
-        part_move(p, PART_ON_NO_RESUME);
-        part_note(p, said[i].end, said[i].status, &said[i].why);
+    if (!fleet_flow_soon(fc, "the end of an update")) {
+        fleet_note_behind(fc, b.to, b.n);
+        return;
     }
-    mtx_unlock(&fc->lock);
-    fence_failed(fc, said, b->n);
-    fleet_said_free(said, b->n);
+    if (goes_on(fc))
+        (void)fanout_apply(fc, s, &f, &ignored);
+    fleet_flow_end(fc);
 }
 
-/* A pause that a trainer has asked for meanwhile has the last word: its end tells them too. */
-static void let_go(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
+/* What was started and got nothing is ended: without a label that changes nothing. A start without
+ * an answer may not have been one; then there is nothing to end. An SGLang that has none open,
+ * since it was restarted, refuses to end it. */
+static void take_close(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
-    if (b->n == 0)
-        return;
-    if (fleet_flow_soon(fc, "the end of an update")) {
-        let_go_flow(fc, s, b);
-        fleet_flow_end(fc);
-    } else {
-        fleet_note_behind(fc, b->to, b->n);
-    }
-}
+    bool none_open = p->process_unnamed && said->end == FLEET_REFUSED && said->status == 400;
+    bool doubtful = !part_takes_part(p) && p->end == FLEET_UNKNOWN;
 
-/* Ends what was started and got nothing: without a label it changes nothing. A start without an
- * answer may not have been one; then there is nothing to end. */
-static void close_started(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b)
-{
-    struct fleet_said *said = NULL;
-    struct err ignored = {0};
-
-    if (b->n == 0 ||
-        fleet_ask(fc, WIRE_FINISH, b->to, b->n, fleet_step_us(fc), &said, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-        /* An SGLang that has none open, since it was restarted, refuses to end it. */
-        bool none_open = p->process_unnamed && said[i].end == FLEET_REFUSED &&
-                         said[i].status == 400;
-        bool doubtful, closed = said_good(&said[i]) || none_open;
-
-        mtx_lock(&fc->lock);
-        doubtful = !part_takes_part(p) && p->end == FLEET_UNKNOWN;
-        if (closed || (doubtful && said[i].end == FLEET_REFUSED))
-            p->own = PART_OWN_CLOSED;
-        else
-            part_move(p, PART_ON_DOUBT);
-        mtx_unlock(&fc->lock);
-    }
-    fleet_said_free(said, b->n);
+    (void)part;
+    (void)arg;
+    if (said_good(said) || none_open || (doubtful && said->end == FLEET_REFUSED))
+        p->own = PART_OWN_CLOSED;
+    else
+        part_move(p, PART_ON_DOUBT);
 }
 
 /* What was started, and will not be finished, is closed where nothing came. An SGLang is closed
  * also where something did, if it answers: it is fenced, and its next update may be one of files,
  * which closes nothing. */
-static bool must_close(const struct fleet_part *p)
+static bool must_close(const struct fleet_part *p, const void *arg)
 {
+    const struct letting_go *l = arg;
     bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
 
-    return part_begins(p) && p->own == PART_OWN_OPEN && p->state != PART_FINISHED &&
-           p->state != PART_STUCK && (part_is_unchanged(p) || (p->process_unnamed && answers));
+    if ((l->dropped && part_takes_part(p)) || p->state == PART_FINISHED || p->state == PART_STUCK)
+        return false;
+    return part_begins(p) && p->own == PART_OWN_OPEN &&
+           (part_is_unchanged(p) || (p->process_unnamed && answers));
 }
 
 void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    struct fleet_batch started = {0}, held = {0};
+    struct letting_go l = {.dropped = dropped};
+    const struct fanout close = {
+        .op = WIRE_FINISH, .select = must_close, .on_result = take_close, .arg = &l};
+    struct err ignored = {0};
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-
-        if (must_close(p) && !(dropped && part_takes_part(p)))
-            batch_add(&started, s, i, NULL);
-    }
-    mtx_unlock(&fc->lock);
-    close_started(fc, s, &started);
+    assert(fleet_has_op(fc));
+    (void)fanout_apply(fc, s, &close, &ignored);
     fleet_unmark_parts(fc, s, dropped);
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-
-        if (p->held && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
-            !(dropped && part_takes_part(p)))
-            batch_add(&held, s, i, NULL);
-    }
-    mtx_unlock(&fc->lock);
-    let_go(fc, s, &held);
+    let_go(fc, s, is_unchanged_held, &l);
     fleet_fence_parts(fc, s);
 }
 
@@ -170,6 +161,7 @@ static void close_session(struct fleet_control *fc, struct fleet_session *s, con
  * may have our name it is an update of ours, and who is an upstream's index stays its own. */
 static void abort_turn(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
+    assert(fleet_has_op(fc));
     upstreams_hold(fc->upstreams);
     close_session(fc, s, why);
     fleet_fence_parts(fc, s);
@@ -274,35 +266,47 @@ static int begin_end(struct fleet_control *fc, struct fleet_session *s, bool com
     return rc;
 }
 
+static bool is_two_phase(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->two_phase;
+}
+
+static bool has_two_phase(const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase)
+            return true;
+    return false;
+}
+
+static void take_proof(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    p->end = said->end;
+    p->status = said->status;
+    part_drop_failed(p, said);
+}
+
 static int prove(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                  struct err *e)
 {
-    struct fleet_batch b = {0};
-    struct fleet_said *said = NULL;
+    const struct fanout f = {.op = WIRE_VERIFY,
+                             .body = body,
+                             .timeout_us = fleet_update_us(fc),
+                             .select = is_two_phase,
+                             .on_result = take_proof};
 
     if (s->n_received == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase)
-            batch_add(&b, s, i, body);
-    if (b.n == 0)
+    if (!has_two_phase(s))
         return fleet_cover_prove(s, e);
-    if (fleet_ask(fc, WIRE_VERIFY, b.to, b.n, fleet_update_us(fc), &said, e) != 0)
+    if (fanout_apply(fc, s, &f, e) != 0)
         return -1;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++) {
-        struct fleet_part *p = &s->parts[b.part[i]];
-
-        p->end = said[i].end;
-        p->status = said[i].status;
-        if (!said_good(&said[i]))
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-    }
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b.n);
     if (fleet_stands(fc, s))
         return 0;
-    fleet_session_cause(s, fleet_min_ready(fc), e);
+    fleet_tell_cause(fc, s, e);
     return -1;
 }
 
@@ -321,87 +325,88 @@ static void name_it(struct fleet_control *fc, struct fleet_session *s, const cha
     mtx_unlock(&fc->lock);
 }
 
+/* As it is told to finish, the process of one in two phases is the one that has it. */
+static bool is_to_finish(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return part_takes_part(p);
+}
+
+static void note_lives(struct fleet_control *fc, struct fleet_session *s)
+{
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
+            fleet_live(fc, s->parts[i].upstream, &s->parts[i].life);
+    mtx_unlock(&fc->lock);
+}
+
+static void take_finish(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct fleet_control *fc = arg;
+
+    (void)part;
+    p->end = said->end;
+    p->status = said->status;
+    if (said_good(said))
+        part_move(p, PART_ON_FINISH);
+    else if (p->two_phase)
+        fc->orphaned[p->upstream] = true;
+    part_drop_failed(p, said);
+}
+
 static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
-    struct fleet_batch b = {0};
-    struct fleet_said *said = NULL;
+    const struct fanout f = {.op = WIRE_FINISH,
+                             .body = body,
+                             .timeout_us = fleet_update_us(fc),
+                             .select = is_to_finish,
+                             .on_result = take_finish,
+                             .arg = fc,
+                             .fence_failed = true};
     int rc;
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-
-        if (!part_takes_part(p))
-            continue;
-        batch_add(&b, s, i, body);
-        if (p->two_phase)
-            fleet_live(fc, p->upstream, &p->life);
-    }
-    mtx_unlock(&fc->lock);
-    rc = body != NULL ? fleet_ask(fc, WIRE_FINISH, b.to, b.n, fleet_update_us(fc), &said, e)
+    note_lives(fc, s);
+    rc = body != NULL ? fanout_apply(fc, s, &f, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
     if (rc != 0)
         return -1;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++) {
-        struct fleet_part *p = &s->parts[b.part[i]];
-
-        p->end = said[i].end;
-        p->status = said[i].status;
-        if (said_good(&said[i])) {
-            part_move(p, PART_ON_FINISH);
-            continue;
-        }
-        fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-        if (p->two_phase)
-            fc->orphaned[p->upstream] = true;
-    }
-    mtx_unlock(&fc->lock);
-    fence_failed(fc, said, b.n);
-    fleet_said_free(said, b.n);
     fleet_name_parts(fc, s);
     return 0;
 }
 
-/* In the flow. What is not in two phases stands still and is let go with the others. */
-static bool missed_pauses(const struct fleet_part *p)
+static bool missed_pauses(const struct fleet_part *p, const void *arg)
 {
+    (void)arg;
     return p->state == PART_FINISHED && p->two_phase && p->before != PART_WAS_IN_STEP;
 }
 
+static void take_align(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    part_drop_failed(p, said);
+}
+
+/* In the flow. What is not in two phases stands still and is let go with the others. */
 static int align_flow(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
+    struct fanout f = {.select = missed_pauses, .on_result = take_align, .fence_failed = true};
     struct fleet_hold hold;
-    struct fleet_batch b = {0};
-    struct fleet_said *said = NULL;
     json_t *body;
+    int rc;
 
     mtx_lock(&fc->lock);
     hold = fc->hold;
     mtx_unlock(&fc->lock);
     body = hold.on ? fleet_hold_body(&hold) : NULL;
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (missed_pauses(&s->parts[i]))
-            batch_add(&b, s, i, body);
-    if (b.n == 0 || fleet_ask(fc, hold.on ? WIRE_PAUSE : WIRE_RESUME, b.to, b.n, fleet_step_us(fc),
-                              &said, e) != 0) {
-        json_decref(body);
-        return e->code == ERR_NONE ? 0 : -1;
-    }
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b.n; i++) {
-        struct fleet_part *p = &s->parts[b.part[i]];
-
-        if (!said_good(&said[i]))
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-    }
-    mtx_unlock(&fc->lock);
-    fence_failed(fc, said, b.n);
-    fleet_said_free(said, b.n);
+    f.op = hold.on ? WIRE_PAUSE : WIRE_RESUME;
+    f.body = body;
+    rc = fanout_apply(fc, s, &f, e);
     json_decref(body);
-    return 0;
+    return rc;
 }
 
 /* Whoever was away may have missed a pause, or a resume. */
@@ -411,7 +416,7 @@ static int align(struct fleet_control *fc, struct fleet_session *s, struct err *
     int rc;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        missed = missed || missed_pauses(&s->parts[i]);
+        missed = missed || missed_pauses(&s->parts[i], NULL);
     if (!missed)
         return 0;
     if (fleet_flow(fc, NULL, "the end of an update", e) != 0)
@@ -471,13 +476,10 @@ static size_t commit(struct fleet_control *fc, struct fleet_session *s)
 
 static void let_finished_go(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_batch b = {0};
+    struct letting_go all = {.dropped = false};
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].state == PART_FINISHED && s->parts[i].held)
-            batch_add(&b, s, i, NULL);
     if (goes_on(fc))
-        let_go(fc, s, &b);
+        let_go(fc, s, is_finished_held, &all);
 }
 
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
@@ -521,7 +523,10 @@ static int end_turn(struct fleet_control *fc, struct fleet_session *s, const cha
                     const json_t *body, bool commit_too, struct err *e)
 {
     enum update_phase phase;
-    int rc = begin_end(fc, s, commit_too, &phase, e);
+    int rc;
+
+    assert(fleet_has_op(fc));
+    rc = begin_end(fc, s, commit_too, &phase, e);
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "handlers/body.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,30 +16,10 @@
 
 enum { BATON_LEASE_SPARE_S = 60 };
 
-/* batches */
-
-void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body)
+void part_drop_failed(struct fleet_part *p, const struct fleet_said *said)
 {
-    struct fleet_part *p = &s->parts[part];
-
-    b->part[b->n] = part;
-    b->to[b->n++] = (struct fleet_to){
-        .upstream = p->upstream,
-        .body = body,
-        .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
-                  .has_begun = p->own == PART_OWN_OPEN && !p->two_phase}};
-}
-
-uint64_t fleet_step_us(struct fleet_control *fc)
-{
-    uint64_t update_us = fleet_update_us(fc);
-
-    return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
-}
-
-bool said_good(const struct fleet_said *said)
-{
-    return said->end == FLEET_GOOD || said->end == FLEET_SKIPPED;
+    if (!said_good(said))
+        fleet_session_drop(p, said->end, said->status, &said->why);
 }
 
 /* sessions */
@@ -113,41 +94,61 @@ static int check_none_open(struct fleet_control *fc, struct err *e)
 
 /* what an upstream may have open, and nobody here knows */
 
-/* Before anything is asked of them: their last answer to us was lost. */
-static void recover(struct fleet_control *fc, const struct fleet_session *s)
-{
-    struct fleet_to to[FLEET_MAX], found[FLEET_MAX];
-    char ids[FLEET_MAX][WIRE_UPDATE_ID_MAX + 1];
-    struct fleet_said *said = NULL, *ended = NULL;
-    struct err ignored = {0};
-    size_t n = 0, n_found = 0;
+struct recovery {
+    struct fleet_control *fc;
+    struct part_set open;
+};
 
-    mtx_lock(&fc->lock);
+static bool is_orphaned(const struct fleet_part *p, const void *arg)
+{
+    const struct recovery *r = arg;
+
+    return p->two_phase && r->fc->orphaned[p->upstream];
+}
+
+static void take_open_update(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct recovery *r = arg;
+
+    if (said->end != FLEET_GOOD)
+        return;
+    r->open.has[part] = wire_read_open_update(p->update_id, said->text, said->text_len);
+    r->fc->orphaned[p->upstream] = r->open.has[part];
+}
+
+static void take_recovered(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct recovery *r = arg;
+
+    (void)part;
+    if (said->end == FLEET_GOOD)
+        r->fc->orphaned[p->upstream] = false;
+}
+
+/* Before anything is asked of them: their last answer to us was lost. */
+static void recover(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct recovery r = {.fc = fc};
+    const struct fanout who = {.about_itself = true,
+                               .question = WIRE_WHO,
+                               .select = is_orphaned,
+                               .on_result = take_open_update,
+                               .arg = &r};
+    const struct fanout end = {.op = WIRE_ABORT,
+                               .timeout_us = FLEET_ABORT_US,
+                               .only = &r.open,
+                               .on_result = take_recovered,
+                               .arg = &r};
+    struct err ignored = {0};
+
+    if (fanout_apply(fc, s, &who, &ignored) != 0)
+        return;
+    (void)fanout_apply(fc, s, &end, &ignored);
+    mtx_lock(&r.fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (fc->orphaned[s->parts[i].upstream])
-            to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream};
-    mtx_unlock(&fc->lock);
-    if (n == 0 || fleet_ask_about(fc, WIRE_WHO, to, n, fleet_step_us(fc), &said, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < n; i++) {
-        if (said[i].end != FLEET_GOOD)
-            continue;
-        if (!wire_read_open_update(ids[n_found], said[i].text, said[i].text_len)) {
-            fc->orphaned[to[i].upstream] = false;
-            continue;
-        }
-        found[n_found] = (struct fleet_to){.upstream = to[i].upstream,
-                                           .about = {.update_id = ids[n_found]}};
-        n_found++;
-    }
-    fleet_said_free(said, n);
-    if (n_found == 0 ||
-        fleet_ask(fc, WIRE_ABORT, found, n_found, FLEET_ABORT_US, &ended, &ignored) != 0)
-        return;
-    for (size_t i = 0; i < n_found; i++)
-        if (ended[i].end == FLEET_GOOD)
-            fc->orphaned[found[i].upstream] = false;
-    fleet_said_free(ended, n_found);
+        if (r.open.has[i])
+            s->parts[i].update_id[0] = '\0';
+    mtx_unlock(&r.fc->lock);
 }
 
 /* under the lock */
@@ -233,25 +234,33 @@ static void note_told(struct fleet_session *s, const struct fleet_said *said, si
     s->told = told;
 }
 
+static bool has_own_update(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->two_phase && p->own == PART_OWN_OPEN && p->state != PART_FINISHED;
+}
+
+static void take_abort(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct fleet_control *fc = arg;
+
+    (void)part;
+    fc->orphaned[p->upstream] = said->end != FLEET_GOOD;
+}
+
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)
 {
-    struct fleet_batch b = {0};
-    struct fleet_said *said = NULL;
     struct err ignored = {0};
     json_t *body = json_pack("{s:s}", "reason", reason);
+    const struct fanout f = {.op = WIRE_ABORT,
+                             .body = body,
+                             .timeout_us = FLEET_ABORT_US,
+                             .select = has_own_update,
+                             .on_result = take_abort,
+                             .arg = fc};
 
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && s->parts[i].own == PART_OWN_OPEN &&
-            s->parts[i].state != PART_FINISHED)
-            batch_add(&b, s, i, body);
-    mtx_unlock(&fc->lock);
-    if (b.n > 0 && body != NULL &&
-        fleet_ask(fc, WIRE_ABORT, b.to, b.n, FLEET_ABORT_US, &said, &ignored) == 0) {
-        for (size_t i = 0; i < b.n; i++)
-            fc->orphaned[b.to[i].upstream] = said[i].end != FLEET_GOOD;
-        fleet_said_free(said, b.n);
-    }
+    if (body != NULL)
+        (void)fanout_apply(fc, s, &f, &ignored);
     json_decref(body);
 }
 
@@ -335,6 +344,7 @@ static int begin(struct fleet_control *fc, const struct fleet_begin *req,
     char id[ID_LEN + 1];
     size_t n;
 
+    assert(fleet_has_op(fc));
     if (check_none_open(fc, e) != 0 || fleet_alive_enough(fc, NULL, to, &n, e) != 0 ||
         (req->partial && keep_in_step(fc, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
         return -1;
@@ -379,65 +389,51 @@ int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct 
 
 /* standing still */
 
+/* One that overwrites what it serves, and does not stand still for the update. What is asleep does
+ * not run. */
+static bool may_run(const struct fleet_part *p, const void *arg)
+{
+    const struct fleet_control *fc = arg;
+
+    return !p->two_phase && part_takes_part(p) && !p->held && !fc->weights_asleep && !fc->kv_asleep;
+}
+
 /* The trainer's pause holds for what took it, and is still the process that did. */
-static size_t to_hold(struct fleet_control *fc, struct fleet_session *s, struct fleet_batch *b,
-                      const json_t *body)
+static void hold_paused(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (p->two_phase || !part_takes_part(p) || p->held || fc->weights_asleep || fc->kv_asleep)
-            continue;
-        if (fc->hold.on && p->before == PART_WAS_IN_STEP && fleet_is_paused_locked(fc, p->upstream))
+        if (may_run(p, fc) && fc->hold.on && p->before == PART_WAS_IN_STEP &&
+            fleet_is_paused_locked(fc, p->upstream))
             p->held = true;
-        else
-            batch_add(b, s, i, body);
     }
     mtx_unlock(&fc->lock);
-    return b->n;
 }
 
-int fleet_ask_parts(struct fleet_control *fc, enum wire_op op, struct fleet_session *s,
-                    struct fleet_batch *b, part_done_fn *done, struct err *e)
+static void take_hold(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
-    struct fleet_said *said = NULL;
-
-    if (b->n == 0)
-        return 0;
-    if (fleet_ask(fc, op, b->to, b->n, fleet_step_us(fc), &said, e) != 0)
-        return -1;
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < b->n; i++) {
-        struct fleet_part *p = &s->parts[b->part[i]];
-
-        if (said_good(&said[i]) || said[i].end == FLEET_UNKNOWN)
-            done(p);
-        if (!said_good(&said[i]))
-            fleet_session_drop(p, said[i].end, said[i].status, &said[i].why);
-    }
-    mtx_unlock(&fc->lock);
-    fleet_said_free(said, b->n);
-    return 0;
-}
-
-static void stands_still(struct fleet_part *p)
-{
-    p->held = true;
+    (void)part;
+    (void)arg;
+    if (said_good(said) || said->end == FLEET_UNKNOWN)
+        p->held = true;
+    part_drop_failed(p, said);
 }
 
 /* Who lets upstreams go on finds them held from the moment on that this has begun. */
 static int hold_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     json_t *keep = json_pack("{s:s}", "mode", "keep");
-    struct fleet_batch b = {0};
+    const struct fanout f = {
+        .op = WIRE_PAUSE, .body = keep, .select = may_run, .on_result = take_hold, .arg = fc};
     int rc = -1;
 
     if (keep == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
     } else if (fleet_flow(fc, NULL, "the start of an update", e) == 0) {
-        (void)to_hold(fc, s, &b, keep);
-        rc = fleet_ask_parts(fc, WIRE_PAUSE, s, &b, stands_still, e);
+        hold_paused(fc, s);
+        rc = fanout_apply(fc, s, &f, e);
         fleet_flow_end(fc);
     }
     json_decref(keep);
@@ -450,6 +446,7 @@ static int open_turn(struct fleet_control *fc, struct fleet_session *s, const js
 {
     int rc = -1;
 
+    assert(fleet_has_op(fc));
     if (!fleet_is_open(fc, s))
         return refuse_ended(s, e);
     mtx_lock(&fc->lock);
@@ -476,7 +473,7 @@ static int open_parts(struct fleet_control *fc, struct fleet_session *s, const j
 {
     int rc;
 
-    if (!fleet_session_overwrites(s) || (s->ready && !fleet_must_begin(s, tensors)))
+    if (!fleet_session_overwrites(s) || (s->ready && !fleet_must_begin(fc, s, tensors)))
         return 0;
     if (fleet_step(fc, NULL, "the start of an update", e) != 0)
         return -1;
@@ -514,6 +511,7 @@ static int enter(struct fleet_control *fc, struct fleet_session *s, struct err *
     if (rc == 0) {
         s->n_running++;
         s->sending = true;
+        s->sender = pthread_self();
         s->phase = UPDATE_RECEIVING;
     }
     mtx_unlock(&fc->lock);
@@ -719,9 +717,11 @@ static int check_words(struct fleet_control *fc, struct fleet_session *s,
 {
     struct fleet_batch b = {0};
 
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase)
             batch_add(&b, s, i, t->body);
+    mtx_unlock(&fc->lock);
     return fleet_words(fc, WIRE_UPDATE, b.to, b.n, e);
 }
 

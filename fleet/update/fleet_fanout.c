@@ -1,0 +1,110 @@
+/* Rejected: a batch, a loop and a lock at each place that asks. Which of twenty forgot one of them
+ * could be seen by reading all. */
+#include "fleet/update/fleet_fanout.h"
+
+#include <assert.h>
+
+void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body)
+{
+    struct fleet_part *p = &s->parts[part];
+
+    b->part[b->n] = part;
+    b->to[b->n++] = (struct fleet_to){
+        .upstream = p->upstream,
+        .body = body,
+        .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
+                  .has_begun = p->own == PART_OWN_OPEN && !p->two_phase}};
+}
+
+uint64_t fleet_step_us(struct fleet_control *fc)
+{
+    uint64_t update_us = fleet_update_us(fc);
+
+    return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
+}
+
+bool said_good(const struct fleet_said *said)
+{
+    return said->end == FLEET_GOOD || said->end == FLEET_SKIPPED;
+}
+
+size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                     struct fleet_batch *b)
+{
+    b->n = 0;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if ((f->only == NULL || f->only->has[i]) &&
+            (f->select == NULL || f->select(&s->parts[i], f->arg)))
+            batch_add(b, s, i, f->bodies != NULL ? f->bodies[i] : f->body);
+    mtx_unlock(&fc->lock);
+    return b->n;
+}
+
+static void take_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                         const struct fleet_batch *b, struct fleet_said *said)
+{
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; f->on_result != NULL && i < b->n; i++)
+        f->on_result(&s->parts[b->part[i]], b->part[i], &said[i], f->arg);
+    mtx_unlock(&fc->lock);
+    for (size_t i = 0; f->fence_failed && i < b->n; i++)
+        if (!said_good(&said[i]))
+            fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
+}
+
+/* As fleet/update/fleet_part.h has it. */
+static bool is_owner(struct fleet_control *fc, const struct fleet_session *s)
+{
+    bool sends;
+
+    mtx_lock(&fc->lock);
+    sends = s->sending && pthread_equal(s->sender, pthread_self());
+    mtx_unlock(&fc->lock);
+    return sends || fleet_has_op(fc);
+}
+
+static int ask_batch(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                     const struct fleet_batch *b, struct err *e)
+{
+    uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
+    struct fleet_said *said = NULL;
+    int rc;
+
+    if (b->n == 0)
+        return 0;
+    assert(is_owner(fc, s));
+    rc = f->about_itself ? fleet_ask_about(fc, f->question, b->to, b->n, timeout_us, &said, e)
+                         : fleet_ask(fc, f->op, b->to, b->n, timeout_us, &said, e);
+    if (rc != 0)
+        return -1;
+    take_results(fc, s, f, b, said);
+    fleet_said_free(said, b->n);
+    return 0;
+}
+
+int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                 struct err *e)
+{
+    struct fleet_batch b;
+
+    (void)fanout_select(fc, s, f, &b);
+    return ask_batch(fc, s, f, &b, e);
+}
+
+void fanout_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                    struct err *why)
+{
+    struct fleet_batch b;
+
+    (void)fanout_select(fc, s, f, &b);
+    if (why->code == ERR_NONE && ask_batch(fc, s, f, &b, why) == 0)
+        return;
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < b.n; i++) {
+        struct fleet_said none = {.upstream = b.to[i].upstream, .end = FLEET_UNKNOWN, .why = *why};
+
+        f->on_result(&s->parts[b.part[i]], b.part[i], &none, f->arg);
+    }
+    mtx_unlock(&fc->lock);
+}
