@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 struct adapters;
+struct app;
 struct admission;
 struct auth;
 struct chat_template;
@@ -41,6 +42,14 @@ struct model_defaults;
 struct weight_transfer;
 struct zmq_updates;
 
+/* What is asked of whichever engines there are, where they are upstreams. */
+struct fleet_views {
+    /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
+    int (*ready)(const struct app *app, struct err *why);
+    /* Upstream engines as Prometheus text. Threads: any; no lock held. */
+    void (*metrics)(struct app *app, struct buf *out);
+};
+
 struct app {
     struct settings settings;
     struct life *life;
@@ -48,6 +57,7 @@ struct app {
                                     what weights are kept and tokens made with (store … leases) */
     struct fleet_control *fleet_control; /* what a trainer told them all; NULL without upstreams */
     struct relays *relays;               /* of their data plane; NULL without upstreams */
+    const struct fleet_views *fleet_views; /* NULL without upstreams */
     struct store *store;
     struct updates *updates;
     struct list_cache *lists;              /* of `updates`; NULL: none is cached */

@@ -4,6 +4,8 @@
 
 #include "handlers/app.h"
 
+#include <jansson.h>
+
 /* Every one is an operation's handler (server/operations.h). */
 int handle_live(struct app *app, struct exchange *x, struct err *e);
 int handle_ready(struct app *app, struct exchange *x, struct err *e);
@@ -47,6 +49,12 @@ int handle_session_finish(struct app *app, struct exchange *x, struct err *e);
 int handle_transfer_init(struct app *app, struct exchange *x, struct err *e);
 int handle_transfer_get(struct app *app, struct exchange *x, struct err *e);
 int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e);
+
+/* Parts of the status that any server has, of whatever engine. Each is new, or NULL without memory.
+ * status_head_json - boot_id, version, uptime_s, life, live, ready, reason, server_args.
+ * status_http_json - of all listeners. Threads: any. */
+json_t *status_head_json(const struct app *app);
+json_t *status_http_json(const struct app *app);
 
 /* update_unread - an update, or the load of an adapter, was refused before its body was understood:
  * it may have been one by the trainer's group (weight_transfer_doubt). Threads: any. Blocks: no. */

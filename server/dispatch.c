@@ -300,7 +300,8 @@ static void app_done(void *arg, const struct exchange *x, const struct front_out
     enum log_level level = LOG_INFO;
     struct log_rec r;
 
-    metrics_request(app->metrics, route, o->status, o->duration_us, o->nbytes_in, o->nbytes_out);
+    metrics_request(app->metrics, route != NULL ? (size_t)(route - routes) : n_routes, o->status,
+                    o->duration_us, o->nbytes_in, o->nbytes_out);
     if (route != NULL && route->role <= ROLE_WATCH && o->status == 200)
         level = LOG_DEBUG; /* probes come every second */
     else if (o->status >= 500)

@@ -308,6 +308,11 @@ static int build_engine(struct house *h, const struct config *c, struct err *e)
 /* In front of upstreams these threads do nothing but wait for them, or for a lock. */
 enum { FLEET_THREADS = 16 };
 
+static const char *route_operation_id(size_t i)
+{
+    return routes[i].operation_id;
+}
+
 static int build_pools(struct house *h, const struct config *c, struct err *e)
 {
     struct workers_cfg control = {"control", c->control_threads, c->control_queue};
@@ -319,7 +324,8 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
         control.n_threads = FLEET_THREADS;
     if (h->app.upstreams != NULL && generate.n_threads < FLEET_THREADS)
         generate.n_threads = FLEET_THREADS;
-    if (metrics_new(&h->app.metrics, e) != 0 || workers_new(&h->app.control, &control, e) != 0 ||
+    if (metrics_new(&h->app.metrics, n_routes, route_operation_id, e) != 0 ||
+        workers_new(&h->app.control, &control, e) != 0 ||
         workers_new(&h->app.generate_pool, &generate, e) != 0 ||
         workers_new(&h->app.text, &text, e) != 0 || generations_new(&h->app.generations, e) != 0)
         return -1;

@@ -9,6 +9,8 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/relay.h"
 #include "fleet/update/fleet_cover.h"
+#include "handlers/app.h"
+#include "handlers/fleet/fleet_status.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_listen.h"
@@ -39,10 +41,13 @@ static struct upstreams_cfg cfg_of(const struct config *c)
     };
 }
 
+static const struct fleet_views views = {.ready = fleet_ready, .metrics = metrics_fleet};
+
 int fleet_open(struct app *app, const struct config *c, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
 
+    app->fleet_views = &views;
     app->on_update = GEN_ON_UPDATE_RECOMPUTE;
     if (c->on_update != NULL &&
         gen_on_update_parse(&app->on_update, c->on_update, "--on-update", e) != 0)

@@ -12,7 +12,6 @@
 #include "handlers/control_plane.h"
 #include "handlers/fleet/fleet_handlers.h"
 #include "handlers/reply.h"
-#include "handlers/status/status_parts.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,6 +2,7 @@
 #ifndef BATON_HANDLERS_FLEET_FLEET_STATUS_H
 #define BATON_HANDLERS_FLEET_FLEET_STATUS_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "http/exchange.h"
 
@@ -12,6 +13,9 @@ struct app;
 /* fleet_ready - would a generate sent now be served? Threads: any. Blocks: no.
  * Errors: ERR_UNSYNCED (too few upstreams serve: which do not, and why), ERR_PAUSED, ERR_ASLEEP. */
 int fleet_ready(const struct app *app, struct err *why);
+
+/* metrics_fleet - upstream engines as Prometheus text. Threads: any; no lock held. */
+void metrics_fleet(struct app *app, struct buf *out);
 
 /* fleet_list_json - each upstream that is configured, or gone but busy (new, or NULL without
  * memory). */

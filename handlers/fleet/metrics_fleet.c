@@ -1,6 +1,6 @@
 /* Upstream engines, as they are at the moment of the scrape. Labels are URLs of the configuration,
  * so that the number of series is bounded by it. */
-#include "handlers/status/metrics_text.h"
+#include "handlers/fleet/fleet_status.h"
 
 #include "base/clock.h"
 #include "base/prometheus.h"

@@ -9,7 +9,6 @@
 #include "engine/engine.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/control_plane.h"
-#include "handlers/fleet/fleet_status.h"
 #include "handlers/reply.h"
 #include "weights/store/store.h"
 
@@ -98,7 +97,7 @@ static int check_ready(const struct app *app, struct err *why)
     if (life_state(app->life) == LIFE_DRAINING)
         return err_set(why, ERR_DRAINING, "", "the server is draining");
     if (app->upstreams != NULL)
-        return app_live(app, why) ? fleet_ready(app, why) : -1;
+        return app_live(app, why) ? app->fleet_views->ready(app, why) : -1;
     if (app->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
     if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||

@@ -1,12 +1,9 @@
 /* Counters of requests and generations: relaxed atomics, because each is read alone and only ever
- * grows. Labels come from the route table and from fixed words, never from a client, so the number
+ * grows. Labels are names of operations and fixed words, never from a client, so the number
  * of series is bounded. */
 #include "handlers/status/metrics.h"
 
 #include "base/prometheus.h"
-#include "handlers/app.h"
-#include "handlers/route.h"
-#include "handlers/status/metrics_text.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -37,14 +34,16 @@ struct histogram {
     atomic_uint_fast64_t sum_us;
 };
 
-struct route_counters {
+struct operation_counters {
     atomic_uint_fast64_t by_status[N_STATUSES + 1];
     atomic_uint_fast64_t nbytes_in, nbytes_out;
     struct histogram duration;
 };
 
 struct metrics {
-    struct route_counters *routes; /* owned; [n_routes + 1]: by index, the last for no route */
+    struct operation_counters *operations; /* owned; [n + 1]: the last for none */
+    size_t n_operations;
+    const char *(*operation)(size_t i);
 
     atomic_uint_fast64_t finished[N_FINISHES];
     atomic_uint_fast64_t prompt_tokens, tokens;
@@ -52,14 +51,16 @@ struct metrics {
     struct histogram n_prompt, n_made;                    /* counts of one sequence */
 };
 
-int metrics_new(struct metrics **out, struct err *e)
+int metrics_new(struct metrics **out, size_t n, const char *(*operation)(size_t i), struct err *e)
 {
     struct metrics *m = calloc(1, sizeof *m);
 
     if (m == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the metrics");
-    m->routes = calloc(n_routes + 1, sizeof *m->routes);
-    if (m->routes == NULL) {
+    m->n_operations = n;
+    m->operation = operation;
+    m->operations = calloc(n + 1, sizeof *m->operations);
+    if (m->operations == NULL) {
         free(m);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the metrics");
     }
@@ -71,7 +72,7 @@ void metrics_free(struct metrics *m)
 {
     if (m == NULL)
         return;
-    free(m->routes);
+    free(m->operations);
     free(m);
 }
 
@@ -104,11 +105,11 @@ static size_t status_index(int status)
     return i;
 }
 
-void metrics_request(struct metrics *m, const struct route *route, int status, uint64_t duration_us,
+void metrics_request(struct metrics *m, size_t operation, int status, uint64_t duration_us,
                      uint64_t nbytes_in, uint64_t nbytes_out)
 {
-    size_t i = route == NULL ? n_routes : (size_t)(route - routes);
-    struct route_counters *c = &m->routes[i < n_routes ? i : n_routes];
+    struct operation_counters *c =
+        &m->operations[operation < m->n_operations ? operation : m->n_operations];
 
     add(&c->by_status[status_index(status)], 1);
     add(&c->nbytes_in, nbytes_in);
@@ -146,7 +147,7 @@ static void put_histogram(struct buf *out, const char *name, const struct prom_l
                  &(struct prom_histogram){bounds, counts, N_BOUNDS, get(&h->sum_us)});
 }
 
-static uint64_t requests_of(const struct route_counters *c)
+static uint64_t requests_of(const struct operation_counters *c)
 {
     uint64_t n = 0;
 
@@ -155,9 +156,9 @@ static uint64_t requests_of(const struct route_counters *c)
     return n;
 }
 
-static const char *operation_of(size_t i)
+static const char *operation_of(const struct metrics *m, size_t i)
 {
-    return i < n_routes ? routes[i].operation_id : "none";
+    return i < m->n_operations ? m->operation(i) : "none";
 }
 
 static void put_statuses(const struct metrics *m, struct buf *out)
@@ -166,16 +167,16 @@ static void put_statuses(const struct metrics *m, struct buf *out)
     char code[16];
 
     prom_head(out, name, "counter", "Requests ended, by operation and status (499: client gone)");
-    for (size_t i = 0; i <= n_routes; i++) {
+    for (size_t i = 0; i <= m->n_operations; i++) {
         for (size_t s = 0; s <= N_STATUSES; s++) {
-            uint64_t n = get(&m->routes[i].by_status[s]);
+            uint64_t n = get(&m->operations[i].by_status[s]);
 
-            if (n == 0 && (s > 0 || i == n_routes))
+            if (n == 0 && (s > 0 || i == m->n_operations))
                 continue; /* 200 is there from the start, so that rates have a beginning */
             if (s < N_STATUSES)
                 (void)snprintf(code, sizeof code, "%d", statuses[s]);
             prom_u64(out, name,
-                     (struct prom_label[]){{"operation", operation_of(i)},
+                     (struct prom_label[]){{"operation", operation_of(m, i)},
                                            {"code", s < N_STATUSES ? code : "other"},
                                            {NULL, NULL}},
                      n);
@@ -188,10 +189,11 @@ static void put_nbytes(const struct metrics *m, struct buf *out, bool in)
     const char *name = in ? "baton_http_request_bytes_total" : "baton_http_response_bytes_total";
 
     prom_head(out, name, "counter", in ? "Bytes of request bodies" : "Bytes of answer bodies");
-    for (size_t i = 0; i <= n_routes; i++) {
-        if (requests_of(&m->routes[i]) > 0)
-            prom_u64(out, name, (struct prom_label[]){{"operation", operation_of(i)}, {NULL, NULL}},
-                     get(in ? &m->routes[i].nbytes_in : &m->routes[i].nbytes_out));
+    for (size_t i = 0; i <= m->n_operations; i++) {
+        if (requests_of(&m->operations[i]) > 0)
+            prom_u64(out, name,
+                     (struct prom_label[]){{"operation", operation_of(m, i)}, {NULL, NULL}},
+                     get(in ? &m->operations[i].nbytes_in : &m->operations[i].nbytes_out));
     }
 }
 
@@ -203,11 +205,11 @@ static void put_requests(const struct metrics *m, struct buf *out)
     put_nbytes(m, out, true);
     put_nbytes(m, out, false);
     prom_head(out, name, "histogram", "From the first header to the end of the answer");
-    for (size_t i = 0; i <= n_routes; i++) {
-        if (requests_of(&m->routes[i]) > 0)
+    for (size_t i = 0; i <= m->n_operations; i++) {
+        if (requests_of(&m->operations[i]) > 0)
             put_histogram(out, name,
-                          (struct prom_label[]){{"operation", operation_of(i)}, {NULL, NULL}},
-                          bounds_us, &m->routes[i].duration);
+                          (struct prom_label[]){{"operation", operation_of(m, i)}, {NULL, NULL}},
+                          bounds_us, &m->operations[i].duration);
     }
 }
 
@@ -230,8 +232,7 @@ static void put_generations(const struct metrics *m, struct buf *out)
     put_histogram(out, took, NULL, bounds_us, &m->generation);
 }
 
-/* The names that dashboards and trainers made for vLLM read. */
-static void put_vllm(const struct metrics *m, const char *model, struct buf *out)
+void metrics_put_vllm(const struct metrics *m, const char *model, struct buf *out)
 {
     static const char first[] = "vllm:time_to_first_token_seconds",
                       took[] = "vllm:e2e_request_latency_seconds",
@@ -261,11 +262,8 @@ static void put_vllm(const struct metrics *m, const char *model, struct buf *out
                  get(&m->finished[i]));
 }
 
-void metrics_text(struct metrics *m, struct app *app, struct buf *out)
+void metrics_put(const struct metrics *m, struct buf *out)
 {
-    metrics_rooms(app, out);
     put_requests(m, out);
     put_generations(m, out);
-    if (app->engine != NULL && (app->dialects & 1U << DIALECT_VLLM) != 0)
-        put_vllm(m, app->model_name, out);
 }

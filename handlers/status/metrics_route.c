@@ -1,6 +1,7 @@
 /* GET /metrics. */
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
+#include "handlers/status/metrics_text.h"
 
 #include <stdlib.h>
 

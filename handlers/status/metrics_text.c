@@ -14,6 +14,7 @@
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
 #include "handlers/dialect.h"
+#include "handlers/status/metrics.h"
 #include "http/server/front.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/store/store.h"
@@ -384,7 +385,7 @@ static void put_process(struct buf *out)
     prom_one(out, "process_open_fds", "gauge", "Open file descriptors", open_fds());
 }
 
-void metrics_rooms(struct app *app, struct buf *out)
+static void put_rooms(struct app *app, struct buf *out)
 {
     struct engine_stats stats = {0};
 
@@ -416,9 +417,17 @@ void metrics_rooms(struct app *app, struct buf *out)
     if (app->loads != NULL)
         put_lora_loads(app->loads, out);
     if (app->upstreams != NULL)
-        metrics_fleet(app, out);
+        app->fleet_views->metrics(app, out);
     if (app->front != NULL)
         put_front(app, out);
     put_pools(app, out);
     put_process(out);
+}
+
+void metrics_text(const struct metrics *m, struct app *app, struct buf *out)
+{
+    put_rooms(app, out);
+    metrics_put(m, out);
+    if (app->engine != NULL && (app->dialects & 1U << DIALECT_VLLM) != 0)
+        metrics_put_vllm(m, app->model_name, out);
 }

@@ -1,16 +1,15 @@
-/* What each room says of itself, as Prometheus text. Private to the metrics. */
+/* Everything as Prometheus text. */
 #ifndef BATON_HANDLERS_STATUS_METRICS_TEXT_H
 #define BATON_HANDLERS_STATUS_METRICS_TEXT_H
 
 #include "base/buf.h"
 
 struct app;
+struct metrics;
 
-/* metrics_rooms - life, weights, updates, admission, engine, front, pools, log, process. A part of
- * `app` that is NULL is left out. Threads: any; no lock held. */
-void metrics_rooms(struct app *app, struct buf *out);
-
-/* metrics_fleet - upstream engines; app->upstreams is there. Threads: any; no lock held. */
-void metrics_fleet(struct app *app, struct buf *out);
+/* metrics_text - life, weights, updates, admission, engine or upstream engines, front, pools, log,
+ * process, and what is counted of requests and generations. A part of `app` that is NULL is left
+ * out. Threads: any; no lock held. */
+void metrics_text(const struct metrics *m, struct app *app, struct buf *out);
 
 #endif

@@ -9,7 +9,6 @@
 #include "handlers/gate_json.h"
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
-#include "handlers/status/status_parts.h"
 #include "handlers/transfer_json.h"
 #include "handlers/update_json.h"
 #include "memory/device.h"

@@ -73,6 +73,12 @@ static struct workers *pool_new(const char *name)
     return w;
 }
 
+static const char *operation_name(size_t i)
+{
+    (void)i;
+    return "generate";
+}
+
 struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer *tokenizer)
 {
     struct plane *p = calloc(1, sizeof *p);
@@ -96,7 +102,7 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
                           .text = pool_new("text")};
     assert_int_equal(admission_new(&p->app.generate, "generate", n_permits, n_queue, &e), 0);
     assert_int_equal(admission_new(&p->app.prompts, "completions", POOL_THREADS, 64, &e), 0);
-    assert_int_equal(metrics_new(&p->app.metrics, &e), 0);
+    assert_int_equal(metrics_new(&p->app.metrics, 1, operation_name, &e), 0);
     return p;
 }
 
