@@ -7,7 +7,6 @@
 #include "base/workers.h"
 #include "engine/engine.h"
 #include "handlers/settings.h"
-#include "handlers/status/metrics.h"
 #include "http/exchange.h"
 #include "http/server/front.h"
 
@@ -17,6 +16,7 @@
 
 struct adapters;
 struct app;
+struct buf;
 struct admission;
 struct auth;
 struct chat_template;
@@ -30,6 +30,7 @@ struct engine;
 struct fleet_control;
 struct life;
 struct list_cache;
+struct metrics;
 struct lora_loads;
 struct model_config;
 struct store;

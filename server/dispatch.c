@@ -10,6 +10,7 @@
 #include "control/auth.h"
 #include "control/life.h"
 #include "control/lifecycle.h"
+#include "control/metrics.h"
 #include "fleet/proxy/relay.h"
 #include "handlers/body.h"
 #include "handlers/reply.h"

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/gate.h"
+#include "control/metrics.h"
 #include "engine/generation.h"
 #include "engine/lora/adapter_use.h"
 #include "handlers/generate/generation_reply.h"

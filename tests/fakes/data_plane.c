@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/workers.h"
 #include "control/admission.h"
+#include "control/metrics.h"
 #include "handlers/reply.h"
 #include "server/operations.h"
 

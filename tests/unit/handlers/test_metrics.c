@@ -1,7 +1,7 @@
 /* The metrics: what was counted is what is told, and every line is Prometheus text.
  *
  * The other rooms are stood in for here, function by function, so that each value is known. */
-#include "handlers/status/metrics.h"
+#include "control/metrics.h"
 #include "handlers/status/metrics_text.h"
 
 #include "base/clock.h"

@@ -1,6 +1,6 @@
 /* Counters of requests by operation and status, and of generations, as Prometheus text. */
-#ifndef BATON_HANDLERS_STATUS_METRICS_H
-#define BATON_HANDLERS_STATUS_METRICS_H
+#ifndef BATON_CONTROL_METRICS_H
+#define BATON_CONTROL_METRICS_H
 
 #include "base/buf.h"
 #include "base/err.h"

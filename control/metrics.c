@@ -1,7 +1,7 @@
 /* Counters of requests and generations: relaxed atomics, because each is read alone and only ever
  * grows. Labels are names of operations and fixed words, never from a client, so the number
  * of series is bounded. */
-#include "handlers/status/metrics.h"
+#include "control/metrics.h"
 
 #include "base/prometheus.h"
 
