@@ -232,6 +232,13 @@ static void read_length(struct http_call *call, const char *line, size_t len)
     call->head.content_length = length;
 }
 
+static bool begins_head(const char *line, size_t len)
+{
+    static const char version[] = "HTTP/";
+
+    return len >= sizeof version - 1 && strncasecmp(line, version, sizeof version - 1) == 0;
+}
+
 /* An interim answer (100) has headers too; those of the last one count, and none that follow the
  * body. */
 static size_t on_header(char *line, size_t size, size_t n, void *arg)
@@ -244,6 +251,8 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
         return 0;
     if (call->told_head)
         return len;
+    if (!call->in_head && !begins_head(line, len))
+        return len;       /* a trailer, of a body without a byte */
     if (!call->in_head) { /* what a later line is called means nothing */
         call->head = (struct http_head){.content_length = -1};
         call->chunked = false;

@@ -35,7 +35,7 @@ enum act {
     ACT_REDIRECT,
     ACT_GARBAGE,
     ACT_LONG_HEADERS,
-    ACT_INTERIM /* 100, then 200 */
+    ACT_INTERIM /* 100, then 200 in chunks of which there are none, and a trailer */
 };
 
 struct peer {
@@ -127,7 +127,8 @@ static bool serve_one(struct peer *p, int fd)
         return true;
     case ACT_INTERIM:
         say(fd, "HTTP/1.1 100 Continue\r\nContent-Type: text/none\r\n\r\n");
-        say(fd, ok);
+        say(fd, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                "Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Type: text/none\r\n\r\n");
         return true;
     case ACT_SILENT:
         wait_hang_up(p, fd);
@@ -414,7 +415,7 @@ static void test_an_answer_comes_whole(void **state)
     peer_stop(&p);
 }
 
-static void test_of_an_interim_answer_nothing_is_kept(void **state)
+static void test_of_interim_answers_and_trailers_nothing_is_kept(void **state)
 {
     struct world *w = *state;
     struct peer p;
@@ -773,7 +774,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     static const struct CMUnitTest tests[] = {
         TEST(test_an_answer_comes_whole),
-        TEST(test_of_an_interim_answer_nothing_is_kept),
+        TEST(test_of_interim_answers_and_trailers_nothing_is_kept),
         TEST(test_only_what_may_run_twice_is_on_an_old_connection),
         TEST(test_what_must_not_run_twice_runs_once),
         TEST(test_bad_peers_are_told_apart),
