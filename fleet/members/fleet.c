@@ -51,21 +51,22 @@ static void join_locked(struct fleet *f, size_t upstream, const char *name)
     bool same = name != NULL && u->name != NULL && strcmp(name, u->name) == 0;
     struct upstream fresh = {.name = name,
                              .needs_outfit = f->needs_outfit,
-                             .fenced = same ? u->fenced : FLEET_FENCE_NONE,
+                             .out = OUT_JOINED | (same ? u->out & OUT_FENCES : 0),
                              .fence_life = u->fence_life,
-                             .strayed = f->still,
                              .n_lives = u->n_lives + 1,
                              .fit_change = u->fit_change};
 
     fresh.hash = name != NULL ? fleet_affinity(name) : fleet_mix(upstream);
     memcpy(fresh.n_outstanding, u->n_outstanding, sizeof fresh.n_outstanding);
-    if (fresh.fenced) {
+    if (f->still)
+        upstream_move(&fresh.out, UPSTREAM_ON_PAUSE_MISSED);
+    if (fleet_is_out(&fresh, OUT_FENCES)) {
         fleet_blame(&fresh, &u->error);
         fresh.error_wall_s = u->error_wall_s;
     } else if (f->serial > 0) {
         BLAME(&fresh, "it came after version '%s'", f->label);
     }
-    fresh.state = fresh.last = fleet_state_of(&fresh);
+    fresh.state = fresh.last = fleet_state_name(&fresh);
     *u = fresh;
 }
 
@@ -85,6 +86,8 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
         f->lines[lane].tail = &f->lines[lane].head;
     f->n = cfg->n_upstreams;
     f->min_ready = cfg->min_ready;
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        f->upstreams[i].out = OUT_JOINED;
     for (size_t i = 0; i < f->n; i++)
         join_locked(f, i, cfg->names != NULL ? cfg->names[i] : NULL);
     f->cfg = *cfg;
@@ -166,7 +169,7 @@ void fleet_add(struct fleet *f, size_t upstream, const char *name)
 {
     mtx_lock(&f->lock);
     assert(upstream < FLEET_MAX && upstream <= f->n);
-    assert(upstream == f->n || f->upstreams[upstream].removed);
+    assert(upstream == f->n || fleet_is_out(&f->upstreams[upstream], OUT_REMOVED));
     join_locked(f, upstream, name);
     if (upstream == f->n)
         f->n++;
@@ -179,7 +182,7 @@ void fleet_remove(struct fleet *f, size_t upstream)
 
     fleet_change_begin(f, &c);
     assert(upstream < f->n);
-    f->upstreams[upstream].removed = true;
+    upstream_move(&f->upstreams[upstream].out, UPSTREAM_ON_REMOVED);
     fleet_change_end(f, &c);
 }
 
@@ -199,7 +202,7 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready)
 static bool may_be_another(const struct upstream *u, const struct upstream_saw *saw)
 {
     if (saw->process[0] == '\0' || u->saw.process[0] == '\0')
-        return u->heard && !u->alive;
+        return u->heard_us != 0 && !fleet_is_alive(u);
     return strcmp(saw->process, u->saw.process) != 0;
 }
 
@@ -229,8 +232,8 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
                       f->label);
     if (why.code == ERR_NONE)
         return;
-    u->synced = false;
-    if (!u->fenced) /* why that is says more */
+    upstream_move(&u->out, UPSTREAM_ON_OUT_OF_STEP);
+    if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
         fleet_blame(u, &why);
 }
 
@@ -249,12 +252,11 @@ static void note_locked(const struct fleet *f, struct upstream *u, const struct 
     if (now.release[0] == '\0' && !another)
         memcpy(now.release, u->saw.release, sizeof now.release);
     u->n_lives += another;
-    u->strayed = u->strayed || (another && f->still);
+    if (another && f->still)
+        upstream_move(&u->out, UPSTREAM_ON_PAUSE_MISSED);
     u->told = !saw->is_old || (u->told && !another);
     u->saw = now;
-    u->heard = true;
-    u->alive = true;
-    u->refused[FLEET_REFUSED_STATUS] = false;
+    upstream_move(&u->out, UPSTREAM_ON_ANSWER);
     u->n_misses = 0;
     u->n_silent = 0;
     err_clear(&u->no_answer);
@@ -264,13 +266,12 @@ static void note_locked(const struct fleet *f, struct upstream *u, const struct 
 /* What was wrong with it before it refused our key is not known any more. */
 static void forget_key_locked(const struct fleet *f, struct upstream *u)
 {
-    if (u->error.code != ERR_UPSTREAM_KEY || u->refused[FLEET_REFUSED_STATUS] ||
-        u->refused[FLEET_REFUSED_WORK])
+    if (u->error.code != ERR_UPSTREAM_KEY || fleet_is_out(u, OUT_KEY))
         return;
     err_clear(&u->error);
-    if (u->fenced)
+    if (fleet_is_out(u, OUT_FENCES))
         BLAME(u, "it is not as the others are, and only a whole update makes that good");
-    else if (!u->synced && f->serial > 0)
+    else if (!fleet_is_synced(u) && f->serial > 0)
         BLAME(u, "its weights are not version '%s'", f->label);
 }
 
@@ -282,9 +283,9 @@ bool fleet_is_unfinished(const char *label)
 /* Whoever began it did not live to end it. What is said during one of ours may be of that one. */
 static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
 {
-    if (f->updating || u->fenced == FLEET_FENCE_UPDATE || !fleet_is_unfinished(u->saw.label))
+    if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) || !fleet_is_unfinished(u->saw.label))
         return;
-    u->fenced = FLEET_FENCE_UPDATE;
+    upstream_move(&u->out, UPSTREAM_ON_UPDATE_FAILED);
     BLAME(u, "an update of it never ended ('%s'): its weights are of no version", u->saw.label);
 }
 
@@ -298,7 +299,7 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     bool was;
 
     fleet_change_begin(f, &c);
-    was = u->synced;
+    was = fleet_is_synced(u);
     heard.is_old |= f->updating &&
                     fleet_is_unfinished(saw->label); /* of ours, and soon not any more */
     check_sync_locked(f, u, &heard);
@@ -306,8 +307,8 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     forget_key_locked(f, u);
     fence_unfinished_locked(f, u);
     fleet_decide_locked(f);
-    u->n_lives += was && !u->synced && saw->process[0] == '\0'; /* by its words alone */
-    if ((fleet_is_sound(u) && !u->refused[FLEET_REFUSED_WORK]) ||
+    u->n_lives += was && !fleet_is_synced(u) && saw->process[0] == '\0'; /* by its words alone */
+    if (!fleet_is_out(u, OUT_UNSOUND | OUT_KEY_WORK) ||
         strncmp(u->error.msg, serves_nobody, sizeof serves_nobody - 1) == 0)
         err_clear(&u->error);
     if (u->error.code == ERR_NONE && u->saw.unready[0] != '\0')
@@ -339,7 +340,7 @@ bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
     if (!same) {
         say_restarted(f, &why);
         fleet_blame(u, &why);
-        u->synced = false;
+        upstream_move(&u->out, UPSTREAM_ON_OUT_OF_STEP);
         u->told = false;
     }
     fleet_change_end(f, &c);
@@ -360,8 +361,10 @@ static void miss_locked(struct upstream *u, bool refused, const struct err *why)
 {
     u->n_misses++;
     u->n_missed++;
-    if (refused || u->n_misses >= FLEET_MISSES_DOWN)
-        u->alive = false;
+    if (u->n_misses >= FLEET_MISSES_DOWN)
+        upstream_move(&u->out, UPSTREAM_ON_NO_ANSWER);
+    else if (refused)
+        upstream_move(&u->out, UPSTREAM_ON_NO_LISTENER);
     u->no_answer = *why;
     u->no_answer_wall_s = clock_wall_s();
 }
@@ -369,7 +372,7 @@ static void miss_locked(struct upstream *u, bool refused, const struct err *why)
 /* It answered, but for what it serves if that was not the question. */
 void fleet_answered_locked(struct upstream *u)
 {
-    if (u->alive && u->n_silent == 0)
+    if (fleet_is_alive(u) && u->n_silent == 0)
         err_clear(&u->no_answer);
 }
 
@@ -390,7 +393,7 @@ void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct e
     fleet_change_begin(f, &c);
     miss_locked(u, refused, why);
     u->n_silent++;
-    if (u->n_silent >= FLEET_SILENT_MAX && u->heard) {
+    if (u->n_silent >= FLEET_SILENT_MAX && u->heard_us != 0) {
         err_clear(&u->no_answer);
         (void)err_set(&u->no_answer, why->code, "",
                       "its version cannot be known: %u questions in a row got no answer; %.300s",
@@ -406,7 +409,8 @@ void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what, co
 
     assert(why->code == ERR_UPSTREAM_KEY);
     fleet_change_begin(f, &c);
-    u->refused[what] = true;
+    upstream_move(&u->out, what == FLEET_REFUSED_STATUS ? UPSTREAM_ON_STATUS_REFUSED
+                                                        : UPSTREAM_ON_WORK_REFUSED);
     fleet_blame(u, why);
     fleet_answered_locked(u);
     fleet_change_end(f, &c);
@@ -418,7 +422,7 @@ void fleet_admitted(struct fleet *f, size_t upstream)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    u->refused[FLEET_REFUSED_WORK] = false;
+    upstream_move(&u->out, UPSTREAM_ON_WORK_ADMITTED);
     forget_key_locked(f, u);
     fleet_change_end(f, &c);
 }
@@ -437,9 +441,9 @@ void fleet_updating(struct fleet *f, bool on)
 
 static void found_locked(struct upstream *u)
 {
-    if (u->strayed && fleet_is_sound(u) && u->error.code == ERR_UNSYNCED)
+    if (fleet_is_out(u, OUT_PAUSE_MISSED) && fleet_is_sound(u) && u->error.code == ERR_UNSYNCED)
         err_clear(&u->error);
-    u->strayed = false;
+    upstream_move(&u->out, UPSTREAM_ON_PAUSE_TOLD);
 }
 
 void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life)
@@ -465,7 +469,8 @@ void fleet_still(struct fleet *f, bool on, uint64_t order)
         struct upstream *u = &f->upstreams[i];
 
         found_locked(u);
-        u->strayed = on && !u->alive;
+        if (on && !fleet_is_alive(u))
+            upstream_move(&u->out, UPSTREAM_ON_PAUSE_MISSED);
     }
     if (changes)
         f->still = on;
@@ -512,7 +517,7 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    u->fenced = FLEET_FENCE_UPDATE;
+    upstream_move(&u->out, UPSTREAM_ON_UPDATE_FAILED);
     fleet_blame(u, why);
     fleet_change_end(f, &c);
 }
@@ -522,17 +527,20 @@ static void blame_absent(struct upstream *u)
     BLAME(u,
           "it did not answer when the fleet was %s: name it to /v1/upstreams/resync when it is "
           "back, or push a whole update",
-          u->fenced == FLEET_FENCE_SLEEP ? "put to sleep" : "woken");
+          fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken");
 }
 
 void fleet_fence_absent(struct fleet *f, size_t upstream, enum fleet_fence what)
 {
     struct upstream *u = &f->upstreams[upstream];
     struct fleet_change c;
+    bool fences;
 
     fleet_change_begin(f, &c);
-    if (u->fenced == FLEET_FENCE_NONE) {
-        u->fenced = what;
+    fences = !fleet_is_out(u, OUT_FENCES);
+    upstream_move(&u->out,
+                  what == FLEET_FENCE_SLEEP ? UPSTREAM_ON_SLEEP_MISSED : UPSTREAM_ON_WAKE_MISSED);
+    if (fences) {
         u->fence_life = u->n_lives;
         blame_absent(u);
     }
@@ -544,10 +552,9 @@ void fleet_fence_told(struct fleet *f, size_t upstream, bool asleep)
     struct upstream *u = &f->upstreams[upstream];
 
     mtx_lock(&f->lock);
-    if (u->fenced == FLEET_FENCE_SLEEP || u->fenced == FLEET_FENCE_WAKE) {
-        u->fenced = asleep ? FLEET_FENCE_WAKE : FLEET_FENCE_SLEEP;
+    upstream_move(&u->out, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
+    if (fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
         u->fence_life = u->n_lives;
-    }
     mtx_unlock(&f->lock);
 }
 
@@ -556,9 +563,9 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
     const struct upstream *u = &f->upstreams[upstream];
     struct fleet_who who = fleet_who(f, upstream);
 
-    if (u->removed)
+    if (fleet_is_out(u, OUT_REMOVED))
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", who.text);
-    if (u->fenced == FLEET_FENCE_UPDATE)
+    if (fleet_is_out(u, OUT_UPDATE_FAILED))
         return err_set(e, ERR_NEEDS_UPDATE, "",
                        "%s is fenced: it is not as the others are, and only a whole update makes "
                        "that good",
@@ -614,9 +621,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
             (void)snprintf(f->label, sizeof f->label, "%s", saw->label);
         }
         note_locked(f, u, saw);
-        u->synced = true;
-        u->fenced = FLEET_FENCE_NONE;
-        u->refused[FLEET_REFUSED_WORK] = false;
+        upstream_move(&u->out, UPSTREAM_ON_RESYNCED);
         u->serial = f->serial;
         f->epoch++; /* what was asked before says nothing against it */
         err_clear(&u->error);
@@ -628,8 +633,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
 static void step_locked(const struct fleet *f, struct upstream *u, bool done)
 {
     if (done) {
-        u->synced = true;
-        u->fenced = FLEET_FENCE_NONE;
+        upstream_move(&u->out, UPSTREAM_ON_UPDATED);
         u->serial = f->serial;
         u->saw.label[0] = '\0'; /* what it said before holds no more */
         u->saw.unready[0] = '\0';
@@ -637,10 +641,10 @@ static void step_locked(const struct fleet *f, struct upstream *u, bool done)
         fleet_answered_locked(u);
         return;
     }
-    if (u->removed)
+    if (fleet_is_out(u, OUT_REMOVED))
         return; /* what runs there ends on the version that it began with */
-    u->synced = false;
-    if (u->fenced)
+    upstream_move(&u->out, UPSTREAM_ON_OUT_OF_STEP);
+    if (fleet_is_out(u, OUT_FENCES))
         return;
     BLAME(u, "it did not take version '%s'", f->label);
 }
@@ -681,7 +685,7 @@ uint64_t fleet_relabelled(struct fleet *f, const char *label, const bool *named)
         if (named[i]) {
             u->saw.label[0] = '\0';
             u->told = false;
-        } else if (u->serial == serial && u->synced) {
+        } else if (u->serial == serial && fleet_is_synced(u)) {
             step_locked(f, u, false);
         }
     }

@@ -140,7 +140,7 @@ void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct e
 /* fleet_refused - it did not take our key, for what clients want (WORK: until fleet_admitted) or
  * for a question about itself (STATUS: until fleet_heard). What runs there may end.
  * @why  of ERR_UPSTREAM_KEY */
-enum fleet_refusal { FLEET_REFUSED_STATUS, FLEET_REFUSED_WORK, FLEET_REFUSALS };
+enum fleet_refusal { FLEET_REFUSED_STATUS, FLEET_REFUSED_WORK };
 void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what,
                    const struct err *why);
 void fleet_admitted(struct fleet *f, size_t upstream);

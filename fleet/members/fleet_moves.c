@@ -7,21 +7,9 @@
 
 #include <string.h>
 
-const char *fleet_state_of(const struct upstream *u)
+const char *fleet_state_name(const struct upstream *u)
 {
-    if (u->removed)
-        return "removed";
-    if (u->fenced)
-        return "fenced";
-    if (u->refused[FLEET_REFUSED_STATUS] || u->refused[FLEET_REFUSED_WORK])
-        return "refused";
-    if (!u->heard && !u->alive && u->n_misses < FLEET_MISSES_DOWN)
-        return "unknown";
-    if (!u->alive)
-        return "down";
-    if (!u->synced || u->strayed || u->n_silent >= FLEET_SILENT_MAX || !fleet_is_fit(u))
-        return "unsynced";
-    return u->saw.unready[0] == '\0' ? "serving" : "unready";
+    return upstream_state_name(upstream_state_of(fleet_out_of(u)));
 }
 
 static bool may_tell_locked(struct upstream *u)
@@ -48,7 +36,7 @@ static bool next_locked(struct fleet *f, struct fleet_move *m)
 
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
-        const char *now = fleet_state_of(u);
+        const char *now = fleet_state_name(u);
         int64_t wall_s;
 
         if (!is_news(now, waits))
@@ -64,7 +52,7 @@ static bool next_locked(struct fleet *f, struct fleet_move *m)
                                  .is_last = ++u->n_moves == FLEET_MOVES_MAX,
                                  .n_untold = u->n_untold,
                                  .why = *fleet_error_of(u, &wall_s)};
-        memcpy(m->label, u->synced && u->saw.label[0] == '\0' ? f->label : u->saw.label,
+        memcpy(m->label, fleet_is_synced(u) && u->saw.label[0] == '\0' ? f->label : u->saw.label,
                sizeof m->label);
         u->state = now;
         u->n_untold = 0;
@@ -91,6 +79,15 @@ void fleet_tell_moves(struct fleet *f)
 
 /* the truth */
 
+static enum fleet_fence fence_of(const struct upstream *u)
+{
+    if (fleet_is_out(u, OUT_UPDATE_FAILED))
+        return FLEET_FENCE_UPDATE;
+    if (fleet_is_out(u, OUT_SLEEP_MISSED))
+        return FLEET_FENCE_SLEEP;
+    return fleet_is_out(u, OUT_WAKE_MISSED) ? FLEET_FENCE_WAKE : FLEET_FENCE_NONE;
+}
+
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
 {
     const struct upstream *u = &f->upstreams[upstream];
@@ -99,16 +96,16 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
 
     mtx_lock(&f->lock);
     error = fleet_error_of(u, &error_wall_s);
-    *out = (struct upstream_info){.alive = u->alive && !u->refused[FLEET_REFUSED_STATUS],
-                                  .synced = u->synced,
+    *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHED | OUT_KEY_STATUS),
+                                  .synced = fleet_is_synced(u),
                                   .lacks = !fleet_is_fit(u),
                                   .n_lives = u->n_lives,
-                                  .fenced = u->fenced != FLEET_FENCE_NONE,
-                                  .fence = u->fenced,
+                                  .fenced = fleet_is_out(u, OUT_FENCES),
+                                  .fence = fence_of(u),
                                   .fence_life = u->fence_life,
-                                  .removed = u->removed,
-                                  .refuses_work = u->refused[FLEET_REFUSED_WORK],
-                                  .state = fleet_state_of(u),
+                                  .removed = fleet_is_out(u, OUT_REMOVED),
+                                  .refuses_work = fleet_is_out(u, OUT_KEY_WORK),
+                                  .state = fleet_state_name(u),
                                   .serial = u->serial,
                                   .saw = u->saw,
                                   .n_granted = u->n_granted,
@@ -126,7 +123,7 @@ void fleet_stats(struct fleet *f, struct fleet_stats *out)
     mtx_lock(&f->lock);
     out->min_ready = f->min_ready;
     for (size_t i = 0; i < f->n; i++) {
-        out->n_upstreams += !f->upstreams[i].removed;
+        out->n_upstreams += !fleet_is_out(&f->upstreams[i], OUT_REMOVED);
         out->n_serving += fleet_in_rotation(&f->upstreams[i]);
     }
     for (size_t lane = 0; lane < FLEET_LANES; lane++) {

@@ -15,23 +15,18 @@ void fleet_needs_outfit(struct fleet *f)
     mtx_unlock(&f->lock);
 }
 
-static bool is_refused(const struct upstream *u)
-{
-    return u->refused[FLEET_REFUSED_STATUS] || u->refused[FLEET_REFUSED_WORK];
-}
-
 void fleet_blame_unfit_locked(struct fleet *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
         struct err why = {0};
 
-        if (!u->alive || u->error.code != ERR_NONE)
+        if (!fleet_is_alive(u) || u->error.code != ERR_NONE)
             continue;
-        if (is_refused(u)) /* an update has ended well there all the same */
+        if (fleet_is_out(u, OUT_KEY)) /* an update has ended well there all the same */
             (void)err_set(&why, ERR_UPSTREAM_KEY, "",
                           "it refuses the key of this server, or wants one (key-file)");
-        else if (u->strayed)
+        else if (fleet_is_out(u, OUT_PAUSE_MISSED))
             (void)err_set(&why, ERR_UNSYNCED, "",
                           "it began, or was away, when the others were told to stand still: it "
                           "serves when they go on");

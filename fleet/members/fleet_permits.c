@@ -176,9 +176,9 @@ static bool all_refuse_locked(const struct fleet *f, size_t *first)
     for (size_t i = f->n; i-- > 0;) {
         const struct upstream *u = &f->upstreams[i];
 
-        if (u->removed)
+        if (fleet_is_out(u, OUT_REMOVED))
             continue;
-        if (!u->refused[FLEET_REFUSED_STATUS] && !u->refused[FLEET_REFUSED_WORK])
+        if (!fleet_is_out(u, OUT_KEY))
             return false;
         *first = i;
         n++;
@@ -202,7 +202,7 @@ static int refuse_locked(const struct fleet *f, struct err *e)
         const struct upstream *u = &f->upstreams[i];
         const struct err *error = fleet_error_of(u, &wall_s);
 
-        if (!u->removed && error->code != ERR_NONE)
+        if (!fleet_is_out(u, OUT_REMOVED) && error->code != ERR_NONE)
             return err_set(e, ERR_UNSYNCED, "", "no upstream serves; of %s: %.250s",
                            fleet_who(f, i).text, error->msg);
     }

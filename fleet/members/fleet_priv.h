@@ -4,6 +4,7 @@
 
 #include "base/mtx.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/upstream_state.h"
 
 enum {
     FLEET_WHO_MAX = 200,  /* of a name in a message */
@@ -12,22 +13,31 @@ enum {
 
 enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 
+/* All of it is guarded by the fleet's lock, like the table that it is in. */
 struct upstream {
+    /* What it is: written when it joins, no_gate by fleet_gate. */
     const char *name; /* borrowed; NULL: it has none */
     uint64_t hash;    /* of the name, or else of the index: for affinity */
-    bool heard, alive, synced, removed;
-    enum fleet_fence fenced;
-    uint64_t fence_life;          /* n_lives when it was */
-    bool no_gate;                 /* fleet_gate */
-    bool strayed;                 /* the others stand still, and it may not have been told */
-    bool told;                    /* saw.label is what it serves now, as far as it says */
-    bool refused[FLEET_REFUSALS]; /* our key was, and has not been taken since */
-    unsigned n_misses;            /* in a row */
-    unsigned n_silent;            /* questions about itself, in a row, that gave no answer */
+    bool no_gate;
+
+    /* What keeps it out of rotation: written by upstream_move alone. */
+    unsigned out;        /* set of enum upstream_out, without what fleet_out_of adds */
+    uint64_t fence_life; /* n_lives when it was fenced for what it missed */
+
+    /* What it said, and how often it said nothing (fleet.c). */
+    uint64_t heard_us; /* 0: never */
+    bool told;         /* saw.label is what it serves now, as far as it says */
+    unsigned n_misses; /* in a row */
+    unsigned n_silent; /* questions about itself, in a row, that gave no answer */
     uint64_t serial;
     struct upstream_saw saw;
+    uint64_t n_missed;
+
+    /* Permits (fleet_permits.c). */
     size_t n_outstanding[FLEET_LANES];
-    uint64_t n_granted, n_missed, heard_us;
+    uint64_t n_granted;
+
+    /* Why it is out, in words: written by fleet_blame and those that clear it. */
     struct err error;     /* why it is out of step, fenced or refused; clean: it is not */
     int64_t error_wall_s; /* since when that is so; 0: it is not */
     uint64_t error_words; /* a hash of them */
@@ -87,10 +97,27 @@ const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s);
  * down, nothing else is held against it. */
 void fleet_answered_locked(struct upstream *u);
 
+/* fleet_is_out - is any of these what keeps it out of rotation? Not of what fleet_out_of adds. */
+static inline bool fleet_is_out(const struct upstream *u, unsigned any)
+{
+    return (u->out & any) != 0;
+}
+
+/* fleet_is_alive - does it answer? fleet_is_synced - does it serve the fleet's version? */
+static inline bool fleet_is_alive(const struct upstream *u)
+{
+    return !fleet_is_out(u, OUT_UNREACHED);
+}
+
+static inline bool fleet_is_synced(const struct upstream *u)
+{
+    return !fleet_is_out(u, OUT_OTHER_WEIGHTS);
+}
+
 /* fleet_is_sound - does what runs there run as it should? */
 static inline bool fleet_is_sound(const struct upstream *u)
 {
-    return u->alive && u->synced && !u->fenced;
+    return !fleet_is_out(u, OUT_UNSOUND);
 }
 
 /* fleet_is_fit - does it have all that it is to have besides the weights? */
@@ -99,11 +126,16 @@ static inline bool fleet_is_fit(const struct upstream *u)
     return !u->needs_outfit || (u->fit_life == u->n_lives && u->lack.code == ERR_NONE);
 }
 
+/* fleet_out_of - all that keeps it out of rotation: a set of enum upstream_out. */
+static inline unsigned fleet_out_of(const struct upstream *u)
+{
+    return u->out | (u->n_silent >= FLEET_SILENT_MAX ? OUT_SILENT : 0) |
+           (fleet_is_fit(u) ? 0 : OUT_ADAPTERS) | (u->saw.unready[0] != '\0' ? OUT_NOT_READY : 0);
+}
+
 static inline bool fleet_in_rotation(const struct upstream *u)
 {
-    return fleet_is_sound(u) && !u->removed && !u->strayed && u->saw.unready[0] == '\0' &&
-           u->n_silent < FLEET_SILENT_MAX && !u->refused[FLEET_REFUSED_STATUS] &&
-           !u->refused[FLEET_REFUSED_WORK] && fleet_is_fit(u);
+    return fleet_out_of(u) == 0;
 }
 
 bool fleet_any_serving_locked(const struct fleet *f);
@@ -150,7 +182,8 @@ void fleet_blame_unfit_locked(struct fleet *f);
 
 /* ---- fleet_moves.c ---- */
 
-const char *fleet_state_of(const struct upstream *u);
+/* fleet_state_name - static: what is shown of it. */
+const char *fleet_state_name(const struct upstream *u);
 
 /* fleet_tell_moves - says what states have changed. No lock held. */
 void fleet_tell_moves(struct fleet *f);

@@ -15,14 +15,15 @@ enum { VERSIONS_TOLD = 4 };
 /* Does it say what it would serve, if it got requests? */
 static bool is_holder(const struct upstream *u)
 {
-    return u->alive && u->told && !u->fenced && !u->removed && u->saw.unready[0] == '\0';
+    return u->told && !fleet_is_out(u, OUT_UNREACHED | OUT_FENCES | OUT_REMOVED) &&
+           u->saw.unready[0] == '\0';
 }
 
 /* Its first answer may still come: at the latest when its first question has run out of time. */
 static bool is_awaited(const struct upstream *u)
 {
-    return !u->removed && !u->told && !u->refused[FLEET_REFUSED_STATUS] &&
-           (u->alive || u->n_missed == 0);
+    return !u->told && !fleet_is_out(u, OUT_REMOVED | OUT_KEY_STATUS) &&
+           (fleet_is_alive(u) || u->n_missed == 0);
 }
 
 /* The versions that there are, those of most upstreams first. */
@@ -75,8 +76,8 @@ static bool may_be_held_locked(const struct fleet *f)
     for (size_t i = 0; i < f->n; i++) {
         const struct upstream *u = &f->upstreams[i];
 
-        if (!u->removed && !u->fenced &&
-            (!u->alive || !u->told || strcmp(u->saw.label, f->label) == 0))
+        if (!fleet_is_out(u, OUT_REMOVED | OUT_FENCES) &&
+            (!fleet_is_alive(u) || !u->told || strcmp(u->saw.label, f->label) == 0))
             return true;
     }
     return false;
@@ -112,7 +113,7 @@ static void blame_locked(const struct fleet *f, struct upstream *u)
     bool undecided = !f->decided;
     struct err why = {0};
 
-    if (!u->alive || u->fenced || u->error.code == ERR_UPSTREAM_KEY)
+    if (fleet_is_out(u, OUT_UNREACHED | OUT_FENCES) || u->error.code == ERR_UPSTREAM_KEY)
         return;
     if (undecided)
         (void)err_set(&why, ERR_UNSYNCED, "",
@@ -128,19 +129,20 @@ static void blame_locked(const struct fleet *f, struct upstream *u)
  * restart, or before a change of ours, says nothing against it. */
 static void judge_locked(const struct fleet *f, struct upstream *u)
 {
-    bool was = u->synced;
+    bool was = fleet_is_synced(u), is = was;
 
-    if (u->removed) /* what runs there ends as it began */
+    if (fleet_is_out(u, OUT_REMOVED)) /* what runs there ends as it began */
         return;
     if (u->saw.unready[0] != '\0')
-        u->synced = true;
+        is = true;
     else if (!f->decided)
-        u->synced = false;
+        is = false;
     else if (u->told)
-        u->synced = strcmp(u->saw.label, f->label) == 0;
-    if (!u->synced && u->told)
+        is = strcmp(u->saw.label, f->label) == 0;
+    upstream_move(&u->out, is ? UPSTREAM_ON_IN_STEP : UPSTREAM_ON_OUT_OF_STEP);
+    if (!is && u->told)
         blame_locked(f, u);
-    else if (u->synced && !was && u->error.code == ERR_UNSYNCED)
+    else if (is && !was && u->error.code == ERR_UNSYNCED)
         err_clear(&u->error);
 }
 

@@ -1,0 +1,216 @@
+/* What keeps an upstream out of rotation: which event adds what, and which takes it away, against
+ * the rows; in every set that an upstream can come to. */
+#include "fleet/members/upstream_state.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SETS = 1 << 13, STORED = OUT_SILENT - 1 };
+
+#define ON(event) (1u << UPSTREAM_ON_##event)
+
+static const struct row {
+    unsigned out;
+    const char *name;
+    unsigned added_by, taken_by; /* sets of events */
+} rows[] = {
+    {OUT_NEVER_ANSWERED, "never answered", 0, ON(ANSWER) | ON(NO_ANSWER)},
+    {OUT_NO_ANSWER, "no answer", ON(NO_LISTENER) | ON(NO_ANSWER), ON(ANSWER)},
+    {OUT_OTHER_WEIGHTS, "other weights", ON(OUT_OF_STEP), ON(IN_STEP) | ON(UPDATED) | ON(RESYNCED)},
+    {OUT_UPDATE_FAILED, "update failed", ON(UPDATE_FAILED), ON(UPDATED)},
+    {OUT_SLEEP_MISSED, "sleep missed", ON(SLEEP_MISSED) | ON(WAKE),
+     ON(SLEEP) | ON(UPDATE_FAILED) | ON(UPDATED) | ON(RESYNCED)},
+    {OUT_WAKE_MISSED, "wake missed", ON(WAKE_MISSED) | ON(SLEEP),
+     ON(WAKE) | ON(UPDATE_FAILED) | ON(UPDATED) | ON(RESYNCED)},
+    {OUT_PAUSE_MISSED, "pause missed", ON(PAUSE_MISSED), ON(PAUSE_TOLD)},
+    {OUT_KEY_STATUS, "key, status", ON(STATUS_REFUSED), ON(ANSWER)},
+    {OUT_KEY_WORK, "key, work", ON(WORK_REFUSED), ON(WORK_ADMITTED) | ON(RESYNCED)},
+    {OUT_REMOVED, "removed", ON(REMOVED), 0},
+};
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+/* Every set that events lead to, from a new upstream's. */
+static bool reached[SETS];
+
+static void reach(unsigned from)
+{
+    reached[from] = true;
+    for (int event = 0; event < UPSTREAM_EVENTS; event++) {
+        unsigned to = from;
+
+        if (upstream_next(from, (enum upstream_event)event, &to) && !reached[to])
+            reach(to);
+    }
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(reached, 0, sizeof reached);
+    reach(OUT_JOINED);
+    return 0;
+}
+
+static void check_move(unsigned from, unsigned to, int event)
+{
+    for (size_t i = 0; i < N_ROWS; i++) {
+        const struct row *r = &rows[i];
+        bool was = (from & r->out) != 0, is = (to & r->out) != 0;
+
+        if ((!was && is && (r->added_by & 1u << event) == 0) ||
+            (was && !is && (r->taken_by & 1u << event) == 0))
+            fail_msg("event %d from %#x to %#x: '%s'", event, from, to, r->name);
+    }
+}
+
+static void test_upstream_next_changes_what_it_says(void **state)
+{
+    (void)state;
+    for (unsigned from = 0; from < SETS; from++)
+        for (int event = 0; event < UPSTREAM_EVENTS && reached[from]; event++) {
+            unsigned to = from;
+
+            if (upstream_next(from, (enum upstream_event)event, &to))
+                check_move(from, to, event);
+        }
+}
+
+/* What a row above names does happen somewhere. */
+static void test_upstream_next_does_all_of_it(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_ROWS; i++) {
+        unsigned adds = 0, takes = 0;
+
+        for (unsigned from = 0; from < SETS; from++)
+            for (int event = 0; event < UPSTREAM_EVENTS && reached[from]; event++) {
+                unsigned to = from;
+
+                if (!upstream_next(from, (enum upstream_event)event, &to))
+                    continue;
+                adds |= (to & ~from & rows[i].out) != 0 ? 1u << event : 0;
+                takes |= (from & ~to & rows[i].out) != 0 ? 1u << event : 0;
+            }
+        assert_int_equal(adds, rows[i].added_by);
+        assert_int_equal(takes, rows[i].taken_by);
+    }
+}
+
+static bool cannot_happen(unsigned from, int event)
+{
+    switch (event) {
+    case UPSTREAM_ON_IN_STEP:
+    case UPSTREAM_ON_REMOVED:
+        return (from & OUT_REMOVED) != 0;
+    case UPSTREAM_ON_RESYNCED:
+        return (from & (OUT_REMOVED | OUT_UPDATE_FAILED)) != 0;
+    default:
+        return false;
+    }
+}
+
+static void test_upstream_next_has_no_other_gaps(void **state)
+{
+    (void)state;
+    for (unsigned from = 0; from < SETS; from++)
+        for (int event = 0; event < UPSTREAM_EVENTS && reached[from]; event++) {
+            unsigned to = 0;
+
+            assert_int_equal(upstream_next(from, (enum upstream_event)event, &to),
+                             !cannot_happen(from, event));
+        }
+}
+
+static bool at_most_one(unsigned set)
+{
+    return (set & (set - 1)) == 0;
+}
+
+static void test_upstream_next_keeps_one_reason_of_a_kind(void **state)
+{
+    (void)state;
+    for (unsigned set = 0; set < SETS; set++) {
+        if (!reached[set])
+            continue;
+        assert_true(at_most_one(set & OUT_UNREACHED));
+        assert_true(at_most_one(set & OUT_FENCES));
+        assert_int_equal(set & ~(unsigned)STORED, 0);
+    }
+}
+
+static void test_upstream_next_waits_for_one_that_starts(void **state)
+{
+    unsigned out = OUT_JOINED;
+
+    (void)state;
+    upstream_move(&out, UPSTREAM_ON_NO_LISTENER);
+    assert_int_equal(upstream_state_of(out), UPSTREAM_JOINING);
+    upstream_move(&out, UPSTREAM_ON_NO_ANSWER);
+    assert_int_equal(upstream_state_of(out), UPSTREAM_DOWN);
+    upstream_move(&out, UPSTREAM_ON_ANSWER);
+    assert_int_equal(upstream_state_of(out), UPSTREAM_OUT_OF_STEP);
+    upstream_move(&out, UPSTREAM_ON_UPDATED);
+    assert_int_equal(upstream_state_of(out), UPSTREAM_SERVING);
+    upstream_move(&out, UPSTREAM_ON_NO_LISTENER);
+    assert_int_equal(upstream_state_of(out), UPSTREAM_DOWN);
+}
+
+/* Put to sleep while it is fenced for a wake that it missed, it missed that wake still. */
+static void test_upstream_next_follows_a_sleep_of_one_that_is_fenced(void **state)
+{
+    unsigned out = OUT_SLEEP_MISSED;
+
+    (void)state;
+    upstream_move(&out, UPSTREAM_ON_SLEEP);
+    assert_int_equal(out, OUT_WAKE_MISSED);
+    upstream_move(&out, UPSTREAM_ON_WAKE);
+    assert_int_equal(out, OUT_SLEEP_MISSED);
+    upstream_move(&out, UPSTREAM_ON_UPDATE_FAILED);
+    upstream_move(&out, UPSTREAM_ON_WAKE_MISSED);
+    upstream_move(&out, UPSTREAM_ON_SLEEP);
+    assert_int_equal(out, OUT_UPDATE_FAILED);
+}
+
+static const char *shown(unsigned out)
+{
+    if (out & OUT_REMOVED)
+        return "removed";
+    if (out & (OUT_UPDATE_FAILED | OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
+        return "fenced";
+    if (out & (OUT_KEY_STATUS | OUT_KEY_WORK))
+        return "refused";
+    if (out & OUT_NEVER_ANSWERED)
+        return "unknown";
+    if (out & OUT_NO_ANSWER)
+        return "down";
+    if (out & (OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_SILENT | OUT_ADAPTERS))
+        return "unsynced";
+    return out & OUT_NOT_READY ? "unready" : "serving";
+}
+
+static void test_upstream_state_of_shows_the_gravest(void **state)
+{
+    (void)state;
+    for (unsigned out = 0; out < SETS; out++)
+        assert_string_equal(upstream_state_name(upstream_state_of(out)), shown(out));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_upstream_next_changes_what_it_says),
+        cmocka_unit_test(test_upstream_next_does_all_of_it),
+        cmocka_unit_test(test_upstream_next_has_no_other_gaps),
+        cmocka_unit_test(test_upstream_next_keeps_one_reason_of_a_kind),
+        cmocka_unit_test(test_upstream_next_waits_for_one_that_starts),
+        cmocka_unit_test(test_upstream_next_follows_a_sleep_of_one_that_is_fenced),
+        cmocka_unit_test(test_upstream_state_of_shows_the_gravest),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
