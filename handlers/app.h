@@ -43,22 +43,23 @@ struct model_defaults;
 struct weight_transfer;
 struct zmq_updates;
 
-/* What is asked of whichever engines there are, where they are upstreams. */
-struct fleet_views {
+/* What handlers in front of upstream engines work with. */
+struct app_fleet {
+    struct upstreams *upstreams;
+    struct fleet_control *control; /* what a trainer told them all */
+    struct relays *relays;         /* of their data plane */
+    struct workers *operation, *pause, *resume, *abort;
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
-    /* Upstream engines as Prometheus text. Threads: any; no lock held. */
+    /* All of it as Prometheus text. Threads: any; no lock held. */
     void (*metrics)(struct app *app, struct buf *out);
 };
 
 struct app {
     struct settings settings;
     struct life *life;
-    struct upstreams *upstreams; /* the engines that it stands in front of: then there is none of
-                                    what weights are kept and tokens made with (store … leases) */
-    struct fleet_control *fleet_control; /* what a trainer told them all; NULL without upstreams */
-    struct relays *relays;               /* of their data plane; NULL without upstreams */
-    const struct fleet_views *fleet_views; /* NULL without upstreams */
+    struct app_fleet *fleet; /* NULL: the server has weights of its own. With it there is none of
+                                what weights are kept and tokens made with (store … leases) */
     struct store *store;
     struct updates *updates;
     struct list_cache *lists;              /* of `updates`; NULL: none is cached */
@@ -81,7 +82,6 @@ struct app {
     struct admission *generate, *detokenize;
     struct admission *prompts; /* completions whose prompts are made ready on `text` */
     struct workers *control, *generate_pool, *text;
-    struct workers *operation, *pause, *resume, *abort; /* NULL without upstreams */
     struct metrics *metrics;
     const struct cuda_info *cuda;  /* what was found at start */
     struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */

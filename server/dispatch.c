@@ -60,7 +60,7 @@ static int check_door(const struct door *door, const struct exchange *x, const s
 /* Upstreams are sent JSON only. */
 static int check_stream(const struct app *app, struct err *e)
 {
-    if (app->upstreams == NULL)
+    if (app->fleet == NULL)
         return 0;
     return err_set(e, ERR_HAS_UPSTREAMS, "",
                    "tensors in the request body are not passed on to upstream engines: send them "
@@ -107,7 +107,7 @@ static void refuse_unread(struct app *app, const struct exchange *x)
 {
     const struct route *route = x->route;
 
-    if (app->upstreams != NULL || route == NULL)
+    if (app->fleet != NULL || route == NULL)
         return;
     if (operation_embedded(route->operation)->unread != NULL)
         operation_embedded(route->operation)->unread(app, x);
@@ -116,14 +116,14 @@ static void refuse_unread(struct app *app, const struct exchange *x)
 /* Answered by the route's own handler, or by the one that works in front of upstream engines. */
 static int handle(struct app *app, struct exchange *x, const struct route *route, struct err *e)
 {
-    if (app->upstreams == NULL)
+    if (app->fleet == NULL)
         return operation_embedded(route->operation)->handle(app, x, e);
     return operation_fleet(route->operation)->handle(app, x, e);
 }
 
 static enum route_lane lane_of(const struct app *app, const struct route *route)
 {
-    return app->upstreams == NULL ? route->lane : operation_fleet(route->operation)->lane;
+    return app->fleet == NULL ? route->lane : operation_fleet(route->operation)->lane;
 }
 
 /* Which row of the path? Of what is passed on as it is, no body is looked into. */
@@ -131,7 +131,7 @@ static const struct route *claimed(const struct app *app, const struct exchange 
 {
     const struct route *first = x->route;
 
-    if (app->upstreams != NULL && operation_fleet(first->operation)->passed_on)
+    if (app->fleet != NULL && operation_fleet(first->operation)->passed_on)
         return first;
     return route_claimed(first, x->method, app->dialects, x->body, x->body_len);
 }
@@ -226,13 +226,13 @@ static struct workers *pool_of(const struct app *app, enum route_lane lane)
     case LANE_CONTROL:
         return app->control;
     case LANE_OPERATION:
-        return app->operation;
+        return app->fleet->operation;
     case LANE_PAUSE:
-        return app->pause;
+        return app->fleet->pause;
     case LANE_RESUME:
-        return app->resume;
+        return app->fleet->resume;
     case LANE_ABORT:
-        return app->abort;
+        return app->fleet->abort;
     case LANE_GENERATE:
     case LANE_TEXT:
     case LANE_LOOP:
@@ -327,7 +327,7 @@ static int app_loop_begin(void *arg, struct loop *l, void **out, struct err *e)
 {
     struct app *app = ((const struct door *)arg)->app;
 
-    return app->relays != NULL ? relay_loop_begin(app->relays, l, out, e) : 0;
+    return app->fleet != NULL ? relay_loop_begin(app->fleet->relays, l, out, e) : 0;
 }
 
 static void app_loop_end(void *loop_app)

@@ -61,6 +61,7 @@ _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can b
 struct house {
     struct life life;
     struct app app;
+    struct app_fleet fleet; /* app.fleet, or zeroed */
     struct cuda_info cuda;
     struct device_list list;                   /* --device, among cuda.devices */
     struct device *devices[STORE_DEVICES_MAX]; /* app.n_devices of them, by rank */
@@ -320,16 +321,16 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
                                    c->generate_queue + c->generate_concurrency};
     struct workers_cfg text = {"text", c->detokenize_concurrency, 1};
 
-    if (h->app.upstreams != NULL && control.n_threads < FLEET_THREADS)
+    if (h->app.fleet != NULL && control.n_threads < FLEET_THREADS)
         control.n_threads = FLEET_THREADS;
-    if (h->app.upstreams != NULL && generate.n_threads < FLEET_THREADS)
+    if (h->app.fleet != NULL && generate.n_threads < FLEET_THREADS)
         generate.n_threads = FLEET_THREADS;
     if (metrics_new(&h->app.metrics, n_routes, route_operation_id, e) != 0 ||
         workers_new(&h->app.control, &control, e) != 0 ||
         workers_new(&h->app.generate_pool, &generate, e) != 0 ||
         workers_new(&h->app.text, &text, e) != 0 || generations_new(&h->app.generations, e) != 0)
         return -1;
-    if (h->app.upstreams == NULL)
+    if (h->app.fleet == NULL)
         return 0;
     return fleet_pools_new(&h->app, c->control_queue, FLEET_THREADS, e);
 }
@@ -375,9 +376,9 @@ static void read_again(struct house *h)
 {
     if (h->config.api_key_file != NULL)
         listeners_reload(&h->listeners);
-    if (h->app.upstreams != NULL)
+    if (h->app.fleet != NULL)
         fleet_reload(&h->app);
-    if (h->config.api_key_file == NULL && h->app.upstreams == NULL)
+    if (h->config.api_key_file == NULL && h->app.fleet == NULL)
         log_line(LOG_INFO, "signal.ignored", "SIGHUP: there is no file to read again");
 }
 
@@ -522,12 +523,13 @@ static int build_frame(struct house *h, const struct config *c, struct err *e)
 /* The upstreams are asked once all who want to know of them are there. */
 static int build_fleet(struct house *h, const struct config *c, struct err *e)
 {
+    h->app.fleet = &h->fleet;
     if (build_frame(h, c, e) != 0 || fleet_open(&h->app, c, e) != 0 || build_pools(h, c, e) != 0 ||
         fleet_open_control(&h->app, c, e) != 0 || fleet_open_spec(&h->app, c, e) != 0 ||
         listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
-    fleet_fit_begin(h->app.fleet_control);
-    return upstreams_start(h->app.upstreams, e);
+    fleet_fit_begin(h->fleet.control);
+    return upstreams_start(h->fleet.upstreams, e);
 }
 
 static int build(struct house *h, const struct config *c, struct err *e)
@@ -554,10 +556,10 @@ static void stop_all(struct house *h)
     listeners_stop_health(&h->listeners);
     if (a->gate != NULL)
         gate_drain(a->gate);
-    upstreams_stop(a->upstreams); /* so that no thread waits for an answer of theirs */
+    upstreams_stop(h->fleet.upstreams); /* so that no thread waits for an answer of theirs */
     if (a->control != NULL)
         workers_stop(a->control);
-    fleet_pools_stop(a);
+    fleet_pools_stop(&h->fleet);
     if (a->loads != NULL)
         lora_loads_stop(a->loads);
     if (a->zmq != NULL)
@@ -580,7 +582,7 @@ static void stop_all(struct house *h)
         workers_stop(a->generate_pool);
     if (a->text != NULL)
         workers_stop(a->text);
-    relays_stop(a->relays);
+    relays_stop(h->fleet.relays);
     listeners_close(&h->listeners);
 }
 
@@ -600,7 +602,7 @@ static void take_down(struct house *h)
     if (a->engine != NULL)
         a->engine->ops->free(a->engine);
     workers_free(a->control);
-    fleet_pools_free(a);
+    fleet_pools_free(&h->fleet);
     workers_free(a->generate_pool);
     workers_free(a->text);
     lora_loads_free(a->loads);
@@ -610,9 +612,9 @@ static void take_down(struct house *h)
     admission_free(a->generate);
     admission_free(a->detokenize);
     admission_free(a->prompts);
-    relays_free(a->relays);
-    upstreams_free(a->upstreams); /* the fronts, whose loops talk to them, are closed */
-    fleet_control_free(a->fleet_control);
+    relays_free(h->fleet.relays);
+    upstreams_free(h->fleet.upstreams); /* the fronts, whose loops talk to them, are closed */
+    fleet_control_free(h->fleet.control);
     metrics_free(a->metrics);
     source_close(h->first);
     file_weights_fini(&h->first_weights);
@@ -635,8 +637,8 @@ static void take_down(struct house *h)
 /* Nothing new is begun. */
 static void close_doors(struct app *a)
 {
-    if (a->upstreams != NULL) {
-        fleet_close(upstreams_fleet(a->upstreams));
+    if (a->fleet != NULL) {
+        fleet_close(upstreams_fleet(a->fleet->upstreams));
         return;
     }
     admission_close(a->generate);
@@ -690,7 +692,7 @@ static void announce(const struct house *h)
     listeners_log(&h->listeners, &r);
     log_str(&r, "boot_id", h->life.boot_id);
     log_str(&r, "version", BATON_VERSION);
-    if (h->app.upstreams != NULL)
+    if (h->app.fleet != NULL)
         fleet_log(&h->app, &r);
     else
         log_own(h, &r);

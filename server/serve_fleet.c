@@ -41,20 +41,19 @@ static struct upstreams_cfg cfg_of(const struct config *c)
     };
 }
 
-static const struct fleet_views views = {.ready = fleet_ready, .metrics = metrics_fleet};
-
 int fleet_open(struct app *app, const struct config *c, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
 
-    app->fleet_views = &views;
+    app->fleet->ready = fleet_ready;
+    app->fleet->metrics = metrics_fleet;
     app->on_update = GEN_ON_UPDATE_RECOMPUTE;
     if (c->on_update != NULL &&
         gen_on_update_parse(&app->on_update, c->on_update, "--on-update", e) != 0)
         return -1;
-    if (http_init(e) != 0 || upstreams_new(&app->upstreams, &cfg, e) != 0)
+    if (http_init(e) != 0 || upstreams_new(&app->fleet->upstreams, &cfg, e) != 0)
         return -1;
-    return relays_new(&app->relays, app->upstreams, e);
+    return relays_new(&app->fleet->relays, app->fleet->upstreams, e);
 }
 
 static const char otherwise[] =
@@ -106,13 +105,13 @@ static int spec_load(struct manifest **out, const char **from, const struct conf
 
 int fleet_open_control(struct app *app, const struct config *c, struct err *e)
 {
-    const struct fleet_control_cfg cfg = {.upstreams = app->upstreams,
-                                          .abort = app->abort,
+    const struct fleet_control_cfg cfg = {.upstreams = app->fleet->upstreams,
+                                          .abort = app->fleet->abort,
                                           .fit = app->generate_pool,
                                           .update_us = c->update_timeout * 1000,
                                           .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE};
 
-    return fleet_control_new(&app->fleet_control, &cfg, e);
+    return fleet_control_new(&app->fleet->control, &cfg, e);
 }
 
 int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
@@ -122,7 +121,7 @@ int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
 
     if (spec_load(&spec, &from, c, e) != 0)
         return -1;
-    return spec != NULL ? fleet_spec_give(app->fleet_control, spec, from, e) : 0;
+    return spec != NULL ? fleet_spec_give(app->fleet->control, spec, from, e) : 0;
 }
 
 int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struct err *e)
@@ -130,10 +129,10 @@ int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struc
     const struct {
         const char *name;
         struct workers **pool;
-    } rows[] = {{"operation", &app->operation},
-                {"pause", &app->pause},
-                {"resume", &app->resume},
-                {"abort", &app->abort}};
+    } rows[] = {{"operation", &app->fleet->operation},
+                {"pause", &app->fleet->pause},
+                {"resume", &app->fleet->resume},
+                {"abort", &app->fleet->abort}};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct workers_cfg cfg = {rows[i].name, n_threads, n_queue_max};
@@ -144,21 +143,21 @@ int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struc
     return 0;
 }
 
-void fleet_pools_stop(struct app *app)
+void fleet_pools_stop(struct app_fleet *fleet)
 {
-    struct workers *pools[] = {app->operation, app->pause, app->resume, app->abort};
+    struct workers *pools[] = {fleet->operation, fleet->pause, fleet->resume, fleet->abort};
 
     for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++)
         if (pools[i] != NULL)
             workers_stop(pools[i]);
 }
 
-void fleet_pools_free(struct app *app)
+void fleet_pools_free(struct app_fleet *fleet)
 {
-    workers_free(app->operation);
-    workers_free(app->pause);
-    workers_free(app->resume);
-    workers_free(app->abort);
+    workers_free(fleet->operation);
+    workers_free(fleet->pause);
+    workers_free(fleet->resume);
+    workers_free(fleet->abort);
 }
 
 void fleet_reload(struct app *app)
@@ -166,13 +165,13 @@ void fleet_reload(struct app *app)
     struct fleet_stats s;
     struct err e = {0};
 
-    if (upstreams_reload(app->upstreams, &e) != 0) {
+    if (upstreams_reload(app->fleet->upstreams, &e) != 0) {
         log_line(LOG_ERROR, "upstreams.kept", "the upstreams stay as they were: %s: %s", e.field,
                  e.msg);
         return;
     }
-    fleet_fit_begin(app->fleet_control);
-    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    fleet_fit_begin(app->fleet->control);
+    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     log_line(LOG_INFO, "upstreams.read", "%zu upstreams, %zu of them must serve", s.n_upstreams,
              s.min_ready);
 }
@@ -181,7 +180,7 @@ void fleet_log(const struct app *app, struct log_rec *r)
 {
     struct fleet_stats s;
 
-    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     log_u64(r, "upstreams", s.n_upstreams);
     log_u64(r, "min_ready", s.min_ready);
 }

@@ -13,7 +13,7 @@
 int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
 {
     struct fleet_session *s = NULL;
-    int rc = fleet_commit_open(app->fleet_control, "", &s, e);
+    int rc = fleet_commit_open(app->fleet->control, "", &s, e);
 
     if (rc != 0)
         reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
@@ -22,7 +22,7 @@ int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
                    json_pack("{s:b, s:o, s:o}", "committed", s != NULL, "weight_version",
                              s != NULL ? json_string(s->label) : json_null(), "serial",
                              s != NULL ? json_integer((json_int_t)s->serial) : json_null()));
-    fleet_unref(app->fleet_control, s);
+    fleet_unref(app->fleet->control, s);
     return 0;
 }
 
@@ -31,11 +31,11 @@ int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
 static size_t to_name(struct app *app, const json_t *body, struct fleet_to *to)
 {
     struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(app->fleet_control, body, alive), n_to = 0;
+    size_t n = fleet_alive(app->fleet->control, body, alive), n_to = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
-        fleet_info(fleet_of(app->fleet_control), alive[i].upstream, &info);
+        fleet_info(fleet_of(app->fleet->control), alive[i].upstream, &info);
         if (info.synced && !info.fenced && (info.serial > 0 || info.saw.unready[0] == '\0'))
             to[n_to++] = alive[i];
     }
@@ -46,7 +46,7 @@ static int check_serial(struct app *app, const struct label_req *req, struct err
 {
     struct fleet_stats stats;
 
-    fleet_stats(fleet_of(app->fleet_control), &stats);
+    fleet_stats(fleet_of(app->fleet->control), &stats);
     if (req->if_serial == 0 || req->if_serial == stats.serial)
         return 0;
     return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
@@ -57,7 +57,7 @@ static int check_any(struct app *app, size_t n, struct err *e)
 {
     if (n > 0)
         return 0;
-    if (fleet_undecided(fleet_of(app->fleet_control), e))
+    if (fleet_undecided(fleet_of(app->fleet->control), e))
         return -1;
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
 }
@@ -75,10 +75,10 @@ static int name_all(struct app *app, struct exchange *x, const struct label_req 
         json_decref(body);
         return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
     }
-    fleet_updating(fleet_of(app->fleet_control), true);
-    if (fleet_ask(app->fleet_control, WIRE_LABEL, to, n, fleet_step_us(app->fleet_control), &said,
+    fleet_updating(fleet_of(app->fleet->control), true);
+    if (fleet_ask(app->fleet->control, WIRE_LABEL, to, n, fleet_step_us(app->fleet->control), &said,
                   e) != 0) {
-        fleet_updating(fleet_of(app->fleet_control), false);
+        fleet_updating(fleet_of(app->fleet->control), false);
         json_decref(body);
         return -1;
     }
@@ -87,9 +87,9 @@ static int name_all(struct app *app, struct exchange *x, const struct label_req 
         named[said[i].upstream] = said_good(&said[i]);
         n_named += named[said[i].upstream];
     }
-    serial = n_named > 0 ? fleet_relabelled(fleet_of(app->fleet_control), req->label, named) : 0;
+    serial = n_named > 0 ? fleet_relabelled(fleet_of(app->fleet->control), req->label, named) : 0;
     if (n_named == 0)
-        fleet_updating(fleet_of(app->fleet_control), false);
+        fleet_updating(fleet_of(app->fleet->control), false);
     if (fleet_got_there(said, n, e)) {
         fleet_reply(
             app, x,
@@ -108,9 +108,9 @@ static void abort_all(struct app *app)
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     struct err ignored = {0};
-    size_t n = fleet_alive(app->fleet_control, all, to);
+    size_t n = fleet_alive(app->fleet->control, all, to);
 
-    if (all != NULL && fleet_ask(app->fleet_control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US,
+    if (all != NULL && fleet_ask(app->fleet->control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US,
                                  &said, &ignored) == 0)
         fleet_said_free(said, n);
     json_decref(all);
@@ -119,17 +119,17 @@ static void abort_all(struct app *app)
 /* Where nobody counts tensors, a name for what came is the word that it is whole. */
 static bool ends_open(struct app *app)
 {
-    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    struct fleet_session *s = fleet_open_session(app->fleet->control);
     bool ends = s != NULL && s->implicit && fleet_session_overwrites(s);
 
-    fleet_unref(app->fleet_control, s);
+    fleet_unref(app->fleet->control, s);
     return ends;
 }
 
 static int end_open(struct app *app, struct exchange *x, const char *label, struct err *e)
 {
     struct fleet_session *s = NULL;
-    int rc = fleet_commit_open(app->fleet_control, label, &s, e);
+    int rc = fleet_commit_open(app->fleet->control, label, &s, e);
 
     if (rc != 0 || s == NULL)
         reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
@@ -137,7 +137,7 @@ static int end_open(struct app *app, struct exchange *x, const char *label, stru
         reply_json(
             x, 200,
             json_pack("{s:s, s:I}", "weight_version", s->label, "serial", (json_int_t)s->serial));
-    fleet_unref(app->fleet_control, s);
+    fleet_unref(app->fleet->control, s);
     return 0;
 }
 
@@ -163,14 +163,14 @@ static int label_parsed(struct app *app, struct exchange *x, const json_t *body,
         return -1;
     if (ends_open(app))
         return end_open(app, x, req.label, e);
-    if (fleet_step(app->fleet_control, x, "another name", e) != 0)
+    if (fleet_step(app->fleet->control, x, "another name", e) != 0)
         return -1;
-    rc = check_whole(app->fleet_control, e);
+    rc = check_whole(app->fleet->control, e);
     if (rc == 0 && req.abort_requests)
         abort_all(app);
     if (rc == 0)
         rc = name_all(app, x, &req, e);
-    fleet_turn_end(app->fleet_control);
+    fleet_turn_end(app->fleet->control);
     return rc;
 }
 

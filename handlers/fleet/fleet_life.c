@@ -57,7 +57,7 @@ static bool note_pause(struct fleet_control *fc, const struct gate_pause *req, u
 /* Those that took it, or may have, go on as before. What an update holds stays. */
 static void undo_pause(struct app *app, const struct fleet_said *said, size_t n)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *undone = NULL;
     struct err ignored = {0};
@@ -80,7 +80,7 @@ static void undo_pause(struct app *app, const struct fleet_said *said, size_t n)
 static int judge_pause(struct app *app, const struct gate_pause *req, const struct fleet_said *said,
                        size_t n, bool was, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     const struct fleet_said *cause = fleet_cause(said, n);
     bool overtaken = is_overtaken(fc);
 
@@ -102,7 +102,7 @@ static int judge_pause(struct app *app, const struct gate_pause *req, const stru
 
 static json_t *hold_json(const struct app *app)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_stats stats;
     struct fleet_hold h;
     uint64_t epoch;
@@ -130,7 +130,7 @@ static json_t *hold_json(const struct app *app)
 
 json_t *fleet_pause_json(const struct app *app)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     bool on;
 
     mtx_lock(&fc->lock);
@@ -144,7 +144,7 @@ void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struc
                  size_t n)
 {
     if (reply != NULL &&
-        fleet_put(reply, "upstreams", fleet_said_json(app->fleet_control, said, n)) != 0) {
+        fleet_put(reply, "upstreams", fleet_said_json(app->fleet->control, said, n)) != 0) {
         json_decref(reply);
         reply = NULL;
     }
@@ -155,13 +155,13 @@ void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
                        const struct fleet_said *said, size_t n)
 {
     reply_error(x, e,
-                json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet_control, said, n)));
+                json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet->control, said, n)));
 }
 
 static int pause_turn(struct app *app, struct exchange *x, const struct gate_pause *req,
                       const json_t *body, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     size_t n;
@@ -200,10 +200,10 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = pause_parse(&req, x, body, e);
     if (rc == 0)
-        rc = fleet_flow(app->fleet_control, x, fleet_pausing, e);
+        rc = fleet_flow(app->fleet->control, x, fleet_pausing, e);
     if (rc == 0) {
         rc = pause_turn(app, x, &req, body, e);
-        fleet_flow_end(app->fleet_control);
+        fleet_flow_end(app->fleet->control);
     }
     json_decref(body);
     return rc;
@@ -213,7 +213,7 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
 
 int fleet_resume(struct app *app, struct exchange *x, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_said *said = NULL;
     uint64_t epoch;
     bool was;
@@ -244,18 +244,18 @@ int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
     size_t n = 0;
     bool was;
 
-    if (fleet_commit_open(app->fleet_control, "", &s, &why) == 0) {
-        fleet_unref(app->fleet_control, s);
+    if (fleet_commit_open(app->fleet->control, "", &s, &why) == 0) {
+        fleet_unref(app->fleet->control, s);
         return fleet_resume(app, x, e);
     }
-    if (fleet_resume_all(app->fleet_control, false, &said, &n, &was, &ignored) == 0)
+    if (fleet_resume_all(app->fleet->control, false, &said, &n, &was, &ignored) == 0)
         fleet_said_free(said, n);
     (void)err_set(e, why.code, why.field,
                   "generation was resumed, and what was sent since could not be put into service "
                   "everywhere: %.350s",
                   why.msg);
     reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
-    fleet_unref(app->fleet_control, s);
+    fleet_unref(app->fleet->control, s);
     return 0;
 }
 
@@ -272,8 +272,8 @@ static int to_all(struct app *app, struct exchange *x, enum wire_op op, const js
 
     if (reply == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
-        fleet_ask(app->fleet_control, op, to, n, FLEET_CACHE_US, &said, e) != 0) {
+    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
+        fleet_ask(app->fleet->control, op, to, n, FLEET_CACHE_US, &said, e) != 0) {
         json_decref(reply);
         return -1;
     }
@@ -309,7 +309,7 @@ int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e)
 
 int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_stats stats;
     size_t n_busy;
     bool still;

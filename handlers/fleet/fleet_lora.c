@@ -66,7 +66,7 @@ static json_t *loaded_json(struct fleet_control *fc)
 int fleet_lora_list(struct app *app, struct exchange *x, struct err *e)
 {
     size_t n;
-    struct told *all = copy_all(app->fleet_control, &n);
+    struct told *all = copy_all(app->fleet->control, &n);
     json_t *list = all != NULL ? json_array() : NULL;
 
     (void)e;
@@ -121,8 +121,8 @@ static int load_parse(struct lora_req *req, const json_t *body, struct err *e)
 /* Processes may change meanwhile: what one before has said is not believed. */
 static void have_now(struct app *app, const char *name, struct have *h)
 {
-    struct fleet_control *fc = app->fleet_control;
-    size_t n = upstreams_n(app->upstreams);
+    struct fleet_control *fc = app->fleet->control;
+    size_t n = upstreams_n(app->fleet->upstreams);
     const struct fleet_adapter *a;
 
     memset(h, 0, sizeof *h);
@@ -158,11 +158,11 @@ static void unload_first(struct app *app, const struct fleet_to *to, size_t n, c
     size_t n_few = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, to[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
         if (at.dialect == WIRE_SGLANG)
             few[n_few++] = (struct fleet_to){.upstream = to[i].upstream, .body = body};
     }
-    if (fleet_ask(app->fleet_control, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said,
+    if (fleet_ask(app->fleet->control, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said,
                   &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
@@ -179,7 +179,7 @@ static void take_back(struct app *app, const struct fleet_said *said, size_t n, 
                       struct have *h)
 {
     json_t *body = json_pack("{s:s}", "lora_name", name);
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *gone = NULL;
     struct err ignored = {0};
@@ -309,7 +309,7 @@ static json_t *digest_of(const struct fleet_said *said, size_t n)
 static uint64_t put(struct app *app, const struct lora_req *req, const json_t *body,
                     const struct fleet_said *said, size_t n, struct have *h)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     json_t *digest = digest_of(said, n);
     struct fleet_adapter_from from = {.name = req->name,
                                       .digest = json_string_value(digest),
@@ -338,7 +338,7 @@ static bool nobody_has(const struct have *h)
  * If all had to, it is gone. */
 static void keep_before(struct app *app, const char *name, struct have *h)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
 
     mtx_lock(&fc->lock);
     see_lives_locked(fc, h);
@@ -365,7 +365,7 @@ static int judge_load(struct app *app, const struct lora_req *req, const json_t 
         keep_before(app, req->name, h);
     else
         take_back(app, said, n, req->name, h);
-    fleet_fit_tell(app->fleet_control);
+    fleet_fit_tell(app->fleet->control);
     if (cause == NULL)
         return 0;
     tell_cause(cause, e);
@@ -380,18 +380,18 @@ static int ask_load(struct app *app, const struct lora_req *req, const struct fl
     uint64_t timeout_us = req->timeout_s * 1000000 + FLEET_LATE_US;
     int rc;
 
-    fleet_replacing(app->fleet_control, true);
-    rc = fleet_ask(app->fleet_control, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
+    fleet_replacing(app->fleet->control, true);
+    rc = fleet_ask(app->fleet->control, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
     if (rc == 0)
-        fleet_empty_adapters(app->fleet_control, *said, n);
-    fleet_replacing(app->fleet_control, false);
+        fleet_empty_adapters(app->fleet->control, *said, n);
+    fleet_replacing(app->fleet->control, false);
     return rc;
 }
 
 static int load_turn(struct app *app, struct exchange *x, const struct lora_req *req,
                      const json_t *body, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     uint64_t revision = 0;
@@ -441,10 +441,10 @@ int fleet_lora_load(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = load_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, x, "the load of an adapter", e);
+        rc = fleet_turn(app->fleet->control, x, "the load of an adapter", e);
     if (rc == 0) {
         rc = load_turn(app, x, &req, body, e);
-        fleet_turn_end(app->fleet_control);
+        fleet_turn_end(app->fleet->control);
     }
     json_decref(body);
     return rc;
@@ -458,7 +458,7 @@ static size_t accept_absent(struct app *app, struct fleet_said *said, size_t n, 
     size_t n_absent = 0;
 
     for (size_t i = 0; i < n; i++) {
-        if (!fleet_has_no_adapter(app->fleet_control, &said[i], name))
+        if (!fleet_has_no_adapter(app->fleet->control, &said[i], name))
             continue;
         said[i].end = FLEET_SKIPPED;
         err_clear(&said[i].why);
@@ -481,7 +481,7 @@ static void left_after(const struct fleet_said *said, size_t n, struct have *h)
 static uint64_t judge_unload(struct app *app, const char *name, const struct fleet_said *said,
                              size_t n, struct have *h)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     uint64_t revision = 0;
 
     if (n_good(said, n) > 0) {
@@ -509,7 +509,7 @@ static int none_has_it(const char *name, struct err *e)
 static int unload_turn(struct app *app, struct exchange *x, const char *name, const json_t *body,
                        struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     uint64_t revision;
@@ -552,10 +552,10 @@ int fleet_lora_unload(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = name_parse(&name, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, x, "the unload of an adapter", e);
+        rc = fleet_turn(app->fleet->control, x, "the unload of an adapter", e);
     if (rc == 0) {
         rc = unload_turn(app, x, name, body, e);
-        fleet_turn_end(app->fleet_control);
+        fleet_turn_end(app->fleet->control);
     }
     json_decref(body);
     return rc;

@@ -20,7 +20,7 @@ static int agree(struct app *app, const struct fleet_said *said, size_t n, json_
                                               : NULL;
         const char *id = json_string_value(json_object_get(answer, "plan_id"));
 
-        upstreams_at(app->upstreams, said[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, said[i].upstream, &at);
         if (id == NULL || (first != NULL && strcmp(first, id) != 0)) {
             json_decref(answer);
             return err_set(e, ERR_UPSTREAM, "", "%.100s makes %s of these tensors", at.name,
@@ -45,8 +45,8 @@ static int put(struct app *app, struct exchange *x, const json_t *body, struct e
     size_t n;
     int rc = 0;
 
-    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
-        fleet_ask(app->fleet_control, WIRE_PLAN, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
+        fleet_ask(app->fleet->control, WIRE_PLAN, to, n, FLEET_CACHE_US, &said, e) != 0)
         return -1;
     cause = fleet_cause(said, n);
     if (cause != NULL)

@@ -56,7 +56,7 @@ static int add_ranks(struct app *app, json_t *ranks, const struct fleet_said *sa
     struct upstream_at at;
     uint64_t n = 0;
 
-    upstreams_at(app->upstreams, said->upstream, &at);
+    upstreams_at(app->fleet->upstreams, said->upstream, &at);
     if (n_ranks(said, &at, &n, e) != 0)
         return -1;
     for (uint64_t i = 0; i < n; i++)
@@ -108,8 +108,8 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
 
     if (to == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
-    if (fleet_alive_enough(app->fleet_control, NULL, to, &n, e) == 0 &&
-        fleet_ask_about(app->fleet_control, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
+    if (fleet_alive_enough(app->fleet->control, NULL, to, &n, e) == 0 &&
+        fleet_ask_about(app->fleet->control, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
             rc = add_ranks(app, ranks, &said[i], e);
@@ -127,7 +127,7 @@ static json_t *config_json(struct app *app, const struct exchange *x, struct err
     const char *format = exchange_query(x, "config_format");
 
     return format != NULL && strcmp(format, "json") == 0
-               ? fleet_vllm_config_json(app->fleet_control, e)
+               ? fleet_vllm_config_json(app->fleet->control, e)
                : json_null();
 }
 

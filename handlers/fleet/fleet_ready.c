@@ -26,14 +26,14 @@ static void add_why(char *text, size_t *len, const char *name, const struct upst
 
 static int too_few(const struct app *app, const struct fleet_stats *s, struct err *why)
 {
-    struct fleet *f = upstreams_fleet(app->upstreams);
-    size_t n = upstreams_n(app->upstreams), len = 0;
+    struct fleet *f = upstreams_fleet(app->fleet->upstreams);
+    size_t n = upstreams_n(app->fleet->upstreams), len = 0;
     char text[WHY_ALL_MAX] = "";
     struct upstream_info info;
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(app->fleet->upstreams, i, &at);
         fleet_info(f, i, &info);
         if (!at.removed && strcmp(info.state, "serving") != 0)
             add_why(text, &len, at.name, &info);
@@ -84,10 +84,11 @@ int fleet_ready(const struct app *app, struct err *why)
     enum fleet_lane lane = FLEET_GENERATE;
     struct fleet_stats s;
 
-    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     if (!s.ready)
-        return fleet_undecided(upstreams_fleet(app->upstreams), why) ? -1 : too_few(app, &s, why);
+        return fleet_undecided(upstreams_fleet(app->fleet->upstreams), why) ? -1
+                                                                            : too_few(app, &s, why);
     if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->settings.generate_queue)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
-    return control_ready(app->fleet_control, &s, why);
+    return control_ready(app->fleet->control, &s, why);
 }

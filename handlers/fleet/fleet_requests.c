@@ -65,7 +65,7 @@ static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, stru
     for (size_t i = 0; i < n; i++)
         to[i] = (struct fleet_to){.upstream = said[b->at[i]].upstream, .body = body};
     rc = body != NULL
-             ? fleet_ask(app->fleet_control, WIRE_ABORT_REQUESTS, to, n, timeout_us, &more, e)
+             ? fleet_ask(app->fleet->control, WIRE_ABORT_REQUESTS, to, n, timeout_us, &more, e)
              : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     json_decref(body);
     if (rc != 0)
@@ -94,7 +94,7 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_to *to, si
     int rc;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, to[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
         if (at.dialect != WIRE_SGLANG || first == NULL)
             continue;
         to[i].body = first;
@@ -102,7 +102,7 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_to *to, si
     }
     rc = b->n > 0 ? check_one_by_one(ids, e) : 0;
     if (rc == 0)
-        rc = fleet_ask(app->fleet_control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, said, e);
+        rc = fleet_ask(app->fleet->control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, said, e);
     json_decref(first);
     return rc;
 }
@@ -114,7 +114,7 @@ static int end_them(struct app *app, const json_t *ids, const json_t *body,
     struct fleet_to to[FLEET_MAX];
     struct by_one b = {0};
 
-    if (fleet_alive_enough(app->fleet_control, body, to, n, e) != 0 ||
+    if (fleet_alive_enough(app->fleet->control, body, to, n, e) != 0 ||
         ask_first(app, ids, to, *n, &b, said, e) != 0)
         return -1;
     for (size_t k = 1; b.n > 0 && k < json_array_size(ids); k++) {

@@ -55,7 +55,7 @@ static json_t *state_json(struct fleet_control *fc)
 
 json_t *fleet_sleep_json(const struct app *app)
 {
-    return state_json(app->fleet_control);
+    return state_json(app->fleet->control);
 }
 
 /* An update that overwrites what serves would wake, or vanish, half done. */
@@ -87,22 +87,22 @@ static void fence_failed(struct app *app, const struct fleet_said *said, size_t 
 {
     for (size_t i = 0; i < n; i++)
         if (!said_good(&said[i]))
-            fleet_fence(fleet_of(app->fleet_control), said[i].upstream, &said[i].why);
+            fleet_fence(fleet_of(app->fleet->control), said[i].upstream, &said[i].why);
 }
 
 /* Whoever was away is not as the others are either, when it is back: a resync makes that good. */
 static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, bool asleep)
 {
     bool asked[FLEET_MAX] = {false};
-    size_t n_all = upstreams_n(app->upstreams);
+    size_t n_all = upstreams_n(app->fleet->upstreams);
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++)
         asked[to[i].upstream] = true;
     for (size_t i = 0; i < n_all; i++) {
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(app->fleet->upstreams, i, &at);
         if (!asked[i] && !at.removed)
-            fleet_fence_absent(fleet_of(app->fleet_control), i,
+            fleet_fence_absent(fleet_of(app->fleet->control), i,
                                asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
 }
@@ -111,7 +111,7 @@ static void note_told(struct app *app, const struct fleet_said *said, size_t n, 
 {
     for (size_t i = 0; i < n; i++)
         if (said_good(&said[i]))
-            fleet_fence_told(fleet_of(app->fleet_control), said[i].upstream, asleep);
+            fleet_fence_told(fleet_of(app->fleet->control), said[i].upstream, asleep);
 }
 
 /* What slept at level 2 has no weights that it could serve, whoever wakes it. */
@@ -122,7 +122,7 @@ static void fence_dropped(struct app *app, const struct fleet_said *said, size_t
     (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
     for (size_t i = 0; i < n; i++)
         if (said_good(&said[i]))
-            fleet_fence(fleet_of(app->fleet_control), said[i].upstream, &why);
+            fleet_fence(fleet_of(app->fleet->control), said[i].upstream, &why);
 }
 
 /* In a turn. All that refused alike leave everything as it was. */
@@ -134,10 +134,10 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
     json_t *reply;
     size_t n, n_changed = 0;
 
-    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0)
+    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0)
         return -1;
-    if (fleet_ask(app->fleet_control, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US, &said,
-                  e) != 0)
+    if (fleet_ask(app->fleet->control, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US,
+                  &said, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
         n_changed += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
@@ -147,9 +147,9 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
         note_told(app, said, n, asleep);
         if (asleep && req->weights && req->level == 2)
             fence_dropped(app, said, n);
-        note(app->fleet_control, req, asleep);
+        note(app->fleet->control, req, asleep);
     }
-    reply = state_json(app->fleet_control);
+    reply = state_json(app->fleet->control);
     if (fleet_got_there(said, n, e)) {
         if (reply != NULL && asleep)
             (void)fleet_put(reply, "level", json_integer((json_int_t)req->level));
@@ -164,7 +164,7 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
 
 int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct sleep_req req = {.level = 1};
     json_t *body;
     int rc;
@@ -192,7 +192,7 @@ int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
 /* Who wakes the cache wants to generate: an update that nobody ends has come as far as it will. */
 int fleet_wake(struct app *app, struct exchange *x, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
     struct sleep_req req = {0};
     json_t *body;

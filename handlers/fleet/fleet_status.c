@@ -62,9 +62,9 @@ json_t *fleet_one_json(const struct app *app, size_t upstream)
     struct upstream_info info;
     struct upstream_at at;
 
-    upstreams_at(app->upstreams, upstream, &at);
-    fleet_info(upstreams_fleet(app->upstreams), upstream, &info);
-    return one_json(&at, &info, fleet_fit_lacks_json(app->fleet_control, upstream));
+    upstreams_at(app->fleet->upstreams, upstream, &at);
+    fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
+    return one_json(&at, &info, fleet_fit_lacks_json(app->fleet->control, upstream));
 }
 
 /* Who is gone is told of while something runs there. */
@@ -76,13 +76,13 @@ static bool is_listed(const struct upstream_info *info)
 
 json_t *fleet_list_json(const struct app *app)
 {
-    size_t n = upstreams_n(app->upstreams);
+    size_t n = upstreams_n(app->fleet->upstreams);
     json_t *list = json_array();
 
     for (size_t i = 0; i < n && list != NULL; i++) {
         struct upstream_info info;
 
-        fleet_info(upstreams_fleet(app->upstreams), i, &info);
+        fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
         if (!is_listed(&info) || json_array_append_new(list, fleet_one_json(app, i)) == 0)
             continue;
         json_decref(list);
@@ -95,7 +95,7 @@ static json_t *upstreams_json(const struct app *app)
 {
     struct fleet_stats s;
 
-    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     return json_pack("{s:I, s:I, s:I, s:o}", "min_ready", (json_int_t)s.min_ready, "n_serving",
                      (json_int_t)s.n_serving, "n", (json_int_t)s.n_upstreams, "list",
                      fleet_list_json(app));
@@ -108,8 +108,8 @@ static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
     return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced",
                      "serial", s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
                      "weight_version", text_or_null(s->label), "coverage",
-                     fleet_coverage(app->fleet_control), "spec",
-                     fleet_spec_json(app->fleet_control));
+                     fleet_coverage(app->fleet->control), "spec",
+                     fleet_spec_json(app->fleet->control));
 }
 
 /* As an engine of our own would say it. */
@@ -137,7 +137,7 @@ json_t *fleet_status_json(const struct app *app)
     struct fleet_stats s;
     json_t *status = status_head_json(app);
 
-    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     if (status == NULL ||
         json_object_update_new(
             status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
@@ -202,7 +202,7 @@ int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
         return -1;
     if (body_required(body, "", "upstream", e) == 0 &&
         body_str(&name, body, "", "upstream", e) == 0)
-        rc = fleet_resync_one(app->fleet_control, x, name, &i, e);
+        rc = fleet_resync_one(app->fleet->control, x, name, &i, e);
     json_decref(body);
     if (rc == 0)
         reply_json(x, 200, fleet_one_json(app, i));

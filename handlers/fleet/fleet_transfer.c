@@ -74,13 +74,13 @@ static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint6
     const struct fleet_said *cause;
     struct upstream_at at;
 
-    if (fleet_ask_about(app->fleet_control, WIRE_RANKS, to, n, fleet_step_us(app->fleet_control),
+    if (fleet_ask_about(app->fleet->control, WIRE_RANKS, to, n, fleet_step_us(app->fleet->control),
                         &said, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
         struct err why = {0};
 
-        upstreams_at(app->upstreams, said[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, said[i].upstream, &at);
         if (said[i].end != FLEET_GOOD ||
             read_ranks(&n_ranks[said[i].upstream], &at, &said[i], &why) == 0)
             continue;
@@ -90,7 +90,7 @@ static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint6
     cause = fleet_cause(said, n);
     if (cause != NULL) {
         *e = cause->why;
-        *details = json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet_control, said, n));
+        *details = json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet->control, said, n));
     }
     fleet_said_free(said, n);
     return cause == NULL ? 0 : -1;
@@ -128,7 +128,7 @@ static void leave_again(struct app *app, const struct init_req *req, const struc
     for (size_t i = 0; i < n; i++)
         if (said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN)
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .about = about};
-    if (fleet_ask(app->fleet_control, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) ==
+    if (fleet_ask(app->fleet->control, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) ==
         0)
         fleet_said_free(left, n_to);
 }
@@ -140,7 +140,7 @@ static bool keeps_groups(struct app *app, const struct fleet_to *to, size_t n)
     bool keeps = true;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, to[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
         keeps = keeps && at.dialect == WIRE_SGLANG;
     }
     return keeps;
@@ -157,7 +157,7 @@ static void forget_group_locked(struct fleet_control *fc, struct fleet_group *g)
 static void forget_replaced(struct app *app, const struct init_req *req, const struct fleet_to *to,
                             size_t n)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     bool keeps = keeps_groups(app, to, n);
     struct fleet_group *g;
 
@@ -187,7 +187,7 @@ static int check_room(struct fleet_control *fc, struct err *e)
 static void note_group(struct app *app, const struct init_req *req, const struct fleet_to *to,
                        size_t n, const uint64_t *n_ranks)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_group *g;
 
     forget_replaced(app, req, to, n);
@@ -219,12 +219,12 @@ static void note_handles(struct fleet_control *fc, const struct init_req *req)
 
 static json_t *ranks_json(struct app *app, const struct fleet_group *g)
 {
-    size_t n = upstreams_n(app->upstreams);
+    size_t n = upstreams_n(app->fleet->upstreams);
     json_t *ranks = json_array();
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(app->fleet->upstreams, i, &at);
         for (uint64_t r = 0; g->joined[i] && r < g->n_ranks[i]; r++)
             (void)json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
                                                          (json_int_t)(g->offset[i] + r), "upstream",
@@ -236,7 +236,7 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
 /* The members of a server's own group, as far as they are known here: of the latest one. */
 static json_t *group_json(struct app *app)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_group g = {0};
     bool on;
 
@@ -262,11 +262,11 @@ static void give_up_last(struct app *app, const struct route *route)
 
     if (route->session != SESSION_IMPLICIT)
         return;
-    s = fleet_open_session(app->fleet_control);
+    s = fleet_open_session(app->fleet->control);
     (void)err_set(&why, ERR_CONFLICT, "", "its trainer asks for a new group");
     if (s != NULL && s->unnamed)
-        (void)fleet_give_up(app->fleet_control, s, &why, &ignored);
-    fleet_unref(app->fleet_control, s);
+        (void)fleet_give_up(app->fleet->control, s, &why, &ignored);
+    fleet_unref(app->fleet->control, s);
 }
 
 static int join(struct app *app, struct exchange *x, const struct init_req *req, const json_t *body,
@@ -278,17 +278,17 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
     const struct fleet_said *cause;
     size_t n;
 
-    if (fleet_alive_enough(app->fleet_control, body, to, &n, e) != 0 ||
+    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
         (!req->by_handles &&
-         (check_room(app->fleet_control, e) != 0 ||
+         (check_room(app->fleet->control, e) != 0 ||
           ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
-        fleet_ask(app->fleet_control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
+        fleet_ask(app->fleet->control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
                   e) != 0)
         return -1;
     cause = fleet_cause(said, n);
     if (cause == NULL) {
         if (req->by_handles)
-            note_handles(app->fleet_control, req);
+            note_handles(app->fleet->control, req);
         else
             note_group(app, req, to, n, n_ranks);
         fleet_reply(app, x, group_json(app), said, n);
@@ -306,7 +306,7 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
 
 int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e)
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct init_req req = {0};
     json_t *body, *details = NULL;
     int rc;
@@ -355,16 +355,16 @@ static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_
 {
     struct upstream_at at;
 
-    upstreams_at(app->upstreams, upstream, &at);
+    upstreams_at(app->fleet->upstreams, upstream, &at);
     return (g != NULL && g->joined[upstream]) ||
-           (app->fleet_control->handles.set && at.dialect == WIRE_VLLM);
+           (app->fleet->control->handles.set && at.dialect == WIRE_VLLM);
 }
 
 /* Those that are in it. @name  then: of the group  Returns how many. */
 static size_t to_leave(struct app *app, const char *meant, const json_t *body, struct fleet_to *to,
                        char name[FLEET_GROUP_NAME_MAX + 1])
 {
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to alive[FLEET_MAX];
     size_t n = fleet_alive(fc, body, alive), n_to = 0;
     const struct fleet_group *g;
@@ -411,10 +411,10 @@ static int leave(struct app *app, struct exchange *x, const char *name, const js
     do {
         fleet_said_free(said, n);
         n = to_leave(app, name, body, to, left);
-        if (fleet_ask(app->fleet_control, WIRE_LEAVE, to, n, TRANSFER_LEAVE_US, &said, e) != 0)
+        if (fleet_ask(app->fleet->control, WIRE_LEAVE, to, n, TRANSFER_LEAVE_US, &said, e) != 0)
             return -1;
         cause = fleet_cause(said, n);
-        more = forget(app->fleet_control, left) && name == NULL;
+        more = forget(app->fleet->control, left) && name == NULL;
     } while (more && cause == NULL);
     if (cause == NULL) {
         fleet_reply(app, x, group_json(app), said, n);
@@ -438,12 +438,12 @@ int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e)
     if (body != NULL)
         rc = body_str(&name, body, "", "group_name", e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet_control, x, "the end of a group", e);
+        rc = fleet_turn(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
-        rc = check_name(app->fleet_control, name, e);
+        rc = check_name(app->fleet->control, name, e);
         if (rc == 0)
             rc = leave(app, x, name, body, e);
-        fleet_turn_end(app->fleet_control);
+        fleet_turn_end(app->fleet->control);
     }
     json_decref(body);
     return rc;

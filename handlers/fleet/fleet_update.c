@@ -23,7 +23,7 @@ static int answer(struct app *app, struct exchange *x, struct fleet_session *s, 
         reply_json(x, 200, fleet_session_json(app, s));
     else
         reply_error(x, e, fleet_session_details(app, s));
-    fleet_unref(app->fleet_control, s);
+    fleet_unref(app->fleet->control, s);
     return 0;
 }
 
@@ -77,7 +77,7 @@ int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = begin_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_begin(app->fleet_control, &req, &s, &details, e);
+        rc = fleet_begin(app->fleet->control, &req, &s, &details, e);
     json_decref(body);
     if (rc == 0)
         return answer(app, x, s, 0, e);
@@ -244,14 +244,14 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     json_t *nothing;
     int rc;
 
-    if (check_chunk(s, w, e) != 0 || take_label(app->fleet_control, s, w->label, e) != 0 ||
-        take_selector(app->fleet_control, s, w->selector, e) != 0 ||
-        fleet_send(app->fleet_control, s, &t, e) != 0)
+    if (check_chunk(s, w, e) != 0 || take_label(app->fleet->control, s, w->label, e) != 0 ||
+        take_selector(app->fleet->control, s, w->selector, e) != 0 ||
+        fleet_send(app->fleet->control, s, &t, e) != 0)
         return -1;
-    if (!is_covered(app->fleet_control, s))
+    if (!is_covered(app->fleet->control, s))
         return 0;
     nothing = json_object();
-    rc = nothing != NULL ? fleet_end(app->fleet_control, s, "", nothing, true, e) : no_memory(e);
+    rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e) : no_memory(e);
     json_decref(nothing);
     return rc;
 }
@@ -292,17 +292,17 @@ static int whole_in_turn(struct app *app, const struct words *w, const json_t *b
         return -1;
     req.label = w->label != NULL ? w->label : "";
     req.lease_s = UPDATE_UNNAMED_LEASE_S;
-    if (fleet_begin(app->fleet_control, &req, &s, details, e) != 0)
+    if (fleet_begin(app->fleet->control, &req, &s, details, e) != 0)
         return -1;
     *out = s;
     rc = bring(app, s, w, bare, e);
     nothing = json_object();
     if (rc == 0)
-        rc = nothing != NULL ? fleet_end(app->fleet_control, s, "", nothing, true, e)
+        rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
                              : no_memory(e);
     json_decref(nothing);
     if (rc != 0)
-        (void)fleet_give_up(app->fleet_control, s, e, &ignored);
+        (void)fleet_give_up(app->fleet->control, s, e, &ignored);
     return rc;
 }
 
@@ -315,10 +315,10 @@ static int whole(struct app *app, struct exchange *x, const struct words *w, con
 
     if (start == NULL || bare == NULL) {
         (void)no_memory(e);
-    } else if (fleet_inherit_packing(app->fleet_control, bare, e) == 0 &&
-               whole_turn(app->fleet_control, e) == 0) {
+    } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
+               whole_turn(app->fleet->control, e) == 0) {
         rc = whole_in_turn(app, w, bare, start, &s, &details, e);
-        whole_turn_end(app->fleet_control);
+        whole_turn_end(app->fleet->control);
     }
     json_decref(start);
     json_decref(bare);
@@ -333,7 +333,7 @@ static int whole(struct app *app, struct exchange *x, const struct words *w, con
 /* A reference to the open session, which nobody names; *out NULL: there is none. */
 static int find_unnamed(struct app *app, struct fleet_session **out, struct err *e)
 {
-    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    struct fleet_session *s = fleet_open_session(app->fleet->control);
 
     *out = NULL;
     if (s != NULL && !s->unnamed) {
@@ -341,7 +341,7 @@ static int find_unnamed(struct app *app, struct fleet_session **out, struct err 
                       "update %s is open, and whoever started it names it in each request; this "
                       "one names none",
                       s->id);
-        fleet_unref(app->fleet_control, s);
+        fleet_unref(app->fleet->control, s);
         return -1;
     }
     *out = s;
@@ -362,19 +362,19 @@ static int end_other(struct app *app, struct fleet_session **s, const char *labe
     struct fleet_session *ended;
     bool other;
 
-    mtx_lock(&app->fleet_control->lock);
+    mtx_lock(&app->fleet->control->lock);
     other = label != NULL && (*s)->implicit && !fleet_session_has(*s, true) &&
             (*s)->label[0] != '\0' && strcmp((*s)->label, label) != 0;
-    mtx_unlock(&app->fleet_control->lock);
+    mtx_unlock(&app->fleet->control->lock);
     if (!other)
         return 0;
-    fleet_unref(app->fleet_control, *s);
+    fleet_unref(app->fleet->control, *s);
     *s = NULL;
-    if (fleet_commit_open(app->fleet_control, "", &ended, e) != 0) {
-        fleet_unref(app->fleet_control, ended);
+    if (fleet_commit_open(app->fleet->control, "", &ended, e) != 0) {
+        fleet_unref(app->fleet->control, ended);
         return -1;
     }
-    fleet_unref(app->fleet_control, ended);
+    fleet_unref(app->fleet->control, ended);
     return 0;
 }
 
@@ -386,7 +386,8 @@ static int begin_implicit(struct app *app, const char *label, struct fleet_sessi
                               .start = start,
                               .implicit = true,
                               .lease_s = UPDATE_UNNAMED_LEASE_S};
-    int rc = start != NULL ? fleet_begin(app->fleet_control, &req, out, &details, e) : no_memory(e);
+    int rc = start != NULL ? fleet_begin(app->fleet->control, &req, out, &details, e)
+                           : no_memory(e);
 
     json_decref(start);
     json_decref(details);
@@ -403,7 +404,7 @@ static int find_session(struct app *app, const struct route *route, const struct
                         struct fleet_session **out, struct err *e)
 {
     if (w->update_id != NULL)
-        return fleet_find(app->fleet_control, w->update_id, out, e);
+        return fleet_find(app->fleet->control, w->update_id, out, e);
     if (route->session == SESSION_OPEN)
         return find_open(app, out, e);
     if (find_unnamed(app, out, e) != 0 || (*out != NULL && end_other(app, out, w->label, e) != 0))
@@ -439,7 +440,7 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     bare = bare_of(body, NULL);
     if (bare == NULL)
         return no_memory(e);
-    rc = fleet_inherit_packing(app->fleet_control, bare, e);
+    rc = fleet_inherit_packing(app->fleet->control, bare, e);
     if (rc == 0)
         rc = find_session(app, route, &w, &s, e);
     if (rc != 0) {
@@ -448,8 +449,8 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     }
     rc = bring(app, s, &w, bare, e);
     json_decref(bare);
-    if (rc != 0 && is_left_empty(app->fleet_control, s))
-        (void)fleet_give_up(app->fleet_control, s, e, &ignored);
+    if (rc != 0 && is_left_empty(app->fleet->control, s))
+        (void)fleet_give_up(app->fleet->control, s, e, &ignored);
     return answer(app, x, s, rc, e);
 }
 
@@ -473,7 +474,7 @@ static int named(struct app *app, const json_t *body, struct fleet_session **out
 
     if (update_id_parse(&id, body, e) != 0)
         return -1;
-    return fleet_find(app->fleet_control, id, out, e);
+    return fleet_find(app->fleet->control, id, out, e);
 }
 
 static int end_parsed(struct app *app, struct exchange *x, const json_t *body, bool commit,
@@ -492,7 +493,7 @@ static int end_parsed(struct app *app, struct exchange *x, const json_t *body, b
         (route->session == SESSION_NAMED ? named(app, body, &s, e) : find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    rc = proof != NULL ? fleet_end(app->fleet_control, s, label, proof, commit, e) : no_memory(e);
+    rc = proof != NULL ? fleet_end(app->fleet->control, s, label, proof, commit, e) : no_memory(e);
     json_decref(proof);
     return answer(app, x, s, rc, e);
 }
@@ -525,7 +526,7 @@ static int give_up(struct app *app, struct exchange *x, struct fleet_session *s,
     struct err why = {0};
 
     (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
-    return answer(app, x, s, fleet_abort(app->fleet_control, s, &why, e), e);
+    return answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
 }
 
 int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
@@ -550,7 +551,7 @@ int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
 {
     struct fleet_session *s;
 
-    if (fleet_find(app->fleet_control, x->path_arg, &s, e) != 0)
+    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
         return -1;
     return give_up(app, x, s, "aborted by DELETE", e);
 }
@@ -559,7 +560,7 @@ int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
 {
     struct fleet_session *s;
 
-    if (fleet_find(app->fleet_control, x->path_arg, &s, e) != 0)
+    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
         return -1;
     return answer(app, x, s, 0, e);
 }
@@ -568,7 +569,7 @@ int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
 static int renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
 {
     json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
-    struct fleet_control *fc = app->fleet_control;
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *said = NULL;
     const struct fleet_said *cause;

@@ -61,14 +61,14 @@ static const struct fleet_part *part_of(const struct fleet_session *s, size_t up
 
 static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
-    size_t n = upstreams_n(app->upstreams);
+    size_t n = upstreams_n(app->fleet->upstreams);
     json_t *list = json_array();
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
         const struct fleet_part *p = part_of(s, i);
 
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(app->fleet->upstreams, i, &at);
         if (p == NULL && at.removed)
             continue;
         if (json_array_append_new(list, p != NULL ? part_json(s, p, at.name)
@@ -125,19 +125,19 @@ static json_t *session_json(const struct app *app, const struct fleet_session *s
 
 json_t *fleet_session_json(const struct app *app, struct fleet_session *s)
 {
-    struct fleet_session *copy = copy_of(app->fleet_control, s);
+    struct fleet_session *copy = copy_of(app->fleet->control, s);
     json_t *reply;
 
     if (copy == NULL)
         return NULL;
     reply = session_json(app, copy);
-    copy_free(app->fleet_control, copy);
+    copy_free(app->fleet->control, copy);
     return reply;
 }
 
 json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
 {
-    struct fleet_session *copy = copy_of(app->fleet_control, s);
+    struct fleet_session *copy = copy_of(app->fleet->control, s);
     json_t *details;
 
     if (copy == NULL)
@@ -146,18 +146,18 @@ json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
                         update_phase_name(copy->phase), "upstreams", parts_json(app, copy),
                         "n_missing", json_deep_copy(json_object_get(copy->told, "n_missing")),
                         "missing", json_deep_copy(json_object_get(copy->told, "missing")));
-    copy_free(app->fleet_control, copy);
+    copy_free(app->fleet->control, copy);
     return details;
 }
 
 json_t *fleet_update_json(const struct app *app)
 {
-    struct fleet_session *s = fleet_open_session(app->fleet_control);
+    struct fleet_session *s = fleet_open_session(app->fleet->control);
     json_t *update;
 
     if (s == NULL)
         return json_null();
     update = fleet_session_json(app, s);
-    fleet_unref(app->fleet_control, s);
+    fleet_unref(app->fleet->control, s);
     return update;
 }

@@ -26,16 +26,16 @@ struct rows {
 
 static void read_rows(struct app *app, struct rows *out)
 {
-    size_t n = upstreams_n(app->upstreams);
+    size_t n = upstreams_n(app->fleet->upstreams);
 
     for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
         struct upstream_at at;
 
-        upstreams_at(app->upstreams, i, &at);
+        upstreams_at(app->fleet->upstreams, i, &at);
         if (at.removed)
             continue;
         out->items[out->n].name = at.name;
-        fleet_info(upstreams_fleet(app->upstreams), i, &out->items[out->n].info);
+        fleet_info(upstreams_fleet(app->fleet->upstreams), i, &out->items[out->n].info);
         out->n++;
     }
 }
@@ -117,7 +117,7 @@ void metrics_fleet(struct app *app, struct buf *out)
     struct rows *rows = calloc(1, sizeof *rows);
     struct fleet_stats s;
 
-    fleet_stats(upstreams_fleet(app->upstreams), &s);
+    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     prom_one(out, "baton_fleet_serial", "gauge", "Serial of the fleet's version, 0 for none",
              s.serial);
     prom_one(out, "baton_fleet_upstreams", "gauge", "Upstreams that are configured", s.n_upstreams);

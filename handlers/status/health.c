@@ -21,8 +21,8 @@ bool app_live(const struct app *app, struct err *why)
     struct engine_stats s = {0};
     uint64_t now = clock_now_us(), age_us;
 
-    if (app->upstreams != NULL)
-        return upstreams_live(app->upstreams, why) == 0;
+    if (app->fleet != NULL)
+        return upstreams_live(app->fleet->upstreams, why) == 0;
     if (app->transfer != NULL && !weight_transfer_live(app->transfer, why))
         return false;
     if (app->engine == NULL)
@@ -96,8 +96,8 @@ static int check_ready(const struct app *app, struct err *why)
         return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
     if (life_state(app->life) == LIFE_DRAINING)
         return err_set(why, ERR_DRAINING, "", "the server is draining");
-    if (app->upstreams != NULL)
-        return app_live(app, why) ? app->fleet_views->ready(app, why) : -1;
+    if (app->fleet != NULL)
+        return app_live(app, why) ? app->fleet->ready(app, why) : -1;
     if (app->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
     if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||

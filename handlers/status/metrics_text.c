@@ -48,7 +48,7 @@ static void put_life(struct app *app, struct buf *out)
     for (int s = LIFE_STARTING; s <= LIFE_DRAINING; s++)
         prom_u64(out, "baton_life_state", LABELS({"state", life_state_name((enum life_state)s)}),
                  life_state(app->life) == (enum life_state)s);
-    if (app->upstreams == NULL && (app->store == NULL || app->generate == NULL))
+    if (app->fleet == NULL && (app->store == NULL || app->generate == NULL))
         return; /* neither can be told */
     prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
              app_live(app, &ignored) ? 1 : 0);
@@ -332,13 +332,14 @@ static void put_front(const struct app *app, struct buf *out)
 
 static void put_pools(struct app *app, struct buf *out)
 {
+    const struct app_fleet none = {0}, *fleet = app->fleet != NULL ? app->fleet : &none;
     const struct {
         const char *name;
         struct workers *pool;
     } rows[] = {{"control", app->control}, {"generate", app->generate_pool},
-                {"text", app->text},       {"operation", app->operation},
-                {"pause", app->pause},     {"resume", app->resume},
-                {"abort", app->abort}};
+                {"text", app->text},       {"operation", fleet->operation},
+                {"pause", fleet->pause},   {"resume", fleet->resume},
+                {"abort", fleet->abort}};
 
     prom_head(out, "baton_pool_queued", "gauge", "Jobs that wait for a thread");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -416,8 +417,8 @@ static void put_rooms(struct app *app, struct buf *out)
         put_lora(app->adapters, out);
     if (app->loads != NULL)
         put_lora_loads(app->loads, out);
-    if (app->upstreams != NULL)
-        app->fleet_views->metrics(app, out);
+    if (app->fleet != NULL)
+        app->fleet->metrics(app, out);
     if (app->front != NULL)
         put_front(app, out);
     put_pools(app, out);

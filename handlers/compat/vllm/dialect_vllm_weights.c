@@ -261,7 +261,7 @@ static int one_for_all(const json_t **out, const json_t *list, const struct exch
     while (i < n && json_equal(json_array_get(entries, i), json_array_get(entries, 0)))
         i++;
     json_decref(whole);
-    if (n == 0 || (app != NULL && app->upstreams == NULL && n != n_ranks))
+    if (n == 0 || (app != NULL && app->fleet == NULL && n != n_ranks))
         return err_set(e, ERR_BAD_REQUEST, "/update_info",
                        "update_info has %zu entries, one for each rank, and this server is %u", n,
                        (unsigned)n_ranks);
