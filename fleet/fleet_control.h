@@ -17,6 +17,7 @@
 
 struct exchange;
 struct fleet_control;
+struct plan;
 struct upstreams;
 struct workers;
 
@@ -27,6 +28,9 @@ struct fleet_control_cfg {
     struct workers *fit;   /* asks upstreams for adapters, and to empty their caches */
     uint64_t update_us;    /* what one upstream has for a step of an update */
     bool recomputes;       /* generations make their KV again with the weights of an update */
+    /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
+     * member; ERR_NO_MEMORY. Threads: any. */
+    int (*plan_of)(struct plan **out, const json_t *body, struct err *e);
 };
 
 /* fleet_control_new - after upstreams_new. Errors: ERR_NO_MEMORY. */

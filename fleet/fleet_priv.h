@@ -201,11 +201,6 @@ void fleet_look(struct fleet_control *fc);
  * still now. No lock held. */
 void fleet_tokens(struct fleet_control *fc);
 
-/* fleet_inherit_packing - what tensors do not say of how they are packed is as it was said when
- * their transfer was set up: each upstream gets it in the form of its own release. @body  in, out
- * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. (fleet_packing.c) */
-int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e);
-
 /* fleet_tell_packed - tells those vLLM that take it only when their transfer is set up whether the
  * handles of `body` are packed; whom that fails at is dropped. Blocks. */
 int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const json_t *body,

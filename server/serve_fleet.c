@@ -11,6 +11,7 @@
 #include "fleet/update/fleet_cover.h"
 #include "handlers/app.h"
 #include "handlers/fleet/fleet_status.h"
+#include "handlers/tensor_list_json.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_listen.h"
@@ -103,13 +104,19 @@ static int spec_load(struct manifest **out, const char **from, const struct conf
     return 0;
 }
 
+static int plan_of(struct plan **out, const json_t *body, struct err *e)
+{
+    return plan_from_body(out, body, NULL, e);
+}
+
 int fleet_open_control(struct app *app, const struct config *c, struct err *e)
 {
     const struct fleet_control_cfg cfg = {.upstreams = app->fleet->upstreams,
                                           .abort = app->fleet->abort,
                                           .fit = app->generate_pool,
                                           .update_us = c->update_timeout * 1000,
-                                          .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE};
+                                          .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE,
+                                          .plan_of = plan_of};
 
     return fleet_control_new(&app->fleet->control, &cfg, e);
 }

@@ -4,8 +4,6 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "fleet/fleet_priv.h"
-#include "handlers/tensor_list_json.h"
-#include "handlers/update_json.h"
 #include "transport/ipc/torch_tensors.h"
 #include "weights/tally.h"
 
@@ -137,8 +135,8 @@ static int read_pickles(struct fleet_list *out, const json_t *strings, struct er
     return 0;
 }
 
-int fleet_list_read(struct fleet_list *out, const struct fleet_session *s, const json_t *body,
-                    struct err *e)
+int fleet_list_read(struct fleet_list *out, const struct fleet_control *fc,
+                    const struct fleet_session *s, const json_t *body, struct err *e)
 {
     const json_t *pickles = json_object_get(body, "serialized_named_tensors");
 
@@ -150,7 +148,7 @@ int fleet_list_read(struct fleet_list *out, const struct fleet_session *s, const
     if (json_object_get(body, "names") == NULL)
         return 0;
     out->seen = true;
-    return plan_from_body(&out->plan, body, NULL, e);
+    return fc->cfg.plan_of(&out->plan, body, e);
 }
 
 /* a session */
@@ -184,6 +182,18 @@ const char *fleet_cover_word(const struct fleet_session *s)
     if (is_counted(s))
         return said != NULL ? said : "unknown";
     return json_integer_value(json_object_get(s->told, "n_missing")) > 0 ? "incomplete" : "whole";
+}
+
+static json_t *names_json(const char *const *names, uint32_t n)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < n && i < UPDATE_MISSING_MAX; i++)
+        if (json_array_append_new(list, json_string(names[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
 }
 
 static json_t *cover_json(const struct fleet_session *s)

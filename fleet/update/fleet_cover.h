@@ -46,8 +46,8 @@ void fleet_list_fini(struct fleet_list *l);
 
 /* fleet_list_read - of a request that the routes have checked. Pickles are read, never executed;
  * of one that cannot be read, and of a path, nothing is seen. Errors: ERR_NO_MEMORY and such. */
-int fleet_list_read(struct fleet_list *out, const struct fleet_session *s, const json_t *body,
-                    struct err *e);
+int fleet_list_read(struct fleet_list *out, const struct fleet_control *fc,
+                    const struct fleet_session *s, const json_t *body, struct err *e);
 
 /* All below: by whoever has the session's upstreams to itself (`sending`, or its end).
  *

@@ -1,64 +1,17 @@
-/* How tensors are packed: vLLM says it when a transfer is set up, or, before 0.27 and 0.28, in each
- * update. A trainer of either age may stand in front of engines of either. */
+/* How handles are packed, which a vLLM since 0.27 takes only when its transfer is set up. What a
+ * request does not say of it is added before (handlers/fleet/fleet_packing.c). */
 #include "fleet/update/fleet_run.h"
-
-#include "handlers/body.h"
-#include "handlers/packed_words.h"
-
-#include <stdio.h>
 
 static int no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
 }
 
-/* As a server with GPUs of its own has it (update_nccl.c). */
-static int of_group(const struct wire_packing *g, json_t *body, struct err *e)
+static bool is_given(const json_t *body, const char *member)
 {
-    bool sized = body_given(body, "sizes") != NULL;
-    struct packed_words words;
+    const json_t *value = json_object_get(body, member);
 
-    if (!g->packed)
-        return 0;
-    if (packed_parse(&words, body, e) != 0)
-        return -1;
-    if (!words.said && sized)
-        return err_set(e, ERR_BAD_REQUEST, "/sizes",
-                       "the group was joined with packed, which is many broadcasts, and packed "
-                       "with sizes is one of all: say packed here too, or leave sizes out");
-    if ((words.said && !words.packed) ||
-        (words.said && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
-        return 0;
-    if (fleet_put(body, "packed", json_true()) != 0 ||
-        (words.bucket_nbytes == 0 && g->bucket_nbytes != 0 &&
-         fleet_put(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) != 0))
-        return no_memory(e);
-    return 0;
-}
-
-static bool by_handles(const json_t *body)
-{
-    return body_given(body, "ipc_handles_pickled") != NULL ||
-           body_given(body, "ipc_handles") != NULL;
-}
-
-int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
-{
-    struct fleet_handles handles;
-    const struct fleet_group *group;
-    struct wire_packing packing = {0};
-
-    mtx_lock(&fc->lock);
-    group = fleet_group_locked(fc, json_string_value(body_given(body, "group_name")));
-    if (group != NULL)
-        packing = group->packing;
-    handles = fc->handles;
-    mtx_unlock(&fc->lock);
-    if (body_given(body, "transport") != NULL)
-        return of_group(&packing, body, e);
-    if (!by_handles(body) || !handles.on || body_given(body, "packed") != NULL)
-        return 0;
-    return fleet_put(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
+    return value != NULL && !json_is_null(value);
 }
 
 struct telling {
@@ -96,14 +49,12 @@ int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const j
 {
     struct telling t = {.fc = fc};
     struct fanout f = {.op = WIRE_INIT, .select = is_to_tell, .on_result = take_told, .arg = &t};
-    bool packed = false;
+    bool packed = json_is_true(json_object_get(body, "packed"));
     json_t *init;
     int rc;
 
-    if (!by_handles(body))
+    if (!is_given(body, "ipc_handles_pickled") && !is_given(body, "ipc_handles"))
         return 0;
-    if (body_bool(&packed, body, "", "packed", e) != 0)
-        return -1;
     t.now = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
     init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
     if (init == NULL)

@@ -750,7 +750,7 @@ int fleet_send(struct fleet_control *fc, struct fleet_session *s, const struct f
     struct fleet_list list = {0};
     size_t n_before;
 
-    if (check_words(fc, s, t, e) != 0 || fleet_list_read(&list, s, t->body, e) != 0)
+    if (check_words(fc, s, t, e) != 0 || fleet_list_read(&list, fc, s, t->body, e) != 0)
         return -1;
     if (enter(fc, s, e) != 0) {
         fleet_list_fini(&list);

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 struct app;
+struct fleet_control;
 struct fleet_said;
 struct fleet_session;
 
@@ -55,6 +56,11 @@ json_t *fleet_update_json(const struct app *app);
  * (new). Any thread; NULL: no memory. */
 json_t *fleet_pause_json(const struct app *app);
 json_t *fleet_sleep_json(const struct app *app);
+
+/* fleet_inherit_packing - what tensors do not say of how they are packed is as it was said when
+ * their transfer was set up: each upstream gets it in the form of its own release. @body  in, out
+ * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. */
+int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e);
 
 /* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */
 json_t *fleet_session_json(const struct app *app, struct fleet_session *s);

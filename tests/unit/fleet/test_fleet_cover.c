@@ -1,5 +1,6 @@
 /* Whether an update of the fleet was whole, from the names of its requests. */
 #include "fleet/fleet_priv.h"
+#include "handlers/tensor_list_json.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +15,11 @@ struct world {
     struct fleet_session *s; /* the one that is open */
 };
 
+static int plan_of(struct plan **out, const json_t *body, struct err *e)
+{
+    return plan_from_body(out, body, NULL, e);
+}
+
 static int setup(void **state)
 {
     struct world *w = calloc(1, sizeof *w);
@@ -22,6 +28,7 @@ static int setup(void **state)
     w->fc = calloc(1, sizeof *w->fc);
     assert_non_null(w->fc);
     mtx_init(&w->fc->lock, MTX_UPDATES);
+    w->fc->cfg.plan_of = plan_of;
     *state = w;
     return 0;
 }
@@ -73,7 +80,7 @@ static int send_body(struct world *w, json_t *body, struct err *e)
     struct fleet_list list;
     int rc;
 
-    assert_int_equal(fleet_list_read(&list, w->s, body, e), 0);
+    assert_int_equal(fleet_list_read(&list, w->fc, w->s, body, e), 0);
     json_decref(body);
     rc = fleet_cover_check(w->s, &list, e);
     if (rc == 0)

@@ -1,0 +1,66 @@
+/* How tensors are packed: vLLM says it when a transfer is set up, or, before 0.27 and 0.28, in each
+ * update. A trainer of either age may stand in front of engines of either. */
+#include "fleet/fleet_priv.h"
+
+#include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/packed_words.h"
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+}
+
+/* As a server with GPUs of its own has it (update_nccl.c). */
+static int of_group(const struct wire_packing *g, json_t *body, struct err *e)
+{
+    bool sized = body_given(body, "sizes") != NULL;
+    struct packed_words words;
+
+    if (!g->packed)
+        return 0;
+    if (packed_parse(&words, body, e) != 0)
+        return -1;
+    if (!words.said && sized)
+        return err_set(e, ERR_BAD_REQUEST, "/sizes",
+                       "the group was joined with packed, which is many broadcasts, and packed "
+                       "with sizes is one of all: say packed here too, or leave sizes out");
+    if ((words.said && !words.packed) ||
+        (words.said && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
+        return 0;
+    if (fleet_put(body, "packed", json_true()) != 0 ||
+        (words.bucket_nbytes == 0 && g->bucket_nbytes != 0 &&
+         fleet_put(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) != 0))
+        return no_memory(e);
+    return 0;
+}
+
+static bool by_handles(const json_t *body)
+{
+    return body_given(body, "ipc_handles_pickled") != NULL ||
+           body_given(body, "ipc_handles") != NULL;
+}
+
+int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
+{
+    struct fleet_handles handles;
+    bool packed = false;
+    const struct fleet_group *group;
+    struct wire_packing packing = {0};
+
+    mtx_lock(&fc->lock);
+    group = fleet_group_locked(fc, json_string_value(body_given(body, "group_name")));
+    if (group != NULL)
+        packing = group->packing;
+    handles = fc->handles;
+    mtx_unlock(&fc->lock);
+    if (body_given(body, "transport") != NULL)
+        return of_group(&packing, body, e);
+    if (!by_handles(body))
+        return 0;
+    if (body_bool(&packed, body, "", "packed", e) != 0)
+        return -1;
+    if (!handles.on || body_given(body, "packed") != NULL)
+        return 0;
+    return fleet_put(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
+}
