@@ -170,20 +170,6 @@ static void forget_replaced(struct app *app, const struct init_req *req, const s
     mtx_unlock(&fc->lock);
 }
 
-static int check_room(struct fleet_control *fc, struct err *e)
-{
-    bool room;
-
-    mtx_lock(&fc->lock);
-    room = fc->n_groups < FLEET_GROUPS_MAX;
-    mtx_unlock(&fc->lock);
-    return room ? 0
-                : err_set(e, ERR_CONFLICT, "/group_name",
-                          "%d groups are joined, as many as there may be: leave those that have "
-                          "ended",
-                          FLEET_GROUPS_MAX);
-}
-
 static void note_group(struct app *app, const struct init_req *req, const struct fleet_to *to,
                        size_t n, const uint64_t *n_ranks)
 {
@@ -192,6 +178,8 @@ static void note_group(struct app *app, const struct init_req *req, const struct
 
     forget_replaced(app, req, to, n);
     mtx_lock(&fc->lock);
+    if (fc->n_groups == FLEET_GROUPS_MAX) /* of trainers that ended without a word */
+        forget_group_locked(fc, &fc->groups[0]);
     g = &fc->groups[fc->n_groups++];
     memset(g, 0, sizeof *g);
     g->packing = (struct wire_packing){req->packed.packed, req->packed.bucket_nbytes};
@@ -280,8 +268,7 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
 
     if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
         (!req->by_handles &&
-         (check_room(app->fleet->control, e) != 0 ||
-          ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
+         (ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
         fleet_ask(app->fleet->control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
                   e) != 0)
         return -1;

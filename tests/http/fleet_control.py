@@ -479,6 +479,13 @@ def groups_of_stages(f):
     assert f.front.good("DELETE", "/v1/weight_transfer")["state"] == "none"
     assert all(d.state()["group"] is None for d in f.doubles)
     f.stays(*["serving"] * n)
+    # Of trainers that ended without leaving theirs the oldest are forgotten.
+    f.front.post("/init_weights_update_group", dict(join, group_name="pp_0"))
+    for i in range(70):
+        f.front.post("/init_weights_update_group", dict(join, group_name=f"g_{i}"))
+    refused(f, 409, "POST", "/v1/update_weights", dict(BROADCAST, group_name="pp_0"))
+    assert f.front.get("/v1/weight_transfer")["group_name"] == "g_69"
+    assert f.front.good("DELETE", "/v1/weight_transfer")["state"] == "none"
     f.init()
     # Joined without a name it has SGLang's own there.
     step, _, said = f.update(next(LABELS), dict(BROADCAST, group_name="weight_update_group"))
