@@ -119,6 +119,13 @@ serves step-01500 step-1500
 post 404 /v1/update_weights '{"plan_id": "nope", "shm": {"name": "/x", "nbytes": 1}}'
 same .error.param /plan_id
 
+# A list that does not fit the model gets none.
+post 422 /v1/weights/plans '{"names": ["nope"], "dtypes": ["U8"], "shapes": [[1]]}'
+same .error.param /names/0
+PLAN=$(printf 'nope\tU8\t1\n' | sha256sum)
+post 404 /v1/update_weights "{\"plan_id\": \"${PLAN%% *}\", \"shm\": {\"name\": \"/x\", \"nbytes\": 1}}"
+same .error.param /plan_id
+
 to_shm "$CHECKPOINTS/step-00000.safetensors"
 # Verified, and served only when it is finished.
 start '{"weight_version": "proven"}'
