@@ -182,7 +182,7 @@ void fleet_remove(struct fleet *f, size_t upstream)
 
     fleet_change_begin(f, &c);
     assert(upstream < f->n);
-    upstream_move(&f->upstreams[upstream].out, UPSTREAM_ON_REMOVED);
+    fleet_move(f, &f->upstreams[upstream], UPSTREAM_ON_REMOVED);
     fleet_change_end(f, &c);
 }
 
@@ -232,7 +232,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
                       f->label);
     if (why.code == ERR_NONE)
         return;
-    upstream_move(&u->out, UPSTREAM_ON_OUT_OF_STEP);
+    fleet_move(f, u, UPSTREAM_ON_OUT_OF_STEP);
     if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
         fleet_blame(u, &why);
 }
@@ -253,10 +253,10 @@ static void note_locked(const struct fleet *f, struct upstream *u, const struct 
         memcpy(now.release, u->saw.release, sizeof now.release);
     u->n_lives += another;
     if (another && f->still)
-        upstream_move(&u->out, UPSTREAM_ON_PAUSE_MISSED);
+        fleet_move(f, u, UPSTREAM_ON_PAUSE_MISSED);
     u->told = !saw->is_old || (u->told && !another);
     u->saw = now;
-    upstream_move(&u->out, UPSTREAM_ON_ANSWER);
+    fleet_move(f, u, UPSTREAM_ON_ANSWER);
     u->n_misses = 0;
     u->n_silent = 0;
     err_clear(&u->no_answer);
@@ -285,7 +285,7 @@ static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
 {
     if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) || !fleet_is_unfinished(u->saw.label))
         return;
-    upstream_move(&u->out, UPSTREAM_ON_UPDATE_FAILED);
+    fleet_move(f, u, UPSTREAM_ON_UPDATE_FAILED);
     BLAME(u, "an update of it never ended ('%s'): its weights are of no version", u->saw.label);
 }
 
@@ -340,7 +340,7 @@ bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
     if (!same) {
         say_restarted(f, &why);
         fleet_blame(u, &why);
-        upstream_move(&u->out, UPSTREAM_ON_OUT_OF_STEP);
+        fleet_move(f, u, UPSTREAM_ON_OUT_OF_STEP);
         u->told = false;
     }
     fleet_change_end(f, &c);
@@ -357,14 +357,15 @@ bool fleet_may_name(struct fleet *f, const char *label, uint64_t epoch)
     return may;
 }
 
-static void miss_locked(struct upstream *u, bool refused, const struct err *why)
+static void miss_locked(const struct fleet *f, struct upstream *u, bool refused,
+                        const struct err *why)
 {
     u->n_misses++;
     u->n_missed++;
     if (u->n_misses >= FLEET_MISSES_DOWN)
-        upstream_move(&u->out, UPSTREAM_ON_NO_ANSWER);
+        fleet_move(f, u, UPSTREAM_ON_NO_ANSWER);
     else if (refused)
-        upstream_move(&u->out, UPSTREAM_ON_NO_LISTENER);
+        fleet_move(f, u, UPSTREAM_ON_NO_LISTENER);
     u->no_answer = *why;
     u->no_answer_wall_s = clock_wall_s();
 }
@@ -381,7 +382,7 @@ void fleet_missed(struct fleet *f, size_t upstream, bool refused, const struct e
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    miss_locked(&f->upstreams[upstream], refused, why);
+    miss_locked(f, &f->upstreams[upstream], refused, why);
     fleet_change_end(f, &c);
 }
 
@@ -391,7 +392,7 @@ void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct e
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    miss_locked(u, refused, why);
+    miss_locked(f, u, refused, why);
     u->n_silent++;
     if (u->n_silent >= FLEET_SILENT_MAX && u->heard_us != 0) {
         err_clear(&u->no_answer);
@@ -409,8 +410,8 @@ void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what, co
 
     assert(why->code == ERR_UPSTREAM_KEY);
     fleet_change_begin(f, &c);
-    upstream_move(&u->out, what == FLEET_REFUSED_STATUS ? UPSTREAM_ON_STATUS_REFUSED
-                                                        : UPSTREAM_ON_WORK_REFUSED);
+    fleet_move(
+        f, u, what == FLEET_REFUSED_STATUS ? UPSTREAM_ON_STATUS_REFUSED : UPSTREAM_ON_WORK_REFUSED);
     fleet_blame(u, why);
     fleet_answered_locked(u);
     fleet_change_end(f, &c);
@@ -422,7 +423,7 @@ void fleet_admitted(struct fleet *f, size_t upstream)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    upstream_move(&u->out, UPSTREAM_ON_WORK_ADMITTED);
+    fleet_move(f, u, UPSTREAM_ON_WORK_ADMITTED);
     forget_key_locked(f, u);
     fleet_change_end(f, &c);
 }
@@ -439,11 +440,11 @@ void fleet_updating(struct fleet *f, bool on)
     fleet_change_end(f, &c);
 }
 
-static void found_locked(struct upstream *u)
+static void found_locked(const struct fleet *f, struct upstream *u)
 {
     if (fleet_is_out(u, OUT_PAUSE_MISSED) && fleet_is_sound(u) && u->error.code == ERR_UNSYNCED)
         err_clear(&u->error);
-    upstream_move(&u->out, UPSTREAM_ON_PAUSE_TOLD);
+    fleet_move(f, u, UPSTREAM_ON_PAUSE_TOLD);
 }
 
 void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life)
@@ -453,7 +454,7 @@ void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life)
 
     fleet_change_begin(f, &c);
     if (u->n_lives == life)
-        found_locked(u);
+        found_locked(f, u);
     fleet_change_end(f, &c);
 }
 
@@ -468,9 +469,9 @@ void fleet_still(struct fleet *f, bool on, uint64_t order)
     for (size_t i = 0; i < f->n && changes; i++) {
         struct upstream *u = &f->upstreams[i];
 
-        found_locked(u);
+        found_locked(f, u);
         if (on && !fleet_is_alive(u))
-            upstream_move(&u->out, UPSTREAM_ON_PAUSE_MISSED);
+            fleet_move(f, u, UPSTREAM_ON_PAUSE_MISSED);
     }
     if (changes)
         f->still = on;
@@ -517,7 +518,7 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    upstream_move(&u->out, UPSTREAM_ON_UPDATE_FAILED);
+    fleet_move(f, u, UPSTREAM_ON_UPDATE_FAILED);
     fleet_blame(u, why);
     fleet_change_end(f, &c);
 }
@@ -552,7 +553,7 @@ void fleet_fence_told(struct fleet *f, size_t upstream, bool asleep)
     struct upstream *u = &f->upstreams[upstream];
 
     mtx_lock(&f->lock);
-    upstream_move(&u->out, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
+    fleet_move(f, u, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
     if (fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
         u->fence_life = u->n_lives;
     mtx_unlock(&f->lock);
@@ -621,7 +622,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
             (void)snprintf(f->label, sizeof f->label, "%s", saw->label);
         }
         note_locked(f, u, saw);
-        upstream_move(&u->out, UPSTREAM_ON_RESYNCED);
+        fleet_move(f, u, UPSTREAM_ON_RESYNCED);
         u->serial = f->serial;
         f->epoch++; /* what was asked before says nothing against it */
         err_clear(&u->error);
@@ -633,7 +634,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
 static void step_locked(const struct fleet *f, struct upstream *u, bool done)
 {
     if (done) {
-        upstream_move(&u->out, UPSTREAM_ON_UPDATED);
+        fleet_move(f, u, UPSTREAM_ON_UPDATED);
         u->serial = f->serial;
         u->saw.label[0] = '\0'; /* what it said before holds no more */
         u->saw.unready[0] = '\0';
@@ -643,7 +644,7 @@ static void step_locked(const struct fleet *f, struct upstream *u, bool done)
     }
     if (fleet_is_out(u, OUT_REMOVED))
         return; /* what runs there ends on the version that it began with */
-    upstream_move(&u->out, UPSTREAM_ON_OUT_OF_STEP);
+    fleet_move(f, u, UPSTREAM_ON_OUT_OF_STEP);
     if (fleet_is_out(u, OUT_FENCES))
         return;
     BLAME(u, "it did not take version '%s'", f->label);

@@ -20,7 +20,7 @@ struct upstream {
     uint64_t hash;    /* of the name, or else of the index: for affinity */
     bool no_gate;
 
-    /* What keeps it out of rotation: written by upstream_move alone. */
+    /* What keeps it out of rotation: written by fleet_move alone, once it has joined. */
     unsigned out;        /* set of enum upstream_out, without what fleet_out_of adds */
     uint64_t fence_life; /* n_lives when it was fenced for what it missed */
 
@@ -101,6 +101,14 @@ void fleet_answered_locked(struct upstream *u);
 static inline bool fleet_is_out(const struct upstream *u, unsigned any)
 {
     return (u->out & any) != 0;
+}
+
+/* fleet_move - an event happened to one of the fleet's. Asserts that the lock is held, and what
+ * upstream_move does. */
+static inline void fleet_move(const struct fleet *f, struct upstream *u, enum upstream_event event)
+{
+    mtx_assert_held(&f->lock);
+    upstream_move(&u->out, event);
 }
 
 /* fleet_is_alive - does it answer? fleet_is_synced - does it serve the fleet's version? */

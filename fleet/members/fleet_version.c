@@ -139,7 +139,7 @@ static void judge_locked(const struct fleet *f, struct upstream *u)
         is = false;
     else if (u->told)
         is = strcmp(u->saw.label, f->label) == 0;
-    upstream_move(&u->out, is ? UPSTREAM_ON_IN_STEP : UPSTREAM_ON_OUT_OF_STEP);
+    fleet_move(f, u, is ? UPSTREAM_ON_IN_STEP : UPSTREAM_ON_OUT_OF_STEP);
     if (!is && u->told)
         blame_locked(f, u);
     else if (is && !was && u->error.code == ERR_UNSYNCED)
