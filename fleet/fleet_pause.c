@@ -4,6 +4,112 @@
  * wait for it. The pause then undoes itself. */
 #include "fleet/update/fleet_run.h"
 
+#include <stdio.h>
+
+static bool is_overtaken(struct fleet_control *fc)
+{
+    bool overtaken;
+
+    mtx_lock(&fc->lock);
+    overtaken = fc->overtaken;
+    mtx_unlock(&fc->lock);
+    return overtaken;
+}
+
+/* False: a resume has overtaken it, and was the last word. */
+static bool note_pause(struct fleet_control *fc, const struct gate_pause *req, uint64_t n_aborted)
+{
+    struct fleet_hold *h = &fc->hold;
+
+    mtx_lock(&fc->lock);
+    if (fc->overtaken) {
+        mtx_unlock(&fc->lock);
+        return false;
+    }
+    if (!h->on) {
+        h->since_us = clock_now_us();
+        h->since_wall_s = clock_wall_s();
+    }
+    h->on = true;
+    h->mode = req->mode;
+    h->reject = req->reject;
+    h->lease_s = req->lease_s;
+    h->lease_until_us = req->lease_s > 0 ? clock_after_us((uint64_t)req->lease_s * 1000000)
+                                         : CLOCK_NEVER;
+    h->n_aborted = n_aborted;
+    (void)snprintf(h->holder, sizeof h->holder, "%s", req->holder);
+    fc->epoch++;
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+    return true;
+}
+
+/* Those that took it, or may have, go on as before. What an update holds stays. */
+static void undo_pause(struct fleet_control *fc, const struct fleet_said *said, size_t n)
+{
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *undone = NULL;
+    struct err ignored = {0};
+    size_t n_to = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        if (fleet_worked(&said[i]) && !fleet_is_held_locked(fc, said[i].upstream))
+            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream};
+    mtx_unlock(&fc->lock);
+    if (fleet_ask(fc, WIRE_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n_to; i++)
+        if (!said_good(&undone[i]))
+            fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
+    fleet_said_free(undone, n_to);
+}
+
+/* Takes down what they said. @was  paused before: a failure leaves that */
+static int judge_pause(struct fleet_control *fc, const struct gate_pause *req,
+                       const struct fleet_said *said, size_t n, bool was, struct err *e)
+{
+    const struct fleet_said *cause = fleet_cause(said, n);
+    bool overtaken = is_overtaken(fc);
+
+    if (!overtaken && cause == NULL) {
+        fleet_note_reached(fc, said, n, true);
+        if (note_pause(fc, req, fleet_sum_of(said, n, "aborted")))
+            return 0;
+        overtaken = true;
+    }
+    if (overtaken) {
+        undo_pause(fc, said, n);
+        return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
+    }
+    *e = cause->why;
+    if (!was)
+        undo_pause(fc, said, n);
+    return -1;
+}
+
+int fleet_pause_all(struct fleet_control *fc, const struct gate_pause *req, const json_t *body,
+                    struct fleet_said **said, size_t *n, struct err *e)
+{
+    struct fleet_to to[FLEET_MAX];
+    bool was;
+    int rc;
+
+    *said = NULL;
+    mtx_lock(&fc->lock);
+    was = fc->hold.on;
+    mtx_unlock(&fc->lock);
+    if (fleet_alive_enough(fc, body, to, n, e) != 0)
+        return -1;
+    fleet_quiet(fc, true);
+    rc = fleet_ask(fc, WIRE_PAUSE, to, *n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, said,
+                   e);
+    if (rc == 0)
+        rc = judge_pause(fc, req, *said, *n, was, e);
+    fleet_quiet(fc, false);
+    return rc;
+}
+
 json_t *fleet_hold_body(const struct fleet_hold *h)
 {
     return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",

@@ -261,6 +261,15 @@ int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **
 struct fleet_session *fleet_open_session(struct fleet_control *fc);
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes the lock */
 
+/* fleet_pause_all - tells all that answer to stand still. In the pause lock (fleet_flow). Where one
+ * of them fails, or a resume comes meanwhile, those that took it go on.
+ * @body  what they are told, as the request has it
+ * @said  [n], also on failure; to be freed with fleet_said_free; NULL: nobody was asked
+ * Blocks: up to the request's timeout. Errors: fleet_alive_enough's, fleet_ask's, an upstream's;
+ * ERR_CONFLICT: it was resumed. */
+int fleet_pause_all(struct fleet_control *fc, const struct gate_pause *req, const json_t *body,
+                    struct fleet_said **said, size_t *n, struct err *e);
+
 /* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
  * fenced in the middle of one. What fails is fenced. @said as fleet_ask's
  * @lapsed  only if the pause's lease is over when it is its turn; ERR_CONFLICT else */

@@ -57,7 +57,7 @@ static json_t *one_json(const struct upstream_at *at, const struct upstream_info
                      "lacks", lacks);
 }
 
-json_t *fleet_one_json(const struct app *app, size_t upstream)
+static json_t *one_upstream_json(const struct app *app, size_t upstream)
 {
     struct upstream_info info;
     struct upstream_at at;
@@ -74,7 +74,7 @@ static bool is_listed(const struct upstream_info *info)
            info->n_outstanding[FLEET_GENERATE] + info->n_outstanding[FLEET_TEXT] > 0;
 }
 
-json_t *fleet_list_json(const struct app *app)
+static json_t *all_upstreams_json(const struct app *app)
 {
     size_t n = upstreams_n(app->fleet->upstreams);
     json_t *list = json_array();
@@ -83,7 +83,7 @@ json_t *fleet_list_json(const struct app *app)
         struct upstream_info info;
 
         fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
-        if (!is_listed(&info) || json_array_append_new(list, fleet_one_json(app, i)) == 0)
+        if (!is_listed(&info) || json_array_append_new(list, one_upstream_json(app, i)) == 0)
             continue;
         json_decref(list);
         list = NULL;
@@ -98,7 +98,7 @@ static json_t *upstreams_json(const struct app *app)
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     return json_pack("{s:I, s:I, s:I, s:o}", "min_ready", (json_int_t)s.min_ready, "n_serving",
                      (json_int_t)s.n_serving, "n", (json_int_t)s.n_upstreams, "list",
-                     fleet_list_json(app));
+                     all_upstreams_json(app));
 }
 
 /* the status */
@@ -205,6 +205,6 @@ int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
         rc = fleet_resync_one(app->fleet->control, x, name, &i, e);
     json_decref(body);
     if (rc == 0)
-        reply_json(x, 200, fleet_one_json(app, i));
+        reply_json(x, 200, one_upstream_json(app, i));
     return rc;
 }

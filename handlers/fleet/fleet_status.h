@@ -17,13 +17,6 @@ int fleet_ready(const struct app *app, struct err *why);
 /* metrics_fleet - upstream engines as Prometheus text. Threads: any; no lock held. */
 void metrics_fleet(struct app *app, struct buf *out);
 
-/* fleet_list_json - each upstream that is configured, or gone but busy (new, or NULL without
- * memory). */
-json_t *fleet_list_json(const struct app *app);
-
-/* fleet_one_json - one of them, as the list has it (new, or NULL without memory). */
-json_t *fleet_one_json(const struct app *app, size_t upstream);
-
 /* fleet_status_json - as GET /v1/status has it (new, or NULL without memory). */
 json_t *fleet_status_json(const struct app *app);
 
