@@ -209,7 +209,7 @@ int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const j
 /* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
 int fleet_put(json_t *reply, const char *member, json_t *value);
 
-/* updates (fleet_update_run.c) */
+/* updates (fleet/update/) */
 
 struct fleet_begin {
     struct exchange *x;   /* whose client waits; or NULL */

@@ -8,6 +8,20 @@ bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s);
 bool fleet_stands(struct fleet_control *fc, const struct fleet_session *s); /* by --min-ready */
 int refuse_ended(const struct fleet_session *s, struct err *e);
 
+/* fleet_note_told - what the first of those that told something of their update told. With the
+ * lock, or before others know of the session. */
+void fleet_note_told(struct fleet_session *s, const struct fleet_said *said, size_t n);
+
+/* fleet_close_session - it has ended, and is not the open one any more. No lock held.
+ * @why  clean: committed
+ * fleet_log_ended - after that. @n_done  upstreams that serve it */
+void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why);
+void fleet_log_ended(const struct fleet_session *s, size_t n_done);
+
+/* fleet_abort_turn - abort it, in a step or while it is ending: it ends, what may be half of it is
+ * fenced, the rest goes on. Blocks. */
+void fleet_abort_turn(struct fleet_control *fc, struct fleet_session *s, const struct err *why);
+
 /* part_drop_failed - it takes no part any more, unless it did what it was asked. With the lock. */
 void part_drop_failed(struct fleet_part *p, const struct fleet_said *said);
 
@@ -29,6 +43,9 @@ void fleet_tell_cause(struct fleet_control *fc, const struct fleet_session *s, s
  * stands still. In a turn.
  * @dropped  only those that are out */
 void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropped);
+
+/* fleet_release_finished - let go on what has the new version. What fails is fenced. In a turn. */
+void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_fence_parts - those that are in doubt; after the end of the update also those that are
  * dirty. No lock held. */
@@ -55,6 +72,10 @@ int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool al
  * and gives it to those that kept ours, since their end of an update takes none. Drops, and fences,
  * whom it fails at, and what has another name: that is not what was sent. In a turn. Blocks. */
 void fleet_name_parts(struct fleet_control *fc, struct fleet_session *s);
+
+/* fleet_recover - what may have an update open that nobody here knows is asked, and told to abort
+ * it. Before a start. In a turn. Blocks. */
+void fleet_recover(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_abort_parts - tell those in two phases that it is over. */
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason);

@@ -1,235 +1,10 @@
-/* How an update of the fleet ends: proven by all that can, then served by all; or given up. */
-#include "fleet/update/fleet_cache.h"
+/* How an update of the fleet ends well: proven by all that can, then served by all. */
 
-#include "base/log.h"
+#include "fleet/update/fleet_cache.h"
 
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* what stands still, and goes on */
-
-/* The trainer's own pause and sleep are not ended with an update. */
-static bool goes_on(struct fleet_control *fc)
-{
-    bool on;
-
-    mtx_lock(&fc->lock);
-    on = !fc->hold.on && !fc->weights_asleep && !fc->kv_asleep;
-    mtx_unlock(&fc->lock);
-    return on;
-}
-
-struct letting_go {
-    bool dropped; /* only those that are out */
-};
-
-/* It stands still for the update, and got nothing of it. What was fenced stands still. */
-static bool is_unchanged_held(const struct fleet_part *p, const void *arg)
-{
-    const struct letting_go *l = arg;
-
-    return p->held && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
-           !(l->dropped && part_takes_part(p));
-}
-
-static bool is_finished_held(const struct fleet_part *p, const void *arg)
-{
-    (void)arg;
-    return p->state == PART_FINISHED && p->held;
-}
-
-static void take_resume(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
-{
-    (void)part;
-    (void)arg;
-    p->held = !said_good(said);
-    if (!p->held || !part_takes_part(p))
-        return;
-    part_move(p, PART_ON_NO_RESUME);
-    part_note(p, said->end, said->status, &said->why);
-}
-
-/* A pause that a trainer has asked for meanwhile has the last word: its end tells them too.
- * @select  whom */
-static void let_go(struct fleet_control *fc, struct fleet_session *s,
-                   bool (*select)(const struct fleet_part *p, const void *arg),
-                   struct letting_go *l)
-{
-    const struct fanout f = {.op = WIRE_RESUME,
-                             .select = select,
-                             .on_result = take_resume,
-                             .arg = l,
-                             .fence_failed = true};
-    struct err ignored = {0};
-    struct fleet_batch b;
-
-    if (fanout_select(fc, s, &f, &b) == 0)
-        return;
-    if (!fleet_flow_soon(fc, "the end of an update")) {
-        fleet_note_behind(fc, b.to, b.n);
-        return;
-    }
-    if (goes_on(fc))
-        (void)fanout_apply(fc, s, &f, &ignored);
-    fleet_flow_end(fc);
-}
-
-/* What was started and got nothing is ended: without a label that changes nothing. A start without
- * an answer may not have been one; then there is nothing to end. An SGLang that has none open,
- * since it was restarted, refuses to end it. */
-static void take_close(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
-{
-    bool none_open = p->process_unnamed && said->end == FLEET_REFUSED && said->status == 400;
-    bool doubtful = !part_takes_part(p) && p->end == FLEET_UNKNOWN;
-
-    (void)part;
-    (void)arg;
-    if (said_good(said) || none_open || (doubtful && said->end == FLEET_REFUSED))
-        p->own = PART_OWN_CLOSED;
-    else
-        part_move(p, PART_ON_DOUBT);
-}
-
-/* What was started, and will not be finished, is closed where nothing came. An SGLang is closed
- * also where something did, if it answers: it is fenced, and its next update may be one of files,
- * which closes nothing. */
-static bool must_close(const struct fleet_part *p, const void *arg)
-{
-    const struct letting_go *l = arg;
-    bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
-
-    if ((l->dropped && part_takes_part(p)) || p->state == PART_FINISHED || p->state == PART_STUCK)
-        return false;
-    return part_begins(p) && p->own == PART_OWN_OPEN &&
-           (part_is_unchanged(p) || (p->process_unnamed && answers));
-}
-
-void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropped)
-{
-    struct letting_go l = {.dropped = dropped};
-    const struct fanout close = {
-        .op = WIRE_FINISH, .select = must_close, .on_result = take_close, .arg = &l};
-    struct err ignored = {0};
-
-    assert(fleet_has_op(fc));
-    (void)fanout_apply(fc, s, &close, &ignored);
-    fleet_unmark_parts(fc, s, dropped);
-    let_go(fc, s, is_unchanged_held, &l);
-    fleet_fence_parts(fc, s);
-}
-
-/* the end */
-
-static const char aborting[] = "an abort";
-
-static void log_ended(const struct fleet_session *s, size_t n_done)
-{
-    struct log_rec r;
-
-    log_begin(&r, s->phase == UPDATE_COMMITTED ? LOG_INFO : LOG_WARN,
-              s->phase == UPDATE_COMMITTED ? "fleet.committed" : "fleet.aborted");
-    log_str(&r, "update_id", s->id);
-    log_str(&r, "weight_version", s->label);
-    log_u64(&r, "serial", s->serial);
-    log_u64(&r, "upstreams", n_done);
-    log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_cover_word(s) : NULL);
-    log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
-    log_end(&r);
-}
-
-/* It is not the open one any more. @why  clean: committed */
-static void close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
-{
-    mtx_lock(&fc->lock);
-    s->error = *why;
-    s->phase = why->code == ERR_NONE ? UPDATE_COMMITTED : UPDATE_ABORTED;
-    if (fc->session == s) {
-        fleet_session_unref(fc->ended[FLEET_ENDED_KEPT - 1]);
-        memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
-        fc->ended[0] = s;
-        fc->session = NULL;
-        upstreams_release(fc->upstreams);
-    }
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-}
-
-/* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
- * may have our name it is an update of ours, and who is an upstream's index stays its own. */
-static void abort_turn(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
-{
-    assert(fleet_has_op(fc));
-    upstreams_hold(fc->upstreams);
-    close_session(fc, s, why);
-    fleet_fence_parts(fc, s);
-    log_ended(s, 0);
-    fleet_abort_parts(fc, s, why->msg);
-    fleet_release(fc, s, false);
-    fleet_updating(fleet_of(fc), false);
-    upstreams_release(fc->upstreams);
-}
-
-static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
-{
-    enum update_phase phase;
-
-    mtx_lock(&fc->lock);
-    phase = s->phase;
-    mtx_unlock(&fc->lock);
-    return phase;
-}
-
-/* In `ending`, which is ended. */
-static int give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                   struct err *e)
-{
-    enum update_phase phase = phase_of(fc, s);
-
-    if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
-        abort_turn(fc, s, why);
-    fleet_ending_end(fc);
-    fleet_look(fc);
-    if (phase == UPDATE_COMMITTED)
-        return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
-    return 0;
-}
-
-int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                  struct err *e)
-{
-    if (fleet_lapsing(fc, aborting, e) != 0)
-        return -1;
-    return give_up(fc, s, why, e);
-}
-
-int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                struct err *e)
-{
-    if (phase_of(fc, s) == UPDATE_ABORTED)
-        return 0;
-    if (fleet_ending(fc, aborting, e) != 0)
-        return -1;
-    return give_up(fc, s, why, e);
-}
-
-void fleet_lapse(struct fleet_control *fc, struct fleet_session *s)
-{
-    struct err why = {0}, ignored = {0};
-    bool over;
-
-    if (fleet_lapsing(fc, aborting, &ignored) != 0)
-        return;
-    mtx_lock(&fc->lock);
-    over = fleet_lease_over_locked(s); /* its trainer may have come while this waited */
-    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
-    mtx_unlock(&fc->lock);
-    if (over)
-        abort_turn(fc, s, &why);
-    fleet_ending_end(fc);
-}
 
 /* proof */
 
@@ -474,14 +249,6 @@ static size_t commit(struct fleet_control *fc, struct fleet_session *s)
     return n_finished(s);
 }
 
-static void let_finished_go(struct fleet_control *fc, struct fleet_session *s)
-{
-    struct letting_go all = {.dropped = false};
-
-    if (goes_on(fc))
-        let_go(fc, s, is_finished_held, &all);
-}
-
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
 static int serve(struct fleet_control *fc, struct fleet_session *s, const char *label,
                  struct err *e)
@@ -509,13 +276,13 @@ static int serve(struct fleet_control *fc, struct fleet_session *s, const char *
     }
     if (rc != 0) {
         if (n_done > 0)
-            let_finished_go(fc, s);
+            fleet_release_finished(fc, s);
         return -1;
     }
     fleet_cover_commit(fc, s);
-    close_session(fc, s, &none);
-    let_finished_go(fc, s);
-    log_ended(s, n_done);
+    fleet_close_session(fc, s, &none);
+    fleet_release_finished(fc, s);
+    fleet_log_ended(s, n_done);
     return 0;
 }
 
@@ -542,7 +309,7 @@ static int end_turn(struct fleet_control *fc, struct fleet_session *s, const cha
     if (rc == 0 && commit_too)
         rc = serve(fc, s, label, e);
     if (rc != 0) {
-        abort_turn(fc, s, e);
+        fleet_abort_turn(fc, s, e);
         return -1;
     }
     if (!commit_too) {

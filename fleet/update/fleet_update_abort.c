@@ -1,0 +1,82 @@
+/* How an update of the fleet is given up: by its trainer, by a step that failed, or by its lease.
+ */
+
+#include "fleet/update/fleet_run.h"
+
+#include <assert.h>
+
+static const char aborting[] = "an abort";
+
+/* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
+ * may have our name it is an update of ours, and who is an upstream's index stays its own. */
+void fleet_abort_turn(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
+{
+    assert(fleet_has_op(fc));
+    upstreams_hold(fc->upstreams);
+    fleet_close_session(fc, s, why);
+    fleet_fence_parts(fc, s);
+    fleet_log_ended(s, 0);
+    fleet_abort_parts(fc, s, why->msg);
+    fleet_release(fc, s, false);
+    fleet_updating(fleet_of(fc), false);
+    upstreams_release(fc->upstreams);
+}
+
+static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
+{
+    enum update_phase phase;
+
+    mtx_lock(&fc->lock);
+    phase = s->phase;
+    mtx_unlock(&fc->lock);
+    return phase;
+}
+
+/* In `ending`, which is ended. */
+static int give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                   struct err *e)
+{
+    enum update_phase phase = phase_of(fc, s);
+
+    if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
+        fleet_abort_turn(fc, s, why);
+    fleet_ending_end(fc);
+    fleet_look(fc);
+    if (phase == UPDATE_COMMITTED)
+        return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
+    return 0;
+}
+
+int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                  struct err *e)
+{
+    if (fleet_lapsing(fc, aborting, e) != 0)
+        return -1;
+    return give_up(fc, s, why, e);
+}
+
+int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                struct err *e)
+{
+    if (phase_of(fc, s) == UPDATE_ABORTED)
+        return 0;
+    if (fleet_ending(fc, aborting, e) != 0)
+        return -1;
+    return give_up(fc, s, why, e);
+}
+
+void fleet_lapse(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct err why = {0}, ignored = {0};
+    bool over;
+
+    if (fleet_lapsing(fc, aborting, &ignored) != 0)
+        return;
+    mtx_lock(&fc->lock);
+    over = fleet_lease_over_locked(s); /* its trainer may have come while this waited */
+    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
+    mtx_unlock(&fc->lock);
+    if (over)
+        fleet_abort_turn(fc, s, &why);
+    fleet_ending_end(fc);
+}

@@ -1,0 +1,193 @@
+/* How an update of the fleet begins: those that answer take part, and each that has updates of its
+ * own starts one. */
+
+#include "fleet/update/fleet_run.h"
+
+#include "base/id.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+enum { BATON_LEASE_SPARE_S = 60 };
+
+static int refuse_open(const struct fleet_session *s, struct err *e)
+{
+    uint64_t now = clock_now_us();
+    uint64_t left = s->lease_until_us > now ? s->lease_until_us - now : 0;
+
+    return err_set(e, ERR_CONFLICT, "",
+                   "update %s is %s, and its lease has %" PRIu64
+                   " s left: finish or abort it first",
+                   s->id, update_phase_name(s->phase), left / 1000000);
+}
+
+static int check_none_open(struct fleet_control *fc, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (fc->session != NULL)
+        rc = refuse_open(fc->session, e);
+    else if (fc->weights_asleep && fc->sleep_level < 2)
+        rc = err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
+{
+    uint64_t wanted = fleet_update_us(fc) / 1000000 + BATON_LEASE_SPARE_S;
+
+    if (wanted < lease_s)
+        wanted = lease_s;
+    return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
+}
+
+static void take_parts(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
+{
+    struct upstream_info info;
+    struct upstream_at at;
+    struct err ignored = {0};
+    bool undecided = fleet_undecided(fleet_of(fc), &ignored);
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        upstreams_at(fc->upstreams, to[i].upstream, &at);
+        fleet_info(fleet_of(fc), to[i].upstream, &info);
+        p->upstream = to[i].upstream;
+        p->two_phase = wire_is_two_phase(at.dialect);
+        p->process_unnamed = at.dialect == WIRE_SGLANG;
+        if (!p->two_phase)
+            (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
+        p->before = info.fenced   ? PART_WAS_FENCED
+                    : info.synced ? PART_WAS_IN_STEP
+                    : undecided   ? PART_WAS_UNDECIDED
+                                  : PART_WAS_OUT_OF_STEP;
+        p->was_first = info.serial == 0;
+    }
+}
+
+/* What each two-phase part said to its start. */
+static int take_starts(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_batch *b, struct fleet_said *said, json_t **details,
+                       struct err *e)
+{
+    const struct fleet_said *cause;
+
+    for (size_t i = 0; i < b->n; i++) {
+        struct fleet_part *p = &s->parts[b->part[i]];
+
+        if (said[i].end == FLEET_GOOD &&
+            wire_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
+            said[i].end = FLEET_UNKNOWN;
+        p->own = said[i].end == FLEET_GOOD ? PART_OWN_OPEN : PART_OWN_CLOSED;
+        if (said[i].end == FLEET_UNKNOWN)
+            fc->orphaned[p->upstream] = true;
+    }
+    fleet_note_told(s, said, b->n);
+    cause = fleet_cause(said, b->n);
+    if (cause == NULL)
+        return 0;
+    *e = cause->why;
+    *details = json_pack("{s:o}", "upstreams", fleet_said_json(fc, said, b->n));
+    fleet_abort_parts(fc, s, "another server could not start its update");
+    fleet_recover(fc, s);
+    return -1;
+}
+
+static int start_parts(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_begin *req, json_t **details, struct err *e)
+{
+    struct fleet_batch b = {0}, others = {0};
+    struct fleet_said *said = NULL;
+    json_t *body = json_copy((json_t *)(uintptr_t)req->start);
+    int rc = -1;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        batch_add(s->parts[i].two_phase ? &b : &others, s, i,
+                  s->parts[i].two_phase ? body : req->start);
+    fleet_recover(fc, s);
+    if (body == NULL ||
+        fleet_put(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
+    else if (fleet_words(fc, WIRE_START, others.to, others.n, e) == 0 &&
+             fleet_ask(fc, WIRE_START, b.to, b.n, fleet_step_us(fc), &said, e) == 0)
+        rc = take_starts(fc, s, &b, said, details, e);
+    fleet_said_free(said, b.n);
+    json_decref(body);
+    return rc;
+}
+
+/* What a partial update does not bring must be there: of those that answer, the ones that serve the
+ * fleet's version. */
+static int keep_in_step(struct fleet_control *fc, struct fleet_to *to, size_t *n, struct err *e)
+{
+    size_t n_kept = 0, min_ready = fleet_min_ready(fc);
+    struct upstream_info info;
+
+    for (size_t i = 0; i < *n; i++) {
+        fleet_info(fleet_of(fc), to[i].upstream, &info);
+        if (info.synced && !info.fenced)
+            to[n_kept++] = to[i];
+    }
+    *n = n_kept;
+    return n_kept >= min_ready
+               ? 0
+               : err_set(e, ERR_UNSYNCED, "/partial",
+                         "a partial update keeps the rest of what is served: %zu upstreams serve "
+                         "the fleet's version, and --min-ready is %zu; send a whole one",
+                         n_kept, min_ready);
+}
+
+static int begin(struct fleet_control *fc, const struct fleet_begin *req,
+                 struct fleet_session **out, json_t **details, struct err *e)
+{
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_session *s;
+    char id[ID_LEN + 1];
+    size_t n;
+
+    assert(fleet_has_op(fc));
+    if (check_none_open(fc, e) != 0 || fleet_alive_enough(fc, NULL, to, &n, e) != 0 ||
+        (req->partial && keep_in_step(fc, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
+        return -1;
+    id_make(id);
+    (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
+    (void)snprintf(s->label, sizeof s->label, "%s", req->label);
+    s->implicit = req->implicit;
+    s->unnamed = req->unnamed || req->implicit;
+    s->partial = req->partial;
+    s->sharded = req->sharded;
+    s->selector = req->selector;
+    s->lease_s = req->lease_s;
+    take_parts(fc, s, to);
+    if (fleet_cover_begin(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
+        fleet_unref(fc, s);
+        return -1;
+    }
+    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    mtx_lock(&fc->lock);
+    s->n_refs++;
+    fc->session = s;
+    mtx_unlock(&fc->lock);
+    *out = s;
+    return 0;
+}
+
+int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct fleet_session **out,
+                json_t **details, struct err *e)
+{
+    int rc;
+
+    if (fleet_step(fc, req->x, "the start of an update", e) != 0)
+        return -1;
+    upstreams_hold(fc->upstreams); /* the session remembers indexes: until close_session */
+    rc = begin(fc, req, out, details, e);
+    if (rc != 0)
+        upstreams_release(fc->upstreams);
+    fleet_turn_end(fc);
+    fleet_look(fc);
+    return rc;
+}

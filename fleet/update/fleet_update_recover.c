@@ -1,0 +1,91 @@
+/* Updates that those in two phases have open: they are aborted there, and what did not say that it
+ * was done is asked again before the next update. */
+
+#include "fleet/update/fleet_run.h"
+
+struct recovery {
+    struct fleet_control *fc;
+    struct part_set open;
+};
+
+static bool is_orphaned(const struct fleet_part *p, const void *arg)
+{
+    const struct recovery *r = arg;
+
+    return p->two_phase && r->fc->orphaned[p->upstream];
+}
+
+static void take_open_update(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct recovery *r = arg;
+
+    if (said->end != FLEET_GOOD)
+        return;
+    r->open.has[part] = wire_read_open_update(p->update_id, said->text, said->text_len);
+    r->fc->orphaned[p->upstream] = r->open.has[part];
+}
+
+static void take_recovered(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct recovery *r = arg;
+
+    (void)part;
+    if (said->end == FLEET_GOOD)
+        r->fc->orphaned[p->upstream] = false;
+}
+
+/* Before anything is asked of them: their last answer to us was lost. */
+void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct recovery r = {.fc = fc};
+    const struct fanout who = {.about_itself = true,
+                               .question = WIRE_WHO,
+                               .select = is_orphaned,
+                               .on_result = take_open_update,
+                               .arg = &r};
+    const struct fanout end = {.op = WIRE_ABORT,
+                               .timeout_us = FLEET_ABORT_US,
+                               .only = &r.open,
+                               .on_result = take_recovered,
+                               .arg = &r};
+    struct err ignored = {0};
+
+    if (fanout_apply(fc, s, &who, &ignored) != 0)
+        return;
+    (void)fanout_apply(fc, s, &end, &ignored);
+    mtx_lock(&r.fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (r.open.has[i])
+            s->parts[i].update_id[0] = '\0';
+    mtx_unlock(&r.fc->lock);
+}
+
+static bool has_own_update(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->two_phase && p->own == PART_OWN_OPEN && p->state != PART_FINISHED;
+}
+
+static void take_abort(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct fleet_control *fc = arg;
+
+    (void)part;
+    fc->orphaned[p->upstream] = said->end != FLEET_GOOD;
+}
+
+void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)
+{
+    struct err ignored = {0};
+    json_t *body = json_pack("{s:s}", "reason", reason);
+    const struct fanout f = {.op = WIRE_ABORT,
+                             .body = body,
+                             .timeout_us = FLEET_ABORT_US,
+                             .select = has_own_update,
+                             .on_result = take_abort,
+                             .arg = fc};
+
+    if (body != NULL)
+        (void)fanout_apply(fc, s, &f, &ignored);
+    json_decref(body);
+}
