@@ -72,8 +72,8 @@ static bool has_none(enum wire_op op, bool lenient, const struct fleet_said *sai
            (optional && (said->status == 404 || said->status == 405));
 }
 
-static void judge(const struct emptying *x, size_t i, enum wire_op op, const json_t *body,
-                  const struct fleet_said *said)
+static void cache_judge(const struct emptying *x, size_t i, enum wire_op op, const json_t *body,
+                        const struct fleet_said *said)
 {
     struct upstream_at at;
 
@@ -88,7 +88,7 @@ static void judge(const struct emptying *x, size_t i, enum wire_op op, const jso
                       "%.100s does not say whether it has emptied its cache", at.name);
 }
 
-static void ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
+static void caches_ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
 {
     json_t *bodies[2] = {json_pack("{s:b}", "external", 1),
                          json_pack("{s:b, s:b}", "external", 1, "running", 1)};
@@ -109,7 +109,7 @@ static void ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
         (void)fleet_ask(x->fc, op, to, n, fleet_step_us(x->fc), &said, &e);
     for (size_t k = 0; k < n; k++) {
         if (said != NULL)
-            judge(x, at[k], op, to[k].body, &said[k]);
+            cache_judge(x, at[k], op, to[k].body, &said[k]);
         else
             x->why[at[k]] = e;
     }
@@ -127,18 +127,18 @@ void fleet_empty(struct fleet_control *fc, const struct fleet_cached *list, size
 
     if (n == 0)
         return;
-    ask(&x, WIRE_RESET_CACHE, picks_all);
+    caches_ask(&x, WIRE_RESET_CACHE, picks_all);
     for (size_t i = 0; i < n; i++)
         n_held += picks_held(&x, i);
     if (n_held > 0) {
         memcpy(refused, why, n * sizeof *why);
-        ask(&x, WIRE_RETRACT, picks_held); /* and again, whatever it said to that */
+        caches_ask(&x, WIRE_RETRACT, picks_held); /* and again, whatever it said to that */
         for (size_t i = 0; i < n; i++)
             why[i] = refused[i];
-        ask(&x, WIRE_RESET_CACHE, picks_held);
+        caches_ask(&x, WIRE_RESET_CACHE, picks_held);
     }
-    ask(&x, WIRE_RESET_ENCODER, picks_clean);
-    ask(&x, WIRE_RESET_STORAGE, picks_clean);
+    caches_ask(&x, WIRE_RESET_ENCODER, picks_clean);
+    caches_ask(&x, WIRE_RESET_STORAGE, picks_clean);
 }
 
 static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)

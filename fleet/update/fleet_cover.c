@@ -86,7 +86,7 @@ void fleet_list_fini(struct fleet_list *l)
 }
 
 /* Each rank may get a list of its own. */
-static int join(struct plan_builder *b, const struct plan *plan, struct err *e)
+static int list_join(struct plan_builder *b, const struct plan *plan, struct err *e)
 {
     for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++) {
         const struct tensor_spec *t = &plan->tensors[i];
@@ -114,7 +114,7 @@ static bool join_pickles(struct plan_builder *b, const json_t *strings, uint32_t
         good = json_is_string(text) &&
                torch_tensors_read(&t, json_string_value(text), json_string_length(text),
                                   (uint32_t)i, "", &ignored) == 0 &&
-               join(b, t.plan, &ignored) == 0;
+               list_join(b, t.plan, &ignored) == 0;
         *n += t.plan != NULL ? t.plan->n_tensors : 0;
         torch_tensors_fini(&t);
     }
@@ -211,7 +211,7 @@ static json_t *cover_json(const struct fleet_session *s)
 }
 
 /* Without memory for a new report the last one stays. */
-static void tell(struct fleet_control *fc, struct fleet_session *s)
+static void cover_tell(struct fleet_control *fc, struct fleet_session *s)
 {
     json_t *told = cover_json(s), *before;
 
@@ -242,7 +242,7 @@ int fleet_cover_begin(struct fleet_control *fc, struct fleet_session *s, struct 
     if (tally_new(&c->tally, c->spec != NULL ? c->spec->manifest : NULL, e) != 0)
         return -1;
     if (is_counted(s))
-        tell(fc, s);
+        cover_tell(fc, s);
     return 0;
 }
 
@@ -286,7 +286,7 @@ void fleet_cover_took(struct fleet_control *fc, struct fleet_session *s, const s
     if (!l->seen || (l->plan != NULL && tally_add(c->tally, l->plan, &ignored) != 0))
         c->n_unseen++;
     if (is_counted(s))
-        tell(fc, s);
+        cover_tell(fc, s);
 }
 
 /* the end */

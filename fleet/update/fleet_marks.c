@@ -87,8 +87,8 @@ static void doubt_marks(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
 }
 
-static int mark(struct fleet_control *fc, struct fleet_session *s, const struct part_set *named,
-                struct err *e)
+static int parts_mark(struct fleet_control *fc, struct fleet_session *s,
+                      const struct part_set *named, struct err *e)
 {
     json_t *body = json_pack("{s:s+}", "weight_version", FLEET_UNFINISHED, s->id);
     const struct fanout f = {.op = WIRE_LABEL, .body = body, .only = named, .on_result = take_mark};
@@ -137,13 +137,13 @@ int fleet_mark_parts(struct fleet_control *fc, struct fleet_session *s, struct e
                              .arg = &m};
 
     assert(fleet_has_op(fc));
-    return fanout_apply(fc, s, &f, e) == 0 ? mark(fc, s, &m.named, e) : -1;
+    return fanout_apply(fc, s, &f, e) == 0 ? parts_mark(fc, s, &m.named, e) : -1;
 }
 
 /* ---- that was not the first byte after all ---- */
 
 /* Only a whole update makes good what may be named by one that is over. With the lock. */
-static void doubt(struct fleet_part *p, const struct err *why)
+static void part_doubt(struct fleet_part *p, const struct err *why)
 {
     part_move(p, PART_ON_DOUBT);
     if (p->why.code == ERR_NONE)
@@ -176,7 +176,7 @@ static void take_whose(struct fleet_part *p, size_t part, struct fleet_said *sai
 
     read_name(u->fc, p, said);
     if (said->end != FLEET_GOOD)
-        doubt(p, &said->why);
+        part_doubt(p, &said->why);
     else if (has_mark(p))
         u->ours.has[part] = true;
     else
@@ -190,11 +190,11 @@ static void take_name_again(struct fleet_part *p, size_t part, struct fleet_said
     if (said_good(said))
         p->marked = false;
     else
-        doubt(p, &said->why);
+        part_doubt(p, &said->why);
 }
 
-static void name_again(struct fleet_control *fc, struct fleet_session *s,
-                       const struct part_set *ours)
+static void parts_name_again(struct fleet_control *fc, struct fleet_session *s,
+                             const struct part_set *ours)
 {
     json_t *bodies[FLEET_MAX] = {NULL};
     const struct fanout f = {.op = WIRE_LABEL,
@@ -228,7 +228,7 @@ static void doubt_bad(struct fleet_control *fc, struct fleet_session *s, const s
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (is_to_unmark(&s->parts[i], u) && was_bad(&s->parts[i]))
-            doubt(&s->parts[i], &bad);
+            part_doubt(&s->parts[i], &bad);
     mtx_unlock(&fc->lock);
 }
 
@@ -246,13 +246,13 @@ void fleet_unmark_parts(struct fleet_control *fc, struct fleet_session *s, bool 
     assert(fleet_has_op(fc));
     doubt_bad(fc, s, &u);
     fanout_or_fail(fc, s, &f, &why);
-    name_again(fc, s, &u.ours);
+    parts_name_again(fc, s, &u.ours);
 }
 
 /* ---- on the way, and at the end ---- */
 
 /* One that takes no names may tell none. With the lock. */
-static void check_name(struct fleet_part *p, const struct fleet_said *said, const char *expected)
+static void name_check(struct fleet_part *p, const struct fleet_said *said, const char *expected)
 {
     struct err why = {0};
 
@@ -292,7 +292,7 @@ static void take_mark_check(struct fleet_part *p, size_t part, struct fleet_said
     (void)part;
     c->n_asked++;
     read_name(c->fc, p, said);
-    check_name(p, said, p->update_id);
+    name_check(p, said, p->update_id);
 }
 
 int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool all, struct err *e)
@@ -324,7 +324,8 @@ static void take_new_name(struct fleet_part *p, size_t part, struct fleet_said *
 }
 
 /* Those whose end of an update takes no name still have ours. */
-static void name_new(struct fleet_control *fc, struct fleet_session *s, const struct part_set *kept)
+static void parts_name_new(struct fleet_control *fc, struct fleet_session *s,
+                           const struct part_set *kept)
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
     const struct fanout f = {
@@ -345,7 +346,7 @@ static void take_name_check(struct fleet_part *p, size_t part, struct fleet_said
     if (c->kept != NULL && part_begins(p) && said->end == FLEET_GOOD && has_mark(p))
         c->kept->has[part] = true;
     else
-        check_name(p, said, c->label);
+        name_check(p, said, c->label);
 }
 
 static bool has_finished_named(const struct fleet_part *p, const void *arg)
@@ -360,7 +361,7 @@ static bool has_finished_unnamed(const struct fleet_part *p, const void *arg)
     return p->state == PART_FINISHED && p->process_unnamed;
 }
 
-static void check_names(struct fleet_control *fc, struct fleet_session *s,
+static void names_check(struct fleet_control *fc, struct fleet_session *s,
                         bool (*select)(const struct fleet_part *p, const void *arg),
                         struct part_set *kept)
 {
@@ -383,12 +384,12 @@ void fleet_name_parts(struct fleet_control *fc, struct fleet_session *s)
     bool any = false;
 
     assert(fleet_has_op(fc));
-    check_names(fc, s, has_finished_named, &kept);
+    names_check(fc, s, has_finished_named, &kept);
     for (size_t i = 0; i < s->n_parts; i++)
         any = any || kept.has[i];
     if (any) {
-        name_new(fc, s, &kept);
-        check_names(fc, s, has_finished_unnamed, NULL);
+        parts_name_new(fc, s, &kept);
+        names_check(fc, s, has_finished_unnamed, NULL);
     }
     fleet_fence_parts(fc, s);
 }

@@ -67,7 +67,7 @@ bool fleet_session_stands(const struct fleet_session *s, size_t min_ready)
     return n >= min_ready;
 }
 
-static bool failed(const struct fleet_said *said)
+static bool said_failed(const struct fleet_said *said)
 {
     return said->end != FLEET_GOOD && said->end != FLEET_SKIPPED;
 }
@@ -82,7 +82,7 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
     for (size_t i = 0; i < n; i++) {
         struct fleet_part *p = &s->parts[parts[i]];
 
-        n_failed += failed(&said[i]);
+        n_failed += said_failed(&said[i]);
         n_worked += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ||
                     (!p->two_phase && fleet_worked(&said[i]));
         one_phase = one_phase || !p->two_phase;
@@ -97,7 +97,7 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
     if (n_worked == 0 || (repeats && !one_phase))
         return SESSION_AGAIN;
     for (size_t i = 0; i < n; i++)
-        if (failed(&said[i]))
+        if (said_failed(&said[i]))
             fleet_session_drop(&s->parts[parts[i]], said[i].end, said[i].status, &said[i].why);
     if (!fleet_session_stands(s, min_ready))
         return SESSION_OVER;

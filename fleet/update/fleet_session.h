@@ -25,6 +25,8 @@
 _Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
                "a name of ours is told from a longer one");
 
+/* Written with the lock of the fleet's control, and from its start to its end by the holder of the
+ * operation lock alone; what counts requests and tensors also by those requests. */
 struct fleet_session {
     unsigned n_refs;
     char id[UPDATE_ID_MAX + 1];

@@ -1,6 +1,5 @@
 /* How an update of the fleet is given up: by its trainer, by a step that failed, or by its lease.
  */
-
 #include "fleet/update/fleet_run.h"
 
 #include <assert.h>
@@ -22,7 +21,7 @@ void fleet_abort_turn(struct fleet_control *fc, struct fleet_session *s, const s
     upstreams_release(fc->upstreams);
 }
 
-static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_session *s)
+static enum update_phase session_phase(struct fleet_control *fc, const struct fleet_session *s)
 {
     enum update_phase phase;
 
@@ -33,10 +32,10 @@ static enum update_phase phase_of(struct fleet_control *fc, const struct fleet_s
 }
 
 /* In `ending`, which is ended. */
-static int give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                   struct err *e)
+static int session_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                           struct err *e)
 {
-    enum update_phase phase = phase_of(fc, s);
+    enum update_phase phase = session_phase(fc, s);
 
     if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
         fleet_abort_turn(fc, s, why);
@@ -52,17 +51,17 @@ int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struc
 {
     if (fleet_lapsing(fc, aborting, e) != 0)
         return -1;
-    return give_up(fc, s, why, e);
+    return session_give_up(fc, s, why, e);
 }
 
 int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
                 struct err *e)
 {
-    if (phase_of(fc, s) == UPDATE_ABORTED)
+    if (session_phase(fc, s) == UPDATE_ABORTED)
         return 0;
     if (fleet_ending(fc, aborting, e) != 0)
         return -1;
-    return give_up(fc, s, why, e);
+    return session_give_up(fc, s, why, e);
 }
 
 void fleet_lapse(struct fleet_control *fc, struct fleet_session *s)

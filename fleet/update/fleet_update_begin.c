@@ -1,6 +1,5 @@
 /* How an update of the fleet begins: those that answer take part, and each that has updates of its
  * own starts one. */
-
 #include "fleet/update/fleet_run.h"
 
 #include "base/id.h"
@@ -44,7 +43,7 @@ static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
     return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
 }
 
-static void take_parts(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
+static void note_parts(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
 {
     struct upstream_info info;
     struct upstream_at at;
@@ -141,8 +140,8 @@ static int keep_in_step(struct fleet_control *fc, struct fleet_to *to, size_t *n
                          n_kept, min_ready);
 }
 
-static int begin(struct fleet_control *fc, const struct fleet_begin *req,
-                 struct fleet_session **out, json_t **details, struct err *e)
+static int session_begin(struct fleet_control *fc, const struct fleet_begin *req,
+                         struct fleet_session **out, json_t **details, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
     struct fleet_session *s;
@@ -162,7 +161,7 @@ static int begin(struct fleet_control *fc, const struct fleet_begin *req,
     s->sharded = req->sharded;
     s->selector = req->selector;
     s->lease_s = req->lease_s;
-    take_parts(fc, s, to);
+    note_parts(fc, s, to);
     if (fleet_cover_begin(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
         fleet_unref(fc, s);
         return -1;
@@ -184,7 +183,7 @@ int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct 
     if (fleet_step(fc, req->x, "the start of an update", e) != 0)
         return -1;
     upstreams_hold(fc->upstreams); /* the session remembers indexes: until close_session */
-    rc = begin(fc, req, out, details, e);
+    rc = session_begin(fc, req, out, details, e);
     if (rc != 0)
         upstreams_release(fc->upstreams);
     fleet_turn_end(fc);

@@ -1,5 +1,4 @@
 /* How an update of the fleet ends well: proven by all that can, then served by all. */
-
 #include "fleet/update/fleet_cache.h"
 
 #include <assert.h>
@@ -9,8 +8,8 @@
 /* proof */
 
 /* Nothing is told of an end that somebody has no words for. */
-static int check_words(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                       struct err *e)
+static int finish_check_words(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                              struct err *e)
 {
     struct fleet_batch b = {0};
 
@@ -21,8 +20,8 @@ static int check_words(struct fleet_control *fc, struct fleet_session *s, const 
 }
 
 /* @phase  of before. Returns 1: it was committed before, and is told of again. */
-static int begin_end(struct fleet_control *fc, struct fleet_session *s, bool commit,
-                     enum update_phase *phase, struct err *e)
+static int finish_enter(struct fleet_control *fc, struct fleet_session *s, bool commit,
+                        enum update_phase *phase, struct err *e)
 {
     int rc = 0;
 
@@ -64,8 +63,8 @@ static void take_proof(struct fleet_part *p, size_t part, struct fleet_said *sai
     part_drop_failed(p, said);
 }
 
-static int prove(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                 struct err *e)
+static int parts_prove(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                       struct err *e)
 {
     const struct fanout f = {.op = WIRE_VERIFY,
                              .body = body,
@@ -87,7 +86,7 @@ static int prove(struct fleet_control *fc, struct fleet_session *s, const json_t
 
 /* commit */
 
-static void name_it(struct fleet_control *fc, struct fleet_session *s, const char *label)
+static void version_name(struct fleet_control *fc, struct fleet_session *s, const char *label)
 {
     struct fleet_stats stats;
 
@@ -166,7 +165,7 @@ static void take_align(struct fleet_part *p, size_t part, struct fleet_said *sai
 }
 
 /* In the flow. What is not in two phases stands still and is let go with the others. */
-static int align_flow(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int pauses_align_flow(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     struct fanout f = {.select = missed_pauses, .on_result = take_align, .fence_failed = true};
     struct fleet_hold hold;
@@ -185,7 +184,7 @@ static int align_flow(struct fleet_control *fc, struct fleet_session *s, struct 
 }
 
 /* Whoever was away may have missed a pause, or a resume. */
-static int align(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int pauses_align(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     bool missed = false;
     int rc;
@@ -196,13 +195,13 @@ static int align(struct fleet_control *fc, struct fleet_session *s, struct err *
         return 0;
     if (fleet_flow(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = align_flow(fc, s, e);
+    rc = pauses_align_flow(fc, s, e);
     fleet_flow_end(fc);
     return rc;
 }
 
 /* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
-static void fence_others(struct fleet_control *fc, struct fleet_session *s)
+static void fence_replaced(struct fleet_control *fc, struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
@@ -232,17 +231,17 @@ static size_t n_finished(const struct fleet_session *s)
 
 /* Who is restarted while the fleet is told is found the second time; later it is found by who asks
  * how it is, since the process in step is then the one that finished. */
-static size_t commit(struct fleet_control *fc, struct fleet_session *s)
+static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
 {
     bool done[FLEET_MAX] = {false};
     uint64_t serial = 0;
 
-    fence_others(fc, s);
+    fence_replaced(fc, s);
     for (size_t i = 0; i < s->n_parts; i++)
         done[s->parts[i].upstream] = s->parts[i].state == PART_FINISHED;
     if (n_finished(s) > 0)
         serial = fleet_committed(fleet_of(fc), s->label, done);
-    fence_others(fc, s);
+    fence_replaced(fc, s);
     mtx_lock(&fc->lock);
     s->serial = serial;
     mtx_unlock(&fc->lock);
@@ -250,15 +249,15 @@ static size_t commit(struct fleet_control *fc, struct fleet_session *s)
 }
 
 /* Returns -1 with e set also when too few have got there: the others serve it all the same. */
-static int serve(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                 struct err *e)
+static int version_serve(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                         struct err *e)
 {
     const struct err none = {0};
     size_t n_done, min_ready = fleet_min_ready(fc);
     struct err ignored = {0};
     int rc;
 
-    name_it(fc, s, label);
+    version_name(fc, s, label);
     fleet_updating(fleet_of(fc), true);
     fleet_release(fc, s, true);
     fleet_empty_parts(fc, s);
@@ -266,8 +265,8 @@ static int serve(struct fleet_control *fc, struct fleet_session *s, const char *
     (void)fleet_check_marks(fc, s, true, &ignored);
     rc = finish_parts(fc, s, e);
     if (rc == 0)
-        rc = align(fc, s, e);
-    n_done = commit(fc, s);
+        rc = pauses_align(fc, s, e);
+    n_done = version_commit(fc, s);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause(s, min_ready, e);
         if (e->code != ERR_UPSTREAM_TIMEOUT)
@@ -286,28 +285,28 @@ static int serve(struct fleet_control *fc, struct fleet_session *s, const char *
     return 0;
 }
 
-static int end_turn(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                    const json_t *body, bool commit_too, struct err *e)
+static int finish_turn(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                       const json_t *body, bool commit_too, struct err *e)
 {
     enum update_phase phase;
     int rc;
 
     assert(fleet_has_op(fc));
-    rc = begin_end(fc, s, commit_too, &phase, e);
+    rc = finish_enter(fc, s, commit_too, &phase, e);
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;
-    if (check_words(fc, s, body, e) != 0) {
+    if (finish_check_words(fc, s, body, e) != 0) {
         mtx_lock(&fc->lock);
         s->phase = phase;
         mtx_unlock(&fc->lock);
         return -1;
     }
-    rc = prove(fc, s, body, e);
+    rc = parts_prove(fc, s, body, e);
     if (rc == 0 && commit_too)
         rc = fleet_check_marks(fc, s, true, e);
     if (rc == 0 && commit_too)
-        rc = serve(fc, s, label, e);
+        rc = version_serve(fc, s, label, e);
     if (rc != 0) {
         fleet_abort_turn(fc, s, e);
         return -1;
@@ -328,7 +327,7 @@ int fleet_end(struct fleet_control *fc, struct fleet_session *s, const char *lab
 
     if (fleet_step(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = end_turn(fc, s, label, body, commit_too, e);
+    rc = finish_turn(fc, s, label, body, commit_too, e);
     fleet_turn_end(fc);
     fleet_look(fc);
     return rc;

@@ -2,7 +2,6 @@
  *
  * What overwrites live weights is stopped before the first byte, and told to start only then: its
  * own start may already take the weights apart. */
-
 #include "fleet/update/fleet_run.h"
 
 #include <assert.h>
@@ -106,7 +105,7 @@ static int open_parts(struct fleet_control *fc, struct fleet_session *s, const j
 /* tensors */
 
 /* Those that overwrite what they serve get one request after the other. */
-static int enter(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int sending_enter(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool alone = fleet_session_overwrites(s), in_time = true;
@@ -132,7 +131,7 @@ static int enter(struct fleet_control *fc, struct fleet_session *s, struct err *
     return rc;
 }
 
-static void leave(struct fleet_control *fc, struct fleet_session *s)
+static void sending_leave(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
     s->n_running--;
@@ -218,9 +217,9 @@ static void note_unanswered(struct fleet_control *fc, struct fleet_session *s,
 }
 
 /* Takes down what they said. */
-static enum session_verdict judge(struct fleet_control *fc, struct fleet_session *s,
-                                  const struct fleet_batch *b, struct fleet_said *said,
-                                  bool repeats, struct err *e)
+static enum session_verdict answers_judge(struct fleet_control *fc, struct fleet_session *s,
+                                          const struct fleet_batch *b, struct fleet_said *said,
+                                          bool repeats, struct err *e)
 {
     size_t min_ready = fleet_min_ready(fc);
     enum session_verdict verdict = SESSION_AGAIN;
@@ -242,7 +241,7 @@ static enum session_verdict judge(struct fleet_control *fc, struct fleet_session
     return verdict;
 }
 
-static size_t n_refused(struct fleet_control *fc, const struct fleet_session *s)
+static size_t n_dropped(struct fleet_control *fc, const struct fleet_session *s)
 {
     size_t n = 0;
 
@@ -255,7 +254,7 @@ static size_t n_refused(struct fleet_control *fc, const struct fleet_session *s)
 
 /* Who refused it at its door goes on with what it served, and has its name again, while the others
  * get the rest. Who cannot be let go of now is before the others are told to finish. */
-static void release_refused(struct fleet_control *fc, struct fleet_session *s)
+static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
 {
     struct err ignored = {0};
 
@@ -266,9 +265,9 @@ static void release_refused(struct fleet_control *fc, struct fleet_session *s)
     fleet_turn_end(fc);
 }
 
-static enum session_verdict send_all(struct fleet_control *fc, struct fleet_session *s,
-                                     const struct fleet_tensors *t, const json_t *named,
-                                     struct err *e)
+static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_session *s,
+                                         const struct fleet_tensors *t, const json_t *named,
+                                         struct err *e)
 {
     enum session_verdict verdict = SESSION_AGAIN;
     struct fleet_said *said = NULL;
@@ -282,7 +281,7 @@ static enum session_verdict send_all(struct fleet_control *fc, struct fleet_sess
     if (note_sending(fc, s, &b, e) != 0)
         return SESSION_AGAIN;
     if (fleet_ask(fc, WIRE_UPDATE, b.to, b.n, fleet_update_us(fc), &said, e) == 0)
-        verdict = judge(fc, s, &b, said, t->chunk_id != NULL, e);
+        verdict = answers_judge(fc, s, &b, said, t->chunk_id != NULL, e);
     else
         note_unanswered(fc, s, &b, e->code == ERR_DRAINING ? PART_ON_DOUBT : PART_ON_NOT_TAKEN);
     fleet_said_free(said, b.n);
@@ -304,8 +303,8 @@ static void abort_requests(struct fleet_control *fc)
 }
 
 /* Words first: what somebody has none for must not stop anybody. */
-static int check_words(struct fleet_control *fc, struct fleet_session *s,
-                       const struct fleet_tensors *t, struct err *e)
+static int tensors_check_words(struct fleet_control *fc, struct fleet_session *s,
+                               const struct fleet_tensors *t, struct err *e)
 {
     struct fleet_batch b = {0};
 
@@ -317,8 +316,8 @@ static int check_words(struct fleet_control *fc, struct fleet_session *s,
     return fleet_words(fc, WIRE_UPDATE, b.to, b.n, e);
 }
 
-static enum session_verdict send_named(struct fleet_control *fc, struct fleet_session *s,
-                                       const struct fleet_tensors *t, struct err *e)
+static enum session_verdict tensors_send_named(struct fleet_control *fc, struct fleet_session *s,
+                                               const struct fleet_tensors *t, struct err *e)
 {
     enum session_verdict verdict;
     json_t *named = json_copy((json_t *)(uintptr_t)t->body);
@@ -329,7 +328,7 @@ static enum session_verdict send_named(struct fleet_control *fc, struct fleet_se
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
         return SESSION_AGAIN;
     }
-    verdict = send_all(fc, s, t, named, e);
+    verdict = tensors_send(fc, s, t, named, e);
     json_decref(named);
     return verdict;
 }
@@ -342,13 +341,13 @@ int fleet_send(struct fleet_control *fc, struct fleet_session *s, const struct f
     struct fleet_list list = {0};
     size_t n_before;
 
-    if (check_words(fc, s, t, e) != 0 || fleet_list_read(&list, fc, s, t->body, e) != 0)
+    if (tensors_check_words(fc, s, t, e) != 0 || fleet_list_read(&list, fc, s, t->body, e) != 0)
         return -1;
-    if (enter(fc, s, e) != 0) {
+    if (sending_enter(fc, s, e) != 0) {
         fleet_list_fini(&list);
         return -1;
     }
-    n_before = n_refused(fc, s);
+    n_before = n_dropped(fc, s);
     if (fleet_cover_check(s, &list, e) != 0 ||
         (t->by_group && drop_strangers(fc, s, t->body, e) != 0) ||
         fleet_check_marks(fc, s, false, e) != 0 || open_parts(fc, s, t->body, e) != 0 ||
@@ -357,14 +356,14 @@ int fleet_send(struct fleet_control *fc, struct fleet_session *s, const struct f
     } else {
         if (t->abort_requests)
             abort_requests(fc);
-        verdict = send_named(fc, s, t, e);
+        verdict = tensors_send_named(fc, s, t, e);
     }
     if (verdict == SESSION_GOES_ON)
         fleet_cover_took(fc, s, &list);
     fleet_list_fini(&list);
-    if (verdict != SESSION_OVER && n_refused(fc, s) > n_before)
-        release_refused(fc, s);
-    leave(fc, s);
+    if (verdict != SESSION_OVER && n_dropped(fc, s) > n_before)
+        release_dropped(fc, s);
+    sending_leave(fc, s);
     if (verdict == SESSION_OVER)
         (void)fleet_give_up(fc, s, e, &ignored);
     return e->code == ERR_NONE ? 0 : -1;

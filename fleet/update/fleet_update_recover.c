@@ -1,6 +1,5 @@
 /* Updates that those in two phases have open: they are aborted there, and what did not say that it
  * was done is asked again before the next update. */
-
 #include "fleet/update/fleet_run.h"
 
 struct recovery {

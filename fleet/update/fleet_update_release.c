@@ -1,11 +1,10 @@
 /* What stands still for an update goes on: what got nothing of it, and at the end what has it. */
-
 #include "fleet/update/fleet_run.h"
 
 #include <assert.h>
 
 /* The trainer's own pause and sleep are not ended with an update. */
-static bool goes_on(struct fleet_control *fc)
+static bool may_go_on(struct fleet_control *fc)
 {
     bool on;
 
@@ -47,9 +46,9 @@ static void take_resume(struct fleet_part *p, size_t part, struct fleet_said *sa
 
 /* A pause that a trainer has asked for meanwhile has the last word: its end tells them too.
  * @select  whom */
-static void let_go(struct fleet_control *fc, struct fleet_session *s,
-                   bool (*select)(const struct fleet_part *p, const void *arg),
-                   struct letting_go *l)
+static void parts_let_go(struct fleet_control *fc, struct fleet_session *s,
+                         bool (*select)(const struct fleet_part *p, const void *arg),
+                         struct letting_go *l)
 {
     const struct fanout f = {.op = WIRE_RESUME,
                              .select = select,
@@ -65,7 +64,7 @@ static void let_go(struct fleet_control *fc, struct fleet_session *s,
         fleet_note_behind(fc, b.to, b.n);
         return;
     }
-    if (goes_on(fc))
+    if (may_go_on(fc))
         (void)fanout_apply(fc, s, &f, &ignored);
     fleet_flow_end(fc);
 }
@@ -74,8 +73,8 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
 {
     struct letting_go all = {.dropped = false};
 
-    if (goes_on(fc))
-        let_go(fc, s, is_finished_held, &all);
+    if (may_go_on(fc))
+        parts_let_go(fc, s, is_finished_held, &all);
 }
 
 /* What was started and got nothing is ended: without a label that changes nothing. A start without
@@ -118,6 +117,6 @@ void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropp
     assert(fleet_has_op(fc));
     (void)fanout_apply(fc, s, &close, &ignored);
     fleet_unmark_parts(fc, s, dropped);
-    let_go(fc, s, is_unchanged_held, &l);
+    parts_let_go(fc, s, is_unchanged_held, &l);
     fleet_fence_parts(fc, s);
 }

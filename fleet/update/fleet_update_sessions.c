@@ -1,6 +1,5 @@
 /* The updates of the fleet that can be named: the open one, and the last that ended; and what their
  * steps ask of one, with the lock. */
-
 #include "fleet/update/fleet_run.h"
 
 #include "base/log.h"

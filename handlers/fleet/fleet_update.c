@@ -16,8 +16,8 @@
 enum { REASON_MAX = 200 };
 
 /* Answers with what the update is now; an error with who said what. Gives s back. */
-static int answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
-                  struct err *e)
+static int update_answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
+                         struct err *e)
 {
     if (rc == 0)
         reply_json(x, 200, fleet_session_json(app, s));
@@ -27,12 +27,12 @@ static int answer(struct app *app, struct exchange *x, struct fleet_session *s, 
     return 0;
 }
 
-static int no_memory(struct err *e)
+static int update_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
 }
 
-static void keep_lease(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
+static void lease_keep(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
 {
     mtx_lock(&fc->lock);
     if (lease_s > 0)
@@ -80,7 +80,7 @@ int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
         rc = fleet_begin(app->fleet->control, &req, &s, &details, e);
     json_decref(body);
     if (rc == 0)
-        return answer(app, x, s, 0, e);
+        return update_answer(app, x, s, 0, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -234,8 +234,8 @@ static int take_selector(struct fleet_control *fc, struct fleet_session *s, cons
                    selector, said);
 }
 
-static int bring(struct app *app, struct fleet_session *s, const struct words *w,
-                 const json_t *bare, struct err *e)
+static int tensors_bring(struct app *app, struct fleet_session *s, const struct words *w,
+                         const json_t *bare, struct err *e)
 {
     struct fleet_tensors t = {.body = bare,
                               .chunk_id = w->chunk_id,
@@ -251,13 +251,14 @@ static int bring(struct app *app, struct fleet_session *s, const struct words *w
     if (!is_covered(app->fleet->control, s))
         return 0;
     nothing = json_object();
-    rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e) : no_memory(e);
+    rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
+                         : update_no_memory(e);
     json_decref(nothing);
     return rc;
 }
 
 /* An update by itself. They come one after the other. */
-static int whole_turn(struct fleet_control *fc, struct err *e)
+static int whole_take_turn(struct fleet_control *fc, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool mine;
@@ -279,8 +280,9 @@ static void whole_turn_end(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
 }
 
-static int whole_in_turn(struct app *app, const struct words *w, const json_t *bare, json_t *start,
-                         struct fleet_session **out, json_t **details, struct err *e)
+static int update_whole_in_turn(struct app *app, const struct words *w, const json_t *bare,
+                                json_t *start, struct fleet_session **out, json_t **details,
+                                struct err *e)
 {
     struct fleet_begin req = {0};
     struct fleet_session *s;
@@ -295,35 +297,35 @@ static int whole_in_turn(struct app *app, const struct words *w, const json_t *b
     if (fleet_begin(app->fleet->control, &req, &s, details, e) != 0)
         return -1;
     *out = s;
-    rc = bring(app, s, w, bare, e);
+    rc = tensors_bring(app, s, w, bare, e);
     nothing = json_object();
     if (rc == 0)
         rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
-                             : no_memory(e);
+                             : update_no_memory(e);
     json_decref(nothing);
     if (rc != 0)
         (void)fleet_give_up(app->fleet->control, s, e, &ignored);
     return rc;
 }
 
-static int whole(struct app *app, struct exchange *x, const struct words *w, const json_t *body,
-                 struct err *e)
+static int update_whole(struct app *app, struct exchange *x, const struct words *w,
+                        const json_t *body, struct err *e)
 {
     json_t *start = json_object(), *bare = bare_of(body, start), *details = NULL;
     struct fleet_session *s = NULL;
     int rc = -1;
 
     if (start == NULL || bare == NULL) {
-        (void)no_memory(e);
+        (void)update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
-               whole_turn(app->fleet->control, e) == 0) {
-        rc = whole_in_turn(app, w, bare, start, &s, &details, e);
+               whole_take_turn(app->fleet->control, e) == 0) {
+        rc = update_whole_in_turn(app, w, bare, start, &s, &details, e);
         whole_turn_end(app->fleet->control);
     }
     json_decref(start);
     json_decref(bare);
     if (s != NULL)
-        return answer(app, x, s, rc, e);
+        return update_answer(app, x, s, rc, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -387,7 +389,7 @@ static int begin_implicit(struct app *app, const char *label, struct fleet_sessi
                               .implicit = true,
                               .lease_s = UPDATE_UNNAMED_LEASE_S};
     int rc = start != NULL ? fleet_begin(app->fleet->control, &req, out, &details, e)
-                           : no_memory(e);
+                           : update_no_memory(e);
 
     json_decref(start);
     json_decref(details);
@@ -436,10 +438,10 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     if (words_parse(&w, x, body, e) != 0)
         return -1;
     if (w.update_id == NULL && route->session == SESSION_NAMED)
-        return whole(app, x, &w, body, e);
+        return update_whole(app, x, &w, body, e);
     bare = bare_of(body, NULL);
     if (bare == NULL)
-        return no_memory(e);
+        return update_no_memory(e);
     rc = fleet_inherit_packing(app->fleet->control, bare, e);
     if (rc == 0)
         rc = find_session(app, route, &w, &s, e);
@@ -447,11 +449,11 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
         json_decref(bare);
         return -1;
     }
-    rc = bring(app, s, &w, bare, e);
+    rc = tensors_bring(app, s, &w, bare, e);
     json_decref(bare);
     if (rc != 0 && is_left_empty(app->fleet->control, s))
         (void)fleet_give_up(app->fleet->control, s, e, &ignored);
-    return answer(app, x, s, rc, e);
+    return update_answer(app, x, s, rc, e);
 }
 
 int fleet_update(struct app *app, struct exchange *x, struct err *e)
@@ -468,7 +470,8 @@ int fleet_update(struct app *app, struct exchange *x, struct err *e)
 
 /* the end */
 
-static int named(struct app *app, const json_t *body, struct fleet_session **out, struct err *e)
+static int update_named(struct app *app, const json_t *body, struct fleet_session **out,
+                        struct err *e)
 {
     const char *id = NULL;
 
@@ -490,12 +493,14 @@ static int end_parsed(struct app *app, struct exchange *x, const json_t *body, b
     if (body_str(&label, body, "", "weight_version", e) != 0 ||
         (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
         body_object(&sums, body, "", "checksums", e) != 0 ||
-        (route->session == SESSION_NAMED ? named(app, body, &s, e) : find_open(app, &s, e)) != 0)
+        (route->session == SESSION_NAMED ? update_named(app, body, &s, e)
+                                         : find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    rc = proof != NULL ? fleet_end(app->fleet->control, s, label, proof, commit, e) : no_memory(e);
+    rc = proof != NULL ? fleet_end(app->fleet->control, s, label, proof, commit, e)
+                       : update_no_memory(e);
     json_decref(proof);
-    return answer(app, x, s, rc, e);
+    return update_answer(app, x, s, rc, e);
 }
 
 static int end_request(struct app *app, struct exchange *x, bool commit, struct err *e)
@@ -520,13 +525,13 @@ int fleet_update_finish(struct app *app, struct exchange *x, struct err *e)
     return end_request(app, x, true, e);
 }
 
-static int give_up(struct app *app, struct exchange *x, struct fleet_session *s, const char *reason,
-                   struct err *e)
+static int update_give_up(struct app *app, struct exchange *x, struct fleet_session *s,
+                          const char *reason, struct err *e)
 {
     struct err why = {0};
 
     (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
-    return answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
+    return update_answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
 }
 
 int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
@@ -540,9 +545,9 @@ int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = body_str(&reason, body, "", "reason", e);
     if (rc == 0)
-        rc = named(app, body, &s, e);
+        rc = update_named(app, body, &s, e);
     if (rc == 0)
-        rc = give_up(app, x, s, reason, e);
+        rc = update_give_up(app, x, s, reason, e);
     json_decref(body);
     return rc;
 }
@@ -553,7 +558,7 @@ int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
 
     if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
         return -1;
-    return give_up(app, x, s, "aborted by DELETE", e);
+    return update_give_up(app, x, s, "aborted by DELETE", e);
 }
 
 int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
@@ -562,11 +567,11 @@ int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
 
     if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
         return -1;
-    return answer(app, x, s, 0, e);
+    return update_answer(app, x, s, 0, e);
 }
 
 /* Those of the upstreams are longer than the trainer's, and begin anew with it. */
-static int renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
+static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
 {
     json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
     struct fleet_control *fc = app->fleet->control;
@@ -587,9 +592,9 @@ static int renew(struct app *app, struct fleet_session *s, uint64_t lease_s, str
              : err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
     mtx_unlock(&fc->lock);
     if (rc == 0 && body == NULL)
-        rc = no_memory(e);
+        rc = update_no_memory(e);
     if (rc == 0)
-        keep_lease(fc, s, (uint32_t)lease_s);
+        lease_keep(fc, s, (uint32_t)lease_s);
     if (rc == 0)
         rc = fleet_ask(fc, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
     json_decref(body);
@@ -615,9 +620,9 @@ int fleet_update_renew(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e);
     if (rc == 0)
-        rc = named(app, body, &s, e);
+        rc = update_named(app, body, &s, e);
     json_decref(body);
     if (rc != 0)
         return -1;
-    return answer(app, x, s, renew(app, s, lease_s, e), e);
+    return update_answer(app, x, s, lease_renew(app, s, lease_s, e), e);
 }
