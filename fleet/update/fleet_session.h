@@ -25,8 +25,9 @@
 _Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
                "a name of ours is told from a longer one");
 
-/* Written with the lock of the fleet's control, and from its start to its end by the holder of the
- * operation lock alone; what counts requests and tensors also by those requests. */
+/* Written with the lock of the fleet's control. Only the holder of the operation lock begins it,
+ * makes it ready and ends it; a request of it writes what it brings (label, selector, lease), and
+ * that it is under way. */
 struct fleet_session {
     unsigned n_refs;
     char id[UPDATE_ID_MAX + 1];

@@ -1,6 +1,7 @@
-/* The routes of updates in front of upstream engines. */
-#include "fleet/fleet_priv.h"
+/* The routes that begin an update in front of upstream engines, and bring its tensors. */
+#include "handlers/fleet/fleet_update.h"
 
+#include "fleet/fleet_priv.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/fleet_handlers.h"
@@ -10,14 +11,11 @@
 #include "handlers/update_members.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { REASON_MAX = 200 };
-
 /* Answers with what the update is now; an error with who said what. Gives s back. */
-static int update_answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
-                         struct err *e)
+int fleet_update_answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
+                        struct err *e)
 {
     if (rc == 0)
         reply_json(x, 200, fleet_session_json(app, s));
@@ -27,20 +25,9 @@ static int update_answer(struct app *app, struct exchange *x, struct fleet_sessi
     return 0;
 }
 
-static int update_no_memory(struct err *e)
+int fleet_update_no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
-}
-
-static void lease_keep(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
-{
-    mtx_lock(&fc->lock);
-    if (lease_s > 0)
-        s->lease_s = lease_s;
-    if (fleet_session_is_open(s))
-        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
-    mtx_unlock(&fc->lock);
-    fleet_look(fc);
 }
 
 /* start */
@@ -80,7 +67,7 @@ int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
         rc = fleet_begin(app->fleet->control, &req, &s, &details, e);
     json_decref(body);
     if (rc == 0)
-        return update_answer(app, x, s, 0, e);
+        return fleet_update_answer(app, x, s, 0, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -252,7 +239,7 @@ static int tensors_bring(struct app *app, struct fleet_session *s, const struct 
         return 0;
     nothing = json_object();
     rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
-                         : update_no_memory(e);
+                         : fleet_update_no_memory(e);
     json_decref(nothing);
     return rc;
 }
@@ -301,7 +288,7 @@ static int update_whole_in_turn(struct app *app, const struct words *w, const js
     nothing = json_object();
     if (rc == 0)
         rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
-                             : update_no_memory(e);
+                             : fleet_update_no_memory(e);
     json_decref(nothing);
     if (rc != 0)
         (void)fleet_give_up(app->fleet->control, s, e, &ignored);
@@ -316,7 +303,7 @@ static int update_whole(struct app *app, struct exchange *x, const struct words 
     int rc = -1;
 
     if (start == NULL || bare == NULL) {
-        (void)update_no_memory(e);
+        (void)fleet_update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
                whole_take_turn(app->fleet->control, e) == 0) {
         rc = update_whole_in_turn(app, w, bare, start, &s, &details, e);
@@ -325,7 +312,7 @@ static int update_whole(struct app *app, struct exchange *x, const struct words 
     json_decref(start);
     json_decref(bare);
     if (s != NULL)
-        return update_answer(app, x, s, rc, e);
+        return fleet_update_answer(app, x, s, rc, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -350,7 +337,7 @@ static int find_unnamed(struct app *app, struct fleet_session **out, struct err 
     return 0;
 }
 
-static int find_open(struct app *app, struct fleet_session **out, struct err *e)
+int fleet_update_find_open(struct app *app, struct fleet_session **out, struct err *e)
 {
     if (find_unnamed(app, out, e) != 0)
         return -1;
@@ -389,7 +376,7 @@ static int begin_implicit(struct app *app, const char *label, struct fleet_sessi
                               .implicit = true,
                               .lease_s = UPDATE_UNNAMED_LEASE_S};
     int rc = start != NULL ? fleet_begin(app->fleet->control, &req, out, &details, e)
-                           : update_no_memory(e);
+                           : fleet_update_no_memory(e);
 
     json_decref(start);
     json_decref(details);
@@ -408,7 +395,7 @@ static int find_session(struct app *app, const struct route *route, const struct
     if (w->update_id != NULL)
         return fleet_find(app->fleet->control, w->update_id, out, e);
     if (route->session == SESSION_OPEN)
-        return find_open(app, out, e);
+        return fleet_update_find_open(app, out, e);
     if (find_unnamed(app, out, e) != 0 || (*out != NULL && end_other(app, out, w->label, e) != 0))
         return -1;
     return *out != NULL ? 0 : begin_implicit(app, w->label, out, e);
@@ -441,7 +428,7 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
         return update_whole(app, x, &w, body, e);
     bare = bare_of(body, NULL);
     if (bare == NULL)
-        return update_no_memory(e);
+        return fleet_update_no_memory(e);
     rc = fleet_inherit_packing(app->fleet->control, bare, e);
     if (rc == 0)
         rc = find_session(app, route, &w, &s, e);
@@ -453,7 +440,7 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     json_decref(bare);
     if (rc != 0 && is_left_empty(app->fleet->control, s))
         (void)fleet_give_up(app->fleet->control, s, e, &ignored);
-    return update_answer(app, x, s, rc, e);
+    return fleet_update_answer(app, x, s, rc, e);
 }
 
 int fleet_update(struct app *app, struct exchange *x, struct err *e)
@@ -466,163 +453,4 @@ int fleet_update(struct app *app, struct exchange *x, struct err *e)
     rc = update_parsed(app, x, body, e);
     json_decref(body);
     return rc;
-}
-
-/* the end */
-
-static int update_named(struct app *app, const json_t *body, struct fleet_session **out,
-                        struct err *e)
-{
-    const char *id = NULL;
-
-    if (update_id_parse(&id, body, e) != 0)
-        return -1;
-    return fleet_find(app->fleet->control, id, out, e);
-}
-
-static int end_parsed(struct app *app, struct exchange *x, const json_t *body, bool commit,
-                      struct err *e)
-{
-    const struct route *route = x->route;
-    struct fleet_session *s;
-    const char *label = "";
-    const json_t *sums = NULL;
-    json_t *proof;
-    int rc;
-
-    if (body_str(&label, body, "", "weight_version", e) != 0 ||
-        (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
-        body_object(&sums, body, "", "checksums", e) != 0 ||
-        (route->session == SESSION_NAMED ? update_named(app, body, &s, e)
-                                         : find_open(app, &s, e)) != 0)
-        return -1;
-    proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    rc = proof != NULL ? fleet_end(app->fleet->control, s, label, proof, commit, e)
-                       : update_no_memory(e);
-    json_decref(proof);
-    return update_answer(app, x, s, rc, e);
-}
-
-static int end_request(struct app *app, struct exchange *x, bool commit, struct err *e)
-{
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = end_parsed(app, x, body, commit, e);
-    json_decref(body);
-    return rc;
-}
-
-int fleet_update_verify(struct app *app, struct exchange *x, struct err *e)
-{
-    return end_request(app, x, false, e);
-}
-
-int fleet_update_finish(struct app *app, struct exchange *x, struct err *e)
-{
-    return end_request(app, x, true, e);
-}
-
-static int update_give_up(struct app *app, struct exchange *x, struct fleet_session *s,
-                          const char *reason, struct err *e)
-{
-    struct err why = {0};
-
-    (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
-    return update_answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
-}
-
-int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
-{
-    const char *reason = "aborted by its owner";
-    struct fleet_session *s;
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = body_str(&reason, body, "", "reason", e);
-    if (rc == 0)
-        rc = update_named(app, body, &s, e);
-    if (rc == 0)
-        rc = update_give_up(app, x, s, reason, e);
-    json_decref(body);
-    return rc;
-}
-
-int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
-{
-    struct fleet_session *s;
-
-    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
-        return -1;
-    return update_give_up(app, x, s, "aborted by DELETE", e);
-}
-
-int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
-{
-    struct fleet_session *s;
-
-    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
-        return -1;
-    return update_answer(app, x, s, 0, e);
-}
-
-/* Those of the upstreams are longer than the trainer's, and begin anew with it. */
-static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
-{
-    json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
-    size_t n = 0;
-    int rc;
-
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream,
-                                        .body = body,
-                                        .about = {.update_id = s->parts[i].update_id}};
-    rc = fleet_session_is_open(s)
-             ? 0
-             : err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
-    mtx_unlock(&fc->lock);
-    if (rc == 0 && body == NULL)
-        rc = update_no_memory(e);
-    if (rc == 0)
-        lease_keep(fc, s, (uint32_t)lease_s);
-    if (rc == 0)
-        rc = fleet_ask(fc, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
-    json_decref(body);
-    if (rc != 0)
-        return -1;
-    cause = fleet_cause(said, n);
-    if (cause != NULL) {
-        *e = cause->why;
-        rc = -1;
-    }
-    fleet_said_free(said, n);
-    return rc;
-}
-
-int fleet_update_renew(struct app *app, struct exchange *x, struct err *e)
-{
-    struct fleet_session *s;
-    uint64_t lease_s = 0;
-    json_t *body;
-    int rc;
-
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e);
-    if (rc == 0)
-        rc = update_named(app, body, &s, e);
-    json_decref(body);
-    if (rc != 0)
-        return -1;
-    return update_answer(app, x, s, lease_renew(app, s, lease_s, e), e);
 }

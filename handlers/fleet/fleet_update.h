@@ -1,0 +1,23 @@
+/* What the routes of updates in front of upstream engines share. */
+#ifndef BATON_HANDLERS_FLEET_FLEET_UPDATE_H
+#define BATON_HANDLERS_FLEET_FLEET_UPDATE_H
+
+#include "base/err.h"
+#include "http/exchange.h"
+
+struct app;
+struct fleet_session;
+
+/* fleet_update_answer - what the update is now, or the error with what each upstream said.
+ * @s   one reference, which is given back
+ * @rc  0, or -1 with e set. Returns: 0. */
+int fleet_update_answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
+                        struct err *e);
+
+/* fleet_update_find_open - a reference to the open session, which requests do not name.
+ * Errors: ERR_CONFLICT: there is none, or its trainer names it. */
+int fleet_update_find_open(struct app *app, struct fleet_session **out, struct err *e);
+
+int fleet_update_no_memory(struct err *e);
+
+#endif

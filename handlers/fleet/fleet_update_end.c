@@ -1,0 +1,180 @@
+/* The routes that end an update in front of upstream engines, tell of it, or prolong its lease. */
+#include "handlers/fleet/fleet_update.h"
+
+#include "fleet/fleet_priv.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/reply.h"
+#include "handlers/route.h"
+#include "handlers/update_members.h"
+
+enum { REASON_MAX = 200 };
+
+static int update_named(struct app *app, const json_t *body, struct fleet_session **out,
+                        struct err *e)
+{
+    const char *id = NULL;
+
+    if (update_id_parse(&id, body, e) != 0)
+        return -1;
+    return fleet_find(app->fleet->control, id, out, e);
+}
+
+static int end_parsed(struct app *app, struct exchange *x, const json_t *body, bool commit,
+                      struct err *e)
+{
+    const struct route *route = x->route;
+    struct fleet_session *s;
+    const char *label = "";
+    const json_t *sums = NULL;
+    json_t *proof;
+    int rc;
+
+    if (body_str(&label, body, "", "weight_version", e) != 0 ||
+        (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
+        body_object(&sums, body, "", "checksums", e) != 0 ||
+        (route->session == SESSION_NAMED ? update_named(app, body, &s, e)
+                                         : fleet_update_find_open(app, &s, e)) != 0)
+        return -1;
+    proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
+    rc = proof != NULL ? fleet_end(app->fleet->control, s, label, proof, commit, e)
+                       : fleet_update_no_memory(e);
+    json_decref(proof);
+    return fleet_update_answer(app, x, s, rc, e);
+}
+
+static int end_request(struct app *app, struct exchange *x, bool commit, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = end_parsed(app, x, body, commit, e);
+    json_decref(body);
+    return rc;
+}
+
+int fleet_update_verify(struct app *app, struct exchange *x, struct err *e)
+{
+    return end_request(app, x, false, e);
+}
+
+int fleet_update_finish(struct app *app, struct exchange *x, struct err *e)
+{
+    return end_request(app, x, true, e);
+}
+
+static int update_give_up(struct app *app, struct exchange *x, struct fleet_session *s,
+                          const char *reason, struct err *e)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
+    return fleet_update_answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
+}
+
+int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
+{
+    const char *reason = "aborted by its owner";
+    struct fleet_session *s;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_str(&reason, body, "", "reason", e);
+    if (rc == 0)
+        rc = update_named(app, body, &s, e);
+    if (rc == 0)
+        rc = update_give_up(app, x, s, reason, e);
+    json_decref(body);
+    return rc;
+}
+
+int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s;
+
+    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
+        return -1;
+    return update_give_up(app, x, s, "aborted by DELETE", e);
+}
+
+int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s;
+
+    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
+        return -1;
+    return fleet_update_answer(app, x, s, 0, e);
+}
+
+static void lease_keep(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
+{
+    mtx_lock(&fc->lock);
+    if (lease_s > 0)
+        s->lease_s = lease_s;
+    if (fleet_session_is_open(s))
+        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    mtx_unlock(&fc->lock);
+    fleet_look(fc);
+}
+
+/* Those of the upstreams are longer than the trainer's, and begin anew with it. */
+static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
+{
+    json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
+    struct fleet_control *fc = app->fleet->control;
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    size_t n = 0;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
+            to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream,
+                                        .body = body,
+                                        .about = {.update_id = s->parts[i].update_id}};
+    rc = fleet_session_is_open(s)
+             ? 0
+             : err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
+    mtx_unlock(&fc->lock);
+    if (rc == 0 && body == NULL)
+        rc = fleet_update_no_memory(e);
+    if (rc == 0)
+        lease_keep(fc, s, (uint32_t)lease_s);
+    if (rc == 0)
+        rc = fleet_ask(fc, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    cause = fleet_cause(said, n);
+    if (cause != NULL) {
+        *e = cause->why;
+        rc = -1;
+    }
+    fleet_said_free(said, n);
+    return rc;
+}
+
+int fleet_update_renew(struct app *app, struct exchange *x, struct err *e)
+{
+    struct fleet_session *s;
+    uint64_t lease_s = 0;
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e);
+    if (rc == 0)
+        rc = update_named(app, body, &s, e);
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    return fleet_update_answer(app, x, s, lease_renew(app, s, lease_s, e), e);
+}
