@@ -184,7 +184,7 @@ static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upst
     char why[ERR_MSG_MAX + 32];
 
     fleet_info(fleet_of(fc), i, &info);
-    (void)snprintf(why, sizeof why, "it is %s%s%s", info.state,
+    (void)snprintf(why, sizeof why, "it is %s%s%s", upstream_state_name(info.state),
                    info.error.code != ERR_NONE ? ": " : "", info.error.msg);
     return fleet_part_json(at->name, false, 0, info.alive ? "it was not asked" : why);
 }

@@ -66,7 +66,7 @@ static void join_locked(struct fleet *f, size_t upstream, const char *name)
     } else if (f->serial > 0) {
         BLAME(&fresh, "it came after version '%s'", f->label);
     }
-    fresh.state = fresh.last = fleet_state_name(&fresh);
+    fresh.state = fresh.last = fleet_state_of(&fresh);
     *u = fresh;
 }
 

@@ -29,6 +29,7 @@
 #define BATON_FLEET_MEMBERS_FLEET_H
 
 #include "base/err.h"
+#include "fleet/members/upstream_state.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,8 +63,8 @@ bool fleet_is_unfinished(const char *label);
  * threads make them at the same moment. */
 struct fleet_move {
     size_t upstream;
-    const char *name;                /* or NULL */
-    const char *from, *to;           /* static, as upstream_info.state */
+    const char *name; /* or NULL */
+    enum upstream_state from, to;
     char label[FLEET_LABEL_MAX + 1]; /* of what it serves, as far as that is known */
     struct err why;                  /* clean: it serves */
     bool is_last;                    /* for FLEET_MOVES_US: what follows of it is told after that */
@@ -280,9 +281,7 @@ struct upstream_info {
     bool refuses_work;   /* fleet_refused */
     bool lacks;          /* fleet_outfit; or it has not been looked at */
     uint64_t n_lives;    /* processes that it was, as far as can be told; never the same again */
-    /* static: "serving", "unready", "unsynced", "fenced", "refused", "down", "unknown", "removed"
-     */
-    const char *state;
+    enum upstream_state state;
     uint64_t serial; /* of the fleet's versions, the one that it serves; 0: what it began with */
     struct upstream_saw saw; /* last */
     size_t n_outstanding[FLEET_LANES];

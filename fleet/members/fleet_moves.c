@@ -7,11 +7,6 @@
 
 #include <string.h>
 
-const char *fleet_state_name(const struct upstream *u)
-{
-    return upstream_state_name(upstream_state_of(fleet_out_of(u)));
-}
-
 static bool may_tell_locked(struct upstream *u)
 {
     uint64_t now = clock_now_us();
@@ -25,9 +20,9 @@ static bool may_tell_locked(struct upstream *u)
 
 /* While it is open which version will be the fleet's, that it is out of step is no news; nor is
  * that it is removed, to whoever removed it. */
-static bool is_news(const char *state, bool waits)
+static bool is_news(enum upstream_state state, bool waits)
 {
-    return strcmp(state, "removed") != 0 && !(waits && strcmp(state, "unsynced") == 0);
+    return state != UPSTREAM_REMOVED && !(waits && state == UPSTREAM_OUT_OF_STEP);
 }
 
 static bool next_locked(struct fleet *f, struct fleet_move *m)
@@ -36,7 +31,7 @@ static bool next_locked(struct fleet *f, struct fleet_move *m)
 
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
-        const char *now = fleet_state_name(u);
+        enum upstream_state now = fleet_state_of(u);
         int64_t wall_s;
 
         if (!is_news(now, waits))
@@ -105,7 +100,7 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
                                   .fence_life = u->fence_life,
                                   .removed = fleet_is_out(u, OUT_REMOVED),
                                   .refuses_work = fleet_is_out(u, OUT_KEY_WORK),
-                                  .state = fleet_state_name(u),
+                                  .state = fleet_state_of(u),
                                   .serial = u->serial,
                                   .saw = u->saw,
                                   .n_granted = u->n_granted,

@@ -51,8 +51,8 @@ struct upstream {
     struct err lack; /* clean: nothing */
 
     /* What was told of its state (fleet_moves.c). */
-    const char *state, *last; /* static; told last; seen last */
-    uint64_t moves_us;        /* since when n_moves are counted */
+    enum upstream_state state, last; /* told last; seen last */
+    uint64_t moves_us;               /* since when n_moves are counted */
     unsigned n_moves;
     uint64_t n_untold;
 };
@@ -141,6 +141,11 @@ static inline unsigned fleet_out_of(const struct upstream *u)
            (fleet_is_fit(u) ? 0 : OUT_ADAPTERS) | (u->saw.unready[0] != '\0' ? OUT_NOT_READY : 0);
 }
 
+static inline enum upstream_state fleet_state_of(const struct upstream *u)
+{
+    return upstream_state_of(fleet_out_of(u));
+}
+
 static inline bool fleet_in_rotation(const struct upstream *u)
 {
     return fleet_out_of(u) == 0;
@@ -189,9 +194,6 @@ bool fleet_undecided_locked(const struct fleet *f, struct err *e);
 void fleet_blame_unfit_locked(struct fleet *f);
 
 /* ---- fleet_moves.c ---- */
-
-/* fleet_state_name - static: what is shown of it. */
-const char *fleet_state_name(const struct upstream *u);
 
 /* fleet_tell_moves - says what states have changed. No lock held. */
 void fleet_tell_moves(struct fleet *f);

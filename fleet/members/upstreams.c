@@ -81,8 +81,8 @@ static void on_left(void *arg, size_t upstream)
 /* A trainer that finds requests refused has to be able to read why. */
 static void on_moved(void *arg, const struct fleet_move *m)
 {
-    bool bad = strcmp(m->from, "serving") == 0 || strcmp(m->to, "down") == 0 ||
-               strcmp(m->to, "refused") == 0;
+    bool bad = m->from == UPSTREAM_SERVING || m->to == UPSTREAM_DOWN ||
+               m->to == UPSTREAM_KEY_REFUSED;
     enum log_level level = bad ? LOG_WARN : LOG_INFO;
     struct log_rec r;
 
@@ -91,8 +91,8 @@ static void on_moved(void *arg, const struct fleet_move *m)
         return;
     log_begin(&r, level, "upstream.state");
     log_str(&r, "upstream", m->name);
-    log_str(&r, "from", m->from);
-    log_str(&r, "to", m->to);
+    log_str(&r, "from", upstream_state_name(m->from));
+    log_str(&r, "to", upstream_state_name(m->to));
     log_str(&r, "why", m->why.code != ERR_NONE ? m->why.msg : NULL);
     log_str(&r, "weight_version", m->label[0] != '\0' ? m->label : NULL);
     if (m->n_untold > 0)

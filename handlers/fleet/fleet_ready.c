@@ -15,7 +15,7 @@ enum { WHY_ALL_MAX = 400 }; /* bytes, of what keeps upstreams away */
 static void add_why(char *text, size_t *len, const char *name, const struct upstream_info *info)
 {
     char one[256];
-    int n = snprintf(one, sizeof one, "; %.80s: %s%s%.120s", name, info->state,
+    int n = snprintf(one, sizeof one, "; %.80s: %s%s%.120s", name, upstream_state_name(info->state),
                      info->error.msg[0] != '\0' ? ", " : "", info->error.msg);
 
     if (n < 0 || (size_t)n >= sizeof one || *len + (size_t)n >= WHY_ALL_MAX)
@@ -35,7 +35,7 @@ static int too_few(const struct app *app, const struct fleet_stats *s, struct er
     for (size_t i = 0; i < n; i++) {
         upstreams_at(app->fleet->upstreams, i, &at);
         fleet_info(f, i, &info);
-        if (!at.removed && strcmp(info.state, "serving") != 0)
+        if (!at.removed && info.state != UPSTREAM_SERVING)
             add_why(text, &len, at.name, &info);
     }
     return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",
@@ -53,7 +53,7 @@ static size_t n_held_locked(struct fleet_control *fc)
         if (!s->parts[i].held)
             continue;
         fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
-        n += strcmp(info.state, "serving") == 0;
+        n += info.state == UPSTREAM_SERVING;
     }
     return n;
 }

@@ -43,18 +43,18 @@ static json_t *heard_or_null(uint64_t heard_us)
 static json_t *one_json(const struct upstream_at *at, const struct upstream_info *info,
                         json_t *lacks)
 {
-    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}",
-                     "upstream", at->name, "dialect", wire_dialect_name(at->dialect), "state",
-                     info->state, "weight_version", text_or_null(info->saw.label), "serial",
-                     info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
-                     "process", text_or_null(info->saw.process), "outstanding", "generate",
-                     (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
-                     (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted",
-                     (json_int_t)info->n_granted, "n_missed", (json_int_t)info->n_missed,
-                     "last_heard_s", heard_or_null(info->heard_us), "error",
-                     error_or_null(&info->error), "last_error_at",
-                     info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
-                     "lacks", lacks);
+    return json_pack(
+        "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}", "upstream",
+        at->name, "dialect", wire_dialect_name(at->dialect), "state",
+        upstream_state_name(info->state), "weight_version", text_or_null(info->saw.label), "serial",
+        info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "process",
+        text_or_null(info->saw.process), "outstanding", "generate",
+        (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
+        (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
+        "n_missed", (json_int_t)info->n_missed, "last_heard_s", heard_or_null(info->heard_us),
+        "error", error_or_null(&info->error), "last_error_at",
+        info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(), "lacks",
+        lacks);
 }
 
 static json_t *one_upstream_json(const struct app *app, size_t upstream)

@@ -43,14 +43,17 @@ static void read_rows(struct app *app, struct rows *out)
 static void put_states(const struct rows *rows, struct buf *out)
 {
     static const char name[] = "baton_upstream_state";
-    static const char *const states[] = {"serving", "unready", "unsynced", "fenced",
-                                         "refused", "down",    "unknown"};
+    static const enum upstream_state states[] = {
+        UPSTREAM_SERVING,     UPSTREAM_NOT_READY, UPSTREAM_OUT_OF_STEP, UPSTREAM_FENCED,
+        UPSTREAM_KEY_REFUSED, UPSTREAM_DOWN,      UPSTREAM_JOINING};
 
     prom_head(out, name, "gauge", "1 for the state of an upstream");
     for (size_t i = 0; i < rows->n; i++)
         for (size_t s = 0; s < sizeof states / sizeof states[0]; s++)
-            prom_u64(out, name, LABELS({"upstream", rows->items[i].name}, {"state", states[s]}),
-                     strcmp(rows->items[i].info.state, states[s]) == 0);
+            prom_u64(out, name,
+                     LABELS({"upstream", rows->items[i].name},
+                            {"state", upstream_state_name(states[s])}),
+                     rows->items[i].info.state == states[s]);
 }
 
 static void put_outstanding(const struct rows *rows, struct buf *out)

@@ -522,7 +522,7 @@ static void check(struct walk *w)
         bool serves;
 
         fleet_info(w->f, i, &info);
-        serves = strcmp(info.state, "serving") == 0;
+        serves = strcmp(upstream_state_name(info.state), "serving") == 0;
         assert_int_equal(info.n_outstanding[FLEET_GENERATE], n_held[i]);
         assert_true(n_held[i] <= PERMITS);
         assert_true(serves == (info.alive && info.synced && !info.fenced));

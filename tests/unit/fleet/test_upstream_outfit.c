@@ -61,7 +61,7 @@ static void test_another_process_waits_to_be_looked_at(void **state)
     hear(f, 0, "p2", "v");
     assert_false(fleet_serves(f, 0));
     assert_true(fleet_serves(f, 1));
-    assert_string_equal(info_of(f, 0).state, "unsynced");
+    assert_string_equal(upstream_state_name(info_of(f, 0).state), "unsynced");
     assert_non_null(strstr(info_of(f, 0).error.msg, "restarted"));
     outfit(f, life, 1, NULL); /* of the process before */
     assert_false(fleet_serves(f, 0));
@@ -179,7 +179,7 @@ static void test_it_is_back_when_the_last_reason_is_gone(void **state)
             hear(f, 0, "p2", "x");
         }
         assert_true(fleet_serves(f, 0));
-        assert_string_equal(info_of(f, 0).state, "serving");
+        assert_string_equal(upstream_state_name(info_of(f, 0).state), "serving");
         assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
         fleet_free(f);
     }

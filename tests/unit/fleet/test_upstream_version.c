@@ -379,13 +379,13 @@ static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
     refuse_key(f, 0, FLEET_REFUSED_STATUS);
     hear(f, 0, "p", "b");
     fleet_info(f, 0, &info);
-    assert_string_equal(info.state, "unsynced");
+    assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_non_null(strstr(info.error.msg, "it serves weights 'b'"));
     (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){false, true, true, true});
     refuse_key(f, 0, FLEET_REFUSED_STATUS);
     hear(f, 0, "p", "b");
     fleet_info(f, 0, &info);
-    assert_string_equal(info.state, "unsynced");
+    assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_null(strstr(info.error.msg, "key"));
     assert_int_equal(info.error.code, ERR_UNSYNCED);
     fleet_free(f);
@@ -431,8 +431,8 @@ static void test_each_change_of_a_state_is_told(void **cmocka_state)
     assert_int_equal(n_moves, 0);
     hear(f, 1, "p", "v");
     assert_int_equal(n_moves, 2);
-    assert_string_equal(moves[0].from, "unknown");
-    assert_string_equal(moves[0].to, "serving");
+    assert_string_equal(upstream_state_name(moves[0].from), "unknown");
+    assert_string_equal(upstream_state_name(moves[0].to), "serving");
     assert_string_equal(moves[1].label, "v");
     hear(f, 1, "p", "v");
     miss(f, 1, false);
@@ -440,11 +440,11 @@ static void test_each_change_of_a_state_is_told(void **cmocka_state)
     miss(f, 1, true);
     assert_int_equal(n_moves, 3);
     assert_int_equal(moves[2].upstream, 1);
-    assert_string_equal(moves[2].from, "serving");
-    assert_string_equal(moves[2].to, "down");
+    assert_string_equal(upstream_state_name(moves[2].from), "serving");
+    assert_string_equal(upstream_state_name(moves[2].to), "down");
     assert_string_equal(moves[2].why.msg, "nobody is there");
     hear(f, 0, "p", "w");
-    assert_string_equal(moves[3].to, "unsynced");
+    assert_string_equal(upstream_state_name(moves[3].to), "unsynced");
     assert_string_equal(moves[3].why.msg, "it serves weights 'w', the fleet 'v'");
     fleet_free(f);
 }

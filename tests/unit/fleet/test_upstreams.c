@@ -187,11 +187,11 @@ static void await_state(struct upstreams *u, size_t i, const char *state)
 
     for (int ms = 0; ms < LONG_MS; ms++) {
         fleet_info(upstreams_fleet(u), i, &info);
-        if (strcmp(info.state, state) == 0)
+        if (strcmp(upstream_state_name(info.state), state) == 0)
             return;
         (void)poll(NULL, 0, 1);
     }
-    fail_msg("upstream %zu is %s, not %s", i, info.state, state);
+    fail_msg("upstream %zu is %s, not %s", i, upstream_state_name(info.state), state);
 }
 
 static void part_of(struct upstreams *u, struct fan_part *part, size_t i, uint64_t timeout_us)

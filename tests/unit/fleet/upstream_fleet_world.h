@@ -151,7 +151,7 @@ static inline const char *state(struct fleet *f, size_t i)
     struct upstream_info info;
 
     fleet_info(f, i, &info);
-    return info.state;
+    return upstream_state_name(info.state);
 }
 
 #endif
