@@ -35,7 +35,8 @@ struct auth {
     bool trusts_unix;
 };
 
-const char *auth_role_name(enum auth_role role)
+/* "watch"; "anyone". */
+static const char *auth_role_name(enum auth_role role)
 {
     static const char *const names[AUTH_ROLE_COUNT] = {
         [AUTH_ANYONE] = "anyone",

@@ -21,8 +21,6 @@ enum {
 /* Each may do what the ones before it may. */
 enum auth_role { AUTH_ANYONE, AUTH_WATCH, AUTH_GENERATE, AUTH_CONTROL, AUTH_ROLE_COUNT };
 
-const char *auth_role_name(enum auth_role role); /* "watch"; "anyone" */
-
 struct auth;
 
 struct auth_cfg {

@@ -62,7 +62,7 @@ static const struct refusal refusals[] = {
      "another update is open"},
 };
 
-const char *lifecycle_call_name(enum lifecycle_call call)
+static const char *lifecycle_call_name(enum lifecycle_call call)
 {
     static const char *const names[] = {
 #define X(constant, name) name,
@@ -106,15 +106,15 @@ static const struct refusal *find(const struct lifecycle_state *s, enum lifecycl
     return NULL;
 }
 
-size_t lifecycle_text(const struct lifecycle_state *s, char *out, size_t cap)
+/* "life serving, pause keep, weights asleep, kv_cache present, update none" */
+static void lifecycle_text(const struct lifecycle_state *s, char *out, size_t cap)
 {
     static const char *const updates[] = {"none", "open", "finishing"};
-    int n = snprintf(out, cap, "life %s, pause %s, weights %s, kv_cache %s, update %s",
-                     life_state_name(s->life), lifecycle_pause_name(s->pause),
-                     lifecycle_weights_name(s->weights), s->kv_released ? "released" : "present",
-                     updates[s->update]);
 
-    return n > 0 ? (size_t)n : 0;
+    (void)snprintf(out, cap, "life %s, pause %s, weights %s, kv_cache %s, update %s",
+                   life_state_name(s->life), lifecycle_pause_name(s->pause),
+                   lifecycle_weights_name(s->weights), s->kv_released ? "released" : "present",
+                   updates[s->update]);
 }
 
 /* Why, where we are, and the ways on. */
@@ -124,7 +124,7 @@ static int refuse(const struct lifecycle_state *s, enum lifecycle_call call, con
     char state[128], allowed[ERR_MSG_MAX];
     size_t len = 0;
 
-    (void)lifecycle_text(s, state, sizeof state);
+    lifecycle_text(s, state, sizeof state);
     allowed[0] = '\0';
     for (int c = 0; c < CALL_COUNT && len < sizeof allowed; c++) {
         if (find(s, (enum lifecycle_call)c) != NULL)

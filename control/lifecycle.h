@@ -60,7 +60,6 @@ enum lifecycle_call {
         CALL_COUNT
 };
 
-const char *lifecycle_call_name(enum lifecycle_call call);
 const char *lifecycle_pause_name(enum lifecycle_pause pause);       /* "none", "keep", ... */
 const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep", ... */
 
@@ -69,9 +68,5 @@ const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep",
  *         ERR_UNSYNCED: what has to happen first; of any other call ERR_CONFLICT:
  *         why, the whole state, and the calls that work in it. */
 int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e);
-
-/* lifecycle_text - "life serving, pause keep, weights asleep, kv_cache present, update none".
- * Returns the length without the NUL. */
-size_t lifecycle_text(const struct lifecycle_state *s, char *out, size_t cap);
 
 #endif

@@ -5,7 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { V4_BITS = 32, V6_BITS = 128, MAPPED_BITS = 96, ADDR_LEN_MAX = INET6_ADDRSTRLEN - 1 };
+enum {
+    V4_BITS = 32,
+    V6_BITS = 128,
+    MAPPED_BITS = 96,
+    ADDR_LEN_MAX = INET6_ADDRSTRLEN - 1,
+    CIDR_TEXT_CAP = INET6_ADDRSTRLEN + 5 /* "<address>/128" and a NUL */
+};
 
 static const uint8_t mapped[MAPPED_BITS / 8] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
@@ -55,7 +61,17 @@ static void unmap(struct cidr *c)
     c->v6 = false;
 }
 
-int cidr_parse(struct cidr *out, const char *text, const char *field, struct err *e)
+/* "10.0.0.0/8", for messages. Returns out. */
+static const char *cidr_text(const struct cidr *c, char out[CIDR_TEXT_CAP])
+{
+    char addr[INET6_ADDRSTRLEN] = "";
+
+    (void)inet_ntop(c->v6 ? AF_INET6 : AF_INET, c->addr, addr, sizeof addr);
+    (void)snprintf(out, CIDR_TEXT_CAP, "%s/%u", addr, c->prefix_len);
+    return out;
+}
+
+static int cidr_parse(struct cidr *out, const char *text, const char *field, struct err *e)
 {
     const char *slash = strchr(text, '/');
     size_t len = slash != NULL ? (size_t)(slash - text) : strlen(text);
@@ -133,13 +149,6 @@ static bool holds(const struct cidr *c, const struct cidr *one)
     return memcmp(block.addr, c->addr, sizeof block.addr) == 0;
 }
 
-bool cidr_match(const struct cidr *c, const struct sockaddr *addr)
-{
-    struct cidr one;
-
-    return from_sockaddr(&one, addr) && holds(c, &one);
-}
-
 bool cidr_list_match(const void *list, const struct sockaddr *addr)
 {
     const struct cidr_list *l = list;
@@ -151,15 +160,6 @@ bool cidr_list_match(const void *list, const struct sockaddr *addr)
         if (holds(&l->items[i], &one))
             return true;
     return false;
-}
-
-const char *cidr_text(const struct cidr *c, char out[CIDR_TEXT_CAP])
-{
-    char addr[INET6_ADDRSTRLEN] = "";
-
-    (void)inet_ntop(c->v6 ? AF_INET6 : AF_INET, c->addr, addr, sizeof addr);
-    (void)snprintf(out, CIDR_TEXT_CAP, "%s/%u", addr, c->prefix_len);
-    return out;
 }
 
 const char *cidr_addr_text(const struct sockaddr *addr, char out[CIDR_ADDR_TEXT_CAP])

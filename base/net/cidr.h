@@ -16,7 +16,6 @@
 
 enum {
     CIDR_LIST_MAX = 64,
-    CIDR_TEXT_CAP = INET6_ADDRSTRLEN + 5,      /* "<address>/128" and a NUL */
     CIDR_ADDR_TEXT_CAP = INET6_ADDRSTRLEN + 20 /* "[<address>%<scope>]:65535" and a NUL */
 };
 
@@ -32,31 +31,20 @@ struct cidr_list {
     struct cidr items[CIDR_LIST_MAX];
 };
 
-/* cidr_parse - read "<address>/<bits>", or an address alone, which is a block of one.
+/* cidr_list_add - append "<address>/<bits>", or an address alone, which is a block of one.
  * @text   numeric; no scope ("%eth0"), no white space
  * @field  what the error points at ("--allow-trainer")
  *
  * Threads: any.
  * Errors: ERR_BAD_REQUEST  not of that form, or bits beyond the prefix are set ("10.1.2.3/8": one
- *                          of the two is a mistake, and guessing which would open or close a door);
- *                          *out untouched */
-int cidr_parse(struct cidr *out, const char *text, const char *field, struct err *e);
-
-/* cidr_list_add - cidr_parse, appended. Errors: those, and ERR_BAD_REQUEST when CIDR_LIST_MAX are
- * there; the list is then as it was. */
+ *                          of the two is a mistake, and guessing which would open or close a door),
+ *                          or CIDR_LIST_MAX are there; the list is then as it was */
 int cidr_list_add(struct cidr_list *list, const char *text, const char *field, struct err *e);
 
-/* cidr_match - whether the address (its port and scope do not count) lies in the block. false for
- * families that are not IP. */
-bool cidr_match(const struct cidr *c, const struct sockaddr *addr);
-
-/* cidr_list_match - whether it lies in any of them. `list` is a struct cidr_list: so the function
- * can be given as a callback (base/net/tcp_dial.h, transport/nccl/nccl_id.h) with the list for its
- * argument. */
+/* cidr_list_match - whether the address (its port and scope do not count) lies in any of them;
+ * false for families that are not IP. `list` is a struct cidr_list: so the function can be given as
+ * a callback (base/net/tcp_dial.h, transport/nccl/nccl_id.h) with the list for its argument. */
 bool cidr_list_match(const void *list, const struct sockaddr *addr);
-
-/* cidr_text - "10.0.0.0/8", for messages and logs. Returns out. */
-const char *cidr_text(const struct cidr *c, char out[CIDR_TEXT_CAP]);
 
 /* cidr_addr_text - "10.0.0.17:45123", "[fd00::17]:50000", "[fe80::1%2]:80"; "an address of family
  * <n>" for what is not IP. Returns out. */
