@@ -21,7 +21,7 @@ LIBRARIES = {
     "nccl.h": ("driver/",),
     "dlfcn.h": ("driver/", "http/server/front_library.c"),
     "jansson.h": ("base/json_parse", "text/", "weights/", "http/client/", "transport/", "engine/",
-                  "control/", "fleet/", "handlers/", "server/config/", "server/main.c"),
+                  "fleet/", "handlers/", "server/config/", "server/main.c"),
 }
 
 

@@ -1,0 +1,165 @@
+/* The list of generations: what is aborted by all, by ids, by permit, and what is left alone. */
+#include "control/generations.h"
+
+#include "control/admission.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+enum { N = 3 };
+
+/* A generation that only counts. */
+struct counted {
+    struct generations_entry entry;
+    struct ticket ticket;
+    const char *id;
+    unsigned n_aborts, n_cuts;
+};
+
+static struct generations *all;
+static struct admission *permits;
+static struct counted made[N];
+
+static bool count_abort(void *arg)
+{
+    return ++((struct counted *)arg)->n_aborts == 1;
+}
+
+static uint32_t count_named(void *arg, const char *const *ids, size_t n_ids)
+{
+    struct counted *c = arg;
+
+    for (size_t i = 1; i < n_ids; i++)
+        assert_true(strcmp(ids[i - 1], ids[i]) <= 0);
+    for (size_t i = 0; i < n_ids; i++)
+        if (strcmp(ids[i], c->id) == 0)
+            return count_abort(c) ? 1 : 0;
+    return 0;
+}
+
+static void count_cut(void *arg)
+{
+    ((struct counted *)arg)->n_cuts++;
+}
+
+static void granted(void *arg)
+{
+    (void)arg;
+}
+
+static int setup(void **state)
+{
+    static const struct generations_ops ops = {
+        .abort = count_abort, .abort_named = count_named, .cut = count_cut};
+    static const char *const ids[N] = {"a", "b", "c"};
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(generations_new(&all, &e), 0);
+    assert_int_equal(admission_new(&permits, "generate", 1, N, &e), 0);
+    for (size_t i = 0; i < N; i++) {
+        struct counted *c = &made[i];
+
+        *c = (struct counted){.id = ids[i], .ticket = {.granted = granted}};
+        c->entry = (struct generations_entry){.ops = &ops, .arg = c, .ticket = &c->ticket};
+        generations_add(all, &c->entry);
+    }
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N; i++)
+        generations_remove(all, &made[i].entry);
+    generations_free(all);
+    admission_free(permits);
+    return 0;
+}
+
+static void assert_aborts(unsigned a, unsigned b, unsigned c)
+{
+    assert_int_equal(made[0].n_aborts, a);
+    assert_int_equal(made[1].n_aborts, b);
+    assert_int_equal(made[2].n_aborts, c);
+}
+
+static void test_abort_all_counts_those_that_ended(void **state)
+{
+    (void)state;
+    made[1].n_aborts = 1; /* before */
+    assert_int_equal(generations_abort(all, NULL, 0), N - 1);
+    assert_aborts(1, 2, 1);
+}
+
+static void test_abort_by_ids_gives_them_sorted(void **state)
+{
+    const char *ids[] = {"c", "x", "a"};
+
+    (void)state;
+    assert_int_equal(generations_abort(all, ids, 3), 2);
+    assert_aborts(1, 0, 1);
+}
+
+static void test_abort_granted_leaves_the_queue(void **state)
+{
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(admission_enter(permits, &made[2].ticket, &e), 0);
+    assert_int_equal(admission_enter(permits, &made[0].ticket, &e), 0);
+    assert_int_equal(generations_abort_granted(all, permits), 1);
+    assert_aborts(0, 0, 1);
+    assert_true(admission_cancel(permits, &made[0].ticket));
+    admission_leave(permits, &made[2].ticket);
+}
+
+static void test_removed_is_left_alone(void **state)
+{
+    (void)state;
+    generations_remove(all, &made[1].entry);
+    generations_remove(all, &made[1].entry); /* repeating is harmless */
+    assert_int_equal(generations_abort(all, NULL, 0), N - 1);
+    assert_aborts(1, 0, 1);
+    generations_add(all, &made[1].entry);
+    assert_int_equal(generations_abort(all, NULL, 0), 1);
+}
+
+static void test_cut_reaches_each(void **state)
+{
+    (void)state;
+    generations_cut(all);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(made[i].n_cuts, 1);
+}
+
+static void test_no_list_keeps_none(void **state)
+{
+    (void)state;
+    generations_add(NULL, &made[0].entry);
+    generations_remove(NULL, &made[0].entry);
+    assert_int_equal(generations_abort(NULL, NULL, 0), 0);
+    assert_int_equal(generations_abort_granted(NULL, permits), 0);
+    generations_cut(NULL);
+    generations_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_abort_all_counts_those_that_ended, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abort_by_ids_gives_them_sorted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abort_granted_leaves_the_queue, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_removed_is_left_alone, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_cut_reaches_each, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_list_keeps_none, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
