@@ -97,8 +97,8 @@ static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint6
 }
 
 /* One behind the other. */
-static int place(const struct init_req *req, struct fleet_to *to, size_t n, const uint64_t *n_ranks,
-                 struct err *e)
+static int ranks_place(const struct init_req *req, struct fleet_to *to, size_t n,
+                       const uint64_t *n_ranks, struct err *e)
 {
     uint64_t next = req->rank_offset;
 
@@ -257,8 +257,8 @@ static void give_up_last(struct app *app, const struct route *route)
     fleet_unref(app->fleet->control, s);
 }
 
-static int join(struct app *app, struct exchange *x, const struct init_req *req, const json_t *body,
-                json_t **details, struct err *e)
+static int group_join(struct app *app, struct exchange *x, const struct init_req *req,
+                      const json_t *body, json_t **details, struct err *e)
 {
     uint64_t n_ranks[FLEET_MAX] = {0};
     struct fleet_to to[FLEET_MAX];
@@ -267,8 +267,8 @@ static int join(struct app *app, struct exchange *x, const struct init_req *req,
     size_t n;
 
     if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
-        (!req->by_handles &&
-         (ask_ranks(app, to, n, n_ranks, details, e) != 0 || place(req, to, n, n_ranks, e) != 0)) ||
+        (!req->by_handles && (ask_ranks(app, to, n, n_ranks, details, e) != 0 ||
+                              ranks_place(req, to, n, n_ranks, e) != 0)) ||
         fleet_ask(app->fleet->control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
                   e) != 0)
         return -1;
@@ -306,7 +306,7 @@ int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e)
     if (rc == 0)
         rc = fleet_turn(fc, x, "the start of a group", e);
     if (rc == 0) {
-        rc = join(app, x, &req, body, &details, e);
+        rc = group_join(app, x, &req, body, &details, e);
         fleet_turn_end(fc);
     }
     json_decref(body);
@@ -325,7 +325,7 @@ int fleet_transfer_get(struct app *app, struct exchange *x, struct err *e)
 
 /* leave */
 
-static int check_name(struct fleet_control *fc, const char *name, struct err *e)
+static int group_check_name(struct fleet_control *fc, const char *name, struct err *e)
 {
     int rc = 0;
 
@@ -369,7 +369,7 @@ static size_t to_leave(struct app *app, const char *meant, const json_t *body, s
 }
 
 /* Whatever upstreams said: one that is away has left. Returns true while there are others. */
-static bool forget(struct fleet_control *fc, const char *name)
+static bool group_forget(struct fleet_control *fc, const char *name)
 {
     struct fleet_group *g;
     bool more;
@@ -385,8 +385,8 @@ static bool forget(struct fleet_control *fc, const char *name)
 }
 
 /* @name  NULL: each that there is */
-static int leave(struct app *app, struct exchange *x, const char *name, const json_t *body,
-                 struct err *e)
+static int group_leave(struct app *app, struct exchange *x, const char *name, const json_t *body,
+                       struct err *e)
 {
     char left[FLEET_GROUP_NAME_MAX + 1];
     struct fleet_to to[FLEET_MAX];
@@ -401,7 +401,7 @@ static int leave(struct app *app, struct exchange *x, const char *name, const js
         if (fleet_ask(app->fleet->control, WIRE_LEAVE, to, n, TRANSFER_LEAVE_US, &said, e) != 0)
             return -1;
         cause = fleet_cause(said, n);
-        more = forget(app->fleet->control, left) && name == NULL;
+        more = group_forget(app->fleet->control, left) && name == NULL;
     } while (more && cause == NULL);
     if (cause == NULL) {
         fleet_reply(app, x, group_json(app), said, n);
@@ -427,9 +427,9 @@ int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e)
     if (rc == 0)
         rc = fleet_turn(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
-        rc = check_name(app->fleet->control, name, e);
+        rc = group_check_name(app->fleet->control, name, e);
         if (rc == 0)
-            rc = leave(app, x, name, body, e);
+            rc = group_leave(app, x, name, body, e);
         fleet_turn_end(app->fleet->control);
     }
     json_decref(body);
