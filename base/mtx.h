@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 enum mtx_rank {
-    MTX_LIFE = 10,        /* handlers/gate: who holds a pause */
+    MTX_LIFE = 10,        /* control/gate: who holds a pause */
     MTX_UPDATES = 20,     /* weights/update: sessions, job queue */
     MTX_TRANSFER = 25,    /* control/weight_transfer: which group there is */
     MTX_STORE = 30,       /* weights/store: current version, slab pool */
