@@ -11,50 +11,50 @@
 
 /* Every way a request can fail: code, HTTP status, wire name, retryable. Statuses appear here
  * only; wire names never change. */
-#define ERR_CODES(X)                                                         \
-    X(ERR_BAD_REQUEST, 400, "bad_request", false)                            \
-    X(ERR_UNAUTHORIZED, 401, "unauthorized", false)                          \
-    X(ERR_FORBIDDEN, 403, "forbidden", false)                                \
-    X(ERR_NOT_FOUND, 404, "not_found", false)                                \
-    X(ERR_BAD_METHOD, 405, "method_not_allowed", false)                      \
-    X(ERR_TIMEOUT, 408, "timeout", true)                                     \
-    X(ERR_CONFLICT, 409, "conflict", true)                                   \
-    X(ERR_NO_ENGINE, 409, "no_engine", false)                                \
-    X(ERR_NO_GPU, 409, "no_gpu", false)                                      \
-    X(ERR_NO_NCCL, 409, "no_nccl", false)                                    \
-    X(ERR_HAS_UPSTREAMS, 409, "has_upstreams", false)                        \
-    X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                          \
-    X(ERR_ENDED, 409, "update_ended", false)                                 \
-    X(ERR_NEEDS_UPDATE, 409, "needs_update", false)                          \
-    X(ERR_TOO_LARGE, 413, "too_large", false)                                \
-    X(ERR_TARGET_TOO_LONG, 414, "target_too_long", false)                    \
-    X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                  \
-    X(ERR_EXPECTATION, 417, "expectation_failed", false)                     \
-    X(ERR_MISDIRECTED, 421, "misdirected_request", false)                    \
-    X(ERR_MISMATCH, 422, "manifest_mismatch", false)                         \
-    X(ERR_INCOMPLETE, 422, "incomplete_update", false)                       \
-    X(ERR_CHECKSUM, 422, "checksum_mismatch", false)                         \
-    X(ERR_NON_FINITE, 422, "non_finite_weights", false)                      \
-    X(ERR_UNREADABLE, 422, "source_unreadable", false)                       \
-    X(ERR_HEAD_TOO_LARGE, 431, "head_too_large", false)                      \
-    X(ERR_GONE, 499, "client_gone", true)                                    \
-    X(ERR_INTERNAL, 500, "internal_error", false)                            \
-    X(ERR_ENGINE, 500, "engine_error", false)                                \
-    X(ERR_LOGITS, 500, "non_finite_logits", false)                           \
-    X(ERR_CUDA, 500, "cuda_error", false)                                    \
-    X(ERR_NCCL, 500, "nccl_error", false)                                    \
-    X(ERR_UPSTREAM, 502, "upstream_error", true)                             \
-    X(ERR_UPSTREAM_KEY, 502, "upstream_refuses_key", false)                  \
-    X(ERR_UPSTREAM_TIMEOUT, 504, "upstream_timeout", true)                   \
-    X(ERR_OVERLOADED, 503, "overloaded", true)                               \
-    X(ERR_STARTING, 503, "starting", true)                                   \
-    X(ERR_DRAINING, 503, "draining", true)                                   \
-    X(ERR_PAUSED, 503, "paused", true)                                       \
-    X(ERR_ASLEEP, 503, "asleep", true)                                       \
-    X(ERR_UNSYNCED, 503, "weights_unsynced", true)                           \
-    X(ERR_NO_MEMORY, 503, "out_of_memory", true)                             \
-    X(ERR_NO_ZMQ, 501, "no_zmq", false)                                      \
-    X(ERR_HTTP_VERSION, 505, "http_version_not_supported", false)            \
+#define ERR_CODES(X)                                                                               \
+    X(ERR_BAD_REQUEST, 400, "bad_request", false)                                                  \
+    X(ERR_UNAUTHORIZED, 401, "unauthorized", false)                                                \
+    X(ERR_FORBIDDEN, 403, "forbidden", false)                                                      \
+    X(ERR_NOT_FOUND, 404, "not_found", false)                                                      \
+    X(ERR_BAD_METHOD, 405, "method_not_allowed", false)                                            \
+    X(ERR_TIMEOUT, 408, "timeout", true)                                                           \
+    X(ERR_CONFLICT, 409, "conflict", true)                                                         \
+    X(ERR_NO_ENGINE, 409, "no_engine", false)                                                      \
+    X(ERR_NO_GPU, 409, "no_gpu", false)                                                            \
+    X(ERR_NO_NCCL, 409, "no_nccl", false)                                                          \
+    X(ERR_HAS_UPSTREAMS, 409, "unsupported_in_proxy_mode", false)                                  \
+    X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                                                \
+    X(ERR_ENDED, 409, "update_closed", false)                                                      \
+    X(ERR_NEEDS_UPDATE, 409, "needs_update", false)                                                \
+    X(ERR_TOO_LARGE, 413, "too_large", false)                                                      \
+    X(ERR_TARGET_TOO_LONG, 414, "target_too_long", false)                                          \
+    X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                                        \
+    X(ERR_EXPECTATION, 417, "expectation_failed", false)                                           \
+    X(ERR_MISDIRECTED, 421, "misdirected_request", false)                                          \
+    X(ERR_MISMATCH, 422, "manifest_mismatch", false)                                               \
+    X(ERR_INCOMPLETE, 422, "incomplete_update", false)                                             \
+    X(ERR_CHECKSUM, 422, "checksum_mismatch", false)                                               \
+    X(ERR_NON_FINITE, 422, "non_finite_weights", false)                                            \
+    X(ERR_UNREADABLE, 422, "source_unreadable", false)                                             \
+    X(ERR_HEAD_TOO_LARGE, 431, "head_too_large", false)                                            \
+    X(ERR_GONE, 499, "client_gone", true)                                                          \
+    X(ERR_INTERNAL, 500, "internal_error", false)                                                  \
+    X(ERR_ENGINE, 500, "engine_error", false)                                                      \
+    X(ERR_LOGITS, 500, "non_finite_logits", false)                                                 \
+    X(ERR_CUDA, 500, "cuda_error", false)                                                          \
+    X(ERR_NCCL, 500, "nccl_error", false)                                                          \
+    X(ERR_UPSTREAM, 502, "upstream_error", true)                                                   \
+    X(ERR_UPSTREAM_KEY, 502, "upstream_auth_failed", false)                                        \
+    X(ERR_UPSTREAM_TIMEOUT, 504, "upstream_timeout", true)                                         \
+    X(ERR_OVERLOADED, 503, "overloaded", true)                                                     \
+    X(ERR_STARTING, 503, "starting", true)                                                         \
+    X(ERR_DRAINING, 503, "draining", true)                                                         \
+    X(ERR_PAUSED, 503, "paused", true)                                                             \
+    X(ERR_ASLEEP, 503, "asleep", true)                                                             \
+    X(ERR_UNSYNCED, 503, "no_weights", true)                                                       \
+    X(ERR_NO_MEMORY, 503, "out_of_memory", true)                                                   \
+    X(ERR_NO_ZMQ, 501, "no_zmq", false)                                                            \
+    X(ERR_HTTP_VERSION, 505, "http_version_not_supported", false)                                  \
     X(ERR_NO_STAGING, 507, "insufficient_staging", true)
 
 enum err_code {

@@ -14,7 +14,7 @@ static void warn_if_open_to_others(const char *path, const char *option)
 
     if (stat(path, &st) != 0 || (st.st_mode & (S_IROTH | S_IWOTH)) == 0)
         return;
-    log_begin(&r, LOG_WARN, "secret.exposed");
+    log_begin(&r, LOG_WARN, "secret.bad_mode");
     log_str(&r, "option", option);
     log_str(&r, "path", path);
     log_str(&r, "why",

@@ -35,12 +35,12 @@ struct auth {
     bool trusts_unix;
 };
 
-/* "watch"; "anyone". */
+/* "viewer"; "anyone". */
 static const char *auth_role_name(enum auth_role role)
 {
     static const char *const names[AUTH_ROLE_COUNT] = {
         [AUTH_ANYONE] = "anyone",
-        [AUTH_WATCH] = "watch",
+        [AUTH_VIEWER] = "viewer",
         [AUTH_GENERATE] = "generate",
         [AUTH_CONTROL] = "control",
     };
@@ -94,7 +94,7 @@ static size_t next_word(const char **word, const char **at, const char *end)
 
 static enum auth_role role_named(const char *word, size_t len)
 {
-    for (unsigned role = AUTH_WATCH; role < AUTH_ROLE_COUNT; role++) {
+    for (unsigned role = AUTH_VIEWER; role < AUTH_ROLE_COUNT; role++) {
         const char *name = auth_role_name((enum auth_role)role);
 
         if (strlen(name) == len && memcmp(name, word, len) == 0)
@@ -149,7 +149,7 @@ static int read_line(struct key_ring *ring, const char *at, const char *end, siz
     role = role_named(role_word, role_len);
     if (role == AUTH_ANYONE)
         return err_set(e, ERR_BAD_REQUEST, option,
-                       "line %zu: its first word is not one of watch, generate, control", line);
+                       "line %zu: its first word is not one of viewer, generate, control", line);
     key_len = next_word(&key, &at, end);
     if (key_len == 0)
         return err_set(e, ERR_BAD_REQUEST, option, "line %zu: it has no key behind the role", line);
@@ -187,7 +187,7 @@ static int read_trust(struct auth *a, struct err *e)
     for (size_t i = 0; i < a->cfg.n_trust; i++) {
         if (strcmp(a->cfg.trust[i], "unix") == 0)
             a->trusts_unix = true;
-        else if (cidr_list_add(&a->trusted, a->cfg.trust[i], "--trust", e) != 0)
+        else if (cidr_list_add(&a->trusted, a->cfg.trust[i], "--no-auth-cidr", e) != 0)
             return -1;
     }
     return 0;
@@ -311,7 +311,7 @@ static int refuse_keyless(const struct auth *a, const char *authorization, struc
 {
     if (a->cfg.key_file == NULL)
         return err_set(e, ERR_FORBIDDEN, "",
-                       "there are no keys here, and this address is not one of --trust");
+                       "there are no keys here, and this address is not one of --no-auth-cidr");
     if (authorization[0] == '\0')
         return err_set(e, ERR_UNAUTHORIZED, "",
                        "a key is needed: send the header 'Authorization: Bearer <key>'");

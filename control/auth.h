@@ -19,26 +19,26 @@ enum {
 };
 
 /* Each may do what the ones before it may. */
-enum auth_role { AUTH_ANYONE, AUTH_WATCH, AUTH_GENERATE, AUTH_CONTROL, AUTH_ROLE_COUNT };
+enum auth_role { AUTH_ANYONE, AUTH_VIEWER, AUTH_GENERATE, AUTH_CONTROL, AUTH_ROLE_COUNT };
 
 struct auth;
 
 struct auth_cfg {
     const char *key_file;     /* --api-key-file; NULL: there are no keys */
-    const char *const *trust; /* [n_trust], of --trust: "10.0.0.0/8", or "unix" for every peer of a
-                                 unix socket */
+    const char *const *trust; /* [n_trust], of --no-auth-cidr: "10.0.0.0/8", or "unix" for every
+                                 peer of a unix socket */
     size_t n_trust;
 };
 
 /* auth_new - read the keys and the addresses.
  *
- * A line of the key file is "ROLE KEY", the role one of watch, generate, control; or is blank, or
+ * A line of the key file is "ROLE KEY", the role one of viewer, generate, control; or is blank, or
  * begins with '#'. A key has AUTH_KEY_LEN_MIN to AUTH_KEY_LEN_MAX visible ASCII characters.
  * @cfg  borrowed until auth_free
  *
  * Threads: main's. Blocks: on the disk.
- * Errors:  ERR_BAD_REQUEST  field is --api-key-file or --trust; of a line only its number is said
- *          ERR_NO_MEMORY;   *out untouched */
+ * Errors:  ERR_BAD_REQUEST  field is --api-key-file or --no-auth-cidr; of a line only its number is
+ * said ERR_NO_MEMORY;   *out untouched */
 int auth_new(struct auth **out, const struct auth_cfg *cfg, struct err *e);
 void auth_free(struct auth *a); /* accepts NULL */
 
@@ -64,7 +64,7 @@ bool auth_knows(struct auth *a, const char *authorization);
  * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no.
  * Errors: ERR_UNAUTHORIZED  no key, none of ours, or not "Bearer KEY"
  *         ERR_FORBIDDEN     the key's role does not suffice (names both roles); or there are no
- *                           keys at all, and the address is not one of --trust */
+ *                           keys at all, and the address is not one of --no-auth-cidr */
 int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
                struct err *e);
 

@@ -153,7 +153,7 @@ static void refusal_of(const struct gate_info *now, struct err *e)
     (void)err_set(e, ERR_PAUSED, "",
                   "generation is paused by '%s' (%s) and new requests are refused until it is "
                   "resumed",
-                  now->holder, lifecycle_pause_name(now->pause));
+                  now->owner, lifecycle_pause_name(now->pause));
 }
 
 int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e)
@@ -200,7 +200,7 @@ static void log_change(const char *event, const struct gate_info *info)
 
     log_begin(&r, LOG_INFO, event);
     log_str(&r, "mode", lifecycle_pause_name(info->pause));
-    log_str(&r, "holder", info->holder);
+    log_str(&r, "owner", info->owner);
     log_u64(&r, "epoch", info->epoch);
     log_end(&r);
 }
@@ -251,7 +251,7 @@ static bool lift(struct gate *g, const char *why)
         g->now.paused_us += clock_now_us() - was.since_us;
         g->now.pause = PAUSE_NONE;
         g->now.reject = false;
-        g->now.holder[0] = '\0';
+        g->now.owner[0] = '\0';
         g->now.lease_s = 0;
         g->now.epoch++;
         g->until_us = CLOCK_NEVER;
@@ -300,7 +300,7 @@ static struct before set_pause(struct gate *g, const struct gate_pause *req)
     g->now.lease_s = req->lease_s;
     g->now.n_aborted = 0;
     g->now.epoch++;
-    memcpy(g->now.holder, req->holder, sizeof g->now.holder);
+    memcpy(g->now.owner, req->owner, sizeof g->now.owner);
     g->until_us = CLOCK_NEVER;
     mtx_unlock(&g->lock);
     gate_doors(g);

@@ -34,7 +34,7 @@ struct life;
 struct updates;
 
 enum {
-    GATE_HOLDER_MAX = 64,
+    GATE_OWNER_MAX = 64,
     GATE_LEASE_S_MAX = 3600,
     GATE_TIMEOUT_S_DEFAULT = 300,
     GATE_TIMEOUT_S_MAX = 3600
@@ -75,7 +75,7 @@ struct gate_info {
     bool reject;
     size_t n_running, n_waiting; /* generations, at that moment */
     bool acknowledged;           /* what the mode promises is so: all is frozen, or nothing runs */
-    char holder[GATE_HOLDER_MAX + 1];
+    char owner[GATE_OWNER_MAX + 1];
     uint64_t since_us; /* monotonic */
     int64_t since_wall_s;
     uint32_t lease_s;                        /* 0: none */
@@ -91,7 +91,7 @@ struct gate_pause {
     bool reject;
     uint32_t lease_s;   /* 0: none, else up to GATE_LEASE_S_MAX, from the acknowledgement on */
     uint32_t timeout_s; /* 1..GATE_TIMEOUT_S_MAX: how long it may wait to be acknowledged */
-    char holder[GATE_HOLDER_MAX + 1];
+    char owner[GATE_OWNER_MAX + 1];
 };
 
 /* Whoever waits for a pause to be acknowledged. */

@@ -37,7 +37,7 @@ static bool note_pause(struct fleet_control *fc, const struct gate_pause *req, u
     h->lease_until_us = req->lease_s > 0 ? clock_after_us((uint64_t)req->lease_s * 1000000)
                                          : CLOCK_NEVER;
     h->n_aborted = n_aborted;
-    (void)snprintf(h->holder, sizeof h->holder, "%s", req->holder);
+    (void)snprintf(h->owner, sizeof h->owner, "%s", req->owner);
     fc->epoch++;
     mtx_unlock(&fc->lock);
     fleet_look(fc);

@@ -40,7 +40,7 @@ struct fleet_hold { /* the trainer's pause */
     uint64_t lease_until_us; /* CLOCK_NEVER: none */
     uint64_t since_us;
     int64_t since_wall_s;
-    char holder[GATE_HOLDER_MAX + 1];
+    char owner[GATE_OWNER_MAX + 1];
     uint64_t n_aborted;
 };
 

@@ -16,8 +16,8 @@ json_t *gate_pause_json(const struct gate_info *info)
     return json_pack(
         "{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
         info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause), "new_requests",
-        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "holder",
-        info->holder, "since", (json_int_t)info->since_wall_s, "held_s",
+        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "owner",
+        info->owner, "since", (json_int_t)info->since_wall_s, "held_s",
         (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
         info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until, "epoch",
         (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted, "running",
@@ -67,17 +67,17 @@ static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
 int pause_parse(struct gate_pause *req, const struct exchange *x, const json_t *body, struct err *e)
 {
     uint64_t lease_s = 0, timeout_s = GATE_TIMEOUT_S_DEFAULT;
-    const char *holder = x->request_id;
+    const char *owner = x->request_id;
 
     if (mode_parse(&req->mode, body, e) != 0 || new_requests_parse(&req->reject, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, GATE_LEASE_S_MAX, e) != 0 ||
         body_u64(&timeout_s, body, "", "timeout_s", 1, GATE_TIMEOUT_S_MAX, e) != 0 ||
-        body_str(&holder, body, "", "holder", e) != 0)
+        body_str(&owner, body, "", "owner", e) != 0)
         return -1;
-    if (holder[0] == '\0' || strlen(holder) > GATE_HOLDER_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/holder", "a name of %zu bytes; expected 1 to %d",
-                       strlen(holder), GATE_HOLDER_MAX);
-    (void)snprintf(req->holder, sizeof req->holder, "%s", holder);
+    if (owner[0] == '\0' || strlen(owner) > GATE_OWNER_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/owner", "a name of %zu bytes; expected 1 to %d",
+                       strlen(owner), GATE_OWNER_MAX);
+    (void)snprintf(req->owner, sizeof req->owner, "%s", owner);
     req->lease_s = (uint32_t)lease_s;
     req->timeout_s = (uint32_t)timeout_s;
     return 0;

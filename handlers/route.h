@@ -58,7 +58,7 @@ enum route_lane {
 
 /* Whose key a route takes; a role may do what the ones before it may. HEALTH is open to anyone and
  * tells only that much; it and WATCH answer in every state. */
-enum route_role { ROLE_HEALTH, ROLE_WATCH, ROLE_GENERATE, ROLE_CONTROL };
+enum route_role { ROLE_HEALTH, ROLE_VIEWER, ROLE_GENERATE, ROLE_CONTROL };
 
 enum route_body {
     BODY_NONE,   /* whatever comes is read and dropped */

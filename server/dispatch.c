@@ -36,7 +36,8 @@ static int check_life(const struct app *app, const struct route *route, struct e
 {
     struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
 
-    return route->role <= ROLE_WATCH ? 0 : lifecycle_check(&s, operation_call(route->operation), e);
+    return route->role <= ROLE_VIEWER ? 0
+                                      : lifecycle_check(&s, operation_call(route->operation), e);
 }
 
 /* May this request pass? All rows of a path have one role, so the body need not be known. */
@@ -45,7 +46,7 @@ static int check_door(const struct door *door, const struct exchange *x, const s
 {
     static const enum auth_role needs[] = {
         [ROLE_HEALTH] = AUTH_ANYONE,
-        [ROLE_WATCH] = AUTH_WATCH,
+        [ROLE_VIEWER] = AUTH_VIEWER,
         [ROLE_GENERATE] = AUTH_GENERATE,
         [ROLE_CONTROL] = AUTH_CONTROL,
     };
@@ -303,7 +304,7 @@ static void app_done(void *arg, const struct exchange *x, const struct front_out
 
     metrics_request(app->metrics, route != NULL ? (size_t)(route - routes) : n_routes, o->status,
                     o->duration_us, o->nbytes_in, o->nbytes_out);
-    if (route != NULL && route->role <= ROLE_WATCH && o->status == 200)
+    if (route != NULL && route->role <= ROLE_VIEWER && o->status == 200)
         level = LOG_DEBUG; /* probes come every second */
     else if (o->status >= 500)
         level = LOG_WARN;

@@ -33,7 +33,7 @@ enum {
     }
 #define WATCH(lane, path, id, op)                                                                  \
     {                                                                                              \
-        GET_HEAD, path, id, lane, ROLE_WATCH, BODY_NONE, true, false, FORM_NATIVE,                 \
+        GET_HEAD, path, id, lane, ROLE_VIEWER, BODY_NONE, true, false, FORM_NATIVE,                \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
 #define VIEW(lane, path, id, query, op)                                                            \

@@ -67,7 +67,7 @@ struct house {
     struct device *devices[STORE_DEVICES_MAX]; /* app.n_devices of them, by rank */
     struct cuda_ipc_stats ipc_stats;
     struct nccl_info nccl;
-    struct cidr_list trainers; /* --allow-trainer */
+    struct cidr_list trainers; /* --nccl-allow-cidr */
     struct listeners listeners;
     struct model_config model;
     struct manifest *manifest; /* until the store takes it */
@@ -454,8 +454,8 @@ static int resolve_roots(struct house *h, struct err *e)
 
 static int read_trainers(struct house *h, const struct config *c, struct err *e)
 {
-    for (size_t i = 0; i < c->allow_trainer.n; i++)
-        if (cidr_list_add(&h->trainers, c->allow_trainer.items[i], "--allow-trainer", e) != 0)
+    for (size_t i = 0; i < c->nccl_allow_cidr.n; i++)
+        if (cidr_list_add(&h->trainers, c->nccl_allow_cidr.items[i], "--nccl-allow-cidr", e) != 0)
             return -1;
     return 0;
 }
@@ -515,7 +515,7 @@ static int build_frame(struct house *h, const struct config *c, struct err *e)
     h->app.model_name = "";
     h->app.model_path = "";
     life_init(&h->life);
-    if (dialects_parse(&h->app.dialects, c->dialects, "--dialects", e) != 0)
+    if (dialects_parse(&h->app.dialects, c->compat, "--compat", e) != 0)
         return -1;
     return listeners_open_health(&h->listeners, h->life.boot_id, e);
 }
@@ -661,7 +661,7 @@ static void drain(struct house *h, const struct config *c)
     close_doors(&h->app);
     while (!idle && !clock_passed(deadline)) {
         if (ended_within(1)) {
-            log_line(LOG_WARN, "drain.cut", "second signal: ending at once");
+            log_line(LOG_WARN, "shutdown.forced", "second signal: ending at once");
             return;
         }
         idle = listeners_wait_idle(&h->listeners, clock_after_us(POLL_US));

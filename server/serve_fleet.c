@@ -173,8 +173,8 @@ void fleet_reload(struct app *app)
     struct err e = {0};
 
     if (upstreams_reload(app->fleet->upstreams, &e) != 0) {
-        log_line(LOG_ERROR, "upstreams.kept", "the upstreams stay as they were: %s: %s", e.field,
-                 e.msg);
+        log_line(LOG_ERROR, "upstreams.reload_failed", "the upstreams stay as they were: %s: %s",
+                 e.field, e.msg);
         return;
     }
     fleet_fit_begin(app->fleet->control);

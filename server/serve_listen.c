@@ -23,7 +23,7 @@ enum {
 };
 
 #define ROLE_BIT(role) (1U << (role))
-#define ROLES_ANYWHERE (ROLE_BIT(ROLE_HEALTH) | ROLE_BIT(ROLE_WATCH))
+#define ROLES_ANYWHERE (ROLE_BIT(ROLE_HEALTH) | ROLE_BIT(ROLE_VIEWER))
 
 static int read_address(struct config_listen *out, const char *text, const char *option, bool asks,
                         bool insecure, struct err *e)
@@ -35,7 +35,7 @@ static int read_address(struct config_listen *out, const char *text, const char 
     if (!l.loopback && !asks && !insecure)
         return err_set(e, ERR_FORBIDDEN, option,
                        "'%.64s' is beyond loopback: say who may come in by --api-key-file or "
-                       "--trust, or --insecure if the network itself is trusted",
+                       "--no-auth-cidr, or --insecure if the network itself is trusted",
                        text);
     *out = l;
     return 0;
@@ -131,7 +131,7 @@ static bool knows_key(void *arg, const char *authorization)
 
 int listeners_read(struct listeners *l, const struct config *c, struct err *e)
 {
-    struct auth_cfg cfg = {c->api_key_file, c->trust.items, c->trust.n};
+    struct auth_cfg cfg = {c->api_key_file, c->no_auth_cidr.items, c->no_auth_cidr.n};
 
     l->config = c;
     if (auth_new(&l->auth, &cfg, e) != 0 || read_addresses(l, c, e) != 0)
@@ -278,7 +278,7 @@ static void warn(const struct listeners *l)
     if (keys && beyond && l->cert == NULL)
         log_line(LOG_WARN, "listen.plain",
                  "keys cross the network in clear text: --tls-cert would hide them");
-    if (keys && l->config->trust.n == 0 && auth_n_keys(l->auth, AUTH_CONTROL) == 0)
+    if (keys && l->config->no_auth_cidr.n == 0 && auth_n_keys(l->auth, AUTH_CONTROL) == 0)
         log_line(LOG_WARN, "keys.no_control", "no key is a control key: nothing can be updated");
 }
 
@@ -298,11 +298,11 @@ void listeners_reload(struct listeners *l)
     struct err e = {0};
 
     if (auth_reload(l->auth, &e) == 0)
-        log_line(LOG_INFO, "keys.read", "%zu watch, %zu generate, %zu control",
-                 auth_n_keys(l->auth, AUTH_WATCH), auth_n_keys(l->auth, AUTH_GENERATE),
+        log_line(LOG_INFO, "keys.read", "%zu viewer, %zu generate, %zu control",
+                 auth_n_keys(l->auth, AUTH_VIEWER), auth_n_keys(l->auth, AUTH_GENERATE),
                  auth_n_keys(l->auth, AUTH_CONTROL));
     else
-        log_line(LOG_ERROR, "keys.kept", "the keys stay as they were: %s", e.msg);
+        log_line(LOG_ERROR, "keys.reload_failed", "the keys stay as they were: %s", e.msg);
 }
 
 void listeners_quiesce(struct listeners *l)

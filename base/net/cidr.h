@@ -33,7 +33,7 @@ struct cidr_list {
 
 /* cidr_list_add - append "<address>/<bits>", or an address alone, which is a block of one.
  * @text   numeric; no scope ("%eth0"), no white space
- * @field  what the error points at ("--allow-trainer")
+ * @field  what the error points at ("--nccl-allow-cidr")
  *
  * Threads: any.
  * Errors: ERR_BAD_REQUEST  not of that form, or bits beyond the prefix are set ("10.1.2.3/8": one

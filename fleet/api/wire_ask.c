@@ -55,8 +55,8 @@ static void copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value)
  * upstream out of rotation until it is asked again. */
 static void unready_baton(struct upstream_saw *out, const json_t *status)
 {
-    static const char *const codes[] = {"starting", "draining", "weights_unsynced",
-                                        "non_finite_logits", "no_engine"};
+    static const char *const codes[] = {"starting", "draining", "no_weights", "non_finite_logits",
+                                        "no_engine"};
     const json_t *reason = json_object_get(status, "reason");
     const char *code = json_string_value(json_object_get(reason, "code"));
 

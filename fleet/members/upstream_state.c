@@ -101,10 +101,10 @@ enum upstream_state upstream_state_of(unsigned out)
 const char *upstream_state_name(enum upstream_state state)
 {
     static const char *const names[UPSTREAM_STATES] = {
-        [UPSTREAM_JOINING] = "unknown",   [UPSTREAM_SERVING] = "serving",
-        [UPSTREAM_NOT_READY] = "unready", [UPSTREAM_OUT_OF_STEP] = "unsynced",
-        [UPSTREAM_DOWN] = "down",         [UPSTREAM_KEY_REFUSED] = "refused",
-        [UPSTREAM_FENCED] = "fenced",     [UPSTREAM_REMOVED] = "removed",
+        [UPSTREAM_JOINING] = "unknown",     [UPSTREAM_SERVING] = "serving",
+        [UPSTREAM_NOT_READY] = "not_ready", [UPSTREAM_OUT_OF_STEP] = "unsynced",
+        [UPSTREAM_DOWN] = "down",           [UPSTREAM_KEY_REFUSED] = "refused",
+        [UPSTREAM_FENCED] = "fenced",       [UPSTREAM_REMOVED] = "removed",
     };
 
     return names[state];

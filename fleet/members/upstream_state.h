@@ -78,7 +78,7 @@ bool upstream_next(unsigned from, enum upstream_event event, unsigned *to);
 void upstream_move(unsigned *out, enum upstream_event event);
 
 /* upstream_state_of - what is shown of a set.
- * upstream_state_name - static: "serving", "unready", "unsynced", "fenced", "refused", "down",
+ * upstream_state_name - static: "serving", "not_ready", "unsynced", "fenced", "refused", "down",
  * "unknown", "removed". */
 enum upstream_state upstream_state_of(unsigned out);
 const char *upstream_state_name(enum upstream_state state);

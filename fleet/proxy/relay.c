@@ -55,7 +55,7 @@ static void log_cut(const struct relay *r, const char *why)
 
     if (!log_enabled(LOG_WARN))
         return;
-    log_begin(&rec, LOG_WARN, "relay.cut");
+    log_begin(&rec, LOG_WARN, "proxy.aborted");
     log_str(&rec, "request_id", r->x->request_id);
     log_str(&rec, "upstream", r->at.name);
     log_str(&rec, "why", why);

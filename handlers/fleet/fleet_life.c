@@ -35,7 +35,7 @@ static json_t *hold_json(const struct app *app)
                              (json_int_t)((h.lease_until_us - clock_now_us()) / 1000000));
     return json_pack("{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
                      h.on, "mode", lifecycle_pause_name(h.mode), "new_requests",
-                     h.reject ? "reject" : "queue", "acknowledged", 1, "holder", h.holder, "since",
+                     h.reject ? "reject" : "queue", "acknowledged", 1, "owner", h.owner, "since",
                      (json_int_t)h.since_wall_s, "held_s",
                      (double)(clock_now_us() - h.since_us) / 1e6, "lease_s",
                      h.lease_s > 0 ? json_integer(h.lease_s) : json_null(), "until", until, "epoch",

@@ -69,7 +69,7 @@ static int control_ready(struct fleet_control *fc, const struct fleet_stats *s, 
     if (fc->weights_asleep || fc->kv_asleep)
         rc = err_set(why, ERR_ASLEEP, "", "the upstreams are asleep (level %d)", fc->sleep_level);
     else if (fc->hold.on)
-        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->hold.holder,
+        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->hold.owner,
                      lifecycle_pause_name(fc->hold.mode));
     else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
         rc = err_set(why, ERR_PAUSED, "",

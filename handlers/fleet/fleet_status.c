@@ -53,8 +53,8 @@ static json_t *one_json(const struct upstream_at *at, const struct upstream_info
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
         "n_missed", (json_int_t)info->n_missed, "last_heard_s", heard_or_null(info->heard_us),
         "error", error_or_null(&info->error), "last_error_at",
-        info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(), "lacks",
-        lacks);
+        info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
+        "missing_adapters", lacks);
 }
 
 static json_t *one_upstream_json(const struct app *app, size_t upstream)

@@ -71,7 +71,8 @@ static void put_outstanding(const struct rows *rows, struct buf *out)
 static void put_counts(const struct rows *rows, struct buf *out)
 {
     static const char granted[] = "baton_upstream_granted_total",
-                      missed[] = "baton_upstream_missed_total", serial[] = "baton_upstream_serial",
+                      missed[] = "baton_upstream_failures_total",
+                      serial[] = "baton_upstream_serial",
                       heard[] = "baton_upstream_last_heard_seconds";
     uint64_t now = clock_now_us();
 
@@ -108,7 +109,7 @@ static void put_lanes(const struct fleet_stats *s, struct buf *out)
     prom_u64(out, name, LABELS({"lane", lane_names[lane]}), s->field[lane])
     FAMILY("baton_fleet_running", "gauge", "Requests at upstreams", n_running);
     FAMILY("baton_fleet_waiting", "gauge", "Requests that wait for an upstream", n_waiting);
-    FAMILY("baton_fleet_refused_total", "counter",
+    FAMILY("baton_fleet_rejected_total", "counter",
            "Requests refused: none serves, or too many wait", n_refused);
     FAMILY("baton_fleet_cancelled_total", "counter", "Waiting requests whose client went away",
            n_cancelled);

@@ -83,7 +83,7 @@ static int gate_ready(const struct app *app, struct err *why)
         return 0;
     gate_info(app->gate, &info);
     if (info.pause != PAUSE_NONE)
-        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.holder,
+        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.owner,
                        lifecycle_pause_name(info.pause));
     return gate_allows(app->gate, CALL_GENERATE, why);
 }

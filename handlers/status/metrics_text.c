@@ -322,8 +322,8 @@ static void put_front(const struct app *app, struct buf *out)
              s.n_requests);
     prom_one(out, "baton_front_rejected_total", "counter",
              "Requests refused before a handler saw them", s.n_rejected);
-    prom_one(out, "baton_front_gone_total", "counter", "Clients that went before their answer",
-             s.n_gone);
+    prom_one(out, "baton_front_client_disconnects_total", "counter",
+             "Clients that went before their answer", s.n_gone);
     prom_one(out, "baton_front_timeouts_total", "counter", "Connections closed for being too slow",
              s.n_timeouts);
     prom_one_seconds(out, "baton_front_lag_seconds_max", "gauge",

@@ -241,7 +241,8 @@ static int check_origins(const struct origin_rules *rules, const struct origin_r
 }
 
 /* A server with keys gives a request without one only what is public: the rule would hide from a
- * client that its key is wrong. A peer of --trust needs no key, so a page in its browser neither.
+ * client that its key is wrong. A peer of --no-auth-cidr needs no key, so a page in its browser
+ * neither.
  */
 static bool is_exempt_from_host(const struct origin_rules *rules, const struct origin_request *q)
 {

@@ -8,7 +8,7 @@
  *           name of --allowed-host, with or without a port. Exempt are requests over a unix
  *           socket, which no browser reaches, and, where the server has keys, those that have one
  *           of them or need one: a page has none, and reads only what is public. Not exempt is a
- *           peer of --trust without a key. A request of HTTP/1.0 without Host names nothing.
+ *           peer of --no-auth-cidr without a key. A request of HTTP/1.0 without Host names nothing.
  *   Origin  The page is of this server itself or of --allow-origin. Nothing exempts: a proxy may
  *           add a key to whatever a page sends. Without Origin, which a browser leaves out of an
  *           image's request, Sec-Fetch-Site must not tell of another site.
@@ -59,7 +59,7 @@ struct origin_request {
     const char *target;        /* as it came: "/path", "http://host/path" */
     const char *authorization; /* "" without one */
     bool tls, unix_socket;
-    bool trusted; /* the peer needs no key (--trust) */
+    bool trusted; /* the peer needs no key (--no-auth-cidr) */
     bool options; /* its method */
 };
 

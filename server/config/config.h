@@ -50,7 +50,7 @@ enum { CONFIG_LIST_MAX = 256 };
       "how long it may take to answer; three times in a row too long, and it is down")             \
     X(STR, listen, "listen", "ADDRESS", "127.0.0.1:8700", 0, 0,                                    \
       "where to listen: ADDRESS:PORT, or unix:PATH; port 0 takes a free one; beyond loopback it "  \
-      "needs --api-key-file, --trust, or --insecure")                                              \
+      "needs --api-key-file, --no-auth-cidr, or --insecure")                                       \
     X(STR, control_listen, "control-listen", "ADDRESS", "", 0, 0,                                  \
       "where control routes are answered, and then only there, by a thread of their own; as "      \
       "--listen; default: on --listen too")                                                        \
@@ -58,10 +58,10 @@ enum { CONFIG_LIST_MAX = 256 };
       "where health is answered besides --listen, by a thread that waits for no other; plain "     \
       "HTTP, no key; as --listen; default: nowhere else")                                          \
     X(STR, api_key_file, "api-key-file", "FILE", "", 0, 0,                                         \
-      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; a watch "  \
+      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; a viewer " \
       "key may read status and metrics, a generate key generate too, a control key everything; "   \
       "SIGHUP reads it again; default: no keys")                                                   \
-    X(LIST, trust, "trust", "CIDR", "", 0, 0,                                                      \
+    X(LIST, no_auth_cidr, "no-auth-cidr", "CIDR", "", 0, 0,                                        \
       "addresses whose requests need no key, as 10.0.0.0/8, or unix for those over a unix "        \
       "socket; repeatable; others need one of --api-key-file")                                     \
     X(WORDS, allowed_host, "allowed-host", "NAME", "", 0, 0,                                       \
@@ -76,8 +76,9 @@ enum { CONFIG_LIST_MAX = 256 };
     X(STR, tls_key, "tls-key", "FILE", "", 0, 0,                                                   \
       "private key of --tls-cert, PEM, without a password; default: plain HTTP")                   \
     X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
-      "allow to listen beyond loopback although neither a key nor --trust says who may come")      \
-    X(STR, dialects, "dialects", "LIST", "all", 0, 0,                                              \
+      "allow to listen beyond loopback although neither a key nor --no-auth-cidr says who may "    \
+      "come")                                                                                      \
+    X(STR, compat, "compat", "LIST", "all", 0, 0,                                                  \
       "other servers' APIs that are answered too: all, none, or some of vllm, skyrl (with vllm), " \
       "sglang, prime-rl, areal (with vllm), with commas between them")                             \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
@@ -138,7 +139,7 @@ enum { CONFIG_LIST_MAX = 256 };
     X(STR, nccl_library, "nccl-library", "FILE", "", 0, 0,                                         \
       "NCCL's library, of exactly the trainer's version: best the trainer's own file; default: "   \
       "libnccl.so.2, wherever the loader finds it")                                                \
-    X(LIST, allow_trainer, "allow-trainer", "CIDR", "", 0, 0,                                      \
+    X(LIST, nccl_allow_cidr, "nccl-allow-cidr", "CIDR", "", 0, 0,                                  \
       "addresses of trainers whose NCCL groups may be joined, as 10.0.0.0/8; repeatable; none: "   \
       "every address")                                                                             \
     X(MS, join_timeout, "join-timeout", "MS", "120000", 100, 86400000,                             \

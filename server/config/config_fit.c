@@ -5,14 +5,14 @@
 #include <string.h>
 
 /* Of an engine and weights of its own. */
-static const char *const own[] = {"weights",          "weight-version", "served-model-name",
-                                  "engine",           "engine-threads", "engine-pin",
-                                  "max-num-seqs",     "allow-path",     "kv-cache",
-                                  "max-loras",        "max-lora-rank",  "max-lora-bytes",
-                                  "max-model-len",    "device",         "cuda-library",
-                                  "nccl-library",     "allow-trainer",  "max-versions",
-                                  "max-weight-bytes", "pin-timeout",    "max-num-batched-tokens",
-                                  "non-finite",       "logprobs-mode",  "max-logprobs"};
+static const char *const own[] = {"weights",          "weight-version",  "served-model-name",
+                                  "engine",           "engine-threads",  "engine-pin",
+                                  "max-num-seqs",     "allow-path",      "kv-cache",
+                                  "max-loras",        "max-lora-rank",   "max-lora-bytes",
+                                  "max-model-len",    "device",          "cuda-library",
+                                  "nccl-library",     "nccl-allow-cidr", "max-versions",
+                                  "max-weight-bytes", "pin-timeout",     "max-num-batched-tokens",
+                                  "non-finite",       "logprobs-mode",   "max-logprobs"};
 /* In front of upstreams each says what an update must bring: one of them. */
 static const char *const model[] = {"model"}, *const manifest[] = {"manifest"};
 /* Of upstreams. */

@@ -164,7 +164,7 @@ static bool is_in(struct conn *c, enum phase phase, enum phase or_phase)
 
     if (e->phase == phase || e->phase == or_phase)
         return true;
-    conn_refuse(c, 409, e->phase >= UPDATE_COMMITTED ? "update_ended" : "conflict",
+    conn_refuse(c, 409, e->phase >= UPDATE_COMMITTED ? "update_closed" : "conflict",
                 "update %s is %s", e->update_id, phase_names[e->phase]);
     return false;
 }

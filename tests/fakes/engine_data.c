@@ -647,7 +647,7 @@ static void generate(struct conn *c, const json_t *body, enum form form)
         return;
     }
     if (c->e->torn && c->e->o.dialect == BATON) {
-        conn_refuse(c, 503, "weights_unsynced", "the weights were dropped");
+        conn_refuse(c, 503, "no_weights", "the weights were dropped");
         return;
     }
     if (c->e->asleep != 0 && c->e->o.dialect != VLLM) {

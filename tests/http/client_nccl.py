@@ -308,7 +308,7 @@ class Mute(http.server.BaseHTTPRequestHandler):
 
 
 def not_joined(world):
-    with world.serve("--allow-trainer", "10.0.0.0/8") as server:
+    with world.serve("--nccl-allow-cidr", "10.0.0.0/8") as server:
         refused(lambda: baton.join(url_of(server)), "an address", "127.0.0.1", status=403)
         world.quiet("an address")
     with world.serve(FAKENCCL_HANG_INIT="1") as server:

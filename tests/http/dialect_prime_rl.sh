@@ -65,14 +65,14 @@ same '.loaded_adapters | length' 0
 stop_server
 
 # By itself it has the pauses that it shares with vLLM; switched off it has nothing.
-serve_model --dialects prime-rl --allow-path "$directory"
+serve_model --compat prime-rl --allow-path "$directory"
 none 200 '/pause?mode=keep&clear_cache=false'
 post 200 /update_weights "{\"weight_dir\": \"$directory/step_1\"}"
 none 200 /resume
 serves step-00100 "$(curl --silent "$URL/v1/status" | jq --raw-output .weights.weight_version)"
 expect 404 POST /sleep
 stop_server
-serve_model --dialects vllm
+serve_model --compat vllm
 expect 404 GET /liveness
 post 400 /update_weights '{"weight_dir": "/"}'
 done_testing

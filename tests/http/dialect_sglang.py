@@ -564,10 +564,10 @@ def bare(world):
 
 def off(world):
     """A dialect that is off is not there."""
-    with world.serve_model("--dialects", "vllm") as server:
+    with world.serve_model("--compat", "vllm") as server:
         for path in "/pause_generation", DISTRIBUTED, "/abort_request", "/flush_cache":
             must(server.ask("POST", path, {}).status == 404, path)
-    with world.serve_model("--dialects", "sglang", "--sglang-memory-saver") as server:
+    with world.serve_model("--compat", "sglang", "--sglang-memory-saver") as server:
         must(server.ask("GET", "/server_info").body["enable_memory_saver"] is True, "as --offload-rollout wants it")
         run = frozen(server)
         server.post(200, "/update_weight_version", {"new_version": "named"})

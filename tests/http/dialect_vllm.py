@@ -24,7 +24,7 @@ from transfer_world import Ended, Groups, cut_each, cut_vllm  # noqa: E402
 
 STEPS = ("step-00000", "step-00100", "step-01500")
 GIVE_UP_S = 280
-OPTIONS = {"vllm-off.session": ("--dialects", "none"),
+OPTIONS = {"vllm-off.session": ("--compat", "none"),
            "vllm-lora.session": ("--allow-path", f"{sys.argv[2]}/adapters")}
 PROMPT_IDS = [40, 77, 258, 803, 264, 77, 290]  # "In the beginning"
 UNKNOWN = {"vllm-errors.session": 1}  # members that nobody reads

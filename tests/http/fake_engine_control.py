@@ -36,7 +36,7 @@ def baton_update(d):
     u = {"update_id": d.post("/v1/update_weights/start", {})["update_id"]}
     assert d.post("/v1/update_weights/abort", u)["phase"] == "aborted"
     d.post("/v1/update_weights/abort", u)
-    assert refused(d, 409, "POST", "/v1/update_weights/finish", u)["error"]["code"] == "update_ended"
+    assert refused(d, 409, "POST", "/v1/update_weights/finish", u)["error"]["code"] == "update_closed"
     u = {"update_id": d.post("/v1/update_weights/start", {})["update_id"]}
     refused(d, 422, "POST", "/v1/update_weights/verify", u)
     serves_afresh(d, "step-1")

@@ -39,7 +39,7 @@ def of(f, d):
 
 def wait_all(f):
     f.wait(*["serving"] * len(f.doubles))
-    assert [of(f, d)["lacks"] for d in f.doubles] == [[]] * len(f.doubles), f.front.upstreams()
+    assert [of(f, d)["missing_adapters"] for d in f.doubles] == [[]] * len(f.doubles), f.front.upstreams()
 
 
 def one_token(f, model, n=1):
@@ -97,7 +97,7 @@ def loaded_again(f):
             restart(f, d)
             until("it has them", lambda: theirs(f)[1] == ["mine", "two"])
             if not first:
-                until("it is out of step", lambda: of(f, d)["state"] == "unsynced" and of(f, d)["lacks"] == [])
+                until("it is out of step", lambda: of(f, d)["state"] == "unsynced" and of(f, d)["missing_adapters"] == [])
                 f.update_all()
             wait_all(f)
         assert theirs(f) == [["mine", "two"]] * len(f.doubles), theirs(f)
@@ -112,12 +112,12 @@ def told_meanwhile(f):
     d = f.doubles[1]
     d.order("lora_load", "status", status=500, text='{"error":{"message":"no room for it"}}', times=0)
     restart(f, d)
-    until("it lacks it", lambda: of(f, d)["lacks"] == ["mine"])
+    until("it lacks it", lambda: of(f, d)["missing_adapters"] == ["mine"])
     f.update_all_but(1)
     until("it is refused", lambda: "no room" in (of(f, d)["error"] or {"message": ""})["message"])
     one = of(f, d)
     assert one["state"] == "unsynced" and "'mine'" in one["error"]["message"], one
-    assert [u["lacks"] for u in f.front.get("/v1/upstreams")["list"] if u["upstream"] != d.url] == [[]] * (
+    assert [u["missing_adapters"] for u in f.front.get("/v1/upstreams")["list"] if u["upstream"] != d.url] == [[]] * (
         len(f.doubles) - 1)
     d.good("DELETE", "/fault")
     until("it has it", lambda: theirs(f)[1] == ["mine"])
@@ -129,7 +129,7 @@ def unloaded_instead(f):
     d, n = f.doubles[1], len(f.doubles)
     d.order("lora_load", "status", status=500, times=0)
     restart(f, d)
-    until("it lacks it", lambda: of(f, d)["lacks"] == ["mine"])
+    until("it lacks it", lambda: of(f, d)["missing_adapters"] == ["mine"])
     said = f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
     assert ok_of(said) == [True] * n and said["loaded_adapters"] == {}, said
     f.update_all()
@@ -166,7 +166,7 @@ def away_at_load(f):
         wait_all(f)
     away()
     f.front.post("/v1/load_lora_adapter", LOAD)
-    assert of(f, d)["lacks"] == ["mine"] and theirs(f)[-1] == []
+    assert of(f, d)["missing_adapters"] == ["mine"] and theirs(f)[-1] == []
     back()
     away()
     assert f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_path=OTHER))["revision"] == 2
@@ -207,7 +207,7 @@ def by_tensors(f):
         return
     f.front.post("/v1/load_lora_adapter", BY_TENSORS)
     restart(f, d)
-    until("it is out", lambda: of(f, d)["lacks"] == ["sent"])
+    until("it is out", lambda: of(f, d)["missing_adapters"] == ["sent"])
     f.update_all_but(1)
     until(lambda: f"that is told: {of(f, d)}", lambda: "load it again" in (of(f, d)["error"] or {"message": ""})["message"])
     f.stays(*["unsynced" if i == 1 else "serving" for i in range(n)])
@@ -217,7 +217,7 @@ def by_tensors(f):
         wait_all(f)
     for one in f.doubles:
         restart(f, one)
-    until("all are without", lambda: [of(f, one)["lacks"] for one in f.doubles] == [["sent"]] * n)
+    until("all are without", lambda: [of(f, one)["missing_adapters"] for one in f.doubles] == [["sent"]] * n)
     f.update_all_but()
     f.wait(*["serving"] * n)
     status, said = one_token(f, "sent")
@@ -243,7 +243,7 @@ def changed_on_disk(f):
     until("it has another", lambda: theirs(f)[1] == ["mine"])
     f.update_all_but(1)
     until("that is told", lambda: "has changed since" in (of(f, d)["error"] or {"message": ""})["message"])
-    assert of(f, d)["lacks"] == ["mine"]
+    assert of(f, d)["missing_adapters"] == ["mine"]
     d.good("DELETE", "/fault")
     says(d, "d1", 0)
     wait_all(f)
@@ -261,12 +261,12 @@ def gone_from_disk(f):
     f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_path=where))
     os.rmdir(where)
     restart(f, f.doubles[1])
-    until("it is refused", lambda: of(f, f.doubles[1])["lacks"] == ["mine"])
+    until("it is refused", lambda: of(f, f.doubles[1])["missing_adapters"] == ["mine"])
     f.update_all_but(1)
     f.stays(*["unsynced" if i == 1 else "serving" for i in range(n)])
     for d in f.doubles:
         restart(f, d)
-    until("all are without", lambda: [of(f, d)["lacks"] for d in f.doubles] == [["mine"]] * n)
+    until("all are without", lambda: [of(f, d)["missing_adapters"] for d in f.doubles] == [["mine"]] * n)
     f.update_all_but()
     f.wait(*["serving"] * n)
     assert one_token(f, "mine")[0] in (400, 404)
@@ -352,7 +352,7 @@ def removed_while_paused():
             os.chmod(names, 0o600)
         write(urls)
         f.front = Server(fleet_control.BATON, fleet_control.LOG, "--upstream-file", names, "--probe-interval", 30,
-                         "--min-ready", 1, "--dialects", "all")
+                         "--min-ready", 1, "--compat", "all")
         f.wait("serving", "serving")
         said = []
         threads = [threading.Thread(target=lambda: said.append(one_token(f, None, 100)[0]), daemon=True)
@@ -451,7 +451,7 @@ def return_hangs():
         d.wait("it hangs", lambda: len(d.journal("lora_load")) > n)
         f.update_all_but(1)
         assert ok_of(f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_name="two", lora_path=OTHER))) == [True] * 3
-        assert of(f, d)["lacks"] == ["mine"], of(f, d)
+        assert of(f, d)["missing_adapters"] == ["mine"], of(f, d)
         assert ok_of(f.front.post("/v1/unload_lora_adapter", {"lora_name": "two"})) == [True] * 3
         assert of(f, d)["state"] == "unsynced"
 

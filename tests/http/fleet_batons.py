@@ -266,7 +266,7 @@ def checkpoints(f, clients):
     assert len(clients.errors) == before, clients.errors[before]
     status, said = f.front.ask("POST", "/v1/update_weights", b"tensors",
                                {"Content-Type": "application/vnd.safetensors"})
-    assert (status, said["error"]["code"]) == (409, "has_upstreams"), said
+    assert (status, said["error"]["code"]) == (409, "unsupported_in_proxy_mode"), said
 
 
 def one_refuses(f, clients):
@@ -451,7 +451,7 @@ def adapters_come_back(f, clients):
     restart_again(f)
     until("what has changed is not taken", lambda: "changed since" in (
         f.front.upstreams()[f.taps[1].url]["error"] or {"message": ""})["message"])
-    assert f.states() == ["serving", "unsynced", "serving"] and f.front.upstreams()[f.taps[1].url]["lacks"] == ["mine"]
+    assert f.states() == ["serving", "unsynced", "serving"] and f.front.upstreams()[f.taps[1].url]["missing_adapters"] == ["mine"]
     f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
     f.wait_states(*["serving"] * N)
     assert [s.get("/v1/lora_adapters")["adapters"] for s in f.servers] == [[]] * N

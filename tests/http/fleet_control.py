@@ -58,7 +58,7 @@ class Fleet:
 
     def serve(self):
         self.front = Server(BATON, LOG, "--probe-interval", PROBE_MS, "--probe-timeout", 1000, "--update-timeout",
-                            TIMEOUT_MS, "--dialects", "all", *self.options,
+                            TIMEOUT_MS, "--compat", "all", *self.options,
                             *itertools.chain.from_iterable(("--upstream", f"{d.url},{d.dialect}")
                                                            for d in self.doubles))
 
@@ -238,7 +238,7 @@ def whole_session(f):
     assert (done["phase"], done["weight_version"]) == ("committed", label), done
     again = f.front.post("/v1/update_weights/finish", mine)
     assert (again["serial"], again["weight_version"]) == (done["serial"], label), again
-    refused(f, 409, "POST", "/v1/update_weights/abort", mine, "update_ended")
+    refused(f, 409, "POST", "/v1/update_weights/abort", mine, "update_closed")
     assert f.versions() == [label] * len(f.doubles)
 
 
@@ -255,7 +255,7 @@ def given_up(f):
         else:
             said = refused(f, 422, "POST", "/v1/update_weights/finish", mine, "incomplete_update")
             assert said["error"]["details"]["phase"] == "aborted", said
-        refused(f, 409, "POST", "/v1/update_weights/finish", mine, "update_ended")
+        refused(f, 409, "POST", "/v1/update_weights/finish", mine, "update_closed")
     assert f.versions() == before and f.pauses() == [None] * len(before)
     f.stays(*states)
 
@@ -267,7 +267,7 @@ def by_lease(f):
     mine = {"update_id": f.front.post("/v1/update_weights/start", {"lease_s": 1})["update_id"]}
     f.front.post("/v1/update_weights", dict(f.tensors(), **mine))
     until("its lease ended", lambda: f.front.get("/v1/update_weights/" + mine["update_id"])["phase"] == "aborted")
-    said = refused(f, 409, "POST", "/v1/update_weights/finish", mine, "update_ended")
+    said = refused(f, 409, "POST", "/v1/update_weights/finish", mine, "update_closed")
     assert "lease" in said["error"]["message"], said
     f.wait(*["serving" if b else "fenced" for b in batons])
     f.stays(*["serving" if b else "fenced" for b in batons])
@@ -282,9 +282,9 @@ def by_lease(f):
 
 def pauses(f):
     n = len(f.doubles)
-    said = f.front.post("/v1/pause", {"mode": "keep", "holder": "me"})
-    assert said["paused"] and said["holder"] == "me" and all(ok_of(said)) and not f.front.ready(), said
-    assert f.pauses() == ["keep"] * n and f.front.status()["pause"]["holder"] == "me"
+    said = f.front.post("/v1/pause", {"mode": "keep", "owner": "me"})
+    assert said["paused"] and said["owner"] == "me" and all(ok_of(said)) and not f.front.ready(), said
+    assert f.pauses() == ["keep"] * n and f.front.status()["pause"]["owner"] == "me"
     f.clean()
     if f.tensors() is BROADCAST:
         f.init()
@@ -364,7 +364,7 @@ def others(f):
         f.front.post("/v1/resume")
     assert f.pauses() == [None] * n
     refused(f, 400, "POST", "/v1/update_weights", {"path": WORK, "serialized_format": "direct"})
-    refused(f, 409, "GET", "/v1/weights", None, "has_upstreams")
+    refused(f, 409, "GET", "/v1/weights", None, "unsupported_in_proxy_mode")
     if f.doubles[0].dialect != "baton":
         refused(f, 400, "POST", "/v1/weights/plans", COLUMNS)
         return
@@ -603,7 +603,7 @@ def too_few(f):
         other.good("DELETE", "/journal")
     for path, body in (("/v1/update_weights/start", {}), ("/v1/pause", {}), ("/v1/sleep", {}),
                        ("/v1/update_weights", f.tensors())):
-        said = refused(f, 503, "POST", path, body, "weights_unsynced")
+        said = refused(f, 503, "POST", path, body, "no_weights")
         assert d.url in said["error"]["message"], said
     f.doubles.pop(0)
     for i in range(len(f.doubles)):
@@ -736,7 +736,7 @@ def by_client(f):
         baton.push(FILE, f.front.url, via="body")
         raise AssertionError("a body was taken")
     except baton.BatonError as e:
-        assert e.code == "has_upstreams" and "a vLLM ipc_handles_pickled" in str(e), e
+        assert e.code == "unsupported_in_proxy_mode" and "a vLLM ipc_handles_pickled" in str(e), e
 
 
 # ---- at the same time ----

@@ -205,7 +205,7 @@ def partial_on_what(f):
         return
     refused_half(f, HALF)
     status, said = push(f, HALF, partial=True)
-    assert (status, said["error"]["code"]) == (503, "weights_unsynced"), said
+    assert (status, said["error"]["code"]) == (503, "no_weights"), said
     assert "a whole" in said["error"]["message"], said
     f.stays(*["fenced"] * len(f.doubles))
     pushed(f, "as_before", ALL)

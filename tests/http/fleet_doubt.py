@@ -112,7 +112,7 @@ def aborted_before_the_first_byte(f):
     d.wait("requests are aborted", lambda: d.journal("abort_requests"))
     assert f.front.post("/v1/update_weights/abort", mine)["phase"] == "aborted"
     t.join()
-    assert said[0][0] == 409 and said[0][1]["error"]["code"] == "update_ended", said
+    assert said[0][0] == 409 and said[0][1]["error"]["code"] == "update_closed", said
     assert f.came("update") == [] and f.versions() == before and f.pauses() == [None] * n
     f.stays(*["serving"] * n)
 
@@ -203,7 +203,7 @@ def nobody_to_name(f):
     for d in f.doubles:
         d.order("who", "close_before", times=0)
     f.wait(*["down"] * n)
-    refused(f, 503, "POST", "/v1/weights/label", {"weight_version": "nobody"}, "weights_unsynced")
+    refused(f, 503, "POST", "/v1/weights/label", {"weight_version": "nobody"}, "no_weights")
     mend(f)
 
 

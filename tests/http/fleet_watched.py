@@ -53,7 +53,7 @@ def named_late(f):
     done = while_it_ends(f, label, send)
     assert done["weight_version"] == label, done
     mine = {"update_id": done["update_id"]}
-    refused(f, 409, "POST", "/v1/update_weights", dict(f.tensors(), weight_version="later", **mine), "update_ended")
+    refused(f, 409, "POST", "/v1/update_weights", dict(f.tensors(), weight_version="later", **mine), "update_closed")
     assert f.front.get("/v1/update_weights/" + done["update_id"])["weight_version"] == label
     assert f.versions() == [label] * len(f.doubles), f.versions()
     f.stays(*["serving"] * len(f.doubles))

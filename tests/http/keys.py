@@ -13,9 +13,9 @@ import subprocess
 import sys
 
 WAIT_S = 60
-RANK = {"health": 0, "watch": 1, "generate": 2, "control": 3}
-ANSWERED = {"both": set(RANK), "data": {"health", "watch", "generate"},
-            "control": {"health", "watch", "control"}, "health": {"health"}}
+RANK = {"health": 0, "viewer": 1, "generate": 2, "control": 3}
+ANSWERED = {"both": set(RANK), "data": {"health", "viewer", "generate"},
+            "control": {"health", "viewer", "control"}, "health": {"health"}}
 
 # Role -> the paths that take it. Health is what anybody may know: that the server is there, and
 # whether it would serve. Watch reads counters and states; of the model's bytes it tells nothing.
@@ -24,7 +24,7 @@ ROLES = {
         /health /ping /health/live /livez /v2/health/live /health/ready /readyz /v2/health/ready
         /health_generate /liveness
     """,
-    "watch": """
+    "viewer": """
         /version /v1/status /v1/upstreams /metrics
         /is_paused /is_sleeping /load /get_world_size /weight_info
         /get_server_info /server_info /get_model_info /model_info /get_weight_version
@@ -182,7 +182,7 @@ def check_route(peer, method, path, role, form, keys):
         return
     check_refused(peer, method, path, form, None, 401)
     check_refused(peer, method, path, form, wrong, 401)
-    for has in ("watch", "generate", "control"):
+    for has in ("viewer", "generate", "control"):
         if RANK[has] < RANK[role]:
             check_refused(peer, method, path, form, keys[has], 403)
         else:
@@ -190,7 +190,7 @@ def check_route(peer, method, path, role, form, keys):
 
 
 def main():
-    keys = dict(zip(("watch", "generate", "control"), sys.argv[2:5]))
+    keys = dict(zip(("viewer", "generate", "control"), sys.argv[2:5]))
     table = routes(sys.argv[1])
     for spec in sys.argv[5:]:
         peer = Peer(spec)

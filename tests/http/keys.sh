@@ -12,7 +12,7 @@ control=control-$(openssl rand -hex 16)
 keys=$WORK/keys
 
 write_keys() {
-  (umask 077 && printf 'watch %s\n# a comment\ngenerate %s\ncontrol %s\n' "$watch" "$generate" "$1" >"$keys")
+  (umask 077 && printf 'viewer %s\n# a comment\ngenerate %s\ncontrol %s\n' "$watch" "$generate" "$1" >"$keys")
 }
 
 every_route() { # LISTENER...
@@ -77,7 +77,7 @@ stop_server
 # One listener.
 write_keys "$control"
 serve_model --api-key-file "$keys"
-! grep --quiet secret.exposed "$WORK/log" || fail "a private file is called exposed"
+! grep --quiet secret.bad_mode "$WORK/log" || fail "a private file is called exposed"
 every_route "both=${URL#http://}"
 no_key_left
 
@@ -86,7 +86,7 @@ for key in "" "$watch"; do
   if BATON_API_KEY=$key "$PYTHON" "$CLIENT" --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body" 2>&1; then
     fail "the client could push with '$key'"
   fi
-  has "${key:+"the key's role is watch"}"
+  has "${key:+"the key's role is viewer"}"
 done
 BATON_API_KEY=$control "$PYTHON" "$CLIENT" --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
 same .phase committed
@@ -103,7 +103,7 @@ with "$control"
 expect 200 GET /v1/weights "${AUTH[@]}"
 printf 'contrl %s\n' "$old" >"$keys"
 kill -HUP "$SERVER_PID"
-said keys.kept
+said keys.reload_failed
 expect 200 GET /v1/weights "${AUTH[@]}"
 with "$old"
 expect 401 GET /v1/weights "${AUTH[@]}"
@@ -114,14 +114,14 @@ stop_server
 write_keys "$control"
 chmod 644 "$keys"
 serve_model --api-key-file "$keys" --control-listen 127.0.0.1:0 --health-listen "unix:$WORK/health.sock"
-said secret.exposed
+said secret.bad_mode
 at=$(grep '"event":"serving"' "$WORK/log" | jq --raw-output .control)
 every_route "data=${URL#http://}" "control=$at" "health=unix:$WORK/health.sock"
 no_key_left
 stop_server
 
 # The other way round: control on a unix socket, whose peers are trusted.
-serve_model --api-key-file "$keys" --control-listen "unix:$WORK/control.sock" --trust unix
+serve_model --api-key-file "$keys" --control-listen "unix:$WORK/control.sock" --no-auth-cidr unix
 expect 401 GET /v1/models
 expect 404 GET /v1/weights
 expect 200 GET /v1/weights --unix-socket "$WORK/control.sock"
@@ -129,16 +129,16 @@ expect 200 POST /v1/resume --unix-socket "$WORK/control.sock"
 stop_server
 
 # Trusted addresses need no key; where there are no keys, all others come in vain.
-serve_model --trust 127.0.0.0/8 --api-key-file "$keys"
+serve_model --no-auth-cidr 127.0.0.0/8 --api-key-file "$keys"
 expect 200 GET /v1/weights
 stop_server
-serve_model --trust 192.0.2.0/24
+serve_model --no-auth-cidr 192.0.2.0/24
 expect 200 GET /health
 expect 200 GET /health/ready
 with "$control"
 expect 403 GET /v1/status "${AUTH[@]}"
 same .error.code forbidden
-has '--trust'
+has '--no-auth-cidr'
 expect 403 POST /v1/completions "${AUTH[@]}" --data '{"prompt": "a"}'
 expect 404 GET /nothing
 stop_server

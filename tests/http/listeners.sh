@@ -153,13 +153,13 @@ N_CHECKS=$((N_CHECKS + 1))
 
 # Beyond loopback somebody has to say who may come in; each of three ways will do.
 for option in --listen --control-listen; do
-  for word in "$option: '0.0.0.0:0' is beyond loopback" --api-key-file --trust --insecure; do
+  for word in "$option: '0.0.0.0:0' is beyond loopback" --api-key-file --no-auth-cidr --insecure; do
     refused "$word" --listen 127.0.0.1:0 "$option" 0.0.0.0:0
   done
   refused 'beyond loopback' --listen 127.0.0.1:0 "$option" '[::]:0' --check
 done
 (umask 077 && printf 'control %s\n' "$(openssl rand -hex 16)" >"$WORK/keys")
-for allowed in --insecure --trust=127.0.0.0/8 "--api-key-file=$WORK/keys"; do
+for allowed in --insecure --no-auth-cidr=127.0.0.0/8 "--api-key-file=$WORK/keys"; do
   start_server --model "$MODEL" --listen 0.0.0.0:0 --control-listen 0.0.0.0:0 --health-listen 0.0.0.0:0 "$allowed"
   expect 200 GET /health
   if [[ $allowed == --api-key-file* ]]; then
@@ -171,5 +171,5 @@ for allowed in --insecure --trust=127.0.0.0/8 "--api-key-file=$WORK/keys"; do
   stop_server
 done
 refused "--health-listen: '127.0.0.1'" --listen 127.0.0.1:0 --health-listen 127.0.0.1
-refused "--trust" --listen 127.0.0.1:0 --trust 10.1.2.3/8
+refused "--no-auth-cidr" --listen 127.0.0.1:0 --no-auth-cidr 10.1.2.3/8
 done_testing

@@ -254,8 +254,8 @@ def three_listeners(rows):
     with open(os.open(keys, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8") as f:
         f.write(f"control {KEY}\n")
     with_key, wrong = {"Authorization": "Bearer " + KEY}, {"Authorization": "Bearer x" + KEY}
-    with Server("--api-key-file", keys, "--trust", "127.0.0.0/8", "--tls-cert", cert, "--tls-key", WORK + "/tls.key",
-                "--control-listen", f"unix:{WORK}/control", "--trust", "unix", "--health-listen", "127.0.0.1:0") as s:
+    with Server("--api-key-file", keys, "--no-auth-cidr", "127.0.0.0/8", "--tls-cert", cert, "--tls-key", WORK + "/tls.key",
+                "--control-listen", f"unix:{WORK}/control", "--no-auth-cidr", "unix", "--health-listen", "127.0.0.1:0") as s:
         data, control, health = Listener(s.main.at, cert), Listener(f"unix:{WORK}/control", cert), Listener(s.said["health"])
         before = state(data)
         refused_everywhere(data, rows, KEY)

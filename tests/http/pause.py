@@ -112,16 +112,16 @@ def words():
     for body, field in (({"mode": "now"}, "/mode"), ({"new_requests": "drop"}, "/new_requests"),
                         ({"lease_s": 0}, "/lease_s"), ({"lease_s": 3601}, "/lease_s"),
                         ({"timeout_s": 0}, "/timeout_s"), ({"timeout_s": 3601}, "/timeout_s"),
-                        ({"holder": ""}, "/holder"), ({"holder": "h" * 65}, "/holder"),
+                        ({"owner": ""}, "/owner"), ({"owner": "h" * 65}, "/owner"),
                         ({"modus": "keep"}, "/modus")):
         assert post("/v1/pause", body, 400)["error"]["param"] == field
     assert post("/v1/resume")["was_paused"] is False
-    first = post("/v1/pause", {"holder": "trainer-0", "lease_s": 100})
+    first = post("/v1/pause", {"owner": "trainer-0", "lease_s": 100})
     assert first["mode"] == "keep" and first["new_requests"] == "queue" and first["acknowledged"]
-    again = post("/v1/pause", {"holder": "trainer-1", "new_requests": "reject"})
+    again = post("/v1/pause", {"owner": "trainer-1", "new_requests": "reject"})
     assert again["epoch"] == first["epoch"] + 1 and again["lease_s"] is None
     p = status()["pause"]
-    assert p["holder"] == "trainer-1" and p["since"] == first["since"] and p["until"] is None, p
+    assert p["owner"] == "trainer-1" and p["since"] == first["since"] and p["until"] is None, p
     ready = call("GET", "/health/ready", want=503)
     assert ready["reason"] == "paused" and "trainer-1" in ready["message"], ready
     assert call("GET", "/health/live")["live"] is True
@@ -167,13 +167,13 @@ def wait():
     """Answers when all is done, and not before; meanwhile new ones queue."""
     c = [Client(generate(200, n=2)) for _ in range(4)]
     running(4)
-    pausing = Client({"mode": "wait", "holder": "w"}, "/v1/pause")
+    pausing = Client({"mode": "wait", "owner": "w"}, "/v1/pause")
     p = wait_for("a pause", lambda: status()["pause"])
     late = Client(generate(5))
     wait_for("queued", lambda: status()["admission"]["generate"]["waiting"] == 1)
     answer = pausing.result()
     assert pausing.code == 200 and answer["acknowledged"] and answer["running"] == 0, answer
-    assert p["mode"] == "wait" and p["holder"] == "w"
+    assert p["mode"] == "wait" and p["owner"] == "w"
     for x in c:
         for choice in x.result()["choices"]:
             assert choice["finish_reason"] == "length" and len(choice["token_ids"]) == 200
@@ -289,7 +289,7 @@ def reject():
     """New requests are refused with 503, when to come again, and whose pause it is."""
     c = Client(generate(LONG // 2, n=2))
     running(1)
-    post("/v1/pause", {"new_requests": "reject", "holder": "trainer-7"})
+    post("/v1/pause", {"new_requests": "reject", "owner": "trainer-7"})
     for path, body in (("/v1/generate", generate(3)), ("/v1/completions", {"prompt": "In"})):
         e = post(path, body, 503)["error"]
         assert "trainer-7" in e["message"] and call.headers["Retry-After"], e

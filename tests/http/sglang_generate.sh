@@ -103,6 +103,6 @@ has "baton_dialect_unknown_members_total{dialect=\"sglang\"} $((before + 2))"
 
 timeout 280 "$PYTHON" "$(dirname "$0")/sglang_generate.py" "$URL" || fail "sglang_generate.py"
 stop_server
-serve_model --dialects vllm
+serve_model --compat vllm
 post 404 /generate '{"text": "a"}'
 done_testing

@@ -18,7 +18,7 @@ import time
 from fault_world import World
 
 WAIT_S = 120  # under a sanitizer, on a machine that others use too
-NOT_NOW = {"paused", "asleep", "weights_unsynced", "overloaded"}  # what a pause, a sleep or load may answer
+NOT_NOW = {"paused", "asleep", "no_weights", "overloaded"}  # what a pause, a sleep or load may answer
 
 
 class Trouble(AssertionError):

@@ -42,7 +42,7 @@ stop_server
 start_server --model "$MODEL" --weights none
 expect 200 GET /health
 expect 503 GET /health/ready
-same .reason weights_unsynced
+same .reason no_weights
 post 503 /inference/v1/generate '{"token_ids": [1], "sampling_params": {"max_tokens": 1}}'
 has committed
 expect 200 POST '/v1/update_weights?weight_version=first' --header 'Content-Type: application/vnd.safetensors' \

@@ -10,7 +10,7 @@ post 409 /v1/generate '{"token_ids": [1], "sampling_params": {}}'
 same .error.code no_engine
 has "--engine none"
 expect 503 GET /v1/weights
-same .error.code weights_unsynced
+same .error.code no_weights
 expect 200 POST '/v1/update_weights?weight_version=one' --header 'Content-Type: application/vnd.safetensors' \
   --data-binary @"$CHECKPOINTS/step-00100.safetensors"
 expect 200 GET '/v1/weights?checksums=false'

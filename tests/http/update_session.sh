@@ -54,7 +54,7 @@ same .error.code incomplete_update
 same .error.details.n_missing 3
 same '.error.details.missing[0]' model.embed_tokens.weight
 post 409 /v1/update_weights "$(bucket 0 3 "$(for_id '{}')")"
-same .error.code update_ended
+same .error.code update_closed
 same .error.retryable false
 has "is aborted"
 has "start another"

@@ -98,7 +98,7 @@ def resync_asks_now():
 def nobody_serves_before(s, ds, *says):
     """No request reaches any, and the answer says why and what to do."""
     status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})
-    same((status, said["error"]["code"]), (503, "weights_unsynced"))
+    same((status, said["error"]["code"]), (503, "no_weights"))
     for what in (*says, "push an update", "/v1/upstreams/resync"):
         check(what in said["error"]["message"], said)
     check(all(what in why_not(s) for what in says), why_not(s))
@@ -134,7 +134,7 @@ def one_that_hangs_at_first():
         with Server(BATON, LOG, *specs, "--probe-interval", 20, "--probe-timeout", 1500, "--min-ready", 1) as s:
             until("two are heard", lambda: all(s.upstreams()[d.url]["last_heard_s"] is not None for d in (a, b)))
             if s.upstreams()[c.url]["n_missed"] == 0:
-                message = refused(s, 503, "weights_unsynced", "POST", "/v1/generate", {"token_ids": [1]})
+                message = refused(s, 503, "no_weights", "POST", "/v1/generate", {"token_ids": [1]})
                 check("not decided yet: 1 upstreams have not answered" in message or "(--min-ready)" in message, message)
             until("its time is over", lambda: s.upstreams()[c.url]["n_missed"] > 0)
             nobody_serves_before(s, (a, b, c), "'new' at 1", "'step-0' at 1")
@@ -204,17 +204,17 @@ def key_taken_for_questions_only():
             same(ids_of(s.post("/v1/completions", completion())["choices"][0]["text"]), expected(PROMPT, "step-0", 0, 5))
         becomes(s, a.url, "refused")
         error = s.upstreams()[a.url]["error"]
-        check(error["code"] == "upstream_refuses_key" and "401" in error["message"], error)
+        check(error["code"] == "upstream_auth_failed" and "401" in error["message"], error)
         same(metric(s, f'baton_upstream_state{{upstream="{a.url}",state="refused"}}'), 1)
         check(s.ready(), "the other one serves")
         shut(b)
         status, said = s.ask("POST", "/v1/completions", completion())
         check(status == 502 and "wants a key" in said["error"]["message"], said)
-        until("its code is told", lambda: ("/v1/completions", "upstream_refuses_key") in [
+        until("its code is told", lambda: ("/v1/completions", "upstream_auth_failed") in [
             (e["route"], e["code"]) for e in logged("request") if e["status"] == 502])
         becomes(s, b.url, "refused")
         status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})
-        same((status, said["error"]["code"], said["error"]["retryable"]), (502, "upstream_refuses_key", False))
+        same((status, said["error"]["code"], said["error"]["retryable"]), (502, "upstream_auth_failed", False))
         n = len(a.journal("who"))
         until("it says who it is", lambda: len(a.journal("who")) > n + 3)
         same(state_of(s, a.url), "refused", "which was never the question")
@@ -241,7 +241,7 @@ def forbidden_is_an_answer():
     with world("baton") as (s, a):
         a.order("generate", "status", times=0, status=403, text='{"error": {"code": "forbidden"}}')
         status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})
-        same((status, said["error"]["code"]), (502, "upstream_refuses_key"))
+        same((status, said["error"]["code"]), (502, "upstream_auth_failed"))
 
 
 def of_another_dialect():

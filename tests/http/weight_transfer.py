@@ -320,19 +320,19 @@ def unable(world):
 
 
 def allowed(world):
-    """Whom --allow-trainer leaves out is not connected to, neither as a store nor by an id."""
-    with world.serve("--allow-trainer", "10.0.0.0/8", "--allow-trainer", "192.0.2.7") as server, \
+    """Whom --nccl-allow-cidr leaves out is not connected to, neither as a store nor by an id."""
+    with world.serve("--nccl-allow-cidr", "10.0.0.0/8", "--nccl-allow-cidr", "192.0.2.7") as server, \
             world.nccl_trainer() as trainer:
         body = by_id(server, trainer)
         refuse(server, body, 403, "forbidden", "127.0.0.1", param="/nccl_unique_id")
         refuse(server, {**body, "nccl_unique_id": base64.b64encode(bytes(128)).decode()}, 403,
                "forbidden", param="/nccl_unique_id")
-    with world.serve("--allow-trainer", "10.0.0.0/8") as server, world.nccl_trainer() as trainer:
+    with world.serve("--nccl-allow-cidr", "10.0.0.0/8") as server, world.nccl_trainer() as trainer:
         body = by_store(server, trainer)
         refuse(server, body, 403, "forbidden", "127.0.0.1", param="/master_address")
         must(trainer.process.is_alive(), "it was counted in")
         must(group(server)["state"] == "failed", f"{group(server)}")
-    with world.serve("--allow-trainer", "127.0.0.0/8") as server, world.nccl_trainer() as trainer:
+    with world.serve("--nccl-allow-cidr", "127.0.0.0/8") as server, world.nccl_trainer() as trainer:
         join(server, trainer, by_store)
         one_update(world, server, trainer, "allowed")
 

@@ -161,19 +161,19 @@ sglang_out sglang_loads_out;
 #define SGLANG_VIEWS                                                                               \
     SGLANG_VIEW(ROLE_HEALTH, "/health_generate", "sglangHealth", OPERATION_READY,                  \
                 .out = dialect_out_empty),                                                         \
-        SGLANG_VIEW(ROLE_WATCH, "/get_model_info", "sglangModelInfo", OPERATION_STATUS,            \
+        SGLANG_VIEW(ROLE_VIEWER, "/get_model_info", "sglangModelInfo", OPERATION_STATUS,           \
                     .out = sglang_model_out),                                                      \
-        SGLANG_VIEW(ROLE_WATCH, "/model_info", "sglangModelInfoNew", OPERATION_STATUS,             \
+        SGLANG_VIEW(ROLE_VIEWER, "/model_info", "sglangModelInfoNew", OPERATION_STATUS,            \
                     .out = sglang_model_out),                                                      \
-        SGLANG_VIEW(ROLE_WATCH, "/get_server_info", "sglangServerInfo", OPERATION_RANKS,           \
+        SGLANG_VIEW(ROLE_VIEWER, "/get_server_info", "sglangServerInfo", OPERATION_RANKS,          \
                     .out = sglang_server_out),                                                     \
-        SGLANG_VIEW(ROLE_WATCH, "/server_info", "sglangServerInfoNew", OPERATION_RANKS,            \
+        SGLANG_VIEW(ROLE_VIEWER, "/server_info", "sglangServerInfoNew", OPERATION_RANKS,           \
                     .query = sglang_info_query, .out = sglang_server_out),                         \
-        SGLANG_VIEW(ROLE_WATCH, "/get_weight_version", "sglangWeightVersion", OPERATION_STATUS,    \
+        SGLANG_VIEW(ROLE_VIEWER, "/get_weight_version", "sglangWeightVersion", OPERATION_STATUS,   \
                     .out = sglang_version_out),                                                    \
-        SGLANG_VIEW(ROLE_WATCH, "/get_load", "sglangLoad", OPERATION_STATUS,                       \
+        SGLANG_VIEW(ROLE_VIEWER, "/get_load", "sglangLoad", OPERATION_STATUS,                      \
                     .out = sglang_load_out),                                                       \
-        SGLANG_VIEW(ROLE_WATCH, "/v1/loads", "sglangLoads", OPERATION_STATUS,                      \
+        SGLANG_VIEW(ROLE_VIEWER, "/v1/loads", "sglangLoads", OPERATION_STATUS,                     \
                     .query = sglang_loads_query, .out = sglang_loads_out)
 
 #define SGLANG_GENERATE                                                                            \

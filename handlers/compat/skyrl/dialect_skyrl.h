@@ -156,7 +156,7 @@ int skyrl_paused_out(json_t **reply, const struct exchange *x);
          .pattern = "/get_server_info",                                                            \
          .operation_id = "skyrlServerInfo",                                                        \
          .lane = LANE_LOOP,                                                                        \
-         .role = ROLE_WATCH,                                                                       \
+         .role = ROLE_VIEWER,                                                                      \
          .body = BODY_NONE,                                                                        \
          .json_optional = true,                                                                    \
          .form = FORM_OPENAI,                                                                      \

@@ -71,7 +71,7 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
 #define VLLM_VIEW(path, id, op, ...)                                                               \
     {                                                                                              \
         .methods = METHOD_GET | METHOD_HEAD, .pattern = path, .operation_id = id,                  \
-        .lane = LANE_LOOP, .role = ROLE_WATCH, .body = BODY_NONE, .json_optional = true,           \
+        .lane = LANE_LOOP, .role = ROLE_VIEWER, .body = BODY_NONE, .json_optional = true,          \
         .form = FORM_OPENAI, .body_max = ROUTE_NO_BODY_MAX, .dialect = DIALECT_VLLM,               \
         .operation = op, __VA_ARGS__                                                               \
     }

@@ -113,9 +113,9 @@ static void test_add_refuses(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct err e = {0};
-        assert_int_equal(cidr_list_add(&list, rows[i].text, "--allow-trainer", &e), -1);
+        assert_int_equal(cidr_list_add(&list, rows[i].text, "--nccl-allow-cidr", &e), -1);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
-        assert_string_equal(e.field, "--allow-trainer");
+        assert_string_equal(e.field, "--nccl-allow-cidr");
         if (strstr(e.msg, rows[i].why) == NULL)
             fail_msg("'%s': %s", rows[i].text, e.msg);
         assert_int_equal(list.n, 0);

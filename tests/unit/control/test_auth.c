@@ -18,10 +18,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define WATCH_KEY    "watch-0123456789"
+#define VIEWER_KEY   "watch-0123456789"
 #define GENERATE_KEY "generate-0123456789"
 #define CONTROL_KEY  "control-0123456789!#$%&'*+-.^_`|~()<>@,;:/[]?={}"
-#define ALL_KEYS     "watch " WATCH_KEY "\ngenerate " GENERATE_KEY "\ncontrol " CONTROL_KEY "\n"
+#define ALL_KEYS     "viewer " VIEWER_KEY "\ngenerate " GENERATE_KEY "\ncontrol " CONTROL_KEY "\n"
 
 static char path[] = "/tmp/test_auth.XXXXXX";
 
@@ -68,7 +68,7 @@ static void test_auth_check_roles(void **state)
         enum err_code codes[AUTH_ROLE_COUNT]; /* for a route that takes each role */
     } rows[] = {
         {"", {0, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED, ERR_UNAUTHORIZED}},
-        {"Bearer " WATCH_KEY, {0, 0, ERR_FORBIDDEN, ERR_FORBIDDEN}},
+        {"Bearer " VIEWER_KEY, {0, 0, ERR_FORBIDDEN, ERR_FORBIDDEN}},
         {"Bearer " GENERATE_KEY, {0, 0, 0, ERR_FORBIDDEN}},
         {"Bearer " CONTROL_KEY, {0, 0, 0, 0}},
         {"bearer   " CONTROL_KEY " \t", {0, 0, 0, 0}},
@@ -105,7 +105,7 @@ static void test_auth_check_refuses_other_forms(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (check(a, rows[i], AUTH_WATCH) != ERR_UNAUTHORIZED)
+        if (check(a, rows[i], AUTH_VIEWER) != ERR_UNAUTHORIZED)
             fail_msg("'%s' was let in", rows[i]);
     auth_free(a);
 }
@@ -114,7 +114,7 @@ static void test_auth_check_refuses_other_forms(void **state)
  */
 static void test_auth_new_reads_lines(void **state)
 {
-    struct auth *a = keys("# generate " WATCH_KEY "0\n"
+    struct auth *a = keys("# generate " VIEWER_KEY "0\n"
                           "\n"
                           "   \t \r\n"
                           "\tcontrol \t " CONTROL_KEY " \r\n"
@@ -123,12 +123,12 @@ static void test_auth_new_reads_lines(void **state)
                           "generate " GENERATE_KEY "2");
 
     (void)state;
-    assert_int_equal(auth_n_keys(a, AUTH_WATCH), 0);
+    assert_int_equal(auth_n_keys(a, AUTH_VIEWER), 0);
     assert_int_equal(auth_n_keys(a, AUTH_GENERATE), 2);
     assert_int_equal(auth_n_keys(a, AUTH_CONTROL), 1);
     assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_CONTROL), ERR_NONE);
     assert_int_equal(check(a, "Bearer " GENERATE_KEY "2", AUTH_GENERATE), ERR_NONE);
-    assert_int_equal(check(a, "Bearer " WATCH_KEY "0", AUTH_WATCH), ERR_UNAUTHORIZED);
+    assert_int_equal(check(a, "Bearer " VIEWER_KEY "0", AUTH_VIEWER), ERR_UNAUTHORIZED);
     auth_free(a);
 }
 
@@ -161,16 +161,16 @@ static void test_auth_new_refuses_lines(void **state)
     } rows[] = {
         {"", "is empty"},
         {"# nothing but this\n", "has no key"},
-        {CONTROL_KEY "\n", "line 1: its first word is not one of watch, generate, control"},
+        {CONTROL_KEY "\n", "line 1: its first word is not one of viewer, generate, control"},
         {"\ncontrl " CONTROL_KEY "\n", "line 2: its first word"},
         {"Control " CONTROL_KEY "\n", "line 1: its first word"},
         {"anyone " CONTROL_KEY "\n", "line 1: its first word"},
-        {"watch " WATCH_KEY "\ncontrol\n", "line 2: it has no key"},
+        {"viewer " VIEWER_KEY "\ncontrol\n", "line 2: it has no key"},
         {"control 0123456789 abcdef\n", "line 1: it has more than a role and a key"},
         {"control 0123456789abcde\n", "line 1: its key has 15 characters, expected 16 to 256"},
         {"control 0123456789abcdef\x7f\n", "line 1: character 17 of its key is not visible"},
         {"control 0123456789\xc3\xa9xxxxxx\n", "line 1: character 11 of its key is not visible"},
-        {"watch " WATCH_KEY "\n\ncontrol " WATCH_KEY "\n", "line 3: it has the key of line 1"},
+        {"viewer " VIEWER_KEY "\n\ncontrol " VIEWER_KEY "\n", "line 3: it has the key of line 1"},
     };
 
     (void)state;
@@ -199,22 +199,22 @@ static void test_auth_new_bounds(void **state)
     assert_non_null(many);
     memset(key, 'k', sizeof key);
     key[AUTH_KEY_LEN_MAX] = '\0';
-    (void)snprintf(line, sizeof line, "watch %s\n", key);
+    (void)snprintf(line, sizeof line, "viewer %s\n", key);
     a = keys(line);
     (void)snprintf(line, sizeof line, "Bearer %s", key);
-    assert_int_equal(check(a, line, AUTH_WATCH), ERR_NONE);
+    assert_int_equal(check(a, line, AUTH_VIEWER), ERR_NONE);
     auth_free(a);
-    (void)snprintf(line, sizeof line, "watch %sk\n", key);
+    (void)snprintf(line, sizeof line, "viewer %sk\n", key);
     put_text(line);
     expect_refused("a long key", "257 characters");
 
     for (int i = 0; i < AUTH_KEYS_MAX; i++)
-        len += (size_t)sprintf(many + len, "watch %016d\n", i);
+        len += (size_t)sprintf(many + len, "viewer %016d\n", i);
     a = keys(many);
-    assert_int_equal(auth_n_keys(a, AUTH_WATCH), AUTH_KEYS_MAX);
-    assert_int_equal(check(a, "Bearer 0000000000000255", AUTH_WATCH), ERR_NONE);
+    assert_int_equal(auth_n_keys(a, AUTH_VIEWER), AUTH_KEYS_MAX);
+    assert_int_equal(check(a, "Bearer 0000000000000255", AUTH_VIEWER), ERR_NONE);
     auth_free(a);
-    (void)sprintf(many + len, "watch %016d\n", AUTH_KEYS_MAX);
+    (void)sprintf(many + len, "viewer %016d\n", AUTH_KEYS_MAX);
     put_text(many);
     expect_refused("many keys", "more than 256 keys");
 
@@ -234,13 +234,13 @@ static void test_auth_reload_all_or_nothing(void **state)
     assert_int_equal(auth_reload(a, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_CONTROL), ERR_NONE);
-    assert_int_equal(check(a, "Bearer 0123456789-second", AUTH_WATCH), ERR_UNAUTHORIZED);
+    assert_int_equal(check(a, "Bearer 0123456789-second", AUTH_VIEWER), ERR_UNAUTHORIZED);
 
     err_clear(&e);
     put_text("control 0123456789-second\n");
     assert_int_equal(auth_reload(a, &e), 0);
-    assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_WATCH), ERR_UNAUTHORIZED);
-    assert_int_equal(check(a, "Bearer " WATCH_KEY, AUTH_WATCH), ERR_UNAUTHORIZED);
+    assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_VIEWER), ERR_UNAUTHORIZED);
+    assert_int_equal(check(a, "Bearer " VIEWER_KEY, AUTH_VIEWER), ERR_UNAUTHORIZED);
     assert_int_equal(check(a, "Bearer 0123456789-second", AUTH_CONTROL), ERR_NONE);
     auth_free(a);
 }
@@ -279,8 +279,8 @@ static void test_auth_trusts(void **state)
     /* Trusted, everything; from elsewhere nothing but health, and no key would help. */
     assert_int_equal(auth_check(a, "", true, AUTH_CONTROL, &e), 0);
     assert_int_equal(check(a, "", AUTH_ANYONE), ERR_NONE);
-    assert_int_equal(check(a, "", AUTH_WATCH), ERR_FORBIDDEN);
-    assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_WATCH), ERR_FORBIDDEN);
+    assert_int_equal(check(a, "", AUTH_VIEWER), ERR_FORBIDDEN);
+    assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_VIEWER), ERR_FORBIDDEN);
     auth_free(a);
 }
 
@@ -297,7 +297,7 @@ static void test_auth_trusts_unix(void **state)
     assert_int_equal(auth_new(&a, &cfg, &e), 0);
     assert_true(auth_trusts(a, (const struct sockaddr *)&un));
     assert_false(trusts(a, "127.0.0.1"));
-    assert_int_equal(check(a, "", AUTH_WATCH), ERR_UNAUTHORIZED);
+    assert_int_equal(check(a, "", AUTH_VIEWER), ERR_UNAUTHORIZED);
     auth_free(a);
 }
 
@@ -312,7 +312,7 @@ static void test_auth_new_refuses_trust(void **state)
         struct err e = {0};
 
         assert_int_equal(auth_new(&a, &cfg, &e), -1);
-        assert_string_equal(e.field, "--trust");
+        assert_string_equal(e.field, "--no-auth-cidr");
         assert_null(a);
     }
 }
@@ -327,7 +327,7 @@ static void test_auth_asks_nobody_without_keys(void **state)
     assert_int_equal(auth_new(&a, &cfg, &e), 0);
     assert_false(auth_asks(a));
     assert_int_equal(check(a, "", AUTH_CONTROL), ERR_NONE);
-    assert_int_equal(check(a, "Bearer " WATCH_KEY, AUTH_CONTROL), ERR_NONE);
+    assert_int_equal(check(a, "Bearer " VIEWER_KEY, AUTH_CONTROL), ERR_NONE);
     assert_int_equal(auth_reload(a, &e), 0);
     auth_free(a);
     auth_free(NULL);

@@ -190,21 +190,21 @@ static void asker_fini(struct asker *a)
 }
 
 /* As gate_pause. */
-static int ask_for(struct bed *b, struct asker *a, const struct gate_pause *what,
-                   const char *holder, struct gate_info *out, struct err *e)
+static int ask_for(struct bed *b, struct asker *a, const struct gate_pause *what, const char *owner,
+                   struct gate_info *out, struct err *e)
 {
     struct gate_pause req = *what;
 
-    (void)snprintf(req.holder, sizeof req.holder, "%s", holder);
+    (void)snprintf(req.owner, sizeof req.owner, "%s", owner);
     return gate_pause(b->gate, &req, a != NULL ? &a->wait : NULL, out, e);
 }
 
-static int ask(struct bed *b, struct asker *a, enum lifecycle_pause mode, const char *holder,
+static int ask(struct bed *b, struct asker *a, enum lifecycle_pause mode, const char *owner,
                uint32_t lease_s, struct gate_info *out, struct err *e)
 {
     struct gate_pause req = {.mode = mode, .lease_s = lease_s, .timeout_s = GATE_TIMEOUT_S_MAX};
 
-    return ask_for(b, a, &req, holder, out, e);
+    return ask_for(b, a, &req, owner, out, e);
 }
 
 static void leave(struct bed *b, struct asker *a)
@@ -240,7 +240,7 @@ static void test_keep_that_cannot_freeze_changes_nothing(void **state)
     assert_int_equal(e.code, ERR_TIMEOUT);
     gate_info(b.gate, &after);
     assert_int_equal(after.pause, PAUSE_KEEP);
-    assert_string_equal(after.holder, "first");
+    assert_string_equal(after.owner, "first");
     assert_true(after.acknowledged);
     assert_int_equal(after.lease_s, 3600);
     assert_true(after.lease_left_us <= before.lease_left_us); /* not from the beginning */
@@ -279,7 +279,7 @@ static void test_keep_that_cannot_freeze_displaces_nobody(void **state)
     end_one(&b);
     assert_int_equal(asker_result(&first), ERR_NONE);
     assert_int_equal(first.info.pause, PAUSE_WAIT);
-    assert_string_equal(first.info.holder, "first");
+    assert_string_equal(first.info.owner, "first");
     assert_true(first.info.acknowledged);
     assert_true(first.info.lease_left_us <= 1000000);
     await_lifted(&b); /* by its lease */
@@ -304,7 +304,7 @@ static void test_keep_that_freezes_displaces_those_that_wait(void **state)
     assert_int_equal(asker_result(&first), ERR_CONFLICT);
     end_one(&b);
     gate_info(b.gate, &info);
-    assert_string_equal(info.holder, "second");
+    assert_string_equal(info.owner, "second");
     asker_fini(&first);
     bed_close(&b);
 }

@@ -192,7 +192,7 @@ static void test_keys_exempt_from_the_host(void **state)
 {
     static const struct {
         const char *authorization;
-        enum err_code code; /* of a peer of --trust */
+        enum err_code code; /* of a peer of --no-auth-cidr */
     } rows[] = {
         {"Bearer " KEY, ERR_NONE},    {"bearer  " KEY " ", ERR_NONE},
         {"", ERR_MISDIRECTED},        {"Bearer " KEY "x", ERR_MISDIRECTED},
@@ -209,7 +209,7 @@ static void test_keys_exempt_from_the_host(void **state)
 
     (void)state;
     assert_true(fd >= 0);
-    assert_int_equal(dprintf(fd, "watch " KEY "\n"), 7 + sizeof KEY - 1);
+    assert_int_equal(dprintf(fd, "viewer " KEY "\n"), 8 + sizeof KEY - 1);
     assert_int_equal(close(fd), 0);
     assert_int_equal(auth_new(&a, &with_keys, &e), 0);
     rules.knows_key = auth_has_keys(a) ? knows_key : NULL;
@@ -229,7 +229,7 @@ static void test_keys_exempt_from_the_host(void **state)
         assert_int_equal(check(&rules, &q, &e), ERR_NONE);
     }
     auth_free(a);
-    /* An address of --trust is no key: a browser may run there. */
+    /* An address of --no-auth-cidr is no key: a browser may run there. */
     assert_int_equal(auth_new(&a, &without, &e), 0);
     rules.knows_key = auth_has_keys(a) ? knows_key : NULL;
     rules.knows_key_arg = a;

@@ -36,7 +36,7 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
          "{\"error\":{\"code\":\"checksum_mismatch\",\"message\":\"no\",\"param\":\"/checksums/"
          "a\"}}",
          ERR_CHECKSUM, "/checksums/a", "http://u answered 422: no"},
-        {409, "{\"error\":{\"code\":\"update_ended\",\"message\":\"no\",\"param\":null}}",
+        {409, "{\"error\":{\"code\":\"update_closed\",\"message\":\"no\",\"param\":null}}",
          ERR_ENDED, "", "http://u answered 409: no"},
         /* a code that is not its status's says nothing */
         {500, "{\"error\":{\"code\":\"checksum_mismatch\",\"message\":\"no\"}}", ERR_UPSTREAM, "",

@@ -358,7 +358,7 @@ static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
     while (enter(f, &a, "") != 0)
         fleet_leave(f, &a.ticket);
     fleet_heard(f, 0, &saw);
-    assert_string_equal(state(f, 0), "unready");
+    assert_string_equal(state(f, 0), "not_ready");
     fleet_info(f, 0, &info);
     assert_non_null(strstr(info.error.msg, "draining"));
     assert_int_equal(left[0], 0);

@@ -190,7 +190,7 @@ static const char *shown(unsigned out)
         return "down";
     if (out & (OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_SILENT | OUT_ADAPTERS))
         return "unsynced";
-    return out & OUT_NOT_READY ? "unready" : "serving";
+    return out & OUT_NOT_READY ? "not_ready" : "serving";
 }
 
 static void test_upstream_state_of_shows_the_gravest(void **state)

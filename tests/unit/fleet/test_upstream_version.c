@@ -213,7 +213,7 @@ static void test_a_version_that_nobody_can_have_is_given_up(void **cmocka_state)
 /* What is no version of those that serve decides nothing. */
 static void test_who_cannot_serve_has_no_vote(void **cmocka_state)
 {
-    struct upstream_saw starts = {.process = "p", .unready = "weights_unsynced"};
+    struct upstream_saw starts = {.process = "p", .unready = "no_weights"};
     struct upstream_saw late = {.process = "p", .label = "b", .is_old = true};
     struct fleet *f = fleet_of(N);
 
@@ -222,9 +222,9 @@ static void test_who_cannot_serve_has_no_vote(void **cmocka_state)
     fleet_heard(f, 1, &starts);
     hear(f, 2, "p", "a");
     fleet_heard(f, 3, &late); /* asked before something changed: it is asked again */
-    states(f, EACH("unready", "unready", "unsynced", "unsynced"));
+    states(f, EACH("not_ready", "not_ready", "unsynced", "unsynced"));
     hear(f, 3, "p", "a");
-    states(f, EACH("unready", "unready", "serving", "serving"));
+    states(f, EACH("not_ready", "not_ready", "serving", "serving"));
     hear(f, 0, "p", "b");
     assert_string_equal(state(f, 0), "unsynced");
     fleet_heard(f, 2, &late); /* says nothing against it */

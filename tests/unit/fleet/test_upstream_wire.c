@@ -267,7 +267,7 @@ static void test_wire_read_who_would_serve(void **state)
         const char *text, *unready;
     } asked[] = {
         {"{\"ready\":true,\"reason\":null}", ""},
-        {"{\"ready\":false,\"reason\":{\"code\":\"weights_unsynced\"}}", "weights_unsynced"},
+        {"{\"ready\":false,\"reason\":{\"code\":\"no_weights\"}}", "no_weights"},
         {"{\"ready\":false,\"reason\":{\"code\":\"non_finite_logits\"}}", "non_finite_logits"},
         {"{\"ready\":false,\"reason\":{\"code\":\"draining\"}}", "draining"},
         {"{\"ready\":false,\"reason\":{\"code\":\"paused\"}}", ""},

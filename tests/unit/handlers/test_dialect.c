@@ -96,11 +96,11 @@ static void test_dialects_parse_reads(void **state)
         unsigned bits = 0;
 
         if (rows[i].bits == 0) {
-            assert_int_equal(dialects_parse(&bits, rows[i].text, "--dialects", &e), -1);
-            assert_string_equal(e.field, "--dialects");
+            assert_int_equal(dialects_parse(&bits, rows[i].text, "--compat", &e), -1);
+            assert_string_equal(e.field, "--compat");
             continue;
         }
-        assert_int_equal(dialects_parse(&bits, rows[i].text, "--dialects", &e), 0);
+        assert_int_equal(dialects_parse(&bits, rows[i].text, "--compat", &e), 0);
         assert_int_equal(bits, rows[i].bits);
     }
 }
