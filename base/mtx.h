@@ -11,21 +11,21 @@
 #include <stdint.h>
 
 enum mtx_rank {
-    MTX_LIFE = 10,        /* control/gate: who holds a pause */
-    MTX_UPDATES = 20,     /* weights/update: sessions, job queue */
-    MTX_TRANSFER = 25,    /* control/weight_transfer: which group there is */
-    MTX_STORE = 30,       /* weights/store: current version, slab pool */
-    MTX_EXCHANGE = 40,    /* base/exchange: one request; callbacks run under it */
-    MTX_RELAYS = 42,      /* handlers/relay: which loops there are */
-    MTX_GENERATIONS = 43, /* handlers/generations: which ones there are */
-    MTX_GENERATION = 45,  /* handlers: one running generate, its stream buffer */
-    MTX_ADMISSION = 50,   /* server/admission: permits and FIFO */
-    MTX_ENGINE = 60,      /* engine/embedded: inbox of the step loop */
-    MTX_ADAPTERS = 65,    /* engine/embedded/adapters: which adapters there are, who uses them */
-    MTX_WORKERS = 70,     /* base/workers: job queue */
-    MTX_FRONT = 75,       /* base/loop: posted functions */
-    MTX_COMPUTE = 80,     /* engine/embedded: compute pool */
-    MTX_LEAF = 85,        /* takes nothing else, calls nothing else */
+    MTX_LIFE = 10,         /* control/gate: who holds a pause */
+    MTX_UPDATES = 20,      /* weights/update: sessions, job queue */
+    MTX_TRANSFER = 25,     /* control/weight_transfer: which group there is */
+    MTX_STORE = 30,        /* weights/store: current version, slab pool */
+    MTX_HTTP_REQUEST = 40, /* base/request: one request; callbacks run under it */
+    MTX_RELAYS = 42,       /* handlers/relay: which loops there are */
+    MTX_GENERATIONS = 43,  /* handlers/generations: which ones there are */
+    MTX_GENERATION = 45,   /* handlers: one running generate, its stream buffer */
+    MTX_ADMISSION = 50,    /* server/admission: permits and FIFO */
+    MTX_ENGINE = 60,       /* engine/embedded: inbox of the step loop */
+    MTX_ADAPTERS = 65,     /* engine/embedded/adapters: which adapters there are, who uses them */
+    MTX_WORKERS = 70,      /* base/workers: job queue */
+    MTX_HTTP_SERVER = 75,  /* base/loop: posted functions */
+    MTX_COMPUTE = 80,      /* engine/embedded: compute pool */
+    MTX_LEAF = 85,         /* takes nothing else, calls nothing else */
     MTX_LOG = 90
 };
 

@@ -177,13 +177,14 @@ static int check_packing_locked(const struct weight_transfer *t, const struct nc
                    "another group was joined while this request was read: send it again");
 }
 
-static int source_locked(struct weight_transfer *t, struct source **out, struct plan *plan,
-                         struct packed_chunks *chunks, const char *name,
-                         const struct nccl_packing *packing, bool sure, struct err *e)
+static int source_locked(struct weight_transfer *t, struct source **out,
+                         struct tensor_list *tensor_list, struct packed_chunks *chunks,
+                         const char *name, const struct nccl_packing *packing, bool sure,
+                         struct err *e)
 {
     if (t->current != NULL && check_name_locked(t, name, e) == 0 &&
         check_packing_locked(t, packing, e) == 0 && check_alone_locked(t, e) == 0)
-        return nccl_join_source_new(out, t->current, plan, chunks, sure, e);
+        return nccl_join_source_new(out, t->current, tensor_list, chunks, sure, e);
     packed_chunks_fini(chunks);
     if (t->current != NULL)
         return -1;
@@ -193,9 +194,10 @@ static int source_locked(struct weight_transfer *t, struct source **out, struct 
                                 "/v1/weight_transfer/init joins one");
 }
 
-int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
-                           struct packed_chunks *chunks, const char *group_name,
-                           const struct nccl_packing *packing, bool sure, struct err *e)
+int weight_transfer_source(struct weight_transfer *t, struct source **out,
+                           struct tensor_list *tensor_list, struct packed_chunks *chunks,
+                           const char *group_name, const struct nccl_packing *packing, bool sure,
+                           struct err *e)
 {
     int rc = weight_transfer_able(t, e);
 
@@ -204,7 +206,7 @@ int weight_transfer_source(struct weight_transfer *t, struct source **out, struc
         return -1;
     }
     mtx_lock(&t->lock);
-    rc = source_locked(t, out, plan, chunks, group_name, packing, sure, e);
+    rc = source_locked(t, out, tensor_list, chunks, group_name, packing, sure, e);
     mtx_unlock(&t->lock);
     return rc;
 }

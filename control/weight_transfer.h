@@ -82,9 +82,10 @@ int weight_transfer_leave(struct weight_transfer *t, const char *group_name,
  * Errors: ERR_NO_GPU, ERR_NO_NCCL, ERR_DRAINING; ERR_CONFLICT: no group (says what to call), at
  *         /group_name another one, a source of it is open, it was joined with other `packing` by
  *         now, or those of nccl_join_source_new; ERR_NO_MEMORY. */
-int weight_transfer_source(struct weight_transfer *t, struct source **out, struct plan *plan,
-                           struct packed_chunks *chunks, const char *group_name,
-                           const struct nccl_packing *packing, bool sure, struct err *e);
+int weight_transfer_source(struct weight_transfer *t, struct source **out,
+                           struct tensor_list *tensor_list, struct packed_chunks *chunks,
+                           const char *group_name, const struct nccl_packing *packing, bool sure,
+                           struct err *e);
 
 /* weight_transfer_packing - as was said when the group was joined; zeroed without one.
  * Threads: any. */

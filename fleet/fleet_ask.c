@@ -92,7 +92,7 @@ static enum err_code code_of_silence(enum err_code why)
     return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
 }
 
-void fleet_read(struct fleet_said *said, const char *name, struct fan_answer *a)
+void fleet_read(struct fleet_said *said, const char *name, struct fanout_answer *a)
 {
     said->status = a->status;
     said->text = a->text;
@@ -205,7 +205,7 @@ typedef int make_fn(struct wire_request *out, struct fleet_control *fc, enum wir
                     int what, const struct fleet_to *to, struct err *e);
 
 static int make_parts(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
-                      size_t n, uint64_t timeout_us, struct fan_part *parts, struct err *e)
+                      size_t n, uint64_t timeout_us, struct fanout_part *parts, struct err *e)
 {
     struct upstream_at at;
 
@@ -225,8 +225,8 @@ static int make_parts(struct fleet_control *fc, make_fn *make, int what, const s
 static int ask(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
                size_t n, uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
-    struct fan_part *parts = calloc(n + 1, sizeof *parts);
-    struct fan_answer *answers = calloc(n + 1, sizeof *answers);
+    struct fanout_part *parts = calloc(n + 1, sizeof *parts);
+    struct fanout_answer *answers = calloc(n + 1, sizeof *answers);
     struct fleet_said *said = calloc(n + 1, sizeof *said);
     struct upstream_at at;
     int rc = -1;
@@ -242,7 +242,7 @@ static int ask(struct fleet_control *fc, make_fn *make, int what, const struct f
         said[i].upstream = to[i].upstream;
         upstreams_at(fc->upstreams, to[i].upstream, &at);
         fleet_read(&said[i], at.name, &answers[i]);
-        fan_answer_fini(&answers[i]);
+        fanout_answer_fini(&answers[i]);
     }
     free(parts);
     free(answers);

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 struct fleet_control;
-struct fan_answer;
+struct fanout_answer;
 
 enum fleet_end {
     FLEET_SKIPPED, /* nothing had to be sent, or nobody wanted to */
@@ -58,7 +58,7 @@ int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to
 
 /* fleet_read - what an upstream's answer means to our client.
  * @said  upstream is set; the text is moved out of `a` */
-void fleet_read(struct fleet_said *said, const char *name, struct fan_answer *a);
+void fleet_read(struct fleet_said *said, const char *name, struct fanout_answer *a);
 
 /* fleet_worked - may it have begun to work on it? Not if its door refused it. */
 bool fleet_worked(const struct fleet_said *said);

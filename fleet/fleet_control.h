@@ -15,9 +15,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct exchange;
+struct http_request;
 struct fleet_control;
-struct plan;
+struct tensor_list;
 struct upstreams;
 struct workers;
 
@@ -30,7 +30,7 @@ struct fleet_control_cfg {
     bool recomputes;       /* generations make their KV again with the weights of an update */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */
-    int (*plan_of)(struct plan **out, const json_t *body, struct err *e);
+    int (*tensor_list_of)(struct tensor_list **out, const json_t *body, struct err *e);
 };
 
 /* fleet_control_new - after upstreams_new. Errors: ERR_NO_MEMORY. */
@@ -48,8 +48,8 @@ bool fleet_holds(struct fleet_control *fc);
  * @out  its index
  * Blocks: FLEET_LOOK_US for each of two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as
  * fleet_resync's, or it gave no answer. */
-int fleet_resync_one(struct fleet_control *fc, struct exchange *x, const char *name, size_t *out,
-                     struct err *e);
+int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
+                     size_t *out, struct err *e);
 
 /* fleet_vllm_config_json - of a vLLM's configuration what its clients act upon: the value that all
  * upstreams say that answer, or null, and then `unknown` has the reason by the member's name.

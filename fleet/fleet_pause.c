@@ -17,7 +17,8 @@ static bool is_overtaken(struct fleet_control *fc)
 }
 
 /* False: a resume has overtaken it, and was the last word. */
-static bool note_pause(struct fleet_control *fc, const struct gate_pause *req, uint64_t n_aborted)
+static bool note_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
+                       uint64_t n_aborted)
 {
     struct fleet_hold *h = &fc->hold;
 
@@ -66,7 +67,7 @@ static void undo_pause(struct fleet_control *fc, const struct fleet_said *said, 
 }
 
 /* Takes down what they said. @was  paused before: a failure leaves that */
-static int judge_pause(struct fleet_control *fc, const struct gate_pause *req,
+static int judge_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
                        const struct fleet_said *said, size_t n, bool was, struct err *e)
 {
     const struct fleet_said *cause = fleet_cause(said, n);
@@ -88,8 +89,8 @@ static int judge_pause(struct fleet_control *fc, const struct gate_pause *req,
     return -1;
 }
 
-int fleet_pause_all(struct fleet_control *fc, const struct gate_pause *req, const json_t *body,
-                    struct fleet_said **said, size_t *n, struct err *e)
+int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
+                    const json_t *body, struct fleet_said **said, size_t *n, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
     bool was;

@@ -6,7 +6,7 @@
 #include "base/loop.h"
 #include "base/mtx.h"
 #include "base/workers.h"
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "fleet/fleet_adapters.h"
 #include "fleet/fleet_ask.h"
 #include "fleet/fleet_control.h"
@@ -14,7 +14,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_cover.h"
 #include "fleet/update/fleet_session.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 enum {
     FLEET_STEP_US = 30000000,   /* for a pause, a resume, a start of our own, at one upstream */
@@ -40,7 +40,7 @@ struct fleet_hold { /* the trainer's pause */
     uint64_t lease_until_us; /* CLOCK_NEVER: none */
     uint64_t since_us;
     int64_t since_wall_s;
-    char owner[GATE_OWNER_MAX + 1];
+    char owner[PAUSE_OWNER_MAX + 1];
     uint64_t n_aborted;
 };
 
@@ -136,13 +136,13 @@ static inline struct fleet *fleet_of(const struct fleet_control *fc)
  *        to be done though its client has left
  * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when; ERR_GONE:
  *        the client has left. */
-int fleet_turn(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
-int fleet_step(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
+int fleet_turn(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e);
+int fleet_step(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e);
 void fleet_turn_end(struct fleet_control *fc); /* of either */
 int fleet_ending(struct fleet_control *fc, const char *what, struct err *e);
 int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e);
 void fleet_ending_end(struct fleet_control *fc);
-int fleet_flow(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e);
+int fleet_flow(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e);
 void fleet_flow_end(struct fleet_control *fc);
 
 /* fleet_has_op - has this thread the operation lock of updates? For asserts. No lock held. */
@@ -212,7 +212,7 @@ int fleet_put(json_t *reply, const char *member, json_t *value);
 /* updates (fleet/update/) */
 
 struct fleet_begin {
-    struct exchange *x;   /* whose client waits; or NULL */
+    struct http_request *x; /* whose client waits; or NULL */
     const char *label;    /* "" = none */
     const json_t *start;  /* of the native start, without its label */
     const char *selector; /* static, or NULL */
@@ -267,8 +267,8 @@ void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes th
  * @said  [n], also on failure; to be freed with fleet_said_free; NULL: nobody was asked
  * Blocks: up to the request's timeout. Errors: fleet_alive_enough's, fleet_ask's, an upstream's;
  * ERR_CONFLICT: it was resumed. */
-int fleet_pause_all(struct fleet_control *fc, const struct gate_pause *req, const json_t *body,
-                    struct fleet_said **said, size_t *n, struct err *e);
+int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
+                    const json_t *body, struct fleet_said **said, size_t *n, struct err *e);
 
 /* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
  * fenced in the middle of one. What fails is fenced. @said as fleet_ask's

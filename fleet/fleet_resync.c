@@ -168,8 +168,8 @@ static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
     return fleet_resync(fleet_of(fc), upstream, &saw, e);
 }
 
-int fleet_resync_one(struct fleet_control *fc, struct exchange *x, const char *name, size_t *out,
-                     struct err *e)
+int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
+                     size_t *out, struct err *e)
 {
     int rc;
 

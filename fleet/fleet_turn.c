@@ -15,18 +15,18 @@ static int refuse_busy(const char *busy, uint64_t since_us, struct err *e)
 }
 
 /* Those who wait for a thread have waited too. */
-static uint64_t begun_us_of(const struct exchange *x)
+static uint64_t begun_us_of(const struct http_request *x)
 {
     return x != NULL ? x->began_us : clock_now_us();
 }
 
-static bool is_gone(struct exchange *x)
+static bool is_gone(struct http_request *x)
 {
-    return x != NULL && exchange_gone(x);
+    return x != NULL && http_request_disconnected(x);
 }
 
 /* False: it is late, or nobody waits for it any more. */
-static bool wait_locked(struct fleet_control *fc, struct exchange *x, uint64_t deadline_us)
+static bool wait_locked(struct fleet_control *fc, struct http_request *x, uint64_t deadline_us)
 {
     uint64_t now_us = clock_now_us(), look_us = now_us + FLEET_GONE_US;
 
@@ -42,7 +42,7 @@ static int refuse_gone(struct err *e)
     return err_set(e, ERR_GONE, "", "the client went away before its turn");
 }
 
-static int take_turn(struct fleet_control *fc, struct exchange *x, const char *what, bool steps,
+static int take_turn(struct fleet_control *fc, struct http_request *x, const char *what, bool steps,
                      struct err *e)
 {
     uint64_t deadline_us = begun_us_of(x) + FLEET_TURN_US, since_us;
@@ -67,12 +67,12 @@ static int take_turn(struct fleet_control *fc, struct exchange *x, const char *w
     return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
 }
 
-int fleet_turn(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e)
+int fleet_turn(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
 {
     return take_turn(fc, x, what, false, e);
 }
 
-int fleet_step(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e)
+int fleet_step(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
 {
     return take_turn(fc, x, what, true, e);
 }
@@ -149,7 +149,7 @@ static uint64_t flow_deadline(const struct fleet_control *fc, const char *what, 
     return since_us + FLEET_BUSY_US;
 }
 
-int fleet_flow(struct fleet_control *fc, struct exchange *x, const char *what, struct err *e)
+int fleet_flow(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
 {
     uint64_t begun_us = begun_us_of(x), since_us;
     const char *busy;

@@ -1,5 +1,5 @@
 /* Everything that handlers work with, made by main and passed to each. Borrowed pointers that
- * outlive every exchange; immutable after start. */
+ * outlive every request; immutable after start. */
 #ifndef BATON_HANDLERS_APP_H
 #define BATON_HANDLERS_APP_H
 
@@ -7,8 +7,8 @@
 #include "base/workers.h"
 #include "engine/engine.h"
 #include "handlers/settings.h"
-#include "http/exchange.h"
-#include "http/server/front.h"
+#include "http/http_request.h"
+#include "http/server/http_server.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ struct chat_template;
 struct cuda_info;
 struct cuda_ipc_stats;
 struct device;
-struct gate;
+struct pause_controller;
 struct generations;
 struct handle_leases;
 struct engine;
@@ -77,7 +77,8 @@ struct app {
     enum gen_logprobs_mode logprobs_mode;
     uint64_t max_logprobs;           /* with each token */
     unsigned dialects;               /* that are answered: bits of route_find */
-    struct gate *gate;               /* pause, sleep, and which call works in which state */
+    struct pause_controller
+        *pause_controller;           /* pause, sleep, and which call works in which state */
     struct generations *generations; /* those under way */
     struct admission *generate, *detokenize;
     struct admission *prompts; /* completions whose prompts are made ready on `text` */
@@ -91,22 +92,24 @@ struct app {
     struct weight_transfer *transfer;      /* the group with a trainer */
     struct zmq_updates *zmq;               /* updates that come over sockets; NULL with upstreams */
     struct handle_leases *leases;          /* versions that other processes have mapped */
-    _Atomic(struct front *) front;         /* NULL until it listens, and a moment more */
-    _Atomic(struct front *) control_front; /* so too; stays NULL without --control-listen */
+    _Atomic(struct http_server *) http_server; /* NULL until it listens, and a moment more */
+    _Atomic(struct http_server *)
+        control_http_server; /* so too; stays NULL without --control-listen */
 };
 
 /* One listener, as requests find it. */
-struct door {
+struct listener_ctx {
     struct app *app;
     struct auth *auth; /* who may come in */
     unsigned roles;    /* what is answered here: bits 1 << enum route_role */
 };
 
-/* app_front - what a front calls (http/server/front.h); its app_arg is a struct door. */
-extern const struct front_app app_front;
+/* app_http_server - what an HTTP server calls (http/server/http_server.h); its app_arg is a struct
+ * door. */
+extern const struct http_server_app app_http_server;
 
-/* app_front_stats - of all listeners of routes together. Threads: any. */
-void app_front_stats(const struct app *app, struct front_stats *out);
+/* app_http_server_stats - of all listeners of routes together. Threads: any. */
+void app_http_server_stats(const struct app *app, struct http_server_stats *out);
 
 /* Why a generate sent now would not be served; ERR_NONE and true when it would. */
 bool app_ready(const struct app *app, struct err *why);

@@ -131,7 +131,7 @@ int body_only_of(const json_t *body, const struct route *route, struct err *e)
     return body_only(body, "", route->members, e);
 }
 
-int body_query_only(const struct exchange *x, const struct route *route, struct err *e)
+int body_query_only(const struct http_request *x, const struct route *route, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
@@ -309,9 +309,9 @@ int body_object(const json_t **out, const json_t *o, const char *at, const char 
     return 0;
 }
 
-int query_bool(bool *out, const struct exchange *x, const char *member, struct err *e)
+int query_bool(bool *out, const struct http_request *x, const char *member, struct err *e)
 {
-    const char *text = exchange_query(x, member);
+    const char *text = http_request_query(x, member);
     char field[ERR_FIELD_MAX];
 
     if (text == NULL)
@@ -341,10 +341,10 @@ static bool all_digits(uint64_t *out, const char *text)
     return text[0] != '\0';
 }
 
-int query_u64(uint64_t *out, const struct exchange *x, const char *member, uint64_t min,
+int query_u64(uint64_t *out, const struct http_request *x, const char *member, uint64_t min,
               uint64_t max, struct err *e)
 {
-    const char *text = exchange_query(x, member);
+    const char *text = http_request_query(x, member);
     char field[ERR_FIELD_MAX];
     uint64_t value = 0;
 

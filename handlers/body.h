@@ -8,7 +8,7 @@
 
 #include "base/closest_match.h"
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -19,16 +19,17 @@ enum { BODY_DEPTH_MAX = 32 };
 
 struct route;
 
-/* body_parse - the exchange's body as a JSON object (new), checked against its route, and through
+/* body_parse - the request's body as a JSON object (new), checked against its route, and through
  * its way in where that speaks a dialect: strict or not, optional or not; duplicate members,
  * trailing bytes, depth over BODY_DEPTH_MAX are refused, and on strict routes unknown members,
  * naming the one that was probably meant.
  * Errors: ERR_BAD_REQUEST (position, or member), ERR_MEDIA_TYPE (a content type that is not JSON;
  *         absent is taken as JSON), ERR_NO_MEMORY. */
-int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e);
+int body_parse(json_t **out, const struct http_request *x, const struct route *route,
+               struct err *e);
 
 /* body_parse_text - the same for a text that is not empty and stands for the body's. */
-int body_parse_text(json_t **out, const struct exchange *x, const char *text, size_t len,
+int body_parse_text(json_t **out, const struct http_request *x, const char *text, size_t len,
                     const struct route *route, struct err *e);
 
 /* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
@@ -38,11 +39,11 @@ int body_only(const json_t *object, const char *at, const char *const *members, 
 int body_only_of(const json_t *body, const struct route *route, struct err *e);
 
 /* body_query_only - refuse query members that the route does not list, or that come twice. */
-int body_query_only(const struct exchange *x, const struct route *route, struct err *e);
+int body_query_only(const struct http_request *x, const struct route *route, struct err *e);
 
 /* body_is_tensors - is the body a safetensors stream, by its content type, and its route takes
  * such? */
-bool body_is_tensors(const struct exchange *x);
+bool body_is_tensors(const struct http_request *x);
 
 /* body_given - the value, or NULL when it is absent or null. */
 const json_t *body_given(const json_t *o, const char *member);
@@ -69,8 +70,8 @@ int body_required(const json_t *o, const char *at, const char *member, struct er
 const char *body_type_name(const json_t *value);
 
 /* query_bool, query_u64 - the same for query members ("true", "false", digits). */
-int query_bool(bool *out, const struct exchange *x, const char *member, struct err *e);
-int query_u64(uint64_t *out, const struct exchange *x, const char *member, uint64_t min,
+int query_bool(bool *out, const struct http_request *x, const char *member, struct err *e);
+int query_u64(uint64_t *out, const struct http_request *x, const char *member, uint64_t min,
               uint64_t max, struct err *e);
 
 #endif

@@ -74,7 +74,7 @@ static bool plain_string(struct walk *w)
     first = w->at;
     while (w->at < w->end && *w->at >= 0x20 && *w->at < 0x7f && *w->at != '"' && *w->at != '\\')
         w->at++;
-    if (w->at == w->end || *w->at != '"' || w->at - first > PLAN_NAME_LEN_MAX)
+    if (w->at == w->end || *w->at != '"' || w->at - first > TENSOR_LIST_NAME_LEN_MAX)
         return false;
     w->at++;
     return true;
@@ -102,7 +102,7 @@ static bool plain_shape(struct walk *w)
     if (take(w, ']'))
         return true;
     do {
-        if (n++ == PLAN_NDIM_MAX || !plain_integer(w))
+        if (n++ == TENSOR_LIST_NDIM_MAX || !plain_integer(w))
             return false;
     } while (take(w, ','));
     return take(w, ']');
@@ -142,7 +142,7 @@ static bool known_column(struct walk *w, enum list_column which, struct body_col
     if (l == NULL)
         return false;
     *out = (struct column_text){
-        .text = {w->at, l->key.text[which].len}, .n = l->plan->n_tensors, .known = l};
+        .text = {w->at, l->key.text[which].len}, .n = l->tensor_list->n_tensors, .known = l};
     w->at += l->key.text[which].len;
     return true;
 }
@@ -257,7 +257,7 @@ void body_columns_fini(struct body_columns *columns)
     memset(columns, 0, sizeof *columns);
 }
 
-int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
+int body_parse_columns(json_t **out, struct body_columns *columns, const struct http_request *x,
                        const struct route *route, struct list_cache *lists, struct err *e)
 {
     struct rest r = {0};
@@ -367,18 +367,18 @@ static void shape_of_text(struct column *c, uint64_t *shape, uint32_t *ndim)
     c->at++;
 }
 
-int column_next_shape(struct column *c, uint64_t shape[PLAN_NDIM_MAX], uint32_t *ndim,
+int column_next_shape(struct column *c, uint64_t shape[TENSOR_LIST_NDIM_MAX], uint32_t *ndim,
                       uint32_t *bad)
 {
     const json_t *value;
 
-    *bad = PLAN_NDIM_MAX;
+    *bad = TENSOR_LIST_NDIM_MAX;
     if (c->tree == NULL) {
         shape_of_text(c, shape, ndim);
         return 0;
     }
     value = json_array_get(c->tree, c->i++);
-    if (!json_is_array(value) || json_array_size(value) > PLAN_NDIM_MAX)
+    if (!json_is_array(value) || json_array_size(value) > TENSOR_LIST_NDIM_MAX)
         return -1;
     *ndim = (uint32_t)json_array_size(value);
     for (uint32_t k = 0; k < *ndim; k++) {

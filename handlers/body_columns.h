@@ -9,12 +9,12 @@
 #define BATON_HANDLERS_BODY_COLUMNS_H
 
 #include "handlers/body.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 #include "weights/update/list_cache.h"
 
 /* A plain column in the text of a request. */
 struct column_text {
-    struct list_text text;    /* borrowed from the exchange */
+    struct list_text text;    /* borrowed from the request */
     uint32_t n;               /* elements */
     struct list_entry *known; /* counted: a cached list that has this very column, or NULL */
 };
@@ -26,9 +26,9 @@ struct body_columns {
 };
 
 /* body_parse_columns - as body_parse, leaving the columns in the text if all of them are plain.
- * @columns  to be finished before the exchange ends; empty after an error
+ * @columns  to be finished before the request ends; empty after an error
  * @lists    borrowed: columns that are in there need not be looked at again; may be NULL */
-int body_parse_columns(json_t **out, struct body_columns *columns, const struct exchange *x,
+int body_parse_columns(json_t **out, struct body_columns *columns, const struct http_request *x,
                        const struct route *route, struct list_cache *lists, struct err *e);
 void body_columns_fini(struct body_columns *columns); /* accepts a zeroed one */
 
@@ -42,7 +42,7 @@ struct column {
     size_t i;                           /* of the tree: the next one */
     const struct column_text *text;     /* borrowed; NULL: it is in the tree */
     const char *at;                     /* in the text: before the next one */
-    char string[PLAN_NAME_LEN_MAX + 1]; /* of the text: the last one */
+    char string[TENSOR_LIST_NAME_LEN_MAX + 1]; /* of the text: the last one */
 };
 
 /* column_open - a member that is an array, absent or null.
@@ -58,9 +58,9 @@ const char *column_next_string(struct column *c);
 enum column_value { COLUMN_INTEGER, COLUMN_NULL, COLUMN_OTHER };
 enum column_value column_next_u64(struct column *c, uint64_t *out);
 
-/* column_next_shape - -1: it is no array of 0 to PLAN_NDIM_MAX; else 0.
- * @bad  the first dimension that is not an integer from 0 on, or PLAN_NDIM_MAX */
-int column_next_shape(struct column *c, uint64_t shape[PLAN_NDIM_MAX], uint32_t *ndim,
+/* column_next_shape - -1: it is no array of 0 to TENSOR_LIST_NDIM_MAX; else 0.
+ * @bad  the first dimension that is not an integer from 0 on, or TENSOR_LIST_NDIM_MAX */
+int column_next_shape(struct column *c, uint64_t shape[TENSOR_LIST_NDIM_MAX], uint32_t *ndim,
                       uint32_t *bad);
 
 #endif

@@ -22,7 +22,7 @@ static bool is_json(const char *type)
 
 /* A web page can send a body without a type, and no type but those of forms, to another's server
  * without being asked first: on control routes no type is not JSON. */
-static int check_type(const struct exchange *x, const struct route *route, struct err *e)
+static int check_type(const struct http_request *x, const struct route *route, struct err *e)
 {
     const char *other = route->body == BODY_TENSORS ? " or application/vnd.safetensors" : "";
 
@@ -100,10 +100,10 @@ static int check_object(const json_t *root, const struct route *route, struct er
 }
 
 /* Through the dialect's way in, if the row has one. Steals root. */
-static int give(json_t **out, json_t *root, const struct exchange *x, const struct route *route,
+static int give(json_t **out, json_t *root, const struct http_request *x, const struct route *route,
                 struct err *e)
 {
-    if (route->dialect != DIALECT_NATIVE && dialect_in(&root, x, route, e) != 0) {
+    if (route->dialect != DIALECT_NATIVE && dialect_request(&root, x, route, e) != 0) {
         json_decref(root);
         return -1;
     }
@@ -111,7 +111,7 @@ static int give(json_t **out, json_t *root, const struct exchange *x, const stru
     return 0;
 }
 
-int body_parse(json_t **out, const struct exchange *x, const struct route *route, struct err *e)
+int body_parse(json_t **out, const struct http_request *x, const struct route *route, struct err *e)
 {
     json_t *root;
 
@@ -128,7 +128,7 @@ int body_parse(json_t **out, const struct exchange *x, const struct route *route
     return err_set(e, ERR_BAD_REQUEST, "", "the body is empty, expected a JSON object");
 }
 
-int body_parse_text(json_t **out, const struct exchange *x, const char *text, size_t len,
+int body_parse_text(json_t **out, const struct http_request *x, const char *text, size_t len,
                     const struct route *route, struct err *e)
 {
     json_t *root = NULL;
@@ -143,7 +143,7 @@ int body_parse_text(json_t **out, const struct exchange *x, const char *text, si
     return give(out, root, x, route, e);
 }
 
-bool body_is_tensors(const struct exchange *x)
+bool body_is_tensors(const struct http_request *x)
 {
     static const char name[] = "application/vnd.safetensors";
     const struct route *route = x->route;

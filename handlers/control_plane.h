@@ -7,48 +7,48 @@
 #include <jansson.h>
 
 /* Every one is an operation's handler (server/operations.h). */
-int handle_live(struct app *app, struct exchange *x, struct err *e);
-int handle_ready(struct app *app, struct exchange *x, struct err *e);
-int handle_status(struct app *app, struct exchange *x, struct err *e);
-int handle_version(struct app *app, struct exchange *x, struct err *e);
-int handle_upstreams(struct app *app, struct exchange *x, struct err *e);
-int handle_resync(struct app *app, struct exchange *x, struct err *e);
-int handle_metrics(struct app *app, struct exchange *x, struct err *e);
-int handle_models(struct app *app, struct exchange *x, struct err *e);
-int handle_model(struct app *app, struct exchange *x, struct err *e);
-int handle_lora_load(struct app *app, struct exchange *x, struct err *e);
-int handle_lora_unload(struct app *app, struct exchange *x, struct err *e);
-int handle_lora_list(struct app *app, struct exchange *x, struct err *e);
-int handle_update(struct app *app, struct exchange *x, struct err *e);
-int handle_update_start(struct app *app, struct exchange *x, struct err *e);
-int handle_update_verify(struct app *app, struct exchange *x, struct err *e);
-int handle_update_finish(struct app *app, struct exchange *x, struct err *e);
-int handle_update_abort(struct app *app, struct exchange *x, struct err *e);
-int handle_update_renew(struct app *app, struct exchange *x, struct err *e);
-int handle_update_get(struct app *app, struct exchange *x, struct err *e);
-int handle_update_delete(struct app *app, struct exchange *x, struct err *e);
-int handle_plan_put(struct app *app, struct exchange *x, struct err *e);
-int handle_weights_list(struct app *app, struct exchange *x, struct err *e);
-int handle_weights_get(struct app *app, struct exchange *x, struct err *e);
-int handle_handles_get(struct app *app, struct exchange *x, struct err *e);
-int handle_handles_renew(struct app *app, struct exchange *x, struct err *e);
-int handle_handles_delete(struct app *app, struct exchange *x, struct err *e);
-int handle_weights_label(struct app *app, struct exchange *x, struct err *e);
-int handle_weights_check(struct app *app, struct exchange *x, struct err *e);
-int handle_preflight(struct app *app, struct exchange *x, struct err *e);
-int handle_pause(struct app *app, struct exchange *x, struct err *e);
-int handle_resume(struct app *app, struct exchange *x, struct err *e);
-int handle_sleep(struct app *app, struct exchange *x, struct err *e);
-int handle_wake(struct app *app, struct exchange *x, struct err *e);
-int handle_reset_cache(struct app *app, struct exchange *x, struct err *e);
-int handle_abort_requests(struct app *app, struct exchange *x, struct err *e);
-int handle_flush_cache(struct app *app, struct exchange *x, struct err *e);
-int handle_weight_values(struct app *app, struct exchange *x, struct err *e);
-int handle_unsupported(struct app *app, struct exchange *x, struct err *e);
-int handle_session_finish(struct app *app, struct exchange *x, struct err *e);
-int handle_transfer_init(struct app *app, struct exchange *x, struct err *e);
-int handle_transfer_get(struct app *app, struct exchange *x, struct err *e);
-int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e);
+int handle_live(struct app *app, struct http_request *x, struct err *e);
+int handle_ready(struct app *app, struct http_request *x, struct err *e);
+int handle_status(struct app *app, struct http_request *x, struct err *e);
+int handle_version(struct app *app, struct http_request *x, struct err *e);
+int handle_upstreams(struct app *app, struct http_request *x, struct err *e);
+int handle_resync(struct app *app, struct http_request *x, struct err *e);
+int handle_metrics(struct app *app, struct http_request *x, struct err *e);
+int handle_models(struct app *app, struct http_request *x, struct err *e);
+int handle_model(struct app *app, struct http_request *x, struct err *e);
+int handle_lora_load(struct app *app, struct http_request *x, struct err *e);
+int handle_lora_unload(struct app *app, struct http_request *x, struct err *e);
+int handle_lora_list(struct app *app, struct http_request *x, struct err *e);
+int handle_update(struct app *app, struct http_request *x, struct err *e);
+int handle_update_start(struct app *app, struct http_request *x, struct err *e);
+int handle_update_verify(struct app *app, struct http_request *x, struct err *e);
+int handle_update_finish(struct app *app, struct http_request *x, struct err *e);
+int handle_update_abort(struct app *app, struct http_request *x, struct err *e);
+int handle_update_renew(struct app *app, struct http_request *x, struct err *e);
+int handle_update_get(struct app *app, struct http_request *x, struct err *e);
+int handle_update_delete(struct app *app, struct http_request *x, struct err *e);
+int handle_tensor_list_put(struct app *app, struct http_request *x, struct err *e);
+int handle_weights_list(struct app *app, struct http_request *x, struct err *e);
+int handle_weights_get(struct app *app, struct http_request *x, struct err *e);
+int handle_handles_get(struct app *app, struct http_request *x, struct err *e);
+int handle_handles_renew(struct app *app, struct http_request *x, struct err *e);
+int handle_handles_delete(struct app *app, struct http_request *x, struct err *e);
+int handle_weights_label(struct app *app, struct http_request *x, struct err *e);
+int handle_weights_check(struct app *app, struct http_request *x, struct err *e);
+int handle_preflight(struct app *app, struct http_request *x, struct err *e);
+int handle_pause(struct app *app, struct http_request *x, struct err *e);
+int handle_resume(struct app *app, struct http_request *x, struct err *e);
+int handle_sleep(struct app *app, struct http_request *x, struct err *e);
+int handle_wake(struct app *app, struct http_request *x, struct err *e);
+int handle_reset_cache(struct app *app, struct http_request *x, struct err *e);
+int handle_abort_requests(struct app *app, struct http_request *x, struct err *e);
+int handle_flush_cache(struct app *app, struct http_request *x, struct err *e);
+int handle_weight_values(struct app *app, struct http_request *x, struct err *e);
+int handle_unsupported(struct app *app, struct http_request *x, struct err *e);
+int handle_session_finish(struct app *app, struct http_request *x, struct err *e);
+int handle_transfer_init(struct app *app, struct http_request *x, struct err *e);
+int handle_transfer_get(struct app *app, struct http_request *x, struct err *e);
+int handle_transfer_delete(struct app *app, struct http_request *x, struct err *e);
 
 /* Parts of the status that any server has, of whatever engine. Each is new, or NULL without memory.
  * status_head_json - boot_id, version, uptime_s, life, live, ready, reason, server_args.
@@ -58,14 +58,14 @@ json_t *status_http_json(const struct app *app);
 
 /* update_unread - an update, or the load of an adapter, was refused before its body was understood:
  * it may have been one by the trainer's group (weight_transfer_doubt). Threads: any. Blocks: no. */
-void update_unread(struct app *app, const struct exchange *x);
+void update_unread(struct app *app, const struct http_request *x);
 
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_verify_members[];
 extern const char *const update_start_members[], *const update_finish_members[];
 extern const char *const update_zmq_members[];
 extern const char *const update_abort_members[], *const update_renew_members[];
-extern const char *const plan_members[];
+extern const char *const tensor_list_members[];
 extern const char *const resync_members[];
 extern const char *const weights_list_query[];
 extern const char *const weights_label_members[], *const weights_check_members[];

@@ -7,13 +7,13 @@
 /* Every one is an operation's handler (server/operations.h). generate, completions and chat run on
  * app->generate_pool and take a permit of app->generate themselves; chat_render, tokenize and
  * detokenize run on app->text, admitted already. */
-int handle_generate(struct app *app, struct exchange *x, struct err *e);
-int handle_completions(struct app *app, struct exchange *x, struct err *e);
-int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e);
-int handle_chat(struct app *app, struct exchange *x, struct err *e);
-int handle_chat_render(struct app *app, struct exchange *x, struct err *e);
-int handle_tokenize(struct app *app, struct exchange *x, struct err *e);
-int handle_detokenize(struct app *app, struct exchange *x, struct err *e);
+int handle_generate(struct app *app, struct http_request *x, struct err *e);
+int handle_completions(struct app *app, struct http_request *x, struct err *e);
+int handle_sglang_generate(struct app *app, struct http_request *x, struct err *e);
+int handle_chat(struct app *app, struct http_request *x, struct err *e);
+int handle_chat_render(struct app *app, struct http_request *x, struct err *e);
+int handle_tokenize(struct app *app, struct http_request *x, struct err *e);
+int handle_detokenize(struct app *app, struct http_request *x, struct err *e);
 
 /* generate_hint - where a member belongs that /v1/generate does not take; NULL: nowhere known. */
 const char *generate_hint(const char *member);

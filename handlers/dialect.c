@@ -72,7 +72,8 @@ static bool listed(const char *name, const char *const *list)
     return false;
 }
 
-static void count_unknown(const json_t *body, const struct exchange *x, const struct route *route)
+static void count_unknown(const json_t *body, const struct http_request *x,
+                          const struct route *route)
 {
     uint64_t n = 0;
     const char *name;
@@ -93,19 +94,20 @@ static int check_made(const json_t *body, const struct route *route, struct err 
 
     json_object_foreach((json_t *)(uintptr_t)body, name, value)
     {
-        if (!listed(name, route->into))
+        if (!listed(name, route->translated_members))
             return err_set(e, ERR_INTERNAL, "", "translating %s made a member '%.64s'",
                            route->pattern, name);
     }
     return 0;
 }
 
-int dialect_in(json_t **body, const struct exchange *x, const struct route *route, struct err *e)
+int dialect_request(json_t **body, const struct http_request *x, const struct route *route,
+                    struct err *e)
 {
     count_unknown(*body, x, route);
-    if (route->in == NULL)
+    if (route->translate_request == NULL)
         return 0;
-    return route->in(body, x, e) != 0 ? -1 : check_made(*body, route, e);
+    return route->translate_request(body, x, e) != 0 ? -1 : check_made(*body, route, e);
 }
 
 int dialect_set(json_t *body, const char *member, json_t *value, struct err *e)
@@ -137,11 +139,11 @@ int dialect_keep(json_t **body, const json_t *from, const struct dialect_member 
     return 0;
 }
 
-int dialect_flag(bool *out, const struct exchange *x, const char *member, struct err *e)
+int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e)
 {
     static const char *const words[][2] = {{"false", "true"}, {"0", "1"}, {"no", "yes"},
                                            {"off", "on"},     {"n", "y"}, {"f", "t"}};
-    const char *text = exchange_query(x, member);
+    const char *text = http_request_query(x, member);
     char field[ERR_FIELD_MAX];
 
     if (text == NULL)
@@ -168,7 +170,7 @@ int dialect_put(json_t **reply, json_t *value)
     return 0;
 }
 
-int dialect_out_empty(json_t **reply, const struct exchange *x)
+int dialect_out_empty(json_t **reply, const struct http_request *x)
 {
     (void)x;
     json_decref(*reply);
@@ -176,13 +178,13 @@ int dialect_out_empty(json_t **reply, const struct exchange *x)
     return 0;
 }
 
-int dialect_out_null(json_t **reply, const struct exchange *x)
+int dialect_out_null(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_null());
 }
 
-int dialect_out_status(json_t **reply, const struct exchange *x)
+int dialect_out_status(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s}", "status", "ok"));

@@ -14,7 +14,7 @@
 
 #include "base/err.h"
 #include "handlers/route.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 #include <stdint.h>
@@ -27,12 +27,13 @@ int dialects_parse(unsigned *out, const char *text, const char *field, struct er
 /* dialect_name - "native", "vllm", "skyrl", "sglang", "prime-rl", "areal". */
 const char *dialect_name(enum route_dialect d);
 
-/* dialect_in - a parsed body on its way in: counts unknown members of body and query, and lets the
- * row translate.
+/* dialect_request - a parsed body on its way in: counts unknown members of body and query, and lets
+ * the row translate.
  * @route  of a dialect
  * @body  in, out; owned by the caller, also after an error
  * Errors: `in`'s; ERR_INTERNAL when it made a member that the native route does not take. */
-int dialect_in(json_t **body, const struct exchange *x, const struct route *route, struct err *e);
+int dialect_request(json_t **body, const struct http_request *x, const struct route *route,
+                    struct err *e);
 
 /* dialect_unknown - members that were ignored so far, since the start of the process. */
 uint64_t dialect_unknown(enum route_dialect d);
@@ -54,14 +55,14 @@ int dialect_keep(json_t **body, const json_t *from, const struct dialect_member 
 /* dialect_flag - a query member as Python's clients and servers spell it: true, True, 1, yes, on
  * @out  unchanged when absent
  * Errors: ERR_BAD_REQUEST at /<member>. */
-int dialect_flag(bool *out, const struct exchange *x, const char *member, struct err *e);
+int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e);
 
 /* dialect_put - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
 int dialect_put(json_t **reply, json_t *value);
 
 /* Outs. */
-int dialect_out_empty(json_t **reply, const struct exchange *x);  /* no body */
-int dialect_out_null(json_t **reply, const struct exchange *x);   /* null */
-int dialect_out_status(json_t **reply, const struct exchange *x); /* {"status":"ok"} */
+int dialect_out_empty(json_t **reply, const struct http_request *x);  /* no body */
+int dialect_out_null(json_t **reply, const struct http_request *x);   /* null */
+int dialect_out_status(json_t **reply, const struct http_request *x); /* {"status":"ok"} */
 
 #endif

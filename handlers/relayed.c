@@ -2,7 +2,7 @@
 
 #include "handlers/route.h"
 
-int handle_relayed(struct app *app, struct exchange *x, struct err *e)
+int handle_relayed(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
 

@@ -8,22 +8,22 @@
 #define BATON_HANDLERS_RELAYED_H
 
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 struct app;
 
 /* handle_relayed - where there is no upstream. Errors: ERR_NOT_FOUND. */
-int handle_relayed(struct app *app, struct exchange *x, struct err *e);
+int handle_relayed(struct app *app, struct http_request *x, struct err *e);
 
 /* No body is looked into, whatever its type. */
-#define RELAYED(lane_, methods_, path, id)                                                         \
+#define RELAYED(executor_, methods_, path, id)                                                     \
     {                                                                                              \
-        .methods = methods_, .pattern = path, .operation_id = id, .lane = lane_,                   \
+        .methods = methods_, .pattern = path, .operation_id = id, .executor = executor_,           \
         .role = ROLE_GENERATE, .body = BODY_NONE, .json_optional = true, .form = FORM_OPENAI,      \
         .body_max = ROUTE_BODY_CONFIG, .operation = OPERATION_RELAYED                              \
     }
-#define RELAYED_MODEL(path, id) RELAYED(LANE_GENERATE, METHOD_POST, path, id)
-#define RELAYED_TEXT(path, id)  RELAYED(LANE_TEXT, METHOD_POST, path, id)
+#define RELAYED_MODEL(path, id) RELAYED(EXECUTOR_GENERATE, METHOD_POST, path, id)
+#define RELAYED_TEXT(path, id)  RELAYED(EXECUTOR_TEXT, METHOD_POST, path, id)
 
 /* Rows of the route table. */
 #define RELAYED_ROUTES                                                                             \
@@ -52,8 +52,8 @@ int handle_relayed(struct app *app, struct exchange *x, struct err *e);
         RELAYED_TEXT("/v1/detokenize", "v1Detokenize"),                                            \
         RELAYED_TEXT("/parse_function_call", "parseFunctionCall"),                                 \
         RELAYED_TEXT("/separate_reasoning", "separateReasoning"),                                  \
-        RELAYED(LANE_TEXT, METHOD_GET | METHOD_HEAD, "/tokenizer_info", "tokenizerInfo"),          \
-        RELAYED(LANE_TEXT, METHOD_GET | METHOD_HEAD | METHOD_POST, "/v1/responses/{response_id}",  \
-                "responsesGet"),
+        RELAYED(EXECUTOR_TEXT, METHOD_GET | METHOD_HEAD, "/tokenizer_info", "tokenizerInfo"),      \
+        RELAYED(EXECUTOR_TEXT, METHOD_GET | METHOD_HEAD | METHOD_POST,                             \
+                "/v1/responses/{response_id}", "responsesGet"),
 
 #endif

@@ -1,4 +1,4 @@
-/* Answers. Building one may fail for memory; then a static body says so, because an exchange that
+/* Answers. Building one may fail for memory; then a static body says so, because a request that
  * nobody answers would hang its client. */
 #include "handlers/reply.h"
 
@@ -13,14 +13,14 @@
 static const char media_type[] = "application/json";
 
 /* Statuses that say "later" say when. */
-static void add_retry_after(struct exchange_reply *r)
+static void add_retry_after(struct http_reply *r)
 {
     if (r->status == 503 || r->status == 507)
-        exchange_reply_header(r, "Retry-After", "1");
+        http_reply_header(r, "Retry-After", "1");
 }
 
 /* What is sent when there is no memory to say anything else. */
-static void make_last_resort(enum route_form form, struct exchange_reply *out)
+static void make_last_resort(enum route_form form, struct http_reply *out)
 {
     static const char native[] =
         "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"unavailable_error\","
@@ -39,7 +39,7 @@ static void make_last_resort(enum route_form form, struct exchange_reply *out)
                  [FORM_SGLANG] = {sglang, sizeof sglang - 1},
                  [FORM_SGLANG_LORA] = {sglang, sizeof sglang - 1}};
 
-    *out = (struct exchange_reply){
+    *out = (struct http_reply){
         .status = err_http_status(ERR_NO_MEMORY),
         .content_type = media_type,
         .data = forms[form].text,
@@ -65,31 +65,31 @@ void reply_dump(struct buf *out, const json_t *body)
 }
 
 /* As the dialect's clients want it; NULL inside is an empty body. */
-static int translate(const struct exchange *x, json_t **body)
+static int translate(const struct http_request *x, json_t **body)
 {
     const struct route *route = x != NULL ? x->route : NULL;
 
-    if (route == NULL || route->out == NULL || *body == NULL)
+    if (route == NULL || route->translate_response == NULL || *body == NULL)
         return 0;
-    return route->out(body, x);
+    return route->translate_response(body, x);
 }
 
-static bool make_empty(int status, struct exchange_reply *out)
+static bool make_empty(int status, struct http_reply *out)
 {
-    *out = (struct exchange_reply){.status = status, .data = ""};
+    *out = (struct http_reply){.status = status, .data = ""};
     add_retry_after(out);
     return true;
 }
 
 /* @text  emptied. Returns false without memory. */
-static bool make_text(int status, struct buf *text, struct exchange_reply *out)
+static bool make_text(int status, struct buf *text, struct http_reply *out)
 {
     size_t len;
     char *data = buf_take(text, &len);
 
     if (data == NULL)
         return false;
-    *out = (struct exchange_reply){
+    *out = (struct http_reply){
         .status = status,
         .content_type = media_type,
         .data = data,
@@ -101,7 +101,7 @@ static bool make_text(int status, struct buf *text, struct exchange_reply *out)
     return true;
 }
 
-bool reply_json_make(const struct exchange *x, int status, json_t *body, struct exchange_reply *out)
+bool reply_json_make(const struct http_request *x, int status, json_t *body, struct http_reply *out)
 {
     struct buf dump = {0};
     bool some = body != NULL;
@@ -122,13 +122,13 @@ static enum route_form form_of(const struct route *route)
     return route == NULL ? FORM_NATIVE : route->form;
 }
 
-void reply_json(struct exchange *x, int status, json_t *body)
+void reply_json(struct http_request *x, int status, json_t *body)
 {
-    struct exchange_reply r;
+    struct http_reply r;
 
     if (!reply_json_make(x, status, body, &r))
         make_last_resort(form_of(x->route), &r);
-    exchange_reply(x, &r);
+    http_reply(x, &r);
 }
 
 /* What a dialect's way out reads is a tree. */
@@ -144,26 +144,26 @@ static json_t *parse_text(struct buf *text)
     return body;
 }
 
-void reply_text(struct exchange *x, int status, struct buf *body)
+void reply_text(struct http_request *x, int status, struct buf *body)
 {
     const struct route *route = x->route;
-    struct exchange_reply r;
+    struct http_reply r;
 
-    if (route != NULL && route->out != NULL) {
+    if (route != NULL && route->translate_response != NULL) {
         reply_json(x, status, parse_text(body));
         return;
     }
     if (!make_text(status, body, &r))
         make_last_resort(form_of(route), &r);
-    exchange_reply(x, &r);
+    http_reply(x, &r);
 }
 
-void reply_empty(struct exchange *x, int status)
+void reply_empty(struct http_request *x, int status)
 {
-    struct exchange_reply r;
+    struct http_reply r;
 
     (void)make_empty(status, &r);
-    exchange_reply(x, &r);
+    http_reply(x, &r);
 }
 
 static const char *native_type(int status)
@@ -306,7 +306,7 @@ json_t *reply_error_json(enum route_form form, const struct err *e, json_t *deta
 }
 
 void reply_error_make(const struct route *route, const struct err *e, json_t *details,
-                      struct exchange_reply *out)
+                      struct http_reply *out)
 {
     enum route_form form = form_of(route);
 
@@ -315,13 +315,13 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
     else
         make_last_resort(form, out);
     if (out->status == err_http_status(ERR_UNAUTHORIZED))
-        exchange_reply_header(out, "WWW-Authenticate", "Bearer realm=\"baton\"");
+        http_reply_header(out, "WWW-Authenticate", "Bearer realm=\"baton\"");
 }
 
-void reply_error(struct exchange *x, const struct err *e, json_t *details)
+void reply_error(struct http_request *x, const struct err *e, json_t *details)
 {
-    struct exchange_reply r;
+    struct http_reply r;
 
     reply_error_make(x->route, e, details, &r);
-    exchange_reply(x, &r);
+    http_reply(x, &r);
 }

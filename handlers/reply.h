@@ -5,7 +5,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "handlers/route.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 
@@ -15,10 +15,10 @@
 /* reply_json - answer with `body` (stolen; NULL means that building it failed for memory: then a
  * 503 is sent instead), in the form of x's route. Gives up the caller's reference. Always answers.
  */
-void reply_json(struct exchange *x, int status, json_t *body);
+void reply_json(struct http_request *x, int status, json_t *body);
 
 /* reply_text - the same of text that was written with json_put.h, emptied; `failed`: for memory. */
-void reply_text(struct exchange *x, int status, struct buf *body);
+void reply_text(struct http_request *x, int status, struct buf *body);
 
 /* reply_dump - append the text of `body` (borrowed) to out; NULL, or no memory, makes out->failed.
  * Not json_dumps: jansson 2.14 goes on when its buffer fails to grow at an object's key, and would
@@ -29,19 +29,19 @@ void reply_dump(struct buf *out, const json_t *body);
  * when there is no memory to tell of it. Steals body. Returns false without memory: *out is
  * untouched.
  * @x  whose route's way out is gone; NULL: as it is */
-bool reply_json_make(const struct exchange *x, int status, json_t *body,
-                     struct exchange_reply *out);
+bool reply_json_make(const struct http_request *x, int status, json_t *body,
+                     struct http_reply *out);
 
 /* reply_empty - answer with no body. */
-void reply_empty(struct exchange *x, int status);
+void reply_empty(struct http_request *x, int status);
 
 /* reply_error - answer with e in the form of x->route.
  * @details  stolen, or NULL: becomes error.details on native routes */
-void reply_error(struct exchange *x, const struct err *e, json_t *details);
+void reply_error(struct http_request *x, const struct err *e, json_t *details);
 
-/* reply_error_make - the same into a reply that somebody else sends (the front's reject). */
+/* reply_error_make - the same into a reply that somebody else sends (the HTTP server's reject). */
 void reply_error_make(const struct route *route, const struct err *e, json_t *details,
-                      struct exchange_reply *out);
+                      struct http_reply *out);
 
 /* error_json - {code, message, param, retryable} (new), or JSON null for a clean one. */
 json_t *error_json(const struct err *cause);

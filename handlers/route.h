@@ -4,7 +4,7 @@
 
 #include "base/err.h"
 #include "handlers/operation.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -38,22 +38,22 @@ enum route_session {
 };
 
 /* A row is taken only if the body has this member, and if this is its value. */
-struct route_claim {
+struct route_body_match {
     const char *member, *value; /* value NULL: whatever it is; member NULL: no condition */
 };
 
 /* Where the handler runs. A loop handler must be instant; a text handler is admitted by the
  * detokenize semaphore first. */
-enum route_lane {
-    LANE_LOOP,
-    LANE_CONTROL,
-    LANE_GENERATE,
-    LANE_TEXT,
+enum route_executor {
+    EXECUTOR_LOOP,
+    EXECUTOR_CONTROL,
+    EXECUTOR_GENERATE,
+    EXECUTOR_TEXT,
     /* In front of upstream engines: who waits for a lock waits on threads of nobody else's. */
-    LANE_OPERATION, /* the operation lock */
-    LANE_PAUSE,     /* the pause lock */
-    LANE_RESUME,    /* the end of our own steps */
-    LANE_ABORT      /* the abort lock */
+    EXECUTOR_OPERATION, /* the operation lock */
+    EXECUTOR_PAUSE,     /* the pause lock */
+    EXECUTOR_RESUME,    /* the end of our own steps */
+    EXECUTOR_ABORT      /* the abort lock */
 };
 
 /* Whose key a route takes; a role may do what the ones before it may. HEALTH is open to anyone and
@@ -67,11 +67,11 @@ enum route_body {
 };
 
 struct route {
-    unsigned methods;         /* of enum exchange_method, or-ed */
+    unsigned methods;         /* of enum http_request_method, or-ed */
     const char *pattern;      /* "/v1/weights/{name}"; the last segment only may be a variable, and
                                  it takes the rest of the path */
     const char *operation_id; /* in openapi/baton.yaml; the metrics label */
-    enum route_lane lane;
+    enum route_executor executor;
     enum route_role role;
     enum route_body body;
     bool json_optional; /* an empty body is {} */
@@ -86,11 +86,13 @@ struct route {
     /* All zero on native rows; handlers/dialect.h. */
     enum route_dialect dialect;
     enum route_session session;
-    struct route_claim claim;
-    bool whole; /* the body's columns are never left in its text: `in` makes or reads some */
-    const char *const *into; /* members that `in` may make: those of the native row; NULL: none */
-    int (*in)(json_t **body, const struct exchange *x, struct err *e);
-    int (*out)(json_t **reply, const struct exchange *x);
+    struct route_body_match body_match;
+    bool whole; /* the body's columns are never left in its text: `translate_request` makes or reads
+                   some */
+    const char *const *translated_members; /* members that `translate_request` may make: those of
+                                              the native row; NULL: none */
+    int (*translate_request)(json_t **body, const struct http_request *x, struct err *e);
+    int (*translate_response)(json_t **reply, const struct http_request *x);
 
     enum operation operation; /* which handler does it: server/operations.c */
 };
@@ -104,19 +106,19 @@ extern const size_t n_routes;
  * @dialects  which there are: bits 1 << enum route_dialect
  * @arg       offset in `path` where the variable begins, or of the NUL
  * Errors: ERR_NOT_FOUND; ERR_BAD_METHOD (the message lists what is allowed). */
-const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
+const struct route *route_find(const char *path, enum http_request_method method, unsigned dialects,
                                size_t *arg, struct err *e);
 
 /* route_add_allow - to the answer to ERR_BAD_METHOD, of route_find: the header that says which
  * methods the path takes. Other errors: nothing. */
-void route_add_allow(struct exchange_reply *out, const struct exchange *x, unsigned dialects,
+void route_add_allow(struct http_reply *out, const struct http_request *x, unsigned dialects,
                      const struct err *e);
 
-/* route_claimed - of the rows for the path and method of `first`, the one whose claim the body
+/* route_match_body - of the rows for the path and method of `first`, the one whose claim the body
  * fulfils; else the one that claims nothing; else `first`.
  * @first  found by route_find; it and all of its path run on the same lane
  * @body   its text; need not be JSON */
-const struct route *route_claimed(const struct route *first, enum exchange_method method,
-                                  unsigned dialects, const char *body, size_t len);
+const struct route *route_match_body(const struct route *first, enum http_request_method method,
+                                     unsigned dialects, const char *body, size_t len);
 
 #endif

@@ -5,8 +5,8 @@
 
 #include "base/err.h"
 #include "handlers/body_columns.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 #include "weights/update/update.h"
 
 #include <jansson.h>
@@ -17,13 +17,15 @@ struct app;
 /* `text`, where it stands beside an object: the columns of the request that were left in its text,
  * of body_parse_columns; NULL when all are in the tree. */
 
-/* shm_from_body - open the `shm` member's ranges for `plan`. */
-int shm_from_body(struct source **out, const json_t *body, const struct plan *plan, struct err *e);
+/* shm_from_body - open the `shm` member's ranges for `tensor list`. */
+int shm_from_body(struct source **out, const json_t *body, const struct tensor_list *tensor_list,
+                  struct err *e);
 
-/* ipc_from_body - the plans, checksums and source of a chunk whose bytes come by CUDA IPC handles:
- * of `ipc_handles` or `ipc_handles_pickled`, or of several `buckets` of them. All is held against
- * what the handles say before anything is opened; nothing is opened here.
- * @c        gets plan, or ranks; origins, checksums, source. On an error it holds none of them
+/* ipc_from_body - the tensor lists, checksums and source of a chunk whose bytes come by CUDA IPC
+ * handles: of `ipc_handles` or `ipc_handles_pickled`, or of several `buckets` of them. All is held
+ * against what the handles say before anything is opened; nothing is opened here.
+ * @c        gets tensor list, or ranks; origins, checksums, source. On an error it holds none of
+ * them
  * @sharded  the ranks together must be complete, not each by itself
  *
  * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; the readers' ERR_TOO_LARGE and
@@ -32,9 +34,9 @@ int shm_from_body(struct source **out, const json_t *body, const struct plan *pl
 int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
                   const struct body_columns *text, bool sharded, struct err *e);
 
-/* nccl_from_body - the plan, checksums and source of a chunk that the trainer's group broadcasts
- * (transport: "nccl"). Nothing is received here.
- * @c  gets plan, checksums, source; on an error, what was read of them
+/* nccl_from_body - the tensor list, checksums and source of a chunk that the trainer's group
+ * broadcasts (transport: "nccl"). Nothing is received here.
+ * @c  gets tensor list, checksums, source; on an error, what was read of them
  * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; ERR_NOT_FOUND (plan_id);
  *          ERR_CONFLICT at /expected_digest; those of weight_transfer_source. */
 int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,

@@ -91,8 +91,8 @@ static int read_shape(uint64_t *shape, uint32_t *ndim, struct columns *c, size_t
 
     if (column_next_shape(&c->shapes, shape, ndim, &bad) != 0)
         return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
-                       "a shape is an array of 0 to %d integers", PLAN_NDIM_MAX);
-    if (bad < PLAN_NDIM_MAX)
+                       "a shape is an array of 0 to %d integers", TENSOR_LIST_NDIM_MAX);
+    if (bad < TENSOR_LIST_NDIM_MAX)
         return err_set(e, ERR_BAD_REQUEST, element_of(field, c->at, "shapes", i),
                        "dimension %u is not an integer from 0 on", (unsigned)bad);
     return 0;
@@ -113,7 +113,7 @@ static int read_size(uint64_t *numel, struct columns *c, size_t i, struct err *e
     return 0;
 }
 
-/* The request's pointer for a tensor of the plan. */
+/* The request's pointer for a tensor of the tensor list. */
 static const char *place_of(char out[ERR_FIELD_MAX], const struct chunk_origin *origins,
                             uint32_t n_origins, uint32_t i)
 {
@@ -125,10 +125,10 @@ static const char *place_of(char out[ERR_FIELD_MAX], const struct chunk_origin *
 }
 
 /* The builder counts from the first list's first tensor; the request does not. */
-static int place_error(const struct plan_builder *b, const struct chunk_origin *origins,
+static int place_error(const struct tensor_list_builder *b, const struct chunk_origin *origins,
                        uint32_t n_origins, size_t i, const char *name, struct err *e)
 {
-    uint32_t before = plan_builder_find(b, name);
+    uint32_t before = tensor_list_builder_find(b, name);
     const struct chunk_origin *o = &origins[n_origins - 1];
     char first[ERR_FIELD_MAX], here[ERR_FIELD_MAX], member[16];
     unsigned joined;
@@ -136,7 +136,7 @@ static int place_error(const struct plan_builder *b, const struct chunk_origin *
     if (o->at[0] == '\0' || sscanf(e->field, "/%15[a-z]/%u", member, &joined) != 2)
         return -1;
     (void)element_of(here, o->at, member, i);
-    if (before == PLAN_NO_TENSOR) {
+    if (before == TENSOR_LIST_NO_TENSOR) {
         memcpy(e->field, here, sizeof here);
         return -1;
     }
@@ -157,12 +157,12 @@ static enum dtype read_dtype(struct columns *c, const char *text)
     return c->dtype;
 }
 
-static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
+static int add_tensor(struct tensor_list_builder *b, struct columns *c, size_t i,
                       const struct chunk_origin *origin, struct err *e)
 {
     const char *name = column_next_string(&c->names);
     const char *text = column_next_string(&c->dtypes);
-    uint64_t shape[PLAN_NDIM_MAX], numel;
+    uint64_t shape[TENSOR_LIST_NDIM_MAX], numel;
     enum dtype dtype;
     uint32_t ndim;
     char field[ERR_FIELD_MAX];
@@ -177,36 +177,36 @@ static int add_tensor(struct plan_builder *b, struct columns *c, size_t i,
                        text != NULL ? text : "(not a string)", name, dtype_list());
     if (read_shape(shape, &ndim, c, i, e) != 0 || read_size(&numel, c, i, e) != 0)
         return -1;
-    if (plan_builder_add(b, name, dtype, shape, ndim, numel, e) == 0)
+    if (tensor_list_builder_add(b, name, dtype, shape, ndim, numel, e) == 0)
         return 0;
     return place_error(b, origin, 1, i, name, e);
 }
 
-int specs_add(struct plan_builder *b, const struct plan *plan, const struct chunk_origin *origins,
-              uint32_t n_origins, struct err *e)
+int specs_add(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
+              const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
 {
-    if (plan_builder_reserve(b, plan->n_tensors, e) != 0)
+    if (tensor_list_builder_reserve(b, tensor_list->n_tensors, e) != 0)
         return -1;
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
-        if (plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0)
+        if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0)
             return place_error(b, origins, n_origins, i, t->name, e);
     }
     return 0;
 }
 
 /* All tensors of the columns, in a builder. */
-static int columns_build(struct plan_builder **out, struct columns *c, struct err *e)
+static int columns_build(struct tensor_list_builder **out, struct columns *c, struct err *e)
 {
     uint32_t n = c->names.n < UINT32_MAX ? (uint32_t)c->names.n : UINT32_MAX;
     struct chunk_origin origin = {.rank = 0};
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
 
     (void)snprintf(origin.at, sizeof origin.at, "%s", c->at);
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
-    if (plan_builder_reserve(b, n, e) != 0)
+    if (tensor_list_builder_reserve(b, n, e) != 0)
         goto err_free;
     for (size_t i = 0; i < c->names.n; i++)
         if (add_tensor(b, c, i, &origin, e) != 0)
@@ -215,19 +215,19 @@ static int columns_build(struct plan_builder **out, struct columns *c, struct er
     return 0;
 
 err_free:
-    plan_builder_free(b);
+    tensor_list_builder_free(b);
     return -1;
 }
 
 int columns_check(const json_t *object, const struct body_columns *text, const char *at,
                   struct err *e)
 {
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct columns c;
 
     if (read_columns(&c, object, text, at, e) != 0 || columns_build(&b, &c, e) != 0)
         return -1;
-    plan_builder_free(b);
+    tensor_list_builder_free(b);
     return 0;
 }
 
@@ -258,10 +258,11 @@ static bool is_entry(const struct list_entry *l, const struct columns *c)
 }
 
 /* @lists  where long ones that are plain text are cached; NULL: nowhere */
-static int plan_from_list(struct plan **out, struct list_cache *lists, const json_t *object,
-                          const struct body_columns *text, const char *at, struct err *e)
+static int tensor_list_from_list(struct tensor_list **out, struct list_cache *lists,
+                                 const json_t *object, const struct body_columns *text,
+                                 const char *at, struct err *e)
 {
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct list_key key;
     struct columns c;
     bool cached;
@@ -270,27 +271,27 @@ static int plan_from_list(struct plan **out, struct list_cache *lists, const jso
         return -1;
     cached = lists != NULL && c.names.n >= CACHED_MIN && key_of_columns(&key, &c);
     if (cached && is_entry(c.names.text->known, &c)) {
-        *out = plan_ref(c.names.text->known->plan);
+        *out = tensor_list_ref(c.names.text->known->tensor_list);
         return 0;
     }
     *out = cached ? list_cache_get(lists, &key) : NULL;
     if (*out != NULL)
         return 0;
-    if (columns_build(&b, &c, e) != 0 || plan_builder_finish(b, out, e) != 0)
+    if (columns_build(&b, &c, e) != 0 || tensor_list_builder_finish(b, out, e) != 0)
         return -1;
     if (cached)
         (void)list_cache_put(lists, &key, out);
     return 0;
 }
 
-int plan_from_body(struct plan **out, const json_t *body, const struct body_columns *text,
-                   struct err *e)
+int tensor_list_from_body(struct tensor_list **out, const json_t *body,
+                          const struct body_columns *text, struct err *e)
 {
-    return plan_from_list(out, NULL, body, text, "", e);
+    return tensor_list_from_list(out, NULL, body, text, "", e);
 }
 
-int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
-                 const struct body_columns *text, const char *at, bool optional, struct err *e)
+int tensor_list_named(struct tensor_list **out, const struct app *app, const json_t *object,
+                      const struct body_columns *text, const char *at, bool optional, struct err *e)
 {
     static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
     const char *plan_id = NULL, *column = NULL;
@@ -309,7 +310,7 @@ int plan_of_list(struct plan **out, const struct app *app, const json_t *object,
         return 0;
     }
     if (plan_id == NULL)
-        return plan_from_list(out, app->lists, object, text, at, e);
+        return tensor_list_from_list(out, app->lists, object, text, at, e);
     key = (struct list_key){LIST_BY_ID, {{plan_id, strlen(plan_id)}}};
     *out = list_cache_get(app->lists, &key);
     if (*out == NULL)
@@ -334,7 +335,7 @@ static int read_checksum(struct checksum *sum, bool *has, const json_t *value, c
 }
 
 int checksums_add(struct checksum **sums, bool **has, const json_t *object, const char *at,
-                  const struct plan *plan, uint32_t first, uint32_t n, struct err *e)
+                  const struct tensor_list *tensor_list, uint32_t first, uint32_t n, struct err *e)
 {
     const json_t *list = NULL;
     char field[ERR_FIELD_MAX];
@@ -348,14 +349,14 @@ int checksums_add(struct checksum **sums, bool **has, const json_t *object, cons
                        "checksums has %zu entries for %u tensors", json_array_size(list),
                        (unsigned)n);
     if (*sums == NULL)
-        *sums = calloc(plan->n_tensors, sizeof **sums);
+        *sums = calloc(tensor_list->n_tensors, sizeof **sums);
     if (*has == NULL)
-        *has = calloc(plan->n_tensors, sizeof **has);
+        *has = calloc(tensor_list->n_tensors, sizeof **has);
     if (*sums == NULL || *has == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
     for (uint32_t i = 0; i < n; i++)
         if (read_checksum(&(*sums)[first + i], &(*has)[first + i], json_array_get(list, i), at, i,
-                          plan->tensors[first + i].name, e) != 0)
+                          tensor_list->tensors[first + i].name, e) != 0)
             return -1;
     return 0;
 }

@@ -1,4 +1,5 @@
-/* From the front to the handlers: which route, which threads, and what the log says at the end.
+/* From the HTTP server to the handlers: which route, which threads, and what the log says at the
+ * end.
  *
  * A loop thread only looks the route up and posts; parsing and work happen on the route's pool.
  * Text work passes the detokenize semaphore first, so that a flood of it queues behind its own
@@ -22,12 +23,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One dispatched exchange on its way to a thread. Freed by whichever job runs last. */
-struct hop {
+/* One dispatched request on its way to a thread. Freed by whichever job runs last. */
+struct dispatch_job {
     struct job job;       /* of a pool */
     struct ticket ticket; /* text lane: of the detokenize semaphore */
     struct app *app;
-    struct exchange *x;
+    struct http_request *x;
 };
 
 /* Health answers in every state; of other work the table says what the life alone allows, before a
@@ -41,8 +42,8 @@ static int check_life(const struct app *app, const struct route *route, struct e
 }
 
 /* May this request pass? All rows of a path have one role, so the body need not be known. */
-static int check_door(const struct door *door, const struct exchange *x, const struct route *route,
-                      struct err *e)
+static int listener_check(const struct listener_ctx *listener_ctx, const struct http_request *x,
+                          const struct route *route, struct err *e)
 {
     static const enum auth_role needs[] = {
         [ROLE_HEALTH] = AUTH_ANYONE,
@@ -51,11 +52,11 @@ static int check_door(const struct door *door, const struct exchange *x, const s
         [ROLE_CONTROL] = AUTH_CONTROL,
     };
 
-    if ((door->roles & 1U << route->role) == 0)
+    if ((listener_ctx->roles & 1U << route->role) == 0)
         return err_set(e, ERR_NOT_FOUND, "", "%.200s is not answered on this listener: %s", x->path,
                        route->role == ROLE_CONTROL ? "control routes have one of their own"
                                                    : "it answers control routes");
-    return auth_check(door->auth, x->authorization, x->peer_trusted, needs[route->role], e);
+    return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role], e);
 }
 
 /* Upstreams are sent JSON only. */
@@ -70,10 +71,11 @@ static int check_stream(const struct app *app, struct err *e)
                    "serialized_named_tensors");
 }
 
-static int app_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
+static int app_route(void *arg, struct http_request *x, struct http_server_route *out,
+                     struct err *e)
 {
-    const struct door *door = arg;
-    struct app *app = door->app;
+    const struct listener_ctx *listener_ctx = arg;
+    struct app *app = listener_ctx->app;
     const struct route *route;
     size_t at = 0;
 
@@ -83,11 +85,11 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
     x->app = app;
     x->route = route;
     x->path_arg = x->path + at;
-    if (check_door(door, x, route, e) != 0 || check_life(app, route, e) != 0)
+    if (listener_check(listener_ctx, x, route, e) != 0 || check_life(app, route, e) != 0)
         return -1;
     if (route->strict && body_query_only(x, route, e) != 0)
         return -1;
-    out->body = FRONT_BODY_WHOLE;
+    out->body = HTTP_SERVER_BODY_WHOLE;
     out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->settings.json_body_max
                                                          : route->body_max;
     out->of_get = route->body == BODY_JSON;
@@ -96,7 +98,7 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
     if (route->body == BODY_TENSORS && body_is_tensors(x)) {
         if (check_stream(app, e) != 0)
             return -1;
-        out->body = FRONT_BODY_STREAM;
+        out->body = HTTP_SERVER_BODY_STREAM;
         out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
         out->head_nbytes = safetensors_head_nbytes;
     }
@@ -104,7 +106,7 @@ static int app_route(void *arg, struct exchange *x, struct front_plan *out, stru
 }
 
 /* Of what no handler has looked at. */
-static void refuse_unread(struct app *app, const struct exchange *x)
+static void refuse_unread(struct app *app, const struct http_request *x)
 {
     const struct route *route = x->route;
 
@@ -115,37 +117,37 @@ static void refuse_unread(struct app *app, const struct exchange *x)
 }
 
 /* Answered by the route's own handler, or by the one that works in front of upstream engines. */
-static int handle(struct app *app, struct exchange *x, const struct route *route, struct err *e)
+static int handle(struct app *app, struct http_request *x, const struct route *route, struct err *e)
 {
     if (app->fleet == NULL)
         return operation_embedded(route->operation)->handle(app, x, e);
     return operation_fleet(route->operation)->handle(app, x, e);
 }
 
-static enum route_lane lane_of(const struct app *app, const struct route *route)
+static enum route_executor executor_of(const struct app *app, const struct route *route)
 {
-    return app->fleet == NULL ? route->lane : operation_fleet(route->operation)->lane;
+    return app->fleet == NULL ? route->executor : operation_fleet(route->operation)->executor;
 }
 
 /* Which row of the path? Of what is passed on as it is, no body is looked into. */
-static const struct route *claimed(const struct app *app, const struct exchange *x)
+static const struct route *claimed(const struct app *app, const struct http_request *x)
 {
     const struct route *first = x->route;
 
     if (app->fleet != NULL && operation_fleet(first->operation)->passed_on)
         return first;
-    return route_claimed(first, x->method, app->dialects, x->body, x->body_len);
+    return route_match_body(first, x->method, app->dialects, x->body, x->body_len);
 }
 
-static void run_handler(struct app *app, struct exchange *x)
+static void run_handler(struct app *app, struct http_request *x)
 {
     const struct route *route = claimed(app, x);
     struct err e = {0};
 
     assert(route->role ==
-           ((const struct route *)x->route)->role); /* it was asked for at the door */
+           ((const struct route *)x->route)->role); /* it was asked for at the listener */
     x->route = route;
-    if (exchange_gone(x)) {
+    if (http_request_disconnected(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
         refuse_unread(app, x);
     } else if (handle(app, x, route, &e) == 0) {
@@ -154,11 +156,11 @@ static void run_handler(struct app *app, struct exchange *x)
     reply_error(x, &e, NULL);
 }
 
-static void hop_run(void *arg)
+static void dispatch_job_run(void *arg)
 {
-    struct hop *h = arg;
+    struct dispatch_job *h = arg;
     struct app *app = h->app;
-    struct exchange *x = h->x;
+    struct http_request *x = h->x;
 
     free(h);
     run_handler(app, x);
@@ -166,9 +168,9 @@ static void hop_run(void *arg)
 
 static void text_run(void *arg)
 {
-    struct hop *h = arg;
+    struct dispatch_job *h = arg;
 
-    exchange_on_gone(h->x, NULL, NULL);
+    http_request_on_disconnect(h->x, NULL, NULL);
     run_handler(h->app, h->x);
     admission_leave(h->app->detokenize, &h->ticket);
     free(h);
@@ -177,7 +179,7 @@ static void text_run(void *arg)
 /* The client went away while queued: its ticket is out of the line already. */
 static void text_drop(void *arg)
 {
-    struct hop *h = arg;
+    struct dispatch_job *h = arg;
     struct err e = {0};
 
     (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
@@ -185,10 +187,10 @@ static void text_drop(void *arg)
     free(h);
 }
 
-/* Under the exchange's lock: only takes the ticket out; answering is another thread's. */
+/* Under the request's lock: only takes the ticket out; answering is another thread's. */
 static void text_gone(void *arg)
 {
-    struct hop *h = arg;
+    struct dispatch_job *h = arg;
     struct err ignored = {0};
 
     if (!admission_cancel(h->app->detokenize, &h->ticket))
@@ -201,7 +203,7 @@ static void text_gone(void *arg)
  * runs nothing; then it is answered from here. */
 static void text_granted(void *arg)
 {
-    struct hop *h = arg;
+    struct dispatch_job *h = arg;
     struct err ignored = {0};
 
     h->job = (struct job){.run = text_run, .arg = h};
@@ -209,55 +211,56 @@ static void text_granted(void *arg)
         text_run(h);
 }
 
-static int enter_text(struct app *app, struct hop *h, struct err *e)
+static int enter_text(struct app *app, struct dispatch_job *h, struct err *e)
 {
-    struct exchange *x = h->x;
+    struct http_request *x = h->x;
 
     h->ticket = (struct ticket){.granted = text_granted, .arg = h};
-    exchange_on_gone(x, text_gone, h);
+    http_request_on_disconnect(x, text_gone, h);
     if (admission_enter(app->detokenize, &h->ticket, e) == 0)
         return 0;
-    exchange_on_gone(x, NULL, NULL);
+    http_request_on_disconnect(x, NULL, NULL);
     return -1;
 }
 
-static struct workers *pool_of(const struct app *app, enum route_lane lane)
+static struct workers *pool_of(const struct app *app, enum route_executor executor)
 {
-    switch (lane) {
-    case LANE_CONTROL:
+    switch (executor) {
+    case EXECUTOR_CONTROL:
         return app->control;
-    case LANE_OPERATION:
+    case EXECUTOR_OPERATION:
         return app->fleet->operation;
-    case LANE_PAUSE:
+    case EXECUTOR_PAUSE:
         return app->fleet->pause;
-    case LANE_RESUME:
+    case EXECUTOR_RESUME:
         return app->fleet->resume;
-    case LANE_ABORT:
+    case EXECUTOR_ABORT:
         return app->fleet->abort;
-    case LANE_GENERATE:
-    case LANE_TEXT:
-    case LANE_LOOP:
+    case EXECUTOR_GENERATE:
+    case EXECUTOR_TEXT:
+    case EXECUTOR_LOOP:
         break;
     }
     return app->generate_pool;
 }
 
-static int post_hop(struct app *app, struct hop *h, enum route_lane lane, struct err *e)
+static int post_hop(struct app *app, struct dispatch_job *h, enum route_executor executor,
+                    struct err *e)
 {
-    if (lane == LANE_TEXT)
+    if (executor == EXECUTOR_TEXT)
         return enter_text(app, h, e);
-    h->job = (struct job){.run = hop_run, .arg = h};
-    return workers_post(pool_of(app, lane), &h->job, WORKERS_NORMAL, e);
+    h->job = (struct job){.run = dispatch_job_run, .arg = h};
+    return workers_post(pool_of(app, executor), &h->job, WORKERS_NORMAL, e);
 }
 
-static void app_dispatch(void *arg, struct exchange *x)
+static void app_dispatch(void *arg, struct http_request *x)
 {
-    struct app *app = ((const struct door *)arg)->app;
-    enum route_lane lane = lane_of(app, x->route);
+    struct app *app = ((const struct listener_ctx *)arg)->app;
+    enum route_executor executor = executor_of(app, x->route);
     struct err e = {0};
-    struct hop *h;
+    struct dispatch_job *h;
 
-    if (lane == LANE_LOOP) {
+    if (executor == EXECUTOR_LOOP) {
         run_handler(app, x);
         return;
     }
@@ -270,24 +273,24 @@ static void app_dispatch(void *arg, struct exchange *x)
     }
     h->app = app;
     h->x = x;
-    if (post_hop(app, h, lane, &e) != 0) {
+    if (post_hop(app, h, executor, &e) != 0) {
         free(h);
         refuse_unread(app, x);
         reply_error(x, &e, NULL);
     }
 }
 
-/* Was it refused at the door? Then it says nothing of what any trainer does: whoever has no key may
- * not shake the trust in a trainer's group. */
+/* Was it refused at the listener? Then it says nothing of what any trainer does: whoever has no key
+ * may not shake the trust in a trainer's group. */
 static bool stopped_at_door(const struct err *e)
 {
     return e->code == ERR_UNAUTHORIZED || e->code == ERR_FORBIDDEN || e->code == ERR_NOT_FOUND;
 }
 
-static void app_reject(void *arg, struct exchange *x, const struct err *e,
-                       struct exchange_reply *out)
+static void app_reject(void *arg, struct http_request *x, const struct err *e,
+                       struct http_reply *out)
 {
-    struct app *app = ((const struct door *)arg)->app;
+    struct app *app = ((const struct listener_ctx *)arg)->app;
 
     if (!stopped_at_door(e))
         refuse_unread(app, x);
@@ -295,9 +298,9 @@ static void app_reject(void *arg, struct exchange *x, const struct err *e,
     route_add_allow(out, x, app->dialects, e);
 }
 
-static void app_done(void *arg, const struct exchange *x, const struct front_outcome *o)
+static void app_done(void *arg, const struct http_request *x, const struct http_server_outcome *o)
 {
-    const struct app *app = ((const struct door *)arg)->app;
+    const struct app *app = ((const struct listener_ctx *)arg)->app;
     const struct route *route = x->route;
     enum log_level level = LOG_INFO;
     struct log_rec r;
@@ -312,7 +315,7 @@ static void app_done(void *arg, const struct exchange *x, const struct front_out
         return;
     log_begin(&r, level, "request");
     log_str(&r, "request_id", x->request_id);
-    log_str(&r, "method", exchange_method_name(x->method));
+    log_str(&r, "method", http_request_method_name(x->method));
     log_str(&r, "route", route != NULL ? route->pattern : NULL);
     log_str(&r, "path", route == NULL || x->path_arg[0] != '\0' ? x->path : NULL);
     log_u64(&r, "status", (uint64_t)o->status);
@@ -326,7 +329,7 @@ static void app_done(void *arg, const struct exchange *x, const struct front_out
 
 static int app_loop_begin(void *arg, struct loop *l, void **out, struct err *e)
 {
-    struct app *app = ((const struct door *)arg)->app;
+    struct app *app = ((const struct listener_ctx *)arg)->app;
 
     return app->fleet != NULL ? relay_loop_begin(app->fleet->relays, l, out, e) : 0;
 }
@@ -337,7 +340,7 @@ static void app_loop_end(void *loop_app)
         relay_loop_end(loop_app);
 }
 
-const struct front_app app_front = {
+const struct http_server_app app_http_server = {
     .route = app_route,
     .dispatch = app_dispatch,
     .reject = app_reject,

@@ -21,7 +21,7 @@ enum { WORD_LIVE = 1, WORD_READY = 2, WORD_LIVE_AT = 8, WORD_READY_AT = 16, WORD
 _Static_assert((int)ERR_CODE_COUNT <= 256, "an error code fits in a byte of the word");
 
 struct health_watch {
-    struct front *front; /* owned */
+    struct http_server *http_server; /* owned */
     struct loop *loop;   /* owned; NULL until started and after it was stopped */
     struct loop_timer timer;
     const struct app *app; /* borrowed; of the loop's thread */
@@ -62,14 +62,14 @@ struct health health_of(uint64_t word, uint64_t now_us)
     return h;
 }
 
-/* A front whose loops do not turn answers nobody. */
-static bool turns(struct front *f, uint64_t now_us)
+/* A HTTP server whose loops do not turn answers nobody. */
+static bool turns(struct http_server *f, uint64_t now_us)
 {
     uint64_t beat_us;
 
     if (f == NULL)
         return true;
-    beat_us = front_beat_us(f);
+    beat_us = http_server_beat_us(f);
     return now_us <= beat_us || now_us - beat_us <= WATCH_LIVE_AGE_MAX_MS * UINT64_C(1000);
 }
 
@@ -80,7 +80,7 @@ static void look(void *arg)
     uint64_t now_us = clock_now_us();
     struct health h = {.live = true, .ready = true};
 
-    if (!turns(w->app->front, now_us) || !turns(w->app->control_front, now_us)) {
+    if (!turns(w->app->http_server, now_us) || !turns(w->app->control_http_server, now_us)) {
         h.live = h.ready = false;
         h.live_why = h.ready_why = ERR_INTERNAL;
     } else {
@@ -93,7 +93,8 @@ static void look(void *arg)
     loop_timer_set(w->loop, &w->timer, clock_after_us(WATCH_PERIOD_US));
 }
 
-static int watch_route(void *arg, struct exchange *x, struct front_plan *out, struct err *e)
+static int watch_route(void *arg, struct http_request *x, struct http_server_route *out,
+                       struct err *e)
 {
     const struct route *route;
     size_t at = 0;
@@ -109,11 +110,11 @@ static int watch_route(void *arg, struct exchange *x, struct front_plan *out, st
                        x->path);
     assert(route->operation == OPERATION_LIVE || route->operation == OPERATION_READY);
     x->route = route;
-    *out = (struct front_plan){.body = FRONT_BODY_WHOLE, .body_max = route->body_max};
+    *out = (struct http_server_route){.body = HTTP_SERVER_BODY_WHOLE, .body_max = route->body_max};
     return 0;
 }
 
-static void answer_live(struct exchange *x, const struct health *h)
+static void answer_live(struct http_request *x, const struct health *h)
 {
     struct err e = {0};
 
@@ -127,7 +128,7 @@ static void answer_live(struct exchange *x, const struct health *h)
     }
 }
 
-static void answer_ready(struct exchange *x, const struct health *h)
+static void answer_ready(struct http_request *x, const struct health *h)
 {
     const char *why = err_wire_name(h->ready_why);
 
@@ -141,7 +142,7 @@ static void answer_ready(struct exchange *x, const struct health *h)
                                  : "ask GET /readyz of --listen: its answer says more"));
 }
 
-static void watch_dispatch(void *arg, struct exchange *x)
+static void watch_dispatch(void *arg, struct http_request *x)
 {
     struct health_watch *w = arg;
     const struct route *route = x->route;
@@ -154,8 +155,8 @@ static void watch_dispatch(void *arg, struct exchange *x)
         answer_ready(x, &h);
 }
 
-static void watch_reject(void *arg, struct exchange *x, const struct err *e,
-                         struct exchange_reply *out)
+static void watch_reject(void *arg, struct http_request *x, const struct err *e,
+                         struct http_reply *out)
 {
     (void)arg;
     reply_error_make(x->route, e, NULL, out);
@@ -163,20 +164,20 @@ static void watch_reject(void *arg, struct exchange *x, const struct err *e,
 }
 
 /* Neither counted nor logged: both would be shared with the rest of the server. */
-static void watch_done(void *arg, const struct exchange *x, const struct front_outcome *o)
+static void watch_done(void *arg, const struct http_request *x, const struct http_server_outcome *o)
 {
     (void)arg;
     (void)x;
     (void)o;
 }
 
-int health_watch_new(struct health_watch **out, const struct front_cfg *cfg, struct err *e)
+int health_watch_new(struct health_watch **out, const struct http_server_cfg *cfg, struct err *e)
 {
-    static const struct front_app ops = {.route = watch_route,
-                                         .dispatch = watch_dispatch,
-                                         .reject = watch_reject,
-                                         .done = watch_done};
-    struct front_cfg own = *cfg;
+    static const struct http_server_app ops = {.route = watch_route,
+                                               .dispatch = watch_dispatch,
+                                               .reject = watch_reject,
+                                               .done = watch_done};
+    struct http_server_cfg own = *cfg;
     struct health_watch *w = calloc(1, sizeof *w);
 
     if (w == NULL)
@@ -186,7 +187,7 @@ int health_watch_new(struct health_watch **out, const struct front_cfg *cfg, str
     own.oldest_gives_way = true; /* anybody may come here, and a probe has to */
     own.app = &ops;
     own.app_arg = w;
-    if (front_new(&w->front, &own, e) != 0) {
+    if (http_server_new(&w->http_server, &own, e) != 0) {
         free(w);
         return -1;
     }
@@ -212,7 +213,7 @@ int health_watch_start(struct health_watch *w, const struct app *app, struct err
 
 uint16_t health_watch_port(const struct health_watch *w)
 {
-    return front_port(w->front);
+    return http_server_port(w->http_server);
 }
 
 void health_watch_stop(struct health_watch *w)
@@ -235,6 +236,6 @@ void health_watch_free(struct health_watch *w)
     if (w == NULL)
         return;
     health_watch_stop(w);
-    front_free(w->front);
+    http_server_free(w->http_server);
     free(w);
 }

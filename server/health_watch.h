@@ -8,7 +8,7 @@
 #define BATON_SERVER_HEALTH_WATCH_H
 
 #include "base/err.h"
-#include "http/server/front.h"
+#include "http/server/http_server.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,10 +35,11 @@ struct health health_of(uint64_t word, uint64_t now_us);
 
 /* health_watch_new - listen, and answer: live, and not ready because it is starting.
  * @cfg  where, and the limits; its name, shards and app are set here
- * Errors: of front_new. */
-int health_watch_new(struct health_watch **out, const struct front_cfg *cfg, struct err *e);
+ * Errors: of http_server_new. */
+int health_watch_new(struct health_watch **out, const struct http_server_cfg *cfg, struct err *e);
 
-/* health_watch_start - from now on look at `app`, complete with its fronts. Threads: main's. */
+/* health_watch_start - from now on look at `app`, complete with its HTTP servers. Threads: main's.
+ */
 int health_watch_start(struct health_watch *w, const struct app *app, struct err *e);
 
 uint16_t health_watch_port(const struct health_watch *w);

@@ -36,7 +36,7 @@
     X(OPERATION_UPDATE_ZMQ, handle_update_zmq, NULL)                                               \
     X(OPERATION_COMMIT_RESUME, handle_commit_resume, NULL)                                         \
     X(OPERATION_COMMIT_IMPLICIT, handle_commit_implicit, NULL)                                     \
-    X(OPERATION_PLAN_PUT, handle_plan_put, NULL)                                                   \
+    X(OPERATION_TENSOR_LIST_PUT, handle_tensor_list_put, NULL)                                     \
     X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
     X(OPERATION_WEIGHTS_GET, handle_weights_get, NULL)                                             \
     X(OPERATION_WEIGHTS_LABEL, handle_weights_label, NULL)                                         \
@@ -79,62 +79,62 @@
  * own. The steps of an open update (tensors, their proof) run on those that generate where there is
  * an engine. */
 #define FLEET_OPERATIONS(X)                                                                        \
-    X(OPERATION_LIVE, LANE_LOOP, handle_live, false)                                               \
-    X(OPERATION_READY, LANE_LOOP, handle_ready, false)                                             \
-    X(OPERATION_VERSION, LANE_LOOP, handle_version, false)                                         \
-    X(OPERATION_STATUS, LANE_LOOP, handle_fleet_status, false)                                     \
-    X(OPERATION_RANKS, LANE_CONTROL, handle_fleet_ranks, false) /* each upstream is asked */       \
-    X(OPERATION_METRICS, LANE_CONTROL, handle_metrics, false)                                      \
-    X(OPERATION_MODELS, LANE_LOOP, handle_relay, true)                                             \
-    X(OPERATION_MODEL, LANE_LOOP, handle_relay, true)                                              \
-    X(OPERATION_UPSTREAMS, LANE_LOOP, handle_fleet_upstreams, false)                               \
-    X(OPERATION_RESYNC, LANE_OPERATION, handle_fleet_resync, false)                                \
-    X(OPERATION_UPDATE_START, LANE_OPERATION, fleet_update_start, false)                           \
-    X(OPERATION_UPDATE, LANE_GENERATE, fleet_update, false)                                        \
-    X(OPERATION_UPDATE_VERIFY, LANE_GENERATE, fleet_update_verify, false)                          \
-    X(OPERATION_UPDATE_FINISH, LANE_GENERATE, fleet_update_finish, false)                          \
-    X(OPERATION_UPDATE_ABORT, LANE_ABORT, fleet_update_abort, false)                               \
-    X(OPERATION_UPDATE_RENEW, LANE_CONTROL, fleet_update_renew, false)                             \
-    X(OPERATION_UPDATE_GET, LANE_LOOP, fleet_update_get, false)                                    \
-    X(OPERATION_UPDATE_DELETE, LANE_ABORT, fleet_update_delete, false)                             \
-    X(OPERATION_UPDATE_ZMQ, LANE_OPERATION, fleet_update_zmq, false)                               \
-    X(OPERATION_COMMIT_RESUME, LANE_RESUME, fleet_commit_resume, false)                            \
-    X(OPERATION_COMMIT_IMPLICIT, LANE_OPERATION, fleet_commit_implicit, false)                     \
-    X(OPERATION_PLAN_PUT, LANE_GENERATE, fleet_plan_put, false)                                    \
-    X(OPERATION_WEIGHTS_LIST, LANE_LOOP, fleet_not_answered, false)                                \
-    X(OPERATION_WEIGHTS_GET, LANE_LOOP, fleet_not_answered, false)                                 \
-    X(OPERATION_WEIGHTS_LABEL, LANE_OPERATION, fleet_weights_label, false)                         \
-    X(OPERATION_WEIGHTS_CHECK, LANE_LOOP, fleet_not_answered, false)                               \
-    X(OPERATION_WEIGHT_VALUES, LANE_LOOP, fleet_not_answered, false)                               \
-    X(OPERATION_HANDLES_GET, LANE_LOOP, fleet_not_answered, false)                                 \
-    X(OPERATION_HANDLES_RENEW, LANE_LOOP, fleet_not_answered, false)                               \
-    X(OPERATION_HANDLES_DELETE, LANE_LOOP, fleet_not_answered, false)                              \
-    X(OPERATION_PREFLIGHT, LANE_LOOP, fleet_not_answered, false)                                   \
-    X(OPERATION_TRANSFER_INIT, LANE_OPERATION, fleet_transfer_init, false)                         \
-    X(OPERATION_TRANSFER_GET, LANE_LOOP, fleet_transfer_get, false)                                \
-    X(OPERATION_TRANSFER_DELETE, LANE_OPERATION, fleet_transfer_delete, false)                     \
-    X(OPERATION_PAUSE, LANE_PAUSE, fleet_pause, false)                                             \
-    X(OPERATION_RESUME, LANE_RESUME, fleet_resume, false)                                          \
-    X(OPERATION_SLEEP, LANE_OPERATION, fleet_sleep, false)                                         \
-    X(OPERATION_WAKE, LANE_OPERATION, fleet_wake, false)                                           \
-    X(OPERATION_RESET_CACHE, LANE_CONTROL, fleet_reset_cache, false)                               \
-    X(OPERATION_FLUSH_CACHE, LANE_CONTROL, fleet_flush_cache, false)                               \
-    X(OPERATION_ABORT_REQUESTS, LANE_CONTROL, fleet_abort_requests, false)                         \
-    X(OPERATION_LORA_LOAD, LANE_OPERATION, fleet_lora_load, false)                                 \
-    X(OPERATION_LORA_UNLOAD, LANE_OPERATION, fleet_lora_unload, false)                             \
-    X(OPERATION_LORA_LIST, LANE_LOOP, fleet_lora_list, false)                                      \
-    X(OPERATION_GENERATE, LANE_LOOP, handle_relay, true)                                           \
-    X(OPERATION_COMPLETIONS, LANE_LOOP, handle_relay, true)                                        \
-    X(OPERATION_CHAT, LANE_LOOP, handle_relay, true)                                               \
-    X(OPERATION_CHAT_RENDER, LANE_LOOP, handle_relay, true)                                        \
-    X(OPERATION_SGLANG_GENERATE, LANE_LOOP, handle_relay, true)                                    \
-    X(OPERATION_TOKENIZE, LANE_LOOP, handle_relay, true)                                           \
-    X(OPERATION_DETOKENIZE, LANE_LOOP, handle_relay, true)                                         \
-    X(OPERATION_RELAYED, LANE_LOOP, handle_relay, true)                                            \
-    X(OPERATION_AREAL_META, LANE_CONTROL, handle_areal_meta, false)                                \
-    X(OPERATION_AREAL_LORA_META, LANE_CONTROL, handle_areal_lora_meta, false)                      \
-    X(OPERATION_SESSION_FINISH, LANE_LOOP, handle_session_finish, false)                           \
-    X(OPERATION_UNSUPPORTED, LANE_CONTROL, handle_unsupported, false)
+    X(OPERATION_LIVE, EXECUTOR_LOOP, handle_live, false)                                           \
+    X(OPERATION_READY, EXECUTOR_LOOP, handle_ready, false)                                         \
+    X(OPERATION_VERSION, EXECUTOR_LOOP, handle_version, false)                                     \
+    X(OPERATION_STATUS, EXECUTOR_LOOP, handle_fleet_status, false)                                 \
+    X(OPERATION_RANKS, EXECUTOR_CONTROL, handle_fleet_ranks, false) /* each upstream is asked */   \
+    X(OPERATION_METRICS, EXECUTOR_CONTROL, handle_metrics, false)                                  \
+    X(OPERATION_MODELS, EXECUTOR_LOOP, handle_relay, true)                                         \
+    X(OPERATION_MODEL, EXECUTOR_LOOP, handle_relay, true)                                          \
+    X(OPERATION_UPSTREAMS, EXECUTOR_LOOP, handle_fleet_upstreams, false)                           \
+    X(OPERATION_RESYNC, EXECUTOR_OPERATION, handle_fleet_resync, false)                            \
+    X(OPERATION_UPDATE_START, EXECUTOR_OPERATION, fleet_update_start, false)                       \
+    X(OPERATION_UPDATE, EXECUTOR_GENERATE, fleet_update, false)                                    \
+    X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, fleet_update_verify, false)                      \
+    X(OPERATION_UPDATE_FINISH, EXECUTOR_GENERATE, fleet_update_finish, false)                      \
+    X(OPERATION_UPDATE_ABORT, EXECUTOR_ABORT, fleet_update_abort, false)                           \
+    X(OPERATION_UPDATE_RENEW, EXECUTOR_CONTROL, fleet_update_renew, false)                         \
+    X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, fleet_update_get, false)                                \
+    X(OPERATION_UPDATE_DELETE, EXECUTOR_ABORT, fleet_update_delete, false)                         \
+    X(OPERATION_UPDATE_ZMQ, EXECUTOR_OPERATION, fleet_update_zmq, false)                           \
+    X(OPERATION_COMMIT_RESUME, EXECUTOR_RESUME, fleet_commit_resume, false)                        \
+    X(OPERATION_COMMIT_IMPLICIT, EXECUTOR_OPERATION, fleet_commit_implicit, false)                 \
+    X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, fleet_tensor_list_put, false)                  \
+    X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \
+    X(OPERATION_WEIGHTS_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
+    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_OPERATION, fleet_weights_label, false)                     \
+    X(OPERATION_WEIGHTS_CHECK, EXECUTOR_LOOP, fleet_not_answered, false)                           \
+    X(OPERATION_WEIGHT_VALUES, EXECUTOR_LOOP, fleet_not_answered, false)                           \
+    X(OPERATION_HANDLES_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
+    X(OPERATION_HANDLES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                           \
+    X(OPERATION_HANDLES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                          \
+    X(OPERATION_PREFLIGHT, EXECUTOR_LOOP, fleet_not_answered, false)                               \
+    X(OPERATION_TRANSFER_INIT, EXECUTOR_OPERATION, fleet_transfer_init, false)                     \
+    X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, fleet_transfer_get, false)                            \
+    X(OPERATION_TRANSFER_DELETE, EXECUTOR_OPERATION, fleet_transfer_delete, false)                 \
+    X(OPERATION_PAUSE, EXECUTOR_PAUSE, fleet_pause, false)                                         \
+    X(OPERATION_RESUME, EXECUTOR_RESUME, fleet_resume, false)                                      \
+    X(OPERATION_SLEEP, EXECUTOR_OPERATION, fleet_sleep, false)                                     \
+    X(OPERATION_WAKE, EXECUTOR_OPERATION, fleet_wake, false)                                       \
+    X(OPERATION_RESET_CACHE, EXECUTOR_CONTROL, fleet_reset_cache, false)                           \
+    X(OPERATION_FLUSH_CACHE, EXECUTOR_CONTROL, fleet_flush_cache, false)                           \
+    X(OPERATION_ABORT_REQUESTS, EXECUTOR_CONTROL, fleet_abort_requests, false)                     \
+    X(OPERATION_LORA_LOAD, EXECUTOR_OPERATION, fleet_lora_load, false)                             \
+    X(OPERATION_LORA_UNLOAD, EXECUTOR_OPERATION, fleet_lora_unload, false)                         \
+    X(OPERATION_LORA_LIST, EXECUTOR_LOOP, fleet_lora_list, false)                                  \
+    X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_relay, true)                                       \
+    X(OPERATION_COMPLETIONS, EXECUTOR_LOOP, handle_relay, true)                                    \
+    X(OPERATION_CHAT, EXECUTOR_LOOP, handle_relay, true)                                           \
+    X(OPERATION_CHAT_RENDER, EXECUTOR_LOOP, handle_relay, true)                                    \
+    X(OPERATION_SGLANG_GENERATE, EXECUTOR_LOOP, handle_relay, true)                                \
+    X(OPERATION_TOKENIZE, EXECUTOR_LOOP, handle_relay, true)                                       \
+    X(OPERATION_DETOKENIZE, EXECUTOR_LOOP, handle_relay, true)                                     \
+    X(OPERATION_RELAYED, EXECUTOR_LOOP, handle_relay, true)                                        \
+    X(OPERATION_AREAL_META, EXECUTOR_CONTROL, handle_areal_meta, false)                            \
+    X(OPERATION_AREAL_LORA_META, EXECUTOR_CONTROL, handle_areal_lora_meta, false)                  \
+    X(OPERATION_SESSION_FINISH, EXECUTOR_LOOP, handle_session_finish, false)                       \
+    X(OPERATION_UNSUPPORTED, EXECUTOR_CONTROL, handle_unsupported, false)
 
 #define COUNT_ROW(...) +1
 _Static_assert(1 EMBEDDED_OPERATIONS(COUNT_ROW) == OPERATION_COUNT,
@@ -149,7 +149,7 @@ static const struct embedded_operation embedded[OPERATION_COUNT] = {
 };
 
 static const struct fleet_operation fleet[OPERATION_COUNT] = {
-#define X(operation, lane, handler, passed_on) [operation] = {lane, handler, passed_on},
+#define X(operation, executor, handler, passed_on) [operation] = {executor, handler, passed_on},
     FLEET_OPERATIONS(X)
 #undef X
 };
@@ -178,7 +178,7 @@ enum lifecycle_call operation_call(enum operation op)
     return calls[op];
 }
 
-int fleet_not_answered(struct app *app, struct exchange *x, struct err *e)
+int fleet_not_answered(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     return err_set(e, ERR_HAS_UPSTREAMS, "",

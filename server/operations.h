@@ -7,7 +7,7 @@
 #include "control/lifecycle.h"
 #include "handlers/operation.h"
 #include "handlers/route.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <stdbool.h>
 
@@ -15,19 +15,19 @@ struct app;
 
 /* Owns one reference of x when called. 0: it answered, or somebody will. -1: nobody was answered;
  * dispatch answers with e. */
-typedef int operation_handler(struct app *app, struct exchange *x, struct err *e);
+typedef int operation_handler(struct app *app, struct http_request *x, struct err *e);
 
 /* Without upstreams. The threads are those of the route's lane. */
 struct embedded_operation {
     operation_handler *handle;
     /* Of a request that was refused before its handler saw it; NULL: nobody needs to know. Threads:
      * any. Blocks: no. */
-    void (*unread)(struct app *app, const struct exchange *x);
+    void (*unread)(struct app *app, const struct http_request *x);
 };
 
 /* In front of upstream engines. */
 struct fleet_operation {
-    enum route_lane lane; /* of the rows of one path the first one's counts */
+    enum route_executor executor; /* of the rows of one path the first one's counts */
     operation_handler *handle;
     bool passed_on; /* as it comes: no body is looked into */
 };
@@ -41,6 +41,6 @@ enum lifecycle_call operation_call(enum operation op);
 
 /* fleet_not_answered - the handler of what has nothing to work on in front of upstream engines.
  * Errors: ERR_HAS_UPSTREAMS. */
-int fleet_not_answered(struct app *app, struct exchange *x, struct err *e);
+int fleet_not_answered(struct app *app, struct http_request *x, struct err *e);
 
 #endif

@@ -28,27 +28,27 @@ enum {
 /* Rows of one shape, so that the table stays readable. */
 #define HEALTH(methods, path, id, op)                                                              \
     {                                                                                              \
-        methods, path, id, LANE_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,            \
+        methods, path, id, EXECUTOR_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,        \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
-#define WATCH(lane, path, id, op)                                                                  \
+#define WATCH(executor, path, id, op)                                                              \
     {                                                                                              \
-        GET_HEAD, path, id, lane, ROLE_VIEWER, BODY_NONE, true, false, FORM_NATIVE,                \
+        GET_HEAD, path, id, executor, ROLE_VIEWER, BODY_NONE, true, false, FORM_NATIVE,            \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
-#define VIEW(lane, path, id, query, op)                                                            \
+#define VIEW(executor, path, id, query, op)                                                        \
     {                                                                                              \
-        GET_HEAD, path, id, lane, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,                \
+        GET_HEAD, path, id, executor, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,            \
             ROUTE_NO_BODY_MAX, NULL, query, .operation = op                                        \
     }
 #define CONTROL(path, id, optional, max, members, op)                                              \
     {                                                                                              \
-        METHOD_POST, path, id, LANE_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true, FORM_NATIVE, \
-            max, members, NULL, .operation = op                                                    \
+        METHOD_POST, path, id, EXECUTOR_CONTROL, ROLE_CONTROL, BODY_JSON, optional, true,          \
+            FORM_NATIVE, max, members, NULL, .operation = op                                       \
     }
-#define DATA(path, id, lane, strict, form, members, op)                                            \
+#define DATA(path, id, executor, strict, form, members, op)                                        \
     {                                                                                              \
-        METHOD_POST, path, id, lane, ROLE_GENERATE, BODY_JSON, false, strict, form,                \
+        METHOD_POST, path, id, executor, ROLE_GENERATE, BODY_JSON, false, strict, form,            \
             ROUTE_DATA_MAX, members, NULL, .operation = op                                         \
     }
 
@@ -61,22 +61,22 @@ const struct route routes[] = {
     HEALTH(GET_HEAD, "/health/ready", "healthReady", OPERATION_READY),
     HEALTH(GET_HEAD, "/readyz", "readyz", OPERATION_READY),
     HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", OPERATION_READY),
-    WATCH(LANE_LOOP, "/version", "version", OPERATION_VERSION),
-    WATCH(LANE_LOOP, "/v1/status", "status", OPERATION_STATUS),
-    WATCH(LANE_CONTROL, "/metrics", "metrics", OPERATION_METRICS),
-    {GET_HEAD, "/v1/models", "models", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
+    WATCH(EXECUTOR_LOOP, "/version", "version", OPERATION_VERSION),
+    WATCH(EXECUTOR_LOOP, "/v1/status", "status", OPERATION_STATUS),
+    WATCH(EXECUTOR_CONTROL, "/metrics", "metrics", OPERATION_METRICS),
+    {GET_HEAD, "/v1/models", "models", EXECUTOR_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODELS},
-    {GET_HEAD, "/v1/models/{id}", "model", LANE_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
+    {GET_HEAD, "/v1/models/{id}", "model", EXECUTOR_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODEL},
 
-    WATCH(LANE_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
+    WATCH(EXECUTOR_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
     CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,
             OPERATION_RESYNC),
 
     CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX, update_start_members,
             OPERATION_UPDATE_START),
-    {METHOD_POST, "/v1/update_weights", "update", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS, false,
-     true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query,
+    {METHOD_POST, "/v1/update_weights", "update", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_TENSORS,
+     false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, update_members, update_query,
      .operation = OPERATION_UPDATE},
     CONTROL("/v1/update_weights/verify", "updateVerify", false, ROUTE_FINISH_MAX,
             update_verify_members, OPERATION_UPDATE_VERIFY),
@@ -86,37 +86,38 @@ const struct route routes[] = {
             OPERATION_UPDATE_ABORT),
     CONTROL("/v1/update_weights/renew", "updateRenew", false, ROUTE_SMALL_MAX, update_renew_members,
             OPERATION_UPDATE_RENEW),
-    VIEW(LANE_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, OPERATION_UPDATE_GET),
-    {METHOD_DELETE, "/v1/update_weights/{id}", "updateDelete", LANE_CONTROL, ROLE_CONTROL,
+    VIEW(EXECUTOR_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, OPERATION_UPDATE_GET),
+    {METHOD_DELETE, "/v1/update_weights/{id}", "updateDelete", EXECUTOR_CONTROL, ROLE_CONTROL,
      BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
      .operation = OPERATION_UPDATE_DELETE},
-    CONTROL("/v1/weights/plans", "planPut", false, ROUTE_BODY_CONFIG, plan_members,
-            OPERATION_PLAN_PUT),
-    VIEW(LANE_CONTROL, "/v1/weights", "weightsList", weights_list_query, OPERATION_WEIGHTS_LIST),
-    VIEW(LANE_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, OPERATION_WEIGHTS_GET),
+    CONTROL("/v1/weights/plans", "planPut", false, ROUTE_BODY_CONFIG, tensor_list_members,
+            OPERATION_TENSOR_LIST_PUT),
+    VIEW(EXECUTOR_CONTROL, "/v1/weights", "weightsList", weights_list_query,
+         OPERATION_WEIGHTS_LIST),
+    VIEW(EXECUTOR_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, OPERATION_WEIGHTS_GET),
     CONTROL("/v1/weights/label", "weightsLabel", false, ROUTE_SMALL_MAX, weights_label_members,
             OPERATION_WEIGHTS_LABEL),
     CONTROL("/v1/weights/check", "weightsCheck", false, ROUTE_FINISH_MAX, weights_check_members,
             OPERATION_WEIGHTS_CHECK),
-    {GET_HEAD, "/v1/weights/handles", "handlesGet", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true,
+    {GET_HEAD, "/v1/weights/handles", "handlesGet", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_NONE, true,
      true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, handles_query, .get_acts = true,
      .operation = OPERATION_HANDLES_GET},
     CONTROL("/v1/weights/handles/renew", "handlesRenew", false, ROUTE_SMALL_MAX,
             handles_renew_members, OPERATION_HANDLES_RENEW),
-    {METHOD_DELETE, "/v1/weights/handles/{lease_id}", "handlesDelete", LANE_CONTROL, ROLE_CONTROL,
-     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
+    {METHOD_DELETE, "/v1/weights/handles/{lease_id}", "handlesDelete", EXECUTOR_CONTROL,
+     ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
      .operation = OPERATION_HANDLES_DELETE},
     CONTROL("/v1/preflight", "preflight", false, ROUTE_BODY_CONFIG, preflight_members,
             OPERATION_PREFLIGHT),
     CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,
             transfer_init_members, OPERATION_TRANSFER_INIT),
-    VIEW(LANE_LOOP, "/v1/weight_transfer", "transferGet", NULL, OPERATION_TRANSFER_GET),
-    {METHOD_DELETE, "/v1/weight_transfer", "transferDelete", LANE_CONTROL, ROLE_CONTROL, BODY_NONE,
-     true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
+    VIEW(EXECUTOR_LOOP, "/v1/weight_transfer", "transferGet", NULL, OPERATION_TRANSFER_GET),
+    {METHOD_DELETE, "/v1/weight_transfer", "transferDelete", EXECUTOR_CONTROL, ROLE_CONTROL,
+     BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
      .operation = OPERATION_TRANSFER_DELETE},
 
     CONTROL("/v1/pause", "pause", true, ROUTE_SMALL_MAX, pause_members, OPERATION_PAUSE),
-    {METHOD_POST, "/v1/resume", "resume", LANE_CONTROL, ROLE_CONTROL, BODY_NONE, true, true,
+    {METHOD_POST, "/v1/resume", "resume", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_NONE, true, true,
      FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_RESUME},
     CONTROL("/v1/sleep", "sleep", true, ROUTE_SMALL_MAX, sleep_members, OPERATION_SLEEP),
     CONTROL("/v1/wake", "wake", true, ROUTE_SMALL_MAX, wake_members, OPERATION_WAKE),
@@ -125,27 +126,27 @@ const struct route routes[] = {
     CONTROL("/v1/abort_requests", "abortRequests", false, ROUTE_DATA_MAX, abort_requests_members,
             OPERATION_ABORT_REQUESTS),
 
-    {METHOD_POST, "/v1/load_lora_adapter", "loraLoad", LANE_CONTROL, ROLE_CONTROL, BODY_TENSORS,
+    {METHOD_POST, "/v1/load_lora_adapter", "loraLoad", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_TENSORS,
      false, true, FORM_NATIVE, ROUTE_BODY_CONFIG, lora_load_members, lora_load_query,
      .operation = OPERATION_LORA_LOAD},
     CONTROL("/v1/unload_lora_adapter", "loraUnload", false, ROUTE_SMALL_MAX, lora_unload_members,
             OPERATION_LORA_UNLOAD),
-    VIEW(LANE_LOOP, "/v1/lora_adapters", "loraList", NULL, OPERATION_LORA_LIST),
+    VIEW(EXECUTOR_LOOP, "/v1/lora_adapters", "loraList", NULL, OPERATION_LORA_LIST),
 
-    {METHOD_POST, "/v1/generate", "generate", LANE_GENERATE, ROLE_GENERATE, BODY_JSON, false, true,
-     FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,
+    {METHOD_POST, "/v1/generate", "generate", EXECUTOR_GENERATE, ROLE_GENERATE, BODY_JSON, false,
+     true, FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,
      .operation = OPERATION_GENERATE},
-    DATA("/inference/v1/generate", "inferenceGenerate", LANE_GENERATE, false, FORM_OPENAI,
+    DATA("/inference/v1/generate", "inferenceGenerate", EXECUTOR_GENERATE, false, FORM_OPENAI,
          generate_members, OPERATION_GENERATE),
-    DATA("/v1/completions", "completions", LANE_GENERATE, false, FORM_OPENAI, completions_members,
-         OPERATION_COMPLETIONS),
-    DATA("/v1/chat/completions", "chatCompletions", LANE_GENERATE, false, FORM_OPENAI, chat_members,
-         OPERATION_CHAT),
-    DATA("/v1/chat/completions/render", "chatRender", LANE_TEXT, false, FORM_OPENAI, chat_members,
-         OPERATION_CHAT_RENDER),
-    DATA("/tokenize", "tokenize", LANE_TEXT, false, FORM_OPENAI, tokenize_members,
+    DATA("/v1/completions", "completions", EXECUTOR_GENERATE, false, FORM_OPENAI,
+         completions_members, OPERATION_COMPLETIONS),
+    DATA("/v1/chat/completions", "chatCompletions", EXECUTOR_GENERATE, false, FORM_OPENAI,
+         chat_members, OPERATION_CHAT),
+    DATA("/v1/chat/completions/render", "chatRender", EXECUTOR_TEXT, false, FORM_OPENAI,
+         chat_members, OPERATION_CHAT_RENDER),
+    DATA("/tokenize", "tokenize", EXECUTOR_TEXT, false, FORM_OPENAI, tokenize_members,
          OPERATION_TOKENIZE),
-    DATA("/detokenize", "detokenize", LANE_TEXT, false, FORM_OPENAI, detokenize_members,
+    DATA("/detokenize", "detokenize", EXECUTOR_TEXT, false, FORM_OPENAI, detokenize_members,
          OPERATION_DETOKENIZE),
 
     RELAYED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
@@ -179,7 +180,7 @@ static void list_methods(unsigned methods, char *out, size_t cap)
     for (unsigned m = METHOD_GET; m < METHOD_OTHER; m <<= 1) {
         if ((methods & m) != 0 && len < cap)
             len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "",
-                                    exchange_method_name((enum exchange_method)m));
+                                    http_request_method_name((enum http_request_method)m));
     }
 }
 
@@ -251,7 +252,7 @@ static const struct route *look_up(const char *path, unsigned method, unsigned d
     return NULL;
 }
 
-const struct route *route_find(const char *path, enum exchange_method method, unsigned dialects,
+const struct route *route_find(const char *path, enum http_request_method method, unsigned dialects,
                                size_t *arg, struct err *e)
 {
     unsigned allowed;
@@ -268,7 +269,7 @@ const struct route *route_find(const char *path, enum exchange_method method, un
     return NULL;
 }
 
-void route_add_allow(struct exchange_reply *out, const struct exchange *x, unsigned dialects,
+void route_add_allow(struct http_reply *out, const struct http_request *x, unsigned dialects,
                      const struct err *e)
 {
     char list[METHODS_CAP];
@@ -279,11 +280,11 @@ void route_add_allow(struct exchange_reply *out, const struct exchange *x, unsig
         return;
     (void)look_up(x->path, 0, dialects, &at, &allowed);
     list_methods(allowed, list, sizeof list);
-    exchange_reply_header(out, "Allow", "%s", list);
+    http_reply_header(out, "Allow", "%s", list);
 }
 
 /* The next row of the same path behind `r`, or NULL. */
-static const struct route *next_of(const struct route *r, enum exchange_method method,
+static const struct route *next_of(const struct route *r, enum http_request_method method,
                                    unsigned dialects)
 {
     const char *pattern = r->pattern;
@@ -296,11 +297,11 @@ static const struct route *next_of(const struct route *r, enum exchange_method m
 }
 
 /* Which of those rows claims the member? NULL: none. */
-static const struct route *claimant(const struct route *first, enum exchange_method method,
+static const struct route *claimant(const struct route *first, enum http_request_method method,
                                     unsigned dialects, const struct scan_member *m)
 {
     for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects)) {
-        const struct route_claim *c = &r->claim;
+        const struct route_body_match *c = &r->body_match;
 
         if (c->member != NULL && scan_is(m->name, m->name_len, c->member) &&
             (c->value == NULL || scan_is(m->value, m->value_len, c->value)))
@@ -309,21 +310,21 @@ static const struct route *claimant(const struct route *first, enum exchange_met
     return NULL;
 }
 
-static const struct route *unclaimed(const struct route *first, enum exchange_method method,
+static const struct route *unclaimed(const struct route *first, enum http_request_method method,
                                      unsigned dialects)
 {
     for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects))
-        if (r->claim.member == NULL)
+        if (r->body_match.member == NULL)
             return r;
     return first;
 }
 
-const struct route *route_claimed(const struct route *first, enum exchange_method method,
-                                  unsigned dialects, const char *body, size_t len)
+const struct route *route_match_body(const struct route *first, enum http_request_method method,
+                                     unsigned dialects, const char *body, size_t len)
 {
     struct scan_member m = {0};
 
-    if (first->claim.member == NULL && next_of(first, method, dialects) == NULL)
+    if (first->body_match.member == NULL && next_of(first, method, dialects) == NULL)
         return first;
     while (scan_next_member(body, len, &m)) {
         const struct route *r = claimant(first, method, dialects, &m);

@@ -1,6 +1,6 @@
-/* The server from first to last: rooms are built from the bottom up, the front starts last, and
- * everything is taken down in reverse. The first weights go in through the same update path as any
- * later ones, so that what is checked for a trainer is checked at start too. */
+/* The server from first to last: rooms are built from the bottom up, the HTTP server starts last,
+ * and everything is taken down in reverse. The first weights go in through the same update path as
+ * any later ones, so that what is checked for a trainer is checked at start too. */
 #include "server/serve.h"
 
 #include "base/clock.h"
@@ -8,11 +8,11 @@
 #include "base/net/cidr.h"
 #include "base/workers.h"
 #include "control/admission.h"
-#include "control/gate.h"
 #include "control/generations.h"
 #include "control/life.h"
 #include "control/lora_loads.h"
 #include "control/metrics.h"
+#include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
@@ -70,7 +70,7 @@ struct house {
     struct cidr_list trainers; /* --nccl-allow-cidr */
     struct listeners listeners;
     struct model_config model;
-    struct manifest *manifest; /* until the store takes it */
+    struct model_spec *model_spec; /* until the store takes it */
     struct source *first;      /* of the first weights, until they are pushed */
     struct file_weights first_weights;
     struct tokenizer *tokenizer;
@@ -147,15 +147,15 @@ static void load_chat(struct house *h, const struct config *c)
     log_end(&r);
 }
 
-static int build_manifest(struct house *h, const struct config *c, struct err *e)
+static int build_model_spec(struct house *h, const struct config *c, struct err *e)
 {
     if (!has_engine(c)) {
-        if (c->manifest == NULL)
+        if (c->model_spec == NULL)
             return err_set(e, ERR_BAD_REQUEST, "--manifest",
                            "--engine none needs --manifest FILE: what must an update cover?");
-        return manifest_load(&h->manifest, c->manifest, e) == 0
+        return model_spec_load(&h->model_spec, c->model_spec, e) == 0
                    ? 0
-                   : serve_blame(e, "--manifest", c->manifest);
+                   : serve_blame(e, "--manifest", c->model_spec);
     }
     if (strcmp(c->engine, "embedded") != 0)
         return err_set(e, ERR_BAD_REQUEST, "--engine",
@@ -169,14 +169,14 @@ static int build_manifest(struct house *h, const struct config *c, struct err *e
         tokenizer_load(&h->tokenizer, c->model, e) != 0)
         return serve_blame(e, "--model", c->model);
     load_chat(h, c);
-    return model_manifest(&h->manifest, &h->model, h->first_weights.plan, e);
+    return model_spec_of_config(&h->model_spec, &h->model, h->first_weights.tensor_list, e);
 }
 
 /* GPUs that are too small for one version are known before anything touches them. Several may be
  * meant to share one (placement: sharded). */
 static int choose_devices(struct house *h, const struct config *c, struct err *e)
 {
-    uint64_t needed = h->manifest->plan->nbytes, total = 0;
+    uint64_t needed = h->model_spec->tensor_list->nbytes, total = 0;
 
     if (device_list_parse(&h->list, c->device, &h->cuda, e) != 0)
         return -1;
@@ -214,7 +214,7 @@ static int open_devices(struct house *h, struct err *e)
 static int build_store(struct house *h, const struct config *c, struct err *e)
 {
     struct store_cfg store_cfg = {
-        .manifest = h->manifest,
+        .model_spec = h->model_spec,
         .n_versions_max = (uint32_t)c->max_versions,
         .nbytes_max = c->max_weight_bytes > 0 ? c->max_weight_bytes : UINT64_MAX,
         .devices = h->app.devices,
@@ -227,7 +227,7 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
     };
 
     (void)non_finite_policy_parse(&updates_cfg.non_finite, c->non_finite); /* is one of the words */
-    h->manifest = NULL; /* moved in, also on failure */
+    h->model_spec = NULL; /* moved in, also on failure */
     if (store_new(&h->app.store, &store_cfg, e) != 0 ||
         leases_new(&h->app.leases, h->app.store, e) != 0)
         return -1;
@@ -336,9 +336,9 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
 }
 
 /* What stands between requests and an engine of our own. */
-static int build_gate(struct house *h, const struct config *c, struct err *e)
+static int build_pause_controller(struct house *h, const struct config *c, struct err *e)
 {
-    struct gate_cfg cfg = {
+    struct pause_controller_cfg cfg = {
         .life = &h->life,
         .store = h->app.store,
         .updates = h->app.updates,
@@ -356,7 +356,7 @@ static int build_gate(struct house *h, const struct config *c, struct err *e)
                       c->generate_queue + c->generate_concurrency, e) != 0)
         return -1;
     cfg.generate = h->app.generate;
-    return gate_new(&h->app.gate, &cfg, e);
+    return pause_controller_new(&h->app.pause_controller, &cfg, e);
 }
 
 /* Did SIGTERM or SIGINT come within this time? */
@@ -413,7 +413,7 @@ static struct update_chunk *first_chunk(struct house *h, const struct config *c,
         return NULL;
     }
     chunk->convert = true; /* the model's own file decides the dtypes of what it has */
-    chunk->plan = plan_ref(h->first_weights.plan);
+    chunk->tensor_list = tensor_list_ref(h->first_weights.tensor_list);
     chunk->source = h->first;
     chunk->checksums = h->first_weights.checksums;
     chunk->has_checksum = h->first_weights.has_checksum;
@@ -475,7 +475,7 @@ static int read_inputs(struct house *h, const struct config *c, struct err *e)
 {
     if ((c->weight_version != NULL && label_check(c->weight_version, "--weight-version", e) != 0) ||
         resolve_roots(h, e) != 0 || open_first_weights(h, c, e) != 0 ||
-        build_manifest(h, c, e) != 0)
+        build_model_spec(h, c, e) != 0)
         return -1;
     if (h->first != NULL && label_check(first_label(h, c), "--weights", e) != 0)
         return -1;
@@ -539,14 +539,15 @@ static int build(struct house *h, const struct config *c, struct err *e)
     h->app.cuda = &h->cuda;
     h->app.nccl = &h->nccl;
     if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
-        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 || build_gate(h, c, e) != 0 ||
-        zmq_updates_new(&h->app.zmq, e) != 0)
+        build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
+        build_pause_controller(h, c, e) != 0 || zmq_updates_new(&h->app.zmq, e) != 0)
         return -1;
     return listeners_open(&h->listeners, &h->app, h->life.boot_id, e);
 }
 
-/* First everything stops, in the order in which work flows, so that every open exchange is still
- * answered; then the front's loops end, which may have asked any part how it is; then memory goes.
+/* First everything stops, in the order in which work flows, so that every open request is still
+ * answered; then the HTTP server's loops end, which may have asked any part how it is; then memory
+ * goes.
  */
 static void stop_all(struct house *h)
 {
@@ -554,8 +555,8 @@ static void stop_all(struct house *h)
     uint32_t n_leases = 0;
 
     listeners_stop_health(&h->listeners);
-    if (a->gate != NULL)
-        gate_drain(a->gate);
+    if (a->pause_controller != NULL)
+        pause_controller_drain(a->pause_controller);
     upstreams_stop(h->fleet.upstreams); /* so that no thread waits for an answer of theirs */
     if (a->control != NULL)
         workers_stop(a->control);
@@ -564,8 +565,8 @@ static void stop_all(struct house *h)
         lora_loads_stop(a->loads);
     if (a->zmq != NULL)
         zmq_updates_stop(a->zmq);
-    if (a->gate != NULL)
-        gate_stop(a->gate);
+    if (a->pause_controller != NULL)
+        pause_controller_stop(a->pause_controller);
     if (a->updates != NULL)
         updates_stop(a->updates);
     if (a->transfer != NULL)
@@ -607,13 +608,13 @@ static void take_down(struct house *h)
     workers_free(a->text);
     lora_loads_free(a->loads);
     adapters_free(a->adapters);
-    gate_free(a->gate);
+    pause_controller_free(a->pause_controller);
     generations_free(a->generations);
     admission_free(a->generate);
     admission_free(a->detokenize);
     admission_free(a->prompts);
     relays_free(h->fleet.relays);
-    upstreams_free(h->fleet.upstreams); /* the fronts, whose loops talk to them, are closed */
+    upstreams_free(h->fleet.upstreams); /* the HTTP servers, whose loops talk to them, are closed */
     fleet_control_free(h->fleet.control);
     metrics_free(a->metrics);
     source_close(h->first);
@@ -625,7 +626,7 @@ static void take_down(struct house *h)
             device_free(h->devices[rank - 1]);
     }
     listeners_fini(&h->listeners);
-    manifest_free(h->manifest);
+    model_spec_free(h->model_spec);
     tokenizer_free(h->tokenizer);
     chat_template_free(h->chat);
     for (size_t i = 0; i < CONFIG_LIST_MAX; i++)
@@ -644,7 +645,7 @@ static void close_doors(struct app *a)
     admission_close(a->generate);
     admission_close(a->detokenize);
     admission_close(a->prompts);
-    gate_drain(a->gate);
+    pause_controller_drain(a->pause_controller);
 }
 
 /* Stop accepting, let what runs end until the deadline; a second signal ends at once. */
@@ -709,11 +710,13 @@ static int check_first(const struct house *h, const struct config *c, struct val
 
     if (h->first == NULL)
         return 0;
-    rc = plan_coverage(h->manifest, h->first_weights.plan, true, &missing, 1, &n, e);
+    rc = tensor_list_coverage(h->model_spec, h->first_weights.tensor_list, true, &missing, 1, &n,
+                              e);
     if (rc == 0 && n > 0)
         rc = err_set(e, ERR_INCOMPLETE, "", "%u tensors are missing, the first is %.150s", n,
                      missing);
-    if (rc == 0 && value_check(h->first, h->first_weights.plan, c->non_finite, values, e) == 0)
+    if (rc == 0 &&
+        value_check(h->first, h->first_weights.tensor_list, c->non_finite, values, e) == 0)
         return 0;
     return serve_blame(e, c->weights != NULL ? "--weights" : "--model",
                        c->weights != NULL ? c->weights : c->model);
@@ -731,8 +734,8 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
     config = &h->config;
     if (listeners_read(&h->listeners, config, e) == 0 && read_inputs(h, config, e) == 0 &&
         check_first(h, config, &r.values, e) == 0) {
-        r.n_tensors = h->manifest->plan->n_tensors;
-        r.nbytes = h->manifest->plan->nbytes;
+        r.n_tensors = h->model_spec->tensor_list->n_tensors;
+        r.nbytes = h->model_spec->tensor_list->nbytes;
         r.vocab_size = h->model.vocab_size;
         r.has_weights = h->first != NULL;
         if (r.has_weights)

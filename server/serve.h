@@ -30,10 +30,10 @@ struct serve_report {
 /* serve_blame - name the option whose value was wrong, before what was wrong with it. Always -1. */
 int serve_blame(struct err *e, const char *option, const char *value);
 
-/* serve_inspect - read what serve reads before anything runs: model, tokenizer, manifest, the first
- * weights (their values too, unless --non-finite allow), CUDA and --device. Starts nothing, listens
- * nowhere, creates no context on a GPU.
- * Threads: main's. Errors: as serve's; *out is untouched. */
+/* serve_inspect - read what serve reads before anything runs: model, tokenizer, model spec, the
+ * first weights (their values too, unless --non-finite allow), CUDA and --device. Starts nothing,
+ * listens nowhere, creates no context on a GPU. Threads: main's. Errors: as serve's; *out is
+ * untouched. */
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e);
 
 /* serve - run until SIGTERM or SIGINT, drain, and return.

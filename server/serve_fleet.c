@@ -73,7 +73,7 @@ static void blame_no_weights(struct err *e)
 }
 
 /* Of its files the headers alone are read. */
-static int model_spec(struct manifest **out, const char *dir, struct err *e)
+static int spec_of_dir(struct model_spec **out, const char *dir, struct err *e)
 {
     struct file_weights stored = {0};
     struct source *source = NULL;
@@ -83,7 +83,7 @@ static int model_spec(struct manifest **out, const char *dir, struct err *e)
     if (model_dir_check(dir, e) != 0 || model_dir_weights(&has, dir, otherwise, e) != 0 ||
         (has && file_source_open_local(&source, &stored, dir, e) != 0))
         return -1;
-    rc = model_spec_load(out, dir, stored.plan, e);
+    rc = model_spec_of_dir(out, dir, stored.tensor_list, e);
     if (rc != 0 && !has)
         blame_no_weights(e);
     source_close(source);
@@ -92,21 +92,21 @@ static int model_spec(struct manifest **out, const char *dir, struct err *e)
 }
 
 /* @out, @from  NULL: neither option is given */
-static int spec_load(struct manifest **out, const char **from, const struct config *c,
+static int spec_load(struct model_spec **out, const char **from, const struct config *c,
                      struct err *e)
 {
     *out = NULL;
-    *from = c->manifest != NULL ? "--manifest" : c->model != NULL ? "--model" : NULL;
-    if (c->manifest != NULL && manifest_load(out, c->manifest, e) != 0)
-        return serve_blame(e, *from, c->manifest);
-    if (c->manifest == NULL && c->model != NULL && model_spec(out, c->model, e) != 0)
+    *from = c->model_spec != NULL ? "--manifest" : c->model != NULL ? "--model" : NULL;
+    if (c->model_spec != NULL && model_spec_load(out, c->model_spec, e) != 0)
+        return serve_blame(e, *from, c->model_spec);
+    if (c->model_spec == NULL && c->model != NULL && spec_of_dir(out, c->model, e) != 0)
         return serve_blame(e, *from, c->model);
     return 0;
 }
 
-static int plan_of(struct plan **out, const json_t *body, struct err *e)
+static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
 {
-    return plan_from_body(out, body, NULL, e);
+    return tensor_list_from_body(out, body, NULL, e);
 }
 
 int fleet_open_control(struct app *app, const struct config *c, struct err *e)
@@ -116,14 +116,14 @@ int fleet_open_control(struct app *app, const struct config *c, struct err *e)
                                           .fit = app->generate_pool,
                                           .update_us = c->update_timeout * 1000,
                                           .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE,
-                                          .plan_of = plan_of};
+                                          .tensor_list_of = tensor_list_of};
 
     return fleet_control_new(&app->fleet->control, &cfg, e);
 }
 
 int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
 {
-    struct manifest *spec;
+    struct model_spec *spec;
     const char *from;
 
     if (spec_load(&spec, &from, c, e) != 0)
@@ -207,11 +207,11 @@ static void put_upstream(struct upstreams *u, size_t i, FILE *to)
     (void)fputc('\n', to);
 }
 
-static void put_spec(const struct manifest *spec, const char *from, FILE *to)
+static void put_spec(const struct model_spec *spec, const char *from, FILE *to)
 {
     if (spec != NULL)
         (void)fprintf(to, "updates: each must bring the %u tensors of %s\n",
-                      (unsigned)spec->plan->n_tensors, from);
+                      (unsigned)spec->tensor_list->n_tensors, from);
     else
         (void)fputs("updates: each must bring what the one before brought; nothing is known of the "
                     "first (--model or --manifest would say what it must bring)\n",
@@ -222,7 +222,7 @@ int fleet_check(const struct config *c, FILE *to, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
     struct upstreams *u = NULL;
-    struct manifest *spec = NULL;
+    struct model_spec *spec = NULL;
     struct fleet_stats s;
     const char *from;
     bool written;
@@ -230,11 +230,11 @@ int fleet_check(const struct config *c, FILE *to, struct err *e)
     if (spec_load(&spec, &from, c, e) != 0)
         return -1;
     if (http_init(e) != 0 || upstreams_new(&u, &cfg, e) != 0) {
-        manifest_free(spec);
+        model_spec_free(spec);
         return -1;
     }
     if (listeners_put(c, to, e) != 0) {
-        manifest_free(spec);
+        model_spec_free(spec);
         upstreams_free(u);
         return -1;
     }
@@ -244,7 +244,7 @@ int fleet_check(const struct config *c, FILE *to, struct err *e)
     for (size_t i = 0; i < s.n_upstreams; i++)
         put_upstream(u, i, to);
     put_spec(spec, from, to);
-    manifest_free(spec);
+    model_spec_free(spec);
     upstreams_free(u);
     written = fflush(to) == 0 && !ferror(to);
     return written ? 0 : err_set(e, ERR_INTERNAL, "", "the report could not be written");

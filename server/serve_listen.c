@@ -8,7 +8,7 @@
 #include "control/auth.h"
 #include "fleet/proxy/relay.h"
 #include "handlers/route.h"
-#include "http/server/front.h"
+#include "http/server/http_server.h"
 #include "server/health_watch.h"
 
 #include <stdio.h>
@@ -118,7 +118,7 @@ static int read_tls(struct listeners *l, const struct config *c, struct err *e)
         return -1;
     if (check_pem(l, c, e) != 0)
         return -1;
-    if (front_tls_check(l->cert, l->key, &why) == 0)
+    if (http_server_tls_check(l->cert, l->key, &why) == 0)
         return 0;
     return err_set(e, why.code, "--tls-key", "'%.100s' with the certificate '%.100s': %s",
                    c->tls_key, c->tls_cert, why.msg);
@@ -147,7 +147,7 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
     return read_tls(l, c, e);
 }
 
-/* What of all descriptors each front may take. */
+/* What of all descriptors each HTTP server may take. */
 struct shares {
     size_t data, control, health;
 };
@@ -160,7 +160,7 @@ static size_t at_most(size_t n, size_t max)
 /* In front of upstreams each connection may need another one, to an upstream. */
 static size_t share_upstream(size_t n, const struct config *c)
 {
-    size_t clients = (size_t)c->front_threads * RELAY_LOOP_NFDS;
+    size_t clients = (size_t)c->http_server_threads * RELAY_LOOP_NFDS;
 
     return (n > 2 * clients ? n - clients : n / 2) / 2;
 }
@@ -187,12 +187,12 @@ static struct shares share_descriptors(const struct config *c)
     return s;
 }
 
-static struct front_cfg front_at(const struct listeners *l, const struct config_listen *at,
-                                 const char *boot_id)
+static struct http_server_cfg http_server_at(const struct listeners *l,
+                                             const struct config_listen *at, const char *boot_id)
 {
     const struct config *c = l->config;
 
-    return (struct front_cfg){
+    return (struct http_server_cfg){
         .address = at->address,
         .port = at->port,
         .unix_path = at->path[0] != '\0' ? at->path : NULL,
@@ -208,7 +208,7 @@ static struct front_cfg front_at(const struct listeners *l, const struct config_
 
 int listeners_open_health(struct listeners *l, const char *boot_id, struct err *e)
 {
-    struct front_cfg cfg = front_at(l, &l->health_at, boot_id);
+    struct http_server_cfg cfg = http_server_at(l, &l->health_at, boot_id);
 
     if (l->config->health_listen == NULL)
         return 0;
@@ -216,49 +216,52 @@ int listeners_open_health(struct listeners *l, const char *boot_id, struct err *
     return health_watch_new(&l->health, &cfg, e);
 }
 
-static void give_keys(const struct listeners *l, struct front_cfg *cfg, struct door *door)
+static void give_keys(const struct listeners *l, struct http_server_cfg *cfg,
+                      struct listener_ctx *listener_ctx)
 {
-    cfg->app = &app_front;
-    cfg->app_arg = door;
+    cfg->app = &app_http_server;
+    cfg->app_arg = listener_ctx;
     cfg->trusts = auth_trusts;
     cfg->trusts_arg = l->auth;
     cfg->tls_cert = l->cert;
     cfg->tls_key = l->key;
 }
 
-static int open_front(struct listeners *l, const char *boot_id, struct err *e)
+static int open_http_server(struct listeners *l, const char *boot_id, struct err *e)
 {
     const struct config *c = l->config;
-    struct front_cfg cfg = front_at(l, &l->at, boot_id);
-    struct front *made;
+    struct http_server_cfg cfg = http_server_at(l, &l->at, boot_id);
+    struct http_server *made;
 
-    l->door = (struct door){l->app, l->auth, ROLES_ANYWHERE | ROLE_BIT(ROLE_GENERATE)};
+    l->listener_ctx = (struct listener_ctx){l->app, l->auth,
+                                            ROLES_ANYWHERE | ROLE_BIT(ROLE_GENERATE)};
     if (c->control_listen == NULL)
-        l->door.roles |= ROLE_BIT(ROLE_CONTROL);
-    cfg.n_shards = c->front_threads;
+        l->listener_ctx.roles |= ROLE_BIT(ROLE_CONTROL);
+    cfg.n_shards = c->http_server_threads;
     cfg.n_connections_max = share_descriptors(c).data;
-    give_keys(l, &cfg, &l->door);
-    if (front_new(&made, &cfg, e) != 0)
+    give_keys(l, &cfg, &l->listener_ctx);
+    if (http_server_new(&made, &cfg, e) != 0)
         return -1;
-    l->app->front = made;
+    l->app->http_server = made;
     return 0;
 }
 
 static int open_control(struct listeners *l, const char *boot_id, struct err *e)
 {
     const struct config *c = l->config;
-    struct front_cfg cfg = front_at(l, &l->control_at, boot_id);
-    struct front *made;
+    struct http_server_cfg cfg = http_server_at(l, &l->control_at, boot_id);
+    struct http_server *made;
 
     if (c->control_listen == NULL)
         return 0;
-    l->control_door = (struct door){l->app, l->auth, ROLES_ANYWHERE | ROLE_BIT(ROLE_CONTROL)};
+    l->control_listener_ctx = (struct listener_ctx){l->app, l->auth,
+                                                    ROLES_ANYWHERE | ROLE_BIT(ROLE_CONTROL)};
     cfg.name = "control";
     cfg.n_connections_max = share_descriptors(c).control;
-    give_keys(l, &cfg, &l->control_door);
-    if (front_new(&made, &cfg, e) != 0)
+    give_keys(l, &cfg, &l->control_listener_ctx);
+    if (http_server_new(&made, &cfg, e) != 0)
         return -1;
-    l->app->control_front = made;
+    l->app->control_http_server = made;
     return 0;
 }
 
@@ -282,11 +285,11 @@ static void warn(const struct listeners *l)
         log_line(LOG_WARN, "keys.no_control", "no key is a control key: nothing can be updated");
 }
 
-/* The control front first: whoever finds it need not find the other one. */
+/* The control HTTP server first: whoever finds it need not find the other one. */
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e)
 {
     l->app = app;
-    if (open_control(l, boot_id, e) != 0 || open_front(l, boot_id, e) != 0)
+    if (open_control(l, boot_id, e) != 0 || open_http_server(l, boot_id, e) != 0)
         return -1;
     warn(l);
     wipe_tls(l);
@@ -307,15 +310,16 @@ void listeners_reload(struct listeners *l)
 
 void listeners_quiesce(struct listeners *l)
 {
-    front_quiesce(l->app->front);
-    if (l->app->control_front != NULL)
-        front_quiesce(l->app->control_front);
+    http_server_quiesce(l->app->http_server);
+    if (l->app->control_http_server != NULL)
+        http_server_quiesce(l->app->control_http_server);
 }
 
 bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us)
 {
-    return front_wait_idle(l->app->front, deadline_us) &&
-           (l->app->control_front == NULL || front_wait_idle(l->app->control_front, deadline_us));
+    return http_server_wait_idle(l->app->http_server, deadline_us) &&
+           (l->app->control_http_server == NULL ||
+            http_server_wait_idle(l->app->control_http_server, deadline_us));
 }
 
 static void put_list(const struct config_list *list, FILE *to)
@@ -330,14 +334,14 @@ struct listener_row {
 };
 
 /* Port 0 is none that could be in use. */
-static int try_listener(const struct listener_row *row, enum front_place *out, struct err *e)
+static int try_listener(const struct listener_row *row, enum http_server_place *out, struct err *e)
 {
     struct config_listen at;
     struct err cause = {0};
 
     if (config_listen_parse(&at, row->text, row->option, e) != 0)
         return -1;
-    if (front_try(at.address, at.port, at.path[0] != '\0' ? at.path : NULL, out, &cause) != 0)
+    if (http_server_try(at.address, at.port, at.path[0] != '\0' ? at.path : NULL, out, &cause) != 0)
         return err_set(e, cause.code, row->option, "%.400s", cause.msg);
     return 0;
 }
@@ -348,11 +352,12 @@ int listeners_put(const struct config *c, FILE *to, struct err *e)
                                         {"--control-listen", c->control_listen},
                                         {"--health-listen", c->health_listen}};
     static const char *const words[] = {
-        [FRONT_FREE] = "is free",
-        [FRONT_IN_USE] = "is in use: a start now would fail, until what listens there has ended",
-        [FRONT_LEFT_OVER] = "is a socket that nobody listens on: a start would replace it",
+        [HTTP_SERVER_FREE] = "is free",
+        [HTTP_SERVER_IN_USE] =
+            "is in use: a start now would fail, until what listens there has ended",
+        [HTTP_SERVER_LEFT_OVER] = "is a socket that nobody listens on: a start would replace it",
     };
-    enum front_place places[sizeof rows / sizeof rows[0]] = {FRONT_FREE};
+    enum http_server_place places[sizeof rows / sizeof rows[0]] = {HTTP_SERVER_FREE};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].text != NULL && try_listener(&rows[i], &places[i], e) != 0)
@@ -390,10 +395,10 @@ void listeners_log(const struct listeners *l, struct log_rec *r)
         log_address(r, "address", &l->at, 0);
     } else {
         log_str(r, "address", l->at.address);
-        log_u64(r, "port", front_port(app->front));
+        log_u64(r, "port", http_server_port(app->http_server));
     }
-    if (app->control_front != NULL)
-        log_address(r, "control", &l->control_at, front_port(app->control_front));
+    if (app->control_http_server != NULL)
+        log_address(r, "control", &l->control_at, http_server_port(app->control_http_server));
     if (l->health != NULL)
         log_address(r, "health", &l->health_at, health_watch_port(l->health));
     log_str(r, "scheme", l->config->tls_cert != NULL ? "https" : "http");
@@ -412,12 +417,12 @@ void listeners_stop_health(struct listeners *l)
 void listeners_close(struct listeners *l)
 {
     if (l->app != NULL) {
-        front_stop(l->app->front);
-        front_stop(l->app->control_front);
-        front_free(l->app->front);
-        front_free(l->app->control_front);
-        l->app->front = NULL;
-        l->app->control_front = NULL;
+        http_server_stop(l->app->http_server);
+        http_server_stop(l->app->control_http_server);
+        http_server_free(l->app->http_server);
+        http_server_free(l->app->control_http_server);
+        l->app->http_server = NULL;
+        l->app->control_http_server = NULL;
     }
     health_watch_free(l->health);
     l->health = NULL;

@@ -12,7 +12,7 @@ enum { END_POLL_US = 50000 };
 
 struct body_source {
     struct source base; /* first: freed through it */
-    struct exchange *x; /* borrowed */
+    struct http_request *x; /* borrowed */
     uint64_t stall_us;
     uint64_t taken_before; /* bytes of the body that readers had before us */
     uint64_t nbytes_told;  /* in the progress so far */
@@ -21,7 +21,7 @@ struct body_source {
 /* One fill, of the tensors before `end`, and how far it has come. */
 struct body_run {
     struct body_source *b;
-    const struct plan *plan;
+    const struct tensor_list *tensor_list;
     struct progress *p;
     uint32_t tensor, end; /* the one that the next byte belongs to */
     uint64_t tensor_end;  /* in bytes of the body's tensors */
@@ -31,10 +31,10 @@ struct body_run {
 static void tell(struct body_run *run)
 {
     struct body_source *b = run->b;
-    uint64_t taken = exchange_body_taken(b->x) - b->taken_before;
+    uint64_t taken = http_request_body_taken(b->x) - b->taken_before;
 
     while (run->tensor + 1 < run->end && taken >= run->tensor_end)
-        run->tensor_end += run->plan->tensors[++run->tensor].nbytes;
+        run->tensor_end += run->tensor_list->tensors[++run->tensor].nbytes;
     atomic_store_explicit(&run->p->tensor, run->tensor, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&run->p->nbytes_done, taken - b->nbytes_told,
                                     memory_order_relaxed);
@@ -54,27 +54,27 @@ static bool stop_asked(void *arg)
 static int name_tensor(const struct body_run *run, const struct err *cause, struct err *e)
 {
     return err_set(e, cause->code, cause->field, "tensor '%s': %s",
-                   run->plan->tensors[run->tensor].name, cause->msg);
+                   run->tensor_list->tensors[run->tensor].name, cause->msg);
 }
 
-static int body_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
-                     void *dst, struct progress *p, struct err *e)
+static int body_fill(struct source *s, const struct tensor_list *tensor_list, uint32_t first,
+                     uint32_t n, void *dst, struct progress *p, struct err *e)
 {
     struct body_source *b = (struct body_source *)(void *)s;
-    uint64_t first_end = b->nbytes_told + plan->tensors[first].nbytes;
-    struct body_run run = {b, plan, p, first, first + n, first_end};
+    uint64_t first_end = b->nbytes_told + tensor_list->tensors[first].nbytes;
+    struct body_run run = {b, tensor_list, p, first, first + n, first_end};
     struct err cause = {0};
     uint64_t nbytes = 0;
 
     for (uint32_t i = first; i < first + n; i++)
-        nbytes += plan->tensors[i].nbytes;
+        nbytes += tensor_list->tensors[i].nbytes;
     for (uint64_t done = 0, piece; done < nbytes; done += piece) {
         if (progress_check(p, e) != 0)
             return -1;
         piece = nbytes - done < SOURCE_PIECE_NBYTES ? nbytes - done : SOURCE_PIECE_NBYTES;
         tell(&run);
-        if (exchange_body_read(b->x, (char *)dst + done, piece, b->stall_us, p->deadline_us,
-                               stop_asked, &run, &cause) != 0) {
+        if (http_request_body_read(b->x, (char *)dst + done, piece, b->stall_us, p->deadline_us,
+                                   stop_asked, &run, &cause) != 0) {
             tell(&run);
             if (progress_check(p, e) != 0) /* stopped or late: that is the reason to tell */
                 return -1;
@@ -86,7 +86,7 @@ static int body_fill(struct source *s, const struct plan *plan, uint32_t first, 
     return 0;
 }
 
-/* In short waits, because the exchange polls no stop while it waits for the end. */
+/* In short waits, because the request polls no stop while it waits for the end. */
 static int body_finish(struct source *s, struct progress *p, struct err *e)
 {
     struct body_source *b = (struct body_source *)(void *)s;
@@ -96,7 +96,7 @@ static int body_finish(struct source *s, struct progress *p, struct err *e)
     for (;;) {
         if (progress_check(p, e) != 0)
             return -1;
-        rc = exchange_body_end(b->x, END_POLL_US, p->deadline_us, e);
+        rc = http_request_body_end(b->x, END_POLL_US, p->deadline_us, e);
         if (rc == 0 || e->code != ERR_TIMEOUT)
             return rc;
         err_clear(e);
@@ -119,7 +119,7 @@ static const struct source_ops body_ops = {
     .close = body_close,
 };
 
-int body_source_new(struct source **out, struct exchange *x, uint64_t stall_us, struct err *e)
+int body_source_new(struct source **out, struct http_request *x, uint64_t stall_us, struct err *e)
 {
     struct body_source *b = calloc(1, sizeof *b);
 
@@ -128,7 +128,7 @@ int body_source_new(struct source **out, struct exchange *x, uint64_t stall_us, 
     b->base.ops = &body_ops;
     b->x = x;
     b->stall_us = stall_us;
-    b->taken_before = exchange_body_taken(x);
+    b->taken_before = http_request_body_taken(x);
     *out = &b->base;
     return 0;
 }

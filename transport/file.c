@@ -47,7 +47,7 @@ struct part {
 struct loading {
     struct file_source *src;
     uint64_t resolve;         /* of openat2; 0 = links are followed */
-    struct plan_builder *all; /* owned; every tensor of every file, in order */
+    struct tensor_list_builder *all; /* owned; every tensor of every file, in order */
     struct names names;       /* of those */
     struct part *parts;       /* owned; [names.n] */
     uint64_t cap;
@@ -57,17 +57,17 @@ struct loading {
 
 void file_weights_fini(struct file_weights *w)
 {
-    plan_unref(w->plan);
+    tensor_list_unref(w->tensor_list);
     free(w->checksums);
     free(w->has_checksum);
     free(w->weight_version);
     memset(w, 0, sizeof *w);
 }
 
-static int file_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
-                     void *dst, struct progress *p, struct err *e)
+static int file_fill(struct source *s, const struct tensor_list *tensor_list, uint32_t first,
+                     uint32_t n, void *dst, struct progress *p, struct err *e)
 {
-    return ranges_fill(&((struct file_source *)s)->ranges, plan, first, n, dst, p, e);
+    return ranges_fill(&((struct file_source *)s)->ranges, tensor_list, first, n, dst, p, e);
 }
 
 static bool stamp_of(int fd, struct file_stamp *out)
@@ -165,7 +165,7 @@ static int reserve_parts(struct loading *l, uint64_t n, struct err *e)
 static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i, uint32_t file,
                       const struct file_index *index, struct err *e)
 {
-    const struct tensor_spec *t = &s->plan->tensors[i];
+    const struct tensor_spec *t = &s->tensor_list->tensors[i];
     const char *const *files = l->src->ranges.files.items;
     uint32_t other = names_find(&l->names, t->name), mapped;
 
@@ -182,7 +182,7 @@ static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i
                        files[file], utf8_cut(index->files.items[index->file[mapped]], 100),
                        index->files.items[index->file[mapped]]);
     l->n_unmapped += index != NULL && mapped == NAMES_NONE;
-    if (plan_builder_add(l->all, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
+    if (tensor_list_builder_add(l->all, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
         return -1;
     l->parts[l->names.n] = (struct part){.at = {file, s->nbytes_head + t->offset},
                                          .sum = s->checksums[i],
@@ -220,8 +220,8 @@ static int add_file(struct loading *l, const char *name, int fd, const struct fi
         return cannot_open(name, errno, e);
     if (safetensors_read(&s, fd, name, e) != 0)
         return -1;
-    rc = reserve_parts(l, s.plan->n_tensors, e);
-    for (uint32_t i = 0; rc == 0 && i < s.plan->n_tensors; i++)
+    rc = reserve_parts(l, s.tensor_list->n_tensors, e);
+    for (uint32_t i = 0; rc == 0 && i < s.tensor_list->n_tensors; i++)
         rc = add_tensor(l, &s, i, file, index, e);
     if (rc == 0)
         rc = take_label(l, &s, name, e);
@@ -317,17 +317,19 @@ static int check_same(const struct tensor_spec *want, const struct tensor_spec *
         memcmp(want->shape, have->shape, want->ndim * sizeof want->shape[0]) != 0) {
         (void)snprintf(field, sizeof field, "/shapes/%u", (unsigned)i);
         return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' has shape %s in the file, not %s",
-                       utf8_cut_name(want->name), want->name, plan_shape_text(have, x, sizeof x),
-                       plan_shape_text(want, y, sizeof y));
+                       utf8_cut_name(want->name), want->name,
+                       tensor_list_shape_text(have, x, sizeof x),
+                       tensor_list_shape_text(want, y, sizeof y));
     }
     return 0;
 }
 
-/* Tensor i of `plan` is which one of the files? */
-static int find_part(const struct loading *l, const struct plan *all, const struct plan *plan,
-                     uint32_t i, uint32_t *out, struct err *e)
+/* Tensor i of `tensor list` is which one of the files? */
+static int find_part(const struct loading *l, const struct tensor_list *all,
+                     const struct tensor_list *tensor_list, uint32_t i, uint32_t *out,
+                     struct err *e)
 {
-    const struct tensor_spec *want = &plan->tensors[i];
+    const struct tensor_spec *want = &tensor_list->tensors[i];
     char field[ERR_FIELD_MAX];
 
     *out = names_find(&l->names, want->name);
@@ -339,15 +341,15 @@ static int find_part(const struct loading *l, const struct plan *all, const stru
     return check_same(want, &all->tensors[*out], i, e);
 }
 
-/* Lays out `plan` (NULL: everything) into the source and w. */
-static int lay_out(struct loading *l, struct plan *all, struct plan *plan, struct file_weights *w,
-                   struct err *e)
+/* Lays out `tensor list` (NULL: everything) into the source and w. */
+static int lay_out(struct loading *l, struct tensor_list *all, struct tensor_list *tensor_list,
+                   struct file_weights *w, struct err *e)
 {
     struct ranges *r = &l->src->ranges;
     uint32_t k;
 
-    w->plan = plan_ref(plan != NULL ? plan : all);
-    if (ranges_alloc(r, w->plan->n_tensors, e) != 0)
+    w->tensor_list = tensor_list_ref(tensor_list != NULL ? tensor_list : all);
+    if (ranges_alloc(r, w->tensor_list->n_tensors, e) != 0)
         return -1;
     w->checksums = calloc(r->n, sizeof *w->checksums);
     w->has_checksum = calloc(r->n, sizeof *w->has_checksum);
@@ -355,7 +357,7 @@ static int lay_out(struct loading *l, struct plan *all, struct plan *plan, struc
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u tensors", (unsigned)r->n);
     for (uint32_t i = 0; i < r->n; i++) {
         k = i;
-        if (plan != NULL && find_part(l, all, plan, i, &k, e) != 0)
+        if (tensor_list != NULL && find_part(l, all, tensor_list, i, &k, e) != 0)
             return -1;
         r->at[i] = l->parts[k].at;
         w->checksums[i] = l->parts[k].sum;
@@ -367,27 +369,27 @@ static int lay_out(struct loading *l, struct plan *all, struct plan *plan, struc
 }
 
 /* Takes over fd. */
-static int load(struct loading *l, const char *path, int fd, struct plan *plan,
+static int load(struct loading *l, const char *path, int fd, struct tensor_list *tensor_list,
                 struct file_weights *w, struct err *e)
 {
-    struct plan_builder *b;
-    struct plan *all;
+    struct tensor_list_builder *b;
+    struct tensor_list *all;
     int rc;
 
     if (add_path(l, path, fd, e) != 0)
         return -1;
     b = l->all;
     l->all = NULL;
-    if (plan_builder_finish(b, &all, e) != 0)
+    if (tensor_list_builder_finish(b, &all, e) != 0)
         return -1;
-    rc = lay_out(l, all, plan, w, e);
-    plan_unref(all);
+    rc = lay_out(l, all, tensor_list, w, e);
+    tensor_list_unref(all);
     return rc;
 }
 
 /* Takes over fd. */
 static int source_of(struct source **out, struct file_weights *w, const char *path, int fd,
-                     uint64_t resolve, struct plan *plan, struct err *e)
+                     uint64_t resolve, struct tensor_list *tensor_list, struct err *e)
 {
     struct loading l = {.resolve = resolve, .src = calloc(1, sizeof *l.src)};
     struct file_weights weights = {0};
@@ -400,12 +402,12 @@ static int source_of(struct source **out, struct file_weights *w, const char *pa
     l.src->source.ops = &file_ops;
     ranges_init(&l.src->ranges, "file");
     names_init(&l.names);
-    rc = plan_builder_new(&l.all, e);
+    rc = tensor_list_builder_new(&l.all, e);
     if (rc == 0)
-        rc = load(&l, path, fd, plan, &weights, e);
+        rc = load(&l, path, fd, tensor_list, &weights, e);
     else
         (void)close(fd);
-    plan_builder_free(l.all);
+    tensor_list_builder_free(l.all);
     names_fini(&l.names);
     free(l.parts);
     free(l.weight_version);
@@ -420,7 +422,8 @@ static int source_of(struct source **out, struct file_weights *w, const char *pa
 }
 
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
-                     size_t n_roots, const char *path, struct plan *plan, struct err *e)
+                     size_t n_roots, const char *path, struct tensor_list *tensor_list,
+                     struct err *e)
 {
     const char *rest;
     int dirfd, fd, errnum;
@@ -432,7 +435,7 @@ int file_source_open(struct source **out, struct file_weights *w, const char *co
     (void)close(dirfd);
     if (fd < 0)
         return cannot_open(path, errnum, e);
-    return source_of(out, w, path, fd, RESOLVE_INSIDE, plan, e);
+    return source_of(out, w, path, fd, RESOLVE_INSIDE, tensor_list, e);
 }
 
 int file_source_open_local(struct source **out, struct file_weights *w, const char *path,

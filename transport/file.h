@@ -5,8 +5,8 @@
 
 #include "base/err.h"
 #include "memory/checksum.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 
 /* What the files said of themselves. */
 struct file_weights {
-    struct plan *plan;          /* one reference, the caller's; bytes in file order */
+    struct tensor_list *tensor_list; /* one reference, the caller's; bytes in file order */
     struct checksum *checksums; /* the caller's; [n_tensors] */
     bool *has_checksum;         /* the caller's; [n_tensors] */
     char *weight_version;       /* the caller's; from the metadata, or NULL */
@@ -25,15 +25,15 @@ void file_weights_fini(struct file_weights *w); /* accepts a zeroed one */
  * model.safetensors.index.json.
  * @roots  [n_roots] absolute directories (--allow-path); the path must lie beneath one of them
  * @path   absolute, or relative to the first root
- * @plan   NULL: take the files' own; else which tensors to take, in that order (checked against
- *         the files: name, dtype, shape)
- * Errors: ERR_FORBIDDEN at /path (no roots, outside all, through a symbolic link), ERR_NOT_FOUND,
- *         ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open (also: a tensor in two files, an
- *         index that is wrong, files that say different weight versions), ERR_TOO_LARGE (the
- *         index), ERR_MISMATCH (differs from plan), ERR_NO_MEMORY. Outputs are untouched.
- * The source's finish tells a file that changed since it was opened: ERR_UNREADABLE. */
+ * @tensor_list   NULL: take the files' own; else which tensors to take, in that order (checked
+ * against the files: name, dtype, shape) Errors: ERR_FORBIDDEN at /path (no roots, outside all,
+ * through a symbolic link), ERR_NOT_FOUND, ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open
+ * (also: a tensor in two files, an index that is wrong, files that say different weight versions),
+ * ERR_TOO_LARGE (the index), ERR_MISMATCH (differs from tensor list), ERR_NO_MEMORY. Outputs are
+ * untouched. The source's finish tells a file that changed since it was opened: ERR_UNREADABLE. */
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
-                     size_t n_roots, const char *path, struct plan *plan, struct err *e);
+                     size_t n_roots, const char *path, struct tensor_list *tensor_list,
+                     struct err *e);
 
 /* file_source_open_local - the same for a path of the command line: any file, links followed. */
 int file_source_open_local(struct source **out, struct file_weights *w, const char *path,

@@ -3,7 +3,7 @@
 
 #include "base/json_reader.h"
 #include "base/utf8.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -64,9 +64,9 @@ static int add(struct file_index *x, const char *tensor, const char *name, struc
 
     if (check_file_name(name, tensor, e) != 0)
         return -1;
-    if (x->tensors.n >= PLAN_TENSORS_MAX)
+    if (x->tensors.n >= TENSOR_LIST_TENSORS_MAX)
         return err_set(e, ERR_TOO_LARGE, "/path", INDEX ": more than %d tensors",
-                       (int)PLAN_TENSORS_MAX);
+                       (int)TENSOR_LIST_TENSORS_MAX);
     if (names_find(&x->tensors, tensor) != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, "/path", INDEX ": tensor '%.*s' is named twice",
                        utf8_cut_name(tensor), tensor);
@@ -86,7 +86,7 @@ static int add(struct file_index *x, const char *tensor, const char *name, struc
 
 static int read_map(struct file_index *x, struct json_reader *r, struct err *e)
 {
-    char tensor[PLAN_NAME_LEN_MAX + 1], file[FILE_NAME_LEN_MAX + 1];
+    char tensor[TENSOR_LIST_NAME_LEN_MAX + 1], file[FILE_NAME_LEN_MAX + 1];
     uint32_t n = 0;
 
     if (!json_reader_open(r, '{'))
@@ -102,7 +102,7 @@ static int read_map(struct file_index *x, struct json_reader *r, struct err *e)
 
 static int parse(struct file_index *x, struct json_reader *r, struct err *e)
 {
-    char key[PLAN_NAME_LEN_MAX + 1];
+    char key[TENSOR_LIST_NAME_LEN_MAX + 1];
     bool seen = false;
     uint32_t n = 0;
 

@@ -87,12 +87,13 @@ static int read_piece(int fd, uint64_t offset, uint8_t *dst, uint64_t nbytes, ui
 
 /* The tensor of [first, end) that holds byte `at` of the packed bucket; those before it end at or
  * before that byte. */
-static uint32_t tensor_at(const struct plan *plan, uint32_t first, uint32_t end, uint64_t at)
+static uint32_t tensor_at(const struct tensor_list *tensor_list, uint32_t first, uint32_t end,
+                          uint64_t at)
 {
     while (first + 1 < end) {
         uint32_t middle = first + (end - first) / 2;
 
-        if (plan->tensors[middle - 1].offset + plan->tensors[middle - 1].nbytes <= at)
+        if (tensor_list->tensors[middle - 1].offset + tensor_list->tensors[middle - 1].nbytes <= at)
             first = middle;
         else
             end = middle;
@@ -104,7 +105,7 @@ static uint32_t tensor_at(const struct plan *plan, uint32_t first, uint32_t end,
  * beside it, because one core copies out of the kernel slower than memory takes it. */
 struct run {
     const struct ranges *r; /* immutable, as all down to the blank line */
-    const struct plan *plan;
+    const struct tensor_list *tensor_list;
     uint32_t first, end;    /* tensors */
     uint64_t begin, nbytes; /* of the packed bucket */
     uint8_t *dst;
@@ -123,8 +124,8 @@ static void explain(const struct run *run, uint64_t at, uint64_t done, int errnu
 {
     const struct ranges *r = run->r;
     uint32_t file = r->at[run->first].file;
-    const struct tensor_spec *t =
-        &run->plan->tensors[tensor_at(run->plan, run->first, run->end, run->begin + at + done)];
+    const struct tensor_spec *t = &run->tensor_list->tensors[tensor_at(
+        run->tensor_list, run->first, run->end, run->begin + at + done)];
     const char *name = r->files.items[file];
 
     if (errnum != 0)
@@ -177,7 +178,7 @@ static int run_piece(struct run *run, uint64_t at, struct err *e)
     if (progress_check(run->p, e) != 0)
         return -1;
     atomic_store_explicit(&run->p->tensor,
-                          tensor_at(run->plan, run->first, run->end, run->begin + at),
+                          tensor_at(run->tensor_list, run->first, run->end, run->begin + at),
                           memory_order_relaxed);
     rc = read_telling(run, at, want, &done);
     atomic_fetch_add_explicit(&run->p->nbytes_done, done, memory_order_relaxed);
@@ -217,15 +218,16 @@ static unsigned readers_for(uint64_t nbytes)
 }
 
 /* Tensors [first, end), which lie one after the other in one file. */
-static int fill_run(const struct ranges *r, const struct plan *plan, uint32_t first, uint32_t end,
-                    uint8_t *dst, struct progress *p, struct err *e)
+static int fill_run(const struct ranges *r, const struct tensor_list *tensor_list, uint32_t first,
+                    uint32_t end, uint8_t *dst, struct progress *p, struct err *e)
 {
-    const struct tensor_spec *last = &plan->tensors[end - 1];
-    struct run run = {.r = r, .plan = plan, .first = first, .end = end, .dst = dst, .p = p};
+    const struct tensor_spec *last = &tensor_list->tensors[end - 1];
+    struct run run = {
+        .r = r, .tensor_list = tensor_list, .first = first, .end = end, .dst = dst, .p = p};
     pthread_t readers[RANGES_READERS_MAX];
     unsigned n_readers = 0, want;
 
-    run.begin = plan->tensors[first].offset;
+    run.begin = tensor_list->tensors[first].offset;
     run.nbytes = last->offset + last->nbytes - run.begin;
     run.bad_at = UINT64_MAX;
     mtx_init(&run.lock, MTX_LEAF);
@@ -244,10 +246,10 @@ static int fill_run(const struct ranges *r, const struct plan *plan, uint32_t fi
 }
 
 /* The end of the run that begins with `first`. Tensors without bytes belong to any run. */
-static uint32_t run_end(const struct ranges *r, const struct plan *plan, uint32_t first,
-                        uint32_t end)
+static uint32_t run_end(const struct ranges *r, const struct tensor_list *tensor_list,
+                        uint32_t first, uint32_t end)
 {
-    const struct tensor_spec *t = plan->tensors;
+    const struct tensor_spec *t = tensor_list->tensors;
     uint64_t next = r->at[first].offset + t[first].nbytes;
     uint32_t i = first + 1;
 
@@ -259,23 +261,23 @@ static uint32_t run_end(const struct ranges *r, const struct plan *plan, uint32_
     return i;
 }
 
-int ranges_fill(const struct ranges *r, const struct plan *plan, uint32_t first, uint32_t n,
-                void *dst, struct progress *p, struct err *e)
+int ranges_fill(const struct ranges *r, const struct tensor_list *tensor_list, uint32_t first,
+                uint32_t n, void *dst, struct progress *p, struct err *e)
 {
     uint8_t *out = dst;
     uint32_t last = first + n;
 
-    assert(plan->n_tensors == r->n && n <= r->n && first <= r->n - n);
+    assert(tensor_list->n_tensors == r->n && n <= r->n && first <= r->n - n);
     while (first < last) {
         uint32_t end = first + 1;
-        uint64_t begin = plan->tensors[first].offset;
-        if (plan->tensors[first].nbytes > 0) {
-            end = run_end(r, plan, first, last);
-            if (fill_run(r, plan, first, end, out, p, e) != 0)
+        uint64_t begin = tensor_list->tensors[first].offset;
+        if (tensor_list->tensors[first].nbytes > 0) {
+            end = run_end(r, tensor_list, first, last);
+            if (fill_run(r, tensor_list, first, end, out, p, e) != 0)
                 return -1;
         }
         if (end < last)
-            out += plan->tensors[end].offset - begin;
+            out += tensor_list->tensors[end].offset - begin;
         first = end;
     }
     return 0;

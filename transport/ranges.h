@@ -7,8 +7,8 @@
 
 #include "base/err.h"
 #include "base/names.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 
 #include <stdint.h>
 
@@ -18,7 +18,7 @@ enum {
     RANGES_READER_NBYTES = 32 << 20 /* of a run, to make one reader worth its start */
 };
 
-/* Where one tensor of the plan lies. */
+/* Where one tensor of the tensor list lies. */
 struct range {
     uint32_t file;
     uint64_t offset; /* bytes from the start of that file */
@@ -28,7 +28,7 @@ struct ranges {
     const char *kind;          /* static; what a file is called in messages */
     struct names files;        /* numbers are file numbers */
     int fds[RANGES_FILES_MAX]; /* owned; [files.n], -1 for none */
-    struct range *at;          /* owned; [n] of the plan; NULL until ranges_alloc */
+    struct range *at;          /* owned; [n] of the tensor list; NULL until ranges_alloc */
     uint32_t n;
 };
 
@@ -50,7 +50,7 @@ enum err_code ranges_open_code(int errnum);
 /* ranges_fill - as source_ops.fill. Tensors that lie one after the other in a file are read
  * together, so that the cost is by the byte and not by the tensor; a large run is read by several
  * threads, which have ended when this returns. */
-int ranges_fill(const struct ranges *r, const struct plan *plan, uint32_t first, uint32_t n,
-                void *dst, struct progress *p, struct err *e);
+int ranges_fill(const struct ranges *r, const struct tensor_list *tensor_list, uint32_t first,
+                uint32_t n, void *dst, struct progress *p, struct err *e);
 
 #endif

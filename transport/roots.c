@@ -2,7 +2,7 @@
 #include "transport/roots.h"
 
 #include "base/utf8.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -20,10 +20,10 @@ struct shm_source {
     struct ranges ranges;
 };
 
-static int shm_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
-                    void *dst, struct progress *p, struct err *e)
+static int shm_fill(struct source *s, const struct tensor_list *tensor_list, uint32_t first,
+                    uint32_t n, void *dst, struct progress *p, struct err *e)
 {
-    return ranges_fill(&((struct shm_source *)s)->ranges, plan, first, n, dst, p, e);
+    return ranges_fill(&((struct shm_source *)s)->ranges, tensor_list, first, n, dst, p, e);
 }
 
 static void shm_close(struct source *s)
@@ -113,7 +113,7 @@ static int check_nbytes(const struct shm_range *range, uint64_t nbytes, const ch
                        "%s%.*s%s: nbytes is %llu, but names, dtypes and shapes make %llu",
                        packed ? "" : "tensor '", utf8_cut_name(what), what, packed ? "" : "'",
                        (unsigned long long)range->nbytes, (unsigned long long)nbytes);
-    if (range->offset > PLAN_NBYTES_MAX - nbytes)
+    if (range->offset > TENSOR_LIST_NBYTES_MAX - nbytes)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, packed, i, "offset"),
                        "offset %llu and nbytes %llu reach beyond 2^63 - 1",
                        (unsigned long long)range->offset, (unsigned long long)nbytes);
@@ -143,24 +143,24 @@ static int open_range(struct ranges *r, uint32_t *file, const struct shm_range *
     return 0;
 }
 
-static int open_packed(struct ranges *r, const struct shm_range *range, const struct plan *plan,
-                       struct err *e)
+static int open_packed(struct ranges *r, const struct shm_range *range,
+                       const struct tensor_list *tensor_list, struct err *e)
 {
     uint32_t file;
 
-    if (check_nbytes(range, plan->nbytes, "the packed bucket", true, 0, e) != 0 ||
+    if (check_nbytes(range, tensor_list->nbytes, "the packed bucket", true, 0, e) != 0 ||
         open_range(r, &file, range, true, 0, e) != 0)
         return -1;
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
-        r->at[i] = (struct range){file, range->offset + plan->tensors[i].offset};
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
+        r->at[i] = (struct range){file, range->offset + tensor_list->tensors[i].offset};
     return 0;
 }
 
-static int open_each(struct ranges *r, const struct shm_range *ranges, const struct plan *plan,
-                     struct err *e)
+static int open_each(struct ranges *r, const struct shm_range *ranges,
+                     const struct tensor_list *tensor_list, struct err *e)
 {
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
         if (check_nbytes(&ranges[i], t->nbytes, t->name, false, i, e) != 0 ||
             open_range(r, &r->at[i].file, &ranges[i], false, i, e) != 0)
             return -1;
@@ -170,25 +170,25 @@ static int open_each(struct ranges *r, const struct shm_range *ranges, const str
 }
 
 int shm_source_open(struct source **out, const struct shm_range *ranges, uint32_t n_ranges,
-                    bool packed, const struct plan *plan, struct err *e)
+                    bool packed, const struct tensor_list *tensor_list, struct err *e)
 {
     struct shm_source *shm;
     int rc;
 
-    if (n_ranges != (packed ? 1 : plan->n_tensors))
+    if (n_ranges != (packed ? 1 : tensor_list->n_tensors))
         return err_set(e, ERR_BAD_REQUEST, "/shm",
                        "%u ranges of shared memory were given; %s %u is needed", (unsigned)n_ranges,
                        packed ? "for a packed bucket" : "one for each tensor,",
-                       packed ? 1 : (unsigned)plan->n_tensors);
+                       packed ? 1 : (unsigned)tensor_list->n_tensors);
     shm = malloc(sizeof *shm);
     if (shm == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a source");
     shm->source.ops = &shm_ops;
     ranges_init(&shm->ranges, "shared memory object");
-    rc = ranges_alloc(&shm->ranges, plan->n_tensors, e);
+    rc = ranges_alloc(&shm->ranges, tensor_list->n_tensors, e);
     if (rc == 0)
-        rc = packed ? open_packed(&shm->ranges, ranges, plan, e)
-                    : open_each(&shm->ranges, ranges, plan, e);
+        rc = packed ? open_packed(&shm->ranges, ranges, tensor_list, e)
+                    : open_each(&shm->ranges, ranges, tensor_list, e);
     if (rc != 0) {
         shm_close(&shm->source);
         return -1;

@@ -4,8 +4,8 @@
 #define BATON_TRANSPORT_SHM_H
 
 #include "base/err.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,16 +13,16 @@
 struct shm_range {
     const char *name; /* "/name" as of shm_open, or "name" as Python tells it; no other '/' */
     uint64_t offset;  /* bytes */
-    uint64_t nbytes;  /* what the sender says; must equal what the plan says */
+    uint64_t nbytes;  /* what the sender says; must equal what the tensor list says */
 };
 
 /* shm_source_open - open the objects and check their lengths; nothing is read yet.
- * @ranges    [n_ranges]: 1 = the packed bucket; plan->n_tensors > 1 = one for each tensor
+ * @ranges    [n_ranges]: 1 = the packed bucket; tensor list->n_tensors > 1 = one for each tensor
  * @packed    false: one for each tensor, whatever their number
- * @plan      borrowed during the call; fill must be given the same
+ * @tensor_list      borrowed during the call; fill must be given the same
  * Errors: ERR_BAD_REQUEST at /shm/name, /shm/nbytes, /shm/<i>/nbytes...; ERR_NOT_FOUND (no such
  *         object); ERR_UNREADABLE (not permitted, shorter than offset + nbytes). */
 int shm_source_open(struct source **out, const struct shm_range *ranges, uint32_t n_ranges,
-                    bool packed, const struct plan *plan, struct err *e);
+                    bool packed, const struct tensor_list *tensor_list, struct err *e);
 
 #endif

@@ -24,8 +24,8 @@
 #define VERSION_KEY  "baton.weight_version"
 
 enum {
-    KEY_LEN_MAX = PLAN_NAME_LEN_MAX + 16, /* a name behind CHECKSUM_KEY */
-    VALUE_LEN_MAX = 256,                  /* of a metadata value that is ours, or a dtype */
+    KEY_LEN_MAX = TENSOR_LIST_NAME_LEN_MAX + 16, /* a name behind CHECKSUM_KEY */
+    VALUE_LEN_MAX = 256,                         /* of a metadata value that is ours, or a dtype */
     LABEL_LEN_MAX = 223,
     ENTRIES_CAP_MIN = 64
 };
@@ -37,7 +37,7 @@ struct entry {
     const char *name; /* of header.names */
     enum dtype dtype;
     uint32_t ndim;
-    uint64_t shape[PLAN_NDIM_MAX];
+    uint64_t shape[TENSOR_LIST_NDIM_MAX];
     uint64_t begin, end; /* from the end of the head */
 };
 
@@ -246,8 +246,8 @@ static int read_shape(struct header *h, struct entry *t, struct err *e)
     while (json_reader_next(&h->r, ']', &n)) {
         if (!json_reader_u64(&h->r, &dim))
             return syntax(h, e);
-        if (n > PLAN_NDIM_MAX)
-            return refuse(h, e, "has more than %d dimensions", (int)PLAN_NDIM_MAX);
+        if (n > TENSOR_LIST_NDIM_MAX)
+            return refuse(h, e, "has more than %d dimensions", (int)TENSOR_LIST_NDIM_MAX);
         t->shape[n - 1] = dim;
     }
     t->ndim = n;
@@ -321,9 +321,9 @@ static int read_tensor(struct header *h, struct err *e)
     uint32_t i = h->names.n;
     struct entry t = {0};
 
-    if (i >= PLAN_TENSORS_MAX)
+    if (i >= TENSOR_LIST_TENSORS_MAX)
         return err_set(e, ERR_TOO_LARGE, "", "%s: more than %d tensors", h->label,
-                       (int)PLAN_TENSORS_MAX);
+                       (int)TENSOR_LIST_TENSORS_MAX);
     if (names_find(&h->names, h->key) != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, "", "%s: tensor '%.*s' is named twice", h->label,
                        utf8_cut_name(h->key), h->key);
@@ -385,7 +385,7 @@ static int check_layout(struct header *h, uint64_t *nbytes_data, struct err *e)
             return refuse(h, e, "begins at byte %llu and overlaps '%.*s', which ends at byte %llu",
                           (unsigned long long)t->begin, utf8_cut(t[-1].name, 100), t[-1].name,
                           (unsigned long long)at);
-        if (!plan_measure(t->dtype, t->shape, t->ndim, &numel, &nbytes))
+        if (!tensor_list_measure(t->dtype, t->shape, t->ndim, &numel, &nbytes))
             return refuse(h, e, "has a shape of more than 2^63 - 1 bytes");
         if (t->end - t->begin != nbytes)
             return refuse(h, e, "has %llu bytes by data_offsets, but %llu by shape and dtype",
@@ -397,35 +397,35 @@ static int check_layout(struct header *h, uint64_t *nbytes_data, struct err *e)
     return 0;
 }
 
-static int make_plan(const struct header *h, struct plan **out, struct err *e)
+static int make_tensor_list(const struct header *h, struct tensor_list **out, struct err *e)
 {
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
 
     if (h->names.n == 0)
         return err_set(e, ERR_BAD_REQUEST, "", "%s: there are no tensors in it", h->label);
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < h->names.n; i++) {
         const struct entry *t = &h->entries[i];
-        if (plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0) {
-            plan_builder_free(b);
+        if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0) {
+            tensor_list_builder_free(b);
             e->field[0] = '\0'; /* an index into what we sorted means nothing to the sender */
             return -1;
         }
     }
-    return plan_builder_finish(b, out, e);
+    return tensor_list_builder_finish(b, out, e);
 }
 
 static int give_checksums(const struct header *h, struct safetensors *s, struct err *e)
 {
-    s->checksums = calloc(s->plan->n_tensors, sizeof *s->checksums);
-    s->has_checksum = calloc(s->plan->n_tensors, sizeof *s->has_checksum);
+    s->checksums = calloc(s->tensor_list->n_tensors, sizeof *s->checksums);
+    s->has_checksum = calloc(s->tensor_list->n_tensors, sizeof *s->has_checksum);
     if (s->checksums == NULL || s->has_checksum == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
     for (uint32_t i = 0; i < h->n_given; i++) {
         const char *name = h->given[i].key + sizeof CHECKSUM_KEY - 1;
-        uint32_t k = plan_find(s->plan, name);
-        if (k == PLAN_NO_TENSOR)
+        uint32_t k = tensor_list_find(s->tensor_list, name);
+        if (k == TENSOR_LIST_NO_TENSOR)
             return err_set(e, ERR_BAD_REQUEST, "",
                            "%s: the metadata has a checksum of '%.*s', which is not there",
                            h->label, utf8_cut_name(name), name);
@@ -450,7 +450,7 @@ static int parse(struct header *h, struct safetensors *s, uint64_t nbytes_total,
         return err_set(e, ERR_BAD_REQUEST, "",
                        "%s: the header describes %llu bytes in all, but there are %llu", h->label,
                        (unsigned long long)s->nbytes_total, (unsigned long long)nbytes_total);
-    if (make_plan(h, &s->plan, e) != 0 || give_checksums(h, s, e) != 0)
+    if (make_tensor_list(h, &s->tensor_list, e) != 0 || give_checksums(h, s, e) != 0)
         return -1;
     s->weight_version = h->weight_version;
     h->weight_version = NULL;
@@ -498,7 +498,7 @@ int safetensors_parse(struct safetensors *out, const void *head, uint64_t nbytes
 
 void safetensors_fini(struct safetensors *s)
 {
-    plan_unref(s->plan);
+    tensor_list_unref(s->tensor_list);
     free(s->checksums);
     free(s->has_checksum);
     free(s->weight_version);

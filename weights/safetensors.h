@@ -6,7 +6,7 @@
 #define BATON_WEIGHTS_SAFETENSORS_H
 
 #include "base/err.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ enum { SAFETENSORS_PREFIX = 8, SAFETENSORS_HEADER_MAX = 100000000, SAFETENSORS_D
 struct checksum;
 
 struct safetensors {
-    struct plan *plan;           /* tensors in the order of their bytes; one reference, owned */
+    struct tensor_list *tensor_list; /* tensors in the order of their bytes; one reference, owned */
     uint64_t nbytes_head;        /* 8 + N: where the tensor bytes start */
     uint64_t nbytes_total;       /* of the whole file or stream */
     struct checksum *checksums;  /* owned; [n_tensors] from __metadata__ "baton.checksum.<name>" */
@@ -37,7 +37,7 @@ int safetensors_head_nbytes(const void *data, size_t have, uint64_t *out, struct
  *                UINT64_MAX when not known yet (a chunked body)
  * Tensors of no bytes that share a place are ordered by name.
  * Errors: ERR_BAD_REQUEST (field "") naming the tensor, or the byte of the header; ERR_TOO_LARGE
- *         (PLAN_TENSORS_MAX); ERR_NO_MEMORY. *out is untouched. */
+ *         (TENSOR_LIST_TENSORS_MAX); ERR_NO_MEMORY. *out is untouched. */
 int safetensors_parse(struct safetensors *out, const void *head, uint64_t nbytes_head,
                       uint64_t nbytes_total, struct err *e);
 void safetensors_fini(struct safetensors *s); /* accepts a zeroed one */

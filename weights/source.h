@@ -12,7 +12,7 @@
 
 #include "base/err.h"
 #include "base/progress.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -57,13 +57,13 @@ enum source_wait { SOURCE_WAIT, SOURCE_TRY };
 struct source_ops {
     const char *name; /* as in the request: "shm", "path", "body" */
 
-    /* Fills exactly tensors [first, first + n) of the plan, packed, at dst (host memory, any
+    /* Fills exactly tensors [first, first + n) of the tensor list, packed, at dst (host memory, any
      * alignment). Called with ascending, non-overlapping ranges. Adds to p->nbytes_done. After a
      * failure the content of dst is undefined.
      * Errors: ERR_UNREADABLE (shrunk, closed, short: names the tensor), ERR_TIMEOUT, ERR_CONFLICT
      * (stopped), ERR_GONE. */
-    int (*fill)(struct source *s, const struct plan *plan, uint32_t first, uint32_t n, void *dst,
-                struct progress *p, struct err *e);
+    int (*fill)(struct source *s, const struct tensor_list *tensor_list, uint32_t first, uint32_t n,
+                void *dst, struct progress *p, struct err *e);
 
     /* The other kind has these five, and no fill.
      *

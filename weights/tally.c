@@ -1,4 +1,4 @@
-/* A byte for each tensor of the model, and a plan of all that came. */
+/* A byte for each tensor of the model, and a tensor list of all that came. */
 #include "weights/tally.h"
 
 #include "base/utf8.h"
@@ -8,27 +8,27 @@
 #include <stdlib.h>
 
 struct tally {
-    const struct manifest *manifest; /* borrowed; NULL: not known */
-    bool *has;                       /* owned; [n_tensors] of the manifest; NULL without one */
+    const struct model_spec *model_spec; /* borrowed; NULL: not known */
+    bool *has;                       /* owned; [n_tensors] of the model spec; NULL without one */
     uint32_t n_missing;              /* of them */
     uint32_t first;                  /* all before this one have come */
-    struct plan_builder *came;       /* owned; each name once; NULL once it was taken */
+    struct tensor_list_builder *came; /* owned; each name once; NULL once it was taken */
     uint32_t n_came;
 };
 
-int tally_new(struct tally **out, const struct manifest *m, struct err *e)
+int tally_new(struct tally **out, const struct model_spec *m, struct err *e)
 {
-    uint32_t n = m != NULL ? m->plan->n_tensors : 0;
+    uint32_t n = m != NULL ? m->tensor_list->n_tensors : 0;
     struct tally *t = calloc(1, sizeof *t);
 
     if (t != NULL && n > 0)
         t->has = calloc(n, sizeof *t->has);
-    if (t == NULL || (n > 0 && t->has == NULL) || plan_builder_new(&t->came, e) != 0) {
+    if (t == NULL || (n > 0 && t->has == NULL) || tensor_list_builder_new(&t->came, e) != 0) {
         tally_free(t);
         err_clear(e);
         return err_set(e, ERR_NO_MEMORY, "", "no memory to count %u tensors", n);
     }
-    t->manifest = m;
+    t->model_spec = m;
     t->n_missing = n;
     *out = t;
     return 0;
@@ -38,7 +38,7 @@ void tally_free(struct tally *t)
 {
     if (t == NULL)
         return;
-    plan_builder_free(t->came);
+    tensor_list_builder_free(t->came);
     free(t->has);
     free(t);
 }
@@ -52,25 +52,25 @@ static int refuse_again(const char *name, uint32_t i, struct err *e)
                    utf8_cut_name(name), name);
 }
 
-int tally_check(const struct tally *t, const struct plan *list, bool shapes, bool once,
+int tally_check(const struct tally *t, const struct tensor_list *list, bool shapes, bool once,
                 struct err *e)
 {
-    struct manifest_match match = {.index = PLAN_NO_TENSOR};
+    struct model_spec_match match = {.index = TENSOR_LIST_NO_TENSOR};
 
     for (uint32_t i = 0; i < list->n_tensors; i++) {
         const struct tensor_spec *one = &list->tensors[i];
 
-        if (once && plan_builder_find(t->came, one->name) != PLAN_NO_TENSOR)
+        if (once && tensor_list_builder_find(t->came, one->name) != TENSOR_LIST_NO_TENSOR)
             return refuse_again(one->name, i, e);
-        if (shapes && t->manifest != NULL &&
-            manifest_find(t->manifest, &match, one->name, &match) &&
-            manifest_check_shape(t->manifest, &match, one, i, e) != 0)
+        if (shapes && t->model_spec != NULL &&
+            model_spec_find(t->model_spec, &match, one->name, &match) &&
+            model_spec_check_shape(t->model_spec, &match, one, i, e) != 0)
             return -1;
     }
     return 0;
 }
 
-static void mark(struct tally *t, const struct manifest_match *match)
+static void mark(struct tally *t, const struct model_spec_match *match)
 {
     uint32_t n;
     const uint32_t *targets = match_targets(match, &n);
@@ -81,19 +81,19 @@ static void mark(struct tally *t, const struct manifest_match *match)
     }
 }
 
-int tally_add(struct tally *t, const struct plan *list, struct err *e)
+int tally_add(struct tally *t, const struct tensor_list *list, struct err *e)
 {
-    struct manifest_match match = {.index = PLAN_NO_TENSOR};
+    struct model_spec_match match = {.index = TENSOR_LIST_NO_TENSOR};
 
     for (uint32_t i = 0; i < list->n_tensors; i++) {
         const struct tensor_spec *one = &list->tensors[i];
 
-        if (t->manifest != NULL && manifest_find(t->manifest, &match, one->name, &match))
+        if (t->model_spec != NULL && model_spec_find(t->model_spec, &match, one->name, &match))
             mark(t, &match);
-        if (plan_builder_find(t->came, one->name) != PLAN_NO_TENSOR)
+        if (tensor_list_builder_find(t->came, one->name) != TENSOR_LIST_NO_TENSOR)
             continue;
-        if (plan_builder_add(t->came, one->name, one->dtype, one->shape, one->ndim, UINT64_MAX,
-                             e) != 0)
+        if (tensor_list_builder_add(t->came, one->name, one->dtype, one->shape, one->ndim,
+                                    UINT64_MAX, e) != 0)
             return -1;
         t->n_came++;
     }
@@ -113,17 +113,17 @@ uint32_t tally_missing(const struct tally *t, const char **out, uint32_t cap)
 
     for (uint32_t i = t->first; n < t->n_missing && n < cap; i++)
         if (!t->has[i])
-            out[n++] = t->manifest->plan->tensors[i].name;
+            out[n++] = t->model_spec->tensor_list->tensors[i].name;
     return t->n_missing;
 }
 
-int tally_manifest(struct manifest **out, struct tally *t, struct err *e)
+int tally_model_spec(struct model_spec **out, struct tally *t, struct err *e)
 {
-    struct plan_builder *came = t->came;
-    struct plan *plan;
+    struct tensor_list_builder *came = t->came;
+    struct tensor_list *tensor_list;
 
     t->came = NULL;
-    if (plan_builder_finish(came, &plan, e) != 0)
+    if (tensor_list_builder_finish(came, &tensor_list, e) != 0)
         return -1;
-    return manifest_new(out, plan, NULL, 0, e);
+    return model_spec_new(out, tensor_list, NULL, 0, e);
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 struct values {
-    const struct plan *plan;
+    const struct tensor_list *tensor_list;
     enum non_finite_policy policy;
     uint64_t n_bad;
     void *room; /* of the largest tensor */
@@ -23,7 +23,7 @@ static void *values_place(void *arg, uint32_t i)
 static int values_came(void *arg, uint32_t i, const void *bytes, struct err *e)
 {
     struct values *v = arg;
-    const struct tensor_spec *t = &v->plan->tensors[i];
+    const struct tensor_spec *t = &v->tensor_list->tensors[i];
     struct non_finite found = {0};
 
     if (!non_finite_in(bytes, t->nbytes, t->dtype))
@@ -35,13 +35,13 @@ static int values_came(void *arg, uint32_t i, const void *bytes, struct err *e)
     return non_finite_refuse(&found, t->name, t->numel, "", "", e);
 }
 
-static uint64_t largest(const struct plan *plan)
+static uint64_t largest(const struct tensor_list *tensor_list)
 {
     uint64_t nbytes = 1;
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
-        if (plan->tensors[i].nbytes > nbytes)
-            nbytes = plan->tensors[i].nbytes;
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
+        if (tensor_list->tensors[i].nbytes > nbytes)
+            nbytes = tensor_list->tensors[i].nbytes;
     return nbytes;
 }
 
@@ -49,14 +49,14 @@ static int look_at_all(struct values *v, struct source *source, struct err *e)
 {
     struct progress p = {.deadline_us = CLOCK_NEVER};
     struct host_copy copy = {.source = source,
-                             .plan = v->plan,
+                             .tensor_list = v->tensor_list,
                              .progress = &p,
                              .place = values_place,
                              .came = values_came,
                              .arg = v};
     int rc;
 
-    v->room = malloc(largest(v->plan));
+    v->room = malloc(largest(v->tensor_list));
     if (v->room == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the largest tensor, to look at it");
     atomic_init(&p.tensor, PROGRESS_NO_TENSOR);
@@ -65,10 +65,10 @@ static int look_at_all(struct values *v, struct source *source, struct err *e)
     return rc;
 }
 
-int value_check(struct source *source, const struct plan *plan, const char *non_finite,
-                struct value_report *out, struct err *e)
+int value_check(struct source *source, const struct tensor_list *tensor_list,
+                const char *non_finite, struct value_report *out, struct err *e)
 {
-    struct values v = {.plan = plan, .policy = NON_FINITE_REFUSE};
+    struct values v = {.tensor_list = tensor_list, .policy = NON_FINITE_REFUSE};
 
     (void)non_finite_policy_parse(&v.policy, non_finite); /* is one of the words */
     if (v.policy != NON_FINITE_ALLOW && look_at_all(&v, source, e) != 0)

@@ -3,8 +3,8 @@
 #define BATON_WEIGHTS_VALUE_CHECK_H
 
 #include "base/err.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ struct value_report {
  * Errors:  ERR_NON_FINITE  a tensor has one, and that is refused: names it
  *          ERR_UNREADABLE  a file was cut short or changed
  *          ERR_NO_MEMORY   no room for the largest tensor; *out is untouched */
-int value_check(struct source *source, const struct plan *plan, const char *non_finite,
-                struct value_report *out, struct err *e);
+int value_check(struct source *source, const struct tensor_list *tensor_list,
+                const char *non_finite, struct value_report *out, struct err *e);
 
 #endif

@@ -31,9 +31,9 @@ struct adapter {
     struct adapter_pair pairs[]; /* [n_layers][ADAPTER_MODULE_COUNT] */
 };
 
-/* The two tensors of a module, by their numbers in the plan. */
+/* The two tensors of a module, by their numbers in the tensor list. */
 struct halves {
-    uint32_t tensor[2]; /* A, B; or PLAN_NO_TENSOR */
+    uint32_t tensor[2]; /* A, B; or TENSOR_LIST_NO_TENSOR */
     struct adapter_target target;
 };
 
@@ -142,8 +142,9 @@ static int check_half(const struct adapter_builder *b, const struct adapter_name
     if (t->ndim != 2 || t->shape[0] != want.shape[0] || t->shape[1] != want.shape[1])
         return err_set(e, ERR_MISMATCH, field_of(i, field),
                        "tensor '%.*s' has shape %s, but rank %u and this model make it %s",
-                       utf8_cut_name(t->name), t->name, plan_shape_text(t, found, sizeof found),
-                       target->r, plan_shape_text(&want, expected, sizeof expected));
+                       utf8_cut_name(t->name), t->name,
+                       tensor_list_shape_text(t, found, sizeof found), target->r,
+                       tensor_list_shape_text(&want, expected, sizeof expected));
     if (target->r > b->spec.rank_max)
         return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
                        "tensor '%.*s' has rank %u, at most %u is allowed (--max-lora-rank)",
@@ -152,16 +153,16 @@ static int check_half(const struct adapter_builder *b, const struct adapter_name
 }
 
 static int take_half(struct adapter_builder *b, const struct adapter_name *n,
-                     const struct plan *plan, uint32_t i, struct err *e)
+                     const struct tensor_list *tensor_list, uint32_t i, struct err *e)
 {
     struct halves *h = &b->halves[(size_t)n->layer * ADAPTER_MODULE_COUNT + n->module];
-    const struct tensor_spec *t = &plan->tensors[i];
+    const struct tensor_spec *t = &tensor_list->tensors[i];
     char field[ERR_FIELD_MAX];
 
     if (!h->target.wanted)
         return names_add(&b->report.unmatched, t->name, e);
-    if (h->tensor[n->is_b] != PLAN_NO_TENSOR) {
-        const char *other = plan->tensors[h->tensor[n->is_b]].name;
+    if (h->tensor[n->is_b] != TENSOR_LIST_NO_TENSOR) {
+        const char *other = tensor_list->tensors[h->tensor[n->is_b]].name;
 
         return err_set(e, ERR_BAD_REQUEST, field_of(i, field),
                        "tensors '%.*s' and '%.*s' are one and the same", utf8_cut_name(other),
@@ -173,16 +174,16 @@ static int take_half(struct adapter_builder *b, const struct adapter_name *n,
     return names_add(&b->report.matched, t->name, e);
 }
 
-static int take_tensor(struct adapter_builder *b, const struct plan *plan, uint32_t i,
+static int take_tensor(struct adapter_builder *b, const struct tensor_list *tensor_list, uint32_t i,
                        struct err *e)
 {
-    const char *name = plan->tensors[i].name;
+    const char *name = tensor_list->tensors[i].name;
     struct adapter_name n = adapter_name_parse(name, b->spec.model->n_layers);
     char field[ERR_FIELD_MAX];
 
     switch (n.kind) {
     case ADAPTER_NAME_HALF:
-        return take_half(b, &n, plan, i, e);
+        return take_half(b, &n, tensor_list, i, e);
     case ADAPTER_NAME_IGNORED:
         return names_add(&b->report.ignored, name, e);
     case ADAPTER_NAME_FOREIGN:
@@ -221,7 +222,7 @@ static int ask_targets(struct adapter_builder *b, struct err *e)
         struct halves *h = &b->halves[i];
         uint32_t layer = i / ADAPTER_MODULE_COUNT;
 
-        h->tensor[0] = h->tensor[1] = PLAN_NO_TENSOR;
+        h->tensor[0] = h->tensor[1] = TENSOR_LIST_NO_TENSOR;
         (void)adapter_module_path(layer, (enum adapter_module)(i % ADAPTER_MODULE_COUNT), path);
         if (adapter_config_target(b->spec.config, path, layer, &h->target, e) != 0)
             return -1;
@@ -229,13 +230,15 @@ static int ask_targets(struct adapter_builder *b, struct err *e)
     return check_targets(b, e);
 }
 
-static int check_pairs(struct adapter_builder *b, const struct plan *plan, struct err *e)
+static int check_pairs(struct adapter_builder *b, const struct tensor_list *tensor_list,
+                       struct err *e)
 {
     char path[MODEL_NAME_MAX], field[ERR_FIELD_MAX];
 
     for (uint32_t i = 0; i < b->n_pairs; i++) {
         const struct halves *h = &b->halves[i];
-        bool has_a = h->tensor[0] != PLAN_NO_TENSOR, has_b = h->tensor[1] != PLAN_NO_TENSOR;
+        bool has_a = h->tensor[0] != TENSOR_LIST_NO_TENSOR,
+             has_b = h->tensor[1] != TENSOR_LIST_NO_TENSOR;
         uint32_t there = h->tensor[has_a ? 0 : 1];
 
         if (has_a && has_b)
@@ -245,8 +248,8 @@ static int check_pairs(struct adapter_builder *b, const struct plan *plan, struc
         if (has_a || has_b)
             return err_set(e, ERR_MISMATCH, field_of(there, field),
                            "tensor '%.*s' is there, but module '%s' has no lora_%s",
-                           utf8_cut_name(plan->tensors[there].name), plan->tensors[there].name,
-                           path, has_a ? "B" : "A");
+                           utf8_cut_name(tensor_list->tensors[there].name),
+                           tensor_list->tensors[there].name, path, has_a ? "B" : "A");
         if (h->target.wanted && b->spec.config->targets != TARGETS_UNSAID &&
             names_add(&b->report.missing, path, e) != 0)
             return -1;
@@ -281,7 +284,7 @@ static int check_whole(const struct adapter_builder *b, struct err *e)
 
 /* ---- placing ---- */
 
-static int lay_out(struct adapter_builder *b, const struct plan *plan, struct err *e)
+static int lay_out(struct adapter_builder *b, const struct tensor_list *tensor_list, struct err *e)
 {
     struct adapter *a = b->adapter;
     uint64_t at = 0;
@@ -291,17 +294,17 @@ static int lay_out(struct adapter_builder *b, const struct plan *plan, struct er
     for (uint32_t i = 0; i < b->n_pairs; i++) {
         const struct halves *h = &b->halves[i];
 
-        if (h->tensor[0] == PLAN_NO_TENSOR)
+        if (h->tensor[0] == TENSOR_LIST_NO_TENSOR)
             continue;
         for (int half = 0; half < 2; half++) {
             b->places[h->tensor[half]] = at;
-            at += (plan->tensors[h->tensor[half]].nbytes + ADAPTER_ALIGN - 1) / ADAPTER_ALIGN *
-                  ADAPTER_ALIGN;
+            at += (tensor_list->tensors[h->tensor[half]].nbytes + ADAPTER_ALIGN - 1) /
+                  ADAPTER_ALIGN * ADAPTER_ALIGN;
         }
         a->pairs[i] = (struct adapter_pair){.r = h->target.r,
                                             .scale = h->target.scale,
-                                            .a_dtype = plan->tensors[h->tensor[0]].dtype,
-                                            .b_dtype = plan->tensors[h->tensor[1]].dtype};
+                                            .a_dtype = tensor_list->tensors[h->tensor[0]].dtype,
+                                            .b_dtype = tensor_list->tensors[h->tensor[1]].dtype};
         a->rank = a->rank < h->target.r ? h->target.r : a->rank;
     }
     a->nbytes_block = (at + PAGE_NBYTES - 1) / PAGE_NBYTES * PAGE_NBYTES;
@@ -326,32 +329,33 @@ static int builder_alloc(struct adapter_builder *b, struct err *e)
     return 0;
 }
 
-static int builder_check(struct adapter_builder *b, const struct plan *plan, struct err *e)
+static int builder_check(struct adapter_builder *b, const struct tensor_list *tensor_list,
+                         struct err *e)
 {
     if (ask_targets(b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < b->n_tensors; i++)
-        if (take_tensor(b, plan, i, e) != 0)
+        if (take_tensor(b, tensor_list, i, e) != 0)
             return -1;
-    if (check_pairs(b, plan, e) != 0 || check_whole(b, e) != 0)
+    if (check_pairs(b, tensor_list, e) != 0 || check_whole(b, e) != 0)
         return -1;
-    return lay_out(b, plan, e);
+    return lay_out(b, tensor_list, e);
 }
 
 int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec *spec,
-                        const struct plan *plan, struct err *e)
+                        const struct tensor_list *tensor_list, struct err *e)
 {
     struct adapter_builder *b;
 
     assert(spec->nbytes_max <= ADAPTER_NBYTES_MAX);
-    if (plan->n_tensors > ADAPTER_TENSORS_MAX)
+    if (tensor_list->n_tensors > ADAPTER_TENSORS_MAX)
         return err_set(e, ERR_TOO_LARGE, "", "the adapter has %u tensors, at most %d are allowed",
-                       plan->n_tensors, ADAPTER_TENSORS_MAX);
+                       tensor_list->n_tensors, ADAPTER_TENSORS_MAX);
     b = calloc(1, sizeof *b);
     if (b == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter");
     b->spec = *spec;
-    b->n_tensors = plan->n_tensors;
+    b->n_tensors = tensor_list->n_tensors;
     b->n_pairs = spec->model->n_layers * ADAPTER_MODULE_COUNT;
     names_init(&b->report.matched);
     names_init(&b->report.unmatched);
@@ -359,7 +363,7 @@ int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec 
     names_init(&b->report.missing);
     b->report.n_keys_ignored = spec->config->n_ignored;
     b->report.base_changed = spec->config->base_changed;
-    if (builder_alloc(b, e) != 0 || builder_check(b, plan, e) != 0) {
+    if (builder_alloc(b, e) != 0 || builder_check(b, tensor_list, e) != 0) {
         adapter_builder_free(b);
         return -1;
     }
@@ -452,10 +456,10 @@ static void make_digest(struct adapter *a, const struct model_config *c)
         (void)snprintf(a->digest + 2 * i, 3, "%02x", sum[i]);
 }
 
-int adapter_builder_came(struct adapter_builder *b, const struct plan *plan, uint32_t i,
-                         struct err *e)
+int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
+                         uint32_t i, struct err *e)
 {
-    const struct tensor_spec *t = &plan->tensors[i];
+    const struct tensor_spec *t = &tensor_list->tensors[i];
     const void *bytes = adapter_builder_place(b, i);
     struct non_finite found = {0};
     char field[32];
@@ -492,21 +496,21 @@ struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter
 }
 
 int adapter_new(struct adapter **out, struct adapter_report *report,
-                const struct adapter_spec *spec, const struct plan *plan, void *bytes,
+                const struct adapter_spec *spec, const struct tensor_list *tensor_list, void *bytes,
                 struct err *e)
 {
     struct adapter_builder *b = NULL;
-    int rc = adapter_builder_new(&b, spec, plan, e);
+    int rc = adapter_builder_new(&b, spec, tensor_list, e);
 
     if (rc == 0)
         rc = adapter_builder_reserve(b, e);
-    for (uint32_t i = 0; rc == 0 && i < plan->n_tensors; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+    for (uint32_t i = 0; rc == 0 && i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
         void *place = adapter_builder_place(b, i);
 
         if (place != NULL)
             memcpy(place, (const char *)bytes + t->offset, t->nbytes);
-        rc = adapter_builder_came(b, plan, i, e);
+        rc = adapter_builder_came(b, tensor_list, i, e);
     }
     free(bytes);
     if (rc != 0) {

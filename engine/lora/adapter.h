@@ -11,7 +11,7 @@
 #include "engine/lora/adapter_config.h"
 #include "engine/model/model_config.h"
 #include "memory/non_finite.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -82,14 +82,14 @@ void adapter_report_fini(struct adapter_report *r); /* accepts a zeroed one */
 struct adapter_builder;
 
 /* adapter_builder_new - check everything that can be checked before a byte of a tensor is read.
- * @plan  borrowed for the call; names, dtypes and shapes of the tensors that there are
+ * @tensor_list  borrowed for the call; names, dtypes and shapes of the tensors that there are
  * Errors: ERR_MISMATCH at /names/<i>: dtype or shape does not fit, a half of a pair is missing;
  *         ERR_MISMATCH: no tensor matches (also with allow_partial: an adapter that changes nothing
  *         is a mistake), or not all do, or a module has none; ERR_BAD_REQUEST: a tensor that is not
  *         supported, a rank over rank_max, a module named twice; ERR_TOO_LARGE
  *         (ADAPTER_TENSORS_MAX, nbytes_max); ERR_NO_MEMORY. */
 int adapter_builder_new(struct adapter_builder **out, const struct adapter_spec *spec,
-                        const struct plan *plan, struct err *e);
+                        const struct tensor_list *tensor_list, struct err *e);
 void adapter_builder_free(struct adapter_builder *b); /* accepts NULL */
 
 /* adapter_builder_nbytes - what the adapter will take (adapter_nbytes). */
@@ -99,24 +99,24 @@ uint64_t adapter_builder_nbytes(const struct adapter_builder *b);
  * left), ERR_NO_MEMORY. */
 int adapter_builder_reserve(struct adapter_builder *b, struct err *e);
 
-/* adapter_builder_place - where the bytes of tensor i of the plan go, all of them; NULL when they
- * are not wanted. After adapter_builder_reserve. */
+/* adapter_builder_place - where the bytes of tensor i of the tensor list go, all of them; NULL when
+ * they are not wanted. After adapter_builder_reserve. */
 void *adapter_builder_place(const struct adapter_builder *b, uint32_t i);
 
-/* adapter_builder_came - tensor i of the plan that the builder was made with is in its place, or
- * was read and is not wanted. To be called once for each, while its bytes are in a cache.
+/* adapter_builder_came - tensor i of the tensor list that the builder was made with is in its
+ * place, or was read and is not wanted. To be called once for each, while its bytes are in a cache.
  * Errors: ERR_NON_FINITE at /names/<i>, ERR_NO_MEMORY. */
-int adapter_builder_came(struct adapter_builder *b, const struct plan *plan, uint32_t i,
-                         struct err *e);
+int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
+                         uint32_t i, struct err *e);
 
 /* adapter_builder_finish - all bytes are in place: one reference to the adapter, the report (the
  * caller's, may be NULL). Consumes the builder. Reads every byte, for the digest. */
 struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report);
 
 /* adapter_new - the same from tensors in host memory.
- * @bytes   the packed bucket of `plan`; owned: given back by free(), also on failure */
+ * @bytes   the packed bucket of `tensor list`; owned: given back by free(), also on failure */
 int adapter_new(struct adapter **out, struct adapter_report *report,
-                const struct adapter_spec *spec, const struct plan *plan, void *bytes,
+                const struct adapter_spec *spec, const struct tensor_list *tensor_list, void *bytes,
                 struct err *e);
 
 /* adapter_module_shape - outputs and inputs of a module's linear layer in this model. */

@@ -6,7 +6,7 @@
 #include "base/json_parse.h"
 #include "base/utf8.h"
 #include "engine/model/config_members.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <assert.h>
 #include <jansson.h>
@@ -204,7 +204,7 @@ static int read_names(struct names *out, const char *key, const json_t *v, struc
         const json_t *item = json_array_get(v, i);
         size_t len = json_string_length(item);
 
-        if (!json_is_string(item) || len == 0 || len > PLAN_NAME_LEN_MAX)
+        if (!json_is_string(item) || len == 0 || len > TENSOR_LIST_NAME_LEN_MAX)
             return refuse(key, item, "a list of module names", e);
         if (names_find(out, json_string_value(item)) == NAMES_NONE &&
             names_add(out, json_string_value(item), e) != 0)

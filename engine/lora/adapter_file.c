@@ -292,14 +292,14 @@ static int read_head(struct look *l, struct safetensors *out, struct err *e)
 static int read_tensors(struct look *l, struct adapter_builder *b, const struct safetensors *s,
                         struct err *e)
 {
-    for (uint32_t i = 0; i < s->plan->n_tensors; i++) {
-        const struct tensor_spec *t = &s->plan->tensors[i];
+    for (uint32_t i = 0; i < s->tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &s->tensor_list->tensors[i];
         void *place = adapter_builder_place(b, i);
 
         if (place != NULL &&
             read_exact(l, &l->files[1], s->nbytes_head + t->offset, place, t->nbytes, e) != 0)
             return -1;
-        if (adapter_builder_came(b, s->plan, i, e) != 0)
+        if (adapter_builder_came(b, s->tensor_list, i, e) != 0)
             return -1;
     }
     return 0;
@@ -350,7 +350,7 @@ static int build(struct look *l, struct adapter **out, struct adapter_report *re
 
     spec.config = config;
     l->verdict = UNSETTLED;
-    if (adapter_builder_new(&b, &spec, s->plan, e) != 0)
+    if (adapter_builder_new(&b, &spec, s->tensor_list, e) != 0)
         return -1;
     if (fill(l, b, s, e) != 0) {
         adapter_builder_free(b);

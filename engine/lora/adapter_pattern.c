@@ -4,7 +4,7 @@
 #include "engine/lora/adapter_pattern.h"
 
 #include "base/utf8.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stdio.h>
 #include <stdlib.h>

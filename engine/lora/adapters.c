@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/mtx.h"
 #include "base/utf8.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <assert.h>
 #include <inttypes.h>

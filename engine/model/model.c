@@ -27,12 +27,12 @@ enum {
 
 struct model {
     struct model_config cfg;
-    const struct manifest *manifest; /* borrowed */
+    const struct model_spec *model_spec; /* borrowed */
     const struct kernels *kernels;   /* static */
     struct compute *compute;         /* owned */
     uint32_t n_rows_max;
-    uint32_t embed, norm, head;             /* indexes into the plan */
-    uint32_t (*layers)[LAYER_TENSOR_COUNT]; /* owned; [n_layers]; PLAN_NO_TENSOR: has none */
+    uint32_t embed, norm, head;             /* indexes into the tensor list */
+    uint32_t (*layers)[LAYER_TENSOR_COUNT]; /* owned; [n_layers]; TENSOR_LIST_NO_TENSOR: has none */
 
     float *frequencies;              /* owned; [head_dim / 2] */
     uint32_t *wanted;                /* owned; [n_rows_max]; rows that want logits */
@@ -60,11 +60,11 @@ struct step {
     bool add_delta; /* the next norm first adds delta to x */
 };
 
-static int bind_tensor(uint32_t *out, const struct manifest *manifest, const char *name,
+static int bind_tensor(uint32_t *out, const struct model_spec *model_spec, const char *name,
                        struct err *e)
 {
-    *out = plan_find(manifest->plan, name);
-    if (*out == PLAN_NO_TENSOR)
+    *out = tensor_list_find(model_spec->tensor_list, name);
+    if (*out == TENSOR_LIST_NO_TENSOR)
         return err_set(e, ERR_MISMATCH, "", "the manifest has no tensor '%s'", name);
     return 0;
 }
@@ -74,17 +74,17 @@ static int bind_tensors(struct model *m, struct err *e)
     const struct model_config *c = &m->cfg;
     char name[MODEL_NAME_MAX];
 
-    if (bind_tensor(&m->embed, m->manifest, MODEL_EMBED_NAME, e) != 0 ||
-        bind_tensor(&m->norm, m->manifest, MODEL_NORM_NAME, e) != 0)
+    if (bind_tensor(&m->embed, m->model_spec, MODEL_EMBED_NAME, e) != 0 ||
+        bind_tensor(&m->norm, m->model_spec, MODEL_NORM_NAME, e) != 0)
         return -1;
     m->head = m->embed;
-    if (!c->tie_word_embeddings && bind_tensor(&m->head, m->manifest, MODEL_HEAD_NAME, e) != 0)
+    if (!c->tie_word_embeddings && bind_tensor(&m->head, m->model_spec, MODEL_HEAD_NAME, e) != 0)
         return -1;
     for (uint32_t l = 0; l < c->n_layers; l++) {
         for (int t = 0; t < LAYER_TENSOR_COUNT; t++) {
-            m->layers[l][t] = PLAN_NO_TENSOR;
+            m->layers[l][t] = TENSOR_LIST_NO_TENSOR;
             if (layer_tensor_needed(c, (enum layer_tensor)t) &&
-                bind_tensor(&m->layers[l][t], m->manifest,
+                bind_tensor(&m->layers[l][t], m->model_spec,
                             layer_tensor_name(l, (enum layer_tensor)t, name), e) != 0)
                 return -1;
         }
@@ -159,8 +159,9 @@ static int allocate_all(struct model *m, uint32_t n_threads, struct err *e)
     return 0;
 }
 
-int model_new(struct model **out, const struct model_config *cfg, const struct manifest *manifest,
-              uint32_t n_rows_max, uint32_t n_threads, struct err *e)
+int model_new(struct model **out, const struct model_config *cfg,
+              const struct model_spec *model_spec, uint32_t n_rows_max, uint32_t n_threads,
+              struct err *e)
 {
     struct model *m = calloc(1, sizeof *m);
 
@@ -168,7 +169,7 @@ int model_new(struct model **out, const struct model_config *cfg, const struct m
     if (m == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the model");
     m->cfg = *cfg;
-    m->manifest = manifest;
+    m->model_spec = model_spec;
     m->kernels = kernels_current();
     m->n_rows_max = n_rows_max;
     if (allocate_all(m, n_threads, e) != 0 || bind_tensors(m, e) != 0 ||
@@ -224,7 +225,7 @@ struct compute *model_compute(struct model *m)
 
 static const struct tensor_spec *spec_of(const struct model *m, uint32_t index)
 {
-    return &m->manifest->plan->tensors[index];
+    return &m->model_spec->tensor_list->tensors[index];
 }
 
 static uint32_t rows_grain(uint32_t width)
@@ -235,7 +236,7 @@ static uint32_t rows_grain(uint32_t width)
 /* The weight of a norm as float32, or NULL when the model has none. */
 static const float *widened(const struct step *s, float *out, uint32_t index)
 {
-    if (index == PLAN_NO_TENSOR)
+    if (index == TENSOR_LIST_NO_TENSOR)
         return NULL;
     kernels_widen(out, s->v->views[index].data, spec_of(s->m, index)->dtype,
                   spec_of(s->m, index)->numel);
@@ -319,7 +320,7 @@ static struct linear linear_of(const struct step *s, uint32_t weight, uint32_t b
                                 .ldy = ldy,
                                 .m = n_rows,
                                 .k = (uint32_t)t->shape[1]};
-    if (bias != PLAN_NO_TENSOR) {
+    if (bias != TENSOR_LIST_NO_TENSOR) {
         l.bias = s->v->views[bias].data;
         l.bias_dtype = spec_of(s->m, bias)->dtype;
     }
@@ -514,7 +515,7 @@ static void logits_of_wanted(struct step *s, float *logits)
         return;
     (void)widened(s, m->norm_w, m->norm);
     compute_run(m->compute, n, rows_grain(m->cfg.hidden_size), norm_wanted, s);
-    head.list[0] = linear_of(s, m->head, PLAN_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
+    head.list[0] = linear_of(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
     linears_run(m, &head);
 }
 

@@ -27,12 +27,13 @@ struct model_row {
     const struct adapter *adapter; /* borrowed for the step; NULL: the base model alone */
 };
 
-/* model_new - bind the manifest's tensors, allocate all activations for n_rows_max rows.
- * @manifest   borrowed for the model's life; made by model_manifest
+/* model_new - bind the model spec's tensors, allocate all activations for n_rows_max rows.
+ * @model_spec   borrowed for the model's life; made by model_spec_of_config
  * @n_threads  compute threads, the caller's counted; >= 1
- * Errors: ERR_MISMATCH (a tensor that the model needs is not in the manifest), ERR_NO_MEMORY. */
-int model_new(struct model **out, const struct model_config *cfg, const struct manifest *manifest,
-              uint32_t n_rows_max, uint32_t n_threads, struct err *e);
+ * Errors: ERR_MISMATCH (a tensor that the model needs is not in the model spec), ERR_NO_MEMORY. */
+int model_new(struct model **out, const struct model_config *cfg,
+              const struct model_spec *model_spec, uint32_t n_rows_max, uint32_t n_threads,
+              struct err *e);
 void model_free(struct model *m);
 
 /* model_take_adapters - rows may have adapters from now on: allocate what steps need for them.

@@ -1,10 +1,10 @@
-/* config.json of a Hugging Face model directory, and the manifest that follows from it. What is not
- * supported is refused with the key that is the reason. */
+/* config.json of a Hugging Face model directory, and the model spec that follows from it. What is
+ * not supported is refused with the key that is the reason. */
 #ifndef BATON_ENGINE_MODEL_MODEL_CONFIG_H
 #define BATON_ENGINE_MODEL_MODEL_CONFIG_H
 
 #include "base/err.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -75,20 +75,20 @@ int model_config_load(struct model_config *out, const char *dir, struct err *e);
  * Errors: ERR_BAD_REQUEST (not JSON), ERR_NOT_FOUND, ERR_UNREADABLE. */
 int model_config_ties(bool *out, const char *dir, struct err *e);
 
-/* model_spec_load - what an update of DIR's model has to bring, whichever engine runs it: as
- * model_manifest says; of a model that the embedded engine does not know, every stored tensor but
- * rotary frequencies, and the head of one that ties it.
- * @stored  as model_manifest's
+/* model_spec_of_dir - what an update of DIR's model has to bring, whichever engine runs it: as
+ * model_spec_of_config says; of a model that the embedded engine does not know, every stored tensor
+ * but rotary frequencies, and the head of one that ties it.
+ * @stored  as model_spec_of_config's
  * Errors: model_config_load's without `stored`; else ERR_NOT_FOUND, ERR_UNREADABLE, ERR_NO_MEMORY,
  *         and ERR_BAD_REQUEST where config.json is no JSON or nothing is stored. */
-int model_spec_load(struct manifest **out, const char *dir, const struct plan *stored,
-                    struct err *e);
+int model_spec_of_dir(struct model_spec **out, const char *dir, const struct tensor_list *stored,
+                      struct err *e);
 
-/* model_manifest - the tensors that the model needs, with the dtypes that `stored` has for them
- * (cfg->dtype for names it lacks); aliases as manifest.h says.
- * @stored  borrowed, or NULL: the plan of a checkpoint of this model
+/* model_spec_of_config - the tensors that the model needs, with the dtypes that `stored` has for
+ * them (cfg->dtype for names it lacks); aliases as model spec.h says.
+ * @stored  borrowed, or NULL: the tensor list of a checkpoint of this model
  * Errors: ERR_MISMATCH (a stored tensor has another shape: names it), ERR_NO_MEMORY. */
-int model_manifest(struct manifest **out, const struct model_config *cfg, const struct plan *stored,
-                   struct err *e);
+int model_spec_of_config(struct model_spec **out, const struct model_config *cfg,
+                         const struct tensor_list *stored, struct err *e);
 
 #endif

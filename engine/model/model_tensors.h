@@ -1,4 +1,4 @@
-/* The tensors of a decoder by their Hugging Face names: one list for the manifest, which promises
+/* The tensors of a decoder by their Hugging Face names: one list for the model spec, which promises
  * them, and for the forward pass, which reads them. */
 #ifndef BATON_ENGINE_MODEL_MODEL_TENSORS_H
 #define BATON_ENGINE_MODEL_MODEL_TENSORS_H

@@ -480,7 +480,7 @@ static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct
                                .retire = retire,
                                .retire_arg = m};
 
-    if (model_new(&m->model, &m->model_config, store_manifest(cfg->store), n_rows_max,
+    if (model_new(&m->model, &m->model_config, store_model_spec(cfg->store), n_rows_max,
                   cfg->n_threads > 0 ? cfg->n_threads : compute_n_processors(), e) != 0)
         return -1;
     if (cfg->adapter_rank_max > 0 && model_take_adapters(m->model, cfg->adapter_rank_max, e) != 0)

@@ -71,7 +71,7 @@ static int check_request(const struct seq_rules *rules, const struct gen_request
 }
 
 /* Chunks are reserved whole, and the pool is whole chunks: no rounding is needed to compare. */
-static int plan_length(struct seq *q, const struct gen_request *r, struct err *e)
+static int tensor_list_length(struct seq *q, const struct gen_request *r, struct err *e)
 {
     const struct seq_rules *rules = q->rules;
     uint32_t rest = rules->max_model_len - r->n_prompt, n = r->params.max_tokens;
@@ -236,7 +236,7 @@ int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a generation");
     q->rules = rules;
     q->submit_us = clock_now_us();
-    if (plan_length(q, r, e) != 0)
+    if (tensor_list_length(q, r, e) != 0)
         goto err_free;
     if (!kv_prepare(&q->kv, q->n_kv)) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the kv cache of %u tokens", q->n_kv);

@@ -143,7 +143,7 @@ static const struct {
     [WIRE_LORA_LOAD] = {"POST", "/v1/load_lora_adapter", true},
     [WIRE_LORA_UNLOAD] = {"POST", "/v1/unload_lora_adapter", true},
     [WIRE_RENEW] = {"POST", "/v1/update_weights/renew", true},
-    [WIRE_PLAN] = {"POST", "/v1/weights/plans", true},
+    [WIRE_TENSOR_LIST] = {"POST", "/v1/weights/plans", true},
     [WIRE_LABEL] = {"POST", "/v1/weights/label", true},
 };
 
@@ -185,7 +185,7 @@ static int check_word(const char *word, const char *const *words, const char *fi
 
 static const char *const pause_modes[] = {"keep", "wait", "abort", NULL};
 
-static int refuse_plan(const char *dialect, struct err *e)
+static int refuse_tensor_list(const char *dialect, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, "",
                    "%s upstreams keep no plans: say in each update what comes", dialect);
@@ -522,8 +522,8 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
         return lora_load(out, "/v1/load_lora_adapter", "vllm", native, true, e);
     case WIRE_LORA_UNLOAD:
         return lora_unload(out, "/v1/unload_lora_adapter", native, e);
-    case WIRE_PLAN:
-        return refuse_plan("vllm", e);
+    case WIRE_TENSOR_LIST:
+        return refuse_tensor_list("vllm", e);
     case WIRE_LABEL:
         return relabel(out, native, e);
     default: /* it proves nothing, and aborts nothing */
@@ -773,8 +773,8 @@ static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *
         return lora_load(out, "/load_lora_adapter", "sglang", native, false, e);
     case WIRE_LORA_UNLOAD:
         return lora_unload(out, "/unload_lora_adapter", native, e);
-    case WIRE_PLAN:
-        return refuse_plan("sglang", e);
+    case WIRE_TENSOR_LIST:
+        return refuse_tensor_list("sglang", e);
     case WIRE_LABEL:
         return relabel(out, native, e);
     default: /* it proves nothing, and aborts nothing */

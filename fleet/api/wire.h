@@ -39,9 +39,9 @@ enum wire_op {
     WIRE_ABORT_REQUESTS,
     WIRE_LORA_LOAD,
     WIRE_LORA_UNLOAD,
-    WIRE_RENEW, /* the lease of its update */
-    WIRE_PLAN,  /* which tensors are to come */
-    WIRE_LABEL, /* another name for what it serves */
+    WIRE_RENEW,       /* the lease of its update */
+    WIRE_TENSOR_LIST, /* which tensors are to come */
+    WIRE_LABEL,       /* another name for what it serves */
     WIRE_OPS
 };
 

@@ -480,10 +480,10 @@ void fleet_still(struct fleet *f, bool on, uint64_t order)
     fleet_change_end(f, &c);
 }
 
-void fleet_gate(struct fleet *f, size_t upstream, bool has_gate)
+void fleet_pause_controller(struct fleet *f, size_t upstream, bool has_pause_controller)
 {
     mtx_lock(&f->lock);
-    f->upstreams[upstream].no_gate = !has_gate;
+    f->upstreams[upstream].no_pause_controller = !has_pause_controller;
     mtx_unlock(&f->lock);
 }
 

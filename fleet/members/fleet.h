@@ -161,9 +161,9 @@ void fleet_still(struct fleet *f, bool on, uint64_t order);
  * @order  as fleet_still's. Threads: any. */
 void fleet_hold_back(struct fleet *f, bool on, uint64_t order);
 
-/* fleet_gate - has it a gate of its own, which keeps what comes while it stands still? A baton has;
- * at first an upstream has. Threads: as fleet_add. */
-void fleet_gate(struct fleet *f, size_t upstream, bool has_gate);
+/* fleet_pause_controller - has it a gate of its own, which keeps what comes while it stands still?
+ * A baton has; at first an upstream has. Threads: as fleet_add. */
+void fleet_pause_controller(struct fleet *f, size_t upstream, bool has_pause_controller);
 
 /* fleet_stands_still - one that was away has been told.
  * @life  of upstream_info: n_lives before that; of another than it is now nothing is believed */

@@ -31,7 +31,7 @@ static bool may_take(const struct search *s, size_t i)
     enum fleet_lane lane = s->t->lane;
 
     return fleet_in_rotation(u) && u->n_outstanding[lane] < s->f->cfg.n_permits[lane] &&
-           !(s->f->held_back && u->no_gate && lane == FLEET_GENERATE) &&
+           !(s->f->held_back && u->no_pause_controller && lane == FLEET_GENERATE) &&
            !(s->avoid && s->t->avoid == i);
 }
 

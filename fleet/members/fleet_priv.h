@@ -15,10 +15,10 @@ enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 
 /* All of it is guarded by the fleet's lock, like the table that it is in. */
 struct upstream {
-    /* What it is: written when it joins, no_gate by fleet_gate. */
+    /* What it is: written when it joins, no_pause_controller by fleet_pause_controller. */
     const char *name; /* borrowed; NULL: it has none */
     uint64_t hash;    /* of the name, or else of the index: for affinity */
-    bool no_gate;
+    bool no_pause_controller;
 
     /* What keeps it out of rotation: written by fleet_move alone, once it has joined. */
     unsigned out;        /* set of enum upstream_out, without what fleet_out_of adds */

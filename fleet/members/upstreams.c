@@ -34,10 +34,10 @@ struct slot {
 struct ask {
     struct loop_item item;
     struct upstreams *room;
-    struct fan_part *parts;
+    struct fanout_part *parts;
     size_t n;
-    struct fan *fan;               /* loop thread */
-    struct fan_answer *answers;    /* the caller's; written before `ended` */
+    struct fanout *fanout;         /* loop thread */
+    struct fanout_answer *answers; /* the caller's; written before `ended` */
     struct ask *next, **prev_next; /* under the room's lock, and so is what follows */
     bool posted;                   /* its item has been; else it is about to be */
     bool ended;
@@ -179,7 +179,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
     if (fleet_new(&u->fleet, &cfg, e) != 0)
         return -1;
     for (size_t i = 0; i < u->n; i++)
-        fleet_gate(u->fleet, i, wire_is_two_phase(u->slots[i].spec->dialect));
+        fleet_pause_controller(u->fleet, i, wire_is_two_phase(u->slots[i].spec->dialect));
     return 0;
 }
 
@@ -291,8 +291,8 @@ static bool free_index(struct upstreams *u, const struct reload *r, bool held, s
     return false;
 }
 
-static int plan_one(struct upstreams *u, struct reload *r, struct change *c, const struct spec *s,
-                    bool held, struct err *e)
+static int tensor_list_one(struct upstreams *u, struct reload *r, struct change *c,
+                           const struct spec *s, bool held, struct err *e)
 {
     const struct slot *slot;
 
@@ -317,8 +317,8 @@ static int plan_one(struct upstreams *u, struct reload *r, struct change *c, con
 
 /* Only main changes the table, so main reads it without the lock. Who keeps an index is found
  * first, so that nobody new gets it. */
-static int plan(struct upstreams *u, struct reload *r, const struct spec_list *list, bool held,
-                struct err *e)
+static int tensor_list(struct upstreams *u, struct reload *r, const struct spec_list *list,
+                       bool held, struct err *e)
 {
     r->n = u->n;
     for (size_t i = 0; i < list->n; i++) {
@@ -327,7 +327,7 @@ static int plan(struct upstreams *u, struct reload *r, const struct spec_list *l
             r->named[r->changes[i].index] = true;
     }
     for (size_t i = 0; i < list->n; i++)
-        if (plan_one(u, r, &r->changes[i], list->items[i], held, e) != 0)
+        if (tensor_list_one(u, r, &r->changes[i], list->items[i], held, e) != 0)
             return -1;
     return 0;
 }
@@ -362,7 +362,7 @@ static void change_one(struct upstreams *u, struct change *c, struct spec_list *
     set_slot(u, c->index, spec, false);
     if (c->is_new)
         fleet_add(u->fleet, c->index, spec->url);
-    fleet_gate(u->fleet, c->index, wire_is_two_phase(spec->dialect));
+    fleet_pause_controller(u->fleet, c->index, wire_is_two_phase(spec->dialect));
     log_change(c->is_new ? "upstream.added" : "upstream.changed", spec);
 }
 
@@ -388,7 +388,7 @@ static int replace(struct upstreams *u, struct spec_list *list, struct err *e)
     mtx_lock(&u->lock);
     held = u->n_holds > 0 || u->asks != NULL;
     mtx_unlock(&u->lock);
-    rc = plan(u, r, list, held, e);
+    rc = tensor_list(u, r, list, held, e);
     if (rc == 0) {
         for (size_t i = 0; i < list->n; i++)
             change_one(u, &r->changes[i], list, i);
@@ -457,7 +457,7 @@ static void end_ask(struct ask *a, const struct err *why)
     mtx_unlock(&u->lock);
 }
 
-static void on_answers(void *arg, struct fan_answer *answers, size_t n)
+static void on_answers(void *arg, struct fanout_answer *answers, size_t n)
 {
     struct ask *a = arg;
 
@@ -471,24 +471,24 @@ static void on_answers(void *arg, struct fan_answer *answers, size_t n)
 static void on_ask(void *arg)
 {
     struct ask *a = arg;
-    struct fan *fan = NULL;
+    struct fanout *fanout = NULL;
     struct err e = {0};
 
     /* If nobody had to be asked it has ended, and `a` is gone, when this returns. */
-    if (fan_start(&fan, a->room->client, a->parts, a->n, on_answers, a, &e) != 0)
+    if (fanout_start(&fanout, a->room->client, a->parts, a->n, on_answers, a, &e) != 0)
         end_ask(a, &e);
-    else if (fan != NULL)
-        a->fan = fan;
+    else if (fanout != NULL)
+        a->fanout = fanout;
 }
 
-static void fini_parts(struct fan_part *parts, size_t n)
+static void fini_parts(struct fanout_part *parts, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         wire_request_fini(&parts[i].request);
 }
 
-int upstreams_ask(struct upstreams *u, struct fan_part *parts, size_t n, struct fan_answer *answers,
-                  struct err *e)
+int upstreams_ask(struct upstreams *u, struct fanout_part *parts, size_t n,
+                  struct fanout_answer *answers, struct err *e)
 {
     struct ask a = {.room = u, .parts = parts, .n = n, .answers = answers};
     bool stopped;
@@ -543,8 +543,8 @@ static void on_stop(void *arg)
     (void)err_set(&why, ERR_DRAINING, "", "the server ended before all upstreams had answered");
     while ((a = first_ask(u)) != NULL) {
         loop_unpost(u->loop, &a->item);
-        if (a->fan != NULL)
-            fan_cancel(a->fan);
+        if (a->fanout != NULL)
+            fanout_cancel(a->fanout);
         else
             fini_parts(a->parts, a->n); /* it was not begun */
         end_ask(a, &why);

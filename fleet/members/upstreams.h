@@ -1,6 +1,6 @@
 /* The room of the upstream engines: where each of them is, what is true of it (its fleet), and the
  * one thread that asks them questions and tells them what to do. What their clients send them goes
- * over the front's loops (fleet/proxy/relay.h), which hold its permits.
+ * over the HTTP server's loops (fleet/proxy/relay.h), which hold its permits.
  *
  * Upstreams come from the configuration only. The file is read again on SIGHUP: who is new begins
  * as unknown, who is gone gets nothing more, and what runs there may end. */
@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 #include "fleet/api/wire.h"
-#include "fleet/members/fan.h"
+#include "fleet/members/fanout.h"
 #include "fleet/members/fleet.h"
 #include "http/client/http.h"
 
@@ -77,11 +77,11 @@ int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct er
 /* upstreams_ask - one request to each of several, at the same time; returns when the last has
  * answered or its own time is over.
  * @parts    [n]; requests are moved in, also on an error; each has a timeout_us > 0
- * @answers  [n]; each to be ended with fan_answer_fini (only after success)
- * Threads: any but the room's and the front's loops. Blocks: up to the longest timeout_us.
+ * @answers  [n]; each to be ended with fanout_answer_fini (only after success)
+ * Threads: any but the room's and the HTTP server's loops. Blocks: up to the longest timeout_us.
  * Errors: ERR_NO_MEMORY: nobody was asked; ERR_DRAINING: what became of them is not known. */
-int upstreams_ask(struct upstreams *u, struct fan_part *parts, size_t n, struct fan_answer *answers,
-                  struct err *e);
+int upstreams_ask(struct upstreams *u, struct fanout_part *parts, size_t n,
+                  struct fanout_answer *answers, struct err *e);
 
 /* upstreams_tokens - as prober_tokens. */
 void upstreams_tokens(struct upstreams *u, bool on);

@@ -64,33 +64,33 @@ static void log_cut(const struct relay *r, const char *why)
 
 void relay_drop(struct relay *r)
 {
-    static const struct exchange_reply nothing = {.status = 499, .data = ""};
-    struct exchange *x = r->x;
+    static const struct http_reply nothing = {.status = 499, .data = ""};
+    struct http_request *x = r->x;
 
     drop_call(r);
     r->x = NULL;
     if (x == NULL)
         return; /* RELAY_OVER already */
     if (r->stage == RELAY_STREAM)
-        exchange_stream_close(x, false);
+        http_request_stream_close(x, false);
     else
-        exchange_reply(x, &nothing);
+        http_reply(x, &nothing);
     leave_line(r);
 }
 
 void relay_fail(struct relay *r, const struct err *e)
 {
-    struct exchange_reply out;
-    struct exchange *x = r->x;
+    struct http_reply out;
+    struct http_request *x = r->x;
 
     drop_call(r);
     if (r->stage == RELAY_STREAM) {
         log_cut(r, e->msg);
-        exchange_stream_close(x, false);
+        http_request_stream_close(x, false);
     } else {
         r->error_reply(x, e, &out);
         relay_name_upstream(r, &out);
-        exchange_reply(x, &out);
+        http_reply(x, &out);
     }
     r->x = NULL;
     leave_line(r);
@@ -163,7 +163,7 @@ static void granted_later(void *arg)
         enter_again(r, NULL);
 }
 
-static void add(struct http_request *req, struct http_header *headers, const char *name,
+static void add(struct http_call_request *req, struct http_header *headers, const char *name,
                 const char *value)
 {
     if (value[0] != '\0')
@@ -179,11 +179,11 @@ static struct http_client *client_of(struct relay_loop *rl, enum fleet_lane lane
  * engines answer where they do not know HEAD. */
 static void start(struct relay *r)
 {
-    struct exchange *x = r->x;
+    struct http_request *x = r->x;
     bool text = r->lane == FLEET_TEXT;
     struct http_header headers[4];
-    struct http_request req = {
-        .method = x->method == METHOD_HEAD ? "GET" : exchange_method_name(x->method),
+    struct http_call_request req = {
+        .method = x->method == METHOD_HEAD ? "GET" : http_request_method_name(x->method),
         .path = x->target,
         .body = x->body_len > 0 ? x->body : NULL,
         .body_len = x->body_len,
@@ -318,7 +318,7 @@ void relay_cut(struct relay *r, const struct err *why)
 
 /* the beginning */
 
-/* Under the exchange's lock. */
+/* Under the request's lock. */
 static void on_gone(void *arg)
 {
     struct relay *r = arg;
@@ -331,7 +331,7 @@ static void gone(void *arg)
     relay_drop(arg);
 }
 
-static struct relay *relay_new(struct relay_loop *rl, struct exchange *x, enum fleet_lane lane,
+static struct relay *relay_new(struct relay_loop *rl, struct http_request *x, enum fleet_lane lane,
                                struct err *e)
 {
     struct relay *r = calloc(1, sizeof *r);
@@ -372,7 +372,7 @@ static bool has_dots(const char *variable)
     return false;
 }
 
-int relay_begin(struct exchange *x, enum fleet_lane lane, relay_error_fn *error_reply,
+int relay_begin(struct http_request *x, enum fleet_lane lane, relay_error_fn *error_reply,
                 struct err *e)
 {
     struct relay_loop *rl = x->loop_app;
@@ -387,10 +387,10 @@ int relay_begin(struct exchange *x, enum fleet_lane lane, relay_error_fn *error_
     if (r == NULL)
         return -1;
     r->error_reply = error_reply;
-    exchange_on_gone(x, on_gone, r);
+    http_request_on_disconnect(x, on_gone, r);
     if (relay_enter(r, e) == 0)
         return 0;
-    exchange_on_gone(x, NULL, NULL); /* dispatch answers */
+    http_request_on_disconnect(x, NULL, NULL); /* dispatch answers */
     r->x = NULL;
     relay_end(r);
     return -1;

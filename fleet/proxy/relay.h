@@ -1,18 +1,18 @@
 /* The data plane in front of upstream engines: a request goes on as it came, and the answer comes
  * back as it is, byte for byte.
  *
- * All of it happens on the front's loops: each has its own client of upstreams and its own list of
- * relays. A relay holds one permit of the fleet from its grant to its end. It goes to another
- * upstream only while nothing of it was sent; after that the client is told that it may have been
- * processed, or, in mid-stream, finds its answer cut. Bodies are not looked into, but for the
- * version that an SGLang's answer names: it does not name its process, as a baton does. */
+ * All of it happens on the HTTP server's loops: each has its own client of upstreams and its own
+ * list of relays. A relay holds one permit of the fleet from its grant to its end. It goes to
+ * another upstream only while nothing of it was sent; after that the client is told that it may
+ * have been processed, or, in mid-stream, finds its answer cut. Bodies are not looked into, but for
+ * the version that an SGLang's answer names: it does not name its process, as a baton does. */
 #ifndef BATON_FLEET_PROXY_RELAY_H
 #define BATON_FLEET_PROXY_RELAY_H
 
 #include "base/err.h"
 #include "base/loop.h"
 #include "fleet/members/fleet.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 struct relays;
 struct upstreams;
@@ -35,25 +35,25 @@ enum {
 int relays_new(struct relays **out, struct upstreams *u, struct err *e);
 
 /* relays_stop - every relay that is under way is answered now: that the server ends. Before the
- * fronts are freed. Accepts NULL. Threads: main's. Blocks: no. */
+ * HTTP servers are freed. Accepts NULL. Threads: main's. Blocks: no. */
 void relays_stop(struct relays *rs);
 
-/* relays_free - Accepts NULL. After the fronts, before the upstreams. */
+/* relays_free - Accepts NULL. After the HTTP servers, before the upstreams. */
 void relays_free(struct relays *rs);
 
-/* relay_loop_begin, relay_loop_end - as struct front_app's. */
+/* relay_loop_begin, relay_loop_end - as struct http_server_app's. */
 int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *e);
 void relay_loop_end(void *loop_app);
 
 /* Makes the answer to what no upstream has answered. Threads: the loop's. Blocks: no. */
-typedef void relay_error_fn(const struct exchange *x, const struct err *e,
-                            struct exchange_reply *out);
+typedef void relay_error_fn(const struct http_request *x, const struct err *e,
+                            struct http_reply *out);
 
-/* relay_begin - pass a request on to an upstream; on the loop. On success the exchange is answered
+/* relay_begin - pass a request on to an upstream; on the loop. On success the request is answered
  * later; after an error it is still the caller's.
  * Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND, ERR_NO_MEMORY.
  */
-int relay_begin(struct exchange *x, enum fleet_lane lane, relay_error_fn *error_reply,
+int relay_begin(struct http_request *x, enum fleet_lane lane, relay_error_fn *error_reply,
                 struct err *e);
 
 #endif

@@ -1,31 +1,31 @@
 /* From an upstream's answer to the client's: short ones as a whole, others as they come.
  *
  * A stream is held when its client is behind: libcurl then leaves what comes in the socket, and the
- * upstream feels it. It goes on from the loop, never from within the front's own call for more,
- * because libcurl hands over at once what it has. */
+ * upstream feels it. It goes on from the loop, never from within the HTTP server's own call for
+ * more, because libcurl hands over at once what it has. */
 #include "base/log.h"
 #include "fleet/proxy/relay_priv.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-void relay_name_upstream(const struct relay *r, struct exchange_reply *out)
+void relay_name_upstream(const struct relay *r, struct http_reply *out)
 {
     if (r->at.name != NULL)
-        exchange_reply_header(out, "X-Baton-Upstream", "%s", r->at.name);
+        http_reply_header(out, "X-Baton-Upstream", "%s", r->at.name);
 }
 
 /* As it came. Types are headers here: those of a reply are static. */
-static struct exchange_reply head_of(const struct relay *r)
+static struct http_reply head_of(const struct relay *r)
 {
-    struct exchange_reply out = {.status = r->head.status};
+    struct http_reply out = {.status = r->head.status};
 
     if (r->head.content_type[0] != '\0')
-        exchange_reply_header(&out, "Content-Type", "%s", r->head.content_type);
+        http_reply_header(&out, "Content-Type", "%s", r->head.content_type);
     if (r->head.content_encoding[0] != '\0') /* nobody asked for one */
-        exchange_reply_header(&out, "Content-Encoding", "%s", r->head.content_encoding);
+        http_reply_header(&out, "Content-Encoding", "%s", r->head.content_encoding);
     if (r->head.retry_after[0] != '\0')
-        exchange_reply_header(&out, "Retry-After", "%s", r->head.retry_after);
+        http_reply_header(&out, "Retry-After", "%s", r->head.retry_after);
     relay_name_upstream(r, &out);
     return out;
 }
@@ -33,8 +33,8 @@ static struct exchange_reply head_of(const struct relay *r)
 /* All of it is there. */
 static void answer_whole(struct relay *r)
 {
-    struct exchange_reply out = head_of(r);
-    struct exchange *x = r->x;
+    struct http_reply out = head_of(r);
+    struct http_request *x = r->x;
 
     out.data = r->body;
     out.len = r->len;
@@ -44,7 +44,7 @@ static void answer_whole(struct relay *r)
     }
     r->body = NULL;
     r->x = NULL;
-    exchange_reply(x, &out);
+    http_reply(x, &out);
 }
 
 static void give_up_call(struct relay *r)
@@ -74,7 +74,7 @@ static void begin_whole(struct relay *r)
 
 static void begin_stream(struct relay *r)
 {
-    struct exchange_reply out = head_of(r);
+    struct http_reply out = head_of(r);
 
     if (r->x->method == METHOD_HEAD) { /* it was asked as a GET, and this is all that is wanted */
         give_up_call(r);
@@ -83,9 +83,9 @@ static void begin_stream(struct relay *r)
         return;
     }
     r->stage = RELAY_STREAM;
-    exchange_stream_open_as(r->x, &out);
+    http_request_stream_open_as(r->x, &out);
     if (r->x->body_len > RELAY_BODY_NBYTES_KEPT && http_body_sent(r->call))
-        exchange_drop_body(r->x);
+        http_request_drop_body(r->x);
 }
 
 /* A baton says which process of it answers: one that was restarted since the last question to it
@@ -176,7 +176,7 @@ static void collect(struct relay *r, const void *data, size_t len)
     r->len += len;
 }
 
-/* Under the exchange's lock. */
+/* Under the request's lock. */
 static void on_drained(void *arg)
 {
     struct relay *r = arg;
@@ -199,7 +199,7 @@ static void hold(struct relay *r)
         return;
     r->held = true;
     http_hold(r->call);
-    exchange_on_drained(r->x, RELAY_AHEAD_NBYTES / 2, on_drained, r);
+    http_request_on_drained(r->x, RELAY_AHEAD_NBYTES / 2, on_drained, r);
 }
 
 /* Is its client so far behind? `ahead` is never too small: it is asked anew only when it could be
@@ -208,19 +208,19 @@ static bool is_behind(struct relay *r, size_t more, size_t limit)
 {
     if (r->ahead + more < limit)
         return false;
-    r->ahead = exchange_stream_unsent(r->x);
+    r->ahead = http_request_stream_unsent(r->x);
     return r->ahead + more >= limit;
 }
 
 /* libcurl hands over each chunk by itself: those that it has read at once leave together, when the
- * front sees to it later in this turn of the loop. */
+ * HTTP server sees to it later in this turn of the loop. */
 static bool pass_on(struct relay *r, const void *data, size_t len)
 {
     if (is_behind(r, len, RELAY_AHEAD_NBYTES + HTTP_PIECE_NBYTES + 1)) {
         hold(r); /* libcurl reads on while there is something to read */
         return false;
     }
-    if (exchange_stream_write(r->x, data, len) != 0) {
+    if (http_request_stream_write(r->x, data, len) != 0) {
         relay_drop(r); /* the client is gone, or there is no memory for what it is owed */
         return true;
     }
@@ -260,7 +260,7 @@ static void on_done(void *arg, const struct http_end *end)
         return;
     }
     if (r->stage == RELAY_STREAM) {
-        exchange_stream_close(r->x, true);
+        http_request_stream_close(r->x, true);
         r->x = NULL;
     } else {
         answer_whole(r);

@@ -1,5 +1,5 @@
-/* What each loop of the front has for its relays, and how they all are told: that an upstream left
- * rotation, that the server ends. */
+/* What each loop of the HTTP server has for its relays, and how they all are told: that an upstream
+ * left rotation, that the server ends. */
 #include "base/clock.h"
 #include "fleet/proxy/relay_priv.h"
 

@@ -52,7 +52,7 @@ enum relay_stage {
 struct relay {
     struct relay_loop *loop;
     struct relay *next, **prev_next; /* of the loop's */
-    struct exchange *x;              /* our reference; NULL when answered */
+    struct http_request *x;          /* our reference; NULL when answered */
     enum relay_stage stage;
     enum fleet_lane lane;
     relay_error_fn *error_reply;
@@ -89,7 +89,7 @@ void relay_drop(struct relay *r);
 /* relay_cut - what it was granted cannot be relied on any more. */
 void relay_cut(struct relay *r, const struct err *why);
 
-/* relay_end - give the permit back and free it. Its call has ended, its exchange is answered. */
+/* relay_end - give the permit back and free it. Its call has ended, its request is answered. */
 void relay_end(struct relay *r);
 
 /* relay_refused - the upstream did not take our key, and none of the request. */
@@ -105,6 +105,6 @@ void relay_missed(struct relay *r, bool unreachable, const struct err *e);
 
 struct http_events relay_events(struct relay *r);
 void relay_drained(void *arg); /* of struct relay: its client has read on */
-void relay_name_upstream(const struct relay *r, struct exchange_reply *out);
+void relay_name_upstream(const struct relay *r, struct http_reply *out);
 
 #endif

@@ -16,7 +16,7 @@ enum { COVER_NAMED = 3, COVER_NAME_MAX = 80 }; /* missing tensors in a message *
 
 struct fleet_spec {
     unsigned n_refs;           /* the fleet's, and a session's; guarded by the fleet's lock */
-    struct manifest *manifest; /* owned; immutable */
+    struct model_spec *model_spec; /* owned; immutable */
     const char *from;          /* static; NULL: an update brought it */
 };
 
@@ -28,15 +28,15 @@ struct fleet_cover {
 
 /* the spec */
 
-static int spec_new(struct fleet_spec **out, struct manifest *m, const char *from, struct err *e)
+static int spec_new(struct fleet_spec **out, struct model_spec *m, const char *from, struct err *e)
 {
     struct fleet_spec *spec = malloc(sizeof *spec);
 
     if (spec == NULL) {
-        manifest_free(m);
+        model_spec_free(m);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what the model consists of");
     }
-    *spec = (struct fleet_spec){.n_refs = 1, .manifest = m, .from = from};
+    *spec = (struct fleet_spec){.n_refs = 1, .model_spec = m, .from = from};
     *out = spec;
     return 0;
 }
@@ -45,11 +45,11 @@ void fleet_spec_unref(struct fleet_spec *spec)
 {
     if (spec == NULL || --spec->n_refs > 0)
         return;
-    manifest_free(spec->manifest);
+    model_spec_free(spec->model_spec);
     free(spec);
 }
 
-int fleet_spec_give(struct fleet_control *fc, struct manifest *m, const char *from, struct err *e)
+int fleet_spec_give(struct fleet_control *fc, struct model_spec *m, const char *from, struct err *e)
 {
     return spec_new(&fc->spec, m, from, e);
 }
@@ -62,7 +62,7 @@ json_t *fleet_spec_json(struct fleet_control *fc)
     spec = fc->spec == NULL
                ? json_null()
                : json_pack("{s:s, s:I}", "from", fc->spec->from != NULL ? fc->spec->from : "update",
-                           "n_tensors", (json_int_t)fc->spec->manifest->plan->n_tensors);
+                           "n_tensors", (json_int_t)fc->spec->model_spec->tensor_list->n_tensors);
     mtx_unlock(&fc->lock);
     return spec;
 }
@@ -81,25 +81,26 @@ const char *fleet_coverage(struct fleet_control *fc)
 
 void fleet_list_fini(struct fleet_list *l)
 {
-    plan_unref(l->plan);
+    tensor_list_unref(l->tensor_list);
     *l = (struct fleet_list){0};
 }
 
 /* Each rank may get a list of its own. */
-static int list_join(struct plan_builder *b, const struct plan *plan, struct err *e)
+static int list_join(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
+                     struct err *e)
 {
-    for (uint32_t i = 0; plan != NULL && i < plan->n_tensors; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+    for (uint32_t i = 0; tensor_list != NULL && i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
-        if (plan_builder_find(b, t->name) == PLAN_NO_TENSOR &&
-            plan_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
+        if (tensor_list_builder_find(b, t->name) == TENSOR_LIST_NO_TENSOR &&
+            tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
             return -1;
     }
     return 0;
 }
 
 /* False: one of them cannot be read. */
-static bool join_pickles(struct plan_builder *b, const json_t *strings, uint32_t *n)
+static bool join_pickles(struct tensor_list_builder *b, const json_t *strings, uint32_t *n)
 {
     struct err ignored = {0};
     const json_t *text;
@@ -114,8 +115,8 @@ static bool join_pickles(struct plan_builder *b, const json_t *strings, uint32_t
         good = json_is_string(text) &&
                torch_tensors_read(&t, json_string_value(text), json_string_length(text),
                                   (uint32_t)i, "", &ignored) == 0 &&
-               list_join(b, t.plan, &ignored) == 0;
-        *n += t.plan != NULL ? t.plan->n_tensors : 0;
+               list_join(b, t.tensor_list, &ignored) == 0;
+        *n += t.tensor_list != NULL ? t.tensor_list->n_tensors : 0;
         torch_tensors_fini(&t);
     }
     return good;
@@ -123,15 +124,15 @@ static bool join_pickles(struct plan_builder *b, const json_t *strings, uint32_t
 
 static int read_pickles(struct fleet_list *out, const json_t *strings, struct err *e)
 {
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     uint32_t n;
 
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     out->seen = join_pickles(b, strings, &n);
     if (out->seen && n > 0)
-        return plan_builder_finish(b, &out->plan, e);
-    plan_builder_free(b);
+        return tensor_list_builder_finish(b, &out->tensor_list, e);
+    tensor_list_builder_free(b);
     return 0;
 }
 
@@ -148,7 +149,7 @@ int fleet_list_read(struct fleet_list *out, const struct fleet_control *fc,
     if (json_object_get(body, "names") == NULL)
         return 0;
     out->seen = true;
-    return fc->cfg.plan_of(&out->plan, body, e);
+    return fc->cfg.tensor_list_of(&out->tensor_list, body, e);
 }
 
 /* a session */
@@ -201,7 +202,7 @@ static json_t *cover_json(const struct fleet_session *s)
     const struct fleet_cover *c = s->cover;
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing = tally_missing(c->tally, missing, UPDATE_MISSING_MAX);
-    uint32_t n = c->spec != NULL ? c->spec->manifest->plan->n_tensors : 0;
+    uint32_t n = c->spec != NULL ? c->spec->model_spec->tensor_list->n_tensors : 0;
 
     return json_pack("{s:s, s:I, s:I, s:I, s:o, s:I}", "coverage", word_of(s, n_missing),
                      "n_tensors_total", (json_int_t)n, "n_tensors_done",
@@ -239,7 +240,7 @@ int fleet_cover_begin(struct fleet_control *fc, struct fleet_session *s, struct 
         c->spec->n_refs++;
     mtx_unlock(&fc->lock);
     s->cover = c; /* freed with the session */
-    if (tally_new(&c->tally, c->spec != NULL ? c->spec->manifest : NULL, e) != 0)
+    if (tally_new(&c->tally, c->spec != NULL ? c->spec->model_spec : NULL, e) != 0)
         return -1;
     if (is_counted(s))
         cover_tell(fc, s);
@@ -270,10 +271,10 @@ int fleet_cover_check(const struct fleet_session *s, const struct fleet_list *l,
 {
     const struct fleet_cover *c = s->cover;
 
-    if (c == NULL || l->plan == NULL)
+    if (c == NULL || l->tensor_list == NULL)
         return 0;
-    return tally_check(c->tally, l->plan, c->spec != NULL && c->spec->from != NULL, takes_once(s),
-                       e);
+    return tally_check(c->tally, l->tensor_list, c->spec != NULL && c->spec->from != NULL,
+                       takes_once(s), e);
 }
 
 void fleet_cover_took(struct fleet_control *fc, struct fleet_session *s, const struct fleet_list *l)
@@ -283,7 +284,7 @@ void fleet_cover_took(struct fleet_control *fc, struct fleet_session *s, const s
 
     if (c == NULL)
         return;
-    if (!l->seen || (l->plan != NULL && tally_add(c->tally, l->plan, &ignored) != 0))
+    if (!l->seen || (l->tensor_list != NULL && tally_add(c->tally, l->tensor_list, &ignored) != 0))
         c->n_unseen++;
     if (is_counted(s))
         cover_tell(fc, s);
@@ -308,7 +309,7 @@ static void name_missing(const struct tally *t, uint32_t n_missing, char *out, s
 
 static int refuse_missing(const struct fleet_cover *c, uint32_t n_missing, struct err *e)
 {
-    uint32_t n = c->spec->manifest->plan->n_tensors;
+    uint32_t n = c->spec->model_spec->tensor_list->n_tensors;
     char names[COVER_NAMED * (COVER_NAME_MAX + 4) + 24];
 
     name_missing(c->tally, n_missing, names, sizeof names);
@@ -370,12 +371,12 @@ void fleet_cover_commit(struct fleet_control *fc, struct fleet_session *s)
     const char *word = is_counted(s) ? word_of(s, tally_missing(s->cover->tally, NULL, 0))
                                      : fleet_cover_word(s);
     struct fleet_spec *spec = NULL, *before = NULL;
-    struct manifest *m;
+    struct model_spec *m;
     struct err ignored = {0};
 
     if (strcmp(word, "unknown") == 0)
         log_unknown(s);
-    if (is_learned(s) && tally_manifest(&m, s->cover->tally, &ignored) == 0)
+    if (is_learned(s) && tally_model_spec(&m, s->cover->tally, &ignored) == 0)
         (void)spec_new(&spec, m, NULL, &ignored);
     mtx_lock(&fc->lock);
     fc->coverage = word;

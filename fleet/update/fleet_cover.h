@@ -1,6 +1,6 @@
 /* Did an update bring the whole model, where nobody who receives it can tell? Engines that
  * overwrite what they serve take what comes and say that all went well, also of half a model. So
- * the names of each list are held against a spec: of --model or --manifest, else of what the last
+ * the names of each list are held against a spec: of --model or --model spec, else of what the last
  * whole update brought that ended well. Before the first one nothing is known, and that is what is
  * told.
  *
@@ -11,7 +11,7 @@
 #define BATON_FLEET_UPDATE_FLEET_COVER_H
 
 #include "base/err.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -23,9 +23,10 @@ struct fleet_cover;
 
 /* fleet_spec_give - what each update has to bring, from now on.
  * @m     moved, also on failure
- * @from  static: "--model", "--manifest"
+ * @from  static: "--model", "--model spec"
  * Threads: before any request. Errors: ERR_NO_MEMORY. */
-int fleet_spec_give(struct fleet_control *fc, struct manifest *m, const char *from, struct err *e);
+int fleet_spec_give(struct fleet_control *fc, struct model_spec *m, const char *from,
+                    struct err *e);
 void fleet_spec_unref(struct fleet_spec *spec); /* with the lock, or at the end; accepts NULL */
 
 /* fleet_spec_json - {"from", "n_tensors"} (new), or JSON null: nothing is known. NULL: no memory.
@@ -40,7 +41,7 @@ void fleet_cover_free(struct fleet_cover *c); /* with the lock, or at the end; a
 /* The names of a request that brings tensors. */
 struct fleet_list {
     bool seen;
-    struct plan *plan; /* one reference; NULL: it brings none, or they are not seen */
+    struct tensor_list *tensor_list; /* one reference; NULL: it brings none, or they are not seen */
 };
 void fleet_list_fini(struct fleet_list *l);
 

@@ -4,7 +4,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/route.h"
 
-int handle_unsupported(struct app *app, struct exchange *x, struct err *e)
+int handle_unsupported(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     json_t *body = NULL;

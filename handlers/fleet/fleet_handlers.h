@@ -3,7 +3,7 @@
 #define BATON_HANDLERS_FLEET_FLEET_HANDLERS_H
 
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 #include <stddef.h>
@@ -14,39 +14,39 @@ struct fleet_said;
 struct fleet_session;
 
 /* handle_relay - on the loop. Errors: relay_begin's. */
-int handle_relay(struct app *app, struct exchange *x, struct err *e);
+int handle_relay(struct app *app, struct http_request *x, struct err *e);
 
 /* Handlers in front of upstreams (server/operations.h). */
-int fleet_update_start(struct app *app, struct exchange *x, struct err *e);
-int fleet_update(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_verify(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_finish(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_abort(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_renew(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_get(struct app *app, struct exchange *x, struct err *e);
-int fleet_update_delete(struct app *app, struct exchange *x, struct err *e);
-int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e);
-int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e);
-int fleet_weights_label(struct app *app, struct exchange *x, struct err *e);
-int fleet_plan_put(struct app *app, struct exchange *x, struct err *e);
-int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e);
-int fleet_transfer_get(struct app *app, struct exchange *x, struct err *e);
-int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e);
-int fleet_pause(struct app *app, struct exchange *x, struct err *e);
-int fleet_resume(struct app *app, struct exchange *x, struct err *e);
-int fleet_sleep(struct app *app, struct exchange *x, struct err *e);
-int fleet_wake(struct app *app, struct exchange *x, struct err *e);
-int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e);
-int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e);
-int fleet_abort_requests(struct app *app, struct exchange *x, struct err *e);
-int fleet_lora_load(struct app *app, struct exchange *x, struct err *e);
-int fleet_lora_unload(struct app *app, struct exchange *x, struct err *e);
-int fleet_lora_list(struct app *app, struct exchange *x, struct err *e);
+int fleet_update_start(struct app *app, struct http_request *x, struct err *e);
+int fleet_update(struct app *app, struct http_request *x, struct err *e);
+int fleet_update_verify(struct app *app, struct http_request *x, struct err *e);
+int fleet_update_finish(struct app *app, struct http_request *x, struct err *e);
+int fleet_update_abort(struct app *app, struct http_request *x, struct err *e);
+int fleet_update_renew(struct app *app, struct http_request *x, struct err *e);
+int fleet_update_get(struct app *app, struct http_request *x, struct err *e);
+int fleet_update_delete(struct app *app, struct http_request *x, struct err *e);
+int fleet_commit_resume(struct app *app, struct http_request *x, struct err *e);
+int fleet_commit_implicit(struct app *app, struct http_request *x, struct err *e);
+int fleet_weights_label(struct app *app, struct http_request *x, struct err *e);
+int fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e);
+int fleet_transfer_init(struct app *app, struct http_request *x, struct err *e);
+int fleet_transfer_get(struct app *app, struct http_request *x, struct err *e);
+int fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e);
+int fleet_pause(struct app *app, struct http_request *x, struct err *e);
+int fleet_resume(struct app *app, struct http_request *x, struct err *e);
+int fleet_sleep(struct app *app, struct http_request *x, struct err *e);
+int fleet_wake(struct app *app, struct http_request *x, struct err *e);
+int fleet_reset_cache(struct app *app, struct http_request *x, struct err *e);
+int fleet_flush_cache(struct app *app, struct http_request *x, struct err *e);
+int fleet_abort_requests(struct app *app, struct http_request *x, struct err *e);
+int fleet_lora_load(struct app *app, struct http_request *x, struct err *e);
+int fleet_lora_unload(struct app *app, struct http_request *x, struct err *e);
+int fleet_lora_list(struct app *app, struct http_request *x, struct err *e);
 
 /* fleet_reply - 200, with what each upstream said. Steals reply. */
-void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
-                 size_t n);
-void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
+void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
+                 const struct fleet_said *said, size_t n);
+void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
                        const struct fleet_said *said, size_t n);
 
 /* fleet_update_json - the update that is open (new), or JSON null. Any thread; NULL: no memory. */

@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-int fleet_commit_implicit(struct app *app, struct exchange *x, struct err *e)
+int fleet_commit_implicit(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
     int rc = fleet_commit_open(app->fleet->control, "", &s, e);
@@ -62,7 +62,8 @@ static int check_any(struct app *app, size_t n, struct err *e)
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
 }
 
-static int name_all(struct app *app, struct exchange *x, const struct label_req *req, struct err *e)
+static int name_all(struct app *app, struct http_request *x, const struct label_req *req,
+                    struct err *e)
 {
     json_t *body = json_pack("{s:s}", "weight_version", req->label);
     bool named[FLEET_MAX] = {false};
@@ -126,7 +127,7 @@ static bool ends_open(struct app *app)
     return ends;
 }
 
-static int end_open(struct app *app, struct exchange *x, const char *label, struct err *e)
+static int end_open(struct app *app, struct http_request *x, const char *label, struct err *e)
 {
     struct fleet_session *s = NULL;
     int rc = fleet_commit_open(app->fleet->control, label, &s, e);
@@ -154,7 +155,7 @@ static int check_whole(struct fleet_control *fc, struct err *e)
     return rc;
 }
 
-static int label_parsed(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+static int label_parsed(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
     struct label_req req = {0};
     int rc;
@@ -174,7 +175,7 @@ static int label_parsed(struct app *app, struct exchange *x, const json_t *body,
     return rc;
 }
 
-int fleet_weights_label(struct app *app, struct exchange *x, struct err *e)
+int fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;

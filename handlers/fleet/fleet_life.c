@@ -7,7 +7,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/fleet_handlers.h"
-#include "handlers/gate_json.h"
+#include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -56,8 +56,8 @@ json_t *fleet_pause_json(const struct app *app)
 }
 
 /* Adds what each upstream said. Steals reply. */
-void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struct fleet_said *said,
-                 size_t n)
+void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
+                 const struct fleet_said *said, size_t n)
 {
     if (reply != NULL &&
         fleet_put(reply, "upstreams", fleet_said_json(app->fleet->control, said, n)) != 0) {
@@ -67,15 +67,15 @@ void fleet_reply(struct app *app, struct exchange *x, json_t *reply, const struc
     reply_json(x, 200, reply);
 }
 
-void fleet_reply_error(struct app *app, struct exchange *x, const struct err *e,
+void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
                        const struct fleet_said *said, size_t n)
 {
     reply_error(x, e,
                 json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet->control, said, n)));
 }
 
-static int pause_turn(struct app *app, struct exchange *x, const struct gate_pause *req,
-                      const json_t *body, struct err *e)
+static int pause_turn(struct app *app, struct http_request *x,
+                      const struct pause_controller_pause *req, const json_t *body, struct err *e)
 {
     struct fleet_said *said;
     size_t n;
@@ -91,9 +91,9 @@ static int pause_turn(struct app *app, struct exchange *x, const struct gate_pau
     return 0;
 }
 
-int fleet_pause(struct app *app, struct exchange *x, struct err *e)
+int fleet_pause(struct app *app, struct http_request *x, struct err *e)
 {
-    struct gate_pause req = {0};
+    struct pause_controller_pause req = {0};
     json_t *body;
     int rc;
 
@@ -112,7 +112,7 @@ int fleet_pause(struct app *app, struct exchange *x, struct err *e)
 
 /* resume */
 
-int fleet_resume(struct app *app, struct exchange *x, struct err *e)
+int fleet_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_said *said = NULL;
@@ -137,7 +137,7 @@ int fleet_resume(struct app *app, struct exchange *x, struct err *e)
 }
 
 /* Generation always runs again afterwards; what was wrong with the update is told all the same. */
-int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
+int fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
     struct fleet_said *said = NULL;
@@ -163,7 +163,7 @@ int fleet_commit_resume(struct app *app, struct exchange *x, struct err *e)
 /* caches */
 
 /* The same to all; changes nothing that an upstream could be out of step with. */
-static int to_all(struct app *app, struct exchange *x, enum wire_op op, const json_t *body,
+static int to_all(struct app *app, struct http_request *x, enum wire_op op, const json_t *body,
                   const char *counted, json_t *reply, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
@@ -193,7 +193,7 @@ static int to_all(struct app *app, struct exchange *x, enum wire_op op, const js
     return 0;
 }
 
-int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e)
+int fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;
@@ -208,7 +208,7 @@ int fleet_reset_cache(struct app *app, struct exchange *x, struct err *e)
     return rc;
 }
 
-int fleet_flush_cache(struct app *app, struct exchange *x, struct err *e)
+int fleet_flush_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_stats stats;

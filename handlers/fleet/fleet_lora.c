@@ -63,7 +63,7 @@ static json_t *loaded_json(struct fleet_control *fc)
     return loaded;
 }
 
-int fleet_lora_list(struct app *app, struct exchange *x, struct err *e)
+int fleet_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
     size_t n;
     struct told *all = copy_all(app->fleet->control, &n);
@@ -388,7 +388,7 @@ static int ask_load(struct app *app, const struct lora_req *req, const struct fl
     return rc;
 }
 
-static int load_turn(struct app *app, struct exchange *x, const struct lora_req *req,
+static int load_turn(struct app *app, struct http_request *x, const struct lora_req *req,
                      const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
@@ -431,7 +431,7 @@ static int load_turn(struct app *app, struct exchange *x, const struct lora_req 
     return 0;
 }
 
-int fleet_lora_load(struct app *app, struct exchange *x, struct err *e)
+int fleet_lora_load(struct app *app, struct http_request *x, struct err *e)
 {
     struct lora_req req = {0};
     json_t *body;
@@ -506,8 +506,8 @@ static int none_has_it(const char *name, struct err *e)
     return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
 }
 
-static int unload_turn(struct app *app, struct exchange *x, const char *name, const json_t *body,
-                       struct err *e)
+static int unload_turn(struct app *app, struct http_request *x, const char *name,
+                       const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_to to[FLEET_MAX];
@@ -542,7 +542,7 @@ static int unload_turn(struct app *app, struct exchange *x, const char *name, co
     return 0;
 }
 
-int fleet_lora_unload(struct app *app, struct exchange *x, struct err *e)
+int fleet_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
     const char *name = NULL;
     json_t *body;

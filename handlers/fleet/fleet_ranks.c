@@ -122,16 +122,16 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
 }
 
 /* What only some clients want to know: new; null where it was not asked for. */
-static json_t *config_json(struct app *app, const struct exchange *x, struct err *e)
+static json_t *config_json(struct app *app, const struct http_request *x, struct err *e)
 {
-    const char *format = exchange_query(x, "config_format");
+    const char *format = http_request_query(x, "config_format");
 
     return format != NULL && strcmp(format, "json") == 0
                ? fleet_vllm_config_json(app->fleet->control, e)
                : json_null();
 }
 
-int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e)
+int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *ranks = json_array(), *args = json_object(), *config = NULL, *status;
     int rc = -1;

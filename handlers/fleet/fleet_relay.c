@@ -5,16 +5,16 @@
 #include "handlers/reply.h"
 #include "handlers/route.h"
 
-static void error_reply(const struct exchange *x, const struct err *e, struct exchange_reply *out)
+static void error_reply(const struct http_request *x, const struct err *e, struct http_reply *out)
 {
     reply_error_make(x->route, e, NULL, out);
 }
 
-int handle_relay(struct app *app, struct exchange *x, struct err *e)
+int handle_relay(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
 
     (void)app;
-    return relay_begin(x, route->lane == LANE_GENERATE ? FLEET_GENERATE : FLEET_TEXT, error_reply,
-                       e);
+    return relay_begin(x, route->executor == EXECUTOR_GENERATE ? FLEET_GENERATE : FLEET_TEXT,
+                       error_reply, e);
 }

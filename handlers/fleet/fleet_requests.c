@@ -133,7 +133,7 @@ static int end_them(struct app *app, const json_t *ids, const json_t *body,
     return 0;
 }
 
-int fleet_abort_requests(struct app *app, struct exchange *x, struct err *e)
+int fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_said *said = NULL;
     const json_t *ids = NULL;

@@ -126,7 +126,7 @@ static void fence_dropped(struct app *app, const struct fleet_said *said, size_t
 }
 
 /* In a turn. All that refused alike leave everything as it was. */
-static int tell(struct app *app, struct exchange *x, const struct sleep_req *req,
+static int tell(struct app *app, struct http_request *x, const struct sleep_req *req,
                 const json_t *body, bool asleep, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
@@ -162,7 +162,7 @@ static int tell(struct app *app, struct exchange *x, const struct sleep_req *req
     return 0;
 }
 
-int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
+int fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct sleep_req req = {.level = 1};
@@ -190,7 +190,7 @@ int fleet_sleep(struct app *app, struct exchange *x, struct err *e)
 }
 
 /* Who wakes the cache wants to generate: an update that nobody ends has come as far as it will. */
-int fleet_wake(struct app *app, struct exchange *x, struct err *e)
+int fleet_wake(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;

@@ -153,7 +153,7 @@ json_t *fleet_status_json(const struct app *app)
     return status;
 }
 
-int handle_fleet_status(struct app *app, struct exchange *x, struct err *e)
+int handle_fleet_status(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200, fleet_status_json(app));
@@ -162,7 +162,7 @@ int handle_fleet_status(struct app *app, struct exchange *x, struct err *e)
 
 /* the list */
 
-int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e)
+int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200, upstreams_json(app));
@@ -175,14 +175,14 @@ static int no_upstreams(struct err *e)
                    "the server has an engine of its own: it was not started with --upstream");
 }
 
-int handle_upstreams(struct app *app, struct exchange *x, struct err *e)
+int handle_upstreams(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     (void)x;
     return no_upstreams(e);
 }
 
-int handle_resync(struct app *app, struct exchange *x, struct err *e)
+int handle_resync(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     (void)x;
@@ -191,7 +191,7 @@ int handle_resync(struct app *app, struct exchange *x, struct err *e)
 
 const char *const resync_members[] = {"upstream", NULL};
 
-int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e)
+int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e)
 {
     const char *name = NULL;
     json_t *body;

@@ -4,7 +4,7 @@
 
 #include "base/buf.h"
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 
@@ -21,13 +21,13 @@ void metrics_fleet(struct app *app, struct buf *out);
 json_t *fleet_status_json(const struct app *app);
 
 /* Routes' handlers, in front of upstreams. */
-int handle_fleet_status(struct app *app, struct exchange *x, struct err *e);
+int handle_fleet_status(struct app *app, struct http_request *x, struct err *e);
 /* handle_fleet_ranks - the status, in `cuda` the ranks of all upstreams that answer, and for a
  * client that asks with config_format=json their vllm_config. Blocks.
  * Errors: ERR_UNSYNCED: fewer than --min-ready answer; ERR_UPSTREAM: one does not say. */
-int handle_fleet_ranks(struct app *app, struct exchange *x, struct err *e);
-int handle_fleet_upstreams(struct app *app, struct exchange *x, struct err *e);
+int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *e);
 /* handle_fleet_resync - asks it first. Blocks; errors: as fleet_resync_one. */
-int handle_fleet_resync(struct app *app, struct exchange *x, struct err *e);
+int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e);
 
 #endif

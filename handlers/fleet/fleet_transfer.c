@@ -257,7 +257,7 @@ static void give_up_last(struct app *app, const struct route *route)
     fleet_unref(app->fleet->control, s);
 }
 
-static int group_join(struct app *app, struct exchange *x, const struct init_req *req,
+static int group_join(struct app *app, struct http_request *x, const struct init_req *req,
                       const json_t *body, json_t **details, struct err *e)
 {
     uint64_t n_ranks[FLEET_MAX] = {0};
@@ -291,7 +291,7 @@ static int group_join(struct app *app, struct exchange *x, const struct init_req
     return 0;
 }
 
-int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e)
+int fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct init_req req = {0};
@@ -316,7 +316,7 @@ int fleet_transfer_init(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int fleet_transfer_get(struct app *app, struct exchange *x, struct err *e)
+int fleet_transfer_get(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200, group_json(app));
@@ -385,8 +385,8 @@ static bool group_forget(struct fleet_control *fc, const char *name)
 }
 
 /* @name  NULL: each that there is */
-static int group_leave(struct app *app, struct exchange *x, const char *name, const json_t *body,
-                       struct err *e)
+static int group_leave(struct app *app, struct http_request *x, const char *name,
+                       const json_t *body, struct err *e)
 {
     char left[FLEET_GROUP_NAME_MAX + 1];
     struct fleet_to to[FLEET_MAX];
@@ -413,7 +413,7 @@ static int group_leave(struct app *app, struct exchange *x, const char *name, co
     return 0;
 }
 
-int fleet_transfer_delete(struct app *app, struct exchange *x, struct err *e)
+int fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     const char *name = NULL;

@@ -14,7 +14,7 @@
 #include <string.h>
 
 /* Answers with what the update is now; an error with who said what. Gives s back. */
-int fleet_update_answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
+int fleet_update_answer(struct app *app, struct http_request *x, struct fleet_session *s, int rc,
                         struct err *e)
 {
     if (rc == 0)
@@ -52,7 +52,7 @@ static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
     return 0;
 }
 
-int fleet_update_start(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     struct fleet_begin req = {.x = x, .unnamed = route->session != SESSION_NAMED};
@@ -106,7 +106,8 @@ static int check_source(const json_t *body, struct err *e)
     return columns_check(body, NULL, "", e);
 }
 
-static int words_parse(struct words *w, const struct exchange *x, const json_t *body, struct err *e)
+static int words_parse(struct words *w, const struct http_request *x, const json_t *body,
+                       struct err *e)
 {
     const struct route *route = x->route;
 
@@ -295,7 +296,7 @@ static int update_whole_in_turn(struct app *app, const struct words *w, const js
     return rc;
 }
 
-static int update_whole(struct app *app, struct exchange *x, const struct words *w,
+static int update_whole(struct app *app, struct http_request *x, const struct words *w,
                         const json_t *body, struct err *e)
 {
     json_t *start = json_object(), *bare = bare_of(body, start), *details = NULL;
@@ -413,7 +414,7 @@ static bool is_left_empty(struct fleet_control *fc, const struct fleet_session *
     return empty;
 }
 
-static int update_parsed(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+static int update_parsed(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
     const struct route *route = x->route;
     struct fleet_session *s;
@@ -443,7 +444,7 @@ static int update_parsed(struct app *app, struct exchange *x, const json_t *body
     return fleet_update_answer(app, x, s, rc, e);
 }
 
-int fleet_update(struct app *app, struct exchange *x, struct err *e)
+int fleet_update(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;

@@ -3,7 +3,7 @@
 #define BATON_HANDLERS_FLEET_FLEET_UPDATE_H
 
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 struct app;
 struct fleet_session;
@@ -11,7 +11,7 @@ struct fleet_session;
 /* fleet_update_answer - what the update is now, or the error with what each upstream said.
  * @s   one reference, which is given back
  * @rc  0, or -1 with e set. Returns: 0. */
-int fleet_update_answer(struct app *app, struct exchange *x, struct fleet_session *s, int rc,
+int fleet_update_answer(struct app *app, struct http_request *x, struct fleet_session *s, int rc,
                         struct err *e);
 
 /* fleet_update_find_open - a reference to the open session, which requests do not name.

@@ -21,7 +21,7 @@ static int update_named(struct app *app, const json_t *body, struct fleet_sessio
     return fleet_find(app->fleet->control, id, out, e);
 }
 
-static int end_parsed(struct app *app, struct exchange *x, const json_t *body, bool commit,
+static int end_parsed(struct app *app, struct http_request *x, const json_t *body, bool commit,
                       struct err *e)
 {
     const struct route *route = x->route;
@@ -44,7 +44,7 @@ static int end_parsed(struct app *app, struct exchange *x, const json_t *body, b
     return fleet_update_answer(app, x, s, rc, e);
 }
 
-static int end_request(struct app *app, struct exchange *x, bool commit, struct err *e)
+static int end_request(struct app *app, struct http_request *x, bool commit, struct err *e)
 {
     json_t *body;
     int rc;
@@ -56,17 +56,17 @@ static int end_request(struct app *app, struct exchange *x, bool commit, struct 
     return rc;
 }
 
-int fleet_update_verify(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_verify(struct app *app, struct http_request *x, struct err *e)
 {
     return end_request(app, x, false, e);
 }
 
-int fleet_update_finish(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
 {
     return end_request(app, x, true, e);
 }
 
-static int update_give_up(struct app *app, struct exchange *x, struct fleet_session *s,
+static int update_give_up(struct app *app, struct http_request *x, struct fleet_session *s,
                           const char *reason, struct err *e)
 {
     struct err why = {0};
@@ -75,7 +75,7 @@ static int update_give_up(struct app *app, struct exchange *x, struct fleet_sess
     return fleet_update_answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
 }
 
-int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
 {
     const char *reason = "aborted by its owner";
     struct fleet_session *s;
@@ -93,7 +93,7 @@ int fleet_update_abort(struct app *app, struct exchange *x, struct err *e)
     return rc;
 }
 
-int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
 
@@ -102,7 +102,7 @@ int fleet_update_delete(struct app *app, struct exchange *x, struct err *e)
     return update_give_up(app, x, s, "aborted by DELETE", e);
 }
 
-int fleet_update_get(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_get(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
 
@@ -161,7 +161,7 @@ static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_
     return rc;
 }
 
-int fleet_update_renew(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
     uint64_t lease_s = 0;

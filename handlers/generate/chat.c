@@ -140,7 +140,7 @@ int chat_render(struct completions_op *op, struct err *e)
     return 0;
 }
 
-int handle_chat(struct app *app, struct exchange *x, struct err *e)
+int handle_chat(struct app *app, struct http_request *x, struct err *e)
 {
     struct completions_op *op;
     json_t *body = NULL;
@@ -149,7 +149,7 @@ int handle_chat(struct app *app, struct exchange *x, struct err *e)
     if (generation_check_app(app, NULL, e) != 0 || chat_check_app(app, e) != 0 ||
         body_parse(&body, x, x->route, e) != 0)
         return -1;
-    exchange_drop_body(x);
+    http_request_drop_body(x);
     op = completions_new(app, x, e);
     rc = op != NULL ? chat_op_parse(op, body, e) : -1;
     json_decref(body);

@@ -92,7 +92,7 @@ static json_t *rendered_json(const struct completions_op *op, const json_t *body
                      "priority", 0, "kv_transfer_params");
 }
 
-int handle_chat_render(struct app *app, struct exchange *x, struct err *e)
+int handle_chat_render(struct app *app, struct http_request *x, struct err *e)
 {
     struct completions_op *op;
     json_t *body = NULL;

@@ -365,7 +365,7 @@ static int make_texts(struct completions_op *op, struct err *e)
 /* Everything that the tokenizer does before the request queues. */
 static int make_prompts(struct completions_op *op, struct err *e)
 {
-    if (exchange_gone(op->g.x))
+    if (http_request_disconnected(op->g.x))
         return err_set(e, ERR_GONE, "", "the client went away before its turn");
     if (life_state(op->g.app->life) == LIFE_DRAINING) /* no permit would follow */
         return err_set(e, ERR_DRAINING, "", "the server is draining: no new generate");
@@ -385,7 +385,7 @@ static void completions_prepare(void *arg)
     struct err e = {0};
     int rc;
 
-    exchange_on_gone(op->g.x, NULL, NULL);
+    http_request_on_disconnect(op->g.x, NULL, NULL);
     rc = make_prompts(op, &e);
     admission_leave(op->g.app->prompts, &op->ticket);
     if (rc != 0) {
@@ -406,7 +406,7 @@ static void completions_drop(void *arg)
     generation_fail(&op->g, &e);
 }
 
-/* Under the exchange's lock: only takes the ticket out; answering is another thread's. */
+/* Under the request's lock: only takes the ticket out; answering is another thread's. */
 static void completions_gone(void *arg)
 {
     struct completions_op *op = arg;
@@ -430,7 +430,7 @@ static void completions_granted(void *arg)
         completions_prepare(op);
 }
 
-void completions_init(struct completions_op *op, struct app *app, struct exchange *x)
+void completions_init(struct completions_op *op, struct app *app, struct http_request *x)
 {
     generation_init(&op->g, app, x, &whole_ops, app->text);
     op->created_s = clock_wall_s();
@@ -440,7 +440,7 @@ void completions_init(struct completions_op *op, struct app *app, struct exchang
     op->sampling_at = "";
 }
 
-struct completions_op *completions_new(struct app *app, struct exchange *x, struct err *e)
+struct completions_op *completions_new(struct app *app, struct http_request *x, struct err *e)
 {
     struct completions_op *op = calloc(1, sizeof *op);
 
@@ -454,20 +454,20 @@ struct completions_op *completions_new(struct app *app, struct exchange *x, stru
 
 void completions_begin(struct completions_op *op)
 {
-    struct exchange *x = op->g.x;
+    struct http_request *x = op->g.x;
     struct err e = {0};
 
     if (op->stream.on)
         op->g.ops = op->stream_ops;
     op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
-    exchange_on_gone(x, completions_gone, op);
+    http_request_on_disconnect(x, completions_gone, op);
     if (admission_enter(op->g.app->prompts, &op->ticket, &e) == 0)
         return;
-    exchange_on_gone(x, NULL, NULL);
+    http_request_on_disconnect(x, NULL, NULL);
     generation_fail(&op->g, &e);
 }
 
-int handle_completions(struct app *app, struct exchange *x, struct err *e)
+int handle_completions(struct app *app, struct http_request *x, struct err *e)
 {
     struct completions_op *op;
     json_t *body = NULL;
@@ -479,7 +479,7 @@ int handle_completions(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    exchange_drop_body(x);
+    http_request_drop_body(x);
     op = completions_new(app, x, e);
     rc = op != NULL ? completions_parse(op, body, e) : -1;
     json_decref(body);

@@ -88,13 +88,13 @@ struct completions_part {
 };
 
 /* completions_new - an empty op; NULL with e set when there is no memory. Until completions_begin
- * the caller drops it with generation_unref, and the exchange stays the caller's. */
-struct completions_op *completions_new(struct app *app, struct exchange *x, struct err *e);
+ * the caller drops it with generation_unref, and the request stays the caller's. */
+struct completions_op *completions_new(struct app *app, struct http_request *x, struct err *e);
 
 /* completions_init, completions_fini - the same for one that is a part of something larger, whose
  * operations are its own.
  * @op  zeroed */
-void completions_init(struct completions_op *op, struct app *app, struct exchange *x);
+void completions_init(struct completions_op *op, struct app *app, struct http_request *x);
 void completions_fini(struct completions_op *op);
 
 /* completions_prompts - text, token ids, or an array of either; sets is_text and is_list.

@@ -352,7 +352,7 @@ static void put_whole(struct buf *out, struct completions_op *op)
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct completions_part p;
 
-        if (exchange_gone(g->x) || !completions_next(&p, op, &g->seqs[i])) {
+        if (http_request_disconnected(g->x) || !completions_next(&p, op, &g->seqs[i])) {
             out->failed = true;
             return;
         }
@@ -368,7 +368,7 @@ static void put_whole(struct buf *out, struct completions_op *op)
 void completions_finish(struct generation *g)
 {
     struct completions_op *op = completions_of(g);
-    struct exchange *x = g->x;
+    struct http_request *x = g->x;
     struct err why = {0};
     struct buf whole = {0};
     bool failed = generation_failed(g, &why);

@@ -37,7 +37,7 @@ static int detokenize_parse(uint32_t **ids, uint32_t *n, bool *skip_special, con
                         DETOKENIZE_TOKENS_MAX, e);
 }
 
-int handle_detokenize(struct app *app, struct exchange *x, struct err *e)
+int handle_detokenize(struct app *app, struct http_request *x, struct err *e)
 {
     struct buf text = {0};
     bool skip_special = false;

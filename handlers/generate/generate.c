@@ -256,7 +256,7 @@ static void finish_stream(struct generate_op *op)
 static void generate_finish(struct generation *g)
 {
     struct generate_op *op = op_of(g);
-    struct exchange *x = g->x;
+    struct http_request *x = g->x;
     struct err why = {0};
     struct buf whole = {0};
 
@@ -358,7 +358,7 @@ static int generate_parse(struct generate_op *op, const json_t *body, bool stric
     return generation_expand(&op->g, "/sampling_params/n", e);
 }
 
-int handle_generate(struct app *app, struct exchange *x, struct err *e)
+int handle_generate(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     struct generate_op *op;
@@ -366,7 +366,7 @@ int handle_generate(struct app *app, struct exchange *x, struct err *e)
 
     if (generation_check_app(app, NULL, e) != 0 || body_parse(&body, x, route, e) != 0)
         return -1;
-    exchange_drop_body(x);
+    http_request_drop_body(x);
     op = calloc(1, sizeof *op);
     if (op == NULL) {
         json_decref(body);

@@ -7,8 +7,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "control/gate.h"
 #include "control/metrics.h"
+#include "control/pause_controller.h"
 #include "engine/generation.h"
 #include "engine/lora/adapter_use.h"
 #include "handlers/generate/generation_reply.h"
@@ -21,7 +21,7 @@
 
 static void generation_work(void *arg);
 
-void generation_init(struct generation *g, struct app *app, struct exchange *x,
+void generation_init(struct generation *g, struct app *app, struct http_request *x,
                      const struct generation_ops *ops, struct workers *pool)
 {
     assert(ops->finish != NULL && ops->free != NULL);
@@ -291,7 +291,8 @@ void generation_cancel(struct generation *g)
     mtx_unlock(&g->lock);
 }
 
-/* The peer left: on the front's thread, with MTX_EXCHANGE held, so nothing is answered here. */
+/* The peer left: on the HTTP server's thread, with MTX_HTTP_REQUEST held, so nothing is answered
+ * here. */
 static void generation_gone(void *arg)
 {
     struct generation *g = arg;
@@ -315,7 +316,7 @@ static void generation_gone(void *arg)
 
 void generation_watch(struct generation *g)
 {
-    exchange_on_gone(g->x, generation_gone, g);
+    http_request_on_disconnect(g->x, generation_gone, g);
 }
 
 static void count_ended(const struct generation *g)
@@ -330,7 +331,7 @@ static void count_ended(const struct generation *g)
     }
 }
 
-/* On the front's thread, or that of the job. */
+/* On the HTTP server's thread, or that of the job. */
 static void client_drained(void *arg)
 {
     wake(arg, false);
@@ -338,7 +339,7 @@ static void client_drained(void *arg)
 
 /* Is there a stream whose client has to take what it was sent before it is told more? Then the job
  * looks again when it has, or has gone: what the engine made waits in its output, where it is
- * small. The front gives up on a client that takes nothing. */
+ * small. The HTTP server gives up on a client that takes nothing. */
 static bool wait_for_client(struct generation *g)
 {
     bool waits;
@@ -352,7 +353,7 @@ static bool wait_for_client(struct generation *g)
     if (!waits)
         g->stream_broken = true;
     else
-        exchange_on_drained(g->x, GENERATION_UNSENT_MAX, client_drained, g);
+        http_request_on_drained(g->x, GENERATION_UNSENT_MAX, client_drained, g);
     return waits;
 }
 
@@ -688,7 +689,8 @@ void generation_enter(struct generation *g)
         generation_forget(g);
         return;
     }
-    if (g->app->gate != NULL && gate_allows(g->app->gate, CALL_GENERATE, &e) != 0) {
+    if (g->app->pause_controller != NULL &&
+        pause_controller_allows(g->app->pause_controller, CALL_GENERATE, &e) != 0) {
         generation_fail(g, &e);
         return;
     }

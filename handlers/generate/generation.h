@@ -1,16 +1,16 @@
-/* One running generate: a request's exchange, its permit, and its sequences in the engine.
+/* One running generate: a request's request, its permit, and its sequences in the engine.
  *
  * Life. The flow (whoever carries the request on) owns one reference. It goes: init -> watch ->
  * enter (queue for the permit) -> granted -> submit every sequence -> the last one is done -> the
  * permit goes back -> finish answers -> freed. Every path ends in one answer, and a permit that was
  * granted goes back only when the engine is done with every sequence.
  *
- *   front thread    gone: the peer left. Out of the queue, or every sequence is cancelled.
+ *   HTTP server thread    gone: the peer left. Out of the queue, or every sequence is cancelled.
  *   engine thread   tokens, done: copy pointers, count, post. Nothing is formatted there.
  *   pool thread     news, finish: one at a time for a generation, so events keep their order.
  *
- * The peer's callback holds MTX_EXCHANGE and cannot run once the exchange is answered, so that the
- * generation outlives it. The pools and the engine outlive every generation. */
+ * The peer's callback holds MTX_HTTP_REQUEST and cannot run once the request is answered, so that
+ * the generation outlives it. The pools and the engine outlive every generation. */
 #ifndef BATON_HANDLERS_GENERATE_GENERATION_H
 #define BATON_HANDLERS_GENERATE_GENERATION_H
 
@@ -22,7 +22,7 @@
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/generate/generate_params.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ struct generation_ops {
     /* The engine refused a sequence: put its pointer in terms of this operation's members. May be
      * NULL. On app->generate_pool. */
     void (*blame)(const struct generation_seq *seq, struct err *e);
-    /* Every sequence ended and the permit is back. Must answer the exchange. Called once, last;
+    /* Every sequence ended and the permit is back. Must answer the request. Called once, last;
      * not called when the request failed before it got a permit. */
     void (*finish)(struct generation *g);
     /* Frees the operation, whose first member is the generation, after generation_fini. */
@@ -103,7 +103,7 @@ struct generation {
     const char *id_prefix;          /* what vLLM's ids of such requests begin with; NULL: nothing */
     char *const *seq_ids;           /* [n_seqs], borrowed from it; NULL: sequences have no names */
     char *lora;         /* owned; the adapter that `model` named; NULL: the base model */
-    struct exchange *x; /* the flow's reference; given up by the answer */
+    struct http_request *x; /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
     struct workers *pool; /* where news and finish run */
     struct generate_params params;
@@ -125,7 +125,7 @@ struct generation {
 
 /* generation_init - an empty generation with one reference, the flow's; on_update is the server's.
  * @x     the flow's reference moves in with generation_watch; until then it is the caller's */
-void generation_init(struct generation *g, struct app *app, struct exchange *x,
+void generation_init(struct generation *g, struct app *app, struct http_request *x,
                      const struct generation_ops *ops, struct workers *pool);
 void generation_fini(struct generation *g); /* for ops->free */
 
@@ -163,7 +163,7 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
  *         GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
-/* generation_watch - from now on the peer's leaving ends it, and the exchange is the flow's. */
+/* generation_watch - from now on the peer's leaving ends it, and the request is the flow's. */
 void generation_watch(struct generation *g);
 
 /* generation_enter - take a permit or queue for it; the flow's reference moves on. A refusal is

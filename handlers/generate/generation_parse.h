@@ -20,7 +20,7 @@ struct generation_stream {
 
 /* generation_parse_names - model (the base's name, or that of a loaded adapter), request_id,
  * cache_salt, session_id.
- * @request_id  on success a copy of the body's, or of the exchange's; the caller's
+ * @request_id  on success a copy of the body's, or of the request's; the caller's
  * A cache salt is checked and has no effect: this server shares no prompt cache among requests.
  * Errors: ERR_NOT_FOUND at /model, ERR_BAD_REQUEST, ERR_NO_MEMORY. */
 int generation_parse_names(char **request_id, struct generation *g, const json_t *body,

@@ -194,15 +194,15 @@ static void stream_write(struct generation *g, const void *data, size_t len)
     if (g->stream_broken)
         return;
     if (!g->stream_open)
-        exchange_stream_open(g->x, 200, "text/event-stream; charset=utf-8");
+        http_request_stream_open(g->x, 200, "text/event-stream; charset=utf-8");
     g->stream_open = true;
-    if (exchange_stream_write(g->x, data, len) != 0)
+    if (http_request_stream_write(g->x, data, len) != 0)
         break_stream(g);
 }
 
 bool generation_keeps_up(const struct generation *g)
 {
-    return !g->stream_open || exchange_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
+    return !g->stream_open || http_request_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
 }
 
 uint32_t generation_share(const struct generation *g)
@@ -236,7 +236,7 @@ void generation_end(struct generation *g)
 {
     static const char last[] = "data: [DONE]\n\n";
     const struct route *route = g->x->route;
-    struct exchange *x = g->x;
+    struct http_request *x = g->x;
     struct err why = {0};
     struct buf event = {0};
     bool failed = generation_failed(g, &why);
@@ -256,5 +256,5 @@ void generation_end(struct generation *g)
     if (why.code != ERR_GONE)
         stream_write(g, last, sizeof last - 1);
     g->x = NULL;
-    exchange_stream_close(x, !g->stream_broken && why.code != ERR_GONE);
+    http_request_stream_close(x, !g->stream_broken && why.code != ERR_GONE);
 }

@@ -63,7 +63,7 @@ static json_t *cards(const struct app *app)
     return NULL;
 }
 
-int handle_models(struct app *app, struct exchange *x, struct err *e)
+int handle_models(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *data = cards(app);
 
@@ -73,7 +73,7 @@ int handle_models(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_model(struct app *app, struct exchange *x, struct err *e)
+int handle_model(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *data = cards(app), *card, *found = NULL;
     size_t i;

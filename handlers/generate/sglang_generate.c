@@ -390,7 +390,7 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
     return rc;
 }
 
-int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e)
+int handle_sglang_generate(struct app *app, struct http_request *x, struct err *e)
 {
     struct sglang_op *op;
     json_t *body = NULL;
@@ -402,7 +402,7 @@ int handle_sglang_generate(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    exchange_drop_body(x);
+    http_request_drop_body(x);
     op = calloc(1, sizeof *op);
     if (op == NULL) {
         json_decref(body);

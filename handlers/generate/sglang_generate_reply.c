@@ -234,7 +234,7 @@ static void put_whole(struct buf *out, struct sglang_op *op)
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct completions_part p;
 
-        if (exchange_gone(g->x) || !completions_next(&p, &op->c, &g->seqs[i])) {
+        if (http_request_disconnected(g->x) || !completions_next(&p, &op->c, &g->seqs[i])) {
             out->failed = true;
             return;
         }
@@ -248,7 +248,7 @@ static void put_whole(struct buf *out, struct sglang_op *op)
 void sglang_generate_finish(struct generation *g)
 {
     struct sglang_op *op = sglang_of(g);
-    struct exchange *x = g->x;
+    struct http_request *x = g->x;
     struct err why = {0};
     struct buf whole = {0};
 

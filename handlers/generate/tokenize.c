@@ -93,7 +93,7 @@ static json_t *tokenize_json(const struct app *app, const struct tokenize_req *r
                      req->return_strings ? strings_json(app->tokenizer, ids, n) : json_null());
 }
 
-int handle_tokenize(struct app *app, struct exchange *x, struct err *e)
+int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
 {
     struct tokenize_req req = {0};
     uint32_t *ids = NULL;

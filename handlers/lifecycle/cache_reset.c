@@ -1,6 +1,6 @@
 /* reset_cache: what is kept of generations that have ended, which is nothing; if asked for, also
  * the KV of those that run or are frozen. */
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -9,7 +9,7 @@
 
 const char *const reset_cache_members[] = {"running", "external", NULL};
 
-static int running_parse(bool *out, struct exchange *x, struct err *e)
+static int running_parse(bool *out, struct http_request *x, struct err *e)
 {
     bool external = false; /* upstreams may have one beyond their own; there is none here */
     json_t *body;
@@ -24,11 +24,12 @@ static int running_parse(bool *out, struct exchange *x, struct err *e)
     return rc;
 }
 
-int handle_reset_cache(struct app *app, struct exchange *x, struct err *e)
+int handle_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     bool running = false;
 
-    if (gate_allows(app->gate, CALL_RESET_CACHE, e) != 0 || running_parse(&running, x, e) != 0)
+    if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0 ||
+        running_parse(&running, x, e) != 0)
         return -1;
     if (running && app->engine != NULL)
         app->engine->ops->kv_forget(app->engine);

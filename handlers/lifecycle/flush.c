@@ -2,24 +2,24 @@
  * as long as generations run or wait. While generation is paused nobody's turn comes, and what is
  * frozen makes its KV again: then there is nothing in the way. */
 #include "control/admission.h"
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/control_plane.h"
 
-int handle_flush_cache(struct app *app, struct exchange *x, struct err *e)
+int handle_flush_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct admission_stats s;
-    struct gate_info info;
+    struct pause_controller_info info;
 
-    gate_info(app->gate, &info);
+    pause_controller_info(app->pause_controller, &info);
     admission_stats(app->generate, &s);
     if (info.pause == PAUSE_NONE && s.n_running + s.n_waiting > 0)
         return err_set(e, ERR_CONFLICT, "",
                        "%llu generations run and %llu wait; pause first, or come again when they "
                        "have ended",
                        (unsigned long long)s.n_running, (unsigned long long)s.n_waiting);
-    if (gate_allows(app->gate, CALL_RESET_CACHE, e) != 0)
+    if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0)
         return -1;
     if (app->engine != NULL)
         app->engine->ops->kv_forget(app->engine);

@@ -1,11 +1,11 @@
 /* pause, resume, abort_requests. */
 #include "base/clock.h"
-#include "control/gate.h"
 #include "control/generations.h"
+#include "control/pause_controller.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/gate_json.h"
+#include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -19,58 +19,59 @@ const char *const abort_requests_members[] = {"request_ids", "all", NULL};
 
 /* A pause on its way to be acknowledged. */
 struct pausing {
-    struct gate_wait wait; /* first */
-    struct exchange *x;
+    struct pause_controller_wait wait; /* first */
+    struct http_request *x;
 };
 
-static void pausing_done(struct gate_wait *w, const struct gate_info *info, const struct err *e)
+static void pausing_done(struct pause_controller_wait *w, const struct pause_controller_info *info,
+                         const struct err *e)
 {
     struct pausing *p = (struct pausing *)(void *)w;
 
     if (e->code != ERR_NONE)
         reply_error(p->x, e, NULL);
     else
-        reply_json(p->x, 200, gate_pause_json(info));
+        reply_json(p->x, 200, pause_controller_pause_json(info));
     free(p);
 }
 
-/* Under the exchange's lock. */
+/* Under the request's lock. */
 static void pausing_gone(void *arg)
 {
     struct pausing *p = arg;
 
     atomic_store_explicit(&p->wait.gone, true, memory_order_relaxed);
-    gate_ring(p->wait.gate);
+    pause_controller_wake_up(p->wait.pause_controller);
 }
 
-/* The wait's callback must be in place before the gate can answer it, and out of the way before the
- * wait is freed. */
-static int do_pause(struct app *app, struct exchange *x, const struct gate_pause *req,
-                    struct err *e)
+/* The wait's callback must be in place before the pause controller can answer it, and out of the
+ * way before the wait is freed. */
+static int do_pause(struct app *app, struct http_request *x,
+                    const struct pause_controller_pause *req, struct err *e)
 {
     struct pausing *p = calloc(1, sizeof *p);
-    struct gate_info info;
+    struct pause_controller_info info;
     int rc;
 
     if (p == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to wait for the pause");
-    p->wait.gate = app->gate;
+    p->wait.pause_controller = app->pause_controller;
     p->wait.done = pausing_done;
     p->x = x;
-    exchange_on_gone(x, pausing_gone, p);
-    rc = gate_pause(app->gate, req, &p->wait, &info, e);
+    http_request_on_disconnect(x, pausing_gone, p);
+    rc = pause_controller_pause(app->pause_controller, req, &p->wait, &info, e);
     if (rc == 1)
         return 0;
-    exchange_on_gone(x, NULL, NULL);
+    http_request_on_disconnect(x, NULL, NULL);
     free(p);
     if (rc == 0)
-        reply_json(x, 200, gate_pause_json(&info));
+        reply_json(x, 200, pause_controller_pause_json(&info));
     return rc;
 }
 
-int handle_pause(struct app *app, struct exchange *x, struct err *e)
+int handle_pause(struct app *app, struct http_request *x, struct err *e)
 {
-    struct gate_pause req = {0};
+    struct pause_controller_pause req = {0};
     json_t *body;
     int rc;
 
@@ -81,10 +82,10 @@ int handle_pause(struct app *app, struct exchange *x, struct err *e)
     return rc == 0 ? do_pause(app, x, &req, e) : -1;
 }
 
-int handle_resume(struct app *app, struct exchange *x, struct err *e)
+int handle_resume(struct app *app, struct http_request *x, struct err *e)
 {
-    struct gate_info info;
-    bool was = gate_resume(app->gate, &info);
+    struct pause_controller_info info;
+    bool was = pause_controller_resume(app->pause_controller, &info);
 
     (void)e;
     reply_json(x, 200,
@@ -139,13 +140,13 @@ static int do_abort(struct app *app, const json_t *body, uint32_t *n, struct err
     return 0;
 }
 
-int handle_abort_requests(struct app *app, struct exchange *x, struct err *e)
+int handle_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     uint32_t n = 0;
     int rc;
 
-    if (gate_allows(app->gate, CALL_ABORT_REQUESTS, e) != 0 ||
+    if (pause_controller_allows(app->pause_controller, CALL_ABORT_REQUESTS, e) != 0 ||
         body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = do_abort(app, body, &n, e);

@@ -1,9 +1,9 @@
 /* sleep and wake. */
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/gate_json.h"
+#include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -27,9 +27,9 @@ static int tags_parse(unsigned *out, const json_t *body, struct err *e)
         char field[ERR_FIELD_MAX];
 
         if (tag != NULL && strcmp(tag, "weights") == 0) {
-            tags |= GATE_WEIGHTS;
+            tags |= PAUSE_WEIGHTS;
         } else if (tag != NULL && strcmp(tag, "kv_cache") == 0) {
-            tags |= GATE_KV;
+            tags |= PAUSE_KV;
         } else if (tag != NULL && strcmp(tag, "cuda_graph") == 0) {
             graphs = true;
         } else {
@@ -39,11 +39,11 @@ static int tags_parse(unsigned *out, const json_t *body, struct err *e)
                            tag != NULL ? tag : "");
         }
     }
-    *out = tags != 0 || graphs ? tags : GATE_WEIGHTS | GATE_KV;
+    *out = tags != 0 || graphs ? tags : PAUSE_WEIGHTS | PAUSE_KV;
     return 0;
 }
 
-static int sleep_parse(int *level, unsigned *tags, struct exchange *x, struct err *e)
+static int sleep_parse(int *level, unsigned *tags, struct http_request *x, struct err *e)
 {
     uint64_t n = 1;
     json_t *body;
@@ -60,9 +60,9 @@ static int sleep_parse(int *level, unsigned *tags, struct exchange *x, struct er
 }
 
 /* Adds to what sleeps now. @more  stolen */
-static void reply_sleep(struct app *app, struct exchange *x, json_t *more)
+static void reply_sleep(struct app *app, struct http_request *x, json_t *more)
 {
-    json_t *reply = gate_sleep_json(app->gate);
+    json_t *reply = pause_controller_sleep_json(app->pause_controller);
 
     if (reply != NULL && (more == NULL || json_object_update(reply, more) != 0)) {
         json_decref(reply);
@@ -72,15 +72,15 @@ static void reply_sleep(struct app *app, struct exchange *x, json_t *more)
     reply_json(x, 200, reply);
 }
 
-int handle_sleep(struct app *app, struct exchange *x, struct err *e)
+int handle_sleep(struct app *app, struct http_request *x, struct err *e)
 {
-    struct gate_slept slept = {0};
+    struct pause_controller_slept slept = {0};
     unsigned tags = 0;
     int level = 1;
 
     if (sleep_parse(&level, &tags, x, e) != 0)
         return -1;
-    if (tags != 0 && gate_sleep(app->gate, level, tags, &slept, e) != 0)
+    if (tags != 0 && pause_controller_sleep(app->pause_controller, level, tags, &slept, e) != 0)
         return -1;
     reply_sleep(app, x,
                 json_pack("{s:i, s:{s:I, s:I, s:I, s:I}, s:I, s:I}", "level", level, "freed",
@@ -93,7 +93,7 @@ int handle_sleep(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_wake(struct app *app, struct exchange *x, struct err *e)
+int handle_wake(struct app *app, struct http_request *x, struct err *e)
 {
     uint64_t nbytes = 0;
     unsigned tags = 0;
@@ -104,7 +104,8 @@ int handle_wake(struct app *app, struct exchange *x, struct err *e)
         return -1;
     rc = tags_parse(&tags, body, e);
     json_decref(body);
-    if (rc != 0 || (tags != 0 && gate_wake(app->gate, tags, &nbytes, e) != 0))
+    if (rc != 0 ||
+        (tags != 0 && pause_controller_wake(app->pause_controller, tags, &nbytes, e) != 0))
         return -1;
     reply_sleep(app, x, json_pack("{s:I}", "restored", (json_int_t)nbytes));
     return 0;

@@ -1,5 +1,5 @@
 /* POST /v1/unload_lora_adapter, GET /v1/lora_adapters. */
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -17,7 +17,7 @@ static int need_engine(const struct app *app, struct err *e)
     return 0;
 }
 
-int handle_lora_list(struct app *app, struct exchange *x, struct err *e)
+int handle_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
     if (need_engine(app, e) != 0)
         return -1;
@@ -42,15 +42,15 @@ static int unload(struct app *app, const json_t *body, const char **name,
     return adapters_unload(app->adapters, *name, done, e);
 }
 
-int handle_lora_unload(struct app *app, struct exchange *x, struct err *e)
+int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
     struct adapters_unloaded done;
     const char *name = NULL;
     json_t *body;
     int rc;
 
-    if (gate_allows(app->gate, CALL_LORA_UNLOAD, e) != 0 || need_engine(app, e) != 0 ||
-        body_parse(&body, x, x->route, e) != 0)
+    if (pause_controller_allows(app->pause_controller, CALL_LORA_UNLOAD, e) != 0 ||
+        need_engine(app, e) != 0 || body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = unload(app, body, &name, &done, e);
     if (rc == 0)

@@ -8,8 +8,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/utf8.h"
-#include "control/gate.h"
 #include "control/lora_loads.h"
+#include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -131,14 +131,14 @@ static json_t *loaded_json(const struct lora_load *l, const struct loaded *d)
 static void answer_loaded(struct lora_load *l, const struct loaded *d)
 {
     static const char bare[] = "{\"status\":\"ok\"}";
-    struct exchange_reply r;
+    struct http_reply r;
 
     if (!reply_json_make(l->x, 200, loaded_json(l, d), &r))
-        r = (struct exchange_reply){.status = 200,
-                                    .content_type = "application/json",
-                                    .data = bare,
-                                    .len = sizeof bare - 1};
-    exchange_reply(l->x, &r);
+        r = (struct http_reply){.status = 200,
+                                .content_type = "application/json",
+                                .data = bare,
+                                .len = sizeof bare - 1};
+    http_reply(l->x, &r);
 }
 
 static void log_loaded(const struct lora_load *l, const struct loaded *d)
@@ -175,7 +175,7 @@ static void warn_non_finite(const struct lora_load *l, const struct loaded *d)
 
 static bool load_gone(void *arg)
 {
-    return exchange_gone(((struct lora_load *)arg)->x);
+    return http_request_disconnected(((struct lora_load *)arg)->x);
 }
 
 /* A source looks at `gone` only; a server that stops ends it the same way. */
@@ -184,7 +184,7 @@ static bool load_over(void *arg)
     const struct lora_load *l = arg;
 
     return atomic_load_explicit(lora_loads_stopping(l->app->loads), memory_order_relaxed) ||
-           exchange_gone(l->x);
+           http_request_disconnected(l->x);
 }
 
 static struct adapter_spec spec_of(const struct lora_load *l)
@@ -228,9 +228,9 @@ struct taking {
     void *aside; /* owned; room for any that is not wanted: a source has them in its way */
 };
 
-static const struct plan *plan_of(const struct lora_load *l)
+static const struct tensor_list *tensor_list_of(const struct lora_load *l)
 {
-    return l->chunk->ranks != NULL ? l->chunk->ranks[0].plan : l->chunk->plan;
+    return l->chunk->ranks != NULL ? l->chunk->ranks[0].tensor_list : l->chunk->tensor_list;
 }
 
 static void *taking_place(void *arg, uint32_t i)
@@ -246,7 +246,7 @@ static int check_sum(const struct lora_load *l, uint32_t i, const void *bytes, s
     const struct update_chunk *c = l->chunk;
     const struct checksum *sums = c->ranks != NULL ? c->ranks[0].checksums : c->checksums;
     const bool *has_sum = c->ranks != NULL ? c->ranks[0].has_checksum : c->has_checksum;
-    const struct tensor_spec *t = &plan_of(l)->tensors[i];
+    const struct tensor_spec *t = &tensor_list_of(l)->tensors[i];
     char found[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[32];
     struct checksum sum;
 
@@ -268,17 +268,18 @@ static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)
 
     return check_sum(t->l, i, bytes, e) != 0
                ? -1
-               : adapter_builder_came(t->builder, plan_of(t->l), i, e);
+               : adapter_builder_came(t->builder, tensor_list_of(t->l), i, e);
 }
 
-static void *aside_new(const struct plan *plan, const struct adapter_builder *b, struct err *e)
+static void *aside_new(const struct tensor_list *tensor_list, const struct adapter_builder *b,
+                       struct err *e)
 {
     uint64_t nbytes = 1;
     void *aside;
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
-        if (adapter_builder_place(b, i) == NULL && plan->tensors[i].nbytes > nbytes)
-            nbytes = plan->tensors[i].nbytes;
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
+        if (adapter_builder_place(b, i) == NULL && tensor_list->tensors[i].nbytes > nbytes)
+            nbytes = tensor_list->tensors[i].nbytes;
     aside = malloc(nbytes);
     if (aside == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a tensor of %" PRIu64 " bytes", nbytes);
@@ -288,7 +289,7 @@ static void *aside_new(const struct plan *plan, const struct adapter_builder *b,
 /* Whoever went away may have used the memory again that was read. */
 static int check_client(const struct lora_load *l, struct err *e)
 {
-    if (!exchange_gone(l->x))
+    if (!http_request_disconnected(l->x))
         return 0;
     return err_set(e, ERR_GONE, "",
                    "the client went away while its tensors were read; they may have changed under "
@@ -300,7 +301,7 @@ static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
     struct progress p = {.deadline_us = l->deadline_us, .gone = load_over, .gone_arg = l};
     struct taking t = {.l = l, .builder = b};
     struct host_copy copy = {.source = l->chunk->source,
-                             .plan = plan_of(l),
+                             .tensor_list = tensor_list_of(l),
                              .devices = l->app->devices,
                              .n_devices = l->app->n_devices,
                              .progress = &p,
@@ -313,7 +314,7 @@ static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
     if (adapters_reserve(l->place, adapter_builder_nbytes(b), e) != 0 ||
         adapter_builder_reserve(b, e) != 0)
         return -1;
-    t.aside = aside_new(plan_of(l), b, e);
+    t.aside = aside_new(tensor_list_of(l), b, e);
     if (t.aside == NULL)
         return -1;
     rc = host_copy_run(&copy, e);
@@ -324,7 +325,7 @@ static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
 /* What a source calls a client that went away may have been this server's end. */
 static void tell_stop(const struct lora_load *l, struct err *e)
 {
-    if (e->code != ERR_GONE || exchange_gone(l->x) ||
+    if (e->code != ERR_GONE || http_request_disconnected(l->x) ||
         !atomic_load_explicit(lora_loads_stopping(l->app->loads), memory_order_relaxed))
         return;
     err_clear(e);
@@ -335,14 +336,14 @@ static int read_tensors(struct lora_load *l, struct adapter **out, struct adapte
                         struct err *e)
 {
     struct adapter_spec spec = spec_of(l);
-    const struct plan *plan = plan_of(l);
+    const struct tensor_list *tensor_list = tensor_list_of(l);
     struct adapter_builder *b;
 
-    if (plan->nbytes > spec.nbytes_max)
+    if (tensor_list->nbytes > spec.nbytes_max)
         return err_set(e, ERR_TOO_LARGE, "",
                        "the tensors have %" PRIu64 " bytes; at most %" PRIu64 " are allowed",
-                       plan->nbytes, spec.nbytes_max);
-    if (adapter_builder_new(&b, &spec, plan, e) != 0) {
+                       tensor_list->nbytes, spec.nbytes_max);
+    if (adapter_builder_new(&b, &spec, tensor_list, e) != 0) {
         chunk_refield(l->chunk, 0, e);
         return -1;
     }
@@ -449,10 +450,10 @@ static int words_from_body(struct words *w, const json_t *body, struct err *e)
     return 0;
 }
 
-static int words_from_query(struct words *w, const struct exchange *x, struct err *e)
+static int words_from_query(struct words *w, const struct http_request *x, struct err *e)
 {
-    w->name = exchange_query(x, "lora_name");
-    w->has_if_revision = exchange_query(x, "if_revision") != NULL;
+    w->name = http_request_query(x, "lora_name");
+    w->has_if_revision = http_request_query(x, "if_revision") != NULL;
     if (w->name == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "'lora_name' is required, in the query when the body is tensors");
@@ -465,7 +466,7 @@ static int words_from_query(struct words *w, const struct exchange *x, struct er
     return 0;
 }
 
-static int load_new(struct lora_load **out, struct app *app, struct exchange *x,
+static int load_new(struct lora_load **out, struct app *app, struct http_request *x,
                     const struct words *w, struct err *e)
 {
     struct lora_load *l = calloc(1, sizeof *l);
@@ -502,7 +503,8 @@ static int post(struct lora_load *l, struct err *e)
     return lora_loads_post(l->app->loads, &l->job, lora_lane_of(l), e);
 }
 
-static int load_from_json(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+static int load_from_json(struct app *app, struct http_request *x, const json_t *body,
+                          struct err *e)
 {
     struct words w = words_default;
     struct lora_load *l;
@@ -515,7 +517,7 @@ static int load_from_json(struct app *app, struct exchange *x, const json_t *bod
     return -1;
 }
 
-static int load_from_stream(struct app *app, struct exchange *x, struct err *e)
+static int load_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
     struct words w = words_default;
     struct lora_load *l;
@@ -530,7 +532,7 @@ static int load_from_stream(struct app *app, struct exchange *x, struct err *e)
 
 static int check_app(struct app *app, struct err *e)
 {
-    if (gate_allows(app->gate, CALL_LORA_LOAD, e) != 0)
+    if (pause_controller_allows(app->pause_controller, CALL_LORA_LOAD, e) != 0)
         return -1;
     if (app->adapters == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
@@ -538,7 +540,7 @@ static int check_app(struct app *app, struct err *e)
     return 0;
 }
 
-static int refuse_query(const struct exchange *x, struct err *e)
+static int refuse_query(const struct http_request *x, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, "",
                    "query member '%.60s': with a JSON body, members stand in the body",
@@ -546,7 +548,7 @@ static int refuse_query(const struct exchange *x, struct err *e)
 }
 
 /* A trainer that is refused may not have waited for the answer before it broadcasts. */
-int handle_lora_load(struct app *app, struct exchange *x, struct err *e)
+int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     bool stream = body_is_tensors(x);

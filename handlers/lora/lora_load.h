@@ -9,7 +9,7 @@
 #include "engine/lora/adapter_config.h"
 #include "engine/lora/adapter_file.h"
 #include "engine/lora/adapters.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 #include "weights/update/update.h"
 
 #include <jansson.h>
@@ -21,7 +21,7 @@ struct app;
 struct lora_load {
     struct job job;
     struct app *app;    /* borrowed */
-    struct exchange *x; /* its reference; given up by the answer */
+    struct http_request *x; /* its reference; given up by the answer */
     char *name;         /* owned */
     struct adapters_options options;
     struct adapters_load *place; /* owned until put or cancelled */
@@ -33,7 +33,7 @@ struct lora_load {
     const char *rest; /* of path, beneath root */
     struct adapter_sight sight;
 
-    struct update_chunk *chunk;    /* owned; plan, checksums and source; NULL with a path */
+    struct update_chunk *chunk;    /* owned; tensor list, checksums and source; NULL with a path */
     struct adapter_config *config; /* owned; NULL with a path */
 };
 

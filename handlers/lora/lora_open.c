@@ -141,11 +141,11 @@ static int chunk_new(struct lora_load *l, struct err *e)
 
 static int open_shm(struct update_chunk *c, const json_t *body, struct err *e)
 {
-    if (plan_from_body(&c->plan, body, NULL, e) != 0 ||
-        checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0, c->plan->n_tensors,
-                      e) != 0)
+    if (tensor_list_from_body(&c->tensor_list, body, NULL, e) != 0 ||
+        checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
+                      c->tensor_list->n_tensors, e) != 0)
         return -1;
-    return shm_from_body(&c->source, body, c->plan, e);
+    return shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
 /* An adapter is the same on every GPU: there is nothing to shard. */
@@ -174,7 +174,7 @@ int lora_open(struct lora_load *l, const json_t *body, struct err *e)
 /* The config is small beside the tensors, and stands in the query. */
 int lora_open_stream(struct lora_load *l, struct err *e)
 {
-    const char *config = exchange_query(l->x, "adapter_config");
+    const char *config = http_request_query(l->x, "adapter_config");
     struct safetensors head = {0};
 
     if (config == NULL)
@@ -183,7 +183,7 @@ int lora_open_stream(struct lora_load *l, struct err *e)
     if (chunk_new(l, e) != 0 || read_config(l, config, strlen(config), e) != 0 ||
         safetensors_parse(&head, l->x->body, l->x->body_len, l->x->content_length, e) != 0)
         return -1;
-    l->chunk->plan = plan_ref(head.plan);
+    l->chunk->tensor_list = tensor_list_ref(head.tensor_list);
     l->chunk->checksums = head.checksums;
     l->chunk->has_checksum = head.has_checksum;
     head.checksums = NULL;

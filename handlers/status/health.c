@@ -3,8 +3,8 @@
  * somebody forgot to clear. */
 #include "base/clock.h"
 #include "control/admission.h"
-#include "control/gate.h"
 #include "control/life.h"
+#include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "engine/engine.h"
 #include "fleet/members/upstreams.h"
@@ -75,17 +75,17 @@ static int logits_ready(const struct app *app, struct err *why)
 }
 
 /* Paused, a generate may well be taken; it is not served now. */
-static int gate_ready(const struct app *app, struct err *why)
+static int pause_controller_ready(const struct app *app, struct err *why)
 {
-    struct gate_info info;
+    struct pause_controller_info info;
 
-    if (app->gate == NULL)
+    if (app->pause_controller == NULL)
         return 0;
-    gate_info(app->gate, &info);
+    pause_controller_info(app->pause_controller, &info);
     if (info.pause != PAUSE_NONE)
         return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.owner,
                        lifecycle_pause_name(info.pause));
-    return gate_allows(app->gate, CALL_GENERATE, why);
+    return pause_controller_allows(app->pause_controller, CALL_GENERATE, why);
 }
 
 static int check_ready(const struct app *app, struct err *why)
@@ -101,7 +101,7 @@ static int check_ready(const struct app *app, struct err *why)
     if (app->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
     if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
-        gate_ready(app, why) != 0)
+        pause_controller_ready(app, why) != 0)
         return -1;
     admission_stats(app->generate, &s);
     if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)
@@ -114,7 +114,7 @@ bool app_ready(const struct app *app, struct err *why)
     return check_ready(app, why) == 0;
 }
 
-int handle_live(struct app *app, struct exchange *x, struct err *e)
+int handle_live(struct app *app, struct http_request *x, struct err *e)
 {
     if (!app_live(app, e))
         return -1;
@@ -125,7 +125,7 @@ int handle_live(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_ready(struct app *app, struct exchange *x, struct err *e)
+int handle_ready(struct app *app, struct http_request *x, struct err *e)
 {
     struct err why = {0};
 
@@ -140,7 +140,7 @@ int handle_ready(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_version(struct app *app, struct exchange *x, struct err *e)
+int handle_version(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200,

@@ -5,9 +5,9 @@
 
 #include <stdlib.h>
 
-int handle_metrics(struct app *app, struct exchange *x, struct err *e)
+int handle_metrics(struct app *app, struct http_request *x, struct err *e)
 {
-    struct exchange_reply r = {
+    struct http_reply r = {
         .status = 200,
         .content_type = "text/plain; version=0.0.4; charset=utf-8",
         .release = free,
@@ -21,6 +21,6 @@ int handle_metrics(struct app *app, struct exchange *x, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the metrics");
     r.data = data;
     r.release_arg = data;
-    exchange_reply(x, &r);
+    http_reply(x, &r);
     return 0;
 }

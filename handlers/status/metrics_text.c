@@ -6,16 +6,16 @@
 #include "base/prometheus.h"
 #include "base/workers.h"
 #include "control/admission.h"
-#include "control/gate.h"
 #include "control/life.h"
 #include "control/lora_loads.h"
 #include "control/metrics.h"
+#include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "engine/engine.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
 #include "handlers/dialect.h"
-#include "http/server/front.h"
+#include "http/server/http_server.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
@@ -67,13 +67,13 @@ static void put_dialects(struct buf *out)
                  dialect_unknown((enum route_dialect)d));
 }
 
-static void put_gate(struct gate *gate, struct buf *out)
+static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)
 {
     struct lifecycle_state s;
-    struct gate_info info;
+    struct pause_controller_info info;
 
-    gate_info(gate, &info);
-    gate_state(gate, &s);
+    pause_controller_info(pause_controller, &info);
+    pause_controller_state(pause_controller, &s);
     prom_head(out, "baton_pause", "gauge", "1 for how generation is paused now, or none");
     for (int p = PAUSE_NONE; p < PAUSE_COUNT; p++)
         prom_u64(out, "baton_pause",
@@ -311,11 +311,11 @@ static void put_engine_vllm(struct app *app, struct buf *out, const struct engin
     prom_u64(out, "vllm:prefix_cache_hits_total", labels, 0);
 }
 
-static void put_front(const struct app *app, struct buf *out)
+static void put_http_server(const struct app *app, struct buf *out)
 {
-    struct front_stats s = {0};
+    struct http_server_stats s = {0};
 
-    app_front_stats(app, &s);
+    app_http_server_stats(app, &s);
     prom_one(out, "baton_front_connections", "gauge", "Open connections", s.n_connections);
     prom_one(out, "baton_front_accepted_total", "counter", "Connections accepted", s.n_accepted);
     prom_one(out, "baton_front_requests_total", "counter", "Requests whose headers came",
@@ -393,8 +393,8 @@ static void put_rooms(struct app *app, struct buf *out)
     if (app->life != NULL)
         put_life(app, out);
     put_dialects(out);
-    if (app->gate != NULL)
-        put_gate(app->gate, out);
+    if (app->pause_controller != NULL)
+        put_pause_controller(app->pause_controller, out);
     if (app->store != NULL)
         put_weights(app->store, out);
     if (app->updates != NULL) {
@@ -419,8 +419,8 @@ static void put_rooms(struct app *app, struct buf *out)
         put_lora_loads(app->loads, out);
     if (app->fleet != NULL)
         app->fleet->metrics(app, out);
-    if (app->front != NULL)
-        put_front(app, out);
+    if (app->http_server != NULL)
+        put_http_server(app, out);
     put_pools(app, out);
     put_process(out);
 }

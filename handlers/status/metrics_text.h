@@ -7,9 +7,9 @@
 struct app;
 struct metrics;
 
-/* metrics_text - life, weights, updates, admission, engine or upstream engines, front, pools, log,
- * process, and what is counted of requests and generations. A part of `app` that is NULL is left
- * out. Threads: any; no lock held. */
+/* metrics_text - life, weights, updates, admission, engine or upstream engines, HTTP server, pools,
+ * log, process, and what is counted of requests and generations. A part of `app` that is NULL is
+ * left out. Threads: any; no lock held. */
 void metrics_text(const struct metrics *m, struct app *app, struct buf *out);
 
 #endif

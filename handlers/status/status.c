@@ -6,8 +6,8 @@
 #include "driver/nccl_info.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
-#include "handlers/gate_json.h"
 #include "handlers/lora_json.h"
+#include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 #include "handlers/transfer_json.h"
 #include "handlers/update_json.h"
@@ -16,15 +16,15 @@
 #include "weights/store/store.h"
 
 /* The type that most of their bytes have. */
-static enum dtype main_dtype(const struct plan *plan)
+static enum dtype main_dtype(const struct tensor_list *tensor_list)
 {
     uint64_t nbytes[DTYPE_COUNT] = {0};
-    enum dtype best = plan->tensors[0].dtype;
+    enum dtype best = tensor_list->tensors[0].dtype;
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        enum dtype d = plan->tensors[i].dtype;
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        enum dtype d = tensor_list->tensors[i].dtype;
 
-        nbytes[d] += plan->tensors[i].nbytes;
+        nbytes[d] += tensor_list->tensors[i].nbytes;
         best = nbytes[d] > nbytes[best] ? d : best;
     }
     return best;
@@ -32,7 +32,7 @@ static enum dtype main_dtype(const struct plan *plan)
 
 static json_t *weights_json(const struct app *app)
 {
-    const struct plan *plan = store_manifest(app->store)->plan;
+    const struct tensor_list *tensor_list = store_model_spec(app->store)->tensor_list;
     struct store_info info;
     json_t *age;
 
@@ -43,8 +43,8 @@ static json_t *weights_json(const struct app *app)
         "{s:s, s:o, s:o, s:s, s:I, s:I, s:s, s:I, s:I, s:o}", "state", store_state_name(info.state),
         "serial", info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(),
         "weight_version", info.serial > 0 ? json_string(info.label) : json_null(), "dtype",
-        dtype_name(main_dtype(plan)), "nbytes", (json_int_t)plan->nbytes, "n_tensors",
-        (json_int_t)plan->n_tensors, "plan_digest", plan->digest, "versions_alive",
+        dtype_name(main_dtype(tensor_list)), "nbytes", (json_int_t)tensor_list->nbytes, "n_tensors",
+        (json_int_t)tensor_list->n_tensors, "plan_digest", tensor_list->digest, "versions_alive",
         (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
 }
 
@@ -91,9 +91,9 @@ static json_t *engine_json(const struct app *app)
 
 json_t *status_http_json(const struct app *app)
 {
-    struct front_stats s = {0};
+    struct http_server_stats s = {0};
 
-    app_front_stats(app, &s);
+    app_http_server_stats(app, &s);
     return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "connections",
                      (json_int_t)s.n_connections, "accepted", (json_int_t)s.n_accepted, "requests",
                      (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",
@@ -160,10 +160,10 @@ static json_t *nccl_json(const struct app *app)
 
 static json_t *pause_or_null(const struct app *app)
 {
-    struct gate_info info;
+    struct pause_controller_info info;
 
-    gate_info(app->gate, &info);
-    return info.pause == PAUSE_NONE ? json_null() : gate_pause_json(&info);
+    pause_controller_info(app->pause_controller, &info);
+    return info.pause == PAUSE_NONE ? json_null() : pause_controller_pause_json(&info);
 }
 
 json_t *status_head_json(const struct app *app)
@@ -183,21 +183,21 @@ json_t *status_head_json(const struct app *app)
                      (int)app->settings.sglang_memory_saver, "enable_return_routed_experts", 0);
 }
 
-int handle_status(struct app *app, struct exchange *x, struct err *e)
+int handle_status(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *status = status_head_json(app);
 
     (void)e;
     if (status != NULL &&
         json_object_update_new(
-            status,
-            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
-                      weights_json(app), "update", update_or_null(app), "admission", "generate",
-                      admission_json(app->generate), "detokenize", admission_json(app->detokenize),
-                      "engine", engine_json(app), "http", status_http_json(app), "model",
-                      model_json(app), "cuda", cuda_json(app), "nccl", nccl_json(app), "pause",
-                      pause_or_null(app), "sleep", gate_sleep_json(app->gate), "adapters",
-                      lora_gauges_json(app))) != 0) {
+            status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                              "weights", weights_json(app), "update", update_or_null(app),
+                              "admission", "generate", admission_json(app->generate), "detokenize",
+                              admission_json(app->detokenize), "engine", engine_json(app), "http",
+                              status_http_json(app), "model", model_json(app), "cuda",
+                              cuda_json(app), "nccl", nccl_json(app), "pause", pause_or_null(app),
+                              "sleep", pause_controller_sleep_json(app->pause_controller),
+                              "adapters", lora_gauges_json(app))) != 0) {
         json_decref(status);
         status = NULL;
     }

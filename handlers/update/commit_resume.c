@@ -1,9 +1,10 @@
-/* The update ends on its worker, and resuming may wait for other operations of the gate, so that
- * half runs on a control thread again: the worker never waits for the gate. */
+/* The update ends on its worker, and resuming may wait for other operations of the pause
+ * controller, so that half runs on a control thread again: the worker never waits for the pause
+ * controller. */
 #include "handlers/update/commit_resume.h"
 
 #include "base/workers.h"
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "weights/update/update.h"
@@ -15,13 +16,13 @@
 struct ending {
     struct job job;
     struct app *app;
-    struct exchange *x;
+    struct http_request *x;
     struct err why; /* of the update; clean: committed, or there was none */
     struct update_info info;
 };
 
 /* Says that generation runs all the same. */
-static void reply_unserved(struct exchange *x, const struct err *why, json_t *details)
+static void reply_unserved(struct http_request *x, const struct err *why, json_t *details)
 {
     struct err e = {0};
 
@@ -35,8 +36,8 @@ static void reply_unserved(struct exchange *x, const struct err *why, json_t *de
 static void resume_run(void *arg)
 {
     struct ending *end = arg;
-    struct gate_info info;
-    bool was = gate_resume(end->app->gate, &info);
+    struct pause_controller_info info;
+    bool was = pause_controller_resume(end->app->pause_controller, &info);
 
     if (end->why.code != ERR_NONE)
         reply_unserved(end->x, &end->why, update_details(&end->info));
@@ -48,7 +49,7 @@ static void resume_run(void *arg)
 }
 
 /* On the update's worker, or within updates_commit_implicit. A pool whose threads have ended runs
- * nothing, and nothing that the gate could wait for. */
+ * nothing, and nothing that the pause controller could wait for. */
 static void then_resume(void *arg, const struct update_info *info, const struct err *e)
 {
     struct ending *end = arg;
@@ -81,7 +82,7 @@ static void then_answer(void *arg, const struct update_info *info, const struct 
     free(end);
 }
 
-static int ending_new(struct ending **out, struct app *app, struct exchange *x, struct err *e)
+static int ending_new(struct ending **out, struct app *app, struct http_request *x, struct err *e)
 {
     struct ending *end = calloc(1, sizeof *end);
 
@@ -95,9 +96,9 @@ static int ending_new(struct ending **out, struct app *app, struct exchange *x, 
 
 /* Without memory, or while buckets are still on their way, nothing is committed; resuming needs
  * neither. */
-int handle_commit_resume(struct app *app, struct exchange *x, struct err *e)
+int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
-    struct gate_info info;
+    struct pause_controller_info info;
     struct ending *end;
     struct err why = {0};
 
@@ -107,16 +108,17 @@ int handle_commit_resume(struct app *app, struct exchange *x, struct err *e)
             return 0;
         free(end);
     }
-    (void)gate_resume(app->gate, &info);
+    (void)pause_controller_resume(app->pause_controller, &info);
     reply_unserved(x, &why, NULL);
     return 0;
 }
 
-int handle_commit_implicit(struct app *app, struct exchange *x, struct err *e)
+int handle_commit_implicit(struct app *app, struct http_request *x, struct err *e)
 {
     struct ending *end;
 
-    if (gate_allows(app->gate, CALL_UPDATE_FINISH, e) != 0 || ending_new(&end, app, x, e) != 0)
+    if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
+        ending_new(&end, app, x, e) != 0)
         return -1;
     if (updates_commit_implicit(app->updates, then_answer, end, e) == 0)
         return 0;

@@ -417,7 +417,7 @@ static json_t *report_json(const struct app *app, const struct request *req)
     return json_pack("{s:b, s:o}", "ok", (int)!r.failed, "checks", r.checks);
 }
 
-int handle_preflight(struct app *app, struct exchange *x, struct err *e)
+int handle_preflight(struct app *app, struct http_request *x, struct err *e)
 {
     struct request req = {0};
     json_t *body, *report;

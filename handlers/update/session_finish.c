@@ -3,7 +3,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 
-int handle_session_finish(struct app *app, struct exchange *x, struct err *e)
+int handle_session_finish(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     (void)e;

@@ -41,10 +41,10 @@ const char *const transfer_delete_members[] = {"group_name", NULL}; /* of dialec
 /* Who is to be answered when a join is so far, or gone. */
 struct waiter {
     struct weight_transfer *transfer;
-    struct exchange *x;
+    struct http_request *x;
 };
 
-static struct waiter *waiter_new(struct weight_transfer *t, struct exchange *x, struct err *e)
+static struct waiter *waiter_new(struct weight_transfer *t, struct http_request *x, struct err *e)
 {
     struct waiter *w = malloc(sizeof *w);
 
@@ -224,7 +224,7 @@ static void init_answered(void *arg, const struct nccl_join_info *info, const st
     free(w);
 }
 
-static int begin(struct weight_transfer *t, const struct init_req *req, struct exchange *x,
+static int begin(struct weight_transfer *t, const struct init_req *req, struct http_request *x,
                  struct err *e)
 {
     struct waiter *w = waiter_new(t, x, e);
@@ -259,7 +259,7 @@ static void give_up_last(struct app *app, const struct route *route)
         session_give_up(app, true, "its trainer asks for a new group");
 }
 
-static int join_group(struct app *app, struct exchange *x, const json_t *body, struct err *e)
+static int join_group(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
     const struct weight_transfer_cfg *cfg = weight_transfer_config(app->transfer);
     struct init_req req = {0};
@@ -271,7 +271,7 @@ static int join_group(struct app *app, struct exchange *x, const json_t *body, s
     return begin(app->transfer, &req, x, e);
 }
 
-int handle_transfer_init(struct app *app, struct exchange *x, struct err *e)
+int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     bool no_group;
@@ -290,7 +290,7 @@ int handle_transfer_init(struct app *app, struct exchange *x, struct err *e)
     return rc;
 }
 
-int handle_transfer_get(struct app *app, struct exchange *x, struct err *e)
+int handle_transfer_get(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200, transfer_json(app->transfer));
@@ -306,7 +306,7 @@ static void left(void *arg)
     free(w);
 }
 
-static int leave(struct weight_transfer *t, struct exchange *x, const char *name, struct err *e)
+static int leave(struct weight_transfer *t, struct http_request *x, const char *name, struct err *e)
 {
     struct waiter *w = waiter_new(t, x, e);
     int rc;
@@ -322,7 +322,7 @@ static int leave(struct weight_transfer *t, struct exchange *x, const char *name
 }
 
 /* A dialect's request may name the group in its body. */
-int handle_transfer_delete(struct app *app, struct exchange *x, struct err *e)
+int handle_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     const char *name = NULL;

@@ -1,8 +1,8 @@
 /* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
  * GPUs, from shared memory, from files, or are the body itself. */
 #include "weights/update/update.h"
-#include "control/gate.h"
 #include "control/generations.h"
+#include "control/pause_controller.h"
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -94,7 +94,7 @@ static int words_check(const struct update_words *w, struct err *e)
 /* A client's X-Request-Id names its chunk within a session. A whole update never repeats by it: a
  * trainer that sends one id at every step would get an old answer for new weights. */
 static void words_apply(struct update_chunk *c, const struct update_words *w,
-                        const struct exchange *x)
+                        const struct http_request *x)
 {
     if (w->update_id != NULL)
         (void)snprintf(c->update_id, sizeof c->update_id, "%s", w->update_id);
@@ -134,9 +134,9 @@ static void blame_list(const json_t *body, struct err *e)
 }
 
 /* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
- * the answer, because it may read from the exchange. @body  as blame_list takes it */
-static int submit(struct app *app, struct exchange *x, struct update_chunk *c, const json_t *body,
-                  struct err *e)
+ * the answer, because it may read from the request. @body  as blame_list takes it */
+static int submit(struct app *app, struct http_request *x, struct update_chunk *c,
+                  const json_t *body, struct err *e)
 {
     const struct route *route = x->route;
     struct update_asker *asker;
@@ -184,8 +184,8 @@ static int take_label(struct update_chunk *c, const char *label, struct err *e)
 
 static void take_file(struct update_chunk *c, struct file_weights *w)
 {
-    if (c->plan == NULL)
-        c->plan = plan_ref(w->plan);
+    if (c->tensor_list == NULL)
+        c->tensor_list = tensor_list_ref(w->tensor_list);
     if (c->checksums == NULL) {
         c->checksums = w->checksums;
         c->has_checksum = w->has_checksum;
@@ -200,7 +200,8 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     struct file_weights w = {0};
     int rc;
 
-    if (file_source_open(&c->source, &w, s->allow_path, s->n_allow_path, path, c->plan, e) != 0)
+    if (file_source_open(&c->source, &w, s->allow_path, s->n_allow_path, path, c->tensor_list, e) !=
+        0)
         return -1;
     take_file(c, &w);
     rc = take_label(c, w.weight_version, e);
@@ -270,16 +271,18 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
     if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
         return open_ipc(app, c, body, text, e);
     if (check_beside(body, e) != 0 ||
-        plan_of_list(&c->plan, app, body, text, "", path != NULL, e) != 0)
+        tensor_list_named(&c->tensor_list, app, body, text, "", path != NULL, e) != 0)
         return -1;
-    if (c->plan == NULL && body_given(body, "checksums") != NULL)
+    if (c->tensor_list == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
                        "checksums stand beside names, and there are none; those of a file by "
                        "itself are in its metadata");
-    if (c->plan != NULL && checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0,
-                                         c->plan->n_tensors, e) != 0)
+    if (c->tensor_list != NULL &&
+        checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
+                      c->tensor_list->n_tensors, e) != 0)
         return -1;
-    return path != NULL ? open_path(app, c, path, e) : shm_from_body(&c->source, body, c->plan, e);
+    return path != NULL ? open_path(app, c, path, e)
+                        : shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
 static int words_from_body(struct update_words *w, const json_t *body, struct err *e)
@@ -302,7 +305,7 @@ static int words_from_body(struct update_words *w, const json_t *body, struct er
 }
 
 /* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
-static int answer_nothing(struct app *app, struct exchange *x, struct update_chunk *c,
+static int answer_nothing(struct app *app, struct http_request *x, struct update_chunk *c,
                           struct err *e)
 {
     struct update_info info;
@@ -318,7 +321,7 @@ static int answer_nothing(struct app *app, struct exchange *x, struct update_chu
     return rc;
 }
 
-static int update_from_json(struct app *app, struct exchange *x, const json_t *body,
+static int update_from_json(struct app *app, struct http_request *x, const json_t *body,
                             const struct body_columns *text, struct err *e)
 {
     const struct route *route = x->route;
@@ -348,13 +351,13 @@ static int update_from_json(struct app *app, struct exchange *x, const json_t *b
     return submit(app, x, c, body, e);
 }
 
-static int words_from_query(struct update_words *w, const struct exchange *x, struct err *e)
+static int words_from_query(struct update_words *w, const struct http_request *x, struct err *e)
 {
-    w->update_id = exchange_query(x, "update_id");
-    w->chunk_id = exchange_query(x, "chunk_id");
-    w->label = exchange_query(x, "weight_version");
-    w->partial_given = exchange_query(x, "partial") != NULL;
-    w->convert_given = exchange_query(x, "convert") != NULL;
+    w->update_id = http_request_query(x, "update_id");
+    w->chunk_id = http_request_query(x, "chunk_id");
+    w->label = http_request_query(x, "weight_version");
+    w->partial_given = http_request_query(x, "partial") != NULL;
+    w->convert_given = http_request_query(x, "convert") != NULL;
     if (query_bool(&w->partial, x, "partial", e) != 0 ||
         query_bool(&w->convert, x, "convert", e) != 0)
         return -1;
@@ -363,7 +366,7 @@ static int words_from_query(struct update_words *w, const struct exchange *x, st
 
 static int take_head(struct update_chunk *c, struct safetensors *head, struct err *e)
 {
-    c->plan = plan_ref(head->plan);
+    c->tensor_list = tensor_list_ref(head->tensor_list);
     c->checksums = head->checksums;
     c->has_checksum = head->has_checksum;
     head->checksums = NULL;
@@ -372,7 +375,7 @@ static int take_head(struct update_chunk *c, struct safetensors *head, struct er
 }
 
 /* The body's head has been read; its tensors will be, by the worker, straight into staging. */
-static int update_from_stream(struct app *app, struct exchange *x, struct err *e)
+static int update_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
     struct update_words w = {0};
     struct safetensors head = {0};
@@ -400,20 +403,20 @@ static int update_from_stream(struct app *app, struct exchange *x, struct err *e
 /* A dialect's row whose way in never says which transport is not by the group. */
 static bool may_broadcast(const struct route *route)
 {
-    bool may = route->into == NULL;
+    bool may = route->translated_members == NULL;
 
-    for (size_t i = 0; !may && route->into[i] != NULL; i++)
-        may = strcmp(route->into[i], "transport") == 0;
+    for (size_t i = 0; !may && route->translated_members[i] != NULL; i++)
+        may = strcmp(route->translated_members[i], "transport") == 0;
     return may;
 }
 
-void update_unread(struct app *app, const struct exchange *x)
+void update_unread(struct app *app, const struct http_request *x)
 {
     if (app->transfer != NULL && !body_is_tensors(x) && may_broadcast(x->route))
         weight_transfer_doubt(app->transfer, NULL);
 }
 
-static int refuse_query(const struct exchange *x, struct err *e)
+static int refuse_query(const struct http_request *x, struct err *e)
 {
     if (x->content_type[0] == '\0')
         return err_set(e, ERR_MEDIA_TYPE, "",
@@ -425,7 +428,7 @@ static int refuse_query(const struct exchange *x, struct err *e)
 }
 
 /* A trainer that is refused may not have waited for the answer before it broadcasts. */
-int handle_update(struct app *app, struct exchange *x, struct err *e)
+int handle_update(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     struct body_columns text;
@@ -433,11 +436,11 @@ int handle_update(struct app *app, struct exchange *x, struct err *e)
     json_t *body = NULL;
     int rc;
 
-    if (streams && gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0)
+    if (streams && pause_controller_allows(app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0)
         return -1;
     if (streams)
         return update_from_stream(app, x, e);
-    if (gate_allows(app->gate, CALL_UPDATE_RECEIVE, e) != 0 ||
+    if (pause_controller_allows(app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0 ||
         (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
         body_parse_columns(&body, &text, x, route, app->lists, e) != 0) {
         update_unread(app, x);

@@ -4,16 +4,16 @@
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <stdlib.h>
 
 struct update_asker {
     const struct app *app; /* borrowed */
-    struct exchange *x;
+    struct http_request *x;
 };
 
-int update_asker_new(struct update_asker **out, const struct app *app, struct exchange *x,
+int update_asker_new(struct update_asker **out, const struct app *app, struct http_request *x,
                      struct err *e)
 {
     struct update_asker *a = malloc(sizeof *a);
@@ -32,7 +32,7 @@ void update_asker_free(struct update_asker *a)
 
 bool update_asker_gone(void *asker)
 {
-    return exchange_gone(((struct update_asker *)asker)->x);
+    return http_request_disconnected(((struct update_asker *)asker)->x);
 }
 
 /* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
@@ -48,18 +48,18 @@ static json_t *committed_json(const struct app *app, const struct update_info *i
     return reply;
 }
 
-static void answer_committed(const struct app *app, struct exchange *x,
+static void answer_committed(const struct app *app, struct http_request *x,
                              const struct update_info *info)
 {
     static const char bare[] = "{\"phase\":\"committed\"}";
-    struct exchange_reply r;
+    struct http_reply r;
 
     if (!reply_json_make(x, 200, committed_json(app, info), &r))
-        r = (struct exchange_reply){.status = 200,
-                                    .content_type = "application/json",
-                                    .data = bare,
-                                    .len = sizeof bare - 1};
-    exchange_reply(x, &r);
+        r = (struct http_reply){.status = 200,
+                                .content_type = "application/json",
+                                .data = bare,
+                                .len = sizeof bare - 1};
+    http_reply(x, &r);
 }
 
 void update_answered(void *arg, const struct update_info *info, const struct err *e)

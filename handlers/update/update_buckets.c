@@ -34,15 +34,15 @@ void ipc_request_fini(struct ipc_request *q)
         if (q->buckets != NULL)
             ipc_bucket_fini(&q->buckets[i]);
     }
-    for (uint32_t r = 0; q->plans != NULL && r < q->n_ranks; r++) {
-        plan_unref(q->plans[r].plan);
-        free(q->plans[r].checksums);
-        free(q->plans[r].has_checksum);
+    for (uint32_t r = 0; q->tensor_lists != NULL && r < q->n_ranks; r++) {
+        tensor_list_unref(q->tensor_lists[r].tensor_list);
+        free(q->tensor_lists[r].checksums);
+        free(q->tensor_lists[r].has_checksum);
     }
     free(q->parts);
     free(q->buckets);
     free(q->lists);
-    free(q->plans);
+    free(q->tensor_lists);
     free(q->origins);
 }
 
@@ -242,8 +242,8 @@ static int ranks_alloc(struct ipc_request *q, struct err *e)
     uint32_t n = q->n_ranks;
 
     q->lists = calloc((size_t)q->n_parts * n, sizeof q->lists[0]);
-    q->plans = calloc(n, sizeof q->plans[0]);
-    if (q->lists == NULL || q->plans == NULL)
+    q->tensor_lists = calloc(n, sizeof q->tensor_lists[0]);
+    if (q->lists == NULL || q->tensor_lists == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
     for (uint32_t i = 0; i < q->n_parts; i++) {
         struct ipc_bucket *b = &q->buckets[i];

@@ -1,7 +1,7 @@
 /* start, finish, abort, renew and get of an update session. */
 #include "base/utf8.h"
-#include "control/gate.h"
 #include "control/life.h"
+#include "control/pause_controller.h"
 #include "handlers/body.h"
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
@@ -68,11 +68,11 @@ static json_t *staging_json(const struct app *app, const struct update_info *inf
 /* What start answers: the update, and what it is a part of. NULL without memory. */
 static json_t *started_json(const struct app *app, const struct update_info *info)
 {
-    const struct manifest *m = store_manifest(app->store);
+    const struct model_spec *m = store_model_spec(app->store);
     json_t *reply = update_json(info);
 
     if (reply != NULL &&
-        (json_object_set_new(reply, "plan_digest", json_string(m->plan->digest)) != 0 ||
+        (json_object_set_new(reply, "plan_digest", json_string(m->tensor_list->digest)) != 0 ||
          json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0 ||
          json_object_set_new(reply, "staging", staging_json(app, info)) != 0)) {
         json_decref(reply);
@@ -91,11 +91,11 @@ static int take_back(struct app *app, const struct update_info *info, struct err
     return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
 }
 
-int handle_update_start(struct app *app, struct exchange *x, struct err *e)
+int handle_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     struct update_start req = {0};
-    struct exchange_reply reply;
+    struct http_reply reply;
     struct update_info info;
     json_t *body;
     int rc;
@@ -105,12 +105,12 @@ int handle_update_start(struct app *app, struct exchange *x, struct err *e)
     rc = start_parse(&req, body, e);
     json_decref(body);
     req.unnamed = route->session != SESSION_NAMED;
-    if (rc != 0 || gate_allows(app->gate, CALL_UPDATE_START, e) != 0 ||
+    if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
         updates_start(app->updates, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(x, 200, started_json(app, &info), &reply))
         return take_back(app, &info, e);
-    exchange_reply(x, &reply);
+    http_reply(x, &reply);
     return 0;
 }
 
@@ -141,7 +141,7 @@ int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct rout
     struct update_start req = {.implicit = true, .lease_s = UPDATE_UNNAMED_LEASE_S};
     struct update_info info;
 
-    if (gate_allows(app->gate, CALL_UPDATE_START, e) != 0)
+    if (pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0)
         return -1;
     if (updates_start(app->updates, &req, &info, e) == 0) {
         memcpy(id, info.id, sizeof info.id);
@@ -198,7 +198,7 @@ static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *b
 }
 
 /* @commit  false: only proves */
-static int finish(struct app *app, struct exchange *x, const json_t *body, bool commit,
+static int finish(struct app *app, struct http_request *x, const json_t *body, bool commit,
                   struct err *e)
 {
     struct update_checksum *sums = NULL;
@@ -218,7 +218,7 @@ static int finish(struct app *app, struct exchange *x, const json_t *body, bool 
         return -1;
     if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
         return -1;
-    if (gate_allows(app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+    if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         sums_parse(&sums, &n_sums, body, e) != 0)
         return -1;
     rc = update_asker_new(&asker, app, x, e);
@@ -232,7 +232,7 @@ static int finish(struct app *app, struct exchange *x, const json_t *body, bool 
     return rc;
 }
 
-static int parse_and_finish(struct app *app, struct exchange *x, bool commit, struct err *e)
+static int parse_and_finish(struct app *app, struct http_request *x, bool commit, struct err *e)
 {
     json_t *body;
     int rc;
@@ -244,12 +244,12 @@ static int parse_and_finish(struct app *app, struct exchange *x, bool commit, st
     return rc;
 }
 
-int handle_update_finish(struct app *app, struct exchange *x, struct err *e)
+int handle_update_finish(struct app *app, struct http_request *x, struct err *e)
 {
     return parse_and_finish(app, x, true, e);
 }
 
-int handle_update_verify(struct app *app, struct exchange *x, struct err *e)
+int handle_update_verify(struct app *app, struct http_request *x, struct err *e)
 {
     return parse_and_finish(app, x, false, e);
 }
@@ -278,7 +278,7 @@ static int renew(struct app *app, const json_t *body, struct update_info *info, 
 }
 
 /* What is done at once to the session that a body names, and told of it. */
-static int act_on(struct app *app, struct exchange *x,
+static int act_on(struct app *app, struct http_request *x,
                   int (*act)(struct app *, const json_t *, struct update_info *, struct err *),
                   struct err *e)
 {
@@ -295,17 +295,17 @@ static int act_on(struct app *app, struct exchange *x,
     return rc;
 }
 
-int handle_update_abort(struct app *app, struct exchange *x, struct err *e)
+int handle_update_abort(struct app *app, struct http_request *x, struct err *e)
 {
     return act_on(app, x, abort_update, e);
 }
 
-int handle_update_renew(struct app *app, struct exchange *x, struct err *e)
+int handle_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
     return act_on(app, x, renew, e);
 }
 
-int handle_update_get(struct app *app, struct exchange *x, struct err *e)
+int handle_update_get(struct app *app, struct http_request *x, struct err *e)
 {
     struct update_info info;
 
@@ -315,7 +315,7 @@ int handle_update_get(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_update_delete(struct app *app, struct exchange *x, struct err *e)
+int handle_update_delete(struct app *app, struct http_request *x, struct err *e)
 {
     struct update_info info;
 

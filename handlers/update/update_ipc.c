@@ -29,27 +29,27 @@ static int refuse_no_gpu(const struct ipc_request *q, struct err *e)
 
 static int open_source(struct source **out, struct ipc_request *q, struct err *e)
 {
-    struct plan *plans[IPC_RANKS_MAX];
+    struct tensor_list *tensor_lists[IPC_RANKS_MAX];
     struct cuda_ipc_cfg cfg = {
         .devices = q->app->devices,
         .n_ranks = q->n_ranks,
-        .plans = plans,
+        .tensor_lists = tensor_lists,
         .buckets = q->buckets,
         .n_buckets = q->n_parts,
         .stats = q->app->ipc_stats,
     };
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        plans[r] = q->plans[q->alike ? 0 : r].plan;
+        tensor_lists[r] = q->tensor_lists[q->alike ? 0 : r].tensor_list;
     q->buckets = NULL; /* moved, also on failure */
     return cuda_ipc_source_new(out, &cfg, e);
 }
 
 static void move_alike(struct update_chunk *c, struct ipc_request *q)
 {
-    struct chunk_rank *all = &q->plans[0];
+    struct chunk_rank *all = &q->tensor_lists[0];
 
-    c->plan = all->plan;
+    c->tensor_list = all->tensor_list;
     c->checksums = all->checksums;
     c->has_checksum = all->has_checksum;
     *all = (struct chunk_rank){NULL};
@@ -57,12 +57,12 @@ static void move_alike(struct update_chunk *c, struct ipc_request *q)
 
 static void move_ranks(struct update_chunk *c, struct ipc_request *q)
 {
-    c->ranks = q->plans;
+    c->ranks = q->tensor_lists;
     c->n_ranks = q->n_ranks;
-    q->plans = NULL;
-    for (uint32_t r = 0; r < q->n_ranks && c->plan == NULL; r++)
-        if (c->ranks[r].plan != NULL)
-            c->plan = plan_ref(c->ranks[r].plan);
+    q->tensor_lists = NULL;
+    for (uint32_t r = 0; r < q->n_ranks && c->tensor_list == NULL; r++)
+        if (c->ranks[r].tensor_list != NULL)
+            c->tensor_list = tensor_list_ref(c->ranks[r].tensor_list);
 }
 
 /* A list in the body itself needs no translation. */

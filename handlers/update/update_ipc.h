@@ -59,7 +59,7 @@ struct ipc_request {
 
     /* What each gets. `alike`: all the same, and only [0] is filled. */
     bool alike;
-    struct chunk_rank *plans;     /* owned; [n_ranks] */
+    struct chunk_rank *tensor_lists; /* owned; [n_ranks] */
     struct chunk_origin *origins; /* owned; NULL: every pointer is right as it is */
     uint32_t n_origins;
 };
@@ -92,8 +92,8 @@ int ipc_request_match(struct ipc_request *q, struct err *e);
 
 /* update_join.c */
 
-/* ipc_request_join - one plan for each rank from the lists of all buckets, and the checksums.
- * Errors: as plan_of_list; ERR_BAD_REQUEST at /checksums or an element of it. */
+/* ipc_request_join - one tensor list for each rank from the lists of all buckets, and the
+ * checksums. Errors: as tensor_list_named; ERR_BAD_REQUEST at /checksums or an element of it. */
 int ipc_request_join(struct ipc_request *q, struct err *e);
 
 /* update_judge.c */
@@ -102,9 +102,10 @@ int ipc_request_join(struct ipc_request *q, struct err *e);
  * `tensor_sizes`, number of handles, dtypes, shapes, length. Errors: ERR_BAD_REQUEST. */
 int ipc_request_judge(const struct ipc_request *q, struct err *e);
 
-/* tensors_from_body - the plans and source of a chunk whose names, dtypes, shapes and handles stand
- * in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing is opened here.
- * @c        gets plan or ranks, origins and source; none of them where the strings are empty
+/* tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes and
+ * handles stand in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing
+ * is opened here.
+ * @c        gets tensor list or ranks, origins and source; none of them where the strings are empty
  * @sharded  the ranks together must be complete, not each by itself
  * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them (all tensors
  * are on GPUs that are not this server's, too), or at a member that stands beside; those of

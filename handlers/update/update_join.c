@@ -1,5 +1,5 @@
-/* Several buckets, one plan for each rank: what the worker copies is one list of tensors, and where
- * each of them stood in the request is remembered for the errors that come later. */
+/* Several buckets, one tensor list for each rank: what the worker copies is one list of tensors,
+ * and where each of them stood in the request is remembered for the errors that come later. */
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/tensor_list_json.h"
@@ -40,15 +40,15 @@ static void add_origin(struct ipc_request *q, uint32_t rank, uint32_t first, con
     memcpy(o->at, at, sizeof o->at);
 }
 
-static void parts_free(struct plan **parts, uint32_t n)
+static void parts_free(struct tensor_list **parts, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        plan_unref(parts[i]);
+        tensor_list_unref(parts[i]);
     free(parts);
 }
 
-/* The plans of a rank's lists. @parts  [n_parts]; @n  so many of them, one reference each */
-static int parts_of_rank(struct plan **parts, uint32_t *n, const struct ipc_request *q,
+/* The tensor lists of a rank's lists. @parts  [n_parts]; @n  so many of them, one reference each */
+static int parts_of_rank(struct tensor_list **parts, uint32_t *n, const struct ipc_request *q,
                          uint32_t rank, struct err *e)
 {
     for (uint32_t i = 0; i < q->n_parts; i++) {
@@ -56,15 +56,15 @@ static int parts_of_rank(struct plan **parts, uint32_t *n, const struct ipc_requ
 
         if (list == NULL)
             continue;
-        if (plan_of_list(&parts[*n], q->app, list->object, q->text, list->at, false, e) != 0)
+        if (tensor_list_named(&parts[*n], q->app, list->object, q->text, list->at, false, e) != 0)
             return -1;
         ++*n;
     }
     return 0;
 }
 
-/* Where each list begins, in the plan and in the request. */
-static void place_parts(struct ipc_request *q, uint32_t rank, struct plan *const *parts)
+/* Where each list begins, in the tensor list and in the request. */
+static void place_parts(struct ipc_request *q, uint32_t rank, struct tensor_list *const *parts)
 {
     uint32_t n_tensors = 0, k = 0;
 
@@ -79,40 +79,41 @@ static void place_parts(struct ipc_request *q, uint32_t rank, struct plan *const
     }
 }
 
-static int build_merged(struct plan **out, struct plan *const *parts, uint32_t n,
+static int build_merged(struct tensor_list **out, struct tensor_list *const *parts, uint32_t n,
                         const struct chunk_origin *origins, struct err *e)
 {
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
 
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < n; i++) {
         if (specs_add(b, parts[i], origins, i + 1, e) != 0) {
-            plan_builder_free(b);
+            tensor_list_builder_free(b);
             return -1;
         }
     }
-    return plan_builder_finish(b, out, e);
+    return tensor_list_builder_finish(b, out, e);
 }
 
-/* One list is the plan: nothing is built then. @origins  [n] */
-static int merge_parts(struct plan **out, struct list_cache *lists, struct plan *const *parts,
-                       uint32_t n, const struct chunk_origin *origins, struct err *e)
+/* One list is the tensor list: nothing is built then. @origins  [n] */
+static int merge_parts(struct tensor_list **out, struct list_cache *lists,
+                       struct tensor_list *const *parts, uint32_t n,
+                       const struct chunk_origin *origins, struct err *e)
 {
     struct list_key key = {.kind = LIST_BY_PARTS};
     char *ids;
     int rc = 0;
 
     if (n == 1) {
-        *out = plan_ref(parts[0]);
+        *out = tensor_list_ref(parts[0]);
         return 0;
     }
-    ids = malloc((size_t)n * PLAN_DIGEST_LEN);
+    ids = malloc((size_t)n * TENSOR_LIST_DIGEST_LEN);
     if (ids == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)n);
     for (uint32_t i = 0; i < n; i++)
-        memcpy(ids + (size_t)i * PLAN_DIGEST_LEN, parts[i]->digest, PLAN_DIGEST_LEN);
-    key.text[0] = (struct list_text){ids, (size_t)n * PLAN_DIGEST_LEN};
+        memcpy(ids + (size_t)i * TENSOR_LIST_DIGEST_LEN, parts[i]->digest, TENSOR_LIST_DIGEST_LEN);
+    key.text[0] = (struct list_text){ids, (size_t)n * TENSOR_LIST_DIGEST_LEN};
     *out = list_cache_get(lists, &key);
     if (*out == NULL) {
         rc = build_merged(out, parts, n, origins, e);
@@ -123,10 +124,10 @@ static int merge_parts(struct plan **out, struct list_cache *lists, struct plan 
     return rc;
 }
 
-static int plan_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
+static int tensor_list_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
 {
     const struct chunk_origin *origins = &q->origins[q->n_origins];
-    struct plan **parts = calloc(q->n_parts, sizeof(struct plan *));
+    struct tensor_list **parts = calloc(q->n_parts, sizeof(struct tensor_list *));
     uint32_t n = 0;
     int rc;
 
@@ -135,7 +136,7 @@ static int plan_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
     rc = parts_of_rank(parts, &n, q, rank, e);
     if (rc == 0 && n > 0) {
         place_parts(q, rank, parts);
-        rc = merge_parts(&q->plans[rank].plan, q->app->lists, parts, n, origins, e);
+        rc = merge_parts(&q->tensor_lists[rank].tensor_list, q->app->lists, parts, n, origins, e);
     }
     parts_free(parts, n);
     return rc;
@@ -143,14 +144,15 @@ static int plan_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
 
 static int sums_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
 {
-    struct chunk_rank *r = &q->plans[rank];
+    struct chunk_rank *r = &q->tensor_lists[rank];
 
     for (uint32_t i = 0; i < q->n_parts; i++) {
         const struct ipc_list *list = list_of(q, i, rank);
         const struct ipc_bucket *b = &q->buckets[i];
 
-        if (list != NULL && checksums_add(&r->checksums, &r->has_checksum, list->object, list->at,
-                                          r->plan, b->first[rank], b->n_tensors[rank], e) != 0)
+        if (list != NULL &&
+            checksums_add(&r->checksums, &r->has_checksum, list->object, list->at, r->tensor_list,
+                          b->first[rank], b->n_tensors[rank], e) != 0)
             return -1;
     }
     return 0;
@@ -158,15 +160,15 @@ static int sums_of_rank(struct ipc_request *q, uint32_t rank, struct err *e)
 
 int ipc_request_join(struct ipc_request *q, struct err *e)
 {
-    uint32_t n_plans;
+    uint32_t n_tensor_lists;
 
     q->alike = is_alike(q);
-    n_plans = q->alike ? 1 : q->n_ranks;
-    q->origins = calloc((size_t)q->n_parts * n_plans, sizeof q->origins[0]);
+    n_tensor_lists = q->alike ? 1 : q->n_ranks;
+    q->origins = calloc((size_t)q->n_parts * n_tensor_lists, sizeof q->origins[0]);
     if (q->origins == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
-    for (uint32_t r = 0; r < n_plans; r++)
-        if (plan_of_rank(q, r, e) != 0 || sums_of_rank(q, r, e) != 0)
+    for (uint32_t r = 0; r < n_tensor_lists; r++)
+        if (tensor_list_of_rank(q, r, e) != 0 || sums_of_rank(q, r, e) != 0)
             return -1;
     return 0;
 }

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a bucket is said to hold: tensors [first, first + n) of a plan. */
+/* What a bucket is said to hold: tensors [first, first + n) of a tensor list. */
 struct run {
     const struct tensor_spec *tensors; /* [n] */
     uint32_t n;
@@ -15,12 +15,13 @@ struct run {
 
 static struct run run_of(const struct ipc_request *q, const struct ipc_bucket *b, uint32_t rank)
 {
-    const struct plan *plan = q->plans[q->alike ? 0 : rank].plan;
+    const struct tensor_list *tensor_list = q->tensor_lists[q->alike ? 0 : rank].tensor_list;
     uint32_t first = b->first[rank], end = first + b->n_tensors[rank];
-    uint64_t from = plan->tensors[first].offset;
-    uint64_t to = end < plan->n_tensors ? plan->tensors[end].offset : plan->nbytes;
+    uint64_t from = tensor_list->tensors[first].offset;
+    uint64_t to = end < tensor_list->n_tensors ? tensor_list->tensors[end].offset
+                                               : tensor_list->nbytes;
 
-    return (struct run){&plan->tensors[first], b->n_tensors[rank], to - from};
+    return (struct run){&tensor_list->tensors[first], b->n_tensors[rank], to - from};
 }
 
 /* `packed` may be left out; given, it must say what the handles say. */

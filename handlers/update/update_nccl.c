@@ -57,10 +57,11 @@ static int nccl_validate(const struct nccl_req *req, struct err *e)
 {
     const struct packed_words *p = &req->packed;
 
-    if (req->digest != NULL && (strlen(req->digest) != PLAN_DIGEST_LEN ||
-                                strspn(req->digest, "0123456789abcdefABCDEF") != PLAN_DIGEST_LEN))
+    if (req->digest != NULL &&
+        (strlen(req->digest) != TENSOR_LIST_DIGEST_LEN ||
+         strspn(req->digest, "0123456789abcdefABCDEF") != TENSOR_LIST_DIGEST_LEN))
         return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "a plan's digest is %d hex digits",
-                       PLAN_DIGEST_LEN);
+                       TENSOR_LIST_DIGEST_LEN);
     if (p->packed && !p->said && req->sized)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "the group was joined with packed, which is many broadcasts, and packed "
@@ -79,28 +80,29 @@ static int nccl_validate(const struct nccl_req *req, struct err *e)
     return 0;
 }
 
-static int check_digest(const struct nccl_req *req, const struct plan *plan, struct err *e)
+static int check_digest(const struct nccl_req *req, const struct tensor_list *tensor_list,
+                        struct err *e)
 {
-    if (req->digest == NULL || strcasecmp(req->digest, plan->digest) == 0)
+    if (req->digest == NULL || strcasecmp(req->digest, tensor_list->digest) == 0)
         return 0;
     return err_set(e, ERR_CONFLICT, "/expected_digest",
                    "the trainer's plan has digest %s, and names, dtypes and shapes as they came "
                    "here make %s: nothing is received",
-                   req->digest, plan->digest);
+                   req->digest, tensor_list->digest);
 }
 
-static int cut(struct packed_chunks *out, const struct nccl_req *req, const struct plan *plan,
-               struct err *e)
+static int cut(struct packed_chunks *out, const struct nccl_req *req,
+               const struct tensor_list *tensor_list, struct err *e)
 {
     uint64_t bucket_nbytes = PACKED_BUCKET_NBYTES_DEFAULT;
 
     if (!req->packed.packed)
-        return packed_chunks_each(out, plan, e);
+        return packed_chunks_each(out, tensor_list, e);
     if (req->sized)
         bucket_nbytes = UINT64_MAX;
     else if (req->packed.bucket_nbytes != 0)
         bucket_nbytes = req->packed.bucket_nbytes;
-    return packed_chunks_init(out, plan, bucket_nbytes, "", e);
+    return packed_chunks_init(out, tensor_list, bucket_nbytes, "", e);
 }
 
 int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
@@ -115,11 +117,12 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
     if (nccl_parse(&req, body, e) != 0)
         return -1;
     packed_inherit(&req, &group, &taken);
-    if (nccl_validate(&req, e) != 0 || plan_of_list(&c->plan, app, body, text, "", false, e) != 0 ||
-        checksums_add(&c->checksums, &c->has_checksum, body, "", c->plan, 0, c->plan->n_tensors,
-                      e) != 0 ||
-        check_digest(&req, c->plan, e) != 0 || cut(&chunks, &req, c->plan, e) != 0)
+    if (nccl_validate(&req, e) != 0 ||
+        tensor_list_named(&c->tensor_list, app, body, text, "", false, e) != 0 ||
+        checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
+                      c->tensor_list->n_tensors, e) != 0 ||
+        check_digest(&req, c->tensor_list, e) != 0 || cut(&chunks, &req, c->tensor_list, e) != 0)
         return -1;
-    return weight_transfer_source(app->transfer, &c->source, c->plan, &chunks, req.group_name,
-                                  taken ? &group : NULL, req.digest != NULL, e);
+    return weight_transfer_source(app->transfer, &c->source, c->tensor_list, &chunks,
+                                  req.group_name, taken ? &group : NULL, req.digest != NULL, e);
 }

@@ -49,26 +49,27 @@ static int check_packed(const json_t *body, bool is_packed, struct err *e)
                             "with one range for each");
 }
 
-static int open_each(struct source **out, const json_t *list, const struct plan *plan,
+static int open_each(struct source **out, const json_t *list, const struct tensor_list *tensor_list,
                      struct err *e)
 {
     struct shm_range *ranges;
     int rc;
 
-    if (json_array_size(list) != plan->n_tensors)
+    if (json_array_size(list) != tensor_list->n_tensors)
         return err_set(e, ERR_BAD_REQUEST, "/shm", "shm has %zu ranges for %u tensors",
-                       json_array_size(list), plan->n_tensors);
-    ranges = calloc(plan->n_tensors, sizeof *ranges);
+                       json_array_size(list), tensor_list->n_tensors);
+    ranges = calloc(tensor_list->n_tensors, sizeof *ranges);
     if (ranges == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranges");
     rc = read_ranges(ranges, list, e);
     if (rc == 0)
-        rc = shm_source_open(out, ranges, plan->n_tensors, false, plan, e);
+        rc = shm_source_open(out, ranges, tensor_list->n_tensors, false, tensor_list, e);
     free(ranges);
     return rc;
 }
 
-int shm_from_body(struct source **out, const json_t *body, const struct plan *plan, struct err *e)
+int shm_from_body(struct source **out, const json_t *body, const struct tensor_list *tensor_list,
+                  struct err *e)
 {
     const json_t *shm = json_object_get(body, "shm");
     struct shm_range range = {0};
@@ -76,12 +77,12 @@ int shm_from_body(struct source **out, const json_t *body, const struct plan *pl
     if (json_is_array(shm)) {
         if (check_packed(body, false, e) != 0)
             return -1;
-        return open_each(out, shm, plan, e);
+        return open_each(out, shm, tensor_list, e);
     }
     if (!json_is_object(shm))
         return err_set(e, ERR_BAD_REQUEST, "/shm",
                        "shm is an object {name, offset, nbytes}, or a list of them");
     if (check_packed(body, true, e) != 0 || read_range(&range, shm, "/shm", e) != 0)
         return -1;
-    return shm_source_open(out, &range, 1, true, plan, e);
+    return shm_source_open(out, &range, 1, true, tensor_list, e);
 }

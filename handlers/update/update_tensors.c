@@ -127,7 +127,7 @@ static void ranks_of_server(struct request *q)
 
 static bool is_empty(const struct request *q, uint32_t i)
 {
-    return q->strings[i].plan == NULL;
+    return q->strings[i].tensor_list == NULL;
 }
 
 /* Strings that hold something and do not say which GPU it is on are those of the ranks in their
@@ -227,8 +227,8 @@ static int refuse_no_gpu(const struct app *app, struct err *e)
 static bool is_alike(const struct request *q)
 {
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        if (q->fed[r] == NO_STRING ||
-            strcmp(q->strings[q->fed[r]].plan->digest, q->strings[q->fed[0]].plan->digest) != 0)
+        if (q->fed[r] == NO_STRING || strcmp(q->strings[q->fed[r]].tensor_list->digest,
+                                             q->strings[q->fed[0]].tensor_list->digest) != 0)
             return false;
     return true;
 }
@@ -249,7 +249,7 @@ static int make_bucket(struct ipc_bucket *b, struct request *q, uint32_t string,
         if (q->fed[r] != string)
             continue;
         b->ranks[r].gpu = &b->handles.gpus[0];
-        b->n_tensors[r] = t->plan->n_tensors;
+        b->n_tensors[r] = t->tensor_list->n_tensors;
     }
     return 0;
 }
@@ -287,15 +287,15 @@ free_buckets:
 
 static int open_source(struct source **out, struct request *q, struct err *e)
 {
-    struct plan *plans[RANKS_MAX] = {NULL};
+    struct tensor_list *tensor_lists[RANKS_MAX] = {NULL};
     struct cuda_ipc_cfg cfg = {.devices = q->app->devices,
                                .n_ranks = q->n_ranks,
-                               .plans = plans,
+                               .tensor_lists = tensor_lists,
                                .stats = q->app->ipc_stats};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         if (q->fed[r] != NO_STRING)
-            plans[r] = q->strings[q->fed[is_alike(q) ? 0 : r]].plan;
+            tensor_lists[r] = q->strings[q->fed[is_alike(q) ? 0 : r]].tensor_list;
     if (make_buckets(&cfg.buckets, &cfg.n_buckets, q, e) != 0)
         return -1;
     return cuda_ipc_source_new(out, &cfg, e);
@@ -310,7 +310,7 @@ static void add_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
 }
 
 /* What each rank gets, and where it stood. */
-static int move_plans(struct update_chunk *c, const struct request *q, struct err *e)
+static int move_tensor_lists(struct update_chunk *c, const struct request *q, struct err *e)
 {
     bool alike = is_alike(q);
 
@@ -323,10 +323,10 @@ static int move_plans(struct update_chunk *c, const struct request *q, struct er
     for (uint32_t r = 0; r < q->n_ranks; r++) {
         if (q->fed[r] == NO_STRING)
             continue;
-        if (c->plan == NULL)
-            c->plan = plan_ref(q->strings[q->fed[r]].plan);
+        if (c->tensor_list == NULL)
+            c->tensor_list = tensor_list_ref(q->strings[q->fed[r]].tensor_list);
         if (!alike)
-            c->ranks[r].plan = plan_ref(q->strings[q->fed[r]].plan);
+            c->ranks[r].tensor_list = tensor_list_ref(q->strings[q->fed[r]].tensor_list);
         if (!alike || r == 0)
             add_origin(c, r, q->fed[r]);
     }
@@ -376,7 +376,7 @@ int tensors_from_body(struct update_chunk *c, const struct app *app, const json_
     if (rc == 0)
         rc = feeds_nobody(&q) ? check_astray(&q, e) : open_source(&c->source, &q, e);
     if (rc == 0 && c->source != NULL)
-        rc = move_plans(c, &q, e);
+        rc = move_tensor_lists(c, &q, e);
 
 fini:
     request_fini(&q);

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -175,7 +175,7 @@ static int pull_parse(struct zmq_pull *p, const json_t *body, struct err *e)
     return match(p, &set, handles, e);
 }
 
-static int pull_new(struct zmq_pull **out, struct app *app, struct exchange *x, struct err *e)
+static int pull_new(struct zmq_pull **out, struct app *app, struct http_request *x, struct err *e)
 {
     struct zmq_pull *p = calloc(1, sizeof *p);
     json_t *body = NULL;
@@ -219,7 +219,7 @@ static int post(struct zmq_updates *z, struct zmq_pull *p, struct err *e)
     return -1;
 }
 
-int handle_update_zmq(struct app *app, struct exchange *x, struct err *e)
+int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 {
     struct zmq_pull *p;
 
@@ -231,7 +231,7 @@ int handle_update_zmq(struct app *app, struct exchange *x, struct err *e)
     return -1;
 }
 
-int fleet_update_zmq(struct app *app, struct exchange *x, struct err *e)
+int fleet_update_zmq(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     (void)x;

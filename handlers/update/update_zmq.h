@@ -33,7 +33,7 @@
 #define BATON_HANDLERS_UPDATE_UPDATE_ZMQ_H
 
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 struct app;
 struct zmq_updates;
@@ -58,9 +58,9 @@ void zmq_updates_free(struct zmq_updates *z); /* stops first; accepts NULL */
  * ERR_UNREADABLE (zmq_ports_open), ERR_TIMEOUT, ERR_GONE (the trainer, or the client),
  * ERR_CONFLICT (another update is open; aborted; the trainer's other ranks failed), and all that
  * updates_submit and updates_finish bring; ERR_BAD_REQUEST for what a trainer sent. */
-int handle_update_zmq(struct app *app, struct exchange *x, struct err *e);
+int handle_update_zmq(struct app *app, struct http_request *x, struct err *e);
 
 /* fleet_update_zmq - the same route in front of upstream engines: refused, and why. */
-int fleet_update_zmq(struct app *app, struct exchange *x, struct err *e);
+int fleet_update_zmq(struct app *app, struct http_request *x, struct err *e);
 
 #endif

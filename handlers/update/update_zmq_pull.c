@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "control/gate.h"
+#include "control/pause_controller.h"
 #include "handlers/app.h"
 #include "handlers/update/update_asker.h"
 #include "handlers/update/update_zmq.h"
@@ -162,8 +162,9 @@ static int take_buffers(struct zmq_pull *p, const struct zmq_message *m, struct 
 static int check_alike(const struct zmq_pull *p, const struct zmq_message *m, struct err *e)
 {
     for (uint32_t i = 1; i < p->n_ports; i++)
-        if (strcmp(m[i].plan->digest, m[0].plan->digest) != 0 ||
-            memcmp(m[i].offsets, m[0].offsets, m[0].plan->n_tensors * sizeof m[0].offsets[0]) != 0)
+        if (strcmp(m[i].tensor_list->digest, m[0].tensor_list->digest) != 0 ||
+            memcmp(m[i].offsets, m[0].offsets,
+                   m[0].tensor_list->n_tensors * sizeof m[0].offsets[0]) != 0)
             return err_set(e, ERR_BAD_REQUEST, FIELD,
                            "GPUs %s and %s were sent different lists of tensors", p->uuids[0],
                            p->uuids[i]);
@@ -183,7 +184,7 @@ static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
     if (zmq_message_place(&b->handles.all, m, &p->buffers[port], e) != 0)
         return -1;
-    b->handles.n_handles = m->plan->n_tensors;
+    b->handles.n_handles = m->tensor_list->n_tensors;
     b->handles.n_gpus = 1;
     memcpy(b->handles.gpus[0].uuid, p->uuids[port], sizeof b->handles.gpus[0].uuid);
     b->handles.gpus[0].handles = b->handles.all;
@@ -191,7 +192,7 @@ static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t 
         if (p->port_of[r] != port)
             continue;
         b->ranks[r].gpu = &b->handles.gpus[0];
-        b->n_tensors[r] = m->plan->n_tensors;
+        b->n_tensors[r] = m->tensor_list->n_tensors;
     }
     return 0;
 }
@@ -199,10 +200,10 @@ static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t 
 static int make_source(struct source **out, const struct zmq_pull *p, const struct zmq_message *m,
                        struct err *e)
 {
-    struct plan *plans[STORE_DEVICES_MAX];
+    struct tensor_list *tensor_lists[STORE_DEVICES_MAX];
     struct cuda_ipc_cfg cfg = {.devices = p->app->devices,
                                .n_ranks = p->app->n_devices,
-                               .plans = plans,
+                               .tensor_lists = tensor_lists,
                                .n_buckets = p->n_ports,
                                .stats = p->app->ipc_stats};
 
@@ -213,7 +214,7 @@ static int make_source(struct source **out, const struct zmq_pull *p, const stru
         if (make_bucket(&cfg.buckets[i], p, i, &m[i], e) != 0)
             goto free_buckets;
     for (uint32_t r = 0; r < cfg.n_ranks; r++)
-        plans[r] = m[0].plan;
+        tensor_lists[r] = m[0].tensor_list;
     return cuda_ipc_source_new(out, &cfg, e);
 
 free_buckets:
@@ -235,13 +236,14 @@ static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct 
 {
     struct update_chunk *c;
 
-    if (check_alike(p, m, e) != 0 || gate_allows(p->app->gate, CALL_UPDATE_RECEIVE, e) != 0)
+    if (check_alike(p, m, e) != 0 ||
+        pause_controller_allows(p->app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0)
         return -1;
     c = calloc(1, sizeof *c);
     if (c == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
     memcpy(c->update_id, p->id, sizeof c->update_id);
-    c->plan = plan_ref(m[0].plan);
+    c->tensor_list = tensor_list_ref(m[0].tensor_list);
     c->done = worker_done;
     c->done_arg = &p->result;
     if (make_source(&c->source, p, m, e) != 0 || updates_submit(p->app->updates, c, e) != 0) {
@@ -256,7 +258,7 @@ static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct 
 static int prove(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
 {
     (void)m;
-    if (gate_allows(p->app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+    if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         updates_verify(p->app->updates, p->id, NULL, 0, worker_done, &p->result, e) != 0)
         return -1;
     return await_worker(p, e);
@@ -265,7 +267,7 @@ static int prove(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
 static int commit(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
 {
     (void)m;
-    if (gate_allows(p->app->gate, CALL_UPDATE_FINISH, e) != 0 ||
+    if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         updates_finish(p->app->updates, p->id, "", NULL, 0, worker_done, &p->result, e) != 0)
         return -1;
     return await_worker(p, e);
@@ -476,7 +478,7 @@ static int begin(struct zmq_pull *p, struct err *e)
     p->connect_us = clock_after_us(ZMQ_CONNECT_MS * 1000ULL);
     if (zmq_ports_open(&p->ports, (const char *const *)p->addresses, p->n_ports, s->allow_path,
                        s->n_allow_path, e) != 0 ||
-        gate_allows(p->app->gate, CALL_UPDATE_START, e) != 0)
+        pause_controller_allows(p->app->pause_controller, CALL_UPDATE_START, e) != 0)
         return -1;
     memcpy(req.label, p->label, sizeof req.label);
     if (updates_start(p->app->updates, &req, &info, e) != 0)

@@ -2,7 +2,7 @@
 #ifndef BATON_HANDLERS_WEIGHTS_SHAPE_JSON_H
 #define BATON_HANDLERS_WEIGHTS_SHAPE_JSON_H
 
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <jansson.h>
 

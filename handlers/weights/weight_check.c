@@ -29,7 +29,7 @@ static atomic_flag under_way = ATOMIC_FLAG_INIT; /* acquire, release: one check 
 
 struct check {
     struct app *app;
-    struct exchange *x;
+    struct http_request *x;
     const json_t *baseline; /* borrowed from the body, or the snapshot; NULL: the sums are told */
     const json_t *skip;     /* borrowed: parts of names that are left out; NULL: none */
     bool is_snapshot, must_match;
@@ -40,7 +40,7 @@ struct check {
 
 static int check_wanted(const struct check *c, struct err *e)
 {
-    if (exchange_gone(c->x))
+    if (http_request_disconnected(c->x))
         return err_set(e, ERR_GONE, "", "the client went away before all was summed");
     if (life_state(c->app->life) == LIFE_DRAINING)
         return err_set(e, ERR_DRAINING, "", "the server is draining");
@@ -50,7 +50,7 @@ static int check_wanted(const struct check *c, struct err *e)
 static int hash_tensor(struct sha256_ctx *sha, const struct check *c, uint32_t i, struct err *e)
 {
     struct store *s = c->app->store;
-    uint64_t nbytes = store_manifest(s)->plan->tensors[i].nbytes, n;
+    uint64_t nbytes = store_model_spec(s)->tensor_list->tensors[i].nbytes, n;
 
     for (uint64_t at = 0; at < nbytes; at += n) {
         const char *bytes = c->piece;
@@ -114,15 +114,15 @@ static bool skips(const struct check *c, const char *name)
 
 static int check_served(struct check *c, struct err *e)
 {
-    const struct plan *plan = store_manifest(c->app->store)->plan;
+    const struct tensor_list *tensor_list = store_model_spec(c->app->store)->tensor_list;
     char sum[SUM_LEN + 1] = "";
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        if (skips(c, plan->tensors[i].name))
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        if (skips(c, tensor_list->tensors[i].name))
             continue;
         if (c->v != NULL && sum_tensor(sum, c, i, e) != 0)
             return -1;
-        if (note(c, plan->tensors[i].name, sum, e) != 0)
+        if (note(c, tensor_list->tensors[i].name, sum, e) != 0)
             return -1;
     }
     return 0;
@@ -131,13 +131,13 @@ static int check_served(struct check *c, struct err *e)
 /* Of names that the model does not have. */
 static int check_strangers(struct check *c, struct err *e)
 {
-    const struct plan *plan = store_manifest(c->app->store)->plan;
+    const struct tensor_list *tensor_list = store_model_spec(c->app->store)->tensor_list;
     const char *name;
     json_t *value;
 
     json_object_foreach((json_t *)(uintptr_t)c->baseline, name, value)
     {
-        if (plan_find(plan, name) == PLAN_NO_TENSOR && !skips(c, name) &&
+        if (tensor_list_find(tensor_list, name) == TENSOR_LIST_NO_TENSOR && !skips(c, name) &&
             json_array_append_new(c->found, json_string(name)) != 0)
             return refuse_memory(e);
     }
@@ -280,7 +280,7 @@ static int check(json_t **reply, struct check *c, const json_t *body, struct err
     return 0;
 }
 
-static int check_alone(struct app *app, struct exchange *x, json_t **reply, struct err *e)
+static int check_alone(struct app *app, struct http_request *x, json_t **reply, struct err *e)
 {
     struct check c = {.app = app, .x = x};
     json_t *body;
@@ -296,7 +296,7 @@ static int check_alone(struct app *app, struct exchange *x, json_t **reply, stru
     return rc;
 }
 
-int handle_weights_check(struct app *app, struct exchange *x, struct err *e)
+int handle_weights_check(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *reply = NULL;
     int rc;

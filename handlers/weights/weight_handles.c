@@ -147,7 +147,7 @@ static int add_columns(json_t *object, const struct view *views, uint32_t n_tens
 static json_t *device_json(const struct app *app, const struct version *v, uint32_t place,
                            struct err *e)
 {
-    uint32_t n_tensors = store_manifest(app->store)->plan->n_tensors;
+    uint32_t n_tensors = store_model_spec(app->store)->tensor_list->n_tensors;
     struct device *device = store_device(app->store, place);
     json_t *object = NULL, *slabs;
     struct slab_set set = {0};
@@ -185,13 +185,13 @@ static json_t *devices_json(const struct app *app, const struct version *v, stru
     return list;
 }
 
-static int add_tensors(json_t *object, const struct plan *plan)
+static int add_tensors(json_t *object, const struct tensor_list *tensor_list)
 {
     json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array();
     int rc = 0;
 
-    for (uint32_t i = 0; i < plan->n_tensors && rc == 0; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+    for (uint32_t i = 0; i < tensor_list->n_tensors && rc == 0; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
         rc |= json_array_append_new(names, json_string(t->name));
         rc |= json_array_append_new(dtypes, json_string(dtype_for_torch(t->dtype)));
@@ -204,7 +204,7 @@ static int add_tensors(json_t *object, const struct plan *plan)
 }
 
 /* Other names of whole tensors: {"lm_head.weight": "model.embed_tokens.weight"}. */
-static int add_aliases(json_t *object, const struct manifest *m)
+static int add_aliases(json_t *object, const struct model_spec *m)
 {
     json_t *aliases = json_object();
     int rc = 0;
@@ -214,14 +214,14 @@ static int add_aliases(json_t *object, const struct manifest *m)
 
         if (a->kind == ALIAS_TIED)
             rc = json_object_set_new(aliases, a->name,
-                                     json_string(m->plan->tensors[a->targets[0]].name));
+                                     json_string(m->tensor_list->tensors[a->targets[0]].name));
     }
     return json_object_set_new(object, "aliases", aliases) | rc;
 }
 
 static const char *placement_of(const struct app *app, const struct version *v)
 {
-    uint32_t n_tensors = store_manifest(app->store)->plan->n_tensors;
+    uint32_t n_tensors = store_model_spec(app->store)->tensor_list->n_tensors;
 
     for (uint32_t place = 0; place < app->n_devices; place++)
         for (uint32_t i = 0; i < n_tensors; i++)
@@ -234,7 +234,7 @@ static const char *placement_of(const struct app *app, const struct version *v)
 static json_t *handles_json(const struct app *app, const struct version *v,
                             const struct lease_info *lease, struct err *e)
 {
-    const struct manifest *m = store_manifest(app->store);
+    const struct model_spec *m = store_model_spec(app->store);
     json_t *devices = devices_json(app, v, e), *object;
 
     if (devices == NULL)
@@ -242,9 +242,9 @@ static json_t *handles_json(const struct app *app, const struct version *v,
     object = json_pack("{s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:s, s:o}", "lease_id", lease->id,
                        "lease_s", (json_int_t)lease->lease_s, "boot_id", app->life->boot_id,
                        "weight_version", v->label, "serial", (json_int_t)v->serial, "plan_digest",
-                       m->plan->digest, "nbytes", (json_int_t)v->nbytes, "placement",
+                       m->tensor_list->digest, "nbytes", (json_int_t)v->nbytes, "placement",
                        placement_of(app, v), "devices", devices);
-    if (object == NULL || add_tensors(object, m->plan) != 0 || add_aliases(object, m) != 0) {
+    if (object == NULL || add_tensors(object, m->tensor_list) != 0 || add_aliases(object, m) != 0) {
         json_decref(object);
         (void)refuse_memory(e);
         return NULL;
@@ -253,7 +253,7 @@ static json_t *handles_json(const struct app *app, const struct version *v,
 }
 
 static int make_reply(const struct app *app, const struct version *v,
-                      const struct lease_info *lease, struct exchange_reply *reply, struct err *e)
+                      const struct lease_info *lease, struct http_reply *reply, struct err *e)
 {
     json_t *object = handles_json(app, v, lease, e);
 
@@ -263,11 +263,11 @@ static int make_reply(const struct app *app, const struct version *v,
 }
 
 /* The answer's head and length, without a lease. */
-static int answer_head(struct app *app, struct exchange *x, uint32_t lease_s, struct err *e)
+static int answer_head(struct app *app, struct http_request *x, uint32_t lease_s, struct err *e)
 {
     struct lease_info none = {.lease_s = lease_s};
     const struct version *v;
-    struct exchange_reply reply;
+    struct http_reply reply;
     int rc;
 
     memset(none.id, '0', LEASE_ID_LEN);
@@ -276,7 +276,7 @@ static int answer_head(struct app *app, struct exchange *x, uint32_t lease_s, st
     rc = make_reply(app, v, &none, &reply, e);
     store_unpin(app->store, v);
     if (rc == 0)
-        exchange_reply(x, &reply);
+        http_reply(x, &reply);
     return rc;
 }
 
@@ -294,11 +294,11 @@ static int check_gpus(const struct app *app, struct err *e)
                    app->cuda->n_devices);
 }
 
-int handle_handles_get(struct app *app, struct exchange *x, struct err *e)
+int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
 {
     uint64_t lease_s = LEASE_S_DEFAULT;
     const struct version *v;
-    struct exchange_reply reply;
+    struct http_reply reply;
     struct lease_info lease;
     struct err ignored = {0};
 
@@ -313,7 +313,7 @@ int handle_handles_get(struct app *app, struct exchange *x, struct err *e)
         return -1;
     }
     lease_start(app->leases, lease.id); /* before anyone can renew it */
-    exchange_reply(x, &reply);
+    http_reply(x, &reply);
     return 0;
 }
 
@@ -335,7 +335,7 @@ static json_t *renewed_json(const struct app *app, const struct lease_info *leas
                      (json_int_t)lease->serial, "served", (int)(info.serial == lease->serial));
 }
 
-int handle_handles_renew(struct app *app, struct exchange *x, struct err *e)
+int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
 {
     const char *id = NULL;
     struct lease_info lease;
@@ -355,7 +355,7 @@ int handle_handles_renew(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_handles_delete(struct app *app, struct exchange *x, struct err *e)
+int handle_handles_delete(struct app *app, struct http_request *x, struct err *e)
 {
     if (lease_close(app->leases, x->path_arg, e) != 0)
         return -1;

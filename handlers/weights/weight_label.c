@@ -38,7 +38,7 @@ static int set_label(json_t **reply, struct app *app, const json_t *body, struct
     return 0;
 }
 
-int handle_weights_label(struct app *app, struct exchange *x, struct err *e)
+int handle_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body, *reply;
     int rc;

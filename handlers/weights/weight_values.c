@@ -67,7 +67,7 @@ struct block {
     uint32_t ndim;
 };
 
-/* New, or NULL; no deeper than PLAN_NDIM_MAX. JSON has no word for what is no number. */
+/* New, or NULL; no deeper than TENSOR_LIST_NDIM_MAX. JSON has no word for what is no number. */
 static json_t *nest(struct block *b, uint32_t k)
 {
     json_t *list;
@@ -96,7 +96,7 @@ static int no_memory(struct err *e)
 static int read_values(struct app *app, const struct version *v, uint32_t index, uint64_t numel,
                        void *raw, float *values, struct err *e)
 {
-    const struct tensor_spec *t = &store_manifest(app->store)->plan->tensors[index];
+    const struct tensor_spec *t = &store_model_spec(app->store)->tensor_list->tensors[index];
     uint64_t nbytes = numel * dtype_nbytes(t->dtype);
 
     if (nbytes > 0 && store_read(app->store, v, index, 0, nbytes, raw, e) != 0)
@@ -109,8 +109,8 @@ static int read_values(struct app *app, const struct version *v, uint32_t index,
 static json_t *values_json(struct app *app, const struct version *v, uint32_t index,
                            uint64_t n_rows, struct err *e)
 {
-    const struct tensor_spec *t = &store_manifest(app->store)->plan->tensors[index];
-    uint64_t shape[PLAN_NDIM_MAX], numel = 1;
+    const struct tensor_spec *t = &store_model_spec(app->store)->tensor_list->tensors[index];
+    uint64_t shape[TENSOR_LIST_NDIM_MAX], numel = 1;
     struct block b = {.shape = shape, .ndim = t->ndim};
     json_t *list = NULL;
     float *values;
@@ -132,15 +132,15 @@ static json_t *values_json(struct app *app, const struct version *v, uint32_t in
     return list;
 }
 
-static int act(struct app *app, struct exchange *x, const struct values_req *req, struct err *e)
+static int act(struct app *app, struct http_request *x, const struct values_req *req, struct err *e)
 {
-    const struct manifest *m = store_manifest(app->store);
+    const struct model_spec *m = store_model_spec(app->store);
     const struct version *v;
     uint32_t index;
     json_t *list;
 
     if (weights_find(m, req->name, &index, e) != 0 ||
-        values_check(&m->plan->tensors[index], req->n_rows, e) != 0 ||
+        values_check(&m->tensor_list->tensors[index], req->n_rows, e) != 0 ||
         store_pin(app->store, &v, e) != 0)
         return -1;
     list = values_json(app, v, index, req->n_rows, e);
@@ -151,7 +151,7 @@ static int act(struct app *app, struct exchange *x, const struct values_req *req
     return 0;
 }
 
-int handle_weight_values(struct app *app, struct exchange *x, struct err *e)
+int handle_weight_values(struct app *app, struct http_request *x, struct err *e)
 {
     struct values_req req = {0};
     json_t *body;

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert((int)VERSION_LABEL_MAX <= (int)EXCHANGE_HEADER_VALUE_MAX,
+_Static_assert((int)VERSION_LABEL_MAX <= (int)HTTP_REQUEST_HEADER_VALUE_MAX,
                "a label is told whole in a header");
 
 enum { DOWNLOAD_ROOM_PART = 2 }; /* a copy may take one part in this many of what is free */
@@ -41,7 +41,7 @@ static uint64_t serial_of(const struct store *s, const struct version *v, uint32
 
 static json_t *tensor_json(struct store *s, const struct version *v, uint32_t i, const char *sum)
 {
-    const struct tensor_spec *t = &store_manifest(s)->plan->tensors[i];
+    const struct tensor_spec *t = &store_model_spec(s)->tensor_list->tensors[i];
     uint64_t serial = serial_of(s, v, i);
 
     return json_pack("{s:s, s:s, s:o, s:I, s:s?, s:o, s:I}", "name", t->name, "dtype",
@@ -69,10 +69,10 @@ static int add_tensor(json_t *list, struct store *s, const struct version *v, ui
 /* New, or NULL with e set. */
 static json_t *list_json(struct app *app, const struct version *v, bool checksums, struct err *e)
 {
-    const struct plan *plan = store_manifest(app->store)->plan;
+    const struct tensor_list *tensor_list = store_model_spec(app->store)->tensor_list;
     json_t *tensors = json_array(), *list;
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         if (add_tensor(tensors, app->store, v, i, checksums, e) != 0) {
             json_decref(tensors);
             return NULL;
@@ -80,14 +80,14 @@ static json_t *list_json(struct app *app, const struct version *v, bool checksum
     }
     list = json_pack("{s:s, s:I, s:s, s:s, s:I, s:I, s:o}", "weight_version", v->label, "serial",
                      (json_int_t)v->serial, "boot_id", app->life->boot_id, "plan_digest",
-                     plan->digest, "nbytes", (json_int_t)v->nbytes, "n_tensors",
-                     (json_int_t)plan->n_tensors, "tensors", tensors);
+                     tensor_list->digest, "nbytes", (json_int_t)v->nbytes, "n_tensors",
+                     (json_int_t)tensor_list->n_tensors, "tensors", tensors);
     if (list == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
     return list;
 }
 
-int handle_weights_list(struct app *app, struct exchange *x, struct err *e)
+int handle_weights_list(struct app *app, struct http_request *x, struct err *e)
 {
     const struct version *v;
     bool checksums = true;
@@ -121,7 +121,7 @@ static void download_end(void *arg)
     free(d);
 }
 
-/* Called on a front loop, which must not be the one that unmaps an old version. */
+/* Called on an HTTP server loop, which must not be the one that unmaps an old version. */
 static void download_release(void *arg)
 {
     struct download *d = arg;
@@ -132,14 +132,14 @@ static void download_release(void *arg)
         download_end(d); /* the pool has stopped: so does everything */
 }
 
-int weights_find(const struct manifest *m, const char *name, uint32_t *index, struct err *e)
+int weights_find(const struct model_spec *m, const char *name, uint32_t *index, struct err *e)
 {
-    *index = plan_find(m->plan, name);
-    for (uint32_t i = 0; i < m->n_aliases && *index == PLAN_NO_TENSOR; i++) {
+    *index = tensor_list_find(m->tensor_list, name);
+    for (uint32_t i = 0; i < m->n_aliases && *index == TENSOR_LIST_NO_TENSOR; i++) {
         if (m->aliases[i].kind == ALIAS_TIED && strcmp(m->aliases[i].name, name) == 0)
             *index = m->aliases[i].targets[0];
     }
-    if (*index == PLAN_NO_TENSOR)
+    if (*index == TENSOR_LIST_NO_TENSOR)
         return err_set(e, ERR_NOT_FOUND, "", "there is no tensor '%.160s'", name);
     return 0;
 }
@@ -172,9 +172,10 @@ static int copy_room(void **out, const struct tensor_spec *t, struct err *e)
     return 0;
 }
 
-static int copy_tensor(struct download *d, uint32_t index, const struct exchange *x, struct err *e)
+static int copy_tensor(struct download *d, uint32_t index, const struct http_request *x,
+                       struct err *e)
 {
-    const struct tensor_spec *t = &store_manifest(d->store)->plan->tensors[index];
+    const struct tensor_spec *t = &store_model_spec(d->store)->tensor_list->tensors[index];
     uint64_t piece;
 
     if (copy_room(&d->copy, t, e) != 0)
@@ -189,11 +190,11 @@ static int copy_tensor(struct download *d, uint32_t index, const struct exchange
     return 0;
 }
 
-static void send_tensor(struct exchange *x, struct download *d, uint32_t index,
+static void send_tensor(struct http_request *x, struct download *d, uint32_t index,
                         const struct checksum *c)
 {
-    const struct tensor_spec *t = &store_manifest(d->store)->plan->tensors[index];
-    struct exchange_reply r = {
+    const struct tensor_spec *t = &store_model_spec(d->store)->tensor_list->tensors[index];
+    struct http_reply r = {
         .status = 200,
         .content_type = "application/octet-stream",
         .data = d->copy != NULL ? d->copy : d->version->views[index].data,
@@ -201,26 +202,26 @@ static void send_tensor(struct exchange *x, struct download *d, uint32_t index,
         .release = download_release,
         .release_arg = d,
     };
-    char shape[EXCHANGE_HEADER_VALUE_MAX + 1], sum[CHECKSUM_LEN + 1];
+    char shape[HTTP_REQUEST_HEADER_VALUE_MAX + 1], sum[CHECKSUM_LEN + 1];
 
     shape_header(shape, sizeof shape, t);
     checksum_text(c, sum);
-    exchange_reply_header(&r, "X-Baton-Dtype", "%s", dtype_name(t->dtype));
+    http_reply_header(&r, "X-Baton-Dtype", "%s", dtype_name(t->dtype));
     if (shape[0] != '\0') /* a scalar has none, and no header can be empty */
-        exchange_reply_header(&r, "X-Baton-Shape", "%s", shape);
-    exchange_reply_header(&r, "X-Baton-Weight-Version", "%s", d->version->label);
-    exchange_reply_header(&r, "X-Baton-Serial", "%llu", (unsigned long long)d->version->serial);
-    exchange_reply_header(&r, "X-Baton-Checksum", "%s", sum);
-    exchange_reply(x, &r);
+        http_reply_header(&r, "X-Baton-Shape", "%s", shape);
+    http_reply_header(&r, "X-Baton-Weight-Version", "%s", d->version->label);
+    http_reply_header(&r, "X-Baton-Serial", "%llu", (unsigned long long)d->version->serial);
+    http_reply_header(&r, "X-Baton-Checksum", "%s", sum);
+    http_reply(x, &r);
 }
 
-int handle_weights_get(struct app *app, struct exchange *x, struct err *e)
+int handle_weights_get(struct app *app, struct http_request *x, struct err *e)
 {
     struct download *d;
     struct checksum sum;
     uint32_t index;
 
-    if (weights_find(store_manifest(app->store), x->path_arg, &index, e) != 0)
+    if (weights_find(store_model_spec(app->store), x->path_arg, &index, e) != 0)
         return -1;
     d = calloc(1, sizeof *d);
     if (d == NULL)

@@ -3,12 +3,12 @@
 #define BATON_HANDLERS_WEIGHTS_WEIGHTS_FIND_H
 
 #include "base/err.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 
 #include <stdint.h>
 
-/* weights_find - a tensor of the manifest, by its own name or one that ties to it.
+/* weights_find - a tensor of the model spec, by its own name or one that ties to it.
  * Errors: ERR_NOT_FOUND. */
-int weights_find(const struct manifest *m, const char *name, uint32_t *index, struct err *e);
+int weights_find(const struct model_spec *m, const char *name, uint32_t *index, struct err *e);
 
 #endif

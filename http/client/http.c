@@ -438,7 +438,7 @@ static int add_field(struct http_call *call, const char *name, const char *value
 }
 
 /* libcurl's own are taken out: an Expect would cost a round trip. */
-static int set_headers(struct http_call *call, const struct http_request *req)
+static int set_headers(struct http_call *call, const struct http_call_request *req)
 {
     bool typed = false;
 
@@ -462,7 +462,7 @@ static int set_headers(struct http_call *call, const struct http_request *req)
             return -1;                                                                             \
     } while (0)
 
-static int set_where(struct http_call *call, const struct http_request *req)
+static int set_where(struct http_call *call, const struct http_call_request *req)
 {
     const char *url = req->target->url;
     bool local = strncmp(url, "unix:", 5) == 0;
@@ -485,7 +485,7 @@ static int set_where(struct http_call *call, const struct http_request *req)
     return 0;
 }
 
-static int set_what(struct http_call *call, const struct http_request *req)
+static int set_what(struct http_call *call, const struct http_call_request *req)
 {
     SET(call, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     if (req->body != NULL) {
@@ -510,7 +510,7 @@ static long ms_of(uint64_t us)
     return us == 0 ? 0L : (long)((us + 999) / 1000);
 }
 
-static int set_how(struct http_call *call, const struct http_request *req)
+static int set_how(struct http_call *call, const struct http_call_request *req)
 {
     SET(call, CURLOPT_NOSIGNAL, 1L);
     /* Else whoever ends a call waits on the loop for the thread that looks its name up. */
@@ -544,7 +544,7 @@ static int bring_watches(struct http_client *c)
     return 0;
 }
 
-static int prepare(struct http_call *call, const struct http_request *req)
+static int prepare(struct http_call *call, const struct http_call_request *req)
 {
     struct http_client *c = call->client;
 
@@ -559,7 +559,7 @@ static int prepare(struct http_call *call, const struct http_request *req)
     return curl_multi_add_handle(c->multi, call->easy) == CURLM_OK ? 0 : -1;
 }
 
-int http_start(struct http_call **out, struct http_client *c, const struct http_request *req,
+int http_start(struct http_call **out, struct http_client *c, const struct http_call_request *req,
                const struct http_events *events, struct err *e)
 {
     struct http_call *call = calloc(1, sizeof *call);

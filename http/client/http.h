@@ -57,7 +57,7 @@ struct http_header {
     const char *name, *value;
 };
 
-struct http_request {
+struct http_call_request {
     const struct http_target *target;
     const char *method; /* static */
     const char *path;   /* with its query; begins with '/' */
@@ -110,7 +110,7 @@ struct http_events {
 /* http_start - begin a call.
  * @out  valid until `done` is called or http_cancel returns
  * Errors: ERR_NO_MEMORY: no event comes. Threads: the loop's. Blocks: no. */
-int http_start(struct http_call **out, struct http_client *c, const struct http_request *req,
+int http_start(struct http_call **out, struct http_client *c, const struct http_call_request *req,
                const struct http_events *events, struct err *e);
 
 /* http_sent - may the server have begun to work on it? */

@@ -31,7 +31,7 @@ enum { CONFIG_LIST_MAX = 256 };
       "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
     X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \
       "embedded, or none: a store without generation (with --manifest)")                           \
-    X(STR, manifest, "manifest", "FILE", "", 0, 0,                                                 \
+    X(STR, model_spec, "manifest", "FILE", "", 0, 0,                                               \
       "with --engine none, or --upstream: what an update must cover, a .safetensors file or JSON " \
       "columns")                                                                                   \
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
@@ -84,7 +84,7 @@ enum { CONFIG_LIST_MAX = 256 };
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
       "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
       "repeatable; none: refused")                                                                 \
-    X(INT, front_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front")       \
+    X(INT, http_server_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front") \
     X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \
       "threads for update, weights and status requests")                                           \
     X(INT, control_queue, "control-queue", "N", "1024", 1, 1000000,                                \

@@ -14,7 +14,7 @@ static const char *const own[] = {"weights",          "weight-version",  "served
                                   "max-weight-bytes", "pin-timeout",     "max-num-batched-tokens",
                                   "non-finite",       "logprobs-mode",   "max-logprobs"};
 /* In front of upstreams each says what an update must bring: one of them. */
-static const char *const model[] = {"model"}, *const manifest[] = {"manifest"};
+static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Of upstreams. */
 static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout"};
 
@@ -57,7 +57,7 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
                       "upstreams have one version at a time: recompute and continue are supported; "
                       "to let what runs end first, pause with mode wait before the update",
                       e);
-    o = given(l, manifest, 1);
+    o = given(l, model_spec, 1);
     if (o == NULL || given(l, model, 1) == NULL)
         return 0;
     return refuse(

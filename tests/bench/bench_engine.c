@@ -132,18 +132,18 @@ static void fill_random(uint16_t *w, size_t numel, uint64_t seed)
  * update over shared memory does. */
 static void commit(struct bench *b, const uint16_t *from, bool partial)
 {
-    const struct plan *plan = store_manifest(b->store)->plan;
+    const struct tensor_list *tensor_list = store_model_spec(b->store)->tensor_list;
     struct staging_cfg cfg = {.partial = partial};
     struct store_stats stats;
     struct staging *g;
     struct slab *slab;
     struct err e = {0};
-    uint32_t only = plan_find(plan, "model.norm.weight");
+    uint32_t only = tensor_list_find(tensor_list, "model.norm.weight");
     uint64_t nbytes = 0;
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
-        nbytes += (plan->tensors[i].nbytes + 63) / 64 * 64;
-    nbytes = partial ? plan->tensors[only].nbytes : nbytes;
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
+        nbytes += (tensor_list->tensors[i].nbytes + 63) / 64 * 64;
+    nbytes = partial ? tensor_list->tensors[only].nbytes : nbytes;
     check(store_stage(b->store, &cfg, CLOCK_NEVER, &g, &e), &e);
     check(staging_slab(g, nbytes, &slab, &e), &e);
     if (from != NULL)
@@ -151,11 +151,11 @@ static void commit(struct bench *b, const uint16_t *from, bool partial)
     else
         fill_random(slab->base, nbytes / 2, 1);
     nbytes = 0;
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         if (partial && i != only)
             continue;
         check(staging_view(g, 0, i, slab, slab->addr + nbytes, &e), &e);
-        nbytes += (plan->tensors[i].nbytes + 63) / 64 * 64;
+        nbytes += (tensor_list->tensors[i].nbytes + 63) / 64 * 64;
     }
     slab_unref(slab);
     check(store_commit(b->store, g, "", &stats, &e), &e);
@@ -194,7 +194,7 @@ static void bench_init(struct bench *b, const struct shape *shape, uint32_t n_th
     struct err e = {0};
 
     *b = (struct bench){.shape = shape, .n_threads = n_threads};
-    check(model_manifest(&sc.manifest, &shape->cfg, NULL, &e), &e);
+    check(model_spec_of_config(&sc.model_spec, &shape->cfg, NULL, &e), &e);
     check(store_new(&b->store, &sc, &e), &e);
     commit(b, NULL, false);
     check(kv_pool_new(&b->kv, &shape->cfg, kv_nbytes(shape, (uint64_t)BATCH * room), &e), &e);
@@ -205,8 +205,8 @@ static void bench_init(struct bench *b, const struct shape *shape, uint32_t n_th
     fill_kv(b);
     for (int isa = KERNELS_AVX2; isa < KERNELS_ISA_COUNT; isa++) {
         if (kernels_select((enum kernels_isa)isa))
-            check(model_new(&b->models[isa], &shape->cfg, store_manifest(b->store), rows, n_threads,
-                            &e),
+            check(model_new(&b->models[isa], &shape->cfg, store_model_spec(b->store), rows,
+                            n_threads, &e),
                   &e);
     }
     check(compute_new(&b->pool, n_threads, &e), &e);

@@ -41,7 +41,7 @@ static int fake_submit(struct engine *en, struct gen_request *r, uint64_t *id, s
     cnd_broadcast(&p->moved);
     mtx_unlock(&p->lock);
     if (p->hang_up != NULL)
-        exchange_mark_gone(p->hang_up->x);
+        http_request_mark_disconnected(p->hang_up->x);
     return rc;
 }
 
@@ -130,9 +130,9 @@ void plane_free(struct plane *p)
     free(p);
 }
 
-static void woken(struct exchange_front *front)
+static void woken(struct http_request_http_server *http_server)
 {
-    struct plane_x *px = (struct plane_x *)(void *)front;
+    struct plane_x *px = (struct plane_x *)(void *)http_server;
 
     mtx_lock(&px->lock);
     px->n_woken++;
@@ -145,10 +145,10 @@ void plane_send(struct plane *p, struct plane_x *px, const struct route *route, 
     struct err e = {0};
 
     memset(px, 0, sizeof *px);
-    px->front.wake = woken;
+    px->http_server.wake = woken;
     mtx_init(&px->lock, MTX_LEAF);
     cnd_init(&px->woken);
-    assert_int_equal(exchange_new(&px->x, &px->front, &e), 0);
+    assert_int_equal(http_request_new(&px->x, &px->http_server, &e), 0);
     (void)snprintf(px->x->request_id, sizeof px->x->request_id, "req-1");
     px->x->method = METHOD_POST;
     px->x->route = route;
@@ -156,15 +156,15 @@ void plane_send(struct plane *p, struct plane_x *px, const struct route *route, 
     px->x->body = strdup(body);
     assert_non_null(px->x->body);
     px->x->content_length = px->x->body_len;
-    exchange_ref(px->x);
+    http_request_ref(px->x);
     if (operation_embedded(route->operation)->handle(&p->app, px->x, &e) != 0)
         reply_error(px->x, &e, NULL);
 }
 
 void plane_x_fini(struct plane_x *px)
 {
-    exchange_detach(px->x, true);
-    exchange_unref(px->x);
+    http_request_detach(px->x, true);
+    http_request_unref(px->x);
     cnd_fini(&px->woken);
     mtx_fini(&px->lock);
 }
@@ -192,7 +192,7 @@ void plane_wait_cancels(struct plane *p, uint64_t n_cancels)
     wait_plane(p, &p->n_cancels, n_cancels);
 }
 
-/* Waits until the exchange has been woken more than `seen` times; returns how often. */
+/* Waits until the request has been woken more than `seen` times; returns how often. */
 static uint64_t wait_woken(struct plane_x *px, uint64_t seen)
 {
     uint64_t deadline = clock_after_us(WAIT_US), n;
@@ -222,7 +222,7 @@ void plane_wait_answer(struct plane_x *px)
     for (;;) {
         uint64_t seen = n_woken(px);
 
-        if (exchange_answered(px->x) != ANSWER_NONE)
+        if (http_request_answered(px->x) != ANSWER_NONE)
             return;
         (void)wait_woken(px, seen);
     }
@@ -230,12 +230,12 @@ void plane_wait_answer(struct plane_x *px)
 
 json_t *plane_wait_reply(struct plane_x *px, int *status)
 {
-    struct exchange_reply r = {0};
+    struct http_reply r = {0};
     json_t *body = NULL;
 
     plane_wait_answer(px);
-    assert_int_equal(exchange_answered(px->x), ANSWER_REPLY);
-    exchange_reply_take(px->x, &r);
+    assert_int_equal(http_request_answered(px->x), ANSWER_REPLY);
+    http_reply_take(px->x, &r);
     *status = r.status;
     if (r.len > 0) {
         body = json_loadb(r.data, r.len, JSON_REJECT_DUPLICATES, NULL);
@@ -252,10 +252,10 @@ void plane_wait_stream_bytes(struct plane_x *px, char *out, size_t cap)
     size_t n = 0;
 
     plane_wait_answer(px);
-    assert_int_equal(exchange_answered(px->x), ANSWER_STREAM);
+    assert_int_equal(http_request_answered(px->x), ANSWER_STREAM);
     for (;;) {
         seen = n_woken(px);
-        if (exchange_stream_take(px->x, out, cap - 1, &n) == STREAM_BYTES)
+        if (http_request_stream_take(px->x, out, cap - 1, &n) == STREAM_BYTES)
             break;
         (void)wait_woken(px, seen);
     }
@@ -270,13 +270,13 @@ char *plane_wait_stream(struct plane_x *px, bool *complete)
     size_t len;
 
     plane_wait_answer(px);
-    assert_int_equal(exchange_answered(px->x), ANSWER_STREAM);
+    assert_int_equal(http_request_answered(px->x), ANSWER_STREAM);
     for (;;) {
-        enum exchange_stream_state state;
+        enum http_request_stream_state state;
         size_t n = 0;
 
         seen = n_woken(px);
-        state = exchange_stream_take(px->x, part, sizeof part, &n);
+        state = http_request_stream_take(px->x, part, sizeof part, &n);
         if (state == STREAM_BYTES) {
             buf_append(&all, part, n);
         } else if (state == STREAM_EMPTY) {

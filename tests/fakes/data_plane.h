@@ -1,5 +1,5 @@
 /* The data plane without sockets and without a model: a fake engine whose tokens the test makes,
- * and exchanges whose front is the test. */
+ * and requests whose HTTP server is the test. */
 #ifndef BATON_TESTS_FAKES_DATA_PLANE_H
 #define BATON_TESTS_FAKES_DATA_PLANE_H
 
@@ -9,7 +9,7 @@
 #include "engine/generation.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
-#include "http/exchange_priv.h"
+#include "http/http_request_priv.h"
 
 #include <jansson.h>
 #include <pthread.h>
@@ -43,10 +43,10 @@ struct plane {
     struct life life;
 };
 
-/* One request as the front would hold it. */
+/* One request as the HTTP server would hold it. */
 struct plane_x {
-    struct exchange_front front;
-    struct exchange *x; /* the front's reference */
+    struct http_request_http_server http_server;
+    struct http_request *x; /* the HTTP server's reference */
     struct mtx lock;    /* rank MTX_LEAF; guards `woken` */
     struct cnd woken;
     uint64_t n_woken;
@@ -56,7 +56,8 @@ struct plane_x {
 struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer *tokenizer);
 void plane_free(struct plane *p); /* every generation has ended */
 
-/* plane_send - dispatch a body to a handler as the front does; an immediate refusal is answered. */
+/* plane_send - dispatch a body to a handler as the HTTP server does; an immediate refusal is
+ * answered. */
 void plane_send(struct plane *p, struct plane_x *px, const struct route *route, const char *body);
 void plane_x_fini(struct plane_x *px);
 

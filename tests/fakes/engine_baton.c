@@ -279,7 +279,7 @@ static void relabel(struct conn *c, const json_t *body)
 }
 
 /* Its id says how many tensors it has. */
-static void plan(struct conn *c, const json_t *body)
+static void tensor_list(struct conn *c, const json_t *body)
 {
     size_t n = json_array_size(json_object_get(body, "names"));
 
@@ -420,7 +420,7 @@ const struct route baton_routes[] = {
     {BATON, "POST", "/v1/update_weights/abort", "abort", abort_update, false},
     {BATON, "POST", "/v1/update_weights/renew", "renew", renew, false},
     {BATON, "POST", "/v1/weights/label", "relabel", relabel, false},
-    {BATON, "POST", "/v1/weights/plans", "plan", plan, false},
+    {BATON, "POST", "/v1/weights/plans", "plan", tensor_list, false},
     {BATON, "POST", "/v1/pause", "pause", pause_it, false},
     {BATON, "POST", "/v1/resume", "resume", resume, false},
     {BATON, "POST", "/v1/sleep", "sleep", go_to_sleep, false},

@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
 
-enum { LAYERS_TRIED = 4 }; /* a manifest of more is only slower */
+enum { LAYERS_TRIED = 4 }; /* a model spec of more is only slower */
 
 static void check_limits(const struct model_config *c)
 {
@@ -26,19 +26,19 @@ static void check_limits(const struct model_config *c)
     assert(c->n_eos <= MODEL_EOS_MAX);
 }
 
-static void check_manifest(const struct model_config *c)
+static void check_model_spec(const struct model_config *c)
 {
     struct model_config few = *c;
-    struct manifest *m = NULL;
+    struct model_spec *m = NULL;
     struct err e = {0};
 
     few.n_layers = c->n_layers < LAYERS_TRIED ? c->n_layers : LAYERS_TRIED;
-    if (model_manifest(&m, &few, NULL, &e) != 0) {
+    if (model_spec_of_config(&m, &few, NULL, &e) != 0) {
         assert(e.code == ERR_NO_MEMORY);
         return;
     }
-    assert(plan_find(m->plan, "model.norm.weight") != PLAN_NO_TENSOR);
-    manifest_free(m);
+    assert(tensor_list_find(m->tensor_list, "model.norm.weight") != TENSOR_LIST_NO_TENSOR);
+    model_spec_free(m);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
@@ -57,6 +57,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
         return 0;
     }
     check_limits(&c);
-    check_manifest(&c);
+    check_model_spec(&c);
     return 0;
 }

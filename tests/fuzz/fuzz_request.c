@@ -31,7 +31,7 @@ static const struct route lenient = {.body = BODY_JSON, .form = FORM_OPENAI, .me
 
 static void check_refusal(const struct err *e, const struct route *route)
 {
-    struct exchange_reply r = {0};
+    struct http_reply r = {0};
 
     CHECK(e->code == ERR_BAD_REQUEST); /* never a lack of memory, never ours */
     CHECK(e->msg[0] != '\0' && strlen(e->msg) < ERR_MSG_MAX);
@@ -126,7 +126,7 @@ static void check_accepted(const json_t *o, const struct route *route)
 
 static void parse_as(const struct route *route, const char *body, size_t len)
 {
-    struct exchange x = {.body_len = len};
+    struct http_request x = {.body_len = len};
     struct err e = {0};
     json_t *o = NULL;
 
@@ -168,7 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
     }
     if (len > 0)
         memcpy(body, data, len);
-    body[len] = '\0'; /* as the front leaves it */
+    body[len] = '\0'; /* as the HTTP server leaves it */
     parse_as(&strict, body, len);
     parse_as(&lenient, body, len);
     scan(body, len);

@@ -1,5 +1,5 @@
 /* The head of a safetensors file from a stranger: a refusal explains itself, and what is accepted
- * keeps every promise that readers of the plan rely on. */
+ * keeps every promise that readers of the tensor list rely on. */
 #include "weights/safetensors.h"
 
 #include "memory/checksum.h"
@@ -22,13 +22,13 @@ static void check_accepted(const struct safetensors *s, uint64_t nbytes_head, ui
     uint64_t at = 0;
 
     assert(s->nbytes_head == nbytes_head);
-    assert(s->nbytes_total == s->nbytes_head + s->plan->nbytes);
+    assert(s->nbytes_total == s->nbytes_head + s->tensor_list->nbytes);
     assert(nbytes_total == UINT64_MAX || s->nbytes_total == nbytes_total);
-    assert(s->plan->n_tensors >= 1 && s->plan->n_tensors <= PLAN_TENSORS_MAX);
-    for (uint32_t i = 0; i < s->plan->n_tensors; i++) {
-        const struct tensor_spec *t = &s->plan->tensors[i];
+    assert(s->tensor_list->n_tensors >= 1 && s->tensor_list->n_tensors <= TENSOR_LIST_TENSORS_MAX);
+    for (uint32_t i = 0; i < s->tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &s->tensor_list->tensors[i];
         uint64_t numel = 1;
-        assert(t->ndim <= PLAN_NDIM_MAX && strlen(t->name) <= PLAN_NAME_LEN_MAX);
+        assert(t->ndim <= TENSOR_LIST_NDIM_MAX && strlen(t->name) <= TENSOR_LIST_NAME_LEN_MAX);
         for (uint32_t k = 0; k < t->ndim && numel != 0; k++)
             numel = t->shape[k] == 0 ? 0 : numel * t->shape[k];
         for (uint32_t k = 0; k < t->ndim; k++)
@@ -36,10 +36,10 @@ static void check_accepted(const struct safetensors *s, uint64_t nbytes_head, ui
                 numel = 0;
         assert(t->numel == numel && t->nbytes == numel * dtype_nbytes(t->dtype));
         assert(t->offset == at);
-        assert(plan_find(s->plan, t->name) == i);
+        assert(tensor_list_find(s->tensor_list, t->name) == i);
         at += t->nbytes;
     }
-    assert(at == s->plan->nbytes);
+    assert(at == s->tensor_list->nbytes);
 }
 
 static void parse(const uint8_t *head, uint64_t nbytes_head, uint64_t nbytes_total)
@@ -49,7 +49,7 @@ static void parse(const uint8_t *head, uint64_t nbytes_head, uint64_t nbytes_tot
 
     if (safetensors_parse(&s, head, nbytes_head, nbytes_total, &e) != 0) {
         check_refusal(&e);
-        assert(s.plan == NULL);
+        assert(s.tensor_list == NULL);
         return;
     }
     assert(e.code == ERR_NONE);

@@ -23,7 +23,8 @@ static const char *const shard_heads[SHARDS] = {
     "{\"__metadata__\":{\"weight_version\":\"v\"},"
     "\"z\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[0,4]}}"};
 
-static struct safetensors shards[SHARDS]; /* as they were written; no plan: what is no head */
+static struct safetensors
+    shards[SHARDS]; /* as they were written; no tensor list: what is no head */
 
 static const enum err_code codes[] = {ERR_BAD_REQUEST, ERR_UNREADABLE, ERR_TOO_LARGE, ERR_NONE};
 static const enum err_code dir_codes[] = {ERR_BAD_REQUEST, ERR_UNREADABLE, ERR_TOO_LARGE,
@@ -95,7 +96,7 @@ static void write_shard(int shard, const char *head, size_t len)
     memcpy(text + 8, head, len);
     safetensors_fini(s);
     if (safetensors_parse(s, text, 8 + len, UINT64_MAX, &e) == 0)
-        n = s->plan->nbytes < sizeof data ? (size_t)s->plan->nbytes : sizeof data;
+        n = s->tensor_list->nbytes < sizeof data ? (size_t)s->tensor_list->nbytes : sizeof data;
     for (size_t i = 0; i < n; i++)
         data[i] = byte_of(shard, i);
     write_file(shard_names[shard], text, 8 + len, data, n);
@@ -109,7 +110,7 @@ static void check_index(const struct file_index *x, const char *text, size_t len
     json_t *o = json_loadb(text, len, JSON_REJECT_DUPLICATES, NULL);
     const json_t *map = json_object_get(o, "weight_map");
 
-    CHECK(x->tensors.n >= 1 && x->tensors.n <= PLAN_TENSORS_MAX);
+    CHECK(x->tensors.n >= 1 && x->tensors.n <= TENSOR_LIST_TENSORS_MAX);
     CHECK(x->files.n >= 1 && x->files.n <= FILE_INDEX_FILES_MAX);
     for (uint32_t i = 0; i < x->files.n; i++) {
         const char *name = x->files.items[i];
@@ -153,7 +154,8 @@ static int shard_of(const char *name)
     int found = -1;
 
     for (int i = 0; i < SHARDS; i++) {
-        if (shards[i].plan == NULL || plan_find(shards[i].plan, name) == PLAN_NO_TENSOR)
+        if (shards[i].tensor_list == NULL ||
+            tensor_list_find(shards[i].tensor_list, name) == TENSOR_LIST_NO_TENSOR)
             continue;
         CHECK(found < 0);
         found = i;
@@ -166,8 +168,9 @@ static void check_tensor(const struct tensor_spec *t, const unsigned char *bytes
                          const json_t *weight_map)
 {
     int shard = shard_of(t->name);
-    const struct plan *plan = shards[shard].plan;
-    const struct tensor_spec *wanted = &plan->tensors[plan_find(plan, t->name)];
+    const struct tensor_list *tensor_list = shards[shard].tensor_list;
+    const struct tensor_spec *wanted =
+        &tensor_list->tensors[tensor_list_find(tensor_list, t->name)];
     const char *mapped = json_string_value(json_object_get(weight_map, t->name));
 
     CHECK(t->dtype == wanted->dtype && t->ndim == wanted->ndim && t->nbytes == wanted->nbytes);
@@ -180,14 +183,16 @@ static void check_tensor(const struct tensor_spec *t, const unsigned char *bytes
 static void check_tensors(struct source *source, const struct file_weights *w,
                           const json_t *weight_map)
 {
-    unsigned char *got = malloc(w->plan->nbytes + 1);
+    unsigned char *got = malloc(w->tensor_list->nbytes + 1);
     struct progress p = {.deadline_us = CLOCK_NEVER};
     struct err e = {0};
 
     CHECK(got != NULL);
-    CHECK(source->ops->fill(source, w->plan, 0, w->plan->n_tensors, got, &p, &e) == 0);
-    for (uint32_t i = 0; i < w->plan->n_tensors; i++)
-        check_tensor(&w->plan->tensors[i], got + w->plan->tensors[i].offset, weight_map);
+    CHECK(source->ops->fill(source, w->tensor_list, 0, w->tensor_list->n_tensors, got, &p, &e) ==
+          0);
+    for (uint32_t i = 0; i < w->tensor_list->n_tensors; i++)
+        check_tensor(&w->tensor_list->tensors[i], got + w->tensor_list->tensors[i].offset,
+                     weight_map);
     CHECK(source->ops->finish(source, &p, &e) == 0);
     free(got);
 }
@@ -203,15 +208,16 @@ static void check_directory(const char *text, size_t len)
 
     if (file_source_open_local(&source, &w, directory(), &e) != 0) {
         check_refusal(&e, dir_codes, "");
-        CHECK(source == NULL && w.plan == NULL && w.checksums == NULL);
+        CHECK(source == NULL && w.tensor_list == NULL && w.checksums == NULL);
         json_decref(o);
         return;
     }
     json_object_foreach(json_object_get(o, "weight_map"), name, file)
     {
-        CHECK(json_is_string(file) && plan_find(w.plan, name) != PLAN_NO_TENSOR);
+        CHECK(json_is_string(file) &&
+              tensor_list_find(w.tensor_list, name) != TENSOR_LIST_NO_TENSOR);
     }
-    if (w.plan->nbytes <= (uint64_t)SHARDS * TENSORS_NBYTES_MAX)
+    if (w.tensor_list->nbytes <= (uint64_t)SHARDS * TENSORS_NBYTES_MAX)
         check_tensors(source, &w, json_object_get(o, "weight_map"));
     source->ops->close(source);
     file_weights_fini(&w);

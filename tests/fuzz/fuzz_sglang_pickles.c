@@ -323,19 +323,19 @@ static void check_sound(const struct torch_tensors *t)
 {
     const struct ipc_handles *h = &t->handles;
 
-    if (t->plan == NULL) {
+    if (t->tensor_list == NULL) {
         CHECK(h->all == NULL);
         return;
     }
-    CHECK(h->n_gpus == 1 && h->n_handles == (h->packed ? 1 : t->plan->n_tensors));
-    CHECK(!h->packed || t->plan->nbytes <= h->all[0].nbytes);
+    CHECK(h->n_gpus == 1 && h->n_handles == (h->packed ? 1 : t->tensor_list->n_tensors));
+    CHECK(!h->packed || t->tensor_list->nbytes <= h->all[0].nbytes);
     for (uint32_t i = 0; i < h->n_handles; i++) {
         const struct ipc_handle *one = &h->all[i];
 
-        CHECK(h->packed || one->nbytes == t->plan->tensors[i].nbytes);
+        CHECK(h->packed || one->nbytes == t->tensor_list->tensors[i].nbytes);
         CHECK(one->nbytes <= one->storage_nbytes);
         CHECK(one->tensor_offset <= one->storage_nbytes - one->nbytes);
-        CHECK(one->storage_offset <= PLAN_NBYTES_MAX - one->storage_nbytes);
+        CHECK(one->storage_offset <= TENSOR_LIST_NBYTES_MAX - one->storage_nbytes);
         CHECK(one->ref_slot < IPC_REF_SLOTS);
     }
 }
@@ -344,9 +344,10 @@ static void check_value(const struct torch_tensors *t, const struct made *m)
 {
     const struct ipc_handle *all = t->handles.all;
 
-    CHECK(t->plan != NULL && t->plan->n_tensors == m->n && strcmp(t->uuid, UUID) == 0);
+    CHECK(t->tensor_list != NULL && t->tensor_list->n_tensors == m->n &&
+          strcmp(t->uuid, UUID) == 0);
     for (uint32_t i = 0; i < m->n; i++) {
-        const struct tensor_spec *s = &t->plan->tensors[i];
+        const struct tensor_spec *s = &t->tensor_list->tensors[i];
         const struct part *p = &m->parts[i];
         uint64_t at = t->handles.packed ? all[0].tensor_offset + s->offset : all[i].tensor_offset;
 
@@ -375,7 +376,7 @@ static bool read_pickle(const struct buf *b, const struct made *m, struct torch_
         return true;
     }
     check_refusal(&e, codes, field);
-    CHECK(out->plan == NULL && out->handles.all == NULL);
+    CHECK(out->tensor_list == NULL && out->handles.all == NULL);
     return false;
 }
 

@@ -14,10 +14,10 @@ static void check_handle(const struct ipc_handle *h)
 {
     uint64_t numel, nbytes, wanted = 1;
 
-    assert(plan_measure(h->dtype, h->shape, h->ndim, &numel, &nbytes));
+    assert(tensor_list_measure(h->dtype, h->shape, h->ndim, &numel, &nbytes));
     assert(nbytes == h->nbytes && nbytes <= h->storage_nbytes);
     assert(h->tensor_offset <= h->storage_nbytes - nbytes);
-    assert(h->storage_offset <= PLAN_NBYTES_MAX - h->storage_nbytes);
+    assert(h->storage_offset <= TENSOR_LIST_NBYTES_MAX - h->storage_nbytes);
     assert(h->has_memory || h->storage_nbytes == 0);
     assert(h->has_memory == (h->type == 'c') && h->version <= 3);
     assert(h->ref_slot < IPC_REF_SLOTS && strlen(h->ref_name) <= IPC_REF_NAME_MAX);

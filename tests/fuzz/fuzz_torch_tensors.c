@@ -14,7 +14,7 @@ static void check_handle(const struct ipc_handle *h)
 {
     assert(h->nbytes <= h->storage_nbytes);
     assert(h->tensor_offset <= h->storage_nbytes - h->nbytes);
-    assert(h->storage_offset <= PLAN_NBYTES_MAX - h->storage_nbytes);
+    assert(h->storage_offset <= TENSOR_LIST_NBYTES_MAX - h->storage_nbytes);
     assert(h->has_memory || h->storage_nbytes == 0);
     assert(h->has_memory == (h->type == 'c') && h->version <= 3);
     assert(h->ref_slot < IPC_REF_SLOTS && strlen(h->ref_name) <= IPC_REF_NAME_MAX);
@@ -26,16 +26,16 @@ static void check_tensors(const struct torch_tensors *t)
     const struct ipc_handles *h = &t->handles;
     char uuid[IPC_UUID_LEN + 1];
 
-    if (t->plan == NULL) {
+    if (t->tensor_list == NULL) {
         assert(h->all == NULL);
         return;
     }
     assert(t->uuid[0] == '\0' || ipc_uuid_parse(uuid, t->uuid, strlen(t->uuid)));
     assert(h->n_gpus == 1 && h->gpus[0].handles == h->all);
-    assert(h->n_handles == (h->packed ? 1 : t->plan->n_tensors));
-    assert(!h->packed || t->plan->nbytes <= h->all[0].nbytes);
+    assert(h->n_handles == (h->packed ? 1 : t->tensor_list->n_tensors));
+    assert(!h->packed || t->tensor_list->nbytes <= h->all[0].nbytes);
     for (uint32_t i = 0; i < h->n_handles; i++) {
-        assert(h->packed || h->all[i].nbytes == t->plan->tensors[i].nbytes);
+        assert(h->packed || h->all[i].nbytes == t->tensor_list->tensors[i].nbytes);
         check_handle(&h->all[i]);
     }
 }
@@ -47,7 +47,7 @@ static void read_text(const char *text, size_t len, uint32_t rank)
 
     if (torch_tensors_read(&t, text, len, rank, "/serialized_named_tensors/0", &e) != 0) {
         assert(e.code == ERR_BAD_REQUEST || e.code == ERR_TOO_LARGE || e.code == ERR_NO_MEMORY);
-        assert(e.msg[0] != '\0' && strlen(e.msg) < ERR_MSG_MAX && t.plan == NULL);
+        assert(e.msg[0] != '\0' && strlen(e.msg) < ERR_MSG_MAX && t.tensor_list == NULL);
         return;
     }
     assert(e.code == ERR_NONE);

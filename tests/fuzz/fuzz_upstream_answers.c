@@ -249,12 +249,12 @@ static void on_done(void *arg, const struct http_end *end)
 static void begin(void *arg)
 {
     const struct http_events events = {.head = on_head, .data = on_data, .done = on_done};
-    const struct http_request request = {.target = &world.target,
-                                         .method = "GET",
-                                         .path = "/x",
-                                         .connect_timeout_us = 10000000,
-                                         .timeout_us = world.n_says % 2 == 0 ? 0 : 10000000,
-                                         .fresh = true};
+    const struct http_call_request request = {.target = &world.target,
+                                              .method = "GET",
+                                              .path = "/x",
+                                              .connect_timeout_us = 10000000,
+                                              .timeout_us = world.n_says % 2 == 0 ? 0 : 10000000,
+                                              .fresh = true};
     struct http_call *call;
     struct err e = {0};
 

@@ -10,7 +10,7 @@ static void check_buffer(const struct ipc_handle *h)
     CHECK(h->has_memory && h->dtype == DTYPE_U8 && h->ndim == 1 && h->type == 'c');
     CHECK(h->nbytes <= h->storage_nbytes);
     CHECK(h->tensor_offset <= h->storage_nbytes - h->nbytes);
-    CHECK(h->storage_offset <= PLAN_NBYTES_MAX - h->storage_nbytes);
+    CHECK(h->storage_offset <= TENSOR_LIST_NBYTES_MAX - h->storage_nbytes);
     CHECK(h->ref_slot < IPC_REF_SLOTS && strlen(h->ref_name) <= IPC_REF_NAME_MAX);
 }
 
@@ -21,13 +21,13 @@ static void check_list(const struct zmq_message *m)
     struct ipc_handle *handles = NULL;
     struct err e = {0};
 
-    CHECK(m->plan != NULL && m->plan->n_tensors > 0);
+    CHECK(m->tensor_list != NULL && m->tensor_list->n_tensors > 0);
     if (zmq_message_place(&handles, m, &buffer, &e) != 0) {
         check_refusal(&e, codes, "");
         return;
     }
-    for (uint32_t i = 0; i < m->plan->n_tensors; i++) {
-        CHECK(handles[i].nbytes == m->plan->tensors[i].nbytes);
+    for (uint32_t i = 0; i < m->tensor_list->n_tensors; i++) {
+        CHECK(handles[i].nbytes == m->tensor_list->tensors[i].nbytes);
         CHECK(handles[i].nbytes <= BUFFER_NBYTES);
         CHECK(handles[i].tensor_offset <= BUFFER_NBYTES - handles[i].nbytes);
     }
@@ -42,10 +42,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
 
     if (zmq_message_read(&m, data, len, &e) != 0) {
         check_refusal(&e, codes, "");
-        CHECK(m.plan == NULL && m.offsets == NULL);
+        CHECK(m.tensor_list == NULL && m.offsets == NULL);
         return 0;
     }
-    CHECK((m.kind == ZMQ_MESSAGE_TENSORS) == (m.plan != NULL));
+    CHECK((m.kind == ZMQ_MESSAGE_TENSORS) == (m.tensor_list != NULL));
     if (m.kind == ZMQ_MESSAGE_BUFFER)
         check_buffer(&m.buffer);
     if (m.kind == ZMQ_MESSAGE_TENSORS)

@@ -15,7 +15,7 @@ STARTS_THREAD = re.compile(r"(?<!\w)(?:pthread_create|workers_new|loop_new)\((?!
 THREAD = re.compile(r"[a-z_-]+/N")  # as the table of threads writes the names of a pool
 PATH = re.compile(r"[\w.-]+/(?:[\w.*-]+/?)*")
 FILE_NAME = re.compile(r"[\w-]+\.(?:c|h|cu|py|sh|md|txt|yaml)")
-CONSTANT = re.compile(r"(?:ERR|MTX|OPERATION|LANE|ROLE|SESSION|CALL|WIRE|FORM|DIALECT|BODY)_[A-Z0-9_]+")
+CONSTANT = re.compile(r"(?:ERR|MTX|OPERATION|EXECUTOR|ROLE|SESSION|CALL|WIRE|FORM|DIALECT|BODY)_[A-Z0-9_]+")
 
 
 def spans_of(text):

@@ -19,7 +19,7 @@ LIBRARIES = {
     "curl/curl.h": ("http/client/", "client/"),
     "cuda.h": ("driver/",),
     "nccl.h": ("driver/",),
-    "dlfcn.h": ("driver/", "http/server/front_library.c"),
+    "dlfcn.h": ("driver/", "http/server/http_server_library.c"),
     "jansson.h": ("base/json_parse", "text/", "weights/", "http/client/", "transport/", "engine/",
                   "fleet/", "handlers/", "server/config/", "server/main.c"),
 }

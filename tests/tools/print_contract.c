@@ -20,8 +20,8 @@ static json_t *methods(unsigned set)
 
     for (unsigned m = METHOD_GET; m < METHOD_OTHER; m <<= 1) {
         if ((set & m) != 0)
-            (void)json_array_append_new(out,
-                                        json_string(exchange_method_name((enum exchange_method)m)));
+            (void)json_array_append_new(
+                out, json_string(http_request_method_name((enum http_request_method)m)));
     }
     return out;
 }

@@ -29,14 +29,14 @@ static inline void on_change(void *arg)
     mtx_unlock(&b->lock);
 }
 
-/* Of the updates that bench_open makes, and what they serve; NULL: fx_manifest. */
+/* Of the updates that bench_open makes, and what they serve; NULL: fx_model_spec. */
 static enum non_finite_policy bench_non_finite = NON_FINITE_REFUSE;
-static struct manifest *(*bench_manifest)(void);
+static struct model_spec *(*bench_model_spec)(void);
 
 static inline void bench_open_with(struct bench *b, uint64_t nbytes_max, uint64_t receive_us)
 {
-    struct store_cfg store_cfg = {.manifest = bench_manifest != NULL ? bench_manifest()
-                                                                     : fx_manifest(),
+    struct store_cfg store_cfg = {.model_spec = bench_model_spec != NULL ? bench_model_spec()
+                                                                         : fx_model_spec(),
                                   .n_versions_max = 3,
                                   .nbytes_max = nbytes_max};
     struct updates_cfg cfg = {.receive_timeout_us = receive_us,
@@ -92,14 +92,14 @@ static inline void await_phase(struct bench *b, const char *id, enum update_phas
     }
 }
 
-static inline struct update_chunk *chunk_of(struct bench *b, const char *id, struct plan *plan,
-                                            struct fx_source_cfg cfg)
+static inline struct update_chunk *
+chunk_of(struct bench *b, const char *id, struct tensor_list *tensor_list, struct fx_source_cfg cfg)
 {
     struct update_chunk *c = calloc(1, sizeof *c);
 
     assert_non_null(c);
     (void)snprintf(c->update_id, sizeof c->update_id, "%s", id);
-    c->plan = plan;
+    c->tensor_list = tensor_list;
     c->source = fx_source_new(cfg);
     c->done = fx_done;
     c->done_arg = &b->answer;
@@ -109,7 +109,7 @@ static inline struct update_chunk *chunk_of(struct bench *b, const char *id, str
 static inline struct update_chunk *named_chunk(struct bench *b, const char *id, unsigned mask,
                                                struct fx_source_cfg cfg)
 {
-    struct update_chunk *c = chunk_of(b, id, fx_plan_of(mask), cfg);
+    struct update_chunk *c = chunk_of(b, id, fx_tensor_list_of(mask), cfg);
 
     (void)snprintf(c->chunk_id, sizeof c->chunk_id, "bucket-0");
     return c;
@@ -137,7 +137,7 @@ static inline struct err refused(struct bench *b, struct update_chunk *c)
 /* A whole update by itself, waited for. */
 static inline enum err_code push(struct bench *b, unsigned step, const char *label)
 {
-    struct update_chunk *c = chunk_of(b, "", fx_plan_of(FX_ALL), FX_STEP(step));
+    struct update_chunk *c = chunk_of(b, "", fx_tensor_list_of(FX_ALL), FX_STEP(step));
 
     (void)snprintf(c->label, sizeof c->label, "%s", label);
     submit(b, c);
@@ -158,7 +158,7 @@ static inline struct update_info start(struct bench *b, struct update_start req)
 
 static inline enum err_code send_mask(struct bench *b, const char *id, unsigned mask, unsigned step)
 {
-    submit(b, chunk_of(b, id, fx_plan_of(mask), FX_STEP(step)));
+    submit(b, chunk_of(b, id, fx_tensor_list_of(mask), FX_STEP(step)));
     return fx_await(&b->answer);
 }
 
@@ -192,13 +192,13 @@ static inline void give_checksums(struct update_chunk *c, unsigned step)
 {
     unsigned char sent[FX_NBYTES_MAX];
 
-    c->checksums = calloc(c->plan->n_tensors, sizeof *c->checksums);
-    c->has_checksum = calloc(c->plan->n_tensors, sizeof *c->has_checksum);
+    c->checksums = calloc(c->tensor_list->n_tensors, sizeof *c->checksums);
+    c->has_checksum = calloc(c->tensor_list->n_tensors, sizeof *c->has_checksum);
     assert_non_null(c->checksums);
     assert_non_null(c->has_checksum);
-    for (uint32_t i = 0; i < c->plan->n_tensors; i++) {
-        fx_sent(&c->plan->tensors[i], step, sent);
-        c->checksums[i] = checksum_of(sent, c->plan->tensors[i].nbytes);
+    for (uint32_t i = 0; i < c->tensor_list->n_tensors; i++) {
+        fx_sent(&c->tensor_list->tensors[i], step, sent);
+        c->checksums[i] = checksum_of(sent, c->tensor_list->tensors[i].nbytes);
         c->has_checksum[i] = true;
     }
 }

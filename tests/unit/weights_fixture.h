@@ -39,23 +39,24 @@ static const struct fx_tensor fx_lm_head = {"lm_head.weight", DTYPE_BF16, 2, {16
 static const struct fx_tensor fx_qkv = {"layers.0.qkv", DTYPE_BF16, 2, {16, 8}};
 static const struct fx_tensor fx_old_scale = {"old.scale", DTYPE_F32, 1, {5}};
 
-static inline struct plan *fx_plan(const struct fx_tensor *const *tensors, uint32_t n)
+static inline struct tensor_list *fx_tensor_list(const struct fx_tensor *const *tensors, uint32_t n)
 {
-    struct plan_builder *b = NULL;
-    struct plan *plan = NULL;
+    struct tensor_list_builder *b = NULL;
+    struct tensor_list *tensor_list = NULL;
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (uint32_t i = 0; i < n; i++)
-        assert_int_equal(plan_builder_add(b, tensors[i]->name, tensors[i]->dtype, tensors[i]->shape,
-                                          tensors[i]->ndim, UINT64_MAX, &e),
+        assert_int_equal(tensor_list_builder_add(b, tensors[i]->name, tensors[i]->dtype,
+                                                 tensors[i]->shape, tensors[i]->ndim, UINT64_MAX,
+                                                 &e),
                          0);
-    assert_int_equal(plan_builder_finish(b, &plan, &e), 0);
-    return plan;
+    assert_int_equal(tensor_list_builder_finish(b, &tensor_list, &e), 0);
+    return tensor_list;
 }
 
-/* A plan of the model's tensors whose bit is set, in order. */
-static inline struct plan *fx_plan_of(unsigned mask)
+/* A tensor list of the model's tensors whose bit is set, in order. */
+static inline struct tensor_list *fx_tensor_list_of(unsigned mask)
 {
     const struct fx_tensor *some[FX_N];
     uint32_t n = 0;
@@ -63,11 +64,11 @@ static inline struct plan *fx_plan_of(unsigned mask)
     for (uint32_t i = 0; i < FX_N; i++)
         if (mask & 1U << i)
             some[n++] = &fx_model[i];
-    return fx_plan(some, n);
+    return fx_tensor_list(some, n);
 }
 enum { FX_ALL = (1U << FX_N) - 1 };
 
-static inline struct manifest *fx_manifest(void)
+static inline struct model_spec *fx_model_spec(void)
 {
     static const char *const embed[] = {"embed.weight", NULL};
     static const char *const qkv[] = {"layers.0.q", "layers.0.k", "layers.0.v", NULL};
@@ -76,10 +77,10 @@ static inline struct manifest *fx_manifest(void)
         {.name = "layers.0.qkv", .kind = ALIAS_FUSED, .targets = qkv, .ndim = 2, .shape = {16, 8}},
         {.name = "old.scale", .kind = ALIAS_IGNORED},
     };
-    struct manifest *m = NULL;
+    struct model_spec *m = NULL;
     struct err e = {0};
 
-    assert_int_equal(manifest_new(&m, fx_plan_of(FX_ALL), aliases, 3, &e), 0);
+    assert_int_equal(model_spec_new(&m, fx_tensor_list_of(FX_ALL), aliases, 3, &e), 0);
     return m;
 }
 
@@ -135,7 +136,7 @@ static inline void fx_assert_step(struct store *s, unsigned step)
 /* the source */
 
 /* A door in a fill: the test waits until somebody stands at it, and opens it. */
-struct fx_gate {
+struct fx_pause_controller {
     struct mtx lock;
     struct cnd changed;
     bool entered, open;
@@ -143,20 +144,20 @@ struct fx_gate {
     uint64_t stopped_us; /* when a fill was told to stop here */
 };
 
-static inline void fx_gate_init(struct fx_gate *g)
+static inline void fx_pause_controller_init(struct fx_pause_controller *g)
 {
     memset(g, 0, sizeof *g);
     mtx_init(&g->lock, MTX_LEAF);
     cnd_init(&g->changed);
 }
 
-static inline void fx_gate_fini(struct fx_gate *g)
+static inline void fx_pause_controller_fini(struct fx_pause_controller *g)
 {
     cnd_fini(&g->changed);
     mtx_fini(&g->lock);
 }
 
-static inline void fx_gate_await(struct fx_gate *g)
+static inline void fx_pause_controller_await(struct fx_pause_controller *g)
 {
     mtx_lock(&g->lock);
     while (!g->entered)
@@ -164,7 +165,7 @@ static inline void fx_gate_await(struct fx_gate *g)
     mtx_unlock(&g->lock);
 }
 
-static inline void fx_gate_open(struct fx_gate *g)
+static inline void fx_pause_controller_open(struct fx_pause_controller *g)
 {
     mtx_lock(&g->lock);
     g->open = true;
@@ -178,8 +179,9 @@ struct fx_source_cfg {
     int corrupt_at;       /* tensor whose last byte is wrong; -1 never */
     bool short_by_one;    /* says done with a byte less */
     bool trailing;        /* finish finds bytes that nobody declared */
-    struct fx_gate *gate; /* waits there before gate_at; or NULL */
-    int gate_at;
+    struct fx_pause_controller
+        *pause_controller; /* waits there before pause_controller_at; or NULL */
+    int pause_controller_at;
     atomic_uint *n_filled, *n_closed; /* counted up; or NULL */
 };
 #define FX_STEP(n) ((struct fx_source_cfg){.step = (n), .fail_at = -1, .corrupt_at = -1})
@@ -189,7 +191,8 @@ struct fx_source {
     struct fx_source_cfg cfg;
 };
 
-static inline int fx_wait_gate(struct fx_gate *g, struct progress *p, struct err *e)
+static inline int fx_wait_pause_controller(struct fx_pause_controller *g, struct progress *p,
+                                           struct err *e)
 {
     int rc = 0;
 
@@ -208,7 +211,7 @@ static inline int fx_wait_gate(struct fx_gate *g, struct progress *p, struct err
     return rc;
 }
 
-/* Bytes as sent: in F32 when the plan says so of a BF16 tensor. */
+/* Bytes as sent: in F32 when the tensor list says so of a BF16 tensor. */
 static inline void fx_sent(const struct tensor_spec *t, unsigned step, unsigned char *out)
 {
     unsigned char own[FX_NBYTES_MAX];
@@ -220,8 +223,8 @@ static inline void fx_sent(const struct tensor_spec *t, unsigned step, unsigned 
         dtype_convert(out, t->dtype, own, DTYPE_BF16, t->numel);
 }
 
-static inline int fx_fill(struct source *src, const struct plan *plan, uint32_t first, uint32_t n,
-                          void *dst, struct progress *p, struct err *e)
+static inline int fx_fill(struct source *src, const struct tensor_list *tensor_list, uint32_t first,
+                          uint32_t n, void *dst, struct progress *p, struct err *e)
 {
     const struct fx_source_cfg *c = &((struct fx_source *)src)->cfg;
     unsigned char *at = dst, sent[FX_NBYTES_MAX];
@@ -229,10 +232,11 @@ static inline int fx_fill(struct source *src, const struct plan *plan, uint32_t 
     if (c->n_filled != NULL)
         (void)atomic_fetch_add(c->n_filled, 1);
     for (uint32_t i = first; i < first + n; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
         atomic_store(&p->tensor, i);
-        if (c->gate != NULL && c->gate_at == (int)i && fx_wait_gate(c->gate, p, e) != 0)
+        if (c->pause_controller != NULL && c->pause_controller_at == (int)i &&
+            fx_wait_pause_controller(c->pause_controller, p, e) != 0)
             return -1;
         fx_sent(t, c->step, sent);
         if (c->fail_at == (int)i) {
@@ -244,7 +248,7 @@ static inline int fx_fill(struct source *src, const struct plan *plan, uint32_t 
         memcpy(at, sent, t->nbytes);
         at += t->nbytes;
         (void)atomic_fetch_add(&p->nbytes_done,
-                               t->nbytes - (c->short_by_one && i + 1 == plan->n_tensors));
+                               t->nbytes - (c->short_by_one && i + 1 == tensor_list->n_tensors));
     }
     return 0;
 }

@@ -26,7 +26,7 @@ struct ipc_use {
 
 /* A bucket as one rank gets it. */
 struct ipc_run {
-    uint32_t first, n_tensors; /* of the rank's plan */
+    uint32_t first, n_tensors; /* of the rank's tensor list */
     uint32_t bucket;
     const struct ipc_gpu *gpu;
     uint32_t n_handles;   /* 1, or n_tensors */
@@ -37,7 +37,7 @@ struct ipc_run {
 
 struct ipc_rank {
     struct device *device; /* borrowed */
-    struct plan *plan;     /* owned: one reference; NULL: nothing for this rank */
+    struct tensor_list *tensor_list; /* owned: one reference; NULL: nothing for this rank */
     struct ipc_run *runs;  /* [n_runs], in the source's; first ascending */
     uint32_t n_runs;
 };
@@ -167,7 +167,7 @@ static int name_handle(const struct ipc_run *run, const struct err *cause, struc
 /* The bytes that are read through handle k of a run. */
 static uint64_t nbytes_read(const struct ipc_rank *rank, const struct ipc_run *run, uint32_t k)
 {
-    const struct tensor_spec *t = &rank->plan->tensors[run->first];
+    const struct tensor_spec *t = &rank->tensor_list->tensors[run->first];
 
     if (run->n_handles == run->n_tensors)
         return t[k].nbytes;
@@ -181,7 +181,7 @@ static int check_bounds(const struct cuda_ipc *s, const struct ipc_rank *rank,
     const struct ipc_handle *h = handle_of(run, k);
     uint64_t wanted = nbytes_read(rank, run, k);
     uint64_t nbytes = h->has_memory ? ipc_scope_nbytes(s->scope, run->uses[k].mapping) : 0;
-    const char *name = rank->plan->tensors[run->first + k].name;
+    const char *name = rank->tensor_list->tensors[run->first + k].name;
 
     assert(h->nbytes <= h->storage_nbytes && h->tensor_offset <= h->storage_nbytes - h->nbytes);
     if (wanted > h->nbytes)
@@ -312,7 +312,7 @@ static uint64_t ipc_at(const struct source *source, uint32_t rank, uint32_t i)
 {
     const struct cuda_ipc *s = (const struct cuda_ipc *)(const void *)source;
     const struct ipc_run *run = run_at(&s->ranks[rank], i);
-    const struct tensor_spec *t = s->ranks[rank].plan->tensors;
+    const struct tensor_spec *t = s->ranks[rank].tensor_list->tensors;
     uint32_t k = handle_number(run, i);
     const struct ipc_handle *h = handle_of(run, k);
 
@@ -358,7 +358,7 @@ static void ipc_close(struct source *source)
         return;
     assert(s->scope == NULL);
     for (uint32_t i = 0; s->ranks != NULL && i < s->n_ranks; i++)
-        plan_unref(s->ranks[i].plan);
+        tensor_list_unref(s->ranks[i].tensor_list);
     for (uint32_t i = 0; i < s->n_buckets; i++)
         ipc_bucket_fini(&s->buckets[i]);
     names_fini(&s->event_keys);
@@ -420,7 +420,7 @@ static int fill_run(struct cuda_ipc *s, struct ipc_run *run, uint32_t bucket, ui
                     struct ipc_use *uses, struct err *e)
 {
     const struct ipc_bucket *b = &s->buckets[bucket];
-    const struct plan *plan = s->ranks[rank].plan;
+    const struct tensor_list *tensor_list = s->ranks[rank].tensor_list;
 
     *run = (struct ipc_run){.first = b->first[rank],
                             .n_tensors = b->n_tensors[rank],
@@ -428,8 +428,8 @@ static int fill_run(struct cuda_ipc *s, struct ipc_run *run, uint32_t bucket, ui
                             .gpu = b->ranks[rank].gpu,
                             .n_handles = b->handles.n_handles,
                             .uses = uses};
-    assert(plan != NULL && run->n_tensors > 0 && run->first <= plan->n_tensors &&
-           run->n_tensors <= plan->n_tensors - run->first);
+    assert(tensor_list != NULL && run->n_tensors > 0 && run->first <= tensor_list->n_tensors &&
+           run->n_tensors <= tensor_list->n_tensors - run->first);
     assert(run->n_handles == (b->handles.packed ? 1 : run->n_tensors));
     for (uint32_t k = 0; k < run->n_handles; k++) {
         uses[k].export = uses[k].mapping = IPC_NOTHING;
@@ -465,8 +465,8 @@ static int fill(struct cuda_ipc *s, const struct cuda_ipc_cfg *cfg, struct err *
 
     for (uint32_t r = 0; r < s->n_ranks; r++) {
         s->ranks[r].device = cfg->devices[r];
-        if (cfg->plans[r] != NULL)
-            s->ranks[r].plan = plan_ref(cfg->plans[r]);
+        if (cfg->tensor_lists[r] != NULL)
+            s->ranks[r].tensor_list = tensor_list_ref(cfg->tensor_lists[r]);
         if (fill_rank(s, r, runs, &uses, e) != 0)
             return -1;
         runs += s->ranks[r].n_runs;

@@ -19,8 +19,8 @@
 #include "base/err.h"
 #include "memory/device.h"
 #include "transport/ipc/ipc_handle.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -38,19 +38,19 @@ struct ipc_bucket_rank {
     const struct ipc_gpu *gpu; /* in the bucket's handles; NULL: this rank gets nothing of it */
 };
 
-/* One bucket: a run of tensors of each rank's plan. */
+/* One bucket: a run of tensors of each rank's tensor list. */
 struct ipc_bucket {
     struct ipc_handles handles;    /* moved in; packed, or one for each tensor of the run */
     struct ipc_bucket_rank *ranks; /* moved in, owned; [n_ranks] */
-    uint32_t *first;               /* moved in, owned; [n_ranks] in that rank's plan */
+    uint32_t *first;               /* moved in, owned; [n_ranks] in that rank's tensor list */
     uint32_t *n_tensors;           /* moved in, owned; [n_ranks] */
 };
 
 struct cuda_ipc_cfg {
     struct device *const *devices; /* [n_ranks]; borrowed; outlive the source and its scope */
     uint32_t n_ranks;
-    struct plan *const *plans;     /* [n_ranks]; a reference to each is taken; NULL for a rank that
-                                      gets nothing */
+    struct tensor_list *const *tensor_lists; /* [n_ranks]; a reference to each is taken; NULL for a
+                                  rank that gets nothing */
     struct ipc_bucket *buckets;    /* [n_buckets], owned, moved in also on failure */
     uint32_t n_buckets;
     struct cuda_ipc_stats *stats;  /* borrowed; outlives the source and its scope */
@@ -64,8 +64,8 @@ struct cuda_ipc_stats {
 };
 
 /* cuda_ipc_source_new - a source (map, at, release) over handles that have been judged against the
- * plans: the runs of a rank ascend and do not overlap, each has a tensor; a set that is not packed
- * has a handle for each tensor of the run. Nothing is opened yet.
+ * tensor lists: the runs of a rank ascend and do not overlap, each has a tensor; a set that is not
+ * packed has a handle for each tensor of the run. Nothing is opened yet.
  *
  * Exports are those of the GPUs that ranks are given: the others' are for other servers to count.
  * join can also say ERR_TOO_LARGE (counter objects beyond any use), map ERR_BAD_REQUEST with the

@@ -160,7 +160,7 @@ static int read_object(struct ipc_handle *h, json_t *object, const char *at, str
             return -1;
     }
     field_of(field, at, "offset");
-    if (h->storage_offset > PLAN_NBYTES_MAX - h->storage_nbytes)
+    if (h->storage_offset > TENSOR_LIST_NBYTES_MAX - h->storage_nbytes)
         return err_set(
             e, ERR_BAD_REQUEST, field, "offset %llu and nbytes %llu reach beyond 2^63 - 1",
             (unsigned long long)h->storage_offset, (unsigned long long)h->storage_nbytes);

@@ -4,7 +4,7 @@
 #define BATON_TRANSPORT_IPC_IPC_HANDLE_H
 
 #include "base/err.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -33,8 +33,8 @@ struct ipc_handle {
     uint8_t event[IPC_EVENT_NBYTES];
     enum dtype dtype;
     uint32_t ndim;
-    uint64_t shape[PLAN_NDIM_MAX];
-    uint64_t stride[PLAN_NDIM_MAX]; /* elements; contiguous, row-major */
+    uint64_t shape[TENSOR_LIST_NDIM_MAX];
+    uint64_t stride[TENSOR_LIST_NDIM_MAX]; /* elements; contiguous, row-major */
     uint64_t nbytes;                /* of the tensor; it lies within the storage */
     uint64_t tensor_offset;         /* bytes, within the storage */
     uint64_t storage_nbytes;

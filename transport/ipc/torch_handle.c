@@ -161,14 +161,14 @@ static int check_contiguous(struct walk *w, const struct ipc_handle *h, uint64_t
 
 static int read_dims(struct walk *w, args_t args, struct ipc_handle *h)
 {
-    const struct pickle_value *size[PLAN_NDIM_MAX], *stride[PLAN_NDIM_MAX];
+    const struct pickle_value *size[TENSOR_LIST_NDIM_MAX], *stride[TENSOR_LIST_NDIM_MAX];
 
     if (want_kind(w, args, ARG_SIZE, PICKLE_SIZE) != 0 ||
         want_kind(w, args, ARG_STRIDE, PICKLE_TUPLE) != 0)
         return -1;
-    if (args[ARG_SIZE]->n > PLAN_NDIM_MAX)
+    if (args[ARG_SIZE]->n > TENSOR_LIST_NDIM_MAX)
         return refuse(w, "tensor_size has %u dimensions; %d is the limit", args[ARG_SIZE]->n,
-                      PLAN_NDIM_MAX);
+                      TENSOR_LIST_NDIM_MAX);
     if (args[ARG_SIZE]->n != args[ARG_STRIDE]->n)
         return refuse(w, "tensor_stride has %u dimensions, tensor_size has %u", args[ARG_STRIDE]->n,
                       args[ARG_SIZE]->n);
@@ -189,15 +189,15 @@ static int read_geometry(struct walk *w, args_t args, struct ipc_handle *h)
     uint64_t numel, first;
 
     if (read_dims(w, args, h) != 0 ||
-        want_int(w, args, ARG_STORAGE_NBYTES, PLAN_NBYTES_MAX, &h->storage_nbytes) != 0 ||
-        want_int(w, args, ARG_STORAGE_OFFSET, PLAN_NBYTES_MAX, &h->storage_offset) != 0 ||
-        want_int(w, args, ARG_TENSOR_OFFSET, PLAN_NBYTES_MAX, &first) != 0)
+        want_int(w, args, ARG_STORAGE_NBYTES, TENSOR_LIST_NBYTES_MAX, &h->storage_nbytes) != 0 ||
+        want_int(w, args, ARG_STORAGE_OFFSET, TENSOR_LIST_NBYTES_MAX, &h->storage_offset) != 0 ||
+        want_int(w, args, ARG_TENSOR_OFFSET, TENSOR_LIST_NBYTES_MAX, &first) != 0)
         return -1;
-    if (!plan_measure(h->dtype, h->shape, h->ndim, &numel, &h->nbytes))
+    if (!tensor_list_measure(h->dtype, h->shape, h->ndim, &numel, &h->nbytes))
         return refuse(w, "tensor_size makes more than 2^63 - 1 bytes");
     if (check_contiguous(w, h, numel) != 0)
         return -1;
-    if (h->storage_offset > PLAN_NBYTES_MAX - h->storage_nbytes)
+    if (h->storage_offset > TENSOR_LIST_NBYTES_MAX - h->storage_nbytes)
         return refuse(w, "storage_offset_bytes %llu and storage_size_bytes %llu pass 2^63 - 1",
                       (unsigned long long)h->storage_offset, (unsigned long long)h->storage_nbytes);
     if (first > h->storage_nbytes / dtype_nbytes(h->dtype) ||

@@ -1,5 +1,6 @@
-/* From the values of a pickle to a plan and the handles that hold it: by schema, member by member.
- * What the metadata says of a tensor is held against the tensor that it is said to be a part of. */
+/* From the values of a pickle to a tensor list and the handles that hold it: by schema, member by
+ * member. What the metadata says of a tensor is held against the tensor that it is said to be a
+ * part of. */
 #include "transport/ipc/torch_tensors.h"
 
 #include "base/utf8.h"
@@ -17,13 +18,14 @@ enum {
     KEY_SHOWN = 64,
     ROOM_MIN = 64 /* handles a set begins with */
 };
-_Static_assert((int)PICKLE_NAME_MAX == (int)PLAN_NAME_LEN_MAX, "names are read as long as plans'");
+_Static_assert((int)PICKLE_NAME_MAX == (int)TENSOR_LIST_NAME_LEN_MAX,
+               "names are read as long as plans'");
 
 struct walk {
     struct pickle p;
     uint32_t rank;
     const char *field;
-    struct plan_builder *builder; /* owned */
+    struct tensor_list_builder *builder; /* owned */
     struct ipc_handle *handles;   /* owned; [n] of [room] */
     uint32_t n, room;
     char uuid[IPC_UUID_LEN + 1]; /* of the tensors so far; "": an index */
@@ -110,8 +112,8 @@ static const struct pickle_value *dict_of(const struct walk *w, const struct pic
     return v->kind == PICKLE_DICT ? v : NULL;
 }
 
-static int take_name(struct walk *w, char name[PLAN_NAME_LEN_MAX + 1], const struct pickle_value *v,
-                     uint32_t i)
+static int take_name(struct walk *w, char name[TENSOR_LIST_NAME_LEN_MAX + 1],
+                     const struct pickle_value *v, uint32_t i)
 {
     w->what[0] = '\0';
     if (v->kind != PICKLE_STR)
@@ -122,11 +124,11 @@ static int take_name(struct walk *w, char name[PLAN_NAME_LEN_MAX + 1], const str
     return 0;
 }
 
-/* Names and their order are the plan's to judge; its pointers are not of this request. */
-static int plan_add(struct walk *w, const char *name, enum dtype dtype, const uint64_t *shape,
-                    uint32_t ndim)
+/* Names and their order are the tensor list's to judge; its pointers are not of this request. */
+static int tensor_list_add(struct walk *w, const char *name, enum dtype dtype,
+                           const uint64_t *shape, uint32_t ndim)
 {
-    if (plan_builder_add(w->builder, name, dtype, shape, ndim, UINT64_MAX, w->e) == 0)
+    if (tensor_list_builder_add(w->builder, name, dtype, shape, ndim, UINT64_MAX, w->e) == 0)
         return 0;
     (void)snprintf(w->e->field, sizeof w->e->field, "%s", w->field);
     return -1;
@@ -178,14 +180,16 @@ static int read_part(struct walk *w, const struct pickle_value *v, uint32_t i, s
     return read_dict(w, dict, "it", members, sizeof members / sizeof members[0]);
 }
 
-static int read_shape(struct walk *w, const struct pickle_value *v, uint64_t shape[PLAN_NDIM_MAX])
+static int read_shape(struct walk *w, const struct pickle_value *v,
+                      uint64_t shape[TENSOR_LIST_NDIM_MAX])
 {
     uint32_t cell = v->u.items.first;
 
     if (v->kind != PICKLE_SIZE && v->kind != PICKLE_TUPLE)
         return refuse(w, "its shape is %s; it is a torch.Size", pickle_kind_name(v));
-    if (v->n > PLAN_NDIM_MAX)
-        return refuse(w, "its shape has %u dimensions; %d is the limit", v->n, PLAN_NDIM_MAX);
+    if (v->n > TENSOR_LIST_NDIM_MAX)
+        return refuse(w, "its shape has %u dimensions; %d is the limit", v->n,
+                      TENSOR_LIST_NDIM_MAX);
     for (uint32_t i = 0; i < v->n; i++, cell = w->p.cells[cell].next) {
         const struct pickle_value *dim = value_at(w, cell);
 
@@ -234,7 +238,7 @@ static int place_part(struct walk *w, const struct part *part, const struct ipc_
 static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
                     const struct ipc_handle *flat)
 {
-    char name[PLAN_NAME_LEN_MAX + 1];
+    char name[TENSOR_LIST_NAME_LEN_MAX + 1];
     struct ipc_handle h = *flat;
     struct part part;
     uint64_t numel = 0, at = 0;
@@ -251,10 +255,10 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
                       "it is of %s, and was converted to %s when it was flattened; flatten each "
                       "dtype by itself, or as uint8",
                       dtype_name(h.dtype), dtype_name(flat->dtype));
-    if (!plan_measure(h.dtype, h.shape, h.ndim, &numel, &h.nbytes))
+    if (!tensor_list_measure(h.dtype, h.shape, h.ndim, &numel, &h.nbytes))
         return refuse(w, "its shape makes more than 2^63 - 1 bytes");
     if (place_part(w, &part, flat, h.nbytes, &at) != 0 ||
-        plan_add(w, name, h.dtype, h.shape, h.ndim) != 0)
+        tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
         return -1;
     h.tensor_offset += at;
     return add_handle(w, &h);
@@ -374,7 +378,7 @@ static int read_tensor(struct walk *w, const struct pickle_value *v, struct ipc_
 
 static int add_pair(struct walk *w, const struct pickle_value *pair, uint32_t i)
 {
-    char name[PLAN_NAME_LEN_MAX + 1], uuid[IPC_UUID_LEN + 1];
+    char name[TENSOR_LIST_NAME_LEN_MAX + 1], uuid[IPC_UUID_LEN + 1];
     struct ipc_handle h;
     uint32_t cell;
 
@@ -385,7 +389,7 @@ static int add_pair(struct walk *w, const struct pickle_value *pair, uint32_t i)
     cell = pair->u.items.first;
     if (take_name(w, name, value_at(w, cell), i) != 0 ||
         read_tensor(w, value_at(w, w->p.cells[cell].next), &h, uuid) != 0 ||
-        take_gpu(w, uuid) != 0 || plan_add(w, name, h.dtype, h.shape, h.ndim) != 0)
+        take_gpu(w, uuid) != 0 || tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
         return -1;
     return add_handle(w, &h);
 }
@@ -417,13 +421,13 @@ static int walk_root(struct walk *w)
 /* Hands over what was read. @out zeroed */
 static int give(struct walk *w, struct torch_tensors *out)
 {
-    struct plan_builder *builder = w->builder;
+    struct tensor_list_builder *builder = w->builder;
     bool some = w->n > 0;
 
     if (!some)
         return 0;
     w->builder = NULL;
-    if (plan_builder_finish(builder, &out->plan, w->e) != 0)
+    if (tensor_list_builder_finish(builder, &out->tensor_list, w->e) != 0)
         return -1;
     memcpy(out->uuid, w->uuid, sizeof out->uuid);
     out->handles.packed = w->n == 1;
@@ -445,12 +449,12 @@ static int read_pickle(struct torch_tensors *out, const uint8_t *bytes, size_t n
 
     if (pickle_read_tensors(&w.p, bytes, nbytes, field, e) != 0)
         return -1;
-    rc = plan_builder_new(&w.builder, e);
+    rc = tensor_list_builder_new(&w.builder, e);
     if (rc == 0)
         rc = walk_root(&w);
     if (rc == 0)
         rc = give(&w, &made);
-    plan_builder_free(w.builder);
+    tensor_list_builder_free(w.builder);
     free(w.handles);
     pickle_fini(&w.p);
     if (rc == 0)
@@ -475,7 +479,7 @@ int torch_tensors_read(struct torch_tensors *out, const char *text, size_t len, 
 
 void torch_tensors_fini(struct torch_tensors *t)
 {
-    plan_unref(t->plan);
+    tensor_list_unref(t->tensor_list);
     ipc_handles_fini(&t->handles);
     memset(t, 0, sizeof *t);
 }

@@ -31,7 +31,7 @@
 
 #include "base/err.h"
 #include "transport/ipc/ipc_handle.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -43,8 +43,9 @@ enum {
 
 /* What one string holds. */
 struct torch_tensors {
-    struct plan *plan;          /* owned: one reference; NULL: it holds nothing */
-    struct ipc_handles handles; /* of one GPU: packed in the plan's order, or one for each tensor */
+    struct tensor_list *tensor_list; /* owned: one reference; NULL: it holds nothing */
+    struct ipc_handles
+        handles; /* of one GPU: packed in the tensor list's order, or one for each tensor */
     char uuid[IPC_UUID_LEN + 1]; /* that GPU; "": it is named by an index, or nothing is held */
 };
 
@@ -56,8 +57,8 @@ struct torch_tensors {
  *
  * Threads: any. Linear time but for TENSORS_LOCAL_NBYTES_MAX; memory a constant times len.
  * Errors: ERR_BAD_REQUEST at `field`, saying what was wrong and with which tensor: those of
- *         torch_handles_read and plan_builder_add; a form that is none of the above; metadata that
- *         disagrees with itself or with the flattened tensor; tensors of several GPUs;
+ *         torch_handles_read and tensor_list_builder_add; a form that is none of the above;
+ * metadata that disagrees with itself or with the flattened tensor; tensors of several GPUs;
  *         ERR_TOO_LARGE (too many bytes, values or tensors); ERR_NO_MEMORY. */
 int torch_tensors_read(struct torch_tensors *out, const char *text, size_t len, uint32_t rank,
                        const char *field, struct err *e);

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 enum {
-    NCCL_WORLD_MAX = 128, /* more needs several unique ids, which torch exchanges otherwise */
+    NCCL_WORLD_MAX = 128, /* more needs several unique ids, which torch requests otherwise */
     NCCL_ABORT_TIMEOUT_US = 10 * 1000 * 1000 /* an abort that takes longer is stuck */
 };
 
@@ -113,13 +113,13 @@ void nccl_group_end(struct nccl_group *g, struct nccl_group_info *out);
 void nccl_group_free(struct nccl_group *g);
 
 /* nccl_source_new - a source over the group: buckets as the sender cuts them.
- * @plan      a reference is taken
- * @chunks    of the plan, moved in, also on failure: where each broadcast ends (packed_chunks_init;
- *            packed_chunks_each for one for each tensor)
+ * @tensor_list      a reference is taken
+ * @chunks    of the tensor list, moved in, also on failure: where each broadcast ends
+ * (packed_chunks_init; packed_chunks_each for one for each tensor)
  * @group     borrowed: the caller keeps it until the source is closed
  * Errors: ERR_NO_MEMORY. */
 struct packed_chunks;
-int nccl_source_new(struct source **out, struct nccl_group *group, struct plan *plan,
+int nccl_source_new(struct source **out, struct nccl_group *group, struct tensor_list *tensor_list,
                     struct packed_chunks *chunks, struct err *e);
 
 #endif

@@ -368,7 +368,7 @@ static void *supervisor_main(void *arg)
     return NULL;
 }
 
-/* Whoever invited has gone, and has not been answered. Under the exchange's lock. */
+/* Whoever invited has gone, and has not been answered. Under the request's lock. */
 static void inviter_gone(void *arg)
 {
     struct err why = {0};
@@ -407,7 +407,7 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
     mtx_init(&j->lock, MTX_LEAF);
     cnd_init(&j->changed);
     if (cfg->x != NULL) /* before the supervisor can answer */
-        exchange_on_gone(cfg->x, inviter_gone, j);
+        http_request_on_disconnect(cfg->x, inviter_gone, j);
     rc = pthread_create(&j->supervisor, NULL, supervisor_main, j);
     if (rc != 0) {
         (void)err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a thread to keep the group");
@@ -420,7 +420,7 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
 
 err_destroy:
     if (cfg->x != NULL)
-        exchange_on_gone(cfg->x, NULL, NULL);
+        http_request_on_disconnect(cfg->x, NULL, NULL);
     destroy(j);
     return -1;
 }

@@ -13,12 +13,12 @@
 
 #include "base/err.h"
 #include "base/net/cidr.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 #include "transport/nccl/nccl_group.h"
 #include "transport/nccl/nccl_id.h"
 #include "transport/nccl/packed_chunks.h"
-#include "weights/plan.h"
 #include "weights/source.h"
+#include "weights/tensor_list.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -91,7 +91,7 @@ struct nccl_join_cfg {
      * on success. Must not block. */
     void (*answer)(void *arg, const struct nccl_join_info *info, const struct err *e);
     void *answer_arg;
-    struct exchange *x; /* the same invitation: when its sender goes before that, the join ends;
+    struct http_request *x; /* the same invitation: when its sender goes before that, the join ends;
                            NULL: nobody can go */
 
     /* As answer, when an abort does not come back: the process must be restarted. May be NULL. */
@@ -100,7 +100,7 @@ struct nccl_join_cfg {
 };
 
 /* nccl_join_new - begin. Nothing has been asked of anybody when this returns.
- * Threads: any; takes MTX_EXCHANGE and MTX_LEAF. Blocks: no.
+ * Threads: any; takes MTX_HTTP_REQUEST and MTX_LEAF. Blocks: no.
  * Errors: ERR_NO_MEMORY, ERR_INTERNAL (no thread); the answer is then not called. */
 int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struct err *e);
 
@@ -128,14 +128,14 @@ void nccl_join_doubt(struct nccl_join *j);
 
 /* nccl_join_source_new - tensors that the group is about to broadcast. In a torch process group
  * that has not been joined yet, the first post waits for that, until its own deadline.
- * @plan    a reference is taken
+ * @tensor_list    a reference is taken
  * @chunks  moved in, also on failure: where each broadcast ends
  * @sure    the trainer broadcasts only what was accepted, so nothing older can be on its way
  * Threads: any, as are those of the source's close. Blocks: no.
  * Errors: ERR_CONFLICT (not joined, and not on the way there as a torch group; in doubt, and not
  *         sure; the group has failed, which ends the join where nobody was told yet),
  *         ERR_NO_MEMORY. The source's receive also brings what ended the join. */
-int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *plan,
+int nccl_join_source_new(struct source **out, struct nccl_join *j, struct tensor_list *tensor_list,
                          struct packed_chunks *chunks, bool sure, struct err *e);
 
 #endif

@@ -11,7 +11,7 @@ struct join_source {
     struct source source;
     struct nccl_join *join; /* a user of it */
     struct source *group;   /* owned; of the group */
-    struct plan *plan;      /* owned: one reference */
+    struct tensor_list *tensor_list; /* owned: one reference */
     uint32_t n_received;    /* worker only: the first so many tensors */
     bool asked;             /* worker only: its trainer may have been told to send */
 };
@@ -90,7 +90,7 @@ static int tell(struct join_source *s, struct err *e)
 static void count(struct join_source *s)
 {
     uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
-    const struct tensor_spec *t = s->plan->tensors, *last = &t[first + n - 1];
+    const struct tensor_spec *t = s->tensor_list->tensors, *last = &t[first + n - 1];
     struct nccl_join_stats *stats = s->join->cfg.stats;
     uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
 
@@ -146,7 +146,7 @@ static void judge_rest(const struct join_source *s)
 {
     struct err why = {0};
 
-    if (s->n_received == s->plan->n_tensors)
+    if (s->n_received == s->tensor_list->n_tensors)
         return;
     if (!s->asked) {
         nccl_join_doubt(s->join);
@@ -155,7 +155,7 @@ static void judge_rest(const struct join_source *s)
     (void)err_set(&why, ERR_CONFLICT, "",
                   "an update ended after %u of its %u tensors, and the trainer may have sent the "
                   "rest",
-                  (unsigned)s->n_received, (unsigned)s->plan->n_tensors);
+                  (unsigned)s->n_received, (unsigned)s->tensor_list->n_tensors);
     join_end(s->join, &why);
 }
 
@@ -175,7 +175,7 @@ static void join_source_close(struct source *base)
         return;
     judge_rest(s);
     source_close(s->group);
-    plan_unref(s->plan);
+    tensor_list_unref(s->tensor_list);
     drop_user(s->join);
     free(s);
 }
@@ -235,7 +235,7 @@ static void end_with_group(struct nccl_join *j)
         join_end(j, &info.error);
 }
 
-int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *plan,
+int nccl_join_source_new(struct source **out, struct nccl_join *j, struct tensor_list *tensor_list,
                          struct packed_chunks *chunks, bool sure, struct err *e)
 {
     struct join_source *s;
@@ -248,14 +248,15 @@ int nccl_join_source_new(struct source **out, struct nccl_join *j, struct plan *
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to receive a broadcast");
         goto err_drop_user;
     }
-    *s = (struct join_source){.source = {&join_source_ops}, .join = j, .plan = plan_ref(plan)};
-    if (nccl_source_new(&s->group, j->group, plan, chunks, e) != 0)
+    *s = (struct join_source){
+        .source = {&join_source_ops}, .join = j, .tensor_list = tensor_list_ref(tensor_list)};
+    if (nccl_source_new(&s->group, j->group, tensor_list, chunks, e) != 0)
         goto err_free;
     *out = &s->source;
     return 0;
 
 err_free:
-    plan_unref(s->plan);
+    tensor_list_unref(s->tensor_list);
     free(s);
 err_drop_user:
     drop_user(j);

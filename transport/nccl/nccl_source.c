@@ -1,4 +1,5 @@
-/* Broadcasts of a group as a source: which of the plan's tensors travel in which, and the order. */
+/* Broadcasts of a group as a source: which of the tensor list's tensors travel in which, and the
+ * order. */
 #include "transport/nccl/nccl_group.h"
 
 #include "transport/nccl/packed_chunks.h"
@@ -9,7 +10,7 @@
 struct nccl_source {
     struct source source;     /* first */
     struct nccl_group *group; /* borrowed */
-    struct plan *plan;        /* owned: one reference */
+    struct tensor_list *tensor_list; /* owned: one reference */
     struct packed_chunks all; /* owned */
 };
 
@@ -72,7 +73,7 @@ static void nccl_close(struct source *source)
     if (s == NULL)
         return;
     packed_chunks_fini(&s->all);
-    plan_unref(s->plan);
+    tensor_list_unref(s->tensor_list);
     free(s);
 }
 
@@ -85,7 +86,7 @@ static const struct source_ops nccl_ops = {
     .close = nccl_close,
 };
 
-int nccl_source_new(struct source **out, struct nccl_group *group, struct plan *plan,
+int nccl_source_new(struct source **out, struct nccl_group *group, struct tensor_list *tensor_list,
                     struct packed_chunks *chunks, struct err *e)
 {
     struct nccl_source *s = calloc(1, sizeof *s);
@@ -96,9 +97,11 @@ int nccl_source_new(struct source **out, struct nccl_group *group, struct plan *
     }
     assert(chunks->n == 0 ||
            chunks->chunks[chunks->n - 1].first + chunks->chunks[chunks->n - 1].n ==
-               plan->n_tensors);
-    *s = (struct nccl_source){
-        .source.ops = &nccl_ops, .group = group, .plan = plan_ref(plan), .all = *chunks};
+               tensor_list->n_tensors);
+    *s = (struct nccl_source){.source.ops = &nccl_ops,
+                              .group = group,
+                              .tensor_list = tensor_list_ref(tensor_list),
+                              .all = *chunks};
     *chunks = (struct packed_chunks){0};
     *out = &s->source;
     return 0;

@@ -4,14 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The chunk that begins at `first`, which is within the plan. Sums cannot overflow: a plan's bytes
- * are below 2^63. */
-static struct packed_chunk chunk_at(const struct plan *plan, uint32_t first, uint64_t bucket_nbytes)
+/* The chunk that begins at `first`, which is within the tensor list. Sums cannot overflow: a tensor
+ * list's bytes are below 2^63. */
+static struct packed_chunk chunk_at(const struct tensor_list *tensor_list, uint32_t first,
+                                    uint64_t bucket_nbytes)
 {
     struct packed_chunk c = {.first = first};
 
-    while (first + c.n < plan->n_tensors && c.nbytes <= bucket_nbytes)
-        c.nbytes += plan->tensors[first + c.n++].nbytes;
+    while (first + c.n < tensor_list->n_tensors && c.nbytes <= bucket_nbytes)
+        c.nbytes += tensor_list->tensors[first + c.n++].nbytes;
     return c;
 }
 
@@ -33,8 +34,8 @@ static void append(struct packed_chunks *to, const struct packed_chunk *c)
         to->nbytes_max = c->nbytes;
 }
 
-int packed_chunks_init(struct packed_chunks *out, const struct plan *plan, uint64_t bucket_nbytes,
-                       const char *field, struct err *e)
+int packed_chunks_init(struct packed_chunks *out, const struct tensor_list *tensor_list,
+                       uint64_t bucket_nbytes, const char *field, struct err *e)
 {
     struct packed_chunks all;
     struct packed_chunk c;
@@ -42,26 +43,27 @@ int packed_chunks_init(struct packed_chunks *out, const struct plan *plan, uint6
 
     if (bucket_nbytes == 0)
         return err_set(e, ERR_BAD_REQUEST, field, "a packed bucket of 0 bytes holds nothing");
-    for (uint32_t first = 0; first < plan->n_tensors; first += c.n, n++)
-        c = chunk_at(plan, first, bucket_nbytes);
+    for (uint32_t first = 0; first < tensor_list->n_tensors; first += c.n, n++)
+        c = chunk_at(tensor_list, first, bucket_nbytes);
     if (chunks_new(&all, n, e) != 0)
         return -1;
-    for (uint32_t first = 0; first < plan->n_tensors; first += c.n) {
-        c = chunk_at(plan, first, bucket_nbytes);
+    for (uint32_t first = 0; first < tensor_list->n_tensors; first += c.n) {
+        c = chunk_at(tensor_list, first, bucket_nbytes);
         append(&all, &c);
     }
     *out = all;
     return 0;
 }
 
-int packed_chunks_each(struct packed_chunks *out, const struct plan *plan, struct err *e)
+int packed_chunks_each(struct packed_chunks *out, const struct tensor_list *tensor_list,
+                       struct err *e)
 {
     struct packed_chunks all;
 
-    if (chunks_new(&all, plan->n_tensors, e) != 0)
+    if (chunks_new(&all, tensor_list->n_tensors, e) != 0)
         return -1;
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
-        append(&all, &(struct packed_chunk){i, 1, plan->tensors[i].nbytes});
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
+        append(&all, &(struct packed_chunk){i, 1, tensor_list->tensors[i].nbytes});
     *out = all;
     return 0;
 }

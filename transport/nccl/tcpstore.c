@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/net/poll_wait.h"
 #include "base/utf8.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -11,11 +11,12 @@
 #include <string.h>
 
 enum { MEMBERS = 4, PAIR = 2, KEY_SHOWN = 64 };
-_Static_assert((int)PICKLE_NAME_MAX == (int)PLAN_NAME_LEN_MAX, "names are read as long as plans'");
+_Static_assert((int)PICKLE_NAME_MAX == (int)TENSOR_LIST_NAME_LEN_MAX,
+               "names are read as long as plans'");
 
 struct walk {
     struct pickle p;
-    struct plan_builder *builder; /* owned */
+    struct tensor_list_builder *builder; /* owned */
     uint32_t i;                   /* of the list; for messages */
     struct err *e;
 };
@@ -81,15 +82,16 @@ static int read_entry(struct walk *w, const struct pickle_value *dict, struct en
     return 0;
 }
 
-static int read_shape(struct walk *w, const struct pickle_value *v, uint64_t shape[PLAN_NDIM_MAX])
+static int read_shape(struct walk *w, const struct pickle_value *v,
+                      uint64_t shape[TENSOR_LIST_NDIM_MAX])
 {
     uint32_t cell = v->u.items.first;
 
     if (v->kind != PICKLE_SIZE && v->kind != PICKLE_TUPLE && v->kind != PICKLE_LIST)
         return refuse(w, "its shape is %s; it is a torch.Size", pickle_kind_name(v));
-    if (v->n > PLAN_NDIM_MAX)
+    if (v->n > TENSOR_LIST_NDIM_MAX)
         return refuse(w, "its shape has %u dimensions; %d is the limit", (unsigned)v->n,
-                      PLAN_NDIM_MAX);
+                      TENSOR_LIST_NDIM_MAX);
     for (uint32_t i = 0; i < v->n; i++, cell = w->p.cells[cell].next) {
         const struct pickle_value *dim = value_at(w, cell);
 
@@ -102,8 +104,8 @@ static int read_shape(struct walk *w, const struct pickle_value *v, uint64_t sha
 
 static int add_entry(struct walk *w, const struct pickle_value *v, uint64_t *offset)
 {
-    char name[PLAN_NAME_LEN_MAX + 1];
-    uint64_t shape[PLAN_NDIM_MAX];
+    char name[TENSOR_LIST_NAME_LEN_MAX + 1];
+    uint64_t shape[TENSOR_LIST_NDIM_MAX];
     struct entry x = {NULL};
 
     if (read_entry(w, v, &x) != 0 || read_shape(w, x.shape, shape) != 0)
@@ -117,29 +119,29 @@ static int add_entry(struct walk *w, const struct pickle_value *v, uint64_t *off
     memcpy(name, x.name->u.data, x.name->n);
     name[x.name->n] = '\0';
     *offset = (uint64_t)x.offset->u.integer;
-    return plan_builder_add(w->builder, name, (enum dtype)x.dtype->dtype, shape, x.shape->n,
-                            UINT64_MAX, w->e);
+    return tensor_list_builder_add(w->builder, name, (enum dtype)x.dtype->dtype, shape, x.shape->n,
+                                   UINT64_MAX, w->e);
 }
 
 /* @out  zeroed */
 static int read_list(struct walk *w, const struct pickle_value *root, struct zmq_message *out)
 {
     uint32_t cell = root->u.items.first;
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
 
     out->kind = ZMQ_MESSAGE_TENSORS;
     out->offsets = calloc(root->n > 0 ? root->n : 1, sizeof out->offsets[0]);
     if (out->offsets == NULL)
         return err_set(w->e, ERR_NO_MEMORY, "", "no memory for a list of %u tensors",
                        (unsigned)root->n);
-    if (plan_builder_new(&w->builder, w->e) != 0)
+    if (tensor_list_builder_new(&w->builder, w->e) != 0)
         return -1;
     for (w->i = 0; w->i < root->n; w->i++, cell = w->p.cells[cell].next)
         if (add_entry(w, value_at(w, cell), &out->offsets[w->i]) != 0)
             return -1;
     b = w->builder;
     w->builder = NULL;
-    return plan_builder_finish(b, &out->plan, w->e);
+    return tensor_list_builder_finish(b, &out->tensor_list, w->e);
 }
 
 static int read_buffer(struct walk *w, const struct pickle_value *root, struct zmq_message *out)
@@ -195,10 +197,10 @@ int zmq_message_read(struct zmq_message *out, const void *data, size_t nbytes, s
     if (pickle_read_message(&w.p, data, nbytes, "", e) != 0)
         return -1;
     rc = read_root(&w, &made);
-    plan_builder_free(w.builder);
+    tensor_list_builder_free(w.builder);
     pickle_fini(&w.p);
     if (rc != 0) {
-        e->field[0] = '\0'; /* a plan's pointers are of no request */
+        e->field[0] = '\0'; /* a tensor list's pointers are of no request */
         zmq_message_fini(&made);
         return -1;
     }
@@ -208,7 +210,7 @@ int zmq_message_read(struct zmq_message *out, const void *data, size_t nbytes, s
 
 void zmq_message_fini(struct zmq_message *m)
 {
-    plan_unref(m->plan);
+    tensor_list_unref(m->tensor_list);
     free(m->offsets);
     memset(m, 0, sizeof *m);
 }
@@ -230,17 +232,17 @@ static int compare_extents(const void *a, const void *b)
 
 static int check_overlaps(const struct zmq_message *m, struct err *e)
 {
-    const struct tensor_spec *t = m->plan->tensors;
-    struct extent *x = calloc(m->plan->n_tensors, sizeof *x);
+    const struct tensor_spec *t = m->tensor_list->tensors;
+    struct extent *x = calloc(m->tensor_list->n_tensors, sizeof *x);
     int rc = 0;
 
     if (x == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u tensors",
-                       (unsigned)m->plan->n_tensors);
-    for (uint32_t i = 0; i < m->plan->n_tensors; i++)
+                       (unsigned)m->tensor_list->n_tensors);
+    for (uint32_t i = 0; i < m->tensor_list->n_tensors; i++)
         x[i] = (struct extent){m->offsets[i], m->offsets[i] + t[i].nbytes, i};
-    qsort(x, m->plan->n_tensors, sizeof *x, compare_extents);
-    for (uint32_t i = 1, last = 0; i < m->plan->n_tensors && rc == 0; i++) {
+    qsort(x, m->tensor_list->n_tensors, sizeof *x, compare_extents);
+    for (uint32_t i = 1, last = 0; i < m->tensor_list->n_tensors && rc == 0; i++) {
         const char *first = t[x[last].i].name, *second = t[x[i].i].name;
 
         if (x[i].at < x[last].end && x[i].at < x[i].end)
@@ -270,19 +272,20 @@ static int check_place(const struct tensor_spec *t, uint64_t offset,
 int zmq_message_place(struct ipc_handle **out, const struct zmq_message *m,
                       const struct ipc_handle *buffer, struct err *e)
 {
-    const struct plan *plan = m->plan;
+    const struct tensor_list *tensor_list = m->tensor_list;
     struct ipc_handle *handles;
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
-        if (check_place(&plan->tensors[i], m->offsets[i], buffer, e) != 0)
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
+        if (check_place(&tensor_list->tensors[i], m->offsets[i], buffer, e) != 0)
             return -1;
     if (check_overlaps(m, e) != 0)
         return -1;
-    handles = calloc(plan->n_tensors, sizeof *handles);
+    handles = calloc(tensor_list->n_tensors, sizeof *handles);
     if (handles == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u handles", (unsigned)plan->n_tensors);
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u handles",
+                       (unsigned)tensor_list->n_tensors);
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
         handles[i] = *buffer;
         handles[i].dtype = t->dtype;

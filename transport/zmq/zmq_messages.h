@@ -10,7 +10,7 @@
 
 #include "base/err.h"
 #include "transport/ipc/ipc_handle.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -26,7 +26,7 @@ struct zmq_message {
     enum zmq_message_kind kind;
     struct ipc_handle buffer;    /* BUFFER: one dimension of U8 */
     char uuid[IPC_UUID_LEN + 1]; /* BUFFER: what its device names; "": an index of the sender's */
-    struct plan *plan;           /* TENSORS: owned, one reference */
+    struct tensor_list *tensor_list; /* TENSORS: owned, one reference */
     uint64_t *offsets;           /* TENSORS: owned, [n_tensors] bytes, none checked yet */
 };
 
@@ -36,7 +36,7 @@ struct zmq_message {
  *
  * Threads: any. Linear time; memory at most a constant times nbytes.
  * Errors: ERR_BAD_REQUEST, ERR_TOO_LARGE, ERR_NO_MEMORY, without a field: what was wrong and with
- *         which tensor, as torch_export_read and plan_builder_add say it. */
+ *         which tensor, as torch_export_read and tensor_list_builder_add say it. */
 int zmq_message_read(struct zmq_message *out, const void *data, size_t nbytes, struct err *e);
 void zmq_message_fini(struct zmq_message *m); /* accepts a zeroed one */
 

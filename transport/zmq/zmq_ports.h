@@ -10,8 +10,8 @@
  *
  * libzmq aborts the process when it gets no descriptor. As many as it takes are found before it is
  * called, by one update at a time; what remains is a race with the server's other threads, when
- * less than that is left to all of them (NOFILE_RESERVE of http/server/front_listen.c keeps it free
- * of connections). */
+ * less than that is left to all of them (NOFILE_RESERVE of http/server/http_server_listen.c keeps
+ * it free of connections). */
 #ifndef BATON_TRANSPORT_ZMQ_ZMQ_PORTS_H
 #define BATON_TRANSPORT_ZMQ_ZMQ_PORTS_H
 

@@ -134,10 +134,10 @@ void staging_room_back(struct staging *g, uint32_t place, struct staging_room *r
 
 static const struct tensor_spec *spec_of(const struct staging *g, uint32_t index)
 {
-    const struct plan *plan = g->store->manifest->plan;
+    const struct tensor_list *tensor_list = g->store->model_spec->tensor_list;
 
-    assert(index < plan->n_tensors);
-    return &plan->tensors[index];
+    assert(index < tensor_list->n_tensors);
+    return &tensor_list->tensors[index];
 }
 
 static bool *arrived_at(const struct staging *g, uint32_t place, uint32_t index)
@@ -243,9 +243,9 @@ uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
 uint32_t staging_uneven(const struct staging *g)
 {
     if (g->sharded || g->n_whole == g->n_arrived)
-        return PLAN_NO_TENSOR;
+        return TENSOR_LIST_NO_TENSOR;
     for (uint32_t i = 0; i < g->next->n_tensors; i++)
         if (g->spread[i].n_places > 0 && is_missing(g, i))
             return i;
-    return PLAN_NO_TENSOR;
+    return TENSOR_LIST_NO_TENSOR;
 }

@@ -40,18 +40,20 @@ const char *store_state_name(enum store_state state)
 }
 
 /* One retired version may stay idle: the next update is as large as the last. */
-static uint64_t idle_bound(const struct plan *plan)
+static uint64_t idle_bound(const struct tensor_list *tensor_list)
 {
-    uint64_t rounding = (uint64_t)plan->n_tensors * STORE_PAGE_NBYTES;
+    uint64_t rounding = (uint64_t)tensor_list->n_tensors * STORE_PAGE_NBYTES;
 
-    return plan->nbytes > UINT64_MAX - rounding ? UINT64_MAX : plan->nbytes + rounding;
+    return tensor_list->nbytes > UINT64_MAX - rounding ? UINT64_MAX
+                                                       : tensor_list->nbytes + rounding;
 }
 
 uint64_t store_whole_nbytes(const struct store *s)
 {
-    const struct plan *plan = s->manifest->plan;
+    const struct tensor_list *tensor_list = s->model_spec->tensor_list;
 
-    return plan->nbytes + (uint64_t)plan->n_tensors * STORE_ALIGN_NBYTES_EACH + STORE_PAGE_NBYTES;
+    return tensor_list->nbytes + (uint64_t)tensor_list->n_tensors * STORE_ALIGN_NBYTES_EACH +
+           STORE_PAGE_NBYTES;
 }
 
 /* An update must not wait for the driver to find pages; and a GPU without room for the model is
@@ -78,7 +80,7 @@ static int add_place(struct store *s, struct device *device, const struct slab_m
                      uint64_t nbytes_max, struct err *e)
 {
     uint32_t place = s->n_places;
-    uint64_t idle = idle_bound(s->manifest->plan);
+    uint64_t idle = idle_bound(s->model_spec->tensor_list);
 
     if (device != NULL && store_whole_nbytes(s) > idle)
         idle = store_whole_nbytes(s);
@@ -117,10 +119,10 @@ int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
 
     assert(cfg->n_versions_max >= 2 && cfg->n_devices <= STORE_DEVICES_MAX);
     if (s == NULL) {
-        manifest_free(cfg->manifest);
+        model_spec_free(cfg->model_spec);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the store");
     }
-    s->manifest = cfg->manifest;
+    s->model_spec = cfg->model_spec;
     s->n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
     s->n_versions_max = cfg->n_versions_max;
     mtx_init(&s->lock, MTX_STORE);
@@ -148,13 +150,13 @@ void store_free(struct store *s)
         slab_pool_free(s->places[p].slabs);
     cnd_fini(&s->changed);
     mtx_fini(&s->lock);
-    manifest_free(s->manifest);
+    model_spec_free(s->model_spec);
     free(s);
 }
 
-const struct manifest *store_manifest(const struct store *s)
+const struct model_spec *store_model_spec(const struct store *s)
 {
-    return s->manifest;
+    return s->model_spec;
 }
 
 uint32_t store_n_ranks(const struct store *s)
@@ -199,7 +201,7 @@ const char *store_place_name(const struct store *s, uint32_t place)
 
 struct version_owned *version_new(const struct store *s)
 {
-    uint32_t n = s->manifest->plan->n_tensors;
+    uint32_t n = s->model_spec->tensor_list->n_tensors;
     struct version_owned *v = calloc(1, sizeof *v);
 
     if (v == NULL)
@@ -427,7 +429,7 @@ static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t
 
 static struct staging *staging_new(struct store *s)
 {
-    uint32_t n = s->manifest->plan->n_tensors;
+    uint32_t n = s->model_spec->tensor_list->n_tensors;
     struct staging *g = calloc(1, sizeof *g);
 
     if (g == NULL)
@@ -450,7 +452,7 @@ int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t d
 
     if (g == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors",
-                       s->manifest->plan->n_tensors);
+                       s->model_spec->tensor_list->n_tensors);
     mtx_lock(&s->lock);
     rc = begin_locked(s, cfg, deadline_us, stop, g, e);
     mtx_unlock(&s->lock);
@@ -470,21 +472,21 @@ int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadlin
 
 static int check_complete(const struct store *s, const struct staging *g, struct err *e)
 {
-    const struct plan *plan = s->manifest->plan;
+    const struct tensor_list *tensor_list = s->model_spec->tensor_list;
     uint32_t first = 0, n_missing = staging_missing(g, &first, 1);
     uint32_t uneven = staging_uneven(g);
 
     if (g->partial && g->n_arrived == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
-    if (g->partial && uneven != PLAN_NO_TENSOR)
+    if (g->partial && uneven != TENSOR_LIST_NO_TENSOR)
         return err_set(e, ERR_INCOMPLETE, "",
                        "'%.256s' arrived on some GPUs of this server and not on others; say "
                        "\"placement\": \"sharded\" if that is meant",
-                       plan->tensors[uneven].name);
+                       tensor_list->tensors[uneven].name);
     if (g->partial || n_missing == 0)
         return 0;
     return err_set(e, ERR_INCOMPLETE, "", "%u of %u tensors are missing, '%.256s' first", n_missing,
-                   plan->n_tensors, plan->tensors[first].name);
+                   tensor_list->n_tensors, tensor_list->tensors[first].name);
 }
 
 /* The next version's views in a place: what arrived there, or what was served there unless another
@@ -546,7 +548,7 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
 
     if (check_complete(s, g, e) != 0)
         return -1;
-    next->version.nbytes = s->manifest->plan->nbytes;
+    next->version.nbytes = s->model_spec->tensor_list->nbytes;
     next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
     settle(g, next->version.serial);
     mtx_lock(&s->lock);
@@ -730,7 +732,7 @@ int store_checksum(struct store *s, const struct version *v, uint32_t index, str
     }
     place = place_to_read(s, o, index);
     if (place_sum(s, place, version_view(o, place, index)->addr,
-                  s->manifest->plan->tensors[index].nbytes, out, e) != 0)
+                  s->model_spec->tensor_list->tensors[index].nbytes, out, e) != 0)
         return -1;
     if (atomic_compare_exchange_strong(&slot->state, &empty, SUM_WRITING)) {
         slot->sum = *out;
@@ -745,6 +747,6 @@ int store_read(struct store *s, const struct version *v, uint32_t index, uint64_
     const struct version_owned *o = (const struct version_owned *)(uintptr_t)v;
     uint32_t place = place_to_read(s, o, index);
 
-    assert(offset + nbytes <= s->manifest->plan->tensors[index].nbytes);
+    assert(offset + nbytes <= s->model_spec->tensor_list->tensors[index].nbytes);
     return place_read(s, place, out, version_view(o, place, index)->addr + offset, nbytes, e);
 }

@@ -4,9 +4,9 @@
  * may be kept in host memory for an engine that computes there (the mirror). A version is committed
  * in all its places at once.
  *
- * A version is immutable: a table from the manifest's tensors to views into slabs. Readers (engine
- * steps, downloads) pin the version they start on; a commit publishes the next by one pointer
- * store, and the last reader of the old one hands its slabs back.
+ * A version is immutable: a table from the model spec's tensors to views into slabs. Readers
+ * (engine steps, downloads) pin the version they start on; a commit publishes the next by one
+ * pointer store, and the last reader of the old one hands its slabs back.
  *
  * A store can be put to sleep: what lies on GPUs moves to host memory (level 1), or all goes (level
  * 2), and nothing can be pinned until it is woken, or until a whole update came. */
@@ -16,7 +16,7 @@
 #include "base/err.h"
 #include "memory/checksum.h"
 #include "memory/slab.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 #include "weights/version_label.h"
 
 #include <stdbool.h>
@@ -41,8 +41,8 @@ struct version {
     struct version_label *name; /* counted: what made something keeps its name for longer */
     const char *label;          /* the text of `name`: the trainer's name for it */
     uint64_t nbytes;
-    const struct view *views; /* in host memory: [manifest->plan->n_tensors], same indexes; NULL
-                                 when the store keeps none there */
+    const struct view *views; /* in host memory: [model spec->tensor list->n_tensors], same indexes;
+                                 NULL when the store keeps none there */
     const struct view *places[STORE_PLACES_MAX]; /* [n_tensors] each; the host's too */
 };
 
@@ -57,7 +57,7 @@ enum store_state {
 struct store;
 
 struct store_cfg {
-    struct manifest *manifest;     /* moved in */
+    struct model_spec *model_spec; /* moved in */
     uint32_t n_versions_max;       /* live versions, the staging one counted; >= 2 */
     uint64_t nbytes_max;           /* of the slabs of each place; UINT64_MAX for none */
     struct device *const *devices; /* [n_devices] borrowed, outlive the store; each is a rank, and
@@ -71,7 +71,7 @@ struct store_cfg {
  * allocate. */
 int store_new(struct store **out, const struct store_cfg *cfg, struct err *e);
 void store_free(struct store *s); /* no pins, no staging left; accepts NULL */
-const struct manifest *store_manifest(const struct store *s); /* borrowed, immutable */
+const struct model_spec *store_model_spec(const struct store *s); /* borrowed, immutable */
 
 /* Places, immutable. The ranks come first: the devices, or the host alone; then the mirror. */
 uint32_t store_n_ranks(const struct store *s);
@@ -142,7 +142,7 @@ void staging_room_back(struct staging *g, uint32_t place, struct staging_room *r
 int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
                  uint64_t addr, struct err *e);
 
-/* Where a tensor of the manifest lies in a room, and as part of what it came. */
+/* Where a tensor of the model spec lies in a room, and as part of what it came. */
 struct dst_slot {
     uint32_t index; /* of the tensor */
     uint32_t part;  /* the caller's; not looked at here */
@@ -156,7 +156,7 @@ void staging_views(struct staging *g, uint32_t place, const struct dst_slot *dst
 
 bool staging_has(const struct staging *g, uint32_t place, uint32_t index);
 
-/* staging_missing - how many tensors of the manifest have not arrived (on every rank; sharded: on
+/* staging_missing - how many tensors of the model spec have not arrived (on every rank; sharded: on
  * any); the first `cap` indexes. */
 uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap);
 

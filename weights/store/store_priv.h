@@ -56,7 +56,7 @@ struct store {
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
 
     /* Immutable. */
-    struct manifest *manifest; /* owned */
+    struct model_spec *model_spec; /* owned */
     struct place places[STORE_PLACES_MAX];
     uint32_t n_places, n_ranks;
     struct slab_pool *scratch; /* host memory; the host place's, or owned where there is none */
@@ -144,7 +144,7 @@ const bool *staging_arrivals(const struct staging *g, uint32_t place);
 uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index);
 
 /* The first tensor that arrived on some ranks only, although each must be complete; or
- * PLAN_NO_TENSOR. */
+ * TENSOR_LIST_NO_TENSOR. */
 uint32_t staging_uneven(const struct staging *g);
 
 void staging_free(struct staging *g);

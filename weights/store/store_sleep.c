@@ -28,7 +28,7 @@ static uint64_t aligned(uint64_t offset)
 
 static uint64_t nbytes_of(const struct store *s, uint32_t index)
 {
-    return s->manifest->plan->tensors[index].nbytes;
+    return s->model_spec->tensor_list->tensors[index].nbytes;
 }
 
 static bool was_there(const struct version_owned *v, uint32_t place, uint32_t index)
@@ -159,7 +159,7 @@ static int take_turn_locked(struct store *s, uint64_t deadline_us, struct err *e
     return 0;
 }
 
-/* Closes the door and waits until everybody is out. */
+/* Closes the listener and waits until everybody is out. */
 static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_state *before,
                               struct err *e)
 {

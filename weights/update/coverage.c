@@ -1,5 +1,5 @@
-/* Which tensors of a manifest a plan would bring. A tied name counts for its target only when the
- * target itself is not in the plan. */
+/* Which tensors of a model spec a tensor list would bring. A tied name counts for its target only
+ * when the target itself is not in the tensor list. */
 #include "weights/update/coverage.h"
 
 #include "weights/update/update_priv.h"
@@ -9,7 +9,7 @@
 
 enum { SEEN_NOT, SEEN_TIED, SEEN_OWN };
 
-static int mark(const struct manifest *m, const struct plan *plan, uint32_t i,
+static int mark(const struct model_spec *m, const struct tensor_list *tensor_list, uint32_t i,
                 const struct part *part, unsigned char *seen, struct err *e)
 {
     uint32_t n;
@@ -22,29 +22,30 @@ static int mark(const struct manifest *m, const struct plan *plan, uint32_t i,
         if (seen[targets[k]] == SEEN_OWN) {
             (void)snprintf(field, sizeof field, "/names/%u", i);
             return err_set(e, ERR_BAD_REQUEST, field, "'%.160s' brings '%.160s' a second time",
-                           plan->tensors[i].name, m->plan->tensors[targets[k]].name);
+                           tensor_list->tensors[i].name, m->tensor_list->tensors[targets[k]].name);
         }
         seen[targets[k]] = SEEN_OWN;
     }
     return 0;
 }
 
-int layout_coverage(const struct layout *l, const struct manifest *m, const struct plan *plan,
-                    const char **missing, uint32_t cap, uint32_t *n_missing, struct err *e)
+int layout_coverage(const struct layout *l, const struct model_spec *m,
+                    const struct tensor_list *tensor_list, const char **missing, uint32_t cap,
+                    uint32_t *n_missing, struct err *e)
 {
-    unsigned char *seen = calloc(m->plan->n_tensors, 1);
+    unsigned char *seen = calloc(m->tensor_list->n_tensors, 1);
     uint32_t n = 0;
     int rc = 0;
 
     if (seen == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check the plan");
-    for (uint32_t i = 0; i < plan->n_tensors && rc == 0; i++)
-        rc = mark(m, plan, i, &l->parts[i], seen, e);
-    for (uint32_t i = 0; i < m->plan->n_tensors && rc == 0; i++) {
+    for (uint32_t i = 0; i < tensor_list->n_tensors && rc == 0; i++)
+        rc = mark(m, tensor_list, i, &l->parts[i], seen, e);
+    for (uint32_t i = 0; i < m->tensor_list->n_tensors && rc == 0; i++) {
         if (seen[i] != SEEN_NOT)
             continue;
         if (n < cap)
-            missing[n] = m->plan->tensors[i].name;
+            missing[n] = m->tensor_list->tensors[i].name;
         n++;
     }
     free(seen);
@@ -53,15 +54,16 @@ int layout_coverage(const struct layout *l, const struct manifest *m, const stru
     return rc;
 }
 
-int plan_coverage(const struct manifest *m, const struct plan *plan, bool convert,
-                  const char **missing, uint32_t cap, uint32_t *n_missing, struct err *e)
+int tensor_list_coverage(const struct model_spec *m, const struct tensor_list *tensor_list,
+                         bool convert, const char **missing, uint32_t cap, uint32_t *n_missing,
+                         struct err *e)
 {
     struct layout *l;
     int rc;
 
-    if (layout_make(&l, m, plan, convert, e) != 0)
+    if (layout_make(&l, m, tensor_list, convert, e) != 0)
         return -1;
-    rc = layout_coverage(l, m, plan, missing, cap, n_missing, e);
+    rc = layout_coverage(l, m, tensor_list, missing, cap, n_missing, e);
     layout_unref(l);
     return rc;
 }

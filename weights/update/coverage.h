@@ -1,17 +1,20 @@
-/* Which tensors of a manifest a plan would bring. */
+/* Which tensors of a model spec a tensor list would bring. */
 #ifndef BATON_WEIGHTS_UPDATE_COVERAGE_H
 #define BATON_WEIGHTS_UPDATE_COVERAGE_H
 
 #include "base/err.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 
-/* plan_coverage - match every tensor of `plan` and count what is left of the manifest.
- * @convert    as manifest_match
- * @missing    [cap] receives the first names that the plan lacks; borrowed from the manifest
+/* tensor_list_coverage - match every tensor of `tensor list` and count what is left of the model
+ * spec.
+ * @convert    as model_spec_match
+ * @missing    [cap] receives the first names that the tensor list lacks; borrowed from the model
+ * spec
  * @n_missing  how many there are in all
- * Errors: ERR_MISMATCH (of manifest_match), ERR_BAD_REQUEST at /names/<i> (two names of the plan
- *         bring the same tensor), ERR_NO_MEMORY. Pure: no state changes. */
-int plan_coverage(const struct manifest *m, const struct plan *plan, bool convert,
-                  const char **missing, uint32_t cap, uint32_t *n_missing, struct err *e);
+ * Errors: ERR_MISMATCH (of model_spec_match), ERR_BAD_REQUEST at /names/<i> (two names of the
+ * tensor list bring the same tensor), ERR_NO_MEMORY. Pure: no state changes. */
+int tensor_list_coverage(const struct model_spec *m, const struct tensor_list *tensor_list,
+                         bool convert, const char **missing, uint32_t cap, uint32_t *n_missing,
+                         struct err *e);
 
 #endif

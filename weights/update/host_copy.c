@@ -15,10 +15,10 @@
 
 static int copy_filled(const struct host_copy *c, struct err *e)
 {
-    for (uint32_t i = 0; i < c->plan->n_tensors; i++) {
+    for (uint32_t i = 0; i < c->tensor_list->n_tensors; i++) {
         void *at = c->place(c->arg, i);
 
-        if (c->source->ops->fill(c->source, c->plan, i, 1, at, c->progress, e) != 0 ||
+        if (c->source->ops->fill(c->source, c->tensor_list, i, 1, at, c->progress, e) != 0 ||
             c->came(c->arg, i, at, e) != 0)
             return -1;
     }
@@ -29,7 +29,7 @@ static int copy_filled(const struct host_copy *c, struct err *e)
 
 static int read_tensor(const struct host_copy *c, uint32_t i, uint64_t from, struct err *e)
 {
-    uint64_t nbytes = c->plan->tensors[i].nbytes;
+    uint64_t nbytes = c->tensor_list->tensors[i].nbytes;
     char *at = c->place(c->arg, i);
 
     for (uint64_t done = 0, n; done < nbytes; done += n) {
@@ -46,7 +46,7 @@ static int copy_buckets(const struct host_copy *c, struct err *e)
 {
     const struct source_ops *ops = c->source->ops;
 
-    for (uint32_t first = 0, n; first < c->plan->n_tensors; first += n) {
+    for (uint32_t first = 0, n; first < c->tensor_list->n_tensors; first += n) {
         atomic_store_explicit(&c->progress->tensor, first, memory_order_relaxed);
         if (ops->map(c->source, 0, first, SOURCE_WAIT, c->progress, &n, e) != 0)
             return -1;
@@ -92,9 +92,9 @@ struct window {
     uint32_t n_coming;
 };
 
-static uint64_t bucket_nbytes(const struct plan *plan, uint32_t first, uint32_t n)
+static uint64_t bucket_nbytes(const struct tensor_list *tensor_list, uint32_t first, uint32_t n)
 {
-    const struct tensor_spec *t = plan->tensors, *last = &t[first + n - 1];
+    const struct tensor_spec *t = tensor_list->tensors, *last = &t[first + n - 1];
 
     return last->offset + last->nbytes - t[first].offset;
 }
@@ -109,12 +109,12 @@ static uint64_t window_nbytes(const struct host_copy *c)
 {
     uint64_t largest = 0, all = 0;
 
-    for (uint32_t first = 0, n; first < c->plan->n_tensors; first += n) {
+    for (uint32_t first = 0, n; first < c->tensor_list->n_tensors; first += n) {
         uint64_t nbytes;
 
         n = c->source->ops->bucket(c->source, first);
-        assert(n > 0 && n <= c->plan->n_tensors - first);
-        nbytes = aligned(bucket_nbytes(c->plan, first, n));
+        assert(n > 0 && n <= c->tensor_list->n_tensors - first);
+        nbytes = aligned(bucket_nbytes(c->tensor_list, first, n));
         largest = nbytes > largest ? nbytes : largest;
         all += nbytes;
     }
@@ -181,9 +181,9 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
     uint64_t used = 0, dst[STORE_DEVICES_MAX];
     struct err late = {0};
 
-    for (w->n_coming = 0; first < c->plan->n_tensors && w->n_coming < SOURCE_POSTED_MAX;) {
+    for (w->n_coming = 0; first < c->tensor_list->n_tensors && w->n_coming < SOURCE_POSTED_MAX;) {
         uint32_t n = c->source->ops->bucket(c->source, first);
-        uint64_t nbytes = aligned(bucket_nbytes(c->plan, first, n));
+        uint64_t nbytes = aligned(bucket_nbytes(c->tensor_list, first, n));
 
         if (nbytes > w->nbytes - used)
             break;
@@ -204,7 +204,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
 static void take_bucket(const struct window *w, const struct coming *b, struct err *e)
 {
     const struct host_copy *c = w->c;
-    const struct tensor_spec *t = c->plan->tensors;
+    const struct tensor_spec *t = c->tensor_list->tensors;
     uint64_t at = w->slabs[0]->addr + b->offset;
 
     for (uint32_t i = b->first; i < b->first + b->n && e->code == ERR_NONE; i++)
@@ -237,7 +237,7 @@ static int copy_received(const struct host_copy *c, struct err *e)
 
     if (window_init(&w, c, e) != 0)
         return -1;
-    while (first < c->plan->n_tensors && rc == 0)
+    while (first < c->tensor_list->n_tensors && rc == 0)
         if (post_window(&w, first, &first, e) != 0 || receive_window(&w, e) != 0)
             rc = -1;
     window_fini(&w);

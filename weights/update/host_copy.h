@@ -10,7 +10,7 @@
 #include "base/err.h"
 #include "base/progress.h"
 #include "memory/device.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stdint.h>
 
@@ -18,7 +18,7 @@ enum { HOST_COPY_WINDOW_NBYTES = 64 << 20 }; /* one that is larger than this has
 
 struct host_copy {
     struct source *source;         /* borrowed, and so are those below; the caller closes it */
-    const struct plan *plan;       /* of the source; of its first rank */
+    const struct tensor_list *tensor_list; /* of the source; of its first rank */
     struct device *const *devices; /* [n_devices] the source's ranks; none for one that fills */
     uint32_t n_devices;            /* at most STORE_DEVICES_MAX */
     struct progress *progress;     /* deadline, stop, gone */

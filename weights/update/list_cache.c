@@ -9,7 +9,8 @@
 #include <string.h>
 
 enum { ENTRIES_MAX = LIST_CACHE_MAX + LIST_CACHE_REGISTERED_MAX };
-_Static_assert(PLAN_TENSORS_MAX *LIST_TENSOR_NBYTES + PLAN_DIGEST_LEN <= LIST_CACHE_NBYTES,
+_Static_assert(TENSOR_LIST_TENSORS_MAX *LIST_TENSOR_NBYTES + TENSOR_LIST_DIGEST_LEN <=
+                   LIST_CACHE_NBYTES,
                "every list can be registered");
 
 struct list_cache {
@@ -18,17 +19,17 @@ struct list_cache {
                                                     many makes room before the lock is left */
     size_t n;
 
-    const struct manifest *manifest; /* borrowed; immutable */
+    const struct model_spec *model_spec; /* borrowed; immutable */
 };
 
-int list_cache_new(struct list_cache **out, const struct manifest *manifest, struct err *e)
+int list_cache_new(struct list_cache **out, const struct model_spec *model_spec, struct err *e)
 {
     struct list_cache *c = calloc(1, sizeof *c);
 
     if (c == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the cache of tensor lists");
     mtx_init(&c->lock, MTX_LEAF);
-    c->manifest = manifest;
+    c->model_spec = model_spec;
     *out = c;
     return 0;
 }
@@ -43,7 +44,7 @@ void list_entry_unref(struct list_entry *l)
 {
     if (l == NULL || atomic_fetch_sub_explicit(&l->refs, 1, memory_order_acq_rel) != 1)
         return;
-    plan_unref(l->plan);
+    tensor_list_unref(l->tensor_list);
     layout_unref(l->layouts[false]);
     layout_unref(l->layouts[true]);
     free(l);
@@ -95,9 +96,9 @@ static struct list_entry *use_locked(struct list_cache *c, size_t i)
     return l;
 }
 
-struct plan *list_cache_get(struct list_cache *c, const struct list_key *key)
+struct tensor_list *list_cache_get(struct list_cache *c, const struct list_key *key)
 {
-    struct plan *plan = NULL;
+    struct tensor_list *tensor_list = NULL;
     size_t i;
 
     if (c == NULL)
@@ -105,9 +106,9 @@ struct plan *list_cache_get(struct list_cache *c, const struct list_key *key)
     mtx_lock(&c->lock);
     i = find_key_locked(c, key);
     if (i < c->n)
-        plan = plan_ref(use_locked(c, i)->plan);
+        tensor_list = tensor_list_ref(use_locked(c, i)->tensor_list);
     mtx_unlock(&c->lock);
-    return plan;
+    return tensor_list;
 }
 
 struct list_entry *list_cache_find(struct list_cache *c, enum list_column which, const char *text,
@@ -129,9 +130,9 @@ struct list_entry *list_cache_find(struct list_cache *c, enum list_column which,
 }
 
 /* What a list counts for; SIZE_MAX if that is more than there may be. */
-static size_t nbytes_of(const struct list_key *key, const struct plan *plan)
+static size_t nbytes_of(const struct list_key *key, const struct tensor_list *tensor_list)
 {
-    size_t nbytes = (size_t)plan->n_tensors * LIST_TENSOR_NBYTES;
+    size_t nbytes = (size_t)tensor_list->n_tensors * LIST_TENSOR_NBYTES;
 
     for (size_t i = 0; i < LIST_COLUMNS; i++) {
         if (key->text[i].len > LIST_CACHE_NBYTES)
@@ -141,10 +142,11 @@ static size_t nbytes_of(const struct list_key *key, const struct plan *plan)
     return nbytes <= LIST_CACHE_NBYTES ? nbytes : SIZE_MAX;
 }
 
-/* Without its plan. NULL: it is too large, or there is no memory. */
-static struct list_entry *entry_new(const struct list_key *key, const struct plan *plan)
+/* Without its tensor list. NULL: it is too large, or there is no memory. */
+static struct list_entry *entry_new(const struct list_key *key,
+                                    const struct tensor_list *tensor_list)
 {
-    size_t nbytes = nbytes_of(key, plan), len = 0;
+    size_t nbytes = nbytes_of(key, tensor_list), len = 0;
     struct list_entry *l = NULL;
 
     for (size_t i = 0; i < LIST_COLUMNS; i++)
@@ -167,13 +169,14 @@ static struct list_entry *entry_new(const struct list_key *key, const struct pla
     return l;
 }
 
-/* The plan that is cached and equal to this one, or this one. */
-static struct plan *equal_plan_locked(const struct list_cache *c, struct plan *plan)
+/* The tensor list that is cached and equal to this one, or this one. */
+static struct tensor_list *equal_tensor_list_locked(const struct list_cache *c,
+                                                    struct tensor_list *tensor_list)
 {
     for (size_t i = 0; i < c->n; i++)
-        if (strcmp(c->entries[i]->plan->digest, plan->digest) == 0)
-            return c->entries[i]->plan;
-    return plan;
+        if (strcmp(c->entries[i]->tensor_list->digest, tensor_list->digest) == 0)
+            return c->entries[i]->tensor_list;
+    return tensor_list;
 }
 
 /* Takes out what lies behind the limits, counted from what was used last. Returns how many. */
@@ -200,21 +203,23 @@ static size_t trim_locked(struct list_cache *c, struct list_entry **dropped)
     return n_dropped;
 }
 
-bool list_cache_put(struct list_cache *c, const struct list_key *key, struct plan **plan)
+bool list_cache_put(struct list_cache *c, const struct list_key *key,
+                    struct tensor_list **tensor_list)
 {
-    struct list_entry *l = c != NULL ? entry_new(key, *plan) : NULL, *dropped[ENTRIES_MAX + 1];
-    struct plan *mine = *plan;
+    struct list_entry *l = c != NULL ? entry_new(key, *tensor_list) : NULL,
+                      *dropped[ENTRIES_MAX + 1];
+    struct tensor_list *mine = *tensor_list;
     size_t i, n = 0;
 
     if (l == NULL)
         return false;
     mtx_lock(&c->lock);
-    *plan = plan_ref(equal_plan_locked(c, mine));
+    *tensor_list = tensor_list_ref(equal_tensor_list_locked(c, mine));
     i = find_key_locked(c, key);
     if (i < c->n) { /* another thread was quicker, or it is registered again */
         dropped[n++] = l;
     } else {
-        l->plan = plan_ref(*plan);
+        l->tensor_list = tensor_list_ref(*tensor_list);
         c->entries[c->n++] = l;
     }
     (void)use_locked(c, i);
@@ -222,18 +227,19 @@ bool list_cache_put(struct list_cache *c, const struct list_key *key, struct pla
     mtx_unlock(&c->lock);
     while (n > 0)
         list_entry_unref(dropped[--n]);
-    plan_unref(mine);
+    tensor_list_unref(mine);
     return true;
 }
 
-/* Where the layout of a plan is kept, filled if any is; NULL: that plan is not cached. */
-static struct layout **layout_slot_locked(struct list_cache *c, const struct plan *plan,
-                                          bool convert)
+/* Where the layout of a tensor list is kept, filled if any is; NULL: that tensor list is not
+ * cached. */
+static struct layout **layout_slot_locked(struct list_cache *c,
+                                          const struct tensor_list *tensor_list, bool convert)
 {
     struct layout **slot = NULL;
 
     for (size_t i = 0; i < c->n && (slot == NULL || *slot == NULL); i++)
-        if (c->entries[i]->plan == plan)
+        if (c->entries[i]->tensor_list == tensor_list)
             slot = &c->entries[i]->layouts[convert];
     return slot;
 }
@@ -244,21 +250,21 @@ static struct layout *layout_ref(struct layout *l)
     return l;
 }
 
-int list_cache_layout(struct list_cache *c, const struct plan *plan, bool convert,
+int list_cache_layout(struct list_cache *c, const struct tensor_list *tensor_list, bool convert,
                       struct layout **out, struct err *e)
 {
     struct layout *layout = NULL, **slot;
 
     mtx_lock(&c->lock);
-    slot = layout_slot_locked(c, plan, convert);
+    slot = layout_slot_locked(c, tensor_list, convert);
     if (slot != NULL && *slot != NULL)
         layout = layout_ref(*slot);
     mtx_unlock(&c->lock);
     if (layout == NULL) {
-        if (layout_make(&layout, c->manifest, plan, convert, e) != 0)
+        if (layout_make(&layout, c->model_spec, tensor_list, convert, e) != 0)
             return -1;
         mtx_lock(&c->lock);
-        slot = layout_slot_locked(c, plan, convert);
+        slot = layout_slot_locked(c, tensor_list, convert);
         if (slot != NULL && *slot == NULL)
             *slot = layout_ref(layout);
         mtx_unlock(&c->lock);

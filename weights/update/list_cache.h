@@ -2,14 +2,15 @@
  *
  * A trainer sends the same lists with every update. A list is known again by its key: the plan_id
  * that it was registered under, the text of its columns, or the ids of the lists that it was merged
- * from. Keys are compared byte by byte. Lists that are equal, whatever their keys, share one plan.
+ * from. Keys are compared byte by byte. Lists that are equal, whatever their keys, share one tensor
+ * list.
  *
  * A registered list makes room for nothing but other registered ones: its plan_id was given out. */
 #ifndef BATON_WEIGHTS_UPDATE_LIST_CACHE_H
 #define BATON_WEIGHTS_UPDATE_LIST_CACHE_H
 
 #include "base/err.h"
-#include "weights/plan.h"
+#include "weights/tensor_list.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -17,13 +18,13 @@
 #include <stdint.h>
 
 struct layout;
-struct manifest;
+struct model_spec;
 
 enum {
     LIST_CACHE_MAX = 320,           /* entries: a model's buckets, and what is merged of them */
     LIST_CACHE_NBYTES = 320 << 20,  /* of all of these: keys, and LIST_TENSOR_NBYTES a tensor */
     LIST_CACHE_REGISTERED_MAX = 64, /* entries beside these */
-    LIST_TENSOR_NBYTES = 256        /* about what one takes in a plan and its layouts */
+    LIST_TENSOR_NBYTES = 256        /* about what one takes in a tensor list and its layouts */
 };
 
 enum list_key_kind { LIST_BY_ID, LIST_BY_TEXT, LIST_BY_PARTS };
@@ -45,7 +46,7 @@ struct list_key {
 /* One list. Counted. */
 struct list_entry {
     struct list_key key; /* immutable; in `bytes` */
-    struct plan *plan;   /* counted; immutable once cached */
+    struct tensor_list *tensor_list; /* counted; immutable once cached */
     size_t nbytes;       /* immutable; what it counts for */
 
     struct layout *layouts[2]; /* counted; guarded by the cache's lock; [convert], or NULL */
@@ -55,22 +56,23 @@ struct list_entry {
 
 struct list_cache;
 
-/* list_cache_new - @manifest borrowed: what lists are laid out for. Errors: ERR_NO_MEMORY. */
-int list_cache_new(struct list_cache **out, const struct manifest *manifest, struct err *e);
+/* list_cache_new - @model_spec borrowed: what lists are laid out for. Errors: ERR_NO_MEMORY. */
+int list_cache_new(struct list_cache **out, const struct model_spec *model_spec, struct err *e);
 void list_cache_free(struct list_cache *c); /* accepts NULL; entries that are held stay */
 
 /* All below: any thread, no MTX_LEAF lock held; they block for no longer than keys are compared.
  * `c` NULL is a cache of nothing. */
 
-/* list_cache_get - a reference to the plan of the list that has this key, or NULL. */
-struct plan *list_cache_get(struct list_cache *c, const struct list_key *key);
+/* list_cache_get - a reference to the tensor list of the list that has this key, or NULL. */
+struct tensor_list *list_cache_get(struct list_cache *c, const struct list_key *key);
 
 /* list_cache_put - cache a list; the least recently used ones make room.
  * @key   copied
- * @plan  one reference, replaced by one to an equal plan where one is cached already
- * Returns: false, with `plan` as it was, if there is no memory, or its text leaves no room for it
- * within LIST_CACHE_NBYTES. */
-bool list_cache_put(struct list_cache *c, const struct list_key *key, struct plan **plan);
+ * @tensor_list  one reference, replaced by one to an equal tensor list where one is cached already
+ * Returns: false, with `tensor list` as it was, if there is no memory, or its text leaves no room
+ * for it within LIST_CACHE_NBYTES. */
+bool list_cache_put(struct list_cache *c, const struct list_key *key,
+                    struct tensor_list **tensor_list);
 
 /* list_cache_find - an entry BY_TEXT with a column that a text begins with.
  * @text   [len], at a '['; need not end where the column does
@@ -80,9 +82,9 @@ struct list_entry *list_cache_find(struct list_cache *c, enum list_column which,
                                    size_t len, struct list_entry *first);
 void list_entry_unref(struct list_entry *l); /* accepts NULL */
 
-/* list_cache_layout - how a plan lands; kept if that plan is cached. `c` not NULL.
+/* list_cache_layout - how a tensor list lands; kept if that tensor list is cached. `c` not NULL.
  * @out  one reference. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-int list_cache_layout(struct list_cache *c, const struct plan *plan, bool convert,
+int list_cache_layout(struct list_cache *c, const struct tensor_list *tensor_list, bool convert,
                       struct layout **out, struct err *e);
 
 #endif

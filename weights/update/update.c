@@ -1,6 +1,6 @@
 /* The calls on updates: each checks, queues or asks, and returns at once.
  *
- * What depends only on the request and the manifest is checked before the lock is taken; what
+ * What depends only on the request and the model spec is checked before the lock is taken; what
  * depends on other updates is checked and claimed under it, in one piece. */
 #include "weights/update/update.h"
 
@@ -39,8 +39,8 @@ int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err 
 
     if (u == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for updates");
-    u->manifest = store_manifest(cfg->store);
-    if (list_cache_new(&u->lists, u->manifest, e) != 0) {
+    u->model_spec = store_model_spec(cfg->store);
+    if (list_cache_new(&u->lists, u->model_spec, e) != 0) {
         free(u);
         return -1;
     }
@@ -253,7 +253,8 @@ static void forgive_room(const struct store_info *base, bool freeing, struct err
 /* What a whole update takes in a place. */
 static uint64_t whole_nbytes(const struct store *s, uint32_t place)
 {
-    return store_device(s, place) != NULL ? store_whole_nbytes(s) : s->manifest->plan->nbytes;
+    return store_device(s, place) != NULL ? store_whole_nbytes(s)
+                                          : s->model_spec->tensor_list->nbytes;
 }
 
 /* How a model is spread over ranks is known only when it comes. */
@@ -305,24 +306,24 @@ uint32_t updates_room(struct updates *u, const struct update_info *info, struct 
 
 /* finish */
 
-static bool is_ignored(const struct manifest *m, const char *name)
+static bool is_ignored(const struct model_spec *m, const char *name)
 {
     struct tensor_spec t = {.name = name, .dtype = DTYPE_F32};
-    struct manifest_match match;
+    struct model_spec_match match;
     struct err none = {0};
 
-    return manifest_match(m, &t, true, 0, &match, &none) == 0 && match.alias != NULL &&
+    return model_spec_match(m, &t, true, 0, &match, &none) == 0 && match.alias != NULL &&
            match.alias->kind == ALIAS_IGNORED;
 }
 
-static int resolve_sum(struct finish_sum *out, const struct manifest *m,
+static int resolve_sum(struct finish_sum *out, const struct model_spec *m,
                        const struct update_checksum *given, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
     out->sum = given->sum;
-    out->index = plan_find(m->plan, given->name);
-    if (out->index != PLAN_NO_TENSOR)
+    out->index = tensor_list_find(m->tensor_list, given->name);
+    if (out->index != TENSOR_LIST_NO_TENSOR)
         return 0;
     for (uint32_t i = 0; i < m->n_aliases; i++) {
         if (strcmp(m->aliases[i].name, given->name) == 0) {
@@ -335,7 +336,7 @@ static int resolve_sum(struct finish_sum *out, const struct manifest *m,
                    utf8_cut_name(given->name), given->name);
 }
 
-static int resolve_sums(struct update_job *job, const struct manifest *m,
+static int resolve_sums(struct update_job *job, const struct model_spec *m,
                         const struct update_checksum *given, uint32_t n, struct err *e)
 {
     if (n == 0)
@@ -399,7 +400,7 @@ static int queue_finish(struct updates *u, const char *id, const char *label,
 
     if (job == NULL)
         return -1;
-    if (resolve_sums(job, u->manifest, checksums, n_checksums, e) != 0) {
+    if (resolve_sums(job, u->model_spec, checksums, n_checksums, e) != 0) {
         job_free(job);
         return -1;
     }

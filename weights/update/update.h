@@ -23,9 +23,9 @@
 #include "base/id.h"
 #include "memory/checksum.h"
 #include "memory/non_finite.h"
-#include "weights/plan.h"
 #include "weights/source.h"
 #include "weights/store/store.h"
+#include "weights/tensor_list.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -56,7 +56,7 @@ const char *update_phase_name(enum update_phase phase);
 /* Tensors that hold what is not finite: the first UPDATE_NON_FINITE_MAX that were seen. */
 struct non_finite_names {
     uint32_t n;
-    const char *names[UPDATE_NON_FINITE_MAX]; /* borrowed from the manifest, which outlives all */
+    const char *names[UPDATE_NON_FINITE_MAX]; /* borrowed from the model spec, which outlives all */
 };
 
 struct update_info {
@@ -68,18 +68,18 @@ struct update_info {
     bool host_sums;                     /* checksums of GPU memory were computed on the host */
     char label[VERSION_LABEL_MAX + 1];  /* wanted; after commit: what it got */
     uint64_t serial;                    /* after commit, else 0 */
-    uint64_t nbytes_staging;            /* what staging takes: manifest bytes, of the chunks so far
-                                           if partial */
+    uint64_t nbytes_staging; /* what staging takes: model spec bytes, of the chunks so far
+                                if partial */
     uint64_t nbytes_done, nbytes_total; /* as sent: of the chunks so far and, unless partial, what
-                                           the manifest lacks beside them */
+                                           the model spec lacks beside them */
     uint32_t n_tensors_done, n_tensors_total;
-    char tensor[PLAN_NAME_LEN_MAX + 1]; /* being received now, "" if none */
+    char tensor[TENSOR_LIST_NAME_LEN_MAX + 1]; /* being received now, "" if none */
     uint64_t lease_left_us;             /* until the lease ends, a whole one while chunks are under
                                            way; 0 once ended */
     uint64_t deadline_left_us;          /* until the server itself ends what is under way: the
                                            running chunk, else the lease; 0 once ended */
-    uint32_t n_missing;                 /* of the manifest; 0 if partial */
-    const char *missing[UPDATE_MISSING_MAX];   /* borrowed from the manifest, which outlives all */
+    uint32_t n_missing;                 /* of the model spec; 0 if partial */
+    const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the model spec, which outlives all */
     struct non_finite_names non_finite;        /* of the chunks that arrived; NON_FINITE_WARN */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     struct err error;                          /* why it was aborted; clean otherwise */
@@ -140,7 +140,7 @@ typedef void update_done_fn(void *arg, const struct update_info *info, const str
 
 /* What one rank gets of a chunk, where ranks get different things. */
 struct chunk_rank {
-    struct plan *plan;          /* owned: one reference; NULL: nothing for this rank */
+    struct tensor_list *tensor_list; /* owned: one reference; NULL: nothing for this rank */
     struct checksum *checksums; /* owned; [n_tensors] or NULL */
     bool *has_checksum;         /* owned; [n_tensors] or NULL */
 };
@@ -162,9 +162,9 @@ struct update_chunk {
     bool convert;                      /* of a whole update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1]; /* "" = not said */
     bool sharded;                      /* of a whole update by itself */
-    struct plan *plan;                 /* owned: one reference; with `ranks`: of the first that
-                                          has one */
-    struct chunk_rank *ranks;          /* owned; [n_ranks], or NULL: each gets `plan` */
+    struct tensor_list *tensor_list;   /* owned: one reference; with `ranks`: of the first that
+                            has one */
+    struct chunk_rank *ranks;          /* owned; [n_ranks], or NULL: each gets `tensor list` */
     uint32_t n_ranks;                  /* store_n_ranks, with `ranks` */
     struct chunk_origin *origins;      /* owned; by rank, then first; or NULL: /names/<i> */
     uint32_t n_origins;
@@ -178,33 +178,31 @@ struct update_chunk {
     void *done_arg;
 
     uint32_t n_missing; /* written where updates_submit answers ERR_INCOMPLETE */
-    const char *missing[UPDATE_MISSING_MAX]; /* the first of them; borrowed from the manifest */
+    const char *missing[UPDATE_MISSING_MAX]; /* the first of them; borrowed from the model spec */
 };
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
-/* chunk_refield - "/names/7" of a rank's plan becomes where that stood in the request. */
+/* chunk_refield - "/names/7" of a rank's tensor list becomes where that stood in the request. */
 void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
 
-/* updates_submit - check a chunk against the manifest and queue it; moved in on success only. The
+/* updates_submit - check a chunk against the model spec and queue it; moved in on success only. The
  * source of a chunk that differs from rank to rank is one that maps (weights/source.h).
- * A chunk_id that arrived before in this session, with the same plan and checksums, is answered
- * again: success, and the session as it is now; nothing is read from the source. A failed chunk is
- * not remembered. Whole updates by themselves are remembered only if they name their version
- * (label): without it, the next step's update of the same tensors could pass for a repeated one.
- * `done` brings, beside what the source says: ERR_CHECKSUM at /checksums/<i> (of the bytes as
+ * A chunk_id that arrived before in this session, with the same tensor list and checksums, is
+ * answered again: success, and the session as it is now; nothing is read from the source. A failed
+ * chunk is not remembered. Whole updates by themselves are remembered only if they name their
+ * version (label): without it, the next step's update of the same tensors could pass for a repeated
+ * one. `done` brings, beside what the source says: ERR_CHECKSUM at /checksums/<i> (of the bytes as
  * sent), ERR_NON_FINITE at /names/<i>, ERR_MISMATCH (a tied name differs), ERR_NO_STAGING,
  * ERR_CONFLICT (aborted meanwhile, why; readers did not let go), ERR_DRAINING.
  * Errors: ERR_NOT_FOUND   no such update_id
  *         ERR_ENDED       it has ended: how is in the message
  *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already
  *                         arrived; at /chunk_id one that is still under way, or came before with
- *                         another plan; at /placement a source that gives every rank the same, in
- *                         an update that shards the model over several
- *         ERR_BAD_REQUEST at /names/<i>: two names of the plan bring the same tensor
- *         ERR_MISMATCH    as manifest_match
- *         ERR_INCOMPLETE  update_id "", not partial, and names of the manifest are missing; if each
- *                         rank gets the same, c->n_missing and c->missing say which
- *         ERR_UNSYNCED  update_id "", partial, without a base
+ *                         another tensor list; at /placement a source that gives every rank the
+ * same, in an update that shards the model over several ERR_BAD_REQUEST at /names/<i>: two names of
+ * the tensor list bring the same tensor ERR_MISMATCH    as model_spec_match ERR_INCOMPLETE
+ * update_id "", not partial, and names of the model spec are missing; if each rank gets the same,
+ * c->n_missing and c->missing say which ERR_UNSYNCED  update_id "", partial, without a base
  *         ERR_NO_STAGING, ERR_OVERLOADED (UPDATE_QUEUE_MAX), ERR_DRAINING, ERR_NO_MEMORY
  *         After an error nothing was received and the chunk is still the caller's. */
 int updates_submit(struct updates *u, struct update_chunk *c, struct err *e);
@@ -216,7 +214,7 @@ struct update_checksum {
 
 /* updates_finish - prove the whole and commit, on the worker; then `done`.
  * @label      overrides the session's unless ""
- * @checksums  borrowed, copied; a name of the manifest or an alias; over the bytes as served
+ * @checksums  borrowed, copied; a name of the model spec or an alias; over the bytes as served
  *             (after conversion). Ignored names are not served and not checked.
  * Errors: ERR_NOT_FOUND, ERR_ENDED (aborted),
  *         ERR_CONFLICT (chunks are still queued, or it is being finished),

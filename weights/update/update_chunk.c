@@ -38,7 +38,7 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
                 struct err *e)
 {
     const struct rank_fill *r = &f->ranks[rank];
-    const struct tensor_spec *t = &r->plan->tensors[i];
+    const struct tensor_spec *t = &r->tensor_list->tensors[i];
     char is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[48];
 
     if (!rank_has_sum(r, i) || checksum_equal(*found, r->checksums[i]))
@@ -57,7 +57,7 @@ static uint64_t nbytes_largest(const struct fill *f)
     uint64_t largest = 0;
 
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        if (f->ranks[r].plan != NULL && f->ranks[r].layout->nbytes_largest > largest)
+        if (f->ranks[r].tensor_list != NULL && f->ranks[r].layout->nbytes_largest > largest)
             largest = f->ranks[r].layout->nbytes_largest;
     return largest;
 }
@@ -74,7 +74,7 @@ static int scratch_of(struct fill *f, uint64_t nbytes, struct slab **slab, void 
 /* Without a copy on the host whole runs pass through it, as large as is worth a call. */
 int fill_scratch(struct fill *f, void **out, struct err *e)
 {
-    uint64_t nbytes = nbytes_largest(f), run = f->job->chunk->plan->nbytes;
+    uint64_t nbytes = nbytes_largest(f), run = f->job->chunk->tensor_list->nbytes;
 
     if (!store_has_host(f->store) && f->source->ops->fill != NULL)
         nbytes = run < BOUNCE_NBYTES ? run : nbytes > BOUNCE_NBYTES ? nbytes : BOUNCE_NBYTES;
@@ -114,7 +114,7 @@ static int push_tie(struct session *s, const struct tie *tie, uint64_t nbytes, s
 int fill_keep_tie(struct fill *f, uint32_t rank, uint32_t i, uint32_t place, bool everywhere,
                   struct slab *slab, struct err *e)
 {
-    const struct tensor_spec *t = &f->ranks[rank].plan->tensors[i];
+    const struct tensor_spec *t = &f->ranks[rank].tensor_list->tensors[i];
     const struct alias *alias = f->ranks[rank].layout->parts[i].match.alias;
     const struct tensor_spec *to = target_spec(f, alias->targets[0]);
     struct tie tie = {.alias = alias, .place = place, .everywhere = everywhere};
@@ -144,14 +144,14 @@ err_slab_unref:
  * nothing needs no room there. */
 static int choose_mirrors(struct fill *f, struct err *e)
 {
-    f->mirrors = malloc(f->m->plan->n_tensors);
+    f->mirrors = malloc(f->m->tensor_list->n_tensors);
     if (f->mirrors == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
-    memset(f->mirrors, MIRRORS_NONE, f->m->plan->n_tensors);
+    memset(f->mirrors, MIRRORS_NONE, f->m->tensor_list->n_tensors);
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        for (size_t i = 0; rank->plan != NULL && i < rank->layout->n_dst_slots; i++) {
+        for (size_t i = 0; rank->tensor_list != NULL && i < rank->layout->n_dst_slots; i++) {
             uint32_t index = rank->layout->dst_slots[i].index;
 
             if (f->mirrors[index] != MIRRORS_NONE)
@@ -180,7 +180,7 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
     f->session = s;
     f->staging = s->staging;
     f->store = store;
-    f->m = store_manifest(store);
+    f->m = store_model_spec(store);
     f->source = c->source;
     f->pin_deadline_us = clock_after_us(cfg->pin_timeout_us);
     f->non_finite = cfg->non_finite;
@@ -188,7 +188,7 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
     for (uint32_t r = 0; r < n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        rank->plan = chunk_plan(c, r);
+        rank->tensor_list = chunk_tensor_list(c, r);
         rank->layout = job_layout(job, r);
         rank->checksums = c->ranks != NULL ? c->ranks[r].checksums : c->checksums;
         rank->has_checksum = c->ranks != NULL ? c->ranks[r].has_checksum : c->has_checksum;
@@ -219,7 +219,7 @@ static int rooms_take_once(struct fill *f, struct err *e)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        if (rank->plan == NULL || rank->layout->n_dst_slots == 0)
+        if (rank->tensor_list == NULL || rank->layout->n_dst_slots == 0)
             continue;
         if (staging_room(f->staging, r, rank->layout->nbytes_kept, &rank->room, e) != 0 ||
             (rank->mirrored && staging_room(f->staging, store_host_place(f->store),
@@ -341,7 +341,7 @@ static void register_rank(struct fill *f, uint32_t rank)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    if (r->plan == NULL || r->layout->n_dst_slots == 0)
+    if (r->tensor_list == NULL || r->layout->n_dst_slots == 0)
         return;
     register_dst_slots(f, dst_region_of_rank(f, rank), r->layout->dst_slots,
                        r->layout->n_dst_slots);

@@ -16,7 +16,7 @@ struct bounce_buffer {
 
 /* What comes for one rank. */
 struct rank_fill {
-    const struct plan *plan;          /* borrowed; NULL: nothing */
+    const struct tensor_list *tensor_list; /* borrowed; NULL: nothing */
     const struct layout *layout;      /* borrowed */
     const struct checksum *checksums; /* borrowed; [n_tensors] or NULL */
     const bool *has_checksum;         /* borrowed; [n_tensors]; NULL: all, if there are any */
@@ -52,7 +52,7 @@ struct fill {
     struct session *session; /* borrowed */
     struct staging *staging; /* borrowed; dangles once the session has ended */
     struct store *store;     /* borrowed */
-    const struct manifest *m;
+    const struct model_spec *m;
     struct source *source; /* borrowed */
     uint64_t pin_deadline_us;
     bool joined;
@@ -64,11 +64,11 @@ struct fill {
     uint32_t n_tied;
     struct posted posted[SOURCE_POSTED_MAX]; /* received chunks: a ring, the oldest at i_posted */
     uint32_t i_posted, n_posted;
-    unsigned char *mirrors; /* owned; [n_tensors] of the manifest: the rank from which the host's
+    unsigned char *mirrors; /* owned; [n_tensors] of the model spec: the rank from which the host's
                                copy takes each, or MIRRORS_NONE; NULL: every rank gets the same */
     enum non_finite_policy non_finite;
-    atomic_uchar *marks; /* owned; [n_tensors] of the plan, of sources that fill: what was seen of
-                            each, relaxed; NULL: nobody has looked */
+    atomic_uchar *marks; /* owned; [n_tensors] of the tensor list, of sources that fill: what was
+                            seen of each, relaxed; NULL: nobody has looked */
     uint32_t n_ranks;
     struct rank_fill ranks[]; /* [n_ranks] */
 };
@@ -98,7 +98,7 @@ bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index);
 
 static inline const struct tensor_spec *target_spec(const struct fill *f, uint32_t index)
 {
-    return &f->m->plan->tensors[index];
+    return &f->m->tensor_list->tensors[index];
 }
 
 /* Is there a checksum for tensor i? */

@@ -103,7 +103,7 @@ static int queue_summed(const struct fill *f, struct span span, struct device_ba
 
         rc = piece_push(&p,
                         (struct device_piece){src.addr, dst != 0 ? dst : src.addr,
-                                              r->plan->tensors[i].nbytes,
+                                              r->tensor_list->tensors[i].nbytes,
                                               finite_copied(f, span.rank, i)},
                         e);
         if (rc == 0 && dst == 0 && r->layout->parts[i].how == PART_DIRECT)
@@ -168,12 +168,12 @@ int rank_prepare(struct fill *f, uint32_t rank, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
 
-    if (r->plan == NULL || r->batch != NULL)
+    if (r->tensor_list == NULL || r->batch != NULL)
         return 0;
     if (replicas_prepare(f, e) != 0)
         return -1;
     if ((r->checksums != NULL || replicas_wanted(f)) && r->made == NULL) {
-        r->made = calloc(r->plan->n_tensors, sizeof *r->made);
+        r->made = calloc(r->tensor_list->n_tensors, sizeof *r->made);
         if (r->made == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the checksums");
     }
@@ -184,7 +184,7 @@ int rank_verify(struct fill *f, uint32_t rank, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t i = 0; r->made != NULL && i < r->plan->n_tensors; i++)
+    for (uint32_t i = 0; r->made != NULL && i < r->tensor_list->n_tensors; i++)
         if (fill_verify(f, rank, i, &r->made[i].sum, e) != 0 ||
             (r->made[i].suspect && finite_check_copied(f, rank, i, e) != 0))
             return -1;

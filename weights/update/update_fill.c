@@ -37,7 +37,7 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
     if (finite_fill(f, first, n, dst, e) != 0)
         return -1;
     for (uint32_t i = first; i < first + n; i++) {
-        const struct tensor_spec *t = &r->plan->tensors[i];
+        const struct tensor_spec *t = &r->tensor_list->tensors[i];
         struct checksum sum;
 
         if (rank_has_sum(r, i)) {
@@ -105,12 +105,12 @@ static int upload(struct fill *f, uint32_t first, uint32_t n, const void *from, 
 static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
 {
     const struct rank_fill *r = common(f);
-    uint64_t end = dst + r->plan->tensors[first].nbytes;
+    uint64_t end = dst + r->tensor_list->tensors[first].nbytes;
     uint32_t i = first + 1;
 
-    while (i < r->plan->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
+    while (i < r->tensor_list->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
            dst_region_target(f, host_dst_region(f), &r->layout->parts[i], 0) == end) {
-        end += r->plan->tensors[i].nbytes;
+        end += r->tensor_list->tensors[i].nbytes;
         i++;
     }
     return i - first;
@@ -120,12 +120,12 @@ static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
 static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nbytes)
 {
     const struct rank_fill *r = common(f);
-    uint64_t sum = r->plan->tensors[first].nbytes;
+    uint64_t sum = r->tensor_list->tensors[first].nbytes;
     uint32_t i = first + 1;
 
-    while (i < r->plan->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
-           r->plan->tensors[i].nbytes <= nbytes - sum) {
-        sum += r->plan->tensors[i].nbytes;
+    while (i < r->tensor_list->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
+           r->tensor_list->tensors[i].nbytes <= nbytes - sum) {
+        sum += r->tensor_list->tensors[i].nbytes;
         i++;
     }
     return i - first;
@@ -155,7 +155,7 @@ static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err 
 
 int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
 {
-    const struct tensor_spec *t = &common(f)->plan->tensors[i];
+    const struct tensor_spec *t = &common(f)->tensor_list->tensors[i];
     const struct part *part = &common(f)->layout->parts[i];
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
@@ -163,7 +163,7 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
     void *to;
 
     if (part->how == PART_IGNORED)
-        return manifest_check_ignored(f->m, t, from, e);
+        return model_spec_check_ignored(f->m, t, from, e);
     if (fill_converted(f, &to, e) != 0)
         return -1;
     for (uint32_t k = 0; k < n; k++) {
@@ -200,7 +200,7 @@ static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
 /* The bytes of a tied name stay apart until its target is there to compare with. */
 static int fill_tied(struct fill *f, uint32_t i, struct err *e)
 {
-    const struct tensor_spec *t = &common(f)->plan->tensors[i];
+    const struct tensor_spec *t = &common(f)->tensor_list->tensors[i];
     struct slab *slab = NULL;
 
     if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
@@ -217,7 +217,7 @@ static int fill_parts(struct fill *f, struct err *e)
     const struct rank_fill *r = common(f);
     bool has_host = store_has_host(f->store);
 
-    for (uint32_t i = 0; i < r->plan->n_tensors;) {
+    for (uint32_t i = 0; i < r->tensor_list->n_tensors;) {
         const struct part *part = &r->layout->parts[i];
         bool direct = part->how == PART_DIRECT;
         uint32_t n = 1;
@@ -249,8 +249,9 @@ int chunk_fill(struct fill *f, struct err *e)
     if (ops->finish != NULL && ops->finish(f->source, progress_of(f), e) != 0)
         return -1;
     done = atomic_load_explicit(&progress_of(f)->nbytes_done, memory_order_relaxed);
-    if (done != common(f)->plan->nbytes)
+    if (done != common(f)->tensor_list->nbytes)
         return err_set(e, ERR_UNREADABLE, "", "the %s source brought %llu of %llu bytes", ops->name,
-                       (unsigned long long)done, (unsigned long long)common(f)->plan->nbytes);
+                       (unsigned long long)done,
+                       (unsigned long long)common(f)->tensor_list->nbytes);
     return 0;
 }

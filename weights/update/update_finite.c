@@ -26,7 +26,7 @@ struct look {
 
 static const struct tensor_spec *spec(const struct rank_fill *r, uint32_t i)
 {
-    return &r->plan->tensors[i];
+    return &r->tensor_list->tensors[i];
 }
 
 static bool looked_at(const struct rank_fill *r, uint32_t i)
@@ -86,7 +86,7 @@ static void look_came(void *arg, const void *at, uint64_t nbytes)
 static int marks_take(struct fill *f, struct err *e)
 {
     if (f->marks == NULL)
-        f->marks = calloc(f->ranks[0].plan->n_tensors, sizeof *f->marks);
+        f->marks = calloc(f->ranks[0].tensor_list->n_tensors, sizeof *f->marks);
     return f->marks != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
 }
 
@@ -108,20 +108,20 @@ int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct er
     int rc;
 
     if (f->non_finite == NON_FINITE_ALLOW)
-        return f->source->ops->fill(f->source, r->plan, first, n, dst, p, e);
+        return f->source->ops->fill(f->source, r->tensor_list, first, n, dst, p, e);
     if (marks_take(f, e) != 0)
         return -1;
     l.marks = f->marks;
     p->came = look_came;
     p->came_arg = &l;
-    rc = f->source->ops->fill(f->source, r->plan, first, n, dst, p, e);
+    rc = f->source->ops->fill(f->source, r->tensor_list, first, n, dst, p, e);
     p->came = NULL;
     if (rc == 0)
         look_rest(&l, last->offset + last->nbytes - spec(r, first)->offset);
     return rc;
 }
 
-/* The manifest's name for what tensor i is, which outlives the chunk. */
+/* The model spec's name for what tensor i is, which outlives the chunk. */
 static const char *name_of(const struct fill *f, const struct part *part)
 {
     return part->match.alias != NULL ? part->match.alias->name

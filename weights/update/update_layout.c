@@ -1,8 +1,8 @@
 /* What a chunk brings and how it lands: decided before any byte moves.
  *
- * Staged, a room is laid out in the plan's order, so that a packed bucket lands in one copy and its
- * tensors are views of it. A tensor that would come to lie misaligned for its dtype begins anew at
- * an aligned place: that costs one more copy, and nobody has to move it later. */
+ * Staged, a room is laid out in the tensor list's order, so that a packed bucket lands in one copy
+ * and its tensors are views of it. A tensor that would come to lie misaligned for its dtype begins
+ * anew at an aligned place: that costs one more copy, and nobody has to move it later. */
 #include "weights/update/update_priv.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 enum { PART_ALIGN = 64 };
 
-static enum part_how part_how(const struct manifest *m, const struct manifest_match *match,
+static enum part_how part_how(const struct model_spec *m, const struct model_spec_match *match,
                               enum dtype sent)
 {
     uint32_t n;
@@ -22,7 +22,7 @@ static enum part_how part_how(const struct manifest *m, const struct manifest_ma
     if (match->alias != NULL && match->alias->kind == ALIAS_IGNORED)
         return PART_IGNORED;
     for (uint32_t i = 0; i < n; i++)
-        if (m->plan->tensors[targets[i]].dtype != sent)
+        if (m->tensor_list->tensors[targets[i]].dtype != sent)
             return PART_CONVERT;
     return PART_DIRECT;
 }
@@ -33,8 +33,8 @@ static void raise_to(uint64_t *largest, uint64_t nbytes)
         *largest = nbytes;
 }
 
-/* Cannot overflow: what is kept is at most the manifest, and each tensor adds one alignment. */
-static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
+/* Cannot overflow: what is kept is at most the model spec, and each tensor adds one alignment. */
+static void layout_place(struct layout *l, const struct model_spec *m, uint32_t i,
                          const struct tensor_spec *t)
 {
     struct part *part = &l->parts[i];
@@ -55,13 +55,13 @@ static void layout_place(struct layout *l, const struct manifest *m, uint32_t i,
     part->offset = l->nbytes_kept;
     part->n_breaks += !behind || part->offset != end;
     for (uint32_t k = 0; k < n; k++)
-        nbytes += m->plan->tensors[targets[k]].nbytes;
+        nbytes += m->tensor_list->tensors[targets[k]].nbytes;
     l->nbytes_kept += nbytes;
     raise_to(&l->nbytes_largest, nbytes);
 }
 
 /* Once all parts have their places. */
-static int dst_slots_make(struct layout *l, const struct manifest *m, uint32_t n_parts)
+static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t n_parts)
 {
     struct dst_slot *at;
 
@@ -78,7 +78,7 @@ static int dst_slots_make(struct layout *l, const struct manifest *m, uint32_t n
 
         for (uint32_t k = 0; k < n; k++) {
             *at++ = (struct dst_slot){.index = targets[k], .part = i, .offset = offset};
-            offset += m->plan->tensors[targets[k]].nbytes;
+            offset += m->tensor_list->tensors[targets[k]].nbytes;
         }
     }
     return 0;
@@ -91,28 +91,29 @@ bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n)
     return parts[0].how == PART_DIRECT && parts[n - 1].n_breaks == parts[0].n_breaks;
 }
 
-static int refuse_memory(const struct plan *plan, struct err *e)
+static int refuse_memory(const struct tensor_list *tensor_list, struct err *e)
 {
-    return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors", plan->n_tensors);
+    return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors",
+                   tensor_list->n_tensors);
 }
 
-int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
-                bool convert, struct err *e)
+int layout_make(struct layout **out, const struct model_spec *m,
+                const struct tensor_list *tensor_list, bool convert, struct err *e)
 {
-    struct manifest_match last = {.index = PLAN_NO_TENSOR};
+    struct model_spec_match last = {.index = TENSOR_LIST_NO_TENSOR};
     struct layout *l = calloc(1, sizeof *l);
 
     if (l != NULL)
-        l->parts = calloc(plan->n_tensors, sizeof *l->parts);
+        l->parts = calloc(tensor_list->n_tensors, sizeof *l->parts);
     if (l == NULL || l->parts == NULL) {
         free(l);
-        return refuse_memory(plan, e);
+        return refuse_memory(tensor_list, e);
     }
     atomic_init(&l->refs, 1);
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
-        if (manifest_match_next(m, &last, t, convert, i, &last, e) != 0) {
+        if (model_spec_match_next(m, &last, t, convert, i, &last, e) != 0) {
             layout_unref(l);
             return -1;
         }
@@ -121,9 +122,9 @@ int layout_make(struct layout **out, const struct manifest *m, const struct plan
         l->ties = l->ties || l->parts[i].how == PART_TIED;
         layout_place(l, m, i, t);
     }
-    if (dst_slots_make(l, m, plan->n_tensors) != 0) {
+    if (dst_slots_make(l, m, tensor_list->n_tensors) != 0) {
         layout_unref(l);
-        return refuse_memory(plan, e);
+        return refuse_memory(tensor_list, e);
     }
     *out = l;
     return 0;
@@ -138,9 +139,9 @@ void layout_unref(struct layout *l)
     free(l);
 }
 
-static struct plan *plan_of_rank(const struct update_chunk *c, uint32_t rank)
+static struct tensor_list *tensor_list_of_rank(const struct update_chunk *c, uint32_t rank)
 {
-    return c->ranks != NULL ? c->ranks[rank].plan : c->plan;
+    return c->ranks != NULL ? c->ranks[rank].tensor_list : c->tensor_list;
 }
 
 int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e)
@@ -153,9 +154,10 @@ int job_layouts_make(struct update_job *job, struct updates *u, bool convert, st
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
     job->n_layouts = n;
     for (uint32_t r = 0; r < n; r++) {
-        struct plan *plan = plan_of_rank(c, r);
+        struct tensor_list *tensor_list = tensor_list_of_rank(c, r);
 
-        if (plan != NULL && list_cache_layout(u->lists, plan, convert, &job->layouts[r], e) != 0) {
+        if (tensor_list != NULL &&
+            list_cache_layout(u->lists, tensor_list, convert, &job->layouts[r], e) != 0) {
             chunk_refield(c, r, e);
             return -1;
         }
@@ -172,9 +174,9 @@ void job_layouts_free(struct update_job *job)
     job->n_layouts = 0;
 }
 
-const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank)
+const struct tensor_list *chunk_tensor_list(const struct update_chunk *c, uint32_t rank)
 {
-    return plan_of_rank(c, rank);
+    return tensor_list_of_rank(c, rank);
 }
 
 const struct layout *job_layout(const struct update_job *job, uint32_t rank)
@@ -187,9 +189,9 @@ uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks)
     uint64_t nbytes = 0;
 
     if (c->ranks == NULL)
-        return c->plan->nbytes;
+        return c->tensor_list->nbytes;
     for (uint32_t r = 0; r < n_ranks; r++)
-        nbytes += c->ranks[r].plan != NULL ? c->ranks[r].plan->nbytes : 0;
+        nbytes += c->ranks[r].tensor_list != NULL ? c->ranks[r].tensor_list->nbytes : 0;
     return nbytes;
 }
 

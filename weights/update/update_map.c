@@ -46,7 +46,8 @@ int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
         for (uint32_t r = 0; r < f->n_ranks; r++) {
             int rc;
 
-            if (f->ranks[r].plan == NULL || f->ranks[r].next == f->ranks[r].plan->n_tensors)
+            if (f->ranks[r].tensor_list == NULL ||
+                f->ranks[r].next == f->ranks[r].tensor_list->n_tensors)
                 continue;
             more = true;
             rc = queue_bucket(f, r, wait, e);
@@ -60,7 +61,7 @@ int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
 /* Converted on the host, and brought to the rank and the host's copy. */
 static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *from, struct err *e)
 {
-    const struct tensor_spec *t = &f->ranks[rank].plan->tensors[i];
+    const struct tensor_spec *t = &f->ranks[rank].tensor_list->tensors[i];
     const struct part *part = &f->ranks[rank].layout->parts[i];
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
@@ -89,7 +90,7 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
 /* What no copy can do by itself. */
 static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
 {
-    const struct tensor_spec *t = &f->ranks[rank].plan->tensors[i];
+    const struct tensor_spec *t = &f->ranks[rank].tensor_list->tensors[i];
     const struct part *part = &f->ranks[rank].layout->parts[i];
     struct slab *slab;
     void *from;
@@ -112,7 +113,7 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
         finite_check_host(f, rank, i, from, e) != 0)
         return -1;
     if (part->how == PART_IGNORED)
-        return manifest_check_ignored(f->m, t, from, e);
+        return model_spec_check_ignored(f->m, t, from, e);
     return slow_convert(f, rank, i, from, e);
 }
 
@@ -122,7 +123,7 @@ static int rank_end(struct fill *f, uint32_t rank, struct err *e)
 
     if (rank_verify(f, rank, e) != 0)
         return -1;
-    for (uint32_t i = 0; i < r->plan->n_tensors; i++)
+    for (uint32_t i = 0; i < r->tensor_list->n_tensors; i++)
         if (r->layout->parts[i].how != PART_DIRECT && slow_part(f, rank, i, e) != 0)
             return -1;
     return 0;
@@ -147,11 +148,11 @@ bool chunk_copying(struct update_job *job)
 int chunk_map_end(struct fill *f, struct err *e)
 {
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        if (f->ranks[r].plan != NULL &&
+        if (f->ranks[r].tensor_list != NULL &&
             device_batch_wait(f->ranks[r].batch, &f->job->progress, e) != 0)
             return -1;
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        if (f->ranks[r].plan != NULL && rank_end(f, r, e) != 0)
+        if (f->ranks[r].tensor_list != NULL && rank_end(f, r, e) != 0)
             return -1;
     atomic_store_explicit(&f->job->progress.nbytes_done, chunk_nbytes(f->job->chunk, f->n_ranks),
                           memory_order_relaxed);

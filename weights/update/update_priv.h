@@ -3,7 +3,7 @@
 #define BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
 
 #include "base/mtx.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 #include "weights/store/store_priv.h"
 #include "weights/update/list_cache.h"
 #include "weights/update/update.h"
@@ -22,17 +22,17 @@ enum part_how {
 };
 
 struct part {
-    struct manifest_match match;
+    struct model_spec_match match;
     enum part_how how;
     uint32_t n_breaks; /* of the parts up to this one, so many do not go on where the one before
                           them ends in a staged chunk, as they come */
     uint64_t offset;   /* DIRECT, CONVERT: in the slab of a staged chunk */
 };
 
-/* How one rank's plan lands: a function of the plan, the manifest and `convert`, so that it may be
- * kept with the plan. Counted; immutable once made. */
+/* How one rank's tensor list lands: a function of the tensor list, the model spec and `convert`, so
+ * that it may be kept with the tensor list. Counted; immutable once made. */
 struct layout {
-    struct part *parts;       /* owned; [n_tensors] of the chunk's plan */
+    struct part *parts;         /* owned; [n_tensors] of the chunk's tensor list */
     struct dst_slot *dst_slots; /* owned; [n_dst_slots] all that is kept, in the parts' order */
     size_t n_dst_slots;
     bool ties;               /* does anything come under a tied name? */
@@ -45,14 +45,14 @@ struct layout {
 /* Says of a chunk which one it was, so that a repeated one is known. */
 struct chunk_key {
     char id[UPDATE_CHUNK_ID_MAX + 1]; /* "": not said, equal to none */
-    char digest[PLAN_DIGEST_LEN + 1];
+    char digest[TENSOR_LIST_DIGEST_LEN + 1];
     struct checksum sums; /* over the checksums that came with it */
 };
 
 /* A checksum given to finish. */
 struct finish_sum {
-    uint32_t index;            /* of the manifest's plan, or PLAN_NO_TENSOR */
-    const struct alias *alias; /* of the manifest, or NULL */
+    uint32_t index;            /* of the model spec's tensor list, or TENSOR_LIST_NO_TENSOR */
+    const struct alias *alias; /* of the model spec, or NULL */
     struct checksum sum;
     uint32_t i; /* its place in the request */
 };
@@ -86,7 +86,7 @@ struct update_job {
     struct progress progress; /* worker; what is atomic in it: anyone */
 };
 
-/* The state of each tensor of the manifest. */
+/* The state of each tensor of the model spec. */
 enum {
     TENSOR_QUEUED = 1,
     TENSOR_ARRIVED = 2,
@@ -97,7 +97,7 @@ enum {
 
 /* Bytes that came under a tied name before their target. */
 struct tie {
-    const struct alias *alias; /* of the manifest */
+    const struct alias *alias; /* of the model spec */
     struct slab *slab;         /* counted; host memory */
     const void *data;          /* in slab, in the target's dtype */
     uint32_t place;            /* whose target it is compared with */
@@ -122,7 +122,7 @@ struct session {
     uint32_t n_arrived, n_claimed;
     uint32_t n_here;          /* arrived, or under a tied name; once here, always here */
     uint32_t missing_from;    /* all before this one are here */
-    uint64_t nbytes_claimed;  /* of the manifest */
+    uint64_t nbytes_claimed;  /* of the model spec */
     uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
     uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
     uint64_t serial;
@@ -179,7 +179,7 @@ struct updates {
     uint64_t late_serial;            /* worker only: what an implicit session committed when all was
                                         there but some tied name; 0: nothing, or not the last */
     struct updates_cfg cfg;          /* immutable */
-    const struct manifest *manifest; /* borrowed from the store; immutable */
+    const struct model_spec *model_spec; /* borrowed from the store; immutable */
     struct list_cache *lists;        /* owned; immutable */
     pthread_t worker, watchdog;      /* owner only */
     bool stopped;                    /* owner only: both have been joined */
@@ -264,8 +264,8 @@ void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
 
 /* update_layout.c: what a chunk brings, before any byte moves. Pure. */
 
-/* The manifest's tensors that a part brings; none for ignored. */
-static inline const uint32_t *match_targets(const struct manifest_match *m, uint32_t *n)
+/* The model spec's tensors that a part brings; none for ignored. */
+static inline const uint32_t *match_targets(const struct model_spec_match *m, uint32_t *n)
 {
     if (m->alias == NULL) {
         *n = 1;
@@ -275,30 +275,32 @@ static inline const uint32_t *match_targets(const struct manifest_match *m, uint
     return m->alias->targets;
 }
 
-/* Matches a plan. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-int layout_make(struct layout **out, const struct manifest *m, const struct plan *plan,
-                bool convert, struct err *e);
+/* Matches a tensor list. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+int layout_make(struct layout **out, const struct model_spec *m,
+                const struct tensor_list *tensor_list, bool convert, struct err *e);
 void layout_unref(struct layout *l); /* accepts NULL */
 
 /* Do parts [first, first + n) lie back to back in a staged chunk, as they come? n > 0. */
 bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n);
 
-/* Matches a chunk's plans. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+/* Matches a chunk's tensor lists. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
 int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e);
 void job_layouts_free(struct update_job *job);
 
-/* plan_coverage (weights/update/coverage.h) of a plan that is matched already. */
-int layout_coverage(const struct layout *l, const struct manifest *m, const struct plan *plan,
-                    const char **missing, uint32_t cap, uint32_t *n_missing, struct err *e);
+/* tensor_list_coverage (weights/update/coverage.h) of a tensor list that is matched already. */
+int layout_coverage(const struct layout *l, const struct model_spec *m,
+                    const struct tensor_list *tensor_list, const char **missing, uint32_t cap,
+                    uint32_t *n_missing, struct err *e);
 
-/* What a rank gets: its plan (NULL: nothing) and how it lands. */
-const struct plan *chunk_plan(const struct update_chunk *c, uint32_t rank);
+/* What a rank gets: its tensor list (NULL: nothing) and how it lands. */
+const struct tensor_list *chunk_tensor_list(const struct update_chunk *c, uint32_t rank);
 const struct layout *job_layout(const struct update_job *job, uint32_t rank);
-uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks); /* as sent, each plan once */
+uint64_t chunk_nbytes(const struct update_chunk *c,
+                      uint32_t n_ranks); /* as sent, each tensor list once */
 
 /* update_finite.c */
 
-/* Notes a name, borrowed from the manifest. Returns false when it is known already. */
+/* Notes a name, borrowed from the model spec. Returns false when it is known already. */
 bool non_finite_note(struct non_finite_names *names, const char *name);
 void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from);
 
@@ -353,7 +355,7 @@ int ties_compare_served(const struct session *s, const struct version *served, s
 int replicas_prove(const struct session *s, struct err *e);
 
 /* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
-int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
+int session_prove(struct session *s, const struct update_job *job, const struct model_spec *m,
                   struct err *e);
 
 /* A GPU that was lost since the bytes came has none of them any more. Worker only, no lock. */

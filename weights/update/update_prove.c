@@ -59,7 +59,8 @@ static int place_equal(const struct store *s, uint32_t place, uint64_t addr, con
 static int tie_compare(const struct store *s, const struct tie *tie, uint32_t place, uint64_t addr,
                        struct err *e)
 {
-    const struct tensor_spec *t = &store_manifest(s)->plan->tensors[tie->alias->targets[0]];
+    const struct tensor_spec *t =
+        &store_model_spec(s)->tensor_list->tensors[tie->alias->targets[0]];
     bool equal;
 
     if (place_equal(s, place, addr, tie->data, t->nbytes, &equal, e) != 0)
@@ -78,7 +79,7 @@ static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct dst_r
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    for (uint32_t i = 0; r->plan != NULL && i < r->plan->n_tensors; i++) {
+    for (uint32_t i = 0; r->tensor_list != NULL && i < r->tensor_list->n_tensors; i++) {
         const struct part *part = &r->layout->parts[i];
         uint32_t n;
         const uint32_t *targets = match_targets(&part->match, &n);
@@ -161,7 +162,7 @@ static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t plac
 {
     struct store *s = g->store;
     uint32_t index = tie->alias->targets[0];
-    uint64_t nbytes = s->manifest->plan->tensors[index].nbytes, addr;
+    uint64_t nbytes = s->model_spec->tensor_list->tensors[index].nbytes, addr;
     struct staging_room room = {0};
     int rc;
 
@@ -208,7 +209,7 @@ static int settle_ties(struct session *s, struct err *e)
 static int sum_fused(const struct session *s, uint32_t place, const struct alias *alias, bool *has,
                      struct checksum *out, struct err *e)
 {
-    const struct plan *plan = s->staging->store->manifest->plan;
+    const struct tensor_list *tensor_list = s->staging->store->model_spec->tensor_list;
     struct slab *joined = NULL;
     uint64_t nbytes = 0, at = 0;
     int rc = 0;
@@ -217,7 +218,7 @@ static int sum_fused(const struct session *s, uint32_t place, const struct alias
     for (uint32_t k = 0; k < alias->n_targets; k++) {
         if (staging_effective(s->staging, place, alias->targets[k]) == 0)
             return 0;
-        nbytes += plan->tensors[alias->targets[k]].nbytes;
+        nbytes += tensor_list->tensors[alias->targets[k]].nbytes;
     }
     *has = true;
     if (staging_slab(s->staging, nbytes, &joined, e) != 0)
@@ -226,9 +227,9 @@ static int sum_fused(const struct session *s, uint32_t place, const struct alias
         uint32_t index = alias->targets[k];
 
         rc = place_read(s->staging->store, place, (char *)joined->base + at,
-                        staging_effective(s->staging, place, index), plan->tensors[index].nbytes,
-                        e);
-        at += plan->tensors[index].nbytes;
+                        staging_effective(s->staging, place, index),
+                        tensor_list->tensors[index].nbytes, e);
+        at += tensor_list->tensors[index].nbytes;
     }
     if (rc == 0)
         *out = checksum_of(joined->base, nbytes);
@@ -248,7 +249,7 @@ static int sum_at(const struct session *s, uint32_t place, const struct finish_s
     if (addr == 0)
         return 0;
     return place_sum(s->staging->store, place, addr,
-                     s->staging->store->manifest->plan->tensors[index].nbytes, out, e);
+                     s->staging->store->model_spec->tensor_list->tensors[index].nbytes, out, e);
 }
 
 static int refuse_sum(const struct store *s, uint32_t place, const char *name,
@@ -271,7 +272,8 @@ static int prove_sum(const struct session *s, const struct finish_sum *want, str
     const struct store *store = s->staging->store;
     const struct alias *alias = want->alias;
     uint32_t index = alias != NULL && alias->kind == ALIAS_TIED ? alias->targets[0] : want->index;
-    const char *name = alias != NULL ? alias->name : store->manifest->plan->tensors[index].name;
+    const char *name = alias != NULL ? alias->name
+                                     : store->model_spec->tensor_list->tensors[index].name;
     struct checksum sum;
     bool has;
 
@@ -286,9 +288,9 @@ static int prove_sum(const struct session *s, const struct finish_sum *want, str
     return 0;
 }
 
-static int prove_complete(const struct session *s, const struct manifest *m, struct err *e)
+static int prove_complete(const struct session *s, const struct model_spec *m, struct err *e)
 {
-    uint32_t first = 0, n_missing = m->plan->n_tensors;
+    uint32_t first = 0, n_missing = m->tensor_list->n_tensors;
 
     if (s->staging != NULL)
         n_missing = staging_missing(s->staging, &first, 1);
@@ -301,8 +303,9 @@ static int prove_complete(const struct session *s, const struct manifest *m, str
     return err_set(e, ERR_INCOMPLETE, "",
                    "%u of %u tensors are missing, '%.*s' first; an update that is to keep the "
                    "served ones says \"partial\": true when it starts",
-                   n_missing, m->plan->n_tensors, utf8_cut_name(m->plan->tensors[first].name),
-                   m->plan->tensors[first].name);
+                   n_missing, m->tensor_list->n_tensors,
+                   utf8_cut_name(m->tensor_list->tensors[first].name),
+                   m->tensor_list->tensors[first].name);
 }
 
 int session_prove_devices(const struct session *session, struct err *e)
@@ -315,7 +318,7 @@ int session_prove_devices(const struct session *session, struct err *e)
     return 0;
 }
 
-int session_prove(struct session *s, const struct update_job *job, const struct manifest *m,
+int session_prove(struct session *s, const struct update_job *job, const struct model_spec *m,
                   struct err *e)
 {
     if (s->n_ties > 0 && settle_ties(s, e) != 0)

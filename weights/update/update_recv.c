@@ -17,22 +17,22 @@
 /* Small buckets that lie where they stay are summed, and copied to the host, several at once. */
 enum { QUEUE_NBYTES = 16 << 20 };
 
-static const struct plan *plan_of(const struct fill *f)
+static const struct tensor_list *tensor_list_of(const struct fill *f)
 {
-    return f->job->chunk->plan;
+    return f->job->chunk->tensor_list;
 }
 
 static uint32_t bucket_at(const struct fill *f, uint32_t first)
 {
     uint32_t n = f->source->ops->bucket(f->source, first);
 
-    assert(n > 0 && n <= plan_of(f)->n_tensors - first);
+    assert(n > 0 && n <= tensor_list_of(f)->n_tensors - first);
     return n;
 }
 
 static uint64_t nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
 {
-    const struct tensor_spec *t = plan_of(f)->tensors, *last = &t[first + n - 1];
+    const struct tensor_spec *t = tensor_list_of(f)->tensors, *last = &t[first + n - 1];
 
     return last->offset + last->nbytes - t[first].offset;
 }
@@ -45,7 +45,7 @@ static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
     uint32_t wanted = 0;
     uint64_t largest = 0;
 
-    for (uint32_t first = 0, n; first < plan_of(f)->n_tensors; first += n) {
+    for (uint32_t first = 0, n; first < tensor_list_of(f)->n_tensors; first += n) {
         n = bucket_at(f, first);
         if (span_place(f, (struct span){rank, first, n}) != 0)
             continue;
@@ -70,17 +70,18 @@ static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
 /* For what needs the host. The last tied name's memory first: it is used up from the end. */
 static int host_take(struct fill *f, struct err *e)
 {
-    const struct plan *plan = plan_of(f);
+    const struct tensor_list *tensor_list = tensor_list_of(f);
     void *ignored;
 
-    f->tied = calloc(plan->n_tensors, sizeof(struct slab *));
+    f->tied = calloc(tensor_list->n_tensors, sizeof(struct slab *));
     if (f->tied == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
-    for (uint32_t i = plan->n_tensors; i > 0; i--) {
+    for (uint32_t i = tensor_list->n_tensors; i > 0; i--) {
         enum part_how how = f->ranks[0].layout->parts[i - 1].how;
 
         if (how == PART_TIED) {
-            if (staging_slab(f->staging, plan->tensors[i - 1].nbytes, &f->tied[f->n_tied], e) != 0)
+            if (staging_slab(f->staging, tensor_list->tensors[i - 1].nbytes, &f->tied[f->n_tied],
+                             e) != 0)
                 return -1;
             f->n_tied++;
         }
@@ -142,7 +143,7 @@ static struct end came_to_bounce(const struct fill *f, uint32_t rank, uint32_t i
 {
     const struct rank_fill *r = &f->ranks[rank];
     const struct slab *slab = r->bounces[r->bounce].slab;
-    const struct tensor_spec *t = r->plan->tensors;
+    const struct tensor_spec *t = r->tensor_list->tensors;
 
     assert(r->bounce != BOUNCE_NONE);
     return (struct end){slab->addr + t[i].offset - t[r->bucket].offset, (uint64_t)(uintptr_t)slab};
@@ -205,7 +206,7 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
  * for all of them. */
 static int host_part(struct fill *f, uint32_t i, struct err *e)
 {
-    const struct tensor_spec *t = &plan_of(f)->tensors[i];
+    const struct tensor_spec *t = &tensor_list_of(f)->tensors[i];
     const struct part *part = &f->ranks[0].layout->parts[i];
     uint64_t at = came_to_bounce(f, 0, i).addr;
     struct slab *tied;
@@ -307,7 +308,7 @@ static int receive_bucket(struct fill *f, struct err *e)
  * wherever other buckets do. */
 static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
 {
-    if (first == plan_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
+    if (first == tensor_list_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
         return false;
     for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
         const struct rank_fill *rank = &f->ranks[r];
@@ -335,7 +336,7 @@ static int settle(struct fill *f, struct err *e)
     const struct source_ops *ops = f->source->ops;
 
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        if (queue_stayed(f, r, plan_of(f)->n_tensors, e) != 0)
+        if (queue_stayed(f, r, tensor_list_of(f)->n_tensors, e) != 0)
             return -1;
     for (uint32_t r = 0; r < f->n_ranks; r++)
         if (rank_wait(f, r, e) != 0)

@@ -28,7 +28,7 @@ static struct replica *replica_at(const struct session *s, uint32_t rank, uint32
 
 int replicas_prepare(struct fill *f, struct err *e)
 {
-    size_t n = (size_t)f->n_ranks * f->m->plan->n_tensors;
+    size_t n = (size_t)f->n_ranks * f->m->tensor_list->n_tensors;
 
     if (!replicas_wanted(f) || f->session->replicas != NULL)
         return 0;
@@ -42,28 +42,28 @@ void replicas_record(const struct fill *f, uint32_t rank)
 {
     const struct rank_fill *r = &f->ranks[rank];
 
-    if (!replicas_wanted(f) || r->plan == NULL)
+    if (!replicas_wanted(f) || r->tensor_list == NULL)
         return;
-    for (uint32_t i = 0; i < r->plan->n_tensors; i++) {
+    for (uint32_t i = 0; i < r->tensor_list->n_tensors; i++) {
         const struct part *part = &r->layout->parts[i];
         uint32_t n;
         const uint32_t *targets = match_targets(&part->match, &n);
 
         if (part->how == PART_DIRECT && n == 1)
             *replica_at(f->session, rank, targets[0],
-                        f->m->plan->n_tensors) = (struct replica){true, r->made[i].sum};
+                        f->m->tensor_list->n_tensors) = (struct replica){true, r->made[i].sum};
     }
 }
 
 static int compare(const struct session *s, const struct store *store, uint32_t index,
                    struct err *e)
 {
-    const struct plan *plan = store_manifest(store)->plan;
+    const struct tensor_list *tensor_list = store_model_spec(store)->tensor_list;
     const struct replica *first = NULL;
     uint32_t first_rank = 0;
 
     for (uint32_t r = 0; r < s->n_ranks; r++) {
-        const struct replica *replica = replica_at(s, r, index, plan->n_tensors);
+        const struct replica *replica = replica_at(s, r, index, tensor_list->n_tensors);
 
         if (!replica->known)
             continue;
@@ -74,8 +74,9 @@ static int compare(const struct session *s, const struct store *store, uint32_t 
             return err_set(e, ERR_MISMATCH, "",
                            "'%.*s' has other bytes on %s than on %s: their lists are swapped, or "
                            "the trainer's ranks hold different weights",
-                           utf8_cut_name(plan->tensors[index].name), plan->tensors[index].name,
-                           store_place_name(store, r), store_place_name(store, first_rank));
+                           utf8_cut_name(tensor_list->tensors[index].name),
+                           tensor_list->tensors[index].name, store_place_name(store, r),
+                           store_place_name(store, first_rank));
         }
     }
     return 0;
@@ -88,7 +89,7 @@ int replicas_prove(const struct session *s, struct err *e)
     if (s->replicas == NULL || s->staging == NULL)
         return 0;
     store = s->staging->store;
-    for (uint32_t i = 0; i < store_manifest(store)->plan->n_tensors; i++)
+    for (uint32_t i = 0; i < store_model_spec(store)->tensor_list->n_tensors; i++)
         if (compare(s, store, i, e) != 0)
             return -1;
     return 0;

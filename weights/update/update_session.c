@@ -35,7 +35,7 @@ const char *update_phase_name(enum update_phase phase)
 
 struct session *session_new(const struct updates *u, struct err *e)
 {
-    uint32_t n = u->manifest->plan->n_tensors, n_ranks = store_n_ranks(u->cfg.store);
+    uint32_t n = u->model_spec->tensor_list->n_tensors, n_ranks = store_n_ranks(u->cfg.store);
     struct session *s = calloc(1, sizeof *s);
     char id[ID_LEN + 1];
 
@@ -195,8 +195,8 @@ int session_answer_ended(const struct session *s, struct err *e)
 /* One tensor of a chunk, on ranks that get the same. */
 struct tensor_target {
     uint32_t first, n;  /* the ranks */
-    uint32_t part;      /* in their plan */
-    uint32_t index;     /* in the manifest */
+    uint32_t part;      /* in their tensor list */
+    uint32_t index;     /* in the model spec */
     unsigned char *are; /* [n] CLAIM_* */
 };
 
@@ -217,8 +217,8 @@ static bool claimed(const struct session *s, uint32_t index, unsigned mask)
 static int tensor_state_refuse(const struct updates *u, const struct update_job *job,
                                const struct tensor_target *c, uint32_t k, struct err *e)
 {
-    const char *sent = chunk_plan(job->chunk, c->first + k)->tensors[c->part].name;
-    const char *name = u->manifest->plan->tensors[c->index].name;
+    const char *sent = chunk_tensor_list(job->chunk, c->first + k)->tensors[c->part].name;
+    const char *name = u->model_spec->tensor_list->tensors[c->index].name;
     char field[48];
 
     (void)snprintf(field, sizeof field, "/names/%u", c->part);
@@ -232,9 +232,9 @@ static int tensor_state_refuse(const struct updates *u, const struct update_job 
     return -1;
 }
 
-/* Calls `fn` for each tensor of the manifest that the chunk brings. A plan may have a hundred
- * thousand tensors and u->lock is held meanwhile: the loop is made for each fn, so that a tensor
- * costs no call, and once for all ranks that get the same. */
+/* Calls `fn` for each tensor of the model spec that the chunk brings. A tensor list may have a
+ * hundred thousand tensors and u->lock is held meanwhile: the loop is made for each fn, so that a
+ * tensor costs no call, and once for all ranks that get the same. */
 typedef int tensor_state_fn(struct updates *u, struct session *s, const struct update_job *job,
                             const struct tensor_target *c, struct err *e);
 
@@ -298,7 +298,7 @@ static int tensor_state_queue(struct updates *u, struct session *s, const struct
     if (!s->counted[c->index] && claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
         s->counted[c->index] = true;
         s->n_claimed++;
-        s->nbytes_claimed += u->manifest->plan->tensors[c->index].nbytes;
+        s->nbytes_claimed += u->model_spec->tensor_list->tensors[c->index].nbytes;
     }
     return 0;
 }
@@ -333,7 +333,7 @@ static int tensor_state_release(struct updates *u, struct session *s, const stru
     if (s->counted[c->index] && !claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
         s->counted[c->index] = false;
         s->n_claimed--;
-        s->nbytes_claimed -= u->manifest->plan->tensors[c->index].nbytes;
+        s->nbytes_claimed -= u->model_spec->tensor_list->tensors[c->index].nbytes;
     }
     return 0;
 }
@@ -366,10 +366,10 @@ void tensor_states_tie_locked(struct updates *u, struct session *s, const struct
 {
     mtx_assert_held(&u->lock);
     for (uint32_t r = 0; r < s->n_ranks; r++) {
-        const struct plan *plan = chunk_plan(job->chunk, r);
+        const struct tensor_list *tensor_list = chunk_tensor_list(job->chunk, r);
         const struct layout *l = job_layout(job, r);
 
-        for (uint32_t i = 0; plan != NULL && l->ties && i < plan->n_tensors; i++)
+        for (uint32_t i = 0; tensor_list != NULL && l->ties && i < tensor_list->n_tensors; i++)
             if (l->parts[i].how == PART_TIED)
                 tensor_state_tie(s, r, l->parts[i].match.alias->targets[0]);
     }
@@ -399,12 +399,12 @@ bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned
 }
 
 /* What is here stays here, so this looks at most at what came out of order: every reply has it, and
- * a manifest a hundred thousand names. */
+ * a model spec a hundred thousand names. */
 uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
                                       uint32_t cap)
 {
-    const struct plan *plan = u->manifest->plan;
-    uint32_t n_missing = plan->n_tensors - s->n_here, n = 0;
+    const struct tensor_list *tensor_list = u->model_spec->tensor_list;
+    uint32_t n_missing = tensor_list->n_tensors - s->n_here, n = 0;
 
     mtx_assert_held(&u->lock);
     if (s->partial)
@@ -414,21 +414,22 @@ uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, cons
                (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
         return s->n_missing;
     }
-    while (s->missing_from < plan->n_tensors && is_here(s, s->missing_from))
+    while (s->missing_from < tensor_list->n_tensors && is_here(s, s->missing_from))
         s->missing_from++;
-    for (uint32_t i = s->missing_from; i < plan->n_tensors && n < cap && n < n_missing; i++)
+    for (uint32_t i = s->missing_from; i < tensor_list->n_tensors && n < cap && n < n_missing; i++)
         if (!is_here(s, i))
-            out[n++] = plan->tensors[i].name;
+            out[n++] = tensor_list->tensors[i].name;
     return n_missing;
 }
 
 /* repeated chunks */
 
 /* Position-weighted, as the checksum itself: a swap shows, also between ranks. */
-static void key_add_sums(struct chunk_key *out, uint32_t rank, const struct plan *plan,
-                         const struct checksum *sums, const bool *has)
+static void key_add_sums(struct chunk_key *out, uint32_t rank,
+                         const struct tensor_list *tensor_list, const struct checksum *sums,
+                         const bool *has)
 {
-    for (uint32_t i = 0; sums != NULL && i < plan->n_tensors; i++) {
+    for (uint32_t i = 0; sums != NULL && i < tensor_list->n_tensors; i++) {
         if (has != NULL && !has[i])
             continue;
         out->sums.a += (sums[i].a * (i + 1) + sums[i].b) * (rank + 1);
@@ -440,21 +441,21 @@ static void key_add_rank(struct chunk_key *out, uint32_t rank, const struct chun
 {
     struct checksum digest;
 
-    if (r->plan == NULL)
+    if (r->tensor_list == NULL)
         return;
-    digest = checksum_of(r->plan->digest, PLAN_DIGEST_LEN);
+    digest = checksum_of(r->tensor_list->digest, TENSOR_LIST_DIGEST_LEN);
     out->sums.a += digest.a * (rank + 1);
     out->sums.b += digest.b * (rank + 1);
-    key_add_sums(out, rank, r->plan, r->checksums, r->has_checksum);
+    key_add_sums(out, rank, r->tensor_list, r->checksums, r->has_checksum);
 }
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks)
 {
     memset(out, 0, sizeof *out);
     (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
-    (void)snprintf(out->digest, sizeof out->digest, "%s", c->plan->digest);
+    (void)snprintf(out->digest, sizeof out->digest, "%s", c->tensor_list->digest);
     if (c->ranks == NULL)
-        key_add_sums(out, 0, c->plan, c->checksums, c->has_checksum);
+        key_add_sums(out, 0, c->tensor_list, c->checksums, c->has_checksum);
     for (uint32_t r = 0; c->ranks != NULL && r < n_ranks; r++)
         key_add_rank(out, r, &c->ranks[r]);
 }
@@ -531,7 +532,7 @@ static void info_running(const struct session *s, struct update_info *out)
 {
     const struct update_job *job = s->running;
     uint64_t spent = clock_now_us() - job->began_us;
-    const struct plan *plan;
+    const struct tensor_list *tensor_list;
     uint64_t i, n_done;
 
     if (job->kind == JOB_FINISH || s->phase == UPDATE_VERIFYING) {
@@ -540,15 +541,15 @@ static void info_running(const struct session *s, struct update_info *out)
     }
     if (job->kind != JOB_CHUNK || s->phase != UPDATE_RECEIVING)
         return;
-    plan = job->chunk->plan;
+    tensor_list = job->chunk->tensor_list;
     out->receive_us += spent;
     out->nbytes_done += atomic_load_explicit(&job->progress.nbytes_done, memory_order_relaxed);
     i = atomic_load_explicit(&job->progress.tensor, memory_order_relaxed);
     if (i == PROGRESS_NO_TENSOR) /* it waits for memory, and nothing has been asked for */
         return;
-    if (i >= plan->n_tensors)
-        i = plan->n_tensors - 1;
-    (void)snprintf(out->tensor, sizeof out->tensor, "%s", plan->tensors[i].name);
+    if (i >= tensor_list->n_tensors)
+        i = tensor_list->n_tensors - 1;
+    (void)snprintf(out->tensor, sizeof out->tensor, "%s", tensor_list->tensors[i].name);
     n_done = out->n_tensors_done + i;
     out->n_tensors_done = (uint32_t)(n_done < out->n_tensors_total ? n_done : out->n_tensors_total);
 }
@@ -560,7 +561,7 @@ static uint64_t nbytes_total(const struct updates *u, const struct session *s)
         return s->nbytes_done;
     if (s->partial)
         return s->nbytes_accepted;
-    return s->nbytes_accepted + (u->manifest->plan->nbytes - s->nbytes_claimed);
+    return s->nbytes_accepted + (u->model_spec->tensor_list->nbytes - s->nbytes_claimed);
 }
 
 void session_info_locked(struct updates *u, struct session *s, struct update_info *out)
@@ -578,10 +579,10 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->unnamed = s->unnamed;
     memcpy(out->label, s->label, sizeof out->label);
     out->serial = s->serial;
-    out->nbytes_staging = s->partial ? s->nbytes_claimed : u->manifest->plan->nbytes;
+    out->nbytes_staging = s->partial ? s->nbytes_claimed : u->model_spec->tensor_list->nbytes;
     out->nbytes_done = s->nbytes_done;
     out->nbytes_total = nbytes_total(u, s);
-    out->n_tensors_total = s->partial ? s->n_claimed : u->manifest->plan->n_tensors;
+    out->n_tensors_total = s->partial ? s->n_claimed : u->model_spec->tensor_list->n_tensors;
     out->n_tensors_done = s->n_arrived;
     out->lease_left_us = lease_left(u, s);
     out->deadline_left_us = deadline_left(u, s);

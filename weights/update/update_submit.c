@@ -1,7 +1,8 @@
-/* Chunks on their way in: matched against the manifest, claimed, queued; repeated ones recognised.
+/* Chunks on their way in: matched against the model spec, claimed, queued; repeated ones
+ * recognised.
  *
- * What depends only on the chunk and the manifest is done before the lock is taken: a plan may have
- * a hundred thousand names. */
+ * What depends only on the chunk and the model spec is done before the lock is taken: a tensor list
+ * may have a hundred thousand names. */
 #include "weights/update/update_priv.h"
 
 #include "base/utf8.h"
@@ -16,11 +17,11 @@ void update_chunk_free(struct update_chunk *c)
     if (c == NULL)
         return;
     source_close(c->source);
-    plan_unref(c->plan);
+    tensor_list_unref(c->tensor_list);
     free(c->checksums);
     free(c->has_checksum);
     for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++) {
-        plan_unref(c->ranks[r].plan);
+        tensor_list_unref(c->ranks[r].tensor_list);
         free(c->ranks[r].checksums);
         free(c->ranks[r].has_checksum);
     }
@@ -168,18 +169,18 @@ static struct session *same_single_locked(struct updates *u, const struct update
     return NULL;
 }
 
-/* A whole update that cannot cover the manifest is refused with what is missing, before any byte
+/* A whole update that cannot cover the model spec is refused with what is missing, before any byte
  * moves. One that differs from rank to rank is judged with its tensors' states: what is missing on
  * one may be meant to be on another. */
 static int check_whole(const struct updates *u, const struct update_job *job, struct err *e)
 {
     struct update_chunk *c = job->chunk;
-    const struct plan *plan = u->manifest->plan;
+    const struct tensor_list *tensor_list = u->model_spec->tensor_list;
 
     if (c->update_id[0] != '\0' || c->partial || c->ranks != NULL)
         return 0;
-    if (layout_coverage(job_layout(job, 0), u->manifest, c->plan, c->missing, UPDATE_MISSING_MAX,
-                        &c->n_missing, e) != 0) {
+    if (layout_coverage(job_layout(job, 0), u->model_spec, c->tensor_list, c->missing,
+                        UPDATE_MISSING_MAX, &c->n_missing, e) != 0) {
         chunk_refield(c, 0, e);
         return -1;
     }
@@ -188,19 +189,20 @@ static int check_whole(const struct updates *u, const struct update_job *job, st
     return err_set(e, ERR_INCOMPLETE, "/names",
                    "%u of %u tensors are missing, '%.*s' first; say \"partial\": true to keep the "
                    "served ones",
-                   c->n_missing, plan->n_tensors, utf8_cut_name(c->missing[0]), c->missing[0]);
+                   c->n_missing, tensor_list->n_tensors, utf8_cut_name(c->missing[0]),
+                   c->missing[0]);
 }
 
 static int check_covers_locked(struct updates *u, struct session *s, const struct update_job *job,
                                struct err *e)
 {
-    const struct plan *plan = u->manifest->plan;
+    const struct tensor_list *tensor_list = u->model_spec->tensor_list;
     uint32_t n_missing = 0, first = 0;
 
     if (s->partial || job->chunk->ranks == NULL) /* that was check_whole's */
         return 0;
     tensor_states_tie_locked(u, s, job);
-    for (uint32_t i = plan->n_tensors; i > 0; i--) {
+    for (uint32_t i = tensor_list->n_tensors; i > 0; i--) {
         if (!tensor_states_lack_locked(s, i - 1, TENSOR_QUEUED | TENSOR_ARRIVED | TENSOR_TIED))
             continue;
         first = i - 1;
@@ -209,8 +211,9 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
     if (n_missing == 0)
         return 0;
     return err_set(e, ERR_INCOMPLETE, "/names", "%u of %u tensors are missing, '%.*s' first",
-                   n_missing, plan->n_tensors, utf8_cut_name(plan->tensors[first].name),
-                   plan->tensors[first].name);
+                   n_missing, tensor_list->n_tensors,
+                   utf8_cut_name(tensor_list->tensors[first].name),
+                   tensor_list->tensors[first].name);
 }
 
 static int submit_single_locked(struct updates *u, struct session *fresh, struct update_job *job,
@@ -313,7 +316,7 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     struct update_job *job = calloc(1, sizeof *job);
     int rc;
 
-    assert(c->plan != NULL && c->source != NULL && c->done != NULL);
+    assert(c->tensor_list != NULL && c->source != NULL && c->done != NULL);
     assert(c->ranks == NULL || c->source->ops->map != NULL);
     assert(c->source->ops->fill != NULL || store_device(u->cfg.store, 0) != NULL);
     if (job == NULL)

@@ -62,7 +62,7 @@ void job_free(struct update_job *job)
 }
 
 /* The last step of every job that someone waits for. The source is closed first: a body's source
- * reads from the exchange that `done` answers. */
+ * reads from the request that `done` answers. */
 static void job_answer(struct updates *u, struct update_job *job, const struct err *e)
 {
     update_done_fn *done = job->done;
@@ -251,7 +251,7 @@ static int pass_point_of_no_return(struct updates *u, struct update_job *job, ch
 /* Has no tied name come of some tensor that has one? */
 static bool lacks_name_locked(struct updates *u, const struct session *s)
 {
-    const struct manifest *m = u->manifest;
+    const struct model_spec *m = u->model_spec;
 
     for (uint32_t i = 0; i < m->n_aliases; i++)
         if (m->aliases[i].kind == ALIAS_TIED &&
@@ -318,7 +318,7 @@ static int prove(struct updates *u, struct update_job *job, struct err *e)
 
     if (s->proven && job->n_sums == 0)
         return session_prove_devices(s, e);
-    if (session_prove(s, job, u->manifest, e) != 0)
+    if (session_prove(s, job, u->model_spec, e) != 0)
         return -1;
     s->proven = true;
     return 0;
@@ -369,7 +369,7 @@ static bool covered(struct updates *u, struct session *s)
 
     mtx_lock(&u->lock);
     yes = !session_ended(s) && s->implicit && !s->partial &&
-          s->n_arrived == u->manifest->plan->n_tensors;
+          s->n_arrived == u->model_spec->tensor_list->n_tensors;
     mtx_unlock(&u->lock);
     return yes;
 }

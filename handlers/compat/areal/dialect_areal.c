@@ -20,7 +20,7 @@ const char *const areal_lora_tensors_members[] = {
     "names",     "dtypes",     "shapes",    "group_name",      "lora_name",           "lora_int_id",
     "lora_rank", "lora_alpha", "lora_bias", "base_model_name", "lora_target_modules", NULL};
 
-/* The list of the update that comes next; NULL: none. Owned; whoever exchanges it owns what it got:
+/* The list of the update that comes next; NULL: none. Owned; whoever requests it owns what it got:
  * acquire and release, since it is read by another thread. */
 static _Atomic(json_t *) next_list;
 
@@ -30,20 +30,20 @@ static int put_done(json_t **reply, const char *message)
 }
 
 /* As there, what runs is ended: its clients ask again with what they have. */
-int areal_pause_in(json_t **body, const struct exchange *x, struct err *e)
+int areal_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
     (void)json_object_clear(*body);
     return dialect_set(*body, "mode", json_string("abort"), e);
 }
 
-int areal_pause_out(json_t **reply, const struct exchange *x)
+int areal_pause_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_done(reply, "Generation paused and all requests aborted");
 }
 
-int areal_continue_out(json_t **reply, const struct exchange *x)
+int areal_continue_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_done(reply, "Generation continued");
@@ -60,9 +60,9 @@ static int unbracket(json_t *body, struct err *e)
     return dialect_set(body, "master_address", json_stringn(address + 1, len - 2), e);
 }
 
-int areal_group_in(json_t **body, const struct exchange *x, struct err *e)
+int areal_group_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    return sglang_group_in(body, x, e) != 0 ? -1 : unbracket(*body, e);
+    return sglang_group_request(body, x, e) != 0 ? -1 : unbracket(*body, e);
 }
 
 static int check_list(const json_t *body, struct err *e)
@@ -70,7 +70,7 @@ static int check_list(const json_t *body, struct err *e)
     return body_required(body, "", "names", e) != 0 ? -1 : columns_check(body, NULL, "", e);
 }
 
-int handle_areal_meta(struct app *app, struct exchange *x, struct err *e)
+int handle_areal_meta(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
 
@@ -88,7 +88,7 @@ int handle_areal_meta(struct app *app, struct exchange *x, struct err *e)
     return 0;
 }
 
-int handle_areal_lora_meta(struct app *app, struct exchange *x, struct err *e)
+int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;
@@ -105,7 +105,7 @@ int handle_areal_lora_meta(struct app *app, struct exchange *x, struct err *e)
     return rc;
 }
 
-int areal_update_in(json_t **body, const struct exchange *x, struct err *e)
+int areal_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
                                                     {"dtypes", "dtypes"},
@@ -125,7 +125,7 @@ int areal_update_in(json_t **body, const struct exchange *x, struct err *e)
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
-int areal_lora_in(json_t **body, const struct exchange *x, struct err *e)
+int areal_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"lora_name", "lora_name"}, {"lora_model_path", "lora_path"}, {0}};
@@ -160,7 +160,7 @@ static json_t *plain_names(const json_t *names)
     return plain;
 }
 
-int areal_lora_tensors_in(json_t **body, const struct exchange *x, struct err *e)
+int areal_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"lora_name", "lora_name"},
                                                     {"dtypes", "dtypes"},
@@ -194,7 +194,7 @@ int areal_lora_tensors_in(json_t **body, const struct exchange *x, struct err *e
     return 0;
 }
 
-int areal_lora_out(json_t **reply, const struct exchange *x)
+int areal_lora_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_done(reply, "the adapter is loaded");

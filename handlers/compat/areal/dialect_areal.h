@@ -19,21 +19,21 @@ struct app;
 extern const char *const areal_disk_members[], *const areal_group_members[];
 extern const char *const areal_meta_members[], *const areal_lora_members[];
 extern const char *const areal_lora_tensors_members[];
-int areal_pause_in(json_t **body, const struct exchange *x, struct err *e);
-int areal_pause_out(json_t **reply, const struct exchange *x);
-int areal_continue_out(json_t **reply, const struct exchange *x);
-int areal_group_in(json_t **body, const struct exchange *x, struct err *e);
-int areal_update_in(json_t **body, const struct exchange *x, struct err *e);
-int areal_lora_in(json_t **body, const struct exchange *x, struct err *e);
-int areal_lora_tensors_in(json_t **body, const struct exchange *x, struct err *e);
-int areal_lora_out(json_t **reply, const struct exchange *x);
+int areal_pause_request(json_t **body, const struct http_request *x, struct err *e);
+int areal_pause_response(json_t **reply, const struct http_request *x);
+int areal_continue_response(json_t **reply, const struct http_request *x);
+int areal_group_request(json_t **body, const struct http_request *x, struct err *e);
+int areal_update_request(json_t **body, const struct http_request *x, struct err *e);
+int areal_lora_request(json_t **body, const struct http_request *x, struct err *e);
+int areal_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e);
+int areal_lora_response(json_t **reply, const struct http_request *x);
 
 /* handle_areal_meta - keep a list for the next /areal_update_weights_xccl. Errors: as
  * columns_check's. */
-int handle_areal_meta(struct app *app, struct exchange *x, struct err *e);
+int handle_areal_meta(struct app *app, struct http_request *x, struct err *e);
 
 /* handle_areal_lora_meta - the list of an adapter's tensors, which their update says again. */
-int handle_areal_lora_meta(struct app *app, struct exchange *x, struct err *e);
+int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *e);
 
 /* Columns: how long the body may be; path, operationId, operation; then what differs. */
 #define AREAL_ROW(max, path, id, op, ...)                                                          \
@@ -41,35 +41,42 @@ int handle_areal_lora_meta(struct app *app, struct exchange *x, struct err *e);
 
 #define AREAL_WEIGHTS                                                                              \
     AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights", "arealUpdate", OPERATION_UPDATE,           \
-              .members = areal_disk_members, .into = sglang_disk_into, .in = sglang_disk_in,       \
-              .out = sglang_update_out),                                                           \
+              .members = areal_disk_members, .translated_members = sglang_disk_into,               \
+              .translate_request = sglang_disk_request,                                            \
+              .translate_response = sglang_update_response),                                       \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_init_weights_update_group", "arealInitGroup",           \
                   OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                            \
-                  .members = areal_group_members, .into = transfer_init_members,                   \
-                  .in = areal_group_in, .out = sglang_group_out),                                  \
+                  .members = areal_group_members, .translated_members = transfer_init_members,     \
+                  .translate_request = areal_group_request,                                        \
+                  .translate_response = sglang_group_response),                                    \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta", "arealMeta",                 \
                   OPERATION_AREAL_META, .whole = true, .members = areal_meta_members),             \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_xccl", "arealUpdateXccl",                \
                   OPERATION_UPDATE, .session = SESSION_IMPLICIT, .whole = true,                    \
-                  .into = update_members, .in = areal_update_in, .out = sglang_update_out)
+                  .translated_members = update_members, .translate_request = areal_update_request, \
+                  .translate_response = sglang_update_response)
 
 #define AREAL_LORA                                                                                 \
     AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_lora", "arealUpdateLora",                    \
-              OPERATION_LORA_LOAD, .members = areal_lora_members, .into = lora_load_members,       \
-              .in = areal_lora_in, .out = areal_lora_out),                                         \
+              OPERATION_LORA_LOAD, .members = areal_lora_members,                                  \
+              .translated_members = lora_load_members, .translate_request = areal_lora_request,    \
+              .translate_response = areal_lora_response),                                          \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta_lora", "arealMetaLora",        \
                   OPERATION_AREAL_LORA_META, .whole = true,                                        \
                   .members = areal_lora_tensors_members),                                          \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_update_weights_lora_xccl", "arealUpdateLoraXccl",     \
                   OPERATION_LORA_LOAD, .whole = true, .members = areal_lora_tensors_members,       \
-                  .into = lora_load_members, .in = areal_lora_tensors_in, .out = areal_lora_out)
+                  .translated_members = lora_load_members,                                         \
+                  .translate_request = areal_lora_tensors_request,                                 \
+                  .translate_response = areal_lora_response)
 
 /* Rows of the route table. */
 #define DIALECT_AREAL_ROUTES                                                                       \
     AREAL_ROW(ROUTE_NO_BODY_MAX, "/areal_pause_generation", "arealPause", OPERATION_PAUSE,         \
-              .into = pause_members, .in = areal_pause_in, .out = areal_pause_out),                \
+              .translated_members = pause_members, .translate_request = areal_pause_request,       \
+              .translate_response = areal_pause_response),                                         \
         AREAL_ROW(ROUTE_NO_BODY_MAX, "/areal_continue_generation", "arealContinue",                \
-                  OPERATION_COMMIT_RESUME, .out = areal_continue_out),                             \
+                  OPERATION_COMMIT_RESUME, .translate_response = areal_continue_response),         \
         AREAL_WEIGHTS, AREAL_LORA,
 
 #endif

@@ -10,7 +10,7 @@ const char *const prime_rl_broadcaster_members[] = {
     "host",    "port",       "rank_offset", "inference_world_size", "quantize_in_weight_transfer",
     "timeout", "session_id", NULL};
 
-int prime_rl_update_in(json_t **body, const struct exchange *x, struct err *e)
+int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"weight_dir", "path"}, {0}};
 
@@ -22,7 +22,7 @@ int prime_rl_update_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-int prime_rl_broadcaster_in(json_t **body, const struct exchange *x, struct err *e)
+int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)body;
     (void)x;

@@ -10,38 +10,42 @@
 
 extern const char *const prime_rl_update_members[], *const prime_rl_update_into[];
 extern const char *const prime_rl_broadcaster_members[];
-int prime_rl_update_in(json_t **body, const struct exchange *x, struct err *e);
-int prime_rl_broadcaster_in(json_t **body, const struct exchange *x, struct err *e);
+int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e);
+int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e);
 
 /* Columns: methods, body and how long it may be, lane, role; path, operationId, operation; then
  * what differs. */
 #define PRIME_RL_ROW(verbs, kind, max, where, who, path, id, op, ...)                              \
     {                                                                                              \
-        .methods = verbs, .pattern = path, .operation_id = id, .lane = where, .role = who,         \
+        .methods = verbs, .pattern = path, .operation_id = id, .executor = where, .role = who,     \
         .body = kind, .json_optional = true, .form = FORM_OPENAI, .body_max = max,                 \
         .dialect = DIALECT_PRIME_RL, .operation = op, __VA_ARGS__                                  \
     }
 #define PRIME_RL_CONTROL(path, id, op, ...)                                                        \
-    PRIME_RL_ROW(METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX, LANE_CONTROL, ROLE_CONTROL, path, id,    \
-                 op, __VA_ARGS__)
+    PRIME_RL_ROW(METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX, EXECUTOR_CONTROL, ROLE_CONTROL, path,    \
+                 id, op, __VA_ARGS__)
 
 /* Rows of the route table. */
 #define DIALECT_PRIME_RL_ROUTES                                                                    \
-    PRIME_RL_ROW(METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG, LANE_CONTROL, ROLE_CONTROL,            \
-                 "/update_weights", "primeRlUpdate", OPERATION_UPDATE,                             \
-                 .claim = {"weight_dir", NULL}, .members = prime_rl_update_members,                \
-                 .into = prime_rl_update_into, .in = prime_rl_update_in,                           \
-                 .out = dialect_out_status),                                                       \
+    PRIME_RL_ROW(                                                                                  \
+        METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG, EXECUTOR_CONTROL, ROLE_CONTROL,                 \
+        "/update_weights", "primeRlUpdate", OPERATION_UPDATE, .body_match = {"weight_dir", NULL},  \
+        .members = prime_rl_update_members, .translated_members = prime_rl_update_into,            \
+        .translate_request = prime_rl_update_request, .translate_response = dialect_out_status),   \
         PRIME_RL_CONTROL("/init_broadcaster", "primeRlInitBroadcaster", OPERATION_UNSUPPORTED,     \
-                         .members = prime_rl_broadcaster_members, .into = sglang_nothing,          \
-                         .in = prime_rl_broadcaster_in),                                           \
+                         .members = prime_rl_broadcaster_members,                                  \
+                         .translated_members = sglang_nothing,                                     \
+                         .translate_request = prime_rl_broadcaster_request),                       \
         PRIME_RL_CONTROL("/pause", "primeRlPause", OPERATION_PAUSE, .query = vllm_pause_query,     \
-                         .into = pause_members, .in = vllm_pause_in, .out = vllm_pause_out),       \
-        PRIME_RL_ROW(METHOD_POST, BODY_NONE, ROUTE_NO_BODY_MAX, LANE_CONTROL, ROLE_CONTROL,        \
-                     "/resume", "primeRlResume", OPERATION_COMMIT_RESUME, .out = vllm_resume_out), \
-        PRIME_RL_ROW(METHOD_GET | METHOD_HEAD, BODY_NONE, ROUTE_NO_BODY_MAX, LANE_LOOP,            \
+                         .translated_members = pause_members,                                      \
+                         .translate_request = vllm_pause_request,                                  \
+                         .translate_response = vllm_pause_response),                               \
+        PRIME_RL_ROW(METHOD_POST, BODY_NONE, ROUTE_NO_BODY_MAX, EXECUTOR_CONTROL, ROLE_CONTROL,    \
+                     "/resume", "primeRlResume", OPERATION_COMMIT_RESUME,                          \
+                     .translate_response = vllm_resume_response),                                  \
+        PRIME_RL_ROW(METHOD_GET | METHOD_HEAD, BODY_NONE, ROUTE_NO_BODY_MAX, EXECUTOR_LOOP,        \
                      ROLE_HEALTH, "/liveness", "primeRlLiveness", OPERATION_LIVE,                  \
-                     .out = dialect_out_status),                                                   \
+                     .translate_response = dialect_out_status),                                    \
         SGLANG_LORA(DIALECT_PRIME_RL, "primeRlLoadLora", "primeRlUnloadLora"),
 
 #endif

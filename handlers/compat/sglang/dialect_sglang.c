@@ -46,7 +46,7 @@ static int number_port(json_t *body, struct err *e)
     return dialect_set(body, "master_port", json_integer(strtol(text, NULL, 10)), e);
 }
 
-int sglang_group_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_group_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"master_address", "master_address"}, {"master_port", "master_port"},
@@ -75,7 +75,7 @@ static int put_message(json_t **reply, json_t *message)
 
 /* As SGLang's, it is answered before anybody has joined: a torch group is complete with its first
  * broadcast. */
-int sglang_group_out(json_t **reply, const struct exchange *x)
+int sglang_group_response(json_t **reply, const struct http_request *x)
 {
     const json_t *name = json_object_get(*reply, "group_name");
     const json_t *world = json_object_get(*reply, "world_size");
@@ -86,7 +86,7 @@ int sglang_group_out(json_t **reply, const struct exchange *x)
                                            json_string_value(json_object_get(*reply, "state"))));
 }
 
-int sglang_leave_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_leave_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"group_name", "group_name"}, {0}};
 
@@ -94,13 +94,13 @@ int sglang_leave_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-int sglang_leave_out(json_t **reply, const struct exchange *x)
+int sglang_leave_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, json_string("no group is joined"));
 }
 
-int sglang_begin_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_begin_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"selector", "selector"}, {0}};
 
@@ -110,13 +110,13 @@ int sglang_begin_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
 }
 
-int sglang_begin_out(json_t **reply, const struct exchange *x)
+int sglang_begin_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, json_string("the update has begun"));
 }
 
-int sglang_end_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_end_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
     (void)e;
@@ -137,7 +137,7 @@ static int cut_in(json_t *body, const char *load_format, struct err *e)
     return dialect_set(body, "bucket_nbytes", json_integer(INT64_MAX), e);
 }
 
-int sglang_distributed_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_distributed_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
                                                     {"dtypes", "dtypes"},
@@ -165,7 +165,7 @@ int sglang_distributed_in(json_t **body, const struct exchange *x, struct err *e
 }
 
 /* One tensor a request, as SGLang once had it. */
-int sglang_one_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_one_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"group_name", "group_name"},
                                                     {"weight_version", "weight_version"},
@@ -221,7 +221,7 @@ static json_t *update_message(const json_t *update)
                         done, total);
 }
 
-int sglang_update_out(json_t **reply, const struct exchange *x)
+int sglang_update_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, update_message(*reply));
@@ -243,7 +243,7 @@ static int check_disk(const json_t *body, struct err *e)
     return 0;
 }
 
-int sglang_disk_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_disk_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"model_path", "path"},
                                                     {"weight_version", "weight_version"},
@@ -255,7 +255,7 @@ int sglang_disk_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* No request is ever paused by an update here: generation goes on while the bytes come. */
-int sglang_disk_out(json_t **reply, const struct exchange *x)
+int sglang_disk_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:b, s:o, s:i}", "success", 1, "message",
@@ -263,7 +263,7 @@ int sglang_disk_out(json_t **reply, const struct exchange *x)
 }
 
 /* What is cached belongs to a version here, and no memory of torch's is kept. */
-int sglang_ipc_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"zmq_handles", "zmq_handles"}, {"weight_version", "weight_version"}, {0}};
@@ -272,7 +272,7 @@ int sglang_ipc_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-int sglang_checker_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
@@ -287,7 +287,7 @@ int sglang_checker_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "must_match", json_true(), e);
 }
 
-int sglang_checker_out(json_t **reply, const struct exchange *x)
+int sglang_checker_response(json_t **reply, const struct http_request *x)
 {
     const char *message = "checksums of what is served";
     json_t *payload = json_incref(*reply);
@@ -304,7 +304,7 @@ int sglang_checker_out(json_t **reply, const struct exchange *x)
 /* SGLang overwrites the weights with noise, so that a compare after the next update proves that
  * each tensor was sent. A version is never changed here: all of them are dropped, which proves as
  * much, for nothing is served until a whole update has come; and noise never is. */
-int sglang_reset_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *selector = NULL;
 
@@ -317,14 +317,14 @@ int sglang_reset_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "tags", json_pack("[s]", "weights"), e);
 }
 
-int sglang_reset_out(json_t **reply, const struct exchange *x)
+int sglang_reset_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, json_string("the weights are dropped: send a whole update"));
 }
 
 /* Other than vLLM's, who asks without a word about requests means that all end. */
-int sglang_label_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_label_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"new_version", "weight_version"}, {"abort_all_requests", "abort_requests"}, {0}};
@@ -338,7 +338,7 @@ int sglang_label_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "abort_requests", json_true(), e);
 }
 
-int sglang_label_out(json_t **reply, const struct exchange *x)
+int sglang_label_response(json_t **reply, const struct http_request *x)
 {
     json_t *label = json_object_get(*reply, "weight_version");
 

@@ -22,7 +22,7 @@ const char *const sglang_lora_tensors_members[] = {"lora_name",
                                                    "load_format",
                                                    NULL};
 
-int sglang_pause_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct {
         const char *theirs, *ours;
@@ -42,21 +42,21 @@ int sglang_pause_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "mode", json_string(ours), e);
 }
 
-int sglang_pause_out(json_t **reply, const struct exchange *x)
+int sglang_pause_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s, s:s}", "message", "Generation paused successfully.",
                                         "status", "ok"));
 }
 
-int sglang_continue_out(json_t **reply, const struct exchange *x)
+int sglang_continue_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s, s:s}", "message",
                                         "Generation continued successfully.", "status", "ok"));
 }
 
-int sglang_flush_out(json_t **reply, const struct exchange *x)
+int sglang_flush_response(json_t **reply, const struct http_request *x)
 {
     json_t *message = json_object_get(*reply, "message");
 
@@ -64,7 +64,7 @@ int sglang_flush_out(json_t **reply, const struct exchange *x)
     return dialect_put(reply, json_pack("{s:b, s:O}", "success", 1, "message", message));
 }
 
-int sglang_memory_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_memory_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"tags", "tags"}, {0}};
 
@@ -73,14 +73,14 @@ int sglang_memory_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* A copy in host memory is what nobody has asked for: its clients push before they generate. */
-int sglang_release_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_release_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    if (sglang_memory_in(body, x, e) != 0)
+    if (sglang_memory_request(body, x, e) != 0)
         return -1;
     return dialect_set(*body, "level", json_integer(2), e);
 }
 
-int sglang_abort_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_abort_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *rid = "";
     bool all = false;
@@ -102,7 +102,7 @@ int sglang_abort_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* What an SGLang does and this server does not, by name. */
-int sglang_refused_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_refused_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct {
         const char *path, *why;
@@ -131,7 +131,7 @@ int sglang_refused_in(json_t **body, const struct exchange *x, struct err *e)
 
 /* One name, a new path at every step: clients of the one kind mean a reload, and of the other give
  * each its own name. */
-int sglang_lora_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {"pinned", "pinned"}, {0}};
@@ -142,7 +142,7 @@ int sglang_lora_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
 
-int sglang_unlora_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_unlora_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"lora_name", "lora_name"}, {0}};
 
@@ -151,7 +151,7 @@ int sglang_unlora_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* For the readers of two servers' replies. */
-int sglang_lora_out(json_t **reply, const struct exchange *x)
+int sglang_lora_response(json_t **reply, const struct http_request *x)
 {
     json_t *loaded = json_object_get(*reply, "loaded_adapters");
 
@@ -160,7 +160,7 @@ int sglang_lora_out(json_t **reply, const struct exchange *x)
                                         "error_message", "loaded_adapters", loaded));
 }
 
-int sglang_lora_tensors_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)body;
     (void)x;

@@ -34,7 +34,7 @@ static json_int_t n_ranks(const json_t *status)
     return (json_int_t)json_array_size(look(status, "cuda", "ranks"));
 }
 
-int sglang_model_out(json_t **reply, const struct exchange *x)
+int sglang_model_response(json_t **reply, const struct http_request *x)
 {
     const json_t *s = *reply;
 
@@ -45,7 +45,7 @@ int sglang_model_out(json_t **reply, const struct exchange *x)
                          "preferred_sampling_params", "weight_version", version_of(s)));
 }
 
-int sglang_version_out(json_t **reply, const struct exchange *x)
+int sglang_version_response(json_t **reply, const struct http_request *x)
 {
     const char *version = version_of(*reply);
 
@@ -66,13 +66,13 @@ static json_t *load_json(const json_t *status)
                      running + waiting, "num_tokens", used);
 }
 
-int sglang_load_out(json_t **reply, const struct exchange *x)
+int sglang_load_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("[o]", load_json(*reply)));
 }
 
-int sglang_loads_out(json_t **reply, const struct exchange *x)
+int sglang_loads_response(json_t **reply, const struct http_request *x)
 {
     json_t *load = load_json(*reply), *made = json_deep_copy(load);
     json_t *version = json_object_get(*reply, "version");
@@ -153,9 +153,9 @@ static json_t *config_of_upstreams(json_t *ours, const json_t *status)
 }
 
 /* vLLM's part: text, or an object when it is asked for. */
-static json_t *vllm_json(const json_t *status, const struct exchange *x)
+static json_t *vllm_json(const json_t *status, const struct http_request *x)
 {
-    const char *format = exchange_query(x, "config_format");
+    const char *format = http_request_query(x, "config_format");
     json_int_t max_len = json_integer_value(look(status, "model", "max_model_len"));
     json_int_t ranks = n_ranks(status);
 
@@ -189,7 +189,7 @@ static int add_args(json_t *reply, const json_t *status)
 
 /* Whoever makes a group counts ranks by these: each GPU is one. Without GPUs the server is one rank
  * to count with, though no group can be joined. */
-int sglang_server_out(json_t **reply, const struct exchange *x)
+int sglang_server_response(json_t **reply, const struct http_request *x)
 {
     const json_t *s = *reply;
     json_int_t ranks = n_ranks(s), size = ranks > 0 ? ranks : 1;

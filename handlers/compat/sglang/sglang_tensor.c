@@ -26,7 +26,7 @@ static int check_format(const json_t *body, struct err *e)
                    load_format);
 }
 
-int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e)
+int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"serialized_named_tensors", "serialized_named_tensors"},

@@ -11,17 +11,18 @@
 #define BATON_HANDLERS_COMPAT_SGLANG_SGLANG_TENSOR_H
 
 #include "base/err.h"
-#include "http/exchange.h"
+#include "http/http_request.h"
 
 #include <jansson.h>
 
 extern const char *const sglang_tensor_members[];
-int sglang_tensor_in(json_t **body, const struct exchange *x, struct err *e);
+int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e);
 
 /* A row of the route table; in the words of dialect_sglang.h. */
 #define SGLANG_TENSOR                                                                              \
     SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", OPERATION_UPDATE,             \
                 .session = SESSION_IMPLICIT, .members = sglang_tensor_members,                     \
-                .into = update_members, .in = sglang_tensor_in, .out = sglang_update_out)
+                .translated_members = update_members, .translate_request = sglang_tensor_request,  \
+                .translate_response = sglang_update_response)
 
 #endif

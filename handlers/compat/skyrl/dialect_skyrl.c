@@ -59,7 +59,7 @@ static int update_info_of(const json_t **out, const json_t *body, struct err *e)
 }
 
 /* Tensors in the layout that some engine has made for itself are nobody else's to read. */
-int skyrl_rpc_start_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member none[] = {{NULL, NULL}};
     const json_t *kwargs = NULL;
@@ -79,7 +79,7 @@ int skyrl_rpc_start_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
 }
 
-int skyrl_rpc_ipc_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
                                                     {"dtype_names", "dtype_names"},
@@ -99,7 +99,7 @@ int skyrl_rpc_ipc_in(json_t **body, const struct exchange *x, struct err *e)
 
 /* Nothing of how tensors travel is on NCCL's wire: unless the request says it, it is as vLLM's
  * defaults are, which this route's native side knows. */
-int skyrl_rpc_nccl_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member packed_members[] = {
         {"names", "names"},   {"dtype_names", "dtype_names"},
@@ -123,7 +123,7 @@ int skyrl_rpc_nccl_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
-int skyrl_rpc_finish_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"weight_version", "weight_version"},
                                                     {NULL, NULL}};
@@ -135,7 +135,7 @@ int skyrl_rpc_finish_in(json_t **body, const struct exchange *x, struct err *e)
 
 /* The caller has frozen what runs. Its KV is in the host's memory as it is: to offload it means to
  * leave it there; else it is dropped, and made again when generation goes on. */
-int skyrl_rpc_sleep_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_sleep_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *kwargs = NULL;
     bool offload = false;
@@ -152,7 +152,7 @@ int skyrl_rpc_sleep_in(json_t **body, const struct exchange *x, struct err *e)
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-int skyrl_rpc_wake_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"tags", "tags"}, {NULL, NULL}};
     const json_t *kwargs = NULL;
@@ -163,7 +163,7 @@ int skyrl_rpc_wake_in(json_t **body, const struct exchange *x, struct err *e)
 
 /* vLLM gives args to the method of checkpoint-engine's worker, zmq_handles its only one, by
  * position or by name; timeout, in seconds, is of the whole call. */
-int skyrl_rpc_zmq_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_zmq_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *args = NULL, *kwargs = NULL, *handles, *timeout = body_given(*body, "timeout");
     double ms = timeout != NULL ? json_number_value(timeout) * 1000 : 0;
@@ -197,7 +197,7 @@ int skyrl_rpc_zmq_in(json_t **body, const struct exchange *x, struct err *e)
     return 0;
 }
 
-int skyrl_rpc_refuse(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_rpc_refuse(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *method = NULL;
 
@@ -213,7 +213,7 @@ int skyrl_rpc_refuse(json_t **body, const struct exchange *x, struct err *e)
                    METHOD_SHOWN_MAX, method);
 }
 
-int skyrl_results_out(json_t **reply, const struct exchange *x)
+int skyrl_results_response(json_t **reply, const struct http_request *x)
 {
     const struct app *app = x->app;
     uint32_t n_ranks = app->n_devices > 0 ? app->n_devices : 1;
@@ -230,7 +230,7 @@ int skyrl_results_out(json_t **reply, const struct exchange *x)
 
 /* Adapters */
 
-int skyrl_lora_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {NULL, NULL}};
@@ -252,7 +252,7 @@ static json_int_t number_of(const char *name)
     return (json_int_t)((mixed >> (64 - LORA_ID_BITS)) | 1); /* never 0, which is no adapter */
 }
 
-int skyrl_lora_out(json_t **reply, const struct exchange *x)
+int skyrl_lora_response(json_t **reply, const struct http_request *x)
 {
     const char *name = json_string_value(json_object_get(*reply, "lora_name"));
 
@@ -283,7 +283,7 @@ static int check_n(const json_t *body, struct err *e)
 
 /* The model is looked at although SkyRL's own server does not: an adapter's name must not get the
  * base model's tokens. */
-int skyrl_generate_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"token_ids", "token_ids"},   {"sampling_params", "sampling_params"},
@@ -320,7 +320,7 @@ static json_t *plain_logprobs(const json_t *logprobs)
 }
 
 /* routed_experts is null: the models that are served here route nothing. */
-int skyrl_generate_out(json_t **reply, const struct exchange *x)
+int skyrl_generate_response(json_t **reply, const struct http_request *x)
 {
     const json_t *c = json_array_get(json_object_get(*reply, "choices"), 0);
 
@@ -332,7 +332,7 @@ int skyrl_generate_out(json_t **reply, const struct exchange *x)
                                  plain_logprobs(json_object_get(c, "logprobs")), "routed_experts"));
 }
 
-int skyrl_fetch_refuse(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
     if (body_required(*body, "", "target_version", e) != 0)

@@ -3,7 +3,7 @@
 
 #include "handlers/body.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
-#include "http/server/front.h"
+#include "http/server/http_server.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ const char *const skyrl_list_members[] = {
 const char *const skyrl_pause_members[] = {"wait_for_inflight_request", NULL};
 
 /* A torch process group: its name is part of where its id is found. */
-int skyrl_join_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_join_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"master_address", "master_address"},
                                                     {"master_addr", "master_address"},
@@ -49,7 +49,7 @@ int skyrl_join_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* Handles need no group: there is nothing to set up for them. */
-int skyrl_join_ipc_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_join_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member none[] = {{NULL, NULL}};
     bool ignored = false;
@@ -67,7 +67,7 @@ int skyrl_join_ipc_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "transport", json_string("ipc"), e);
 }
 
-int skyrl_destroy_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_destroy_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"group_name", "group_name"}, {NULL, NULL}};
 
@@ -76,7 +76,7 @@ int skyrl_destroy_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* One tensor in each request, and one broadcast. */
-int skyrl_one_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_one_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const char *const members[] = {"name", "dtype", "shape", NULL};
     const char *name = NULL, *dtype = NULL;
@@ -140,7 +140,7 @@ static int keep_broadcast(json_t **body, struct err *e)
     return packed ? dialect_set(*body, "packed", json_true(), e) : 0;
 }
 
-int skyrl_list_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_list_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool handles = body_given(*body, "ipc_handles") != NULL ||
                    body_given(*body, "ipc_handles_pickled") != NULL;
@@ -149,7 +149,7 @@ int skyrl_list_in(json_t **body, const struct exchange *x, struct err *e)
     return handles ? keep_handles(body, e) : keep_broadcast(body, e);
 }
 
-int skyrl_pause_in(json_t **body, const struct exchange *x, struct err *e)
+int skyrl_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool wait = false;
 
@@ -161,7 +161,7 @@ int skyrl_pause_in(json_t **body, const struct exchange *x, struct err *e)
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-int skyrl_paused_out(json_t **reply, const struct exchange *x)
+int skyrl_paused_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s}", "status", "paused"));
@@ -185,9 +185,9 @@ static json_t *address_json(const char *listen)
 /* 0: a unix socket, or it does not listen yet. */
 static unsigned port_of(const struct app *app)
 {
-    const struct front *front = app->front;
+    const struct http_server *http_server = app->http_server;
 
-    return front != NULL ? front_port(front) : 0;
+    return http_server != NULL ? http_server_port(http_server) : 0;
 }
 
 static json_t *url_json(const struct app *app, const json_t *address)
@@ -199,13 +199,13 @@ static json_t *url_json(const struct app *app, const json_t *address)
 }
 
 /* SGLang's clients ask the same path: the answer is for both. `world_size` is in theirs. */
-int skyrl_info_out(json_t **reply, const struct exchange *x)
+int skyrl_info_response(json_t **reply, const struct http_request *x)
 {
     const struct app *app = x->app;
     json_t *address, *own;
     int rc;
 
-    if (sglang_server_out(reply, x) != 0)
+    if (sglang_server_response(reply, x) != 0)
         return -1;
     address = address_json(app->settings.listen);
     own = json_pack("{s:o, s:i, s:o, s:i}", "ip", address, "port", (int)port_of(app), "url",

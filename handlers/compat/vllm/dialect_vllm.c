@@ -16,9 +16,9 @@ const char *const vllm_abort_members[] = {"request_ids", NULL};
 
 /* vLLM aborts unless told otherwise. No cache outlives its weights here, so nothing has to be
  * cleared. */
-int vllm_pause_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    const char *mode = exchange_query(x, "mode");
+    const char *mode = http_request_query(x, "mode");
     bool wait = false;
 
     if (dialect_flag(&wait, x, "wait_for_inflight_requests", e) != 0)
@@ -30,7 +30,7 @@ int vllm_pause_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* vLLM reads the query, SkyRL's own server the body, whatever that is otherwise. */
-int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool running = false, external = false;
 
@@ -45,13 +45,13 @@ int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "running", json_boolean(running), e);
 }
 
-int vllm_pause_out(json_t **reply, const struct exchange *x)
+int vllm_pause_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s}", "status", "paused"));
 }
 
-int vllm_resume_out(json_t **reply, const struct exchange *x)
+int vllm_resume_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s}", "status", "resumed"));
@@ -69,7 +69,7 @@ static bool is_asleep(const json_t *sleep)
 }
 
 /* As vLLM's: a server that sleeps schedules nothing either. */
-int vllm_is_paused_out(json_t **reply, const struct exchange *x)
+int vllm_is_paused_response(json_t **reply, const struct http_request *x)
 {
     bool paused = json_is_object(json_object_get(*reply, "pause"));
 
@@ -78,7 +78,7 @@ int vllm_is_paused_out(json_t **reply, const struct exchange *x)
                                         paused || is_asleep(json_object_get(*reply, "sleep"))));
 }
 
-int vllm_is_sleeping_out(json_t **reply, const struct exchange *x)
+int vllm_is_sleeping_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(
@@ -86,7 +86,7 @@ int vllm_is_sleeping_out(json_t **reply, const struct exchange *x)
 }
 
 /* All that a repeated query member says; NULL without memory. */
-static json_t *query_list(const struct exchange *x, const char *member)
+static json_t *query_list(const struct http_request *x, const char *member)
 {
     json_t *list = json_array();
 
@@ -102,11 +102,11 @@ static json_t *query_list(const struct exchange *x, const char *member)
 
 /* Tags come in the query, or in the body: a list, one by itself, or 1, which is all. What is none
  * of these the native route refuses. */
-static int keep_tags(json_t *made, const json_t *body, const struct exchange *x, struct err *e)
+static int keep_tags(json_t *made, const json_t *body, const struct http_request *x, struct err *e)
 {
     json_t *tags = json_object_get(body, "tags");
 
-    if (exchange_query(x, "tags") != NULL)
+    if (http_request_query(x, "tags") != NULL)
         return dialect_set(made, "tags", query_list(x, "tags"), e);
     if (tags == NULL || json_is_integer(tags))
         return 0;
@@ -115,7 +115,7 @@ static int keep_tags(json_t *made, const json_t *body, const struct exchange *x,
     return dialect_set(made, "tags", json_incref(tags), e);
 }
 
-static int keep_level(json_t *made, const json_t *body, const struct exchange *x, struct err *e)
+static int keep_level(json_t *made, const json_t *body, const struct http_request *x, struct err *e)
 {
     uint64_t level = 1;
 
@@ -130,9 +130,9 @@ static int keep_level(json_t *made, const json_t *body, const struct exchange *x
 }
 
 /* What runs is aborted by a sleep, or was frozen by a pause before; there is nothing between. */
-static int check_sleep_mode(const struct exchange *x, struct err *e)
+static int check_sleep_mode(const struct http_request *x, struct err *e)
 {
-    const char *mode = exchange_query(x, "mode");
+    const char *mode = http_request_query(x, "mode");
 
     if (mode == NULL || strcmp(mode, "abort") == 0)
         return 0;
@@ -159,7 +159,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-int vllm_sleep_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_sleep_request(json_t **body, const struct http_request *x, struct err *e)
 {
     json_t *made;
     int rc;
@@ -175,7 +175,7 @@ int vllm_sleep_in(json_t **body, const struct exchange *x, struct err *e)
     return become(body, made, rc);
 }
 
-int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_wake_request(json_t **body, const struct http_request *x, struct err *e)
 {
     json_t *made = json_object();
 
@@ -184,7 +184,7 @@ int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e)
     return become(body, made, keep_tags(made, *body, x, e));
 }
 
-int vllm_sleep_out(json_t **reply, const struct exchange *x)
+int vllm_sleep_response(json_t **reply, const struct http_request *x)
 {
     json_t *level = json_object_get(*reply, "level");
 
@@ -193,9 +193,9 @@ int vllm_sleep_out(json_t **reply, const struct exchange *x)
 }
 
 /* The tags as they were asked for; null: all. */
-int vllm_wake_out(json_t **reply, const struct exchange *x)
+int vllm_wake_response(json_t **reply, const struct http_request *x)
 {
-    bool some = exchange_query(x, "tags") != NULL;
+    bool some = http_request_query(x, "tags") != NULL;
 
     return dialect_put(reply,
                        json_pack("{s:s, s:o}", "status", is_asleep(*reply) ? "sleeping" : "awake",
@@ -203,21 +203,21 @@ int vllm_wake_out(json_t **reply, const struct exchange *x)
 }
 
 /* Since vLLM 0.32: the KV cache alone. */
-int vllm_release_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_release_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
     (void)json_object_clear(*body);
     return dialect_set(*body, "tags", json_pack("[s]", "kv_cache"), e);
 }
 
-int vllm_release_out(json_t **reply, const struct exchange *x)
+int vllm_release_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s}", "status", "kv_cache_released"));
 }
 
 /* vLLM's clients read success, SkyRL's older ones status. */
-int vllm_reset_out(json_t **reply, const struct exchange *x)
+int vllm_reset_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
@@ -226,7 +226,7 @@ int vllm_reset_out(json_t **reply, const struct exchange *x)
 static const struct dialect_member abort_members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
 
 /* Without ids, or with none in the list: all. */
-int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_abort_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *ids = json_object_get(*body, "request_ids");
 
@@ -238,7 +238,7 @@ int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e)
 }
 
 /* Since vLLM 0.32, beside generate: those that are named, which may be none. */
-int vllm_abort_some_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_abort_some_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
     if (body_required(*body, "", "request_ids", e) != 0)
@@ -246,7 +246,7 @@ int vllm_abort_some_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_keep(body, *body, abort_members, e);
 }
 
-int vllm_abort_out(json_t **reply, const struct exchange *x)
+int vllm_abort_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s, s:O}", "status", "aborted", "aborted",
@@ -254,7 +254,7 @@ int vllm_abort_out(json_t **reply, const struct exchange *x)
 }
 
 /* Generations that run or wait. */
-int vllm_load_out(json_t **reply, const struct exchange *x)
+int vllm_load_response(json_t **reply, const struct http_request *x)
 {
     const json_t *queue = json_object_get(json_object_get(*reply, "admission"), "generate");
 

@@ -19,47 +19,47 @@ extern const char *const vllm_sleep_members[], *const vllm_wake_members[];
 extern const char *const vllm_reset_members[], *const vllm_abort_members[];
 
 /* dialect_vllm.c: generation */
-int vllm_pause_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_pause_out(json_t **reply, const struct exchange *x);
-int vllm_resume_out(json_t **reply, const struct exchange *x);
-int vllm_is_paused_out(json_t **reply, const struct exchange *x);
-int vllm_sleep_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_sleep_out(json_t **reply, const struct exchange *x);
-int vllm_wake_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_wake_out(json_t **reply, const struct exchange *x);
-int vllm_release_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_release_out(json_t **reply, const struct exchange *x);
-int vllm_is_sleeping_out(json_t **reply, const struct exchange *x);
-int vllm_reset_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_reset_out(json_t **reply, const struct exchange *x);
-int vllm_abort_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_abort_some_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_abort_out(json_t **reply, const struct exchange *x);
-int vllm_load_out(json_t **reply, const struct exchange *x);
+int vllm_pause_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_pause_response(json_t **reply, const struct http_request *x);
+int vllm_resume_response(json_t **reply, const struct http_request *x);
+int vllm_is_paused_response(json_t **reply, const struct http_request *x);
+int vllm_sleep_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_sleep_response(json_t **reply, const struct http_request *x);
+int vllm_wake_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_wake_response(json_t **reply, const struct http_request *x);
+int vllm_release_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_release_response(json_t **reply, const struct http_request *x);
+int vllm_is_sleeping_response(json_t **reply, const struct http_request *x);
+int vllm_reset_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_reset_response(json_t **reply, const struct http_request *x);
+int vllm_abort_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_abort_some_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_abort_response(json_t **reply, const struct http_request *x);
+int vllm_load_response(json_t **reply, const struct http_request *x);
 
 /* dialect_vllm_weights.c: weights */
-int vllm_world_size_out(json_t **reply, const struct exchange *x);
-int vllm_init_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_init_out(json_t **reply, const struct exchange *x);
-int vllm_shutdown_out(json_t **reply, const struct exchange *x);
-int vllm_start_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_start_out(json_t **reply, const struct exchange *x);
-int vllm_draft_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_update_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_update_out(json_t **reply, const struct exchange *x);
-int vllm_finish_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_finish_out(json_t **reply, const struct exchange *x);
-int vllm_label_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_label_out(json_t **reply, const struct exchange *x);
-int vllm_info_out(json_t **reply, const struct exchange *x);
-int vllm_checker_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_reset_weights_in(json_t **body, const struct exchange *x, struct err *e);
-int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
+int vllm_world_size_response(json_t **reply, const struct http_request *x);
+int vllm_init_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_init_response(json_t **reply, const struct http_request *x);
+int vllm_shutdown_response(json_t **reply, const struct http_request *x);
+int vllm_start_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_start_response(json_t **reply, const struct http_request *x);
+int vllm_draft_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_update_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_update_response(json_t **reply, const struct http_request *x);
+int vllm_finish_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_finish_response(json_t **reply, const struct http_request *x);
+int vllm_label_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_label_response(json_t **reply, const struct http_request *x);
+int vllm_info_response(json_t **reply, const struct http_request *x);
+int vllm_checker_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_reset_weights_request(json_t **body, const struct http_request *x, struct err *e);
+int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
 
 /* Columns: path, operationId, operation; then what differs. */
 #define VLLM_POST(kind, max, path, id, op, ...)                                                    \
     {                                                                                              \
-        .methods = METHOD_POST, .pattern = path, .operation_id = id, .lane = LANE_CONTROL,         \
+        .methods = METHOD_POST, .pattern = path, .operation_id = id, .executor = EXECUTOR_CONTROL, \
         .role = ROLE_CONTROL, .body = kind, .json_optional = true, .form = FORM_OPENAI,            \
         .body_max = max, .dialect = DIALECT_VLLM, .operation = op, __VA_ARGS__                     \
     }
@@ -71,85 +71,112 @@ int vllm_reset_weights_out(json_t **reply, const struct exchange *x);
 #define VLLM_VIEW(path, id, op, ...)                                                               \
     {                                                                                              \
         .methods = METHOD_GET | METHOD_HEAD, .pattern = path, .operation_id = id,                  \
-        .lane = LANE_LOOP, .role = ROLE_VIEWER, .body = BODY_NONE, .json_optional = true,          \
+        .executor = EXECUTOR_LOOP, .role = ROLE_VIEWER, .body = BODY_NONE, .json_optional = true,  \
         .form = FORM_OPENAI, .body_max = ROUTE_NO_BODY_MAX, .dialect = DIALECT_VLLM,               \
         .operation = op, __VA_ARGS__                                                               \
     }
 
 #define VLLM_GENERATION_ROUTES                                                                     \
     VLLM_CONTROL("/pause", "vllmPause", OPERATION_PAUSE, .query = vllm_pause_query,                \
-                 .into = pause_members, .in = vllm_pause_in, .out = vllm_pause_out),               \
-        VLLM_NO_BODY("/resume", "vllmResume", OPERATION_COMMIT_RESUME, .out = vllm_resume_out),    \
-        VLLM_VIEW("/is_paused", "vllmIsPaused", OPERATION_STATUS, .out = vllm_is_paused_out),      \
+                 .translated_members = pause_members, .translate_request = vllm_pause_request,     \
+                 .translate_response = vllm_pause_response),                                       \
+        VLLM_NO_BODY("/resume", "vllmResume", OPERATION_COMMIT_RESUME,                             \
+                     .translate_response = vllm_resume_response),                                  \
+        VLLM_VIEW("/is_paused", "vllmIsPaused", OPERATION_STATUS,                                  \
+                  .translate_response = vllm_is_paused_response),                                  \
         VLLM_CONTROL("/sleep", "vllmSleep", OPERATION_SLEEP, .members = vllm_sleep_members,        \
-                     .query = vllm_sleep_query, .into = sleep_members, .in = vllm_sleep_in,        \
-                     .out = vllm_sleep_out),                                                       \
+                     .query = vllm_sleep_query, .translated_members = sleep_members,               \
+                     .translate_request = vllm_sleep_request,                                      \
+                     .translate_response = vllm_sleep_response),                                   \
         VLLM_CONTROL("/wake_up", "vllmWakeUp", OPERATION_WAKE, .members = vllm_wake_members,       \
-                     .query = vllm_wake_query, .into = wake_members, .in = vllm_wake_in,           \
-                     .out = vllm_wake_out),                                                        \
+                     .query = vllm_wake_query, .translated_members = wake_members,                 \
+                     .translate_request = vllm_wake_request,                                       \
+                     .translate_response = vllm_wake_response),                                    \
         VLLM_CONTROL("/release_kv_cache_memory", "vllmReleaseKvCache", OPERATION_SLEEP,            \
-                     .into = sleep_members, .in = vllm_release_in, .out = vllm_release_out),       \
+                     .translated_members = sleep_members,                                          \
+                     .translate_request = vllm_release_request,                                    \
+                     .translate_response = vllm_release_response),                                 \
         VLLM_VIEW("/is_sleeping", "vllmIsSleeping", OPERATION_STATUS,                              \
-                  .out = vllm_is_sleeping_out),                                                    \
+                  .translate_response = vllm_is_sleeping_response),                                \
         VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", OPERATION_RESET_CACHE,         \
                      .members = vllm_reset_members, .query = vllm_reset_query,                     \
-                     .into = reset_cache_members, .in = vllm_reset_in, .out = vllm_reset_out),     \
+                     .translated_members = reset_cache_members,                                    \
+                     .translate_request = vllm_reset_request,                                      \
+                     .translate_response = vllm_reset_response),                                   \
         VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetRunning",         \
                   OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
-                  .claim = {"reset_running_requests", NULL}, .into = reset_cache_members,          \
-                  .in = vllm_reset_in, .out = vllm_reset_out),                                     \
-        VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",        \
-                  OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
-                  .claim = {"reset_external", NULL}, .into = reset_cache_members,                  \
-                  .in = vllm_reset_in, .out = vllm_reset_out),                                     \
+                  .body_match = {"reset_running_requests", NULL},                                  \
+                  .translated_members = reset_cache_members,                                       \
+                  .translate_request = vllm_reset_request,                                         \
+                  .translate_response = vllm_reset_response),                                      \
+        VLLM_POST(                                                                                 \
+            BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",              \
+            OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query,       \
+            .body_match = {"reset_external", NULL}, .translated_members = reset_cache_members,     \
+            .translate_request = vllm_reset_request, .translate_response = vllm_reset_response),   \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", OPERATION_RESET_CACHE,                 \
-                     .out = dialect_out_status),                                                   \
+                     .translate_response = dialect_out_status),                                    \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", OPERATION_RESET_CACHE,       \
-                     .out = dialect_out_status),                                                   \
+                     .translate_response = dialect_out_status),                                    \
         VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/abort_requests", "vllmAbortRequests",               \
                   OPERATION_ABORT_REQUESTS, .members = vllm_abort_members,                         \
-                  .into = abort_requests_members, .in = vllm_abort_in, .out = vllm_abort_out),     \
+                  .translated_members = abort_requests_members,                                    \
+                  .translate_request = vllm_abort_request,                                         \
+                  .translate_response = vllm_abort_response),                                      \
         VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/inference/v1/abort_requests",                       \
                   "vllmInferenceAbortRequests", OPERATION_ABORT_REQUESTS,                          \
-                  .members = vllm_abort_members, .into = abort_requests_members,                   \
-                  .in = vllm_abort_some_in, .out = dialect_out_empty),                             \
-        VLLM_VIEW("/load", "vllmLoad", OPERATION_STATUS, .out = vllm_load_out),
+                  .members = vllm_abort_members, .translated_members = abort_requests_members,     \
+                  .translate_request = vllm_abort_some_request,                                    \
+                  .translate_response = dialect_out_empty),                                        \
+        VLLM_VIEW("/load", "vllmLoad", OPERATION_STATUS,                                           \
+                  .translate_response = vllm_load_response),
 
 /* init joins; start opens a session that update and finish do not name. Before 0.22 there was
  * neither: the first update opens one that is committed when the model is covered. */
 #define VLLM_WEIGHTS_ROUTES                                                                        \
     VLLM_VIEW("/get_world_size", "vllmGetWorldSize", OPERATION_RANKS, .query = vllm_world_query,   \
-              .out = vllm_world_size_out),                                                         \
+              .translate_response = vllm_world_size_response),                                     \
         VLLM_CONTROL("/init_weight_transfer_engine", "vllmInitWeightTransferEngine",               \
                      OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                         \
-                     .members = vllm_init_members, .into = transfer_init_members,                  \
-                     .in = vllm_init_in, .out = vllm_init_out),                                    \
+                     .members = vllm_init_members, .translated_members = transfer_init_members,    \
+                     .translate_request = vllm_init_request,                                       \
+                     .translate_response = vllm_init_response),                                    \
         VLLM_CONTROL("/shutdown_weight_transfer_engine", "vllmShutdownWeightTransferEngine",       \
-                     OPERATION_TRANSFER_DELETE, .out = vllm_shutdown_out),                         \
+                     OPERATION_TRANSFER_DELETE, .translate_response = vllm_shutdown_response),     \
         VLLM_CONTROL("/start_weight_update", "vllmStartWeightUpdate", OPERATION_UPDATE_START,      \
                      .session = SESSION_OPEN, .members = vllm_start_members,                       \
-                     .into = update_start_members, .in = vllm_start_in, .out = vllm_start_out),    \
+                     .translated_members = update_start_members,                                   \
+                     .translate_request = vllm_start_request,                                      \
+                     .translate_response = vllm_start_response),                                   \
         VLLM_CONTROL("/start_draft_weight_update", "vllmStartDraftWeightUpdate",                   \
                      OPERATION_UPDATE_START, .session = SESSION_OPEN,                              \
-                     .into = update_start_members, .in = vllm_draft_in),                           \
+                     .translated_members = update_start_members,                                   \
+                     .translate_request = vllm_draft_request),                                     \
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
                   OPERATION_UPDATE, .session = SESSION_IMPLICIT, .members = vllm_update_members,   \
-                  .claim = {"update_info", NULL}, .into = update_members, .in = vllm_update_in,    \
-                  .out = vllm_update_out),                                                         \
+                  .body_match = {"update_info", NULL}, .translated_members = update_members,       \
+                  .translate_request = vllm_update_request,                                        \
+                  .translate_response = vllm_update_response),                                     \
         VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", OPERATION_UPDATE_FINISH,   \
                      .session = SESSION_OPEN, .members = vllm_finish_members,                      \
-                     .into = update_finish_members, .in = vllm_finish_in, .out = vllm_finish_out), \
+                     .translated_members = update_finish_members,                                  \
+                     .translate_request = vllm_finish_request,                                     \
+                     .translate_response = vllm_finish_response),                                  \
         VLLM_CONTROL("/update_weight_version", "vllmUpdateWeightVersion", OPERATION_WEIGHTS_LABEL, \
-                     .members = vllm_label_members, .into = weights_label_members,                 \
-                     .in = vllm_label_in, .out = vllm_label_out),                                  \
-        VLLM_VIEW("/weight_info", "vllmWeightInfo", OPERATION_STATUS, .out = vllm_info_out),       \
+                     .members = vllm_label_members, .translated_members = weights_label_members,   \
+                     .translate_request = vllm_label_request,                                      \
+                     .translate_response = vllm_label_response),                                   \
+        VLLM_VIEW("/weight_info", "vllmWeightInfo", OPERATION_STATUS,                              \
+                  .translate_response = vllm_info_response),                                       \
         VLLM_POST(BODY_JSON, ROUTE_FINISH_MAX, "/weight_checker", "vllmWeightChecker",             \
                   OPERATION_WEIGHTS_CHECK, .members = vllm_checker_members,                        \
-                  .into = weights_check_members, .in = vllm_checker_in),                           \
+                  .translated_members = weights_check_members,                                     \
+                  .translate_request = vllm_checker_request),                                      \
         VLLM_POST(BODY_JSON, ROUTE_FINISH_MAX, "/weight_checker", "vllmWeightCheckerReset",        \
-                  OPERATION_SLEEP, .members = vllm_checker_members, .claim = {"action", "reset"},  \
-                  .into = sleep_members, .in = vllm_reset_weights_in,                              \
-                  .out = vllm_reset_weights_out),
+                  OPERATION_SLEEP, .members = vllm_checker_members,                                \
+                  .body_match = {"action", "reset"}, .translated_members = sleep_members,          \
+                  .translate_request = vllm_reset_weights_request,                                 \
+                  .translate_response = vllm_reset_weights_response),
 
 /* Rows of the route table. */
 #define DIALECT_VLLM_ROUTES VLLM_GENERATION_ROUTES VLLM_WEIGHTS_ROUTES

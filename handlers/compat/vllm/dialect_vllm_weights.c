@@ -26,7 +26,7 @@ static int put_message(json_t **reply, const char *message)
 }
 
 /* One rank for each GPU that holds the weights; a server without any is one. */
-int vllm_world_size_out(json_t **reply, const struct exchange *x)
+int vllm_world_size_response(json_t **reply, const struct http_request *x)
 {
     const json_t *ranks = json_object_get(json_object_get(*reply, "cuda"), "ranks");
     size_t n = json_array_size(ranks);
@@ -136,7 +136,7 @@ static bool names_group(const json_t *info)
 }
 
 /* Since vLLM 0.28 how tensors are packed is said here, and in no update. */
-int vllm_init_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_init_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *info = NULL;
     json_t *held;
@@ -157,13 +157,13 @@ int vllm_init_in(json_t **body, const struct exchange *x, struct err *e)
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string(group ? "nccl" : "ipc"), e);
 }
 
-int vllm_init_out(json_t **reply, const struct exchange *x)
+int vllm_init_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, "Weight transfer initialized");
 }
 
-int vllm_shutdown_out(json_t **reply, const struct exchange *x)
+int vllm_shutdown_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, "Weight transfer shut down");
@@ -177,7 +177,7 @@ static int refuse_draft(const char *field, struct err *e)
 }
 
 /* In which layout the tensors come shows in their names and shapes, which are checked. */
-int vllm_start_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_start_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool draft = false, format = true;
 
@@ -191,13 +191,13 @@ int vllm_start_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
 }
 
-int vllm_start_out(json_t **reply, const struct exchange *x)
+int vllm_start_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, "Weight update started");
 }
 
-int vllm_draft_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_draft_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)body;
     (void)x;
@@ -247,7 +247,7 @@ static int check_dense(const json_t *info, struct err *e)
 /* In vLLM rank i takes entry i. What a group broadcasts all ranks receive alike, and handles name
  * their GPUs: entries that differ would mean nothing here.
  * @out  borrowed from `list` */
-static int one_for_all(const json_t **out, const json_t *list, const struct exchange *x,
+static int one_for_all(const json_t **out, const json_t *list, const struct http_request *x,
                        struct err *e)
 {
     const struct app *app = x->app;
@@ -277,7 +277,7 @@ static int one_for_all(const json_t **out, const json_t *list, const struct exch
                                           "%s, an object is wanted", body_type_name(*out));
 }
 
-static int update_info_of(const json_t **out, const json_t *body, const struct exchange *x,
+static int update_info_of(const json_t **out, const json_t *body, const struct http_request *x,
                           struct err *e)
 {
     const json_t *given = body_given(body, "update_info");
@@ -302,7 +302,7 @@ static int translate_update(json_t **body, const json_t *info, struct err *e)
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
-int vllm_update_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *info = NULL;
     json_t *held;
@@ -316,13 +316,13 @@ int vllm_update_in(json_t **body, const struct exchange *x, struct err *e)
     return rc;
 }
 
-int vllm_update_out(json_t **reply, const struct exchange *x)
+int vllm_update_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, "Weights updated");
 }
 
-int vllm_finish_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_finish_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"weight_version", "weight_version"},
                                                     {NULL, NULL}};
@@ -331,13 +331,13 @@ int vllm_finish_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-int vllm_finish_out(json_t **reply, const struct exchange *x)
+int vllm_finish_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return put_message(reply, "Weight update finished");
 }
 
-int vllm_label_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_label_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"new_version", "weight_version"},
                                                     {NULL, NULL}};
@@ -348,7 +348,7 @@ int vllm_label_in(json_t **body, const struct exchange *x, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-int vllm_label_out(json_t **reply, const struct exchange *x)
+int vllm_label_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:b, s:O}", "success", 1, "new_version",
@@ -356,7 +356,7 @@ int vllm_label_out(json_t **reply, const struct exchange *x)
 }
 
 /* null: nothing has been committed, or it was dropped. */
-int vllm_info_out(json_t **reply, const struct exchange *x)
+int vllm_info_response(json_t **reply, const struct http_request *x)
 {
     json_t *label = json_object_get(json_object_get(*reply, "weights"), "weight_version");
 
@@ -366,7 +366,7 @@ int vllm_info_out(json_t **reply, const struct exchange *x)
 }
 
 /* vLLM's own clients leave no baseline beside checksum; others send null. */
-int vllm_checker_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
         {"action", "action"}, {"baseline", "baseline"}, {NULL, NULL}};
@@ -383,7 +383,7 @@ int vllm_checker_in(json_t **body, const struct exchange *x, struct err *e)
 
 /* vLLM overwrites the weights with noise, so that a later comparison proves that all came anew.
  * Here they are dropped: that proves as much, and noise is never served. */
-int vllm_reset_weights_in(json_t **body, const struct exchange *x, struct err *e)
+int vllm_reset_weights_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
     (void)json_object_clear(*body);
@@ -392,7 +392,7 @@ int vllm_reset_weights_in(json_t **body, const struct exchange *x, struct err *e
     return dialect_set(*body, "tags", json_pack("[s]", "weights"), e);
 }
 
-int vllm_reset_weights_out(json_t **reply, const struct exchange *x)
+int vllm_reset_weights_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
     return dialect_put(reply, json_pack("{s:s}", "status", "reset"));

@@ -17,7 +17,7 @@
 static struct mtx lock;
 static struct cnd moved;
 static char order[32];               /* guarded by lock */
-static bool gate_open, gate_reached; /* guarded by lock */
+static bool pause_controller_open, pause_controller_reached; /* guarded by lock */
 
 static void note(char c)
 {
@@ -35,7 +35,7 @@ static void run_letter(void *arg)
 }
 
 /* Holds the only thread until the test opens the gate. */
-static void run_gate(void *arg)
+static void run_pause_controller(void *arg)
 {
     char name[16] = "";
 
@@ -44,17 +44,17 @@ static void run_gate(void *arg)
     if (strcmp(name, "pool/0") == 0)
         note('g');
     mtx_lock(&lock);
-    gate_reached = true;
+    pause_controller_reached = true;
     cnd_broadcast(&moved);
-    while (!gate_open)
+    while (!pause_controller_open)
         (void)cnd_wait(&moved, &lock, CLOCK_NEVER);
     mtx_unlock(&lock);
 }
 
-static void open_gate(void)
+static void open_pause_controller(void)
 {
     mtx_lock(&lock);
-    gate_open = true;
+    pause_controller_open = true;
     cnd_broadcast(&moved);
     mtx_unlock(&lock);
 }
@@ -63,7 +63,7 @@ static void test_lanes_bounds_and_stop(void **state)
 {
     static char letters[] = "abcuvx";
     struct workers_cfg cfg = {.name = "pool", .n_threads = 1, .n_queue_max = 3};
-    struct job gate = {.run = run_gate}, jobs[6];
+    struct job pause_controller = {.run = run_pause_controller}, jobs[6];
     struct workers *w;
     struct err e = {0};
 
@@ -71,9 +71,9 @@ static void test_lanes_bounds_and_stop(void **state)
     mtx_init(&lock, MTX_LEAF);
     cnd_init(&moved);
     assert_int_equal(workers_new(&w, &cfg, &e), 0);
-    assert_int_equal(workers_post(w, &gate, WORKERS_NORMAL, &e), 0);
+    assert_int_equal(workers_post(w, &pause_controller, WORKERS_NORMAL, &e), 0);
     mtx_lock(&lock);
-    while (!gate_reached)
+    while (!pause_controller_reached)
         (void)cnd_wait(&moved, &lock, CLOCK_NEVER);
     mtx_unlock(&lock);
     for (int i = 0; i < 6; i++)
@@ -87,7 +87,7 @@ static void test_lanes_bounds_and_stop(void **state)
     for (int i = 3; i < 5; i++) /* the urgent lane has no bound, and goes first */
         assert_int_equal(workers_post(w, &jobs[i], WORKERS_URGENT, &e), 0);
     assert_int_equal(workers_queued(w), 5);
-    open_gate();
+    open_pause_controller();
     workers_stop(w); /* runs what is queued */
     assert_string_equal(order, "guvabc");
     assert_int_equal(workers_post(w, &jobs[5], WORKERS_URGENT, &e), -1);
@@ -116,7 +116,7 @@ static void run_and_post(void *arg)
     struct job refused = {.run = run_last}; /* the queue is full until the pool stops */
     struct err e = {0};
 
-    run_gate(arg);
+    run_pause_controller(arg);
     do {
         err_clear(&e);
         (void)sched_yield();
@@ -129,22 +129,22 @@ static void run_and_post(void *arg)
 static void test_stop_runs_what_its_jobs_post(void **state)
 {
     struct workers_cfg cfg = {.name = "pool", .n_threads = 1, .n_queue_max = 1};
-    struct job first = {.run = run_and_post}, filler = {.run = run_gate};
+    struct job first = {.run = run_and_post}, filler = {.run = run_pause_controller};
     struct err e = {0};
 
     (void)state;
     mtx_init(&lock, MTX_LEAF);
     cnd_init(&moved);
-    gate_open = gate_reached = false;
+    pause_controller_open = pause_controller_reached = false;
     last = (struct job){.run = run_last};
     assert_int_equal(workers_new(&pool, &cfg, &e), 0);
     assert_int_equal(workers_post(pool, &first, WORKERS_NORMAL, &e), 0);
     mtx_lock(&lock);
-    while (!gate_reached)
+    while (!pause_controller_reached)
         (void)cnd_wait(&moved, &lock, CLOCK_NEVER);
     mtx_unlock(&lock);
     assert_int_equal(workers_post(pool, &filler, WORKERS_NORMAL, &e), 0);
-    open_gate();
+    open_pause_controller();
     workers_stop(pool);
     assert_true(last_ran);
     assert_int_equal(workers_post(pool, &last, WORKERS_URGENT, &e), -1);

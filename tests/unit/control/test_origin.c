@@ -187,7 +187,8 @@ static bool knows_key(void *arg, const char *authorization)
 }
 
 /* The program's own keys: one that it knows exempts from the rule of Host, and from no other. Of a
- * peer that needs a key the rule is not asked: without one it gets a 401, which the door gives. */
+ * peer that needs a key the rule is not asked: without one it gets a 401, which the listener gives.
+ */
 static void test_keys_exempt_from_the_host(void **state)
 {
     static const struct {

@@ -182,18 +182,18 @@ static inline struct tensors tensors_of(const struct model_config *c, unsigned m
 
 #define PEFT "base_model.model."
 
-static inline struct plan *plan_of(const struct tensors *t)
+static inline struct tensor_list *tensor_list_of(const struct tensors *t)
 {
-    struct plan_builder *b = NULL;
-    struct plan *p = NULL;
+    struct tensor_list_builder *b = NULL;
+    struct tensor_list *p = NULL;
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (uint32_t i = 0; i < t->n; i++)
-        if (plan_builder_add(b, t->list[i].name, t->list[i].dtype, t->list[i].shape,
-                             t->list[i].ndim, UINT64_MAX, &e) != 0)
+        if (tensor_list_builder_add(b, t->list[i].name, t->list[i].dtype, t->list[i].shape,
+                                    t->list[i].ndim, UINT64_MAX, &e) != 0)
             fail_msg("%s", e.msg);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
@@ -217,7 +217,7 @@ static inline void fill_tensor(char *dst, const struct tensor_spec *t, uint64_t 
 }
 
 /* The packed bucket; the caller's (free). */
-static inline char *bytes_of(const struct plan *p, uint64_t seed)
+static inline char *bytes_of(const struct tensor_list *p, uint64_t seed)
 {
     char *bytes = malloc(p->nbytes);
 
@@ -238,7 +238,7 @@ static inline struct adapter *adapter_made(const struct model_config *m, unsigne
                                            enum dtype dtype, uint64_t seed)
 {
     struct tensors t = tensors_of(m, mask, r, dtype, PEFT);
-    struct plan *plan = plan_of(&t);
+    struct tensor_list *tensor_list = tensor_list_of(&t);
     struct adapter_config *c;
     struct adapter_spec spec;
     struct adapter *a = NULL;
@@ -248,9 +248,9 @@ static inline struct adapter *adapter_made(const struct model_config *m, unsigne
     (void)snprintf(json, sizeof json, "{\"r\":%u,\"lora_alpha\":%u}", r, 2 * r);
     c = config_of(json);
     spec = spec_of(m, c);
-    if (adapter_new(&a, NULL, &spec, plan, bytes_of(plan, seed), &e) != 0)
+    if (adapter_new(&a, NULL, &spec, tensor_list, bytes_of(tensor_list, seed), &e) != 0)
         fail_msg("%s", e.msg);
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
     adapter_config_free(c);
     return a;
 }
@@ -263,7 +263,7 @@ struct blob {
 };
 
 /* A safetensors file of these tensors. */
-static inline struct blob safetensors_blob(const struct plan *p, uint64_t seed)
+static inline struct blob safetensors_blob(const struct tensor_list *p, uint64_t seed)
 {
     size_t cap = 64 + 512 * (size_t)p->n_tensors, at = 8;
     struct blob b = {.data = malloc(cap + p->nbytes)};

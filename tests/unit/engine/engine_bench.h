@@ -73,18 +73,18 @@ static inline void commit(struct bench *b)
     (void)done;
 }
 
-static inline struct manifest *manifest_make(void)
+static inline struct model_spec *model_spec_make(void)
 {
-    struct plan_builder *builder;
-    struct manifest *m;
-    struct plan *plan;
+    struct tensor_list_builder *builder;
+    struct model_spec *m;
+    struct tensor_list *tensor_list;
     struct err e = {0};
     uint64_t shape[] = {FAKE_VOCAB};
 
-    assert_int_equal(plan_builder_new(&builder, &e), 0);
-    assert_int_equal(plan_builder_add(builder, "w", DTYPE_F32, shape, 1, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(builder, &plan, &e), 0);
-    assert_int_equal(manifest_new(&m, plan, NULL, 0, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&builder, &e), 0);
+    assert_int_equal(tensor_list_builder_add(builder, "w", DTYPE_F32, shape, 1, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(builder, &tensor_list, &e), 0);
+    assert_int_equal(model_spec_new(&m, tensor_list, NULL, 0, &e), 0);
     return m;
 }
 
@@ -101,7 +101,7 @@ static inline void bench_init_unsynced(struct bench *b, uint32_t n_running, uint
     struct err e = {0};
 
     memset(b, 0, sizeof *b);
-    sc.manifest = manifest_make();
+    sc.model_spec = model_spec_make();
     assert_int_equal(store_new(&b->store, &sc, &e), 0);
     cfg.store = b->store;
     atomic_store(&fake_n_steps, 0);

@@ -44,12 +44,13 @@ static atomic_uint fake_n_steps;
  * put it there. Set while no engine runs. */
 static void (*fake_on_logits)(const float *tokens, const float *serials, uint32_t n);
 
-int model_new(struct model **out, const struct model_config *cfg, const struct manifest *manifest,
-              uint32_t n_rows_max, uint32_t n_threads, struct err *e)
+int model_new(struct model **out, const struct model_config *cfg,
+              const struct model_spec *model_spec, uint32_t n_rows_max, uint32_t n_threads,
+              struct err *e)
 {
     struct model *m = calloc(1, sizeof *m);
 
-    assert(cfg->vocab_size == FAKE_VOCAB && manifest->plan->n_tensors == 1);
+    assert(cfg->vocab_size == FAKE_VOCAB && model_spec->tensor_list->n_tensors == 1);
     if (m == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the fake model");
     m->n_rows_max = n_rows_max;

@@ -11,7 +11,7 @@
 #include <string.h>
 
 struct weights {
-    struct manifest *manifest;
+    struct model_spec *model_spec;
     struct view *views;
     float **values; /* [n_tensors]: what the views hold, as float32 */
     struct version version;
@@ -41,19 +41,20 @@ static inline void fill(float *x, const struct tensor_spec *t)
 }
 
 /* Tensors take turns at BF16, F16 and F32. */
-static inline struct plan *mixed_plan(const struct plan *p)
+static inline struct tensor_list *mixed_tensor_list(const struct tensor_list *p)
 {
     static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32};
-    struct plan_builder *b;
-    struct plan *out;
+    struct tensor_list_builder *b;
+    struct tensor_list *out;
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (uint32_t i = 0; i < p->n_tensors; i++)
-        assert_int_equal(plan_builder_add(b, p->tensors[i].name, dtypes[i % 3], p->tensors[i].shape,
-                                          p->tensors[i].ndim, UINT64_MAX, &e),
+        assert_int_equal(tensor_list_builder_add(b, p->tensors[i].name, dtypes[i % 3],
+                                                 p->tensors[i].shape, p->tensors[i].ndim,
+                                                 UINT64_MAX, &e),
                          0);
-    assert_int_equal(plan_builder_finish(b, &out, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &out, &e), 0);
     return out;
 }
 
@@ -61,21 +62,21 @@ static inline struct plan *mixed_plan(const struct plan *p)
 static inline struct weights weights_new(const struct model_config *c, uint64_t seed)
 {
     struct weights w = {0};
-    struct manifest *uniform;
-    struct plan *stored;
+    struct model_spec *uniform;
+    struct tensor_list *stored;
     struct err e = {0};
 
-    assert_int_equal(model_manifest(&uniform, c, NULL, &e), 0);
-    stored = mixed_plan(uniform->plan);
-    assert_int_equal(model_manifest(&w.manifest, c, stored, &e), 0);
-    plan_unref(stored);
-    manifest_free(uniform);
-    w.views = calloc(w.manifest->plan->n_tensors, sizeof *w.views);
-    w.values = calloc(w.manifest->plan->n_tensors, sizeof *w.values);
+    assert_int_equal(model_spec_of_config(&uniform, c, NULL, &e), 0);
+    stored = mixed_tensor_list(uniform->tensor_list);
+    assert_int_equal(model_spec_of_config(&w.model_spec, c, stored, &e), 0);
+    tensor_list_unref(stored);
+    model_spec_free(uniform);
+    w.views = calloc(w.model_spec->tensor_list->n_tensors, sizeof *w.views);
+    w.values = calloc(w.model_spec->tensor_list->n_tensors, sizeof *w.values);
     assert_true(w.views != NULL && w.values != NULL);
     rng_state = seed;
-    for (uint32_t i = 0; i < w.manifest->plan->n_tensors; i++) {
-        const struct tensor_spec *t = &w.manifest->plan->tensors[i];
+    for (uint32_t i = 0; i < w.model_spec->tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &w.model_spec->tensor_list->tensors[i];
         void *data = malloc(t->nbytes);
 
         w.values[i] = malloc(t->numel * sizeof(float));
@@ -91,13 +92,13 @@ static inline struct weights weights_new(const struct model_config *c, uint64_t 
 
 static inline void weights_free(struct weights *w)
 {
-    for (uint32_t i = 0; i < w->manifest->plan->n_tensors; i++) {
+    for (uint32_t i = 0; i < w->model_spec->tensor_list->n_tensors; i++) {
         free((void *)(uintptr_t)w->views[i].data);
         free(w->values[i]);
     }
     free(w->values);
     free(w->views);
-    manifest_free(w->manifest);
+    model_spec_free(w->model_spec);
 }
 
 #endif

@@ -61,7 +61,7 @@ static inline void serve_adapters(struct served *s, uint32_t n_running, uint32_t
     assert_int_equal(model_config_load(&s->cfg, MODEL_DIR, &e), 0);
     assert_int_equal(tokenizer_load(&s->tokenizer, MODEL_DIR, &e), 0);
     source_close(open_checkpoint("step-00000", &w));
-    assert_int_equal(model_manifest(&sc.manifest, &s->cfg, w.plan, &e), 0);
+    assert_int_equal(model_spec_of_config(&sc.model_spec, &s->cfg, w.tensor_list, &e), 0);
     file_weights_fini(&w);
     assert_int_equal(store_new(&s->store, &sc, &e), 0);
     uc.store = s->store;
@@ -124,7 +124,7 @@ static inline uint64_t push(struct served *s, const char *id, const char *step)
 
     assert_non_null(c);
     c->source = open_checkpoint(step, &w);
-    c->plan = plan_ref(w.plan);
+    c->tensor_list = tensor_list_ref(w.tensor_list);
     c->done = push_done;
     c->done_arg = &p;
     (void)snprintf(c->update_id, sizeof c->update_id, "%s", id);

@@ -14,15 +14,15 @@ static int make(struct adapter **a, struct adapter_report *report, const struct 
                 const struct tensors *t, const char *json, uint64_t seed, bool allow_partial,
                 struct err *e)
 {
-    struct plan *plan = plan_of(t);
+    struct tensor_list *tensor_list = tensor_list_of(t);
     struct adapter_config *c = config_of(json);
     struct adapter_spec spec = spec_of(m, c);
     int rc;
 
     spec.allow_partial = allow_partial;
-    rc = adapter_new(a, report, &spec, plan, bytes_of(plan, seed), e);
+    rc = adapter_new(a, report, &spec, tensor_list, bytes_of(tensor_list, seed), e);
     adapter_config_free(c);
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
     return rc;
 }
 
@@ -47,10 +47,10 @@ static void check_fixture(const char *dir, uint32_t r, float scale, unsigned mas
     spec = spec_of(&m, c);
     assert_int_equal(
         safetensors_parse(&s, file.data, 8 + *(uint64_t *)(void *)file.data, file.len, &e), 0);
-    bytes = malloc(s.plan->nbytes);
+    bytes = malloc(s.tensor_list->nbytes);
     assert_non_null(bytes);
-    memcpy(bytes, file.data + s.nbytes_head, s.plan->nbytes);
-    if (adapter_new(&a, &report, &spec, s.plan, bytes, &e) != 0)
+    memcpy(bytes, file.data + s.nbytes_head, s.tensor_list->nbytes);
+    if (adapter_new(&a, &report, &spec, s.tensor_list, bytes, &e) != 0)
         fail_msg("%s", e.msg);
     for (uint32_t i = 0; i < m.n_layers * ADAPTER_MODULE_COUNT; i++) {
         const struct adapter_pair *p = adapter_pair(a, i / 7, (enum adapter_module)(i % 7));
@@ -65,17 +65,17 @@ static void check_fixture(const char *dir, uint32_t r, float scale, unsigned mas
         assert_int_equal((uintptr_t)p->a % ADAPTER_ALIGN + (uintptr_t)p->b % ADAPTER_ALIGN, 0);
         (void)snprintf(name, sizeof name, PEFT "%s.lora_B.weight",
                        adapter_module_path(i / 7, (enum adapter_module)(i % 7), module));
-        at = plan_find(s.plan, name);
-        assert_int_not_equal(at, PLAN_NO_TENSOR);
+        at = tensor_list_find(s.tensor_list, name);
+        assert_int_not_equal(at, TENSOR_LIST_NO_TENSOR);
         if (bytes_too)
-            assert_memory_equal(p->b, file.data + s.nbytes_head + s.plan->tensors[at].offset,
-                                s.plan->tensors[at].nbytes);
+            assert_memory_equal(p->b, file.data + s.nbytes_head + s.tensor_list->tensors[at].offset,
+                                s.tensor_list->tensors[at].nbytes);
     }
     assert_int_equal(report.matched.n, n);
-    assert_int_equal(report.matched.n, s.plan->n_tensors);
+    assert_int_equal(report.matched.n, s.tensor_list->n_tensors);
     assert_int_equal(report.unmatched.n + report.ignored.n + report.missing.n, 0);
     assert_int_equal(adapter_rank(a), r);
-    assert_true(adapter_nbytes(a) >= s.plan->nbytes);
+    assert_true(adapter_nbytes(a) >= s.tensor_list->nbytes);
     assert_int_equal(strlen(adapter_digest(a)), ADAPTER_DIGEST_LEN);
     adapter_report_fini(&report);
     adapter_unref(a);
@@ -255,7 +255,7 @@ static void test_new_bounds_bytes_and_tensors(void **state)
 {
     struct model_config m = small_model();
     struct tensors t = tensors_of(&m, ALL_MODULES, 4, DTYPE_F32, PEFT);
-    struct plan *plan = plan_of(&t);
+    struct tensor_list *tensor_list = tensor_list_of(&t);
     struct adapter_config *c = config_of("{\"r\":4}");
     struct adapter_spec spec = spec_of(&m, c);
     struct adapter_builder *b = NULL;
@@ -263,17 +263,17 @@ static void test_new_bounds_bytes_and_tensors(void **state)
     uint64_t nbytes;
 
     (void)state;
-    assert_int_equal(adapter_builder_new(&b, &spec, plan, &e), 0);
+    assert_int_equal(adapter_builder_new(&b, &spec, tensor_list, &e), 0);
     nbytes = adapter_builder_nbytes(b);
     adapter_builder_free(b);
     spec.nbytes_max = nbytes;
-    assert_int_equal(adapter_builder_new(&b, &spec, plan, &e), 0);
+    assert_int_equal(adapter_builder_new(&b, &spec, tensor_list, &e), 0);
     adapter_builder_free(b);
     spec.nbytes_max = nbytes - 1;
-    assert_int_equal(adapter_builder_new(&b, &spec, plan, &e), -1);
+    assert_int_equal(adapter_builder_new(&b, &spec, tensor_list, &e), -1);
     assert_int_equal(e.code, ERR_TOO_LARGE);
     adapter_config_free(c);
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
 }
 
 static void test_names_are_read_exactly(void **state)
@@ -322,7 +322,7 @@ static void test_new_unwinds_every_failed_allocation(void **state)
 {
     struct model_config m = small_model();
     struct tensors t = tensors_of(&m, ALL_MODULES, 4, DTYPE_BF16, PEFT);
-    struct plan *plan = plan_of(&t);
+    struct tensor_list *tensor_list = tensor_list_of(&t);
     struct adapter_config *c = config_of("{\"r\":4}");
     struct adapter_spec spec = spec_of(&m, c);
     int rc = -1;
@@ -331,12 +331,12 @@ static void test_new_unwinds_every_failed_allocation(void **state)
     for (long n = 0; rc != 0; n++) {
         struct adapter_report report = {0};
         struct adapter *a = NULL;
-        char *bytes = bytes_of(plan, 1);
+        char *bytes = bytes_of(tensor_list, 1);
         struct err e = {0};
 
         assert_true(n < 1000);
         fail_nth(n);
-        rc = adapter_new(&a, &report, &spec, plan, bytes, &e);
+        rc = adapter_new(&a, &report, &spec, tensor_list, bytes, &e);
         fail_nth(-1);
         assert_true((rc == 0) == (a != NULL) && (rc == 0) == (report.matched.n > 0));
         assert_true(rc == 0 || e.code == ERR_NO_MEMORY);
@@ -345,7 +345,7 @@ static void test_new_unwinds_every_failed_allocation(void **state)
         assert_int_equal(atomic_load(&nbytes_mapped), 0);
     }
     adapter_config_free(c);
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
 }
 
 static void *ref_and_unref(void *arg)

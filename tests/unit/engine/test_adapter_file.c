@@ -91,9 +91,9 @@ static struct step step_new(uint32_t r, uint64_t seed)
 {
     struct model_config m = small_model();
     struct tensors t = tensors_of(&m, ALL_MODULES, r, DTYPE_BF16, PEFT);
-    struct plan *plan = plan_of(&t);
+    struct tensor_list *tensor_list = tensor_list_of(&t);
     struct adapter *a = adapter_made(&m, ALL_MODULES, r, DTYPE_BF16, seed);
-    struct step s = {.weights = safetensors_blob(plan, seed)};
+    struct step s = {.weights = safetensors_blob(tensor_list, seed)};
 
     (void)snprintf(s.config, sizeof s.config,
                    "{\"peft_type\": \"LORA\", \"r\": %2u, \"lora_alpha\": %2u, "
@@ -101,7 +101,7 @@ static struct step step_new(uint32_t r, uint64_t seed)
                    r, 2 * r);
     (void)snprintf(s.digest, sizeof s.digest, "%s", adapter_digest(a));
     adapter_unref(a);
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
     return s;
 }
 

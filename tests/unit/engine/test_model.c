@@ -61,8 +61,8 @@ static const float *plain_weight(const struct weights *w, int layer, const char 
         (void)snprintf(name, sizeof name, "%s", suffix);
     else
         (void)snprintf(name, sizeof name, "model.layers.%d.%s", layer, suffix);
-    i = plan_find(w->manifest->plan, name);
-    assert_int_not_equal(i, PLAN_NO_TENSOR);
+    i = tensor_list_find(w->model_spec->tensor_list, name);
+    assert_int_not_equal(i, TENSOR_LIST_NO_TENSOR);
     return w->values[i];
 }
 
@@ -193,7 +193,7 @@ static struct run run_new(const struct model_config *c, const struct weights *w,
     struct kv_seq hole;
     struct err e = {0};
 
-    assert_int_equal(model_new(&r.model, c, w->manifest, ROWS_MAX, n_threads, &e), 0);
+    assert_int_equal(model_new(&r.model, c, w->model_spec, ROWS_MAX, n_threads, &e), 0);
     assert_int_equal(kv_pool_new(&r.pool, c, 1 << 20, &e), 0);
     r.logits = malloc(sizeof(float) * ROWS_MAX * V);
     assert_non_null(r.logits);
@@ -401,7 +401,7 @@ static void test_step_reads_the_version_it_is_given(void **state)
     struct run r = run_new(&cfg, &w, 1);
     float before[V], after[V], again[V];
     struct model_row row = {token(0, 0), 0, &r.kv[0], true, NULL};
-    uint32_t n = w.manifest->plan->n_tensors;
+    uint32_t n = w.model_spec->tensor_list->n_tensors;
     struct view *other = malloc(n * sizeof *other);
     struct version next = {.serial = 2, .views = other};
     uint64_t began_us;
@@ -413,7 +413,7 @@ static void test_step_reads_the_version_it_is_given(void **state)
     model_step(r.model, &w.version, &row, 1, before);
     assert_true(model_pulse(r.model) >= began_us); /* health sees a long step at work */
     for (uint32_t i = 0; i < n; i++) {             /* each tensor alone changes the result */
-        const struct tensor_spec *t = &w.manifest->plan->tensors[i];
+        const struct tensor_spec *t = &w.model_spec->tensor_list->tensors[i];
         float *values = malloc(t->numel * sizeof(float));
         void *data = malloc(t->nbytes);
 
@@ -450,17 +450,20 @@ static void test_tied_head_is_the_embedding(void **state)
     tied.tie_word_embeddings = true;
     w = weights_new(&tied, 7);
     u = weights_new(&cfg, 7);
-    assert_int_equal(plan_find(w.manifest->plan, "lm_head.weight"), PLAN_NO_TENSOR);
+    assert_int_equal(tensor_list_find(w.model_spec->tensor_list, "lm_head.weight"),
+                     TENSOR_LIST_NO_TENSOR);
     /* An untied model whose head holds the embedding's bytes gives the same. */
-    head = plan_find(u.manifest->plan, "lm_head.weight");
-    embed = plan_find(u.manifest->plan, "model.embed_tokens.weight");
+    head = tensor_list_find(u.model_spec->tensor_list, "lm_head.weight");
+    embed = tensor_list_find(u.model_spec->tensor_list, "model.embed_tokens.weight");
     r = run_new(&tied, &w, 1);
     s = run_new(&cfg, &u, 1);
     model_step(r.model, &w.version, &(struct model_row){3, 0, &r.kv[0], true, NULL}, 1, a);
-    dtype_convert((void *)(uintptr_t)u.views[head].data, u.manifest->plan->tensors[head].dtype,
-                  u.values[embed], DTYPE_F32, (uint64_t)V * H);
+    dtype_convert((void *)(uintptr_t)u.views[head].data,
+                  u.model_spec->tensor_list->tensors[head].dtype, u.values[embed], DTYPE_F32,
+                  (uint64_t)V * H);
     model_step(s.model, &u.version, &(struct model_row){3, 0, &s.kv[0], true, NULL}, 1, b);
-    assert_int_equal(u.manifest->plan->tensors[head].dtype, DTYPE_F32); /* holds BF16 exactly */
+    assert_int_equal(u.model_spec->tensor_list->tensors[head].dtype,
+                     DTYPE_F32); /* holds BF16 exactly */
     assert_memory_equal(a, b, sizeof a);
     run_free(&s);
     run_free(&r);
@@ -477,7 +480,7 @@ static void test_model_new_names_the_tensor_that_is_missing(void **state)
 
     (void)state;
     more.n_layers = L + 1;
-    assert_int_equal(model_new(&m, &more, w.manifest, 1, 1, &e), -1);
+    assert_int_equal(model_new(&m, &more, w.model_spec, 1, 1, &e), -1);
     assert_int_equal(e.code, ERR_MISMATCH);
     assert_non_null(strstr(e.msg, "model.layers.2.input_layernorm.weight"));
     assert_null(m);

@@ -483,16 +483,17 @@ static void test_load_says_what_is_wrong_with_the_file(void **state)
     free(text);
 }
 
-/* --- model_manifest -------------------------------------------------------------------------- */
+/* --- model_spec_of_config
+ * -------------------------------------------------------------------------- */
 
-static const struct tensor_spec *find(const struct manifest *m, const char *name)
+static const struct tensor_spec *find(const struct model_spec *m, const char *name)
 {
-    uint32_t i = plan_find(m->plan, name);
+    uint32_t i = tensor_list_find(m->tensor_list, name);
 
-    return i != PLAN_NO_TENSOR ? &m->plan->tensors[i] : NULL;
+    return i != TENSOR_LIST_NO_TENSOR ? &m->tensor_list->tensors[i] : NULL;
 }
 
-static const struct alias *find_alias(const struct manifest *m, const char *name)
+static const struct alias *find_alias(const struct model_spec *m, const char *name)
 {
     for (uint32_t i = 0; i < m->n_aliases; i++) {
         if (strcmp(m->aliases[i].name, name) == 0)
@@ -501,18 +502,18 @@ static const struct alias *find_alias(const struct manifest *m, const char *name
     return NULL;
 }
 
-static struct manifest *manifest_of(const char *patch, const struct plan *stored)
+static struct model_spec *model_spec_of(const char *patch, const struct tensor_list *stored)
 {
     struct model_config c = accepted(patch, NULL);
-    struct manifest *m = NULL;
+    struct model_spec *m = NULL;
     struct err e = {0};
 
-    if (model_manifest(&m, &c, stored, &e) != 0)
+    if (model_spec_of_config(&m, &c, stored, &e) != 0)
         fail_msg("refused at %s: %s", e.field, e.msg);
     return m;
 }
 
-static void assert_tensor(const struct manifest *m, const char *name, enum dtype dtype,
+static void assert_tensor(const struct model_spec *m, const char *name, enum dtype dtype,
                           uint32_t ndim, uint64_t rows, uint64_t columns)
 {
     const struct tensor_spec *t = find(m, name);
@@ -526,12 +527,12 @@ static void assert_tensor(const struct manifest *m, const char *name, enum dtype
         assert_int_equal(t->shape[1], columns);
 }
 
-static void test_manifest_names_and_shapes(void **state)
+static void test_model_spec_names_and_shapes(void **state)
 {
-    struct manifest *m = manifest_of("{\"dtype\":\"bfloat16\"}", NULL);
+    struct model_spec *m = model_spec_of("{\"dtype\":\"bfloat16\"}", NULL);
 
     (void)state;
-    assert_int_equal(m->plan->n_tensors, 3 + 2 * 11);
+    assert_int_equal(m->tensor_list->n_tensors, 3 + 2 * 11);
     assert_tensor(m, "model.embed_tokens.weight", DTYPE_BF16, 2, 96, 24);
     assert_tensor(m, "lm_head.weight", DTYPE_BF16, 2, 96, 24);
     assert_tensor(m, "model.norm.weight", DTYPE_BF16, 1, 24, 0);
@@ -548,16 +549,16 @@ static void test_manifest_names_and_shapes(void **state)
     assert_tensor(m, "model.layers.1.mlp.down_proj.weight", DTYPE_BF16, 2, 24, 40);
     assert_null(find_alias(m, "lm_head.weight"));
     assert_non_null(find_alias(m, "model.rotary_emb.inv_freq"));
-    manifest_free(m);
+    model_spec_free(m);
 }
 
-static void test_manifest_of_biases(void **state)
+static void test_model_spec_of_biases(void **state)
 {
-    struct manifest *m = manifest_of("{\"attention_bias\":true}", NULL);
+    struct model_spec *m = model_spec_of("{\"attention_bias\":true}", NULL);
     const struct alias *a = find_alias(m, "model.layers.0.self_attn.qkv_proj.bias");
 
     (void)state;
-    assert_int_equal(m->plan->n_tensors, 3 + 2 * 15);
+    assert_int_equal(m->tensor_list->n_tensors, 3 + 2 * 15);
     assert_tensor(m, "model.layers.1.self_attn.q_proj.bias", DTYPE_F32, 1, 32, 0);
     assert_tensor(m, "model.layers.1.self_attn.v_proj.bias", DTYPE_F32, 1, 16, 0);
     assert_tensor(m, "model.layers.1.self_attn.o_proj.bias", DTYPE_F32, 1, 24, 0);
@@ -565,26 +566,29 @@ static void test_manifest_of_biases(void **state)
     assert_int_equal(a->ndim, 1);
     assert_int_equal(a->shape[0], 64);
     assert_null(find_alias(m, "model.layers.0.mlp.gate_up_proj.bias"));
-    manifest_free(m);
+    model_spec_free(m);
 }
 
-static void test_manifest_aliases(void **state)
+static void test_model_spec_aliases(void **state)
 {
-    struct manifest *m = manifest_of("{\"tie_word_embeddings\":true}", NULL);
+    struct model_spec *m = model_spec_of("{\"tie_word_embeddings\":true}", NULL);
     const struct alias *a = find_alias(m, "lm_head.weight");
 
     (void)state;
     assert_null(find(m, "lm_head.weight"));
     assert_non_null(a);
     assert_int_equal(a->kind, ALIAS_TIED);
-    assert_int_equal(a->targets[0], plan_find(m->plan, "model.embed_tokens.weight"));
+    assert_int_equal(a->targets[0], tensor_list_find(m->tensor_list, "model.embed_tokens.weight"));
     a = find_alias(m, "model.layers.1.self_attn.qkv_proj.weight");
     assert_non_null(a);
     assert_int_equal(a->kind, ALIAS_FUSED);
     assert_int_equal(a->n_targets, 3);
-    assert_int_equal(a->targets[0], plan_find(m->plan, "model.layers.1.self_attn.q_proj.weight"));
-    assert_int_equal(a->targets[1], plan_find(m->plan, "model.layers.1.self_attn.k_proj.weight"));
-    assert_int_equal(a->targets[2], plan_find(m->plan, "model.layers.1.self_attn.v_proj.weight"));
+    assert_int_equal(a->targets[0],
+                     tensor_list_find(m->tensor_list, "model.layers.1.self_attn.q_proj.weight"));
+    assert_int_equal(a->targets[1],
+                     tensor_list_find(m->tensor_list, "model.layers.1.self_attn.k_proj.weight"));
+    assert_int_equal(a->targets[2],
+                     tensor_list_find(m->tensor_list, "model.layers.1.self_attn.v_proj.weight"));
     assert_int_equal(a->shape[0], 64);
     assert_int_equal(a->shape[1], 24);
     a = find_alias(m, "model.layers.0.mlp.gate_up_proj.weight");
@@ -595,28 +599,30 @@ static void test_manifest_aliases(void **state)
     a = find_alias(m, "model.rotary_emb.inv_freq");
     assert_non_null(a);
     assert_int_equal(a->kind, ALIAS_IGNORED);
-    manifest_free(m);
+    model_spec_free(m);
 }
 
-static struct plan *stored_of(const char *name, enum dtype dtype, uint64_t rows, uint64_t columns)
+static struct tensor_list *stored_of(const char *name, enum dtype dtype, uint64_t rows,
+                                     uint64_t columns)
 {
     const uint64_t shape[2] = {rows, columns}, other[1] = {9};
-    struct plan_builder *b;
-    struct plan *p;
+    struct tensor_list_builder *b;
+    struct tensor_list *p;
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
-    assert_int_equal(plan_builder_add(b, "not.of.this.model", DTYPE_I64, other, 1, 9, &e), 0);
-    assert_int_equal(plan_builder_add(b, name, dtype, shape, columns != 0 ? 2 : 1, UINT64_MAX, &e),
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, "not.of.this.model", DTYPE_I64, other, 1, 9, &e),
                      0);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    assert_int_equal(
+        tensor_list_builder_add(b, name, dtype, shape, columns != 0 ? 2 : 1, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
-static void test_manifest_takes_stored_dtypes(void **state)
+static void test_model_spec_takes_stored_dtypes(void **state)
 {
-    struct plan *p = stored_of("model.layers.0.mlp.up_proj.weight", DTYPE_F16, 40, 24);
-    struct manifest *m = manifest_of("{\"dtype\":\"bfloat16\"}", p);
+    struct tensor_list *p = stored_of("model.layers.0.mlp.up_proj.weight", DTYPE_F16, 40, 24);
+    struct model_spec *m = model_spec_of("{\"dtype\":\"bfloat16\"}", p);
 
     (void)state;
     assert_tensor(m, "model.layers.0.mlp.up_proj.weight", DTYPE_F16, 2, 40, 24);
@@ -625,11 +631,11 @@ static void test_manifest_takes_stored_dtypes(void **state)
     /* Parts of two dtypes cannot come as one tensor. */
     assert_null(find_alias(m, "model.layers.0.mlp.gate_up_proj.weight"));
     assert_non_null(find_alias(m, "model.layers.1.mlp.gate_up_proj.weight"));
-    manifest_free(m);
-    plan_unref(p);
+    model_spec_free(m);
+    tensor_list_unref(p);
 }
 
-static void test_manifest_refuses_a_stored_tensor_that_does_not_fit(void **state)
+static void test_model_spec_refuses_a_stored_tensor_that_does_not_fit(void **state)
 {
     static const struct {
         const char *name;
@@ -649,17 +655,18 @@ static void test_manifest_refuses_a_stored_tensor_that_does_not_fit(void **state
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct plan *p = stored_of(cases[i].name, cases[i].dtype, cases[i].rows, cases[i].columns);
-        struct manifest *m = NULL;
+        struct tensor_list *p = stored_of(cases[i].name, cases[i].dtype, cases[i].rows,
+                                          cases[i].columns);
+        struct model_spec *m = NULL;
         struct err e = {0};
 
-        assert_int_equal(model_manifest(&m, &c, p, &e), -1);
+        assert_int_equal(model_spec_of_config(&m, &c, p, &e), -1);
         assert_int_equal(e.code, ERR_MISMATCH);
         assert_string_equal(e.field, cases[i].field);
         assert_non_null(strstr(e.msg, cases[i].name));
         assert_non_null(strstr(e.msg, cases[i].said));
         assert_null(m);
-        plan_unref(p);
+        tensor_list_unref(p);
     }
 }
 
@@ -681,11 +688,11 @@ int main(void)
         cmocka_unit_test(test_parse_refusals_name_the_key),
         cmocka_unit_test(test_parse_refuses_what_is_no_config),
         cmocka_unit_test(test_load_says_what_is_wrong_with_the_file),
-        cmocka_unit_test(test_manifest_names_and_shapes),
-        cmocka_unit_test(test_manifest_of_biases),
-        cmocka_unit_test(test_manifest_aliases),
-        cmocka_unit_test(test_manifest_takes_stored_dtypes),
-        cmocka_unit_test(test_manifest_refuses_a_stored_tensor_that_does_not_fit),
+        cmocka_unit_test(test_model_spec_names_and_shapes),
+        cmocka_unit_test(test_model_spec_of_biases),
+        cmocka_unit_test(test_model_spec_aliases),
+        cmocka_unit_test(test_model_spec_takes_stored_dtypes),
+        cmocka_unit_test(test_model_spec_refuses_a_stored_tensor_that_does_not_fit),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,11 +22,11 @@
 enum { ROWS_MAX = 64, TOKENS_MAX = 256, KV_NBYTES = 8 << 20, N_THREADS = 2 };
 static const double TOLERANCE = 1e-4, MARGIN = 2e-4;
 
-/* A checkpoint file as a version of the model's manifest. */
+/* A checkpoint file as a version of the model's model spec. */
 struct loaded {
     struct model_config cfg;
     struct safetensors file;
-    struct manifest *manifest;
+    struct model_spec *model_spec;
     char *bytes;
     struct view *views;
     struct version version;
@@ -51,7 +51,7 @@ static char *read_bytes(int fd, uint64_t from, uint64_t nbytes)
 
 static void load(struct loaded *l, const char *model, const char *weights)
 {
-    const struct plan *plan;
+    const struct tensor_list *tensor_list;
     char path[512], dir[256];
     struct err e = {0};
     int fd;
@@ -61,20 +61,20 @@ static void load(struct loaded *l, const char *model, const char *weights)
     (void)snprintf(path, sizeof path, "%s/%s.safetensors", dir, weights);
     assert_int_equal(model_config_load(&l->cfg, dir, &e), 0);
     assert_int_equal(safetensors_open(&l->file, &fd, AT_FDCWD, path, &e), 0);
-    assert_int_equal(model_manifest(&l->manifest, &l->cfg, l->file.plan, &e), 0);
-    l->bytes = read_bytes(fd, l->file.nbytes_head, l->file.plan->nbytes);
+    assert_int_equal(model_spec_of_config(&l->model_spec, &l->cfg, l->file.tensor_list, &e), 0);
+    l->bytes = read_bytes(fd, l->file.nbytes_head, l->file.tensor_list->nbytes);
     (void)close(fd);
-    plan = l->manifest->plan;
-    l->views = calloc(plan->n_tensors, sizeof *l->views);
+    tensor_list = l->model_spec->tensor_list;
+    l->views = calloc(tensor_list->n_tensors, sizeof *l->views);
     assert_non_null(l->views);
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        uint32_t at = plan_find(l->file.plan, plan->tensors[i].name);
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        uint32_t at = tensor_list_find(l->file.tensor_list, tensor_list->tensors[i].name);
 
-        assert_int_not_equal(at, PLAN_NO_TENSOR);
-        l->views[i].data = l->bytes + l->file.plan->tensors[at].offset;
+        assert_int_not_equal(at, TENSOR_LIST_NO_TENSOR);
+        l->views[i].data = l->bytes + l->file.tensor_list->tensors[at].offset;
     }
     l->version = (struct version){.serial = 1, .views = l->views};
-    assert_int_equal(model_new(&l->model, &l->cfg, l->manifest, ROWS_MAX, N_THREADS, &e), 0);
+    assert_int_equal(model_new(&l->model, &l->cfg, l->model_spec, ROWS_MAX, N_THREADS, &e), 0);
     assert_int_equal(kv_pool_new(&l->pool, &l->cfg, KV_NBYTES, &e), 0);
     l->logits = malloc(sizeof(float) * ROWS_MAX * l->cfg.vocab_size);
     assert_non_null(l->logits);
@@ -87,7 +87,7 @@ static void unload(struct loaded *l)
     model_free(l->model);
     free(l->views);
     free(l->bytes);
-    manifest_free(l->manifest);
+    model_spec_free(l->model_spec);
     safetensors_fini(&l->file);
 }
 

@@ -96,7 +96,7 @@ static void expected_init(struct expected *x, enum model_arch arch)
     x->cfg = random_config(arch);
     x->w = weights_new(&x->cfg, draws);
     assert_true(kernels_select(KERNELS_SCALAR));
-    assert_int_equal(model_new(&m, &x->cfg, x->w.manifest, 1, 1, &e), 0);
+    assert_int_equal(model_new(&m, &x->cfg, x->w.model_spec, 1, 1, &e), 0);
     assert_int_equal(kv_pool_new(&pool, &x->cfg, 16 << 20, &e), 0);
     x->n = between(1, SEQS_MAX);
     for (uint32_t s = 0; s < x->n; s++) {
@@ -155,7 +155,7 @@ static void other_init(struct other *o, const struct expected *x)
     (void)snprintf(o->what, sizeof o->what, "%s, %u threads, hidden %u, %u/%u heads of %u", isa,
                    n_threads, x->cfg.hidden_size, x->cfg.n_heads, x->cfg.n_kv_heads,
                    x->cfg.head_dim);
-    assert_int_equal(model_new(&o->model, &x->cfg, x->w.manifest, ROWS_MAX, n_threads, &e), 0);
+    assert_int_equal(model_new(&o->model, &x->cfg, x->w.model_spec, ROWS_MAX, n_threads, &e), 0);
     assert_int_equal(kv_pool_new(&o->pool, &x->cfg, 32 << 20, &e), 0);
     o->logits = malloc(sizeof(float) * ROWS_MAX * x->cfg.vocab_size);
     assert_non_null(o->logits);
@@ -282,7 +282,7 @@ static void push_done(void *arg, const struct update_info *info, const struct er
     pthread_mutex_unlock(&jobs_lock);
 }
 
-/* Takes the source, and the plan of `w`. */
+/* Takes the source, and the tensor list of `w`. */
 static void push(struct served *s, struct source *src, struct file_weights *w)
 {
     struct update_chunk *c = calloc(1, sizeof *c);
@@ -291,7 +291,7 @@ static void push(struct served *s, struct source *src, struct file_weights *w)
 
     assert_non_null(c);
     c->source = src;
-    c->plan = plan_ref(w->plan);
+    c->tensor_list = tensor_list_ref(w->tensor_list);
     c->done = push_done;
     c->done_arg = &p;
     file_weights_fini(w);
@@ -321,7 +321,7 @@ static void serve(struct served *s, const char *model, uint32_t n_threads, uint3
     (void)snprintf(dir, sizeof dir, FIXTURES "/%s", model);
     assert_int_equal(model_config_load(&s->cfg, dir, &e), 0);
     assert_int_equal(file_source_open_local(&src, &w, dir, &e), 0);
-    assert_int_equal(model_manifest(&sc.manifest, &s->cfg, w.plan, &e), 0);
+    assert_int_equal(model_spec_of_config(&sc.model_spec, &s->cfg, w.tensor_list, &e), 0);
     assert_int_equal(store_new(&s->store, &sc, &e), 0);
     uc.store = s->store;
     assert_int_equal(updates_new(&s->updates, &uc, &e), 0);

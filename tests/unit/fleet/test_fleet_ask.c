@@ -1,6 +1,6 @@
 /* What an upstream's answer means to our client. */
 #include "fleet/fleet_ask.h"
-#include "fleet/members/fan.h"
+#include "fleet/members/fanout.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 static struct fleet_said read_answer(int status, const char *text)
 {
-    struct fan_answer a = {.asked = true, .sent = true, .status = status, .good = status < 300};
+    struct fanout_answer a = {.asked = true, .sent = true, .status = status, .good = status < 300};
     struct fleet_said said = {0};
 
     a.text = text != NULL ? strdup(text) : NULL;
@@ -74,8 +74,8 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
 
 static void test_fleet_read_tells_silence(void **state)
 {
-    struct fan_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
-                      none = {.good = true};
+    struct fanout_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
+                         none = {.good = true};
     struct fleet_said said[3] = {{0}, {0}, {0}};
 
     (void)state;

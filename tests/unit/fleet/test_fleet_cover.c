@@ -15,9 +15,9 @@ struct world {
     struct fleet_session *s; /* the one that is open */
 };
 
-static int plan_of(struct plan **out, const json_t *body, struct err *e)
+static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
 {
-    return plan_from_body(out, body, NULL, e);
+    return tensor_list_from_body(out, body, NULL, e);
 }
 
 static int setup(void **state)
@@ -28,7 +28,7 @@ static int setup(void **state)
     w->fc = calloc(1, sizeof *w->fc);
     assert_non_null(w->fc);
     mtx_init(&w->fc->lock, MTX_UPDATES);
-    w->fc->cfg.plan_of = plan_of;
+    w->fc->cfg.tensor_list_of = tensor_list_of;
     *state = w;
     return 0;
 }
@@ -126,19 +126,19 @@ static size_t spec_size(struct world *w)
 
 static void give(struct world *w, const char *names, uint64_t dim)
 {
-    struct plan_builder *b;
-    struct manifest *m;
-    struct plan *plan;
+    struct tensor_list_builder *b;
+    struct model_spec *m;
+    struct tensor_list *tensor_list;
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (; *names != '\0'; names++) {
         char name[2] = {*names, '\0'};
 
-        assert_int_equal(plan_builder_add(b, name, DTYPE_BF16, &dim, 1, UINT64_MAX, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, name, DTYPE_BF16, &dim, 1, UINT64_MAX, &e), 0);
     }
-    assert_int_equal(plan_builder_finish(b, &plan, &e), 0);
-    assert_int_equal(manifest_new(&m, plan, NULL, 0, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &tensor_list, &e), 0);
+    assert_int_equal(model_spec_new(&m, tensor_list, NULL, 0, &e), 0);
     assert_int_equal(fleet_spec_give(w->fc, m, "--model", &e), 0);
 }
 

@@ -70,7 +70,7 @@ static void test_part_next_forgets_nothing(void **state)
             }
 }
 
-/* Refused at the door once it had some, it does not pass for clean. */
+/* Refused at the listener once it had some, it does not pass for clean. */
 static void test_part_move_keeps_what_was_taken(void **state)
 {
     static const enum part_event events[] = {PART_ON_SEND,   PART_ON_NOT_TAKEN, PART_ON_SEND,

@@ -144,7 +144,7 @@ struct asked {
     struct loop *loop;
     struct http_client *client;
     struct http_target target;
-    struct http_request req;
+    struct http_call_request req;
     struct http_call *call;
     struct http_end end;
     int status; /* of its answer; 0: 200 */
@@ -281,13 +281,13 @@ static void on_loop(struct asked *a, void (*run)(void *))
 static void prepare(struct asked *a, const struct peer *p)
 {
     a->target = (struct http_target){.url = p->url};
-    a->req = (struct http_request){.target = &a->target,
-                                   .method = "POST",
-                                   .path = "/",
-                                   .body = "{}",
-                                   .body_len = 2,
-                                   .connect_timeout_us = 10ULL * S,
-                                   .fresh = true};
+    a->req = (struct http_call_request){.target = &a->target,
+                                        .method = "POST",
+                                        .path = "/",
+                                        .body = "{}",
+                                        .body_len = 2,
+                                        .connect_timeout_us = 10ULL * S,
+                                        .fresh = true};
     a->resume = (struct loop_item){.run = resume, .arg = a};
 }
 

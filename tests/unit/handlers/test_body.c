@@ -48,7 +48,7 @@ static int parse_typed(json_t **out, const struct route *route, const char *type
 {
     /* Exactly as long as it is, and a NUL behind it: reading further is seen. */
     char *copy = malloc(len + 1);
-    struct exchange x = {.body = copy, .body_len = len};
+    struct http_request x = {.body = copy, .body_len = len};
     int rc;
 
     assert_non_null(copy);
@@ -264,7 +264,7 @@ static void test_body_parse_tells_lack_of_memory(void **state)
     (void)state;
     assert_int_equal(parse(&want, &strict, text, &e), 0);
     for (int n = 0; rc != 0 || malloc_countdown < 0; n++) {
-        struct exchange x = {.body = strdup(text), .body_len = sizeof text - 1};
+        struct http_request x = {.body = strdup(text), .body_len = sizeof text - 1};
 
         memset(&e, 0, sizeof e);
         x.content_type = x.body + x.body_len; /* "" */
@@ -287,7 +287,7 @@ static void test_body_parse_tells_lack_of_memory(void **state)
 
     memset(&e, 0, sizeof e);
     malloc_countdown = 0; /* the empty body of an optional route */
-    assert_int_equal(body_parse(&o, &(struct exchange){.body_len = 0}, &optional, &e), -1);
+    assert_int_equal(body_parse(&o, &(struct http_request){.body_len = 0}, &optional, &e), -1);
     assert_int_equal(e.code, ERR_NO_MEMORY);
 
     /* And a wrong text is a 400 again afterwards. */
@@ -341,13 +341,14 @@ static void test_body_only_bounds_its_message(void **state)
 
 static void test_body_query_only(void **state)
 {
-    struct exchange_param params[4] = {{(char *)(uintptr_t) "partial", (char *)(uintptr_t) "true"}};
-    struct exchange x = {.query = params, .n_query = 1};
+    struct http_request_param params[4] = {
+        {(char *)(uintptr_t) "partial", (char *)(uintptr_t) "true"}};
+    struct http_request x = {.query = params, .n_query = 1};
     struct err e = {0};
 
     (void)state;
     assert_int_equal(body_query_only(&x, &strict, &e), 0);
-    params[1] = (struct exchange_param){(char *)(uintptr_t) "weight-version", NULL};
+    params[1] = (struct http_request_param){(char *)(uintptr_t) "weight-version", NULL};
     x.n_query = 2;
     assert_int_equal(body_query_only(&x, &strict, &e), -1);
     assert_string_equal(e.field, "/weight-version");
@@ -533,8 +534,8 @@ static void test_query_readers(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct exchange_param p = {(char *)(uintptr_t) "m", (char *)(uintptr_t)rows[i].text};
-        struct exchange x = {.query = &p, .n_query = 1};
+        struct http_request_param p = {(char *)(uintptr_t) "m", (char *)(uintptr_t)rows[i].text};
+        struct http_request x = {.query = &p, .n_query = 1};
         struct err e = {0};
         bool b = strcmp(rows[i].text, "true") != 0;
         uint64_t u = 99;

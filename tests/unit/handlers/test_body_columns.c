@@ -50,7 +50,7 @@ static int set_up(void **state)
 /* What a body comes to: all that a client or the worker could see of it. */
 struct outcome {
     bool taken, from_text;
-    char said[SAID_MAX]; /* the plans, or the error */
+    char said[SAID_MAX]; /* the tensor lists, or the error */
 };
 
 static void say(struct outcome *o, const char *text)
@@ -78,32 +78,32 @@ static int read_sizes(struct outcome *o, const json_t *list, const struct body_c
     return 0;
 }
 
-/* The plan of several lists, and the other columns that stand beside them. */
+/* The tensor list of several lists, and the other columns that stand beside them. */
 static int read_lists(struct outcome *o, json_t *const *lists, const struct chunk_origin *origins,
                       uint32_t n_lists, const struct body_columns *text, struct err *e)
 {
     struct app app = {.lists = NULL};
-    struct plan_builder *b;
-    struct plan *plan;
+    struct tensor_list_builder *b;
+    struct tensor_list *tensor_list;
 
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < n_lists; i++) {
-        int rc = plan_of_list(&plan, &app, lists[i], text, origins[i].at, false, e);
+        int rc = tensor_list_named(&tensor_list, &app, lists[i], text, origins[i].at, false, e);
 
         if (rc == 0) {
-            rc = specs_add(b, plan, origins, i + 1, e);
-            plan_unref(plan);
+            rc = specs_add(b, tensor_list, origins, i + 1, e);
+            tensor_list_unref(tensor_list);
         }
         if (rc != 0 || read_sizes(o, lists[i], text, origins[i].at, e) != 0) {
-            plan_builder_free(b);
+            tensor_list_builder_free(b);
             return -1;
         }
     }
-    if (plan_builder_finish(b, &plan, e) != 0)
+    if (tensor_list_builder_finish(b, &tensor_list, e) != 0)
         return -1;
-    say(o, plan->digest);
-    plan_unref(plan);
+    say(o, tensor_list->digest);
+    tensor_list_unref(tensor_list);
     return 0;
 }
 
@@ -135,7 +135,7 @@ static struct outcome outcome_of(const char *text, size_t len, bool columns)
 {
     /* Exactly as long as it is: reading further is seen. */
     char *copy = __real_malloc(len > 0 ? len : 1);
-    struct exchange x = {.body = copy, .body_len = len, .content_type = (char[]){""}};
+    struct http_request x = {.body = copy, .body_len = len, .content_type = (char[]){""}};
     struct outcome o = {.taken = false};
     struct body_columns lifted = {0};
     json_t *body = NULL;
@@ -261,16 +261,16 @@ static void test_body_parse_columns_refuses_what_the_tree_refuses(void **state)
 /* As long as a name may be, and one byte longer. */
 static void test_body_parse_columns_judges_length_as_it_came(void **state)
 {
-    char name[PLAN_NAME_LEN_MAX + 2], text[TEXT_MAX];
+    char name[TENSOR_LIST_NAME_LEN_MAX + 2], text[TEXT_MAX];
 
     (void)state;
-    for (size_t len = PLAN_NAME_LEN_MAX - 1; len <= PLAN_NAME_LEN_MAX + 1; len++) {
+    for (size_t len = TENSOR_LIST_NAME_LEN_MAX - 1; len <= TENSOR_LIST_NAME_LEN_MAX + 1; len++) {
         int n;
 
         memset(name, 'n', len);
         name[len] = '\0';
         n = snprintf(text, sizeof text, "{\"names\":[\"%s\",\"b\"]," LIST "}", name);
-        assert_int_equal(compare(text, (size_t)n).taken, len <= PLAN_NAME_LEN_MAX);
+        assert_int_equal(compare(text, (size_t)n).taken, len <= TENSOR_LIST_NAME_LEN_MAX);
         n = snprintf(text, sizeof text, "{\"names\":[\"a\"],\"shapes\":[[]],\"dtypes\":[\"%s\"]}",
                      name);
         assert_false(compare(text, (size_t)n).taken);

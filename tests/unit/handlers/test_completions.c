@@ -16,7 +16,7 @@
 static const struct route completions = {.methods = METHOD_POST,
                                          .pattern = "/v1/completions",
                                          .operation_id = "completions",
-                                         .lane = LANE_GENERATE,
+                                         .executor = EXECUTOR_GENERATE,
                                          .body = BODY_JSON,
                                          .form = FORM_OPENAI,
                                          .members = completions_members,
@@ -24,7 +24,7 @@ static const struct route completions = {.methods = METHOD_POST,
 static const struct route tokenize = {.methods = METHOD_POST,
                                       .pattern = "/tokenize",
                                       .operation_id = "tokenize",
-                                      .lane = LANE_TEXT,
+                                      .executor = EXECUTOR_TEXT,
                                       .body = BODY_JSON,
                                       .form = FORM_OPENAI,
                                       .members = tokenize_members,
@@ -32,7 +32,7 @@ static const struct route tokenize = {.methods = METHOD_POST,
 static const struct route detokenize = {.methods = METHOD_POST,
                                         .pattern = "/detokenize",
                                         .operation_id = "detokenize",
-                                        .lane = LANE_TEXT,
+                                        .executor = EXECUTOR_TEXT,
                                         .body = BODY_JSON,
                                         .form = FORM_OPENAI,
                                         .members = detokenize_members,
@@ -501,7 +501,7 @@ static void test_prompts_wait_at_their_semaphore(void **state)
 
     /* The odd ones leave: out of the line at once, and answered. */
     for (size_t i = 1; i < N; i += 2)
-        exchange_mark_gone(px[i].x);
+        http_request_mark_disconnected(px[i].x);
     assert_int_equal(n_prompts_waiting(p), N / 2);
     for (size_t i = 1; i < N; i += 2)
         plane_wait_answer(&px[i]);

@@ -116,9 +116,9 @@ static void test_dialect_flag_reads_what_python_writes(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct exchange_param pair = {.name = (char[]){"flag"},
-                                      .value = (char *)(uintptr_t)rows[i].text};
-        struct exchange x = {.query = &pair, .n_query = 1};
+        struct http_request_param pair = {.name = (char[]){"flag"},
+                                          .value = (char *)(uintptr_t)rows[i].text};
+        struct http_request x = {.query = &pair, .n_query = 1};
         struct err e = {0};
         bool found = rows[i].found == 0; /* the other one */
         int rc = dialect_flag(&found, &x, "flag", &e);
@@ -130,7 +130,7 @@ static void test_dialect_flag_reads_what_python_writes(void **state)
     }
 }
 
-static int keep_a(json_t **body, const struct exchange *x, struct err *e)
+static int keep_a(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"theirs", "ours"}, {"typo", "tpyo"}, {0}};
 
@@ -146,12 +146,12 @@ static const struct route row = {.pattern = "/theirs",
                                  .form = FORM_OPENAI,
                                  .dialect = DIALECT_SGLANG,
                                  .members = known,
-                                 .into = native,
-                                 .in = keep_a};
+                                 .translated_members = native,
+                                 .translate_request = keep_a};
 
 static int parse(json_t **out, const char *text, struct err *e)
 {
-    struct exchange x = {
+    struct http_request x = {
         .content_type = (char[]){""}, .body = (char *)(uintptr_t)text, .body_len = strlen(text)};
 
     x.route = &row;

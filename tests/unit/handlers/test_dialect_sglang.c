@@ -33,14 +33,14 @@ static void assert_json(const json_t *found, const char *wanted)
 }
 
 struct in_row {
-    sglang_in *in;
+    sglang_request *in;
     const char *theirs, *ours; /* ours NULL: refused, at `field`, with `word` */
     const char *field, *word;
 };
 
 static void check_in(const struct in_row *row)
 {
-    static const struct exchange x = {0};
+    static const struct http_request x = {0};
     json_t *body = read_json(row->theirs);
     struct err e = {0};
     int rc = row->in(&body, &x, &e);
@@ -63,23 +63,23 @@ static void check_in(const struct in_row *row)
 static void test_group_in(void **state)
 {
     static const struct in_row rows[] = {
-        {sglang_group_in,
+        {sglang_group_request,
          "{\"master_address\":\"h\",\"master_port\":5,\"rank_offset\":1,\"world_size\":2,"
          "\"group_name\":\"g\",\"backend\":\"nccl\",\"pp_rank\":3}",
          "{" GROUP ",\"master_port\":5,\"group_name\":\"g\"}", NULL, NULL},
-        {sglang_group_in,
+        {sglang_group_request,
          "{\"master_address\":\"h\",\"master_port\":\"29500\",\"rank_offset\":1,\"world_size\":2}",
          "{" GROUP ",\"master_port\":29500,\"group_name\":\"weight_update_group\"}", NULL, NULL},
         /* No port: the native route says what it must be. */
-        {sglang_group_in, "{\"master_port\":\"-1\"}",
+        {sglang_group_request, "{\"master_port\":\"-1\"}",
          "{\"master_port\":\"-1\",\"group_name\":\"weight_update_group\",\"transport\":\"nccl\"}",
          NULL, NULL},
-        {sglang_group_in, "{\"master_port\":\"123456\"}",
+        {sglang_group_request, "{\"master_port\":\"123456\"}",
          "{\"master_port\":\"123456\",\"group_name\":\"weight_update_group\","
          "\"transport\":\"nccl\"}",
          NULL, NULL},
-        {sglang_group_in, "{\"backend\":\"gloo\"}", NULL, "/backend", "'gloo'"},
-        {sglang_group_in, "{\"backend\":1}", NULL, "/backend", "string"},
+        {sglang_group_request, "{\"backend\":\"gloo\"}", NULL, "/backend", "'gloo'"},
+        {sglang_group_request, "{\"backend\":1}", NULL, "/backend", "string"},
     };
 
     (void)state;
@@ -91,55 +91,58 @@ static void test_updates_in(void **state)
 {
     static const struct in_row rows[] = {
         /* Columns are moved as they stand, whatever stands there. */
-        {sglang_distributed_in,
+        {sglang_distributed_request,
          "{\"names\":[0],\"dtypes\":[1],\"shapes\":[[2]],\"group_name\":\"g\",\"flush_cache\":true,"
          "\"abort_all_requests\":true,\"weight_version\":\"v\",\"load_format\":null,\"new\":1}",
          "{\"names\":[0],\"dtypes\":[1],\"shapes\":[[2]],\"group_name\":\"g\","
          "\"abort_requests\":true,\"weight_version\":\"v\",\"transport\":\"nccl\"}",
          NULL, NULL},
-        {sglang_distributed_in, "{\"load_format\":\"flattened_bucket\"}",
+        {sglang_distributed_request, "{\"load_format\":\"flattened_bucket\"}",
          "{\"transport\":\"nccl\",\"packed\":true,\"bucket_nbytes\":9223372036854775807}", NULL,
          NULL},
-        {sglang_distributed_in, "{\"load_format\":\"pickle\"}", NULL, "/load_format", "'pickle'"},
-        {sglang_one_in,
+        {sglang_distributed_request, "{\"load_format\":\"pickle\"}", NULL, "/load_format",
+         "'pickle'"},
+        {sglang_one_request,
          "{\"name\":\"a\",\"dtype\":\"bfloat16\",\"shape\":[2,3],\"names\":null,"
          "\"weight_version\":\"v\"}",
          "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]],\"transport\":\"nccl\","
          "\"weight_version\":\"v\"}",
          NULL, NULL},
-        {sglang_one_in, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
-        {sglang_one_in, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}", NULL,
+        {sglang_one_request, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
+        {sglang_one_request, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}", NULL,
          "/names", "beside"},
-        {sglang_disk_in,
+        {sglang_disk_request,
          "{\"model_path\":\"/p\",\"load_format\":\"auto\",\"abort_all_requests\":false,"
          "\"weight_version\":null,\"is_async\":true,\"token_step\":3,\"manifest\":null}",
          "{\"path\":\"/p\",\"abort_requests\":false}", NULL, NULL},
-        {sglang_disk_in, "{}", NULL, "/model_path", "required"},
-        {sglang_disk_in, "{\"model_path\":\"/p\",\"load_format\":\"dummy\"}", NULL, "/load_format",
-         "'dummy'"},
-        {sglang_disk_in, "{\"model_path\":\"/p\",\"manifest\":{}}", NULL, "/manifest", "manifest"},
-        {sglang_ipc_in,
+        {sglang_disk_request, "{}", NULL, "/model_path", "required"},
+        {sglang_disk_request, "{\"model_path\":\"/p\",\"load_format\":\"dummy\"}", NULL,
+         "/load_format", "'dummy'"},
+        {sglang_disk_request, "{\"model_path\":\"/p\",\"manifest\":{}}", NULL, "/manifest",
+         "manifest"},
+        {sglang_ipc_request,
          "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"flush_cache\":true,"
          "\"torch_empty_cache\":true,\"weight_version\":\"v\"}",
          "{\"zmq_handles\":{\"GPU-0\":\"ipc://@a\"},\"weight_version\":\"v\"}", NULL, NULL},
-        {sglang_checker_in, "{}", "{\"action\":\"checksum\",\"must_match\":true}", NULL, NULL},
-        {sglang_checker_in,
+        {sglang_checker_request, "{}", "{\"action\":\"checksum\",\"must_match\":true}", NULL, NULL},
+        {sglang_checker_request,
          "{\"action\":\"compare\",\"skip_tensor_list\":[\"a\"],\"selector\":\"all\"}",
          "{\"action\":\"compare\",\"skip\":[\"a\"],\"must_match\":true}", NULL, NULL},
-        {sglang_reset_in, "{\"action\":\"reset_tensors\"}", "{\"level\":2,\"tags\":[\"weights\"]}",
+        {sglang_reset_request, "{\"action\":\"reset_tensors\"}",
+         "{\"level\":2,\"tags\":[\"weights\"]}", NULL, NULL},
+        {sglang_begin_request, "{\"selector\":\"all\"}", "{\"selector\":\"all\",\"lease_s\":600}",
          NULL, NULL},
-        {sglang_begin_in, "{\"selector\":\"all\"}", "{\"selector\":\"all\",\"lease_s\":600}", NULL,
-         NULL},
-        {sglang_checker_in, "{\"action\":\"compare\",\"allow_quant_error\":true}",
+        {sglang_checker_request, "{\"action\":\"compare\",\"allow_quant_error\":true}",
          "{\"action\":\"compare\",\"must_match\":true}", NULL, NULL},
-        {sglang_label_in, "{\"new_version\":\"v\"}",
+        {sglang_label_request, "{\"new_version\":\"v\"}",
          "{\"weight_version\":\"v\",\"abort_requests\":true}", NULL, NULL},
-        {sglang_label_in, "{\"new_version\":\"v\",\"abort_all_requests\":false}",
+        {sglang_label_request, "{\"new_version\":\"v\",\"abort_all_requests\":false}",
          "{\"weight_version\":\"v\",\"abort_requests\":false}", NULL, NULL},
-        {sglang_label_in, "{\"abort_all_requests\":true}", NULL, "/new_version", "required"},
-        {prime_rl_update_in, "{\"weight_dir\":\"/w\",\"new\":1}", "{\"path\":\"/w\"}", NULL, NULL},
-        {prime_rl_update_in, "{\"weight_dir\":null}", NULL, "/weight_dir", "null"},
-        {prime_rl_broadcaster_in, "{\"host\":\"h\"}", NULL, "", "broadcaster"},
+        {sglang_label_request, "{\"abort_all_requests\":true}", NULL, "/new_version", "required"},
+        {prime_rl_update_request, "{\"weight_dir\":\"/w\",\"new\":1}", "{\"path\":\"/w\"}", NULL,
+         NULL},
+        {prime_rl_update_request, "{\"weight_dir\":null}", NULL, "/weight_dir", "null"},
+        {prime_rl_broadcaster_request, "{\"host\":\"h\"}", NULL, "", "broadcaster"},
     };
 
     (void)state;
@@ -150,16 +153,16 @@ static void test_updates_in(void **state)
 static void test_areal_in(void **state)
 {
     static const struct in_row rows[] = {
-        {areal_pause_in, "{}", "{\"mode\":\"abort\"}", NULL, NULL},
-        {areal_group_in,
+        {areal_pause_request, "{}", "{\"mode\":\"abort\"}", NULL, NULL},
+        {areal_group_request,
          "{\"master_address\":\"[::1]\",\"master_port\":\"5\",\"rank_offset\":1,\"world_size\":2,"
          "\"backend\":\"nccl\",\"group_name\":\"g\"}",
          "{\"master_address\":\"::1\",\"master_port\":5,\"rank_offset\":1,\"world_size\":2,"
          "\"group_name\":\"g\",\"transport\":\"nccl\"}",
          NULL, NULL},
-        {areal_lora_in, "{\"lora_model_path\":\"/l\",\"lora_name\":\"a\",\"lora_int_id\":1}",
+        {areal_lora_request, "{\"lora_model_path\":\"/l\",\"lora_name\":\"a\",\"lora_int_id\":1}",
          "{\"lora_name\":\"a\",\"lora_path\":\"/l\",\"load_inplace\":true}", NULL, NULL},
-        {areal_lora_tensors_in,
+        {areal_lora_tensors_request,
          "{\"names\":[\"x.lora_A.default.weight\",\"y\"],\"dtypes\":[\"bfloat16\",\"bfloat16\"],"
          "\"shapes\":[[1],[2]],\"group_name\":\"g\",\"lora_name\":\"a\",\"lora_rank\":8,\"lora_"
          "alpha\":16,"
@@ -179,30 +182,30 @@ static void test_areal_in(void **state)
 static void test_life_in(void **state)
 {
     static const struct in_row rows[] = {
-        {sglang_pause_in, "{}", "{\"mode\":\"abort\"}", NULL, NULL},
-        {sglang_pause_in, "{\"mode\":\"retract\",\"lease_s\":1}", "{\"mode\":\"keep\"}", NULL,
+        {sglang_pause_request, "{}", "{\"mode\":\"abort\"}", NULL, NULL},
+        {sglang_pause_request, "{\"mode\":\"retract\",\"lease_s\":1}", "{\"mode\":\"keep\"}", NULL,
          NULL},
-        {sglang_pause_in, "{\"mode\":\"in_place\"}", "{\"mode\":\"keep\"}", NULL, NULL},
-        {sglang_pause_in, "{\"mode\":\"keep\"}", NULL, "/mode", "'keep'"},
-        {sglang_release_in, "{\"tags\":[\"weights\"]}", "{\"tags\":[\"weights\"],\"level\":2}",
+        {sglang_pause_request, "{\"mode\":\"in_place\"}", "{\"mode\":\"keep\"}", NULL, NULL},
+        {sglang_pause_request, "{\"mode\":\"keep\"}", NULL, "/mode", "'keep'"},
+        {sglang_release_request, "{\"tags\":[\"weights\"]}", "{\"tags\":[\"weights\"],\"level\":2}",
          NULL, NULL},
-        {sglang_release_in, "{\"tags\":null}", "{\"level\":2}", NULL, NULL},
-        {sglang_memory_in, "{\"tags\":[\"kv_cache\"],\"level\":1}", "{\"tags\":[\"kv_cache\"]}",
-         NULL, NULL},
-        {sglang_abort_in, "{\"rid\":\"r\",\"abort_message\":\"m\"}", "{\"request_ids\":[\"r\"]}",
-         NULL, NULL},
-        {sglang_abort_in, "{\"rid\":\"r\",\"abort_all\":true}", "{\"all\":true}", NULL, NULL},
-        {sglang_abort_in, "{}", NULL, "/rid", "abort_all"},
-        {sglang_lora_in, "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"lora_id\":\"5\"}",
+        {sglang_release_request, "{\"tags\":null}", "{\"level\":2}", NULL, NULL},
+        {sglang_memory_request, "{\"tags\":[\"kv_cache\"],\"level\":1}",
+         "{\"tags\":[\"kv_cache\"]}", NULL, NULL},
+        {sglang_abort_request, "{\"rid\":\"r\",\"abort_message\":\"m\"}",
+         "{\"request_ids\":[\"r\"]}", NULL, NULL},
+        {sglang_abort_request, "{\"rid\":\"r\",\"abort_all\":true}", "{\"all\":true}", NULL, NULL},
+        {sglang_abort_request, "{}", NULL, "/rid", "abort_all"},
+        {sglang_lora_request, "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"lora_id\":\"5\"}",
          "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"load_inplace\":true}", NULL, NULL},
-        {sglang_lora_in, "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"pinned\":true}",
+        {sglang_lora_request, "{\"lora_name\":\"a\",\"lora_path\":\"/p\",\"pinned\":true}",
          "{\"lora_name\":\"a\",\"lora_path\":\"/"
          "p\",\"pinned\":true,\"load_inplace\":true}",
          NULL, NULL},
-        {sglang_lora_in, "{\"lora_name\":\"a\"}", NULL, "/lora_path", "required"},
-        {sglang_unlora_in, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}", "{\"lora_name\":\"a\"}",
-         NULL, NULL},
-        {sglang_lora_tensors_in, "{}", NULL, "", "pickled"},
+        {sglang_lora_request, "{\"lora_name\":\"a\"}", NULL, "/lora_path", "required"},
+        {sglang_unlora_request, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}",
+         "{\"lora_name\":\"a\"}", NULL, NULL},
+        {sglang_lora_tensors_request, "{}", NULL, "", "pickled"},
     };
 
     (void)state;
@@ -213,38 +216,38 @@ static void test_life_in(void **state)
 static void test_outs(void **state)
 {
     static const struct {
-        sglang_out *out;
+        sglang_response *out;
         const char *native, *theirs;
     } rows[] = {
-        {sglang_group_out, "{\"state\":\"joining\",\"world_size\":2,\"group_name\":\"g\"}",
+        {sglang_group_response, "{\"state\":\"joining\",\"world_size\":2,\"group_name\":\"g\"}",
          "{\"success\":true,\"message\":\"group 'g' of 2 ranks: joining\"}"},
-        {sglang_leave_out, "{\"state\":\"none\"}",
+        {sglang_leave_response, "{\"state\":\"none\"}",
          "{\"success\":true,\"message\":\"no group is joined\"}"},
-        {sglang_disk_out, "{\"phase\":\"committed\",\"weight_version\":\"v\"}",
+        {sglang_disk_response, "{\"phase\":\"committed\",\"weight_version\":\"v\"}",
          "{\"success\":true,\"message\":\"the weights are served. Weight version updated to v.\","
          "\"num_paused_requests\":0}"},
-        {sglang_checker_out, "{\"checksums\":{\"a\":\"00\"}}",
+        {sglang_checker_response, "{\"checksums\":{\"a\":\"00\"}}",
          "{\"success\":true,\"message\":\"checksums of what is served\","
          "\"payload\":{\"checksums\":{\"a\":\"00\"}}}"},
-        {sglang_label_out, "{\"weight_version\":\"v\",\"serial\":2}",
+        {sglang_label_response, "{\"weight_version\":\"v\",\"serial\":2}",
          "{\"success\":true,\"message\":\"what is served has that name\",\"new_version\":\"v\"}"},
-        {sglang_flush_out, "{\"reset\":true,\"message\":\"m\"}",
+        {sglang_flush_response, "{\"reset\":true,\"message\":\"m\"}",
          "{\"success\":true,\"message\":\"m\"}"},
-        {sglang_lora_out, "{\"revision\":1,\"loaded_adapters\":{\"a\":null}}",
+        {sglang_lora_response, "{\"revision\":1,\"loaded_adapters\":{\"a\":null}}",
          "{\"status\":\"ok\",\"success\":true,\"error_message\":null,"
          "\"loaded_adapters\":{\"a\":null}}"},
-        {sglang_version_out, "{\"weights\":{\"weight_version\":\"v\"}}",
+        {sglang_version_response, "{\"weights\":{\"weight_version\":\"v\"}}",
          "{\"weight_version\":\"v\"}"},
-        {sglang_version_out, "{\"weights\":{\"weight_version\":null}}",
+        {sglang_version_response, "{\"weights\":{\"weight_version\":null}}",
          "{\"weight_version\":\"default\"}"},
-        {sglang_model_out, "{\"engine\":null,\"model\":null}",
+        {sglang_model_response, "{\"engine\":null,\"model\":null}",
          "{\"model_path\":\"\",\"tokenizer_path\":\"\",\"is_generation\":false,"
          "\"preferred_sampling_params\":null,\"weight_version\":\"default\"}"},
-        {sglang_load_out, "{\"admission\":{\"generate\":{\"running\":2,\"waiting\":1}}}",
+        {sglang_load_response, "{\"admission\":{\"generate\":{\"running\":2,\"waiting\":1}}}",
          "[{\"dp_rank\":0,\"num_running_reqs\":2,\"num_waiting_reqs\":1,\"num_reqs\":3,"
          "\"num_total_reqs\":3,\"num_tokens\":null}]"},
     };
-    static const struct exchange x = {0};
+    static const struct http_request x = {0};
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -259,13 +262,13 @@ static void test_outs(void **state)
 /* A bucket that is not the last is a success that does not say that anything is served. */
 static void test_update_out_tells_what_is_served(void **state)
 {
-    static const struct exchange x = {0};
+    static const struct http_request x = {0};
     json_t *reply = read_json("{\"phase\":\"receiving\",\"weight_version\":\"v\","
                               "\"n_tensors_done\":3,\"n_tensors_total\":5}");
     const char *message;
 
     (void)state;
-    assert_int_equal(sglang_update_out(&reply, &x), 0);
+    assert_int_equal(sglang_update_response(&reply, &x), 0);
     message = json_string_value(json_object_get(reply, "message"));
     assert_non_null(strstr(message, "3 of 5"));
     assert_null(strstr(message, "updated"));
@@ -275,7 +278,7 @@ static void test_update_out_tells_what_is_served(void **state)
 /* Without GPUs it counts as one rank, and has none. */
 static void test_server_out_counts_ranks(void **state)
 {
-    static const struct exchange x = {0};
+    static const struct http_request x = {0};
     static const struct {
         const char *ranks;
         int tp_size, num_gpus;
@@ -286,7 +289,7 @@ static void test_server_out_counts_ranks(void **state)
         json_t *status = json_pack("{s:{s:o}, s:s, s:s}", "cuda", "ranks", read_json(rows[i].ranks),
                                    "version", "1", "boot_id", "b");
 
-        assert_int_equal(sglang_server_out(&status, &x), 0);
+        assert_int_equal(sglang_server_response(&status, &x), 0);
         assert_int_equal(json_integer_value(json_object_get(status, "tp_size")), rows[i].tp_size);
         assert_int_equal(json_integer_value(json_object_get(status, "num_gpus")), rows[i].num_gpus);
         json_decref(status);

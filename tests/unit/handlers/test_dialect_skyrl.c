@@ -23,11 +23,11 @@ struct in_row {
 
 static void check_in(const struct in_row *row)
 {
-    struct exchange x = {.method = METHOD_POST,
-                         .path = (char *)(uintptr_t)row->path,
-                         .body = (char *)(uintptr_t)row->body,
-                         .body_len = strlen(row->body),
-                         .content_type = typed_json};
+    struct http_request x = {.method = METHOD_POST,
+                             .path = (char *)(uintptr_t)row->path,
+                             .body = (char *)(uintptr_t)row->body,
+                             .body_len = strlen(row->body),
+                             .content_type = typed_json};
     struct err e = {0};
     size_t at = 0;
     const struct route *first = route_find(row->path, METHOD_POST, skyrl, &at, &e), *route;
@@ -36,7 +36,7 @@ static void check_in(const struct in_row *row)
     int rc;
 
     assert_non_null(first);
-    route = route_claimed(first, METHOD_POST, skyrl, row->body, x.body_len);
+    route = route_match_body(first, METHOD_POST, skyrl, row->body, x.body_len);
     x.route = route;
     rc = body_parse(&body, &x, route, &e);
     if (row->ours == NULL) {
@@ -221,10 +221,10 @@ static void test_older_forms(void **state)
     CHECK_ALL(rows);
 }
 
-static void assert_out(int (*out)(json_t **, const struct exchange *), struct app *app,
+static void assert_out(int (*out)(json_t **, const struct http_request *), struct app *app,
                        const char *ours, const char *theirs)
 {
-    struct exchange x = {.app = app};
+    struct http_request x = {.app = app};
     json_t *reply = json_loads(ours, 0, NULL);
     char *text;
 
@@ -240,16 +240,16 @@ static void test_ways_out(void **state)
     struct app app = {.n_devices = 0};
 
     (void)state;
-    assert_out(skyrl_results_out, &app, "{\"phase\": \"open\"}", "{\"results\":[null]}");
+    assert_out(skyrl_results_response, &app, "{\"phase\": \"open\"}", "{\"results\":[null]}");
     app.n_devices = 3;
-    assert_out(skyrl_results_out, &app, "{}", "{\"results\":[null,null,null]}");
-    assert_out(skyrl_generate_out, &app,
+    assert_out(skyrl_results_response, &app, "{}", "{\"results\":[null,null,null]}");
+    assert_out(skyrl_generate_response, &app,
                "{\"choices\": [{\"index\": 0, \"token_ids\": [4], \"finish_reason\": \"stop\", "
                "\"logprobs\": {\"content\": [{\"token\": \"x\", \"logprob\": -1.5}]}, "
                "\"weight_versions\": []}], \"usage\": {}}",
                "{\"choices\":[{\"finish_reason\":\"stop\",\"logprobs\":{\"content\":[{\"logprob\":"
                "-1.5}]},\"routed_experts\":null,\"token_ids\":[4]}]}");
-    assert_out(skyrl_generate_out, &app,
+    assert_out(skyrl_generate_response, &app,
                "{\"choices\": [{\"token_ids\": [], \"finish_reason\": \"abort\", \"logprobs\": "
                "null}]}",
                "{\"choices\":[{\"finish_reason\":\"abort\",\"logprobs\":null,\"routed_experts\":"
@@ -258,11 +258,11 @@ static void test_ways_out(void **state)
 
 static json_int_t number_of(const char *name)
 {
-    struct exchange x = {0};
+    struct http_request x = {0};
     json_t *reply = json_pack("{s:s, s:s, s:i}", "status", "ok", "lora_name", name, "revision", 4);
     json_int_t number;
 
-    assert_int_equal(skyrl_lora_out(&reply, &x), 0);
+    assert_int_equal(skyrl_lora_response(&reply, &x), 0);
     assert_int_equal(json_object_size(reply), 3);
     number = json_integer_value(json_object_get(reply, "lora_int_id"));
     json_decref(reply);

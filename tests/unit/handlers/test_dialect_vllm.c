@@ -20,7 +20,7 @@ static const unsigned vllm = 1U << DIALECT_NATIVE | 1U << DIALECT_VLLM;
 
 struct in_row {
     const char *path;
-    struct exchange_param query[QUERY_MAX]; /* ended by a name that is NULL */
+    struct http_request_param query[QUERY_MAX]; /* ended by a name that is NULL */
     const char *body;
     const char *ours;  /* NULL: refused, */
     const char *field; /* here, */
@@ -35,7 +35,7 @@ struct in_row {
         }                                                                                          \
     }
 
-static const struct route *row_for(struct exchange *x, const char *path, const char *body)
+static const struct route *row_for(struct http_request *x, const char *path, const char *body)
 {
     struct err e = {0};
     size_t at = 0;
@@ -47,13 +47,13 @@ static const struct route *row_for(struct exchange *x, const char *path, const c
     x->body = (char *)(uintptr_t)body;
     x->body_len = strlen(body);
     x->content_type = typed_json;
-    x->route = route_claimed(first, METHOD_POST, vllm, body, x->body_len);
+    x->route = route_match_body(first, METHOD_POST, vllm, body, x->body_len);
     return x->route;
 }
 
 static void check_in(const struct in_row *row)
 {
-    struct exchange x = {.query = (struct exchange_param *)(uintptr_t)row->query};
+    struct http_request x = {.query = (struct http_request_param *)(uintptr_t)row->query};
     const struct route *route = row_for(&x, row->path, row->body);
     struct err e = {0};
     json_t *body = NULL;
@@ -425,7 +425,7 @@ static void test_generation(void **state)
 
 static const struct {
     const char *path, *body, *native, *theirs;
-    enum exchange_method method;
+    enum http_request_method method;
 } outs[] = {
     {"/init_weight_transfer_engine", "", "{\"state\":\"joined\"}",
      "{\"message\":\"Weight transfer initialized\"}", METHOD_POST},
@@ -492,15 +492,15 @@ static void test_replies(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof outs / sizeof outs[0]; i++) {
-        struct exchange_reply reply = {0};
-        struct exchange x = {0};
+        struct http_reply reply = {0};
+        struct http_request x = {0};
         struct err e = {0};
         size_t at = 0;
         const struct route *first = route_find(outs[i].path, outs[i].method, vllm, &at, &e);
         json_t *found, *wanted = json_loads(outs[i].theirs, 0, NULL);
 
         assert_non_null(first);
-        x.route = route_claimed(first, outs[i].method, vllm, outs[i].body, strlen(outs[i].body));
+        x.route = route_match_body(first, outs[i].method, vllm, outs[i].body, strlen(outs[i].body));
         assert_true(reply_json_make(&x, 200, json_loads(outs[i].native, 0, NULL), &reply));
         assert_string_equal(reply.content_type, "application/json");
         found = json_loadb(reply.data, reply.len, 0, NULL);

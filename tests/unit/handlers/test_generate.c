@@ -19,7 +19,7 @@
 static const struct route native = {.methods = METHOD_POST,
                                     .pattern = "/v1/generate",
                                     .operation_id = "generate",
-                                    .lane = LANE_GENERATE,
+                                    .executor = EXECUTOR_GENERATE,
                                     .body = BODY_JSON,
                                     .strict = true,
                                     .form = FORM_NATIVE,
@@ -28,7 +28,7 @@ static const struct route native = {.methods = METHOD_POST,
 static const struct route lenient = {.methods = METHOD_POST,
                                      .pattern = "/inference/v1/generate",
                                      .operation_id = "inferenceGenerate",
-                                     .lane = LANE_GENERATE,
+                                     .executor = EXECUTOR_GENERATE,
                                      .body = BODY_JSON,
                                      .form = FORM_OPENAI,
                                      .members = generate_members,
@@ -81,7 +81,7 @@ static void test_generate_answers_when_every_sequence_ended(void **state)
     plane_tokens(p, 1, more, 1, 2);
     plane_end(p, 1, GEN_STOP);
     assert_int_equal(n_running(p), 1); /* the other sequence is not done */
-    assert_int_equal(exchange_answered(px.x), ANSWER_NONE);
+    assert_int_equal(http_request_answered(px.x), ANSWER_NONE);
     plane_end(p, 2, GEN_LENGTH);
     reply = plane_wait_reply(&px, &status);
     assert_int_equal(status, 200);
@@ -276,7 +276,7 @@ static void test_gone_while_queued_is_dropped(void **state)
     plane_send(p, &b, &native, simple);
     plane_send(p, &c, &native, simple);
     assert_int_equal(n_waiting(p), 2);
-    exchange_mark_gone(b.x);
+    http_request_mark_disconnected(b.x);
     assert_int_equal(n_waiting(p), 1);
     json_decref(plane_wait_reply(&b, &status));
     assert_int_equal(status, 499);
@@ -303,12 +303,12 @@ static void test_gone_while_running_cancels_and_keeps_the_permit(void **state)
     plane_send(p, &px, &native, "{\"token_ids\": [1], \"sampling_params\": {\"n\": 3}}");
     plane_wait_submitted(p, 3);
     plane_end(p, 2, GEN_LENGTH);
-    exchange_mark_gone(px.x);
+    http_request_mark_disconnected(px.x);
     plane_wait_cancels(p, 2);
     assert_false(p->seqs[1].cancelled);
     plane_end(p, 1, GEN_ABORT);
     assert_int_equal(n_running(p), 1);
-    assert_int_equal(exchange_answered(px.x), ANSWER_NONE);
+    assert_int_equal(http_request_answered(px.x), ANSWER_NONE);
     plane_end(p, 3, GEN_ABORT);
     json_decref(plane_wait_reply(&px, &status));
     assert_int_equal(status, 499);
@@ -338,20 +338,20 @@ static void test_gone_while_submitting_cancels_that_sequence(void **state)
 static void test_gone_before_the_handler_ran(void **state)
 {
     struct plane *p = plane_new(1, 8, NULL);
-    struct exchange *x = NULL;
+    struct http_request *x = NULL;
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(exchange_new(&x, NULL, &e), 0);
+    assert_int_equal(http_request_new(&x, NULL, &e), 0);
     x->route = &native;
     x->body = strdup(simple);
     x->body_len = strlen(simple);
-    exchange_ref(x);
-    exchange_mark_gone(x);
+    http_request_ref(x);
+    http_request_mark_disconnected(x);
     assert_int_equal(handle_generate(&p->app, x, &e), 0);
-    assert_int_equal(exchange_answered(x), ANSWER_REPLY);
+    assert_int_equal(http_request_answered(x), ANSWER_REPLY);
     assert_int_equal(p->n_seqs, 0);
-    exchange_unref(x);
+    http_request_unref(x);
     plane_free(p);
 }
 
@@ -366,7 +366,7 @@ static void test_refused_sequence_cancels_the_others(void **state)
     p->refuse_from = 3;
     plane_send(p, &px, &native, "{\"token_ids\": [1, 2], \"sampling_params\": {\"n\": 4}}");
     plane_wait_cancels(p, 2);
-    assert_int_equal(exchange_answered(px.x), ANSWER_NONE);
+    assert_int_equal(http_request_answered(px.x), ANSWER_NONE);
     plane_end(p, 1, GEN_ABORT);
     plane_end(p, 2, GEN_ABORT);
     reply = plane_wait_reply(&px, &status);
@@ -555,10 +555,10 @@ static void stream_behind(struct plane *p, struct plane_x *px, size_t n_unsent)
     plane_send(p, px, &native, "{\"token_ids\": [1], \"sampling_params\": {}, \"stream\": true}");
     plane_wait_submitted(p, 1);
     plane_tokens(p, 1, ids, 1, 1);
-    while (exchange_answered(px->x) != ANSWER_STREAM)
+    while (http_request_answered(px->x) != ANSWER_STREAM)
         sched_yield();
     plane_settle(p);
-    assert_int_equal(exchange_stream_write(px->x, filler, n_unsent), 0);
+    assert_int_equal(http_request_stream_write(px->x, filler, n_unsent), 0);
     for (int i = 1; i < 6; i++)
         plane_tokens(p, 1, ids + i, 1, 1);
     plane_end(p, 1, GEN_LENGTH);
@@ -573,12 +573,12 @@ static void test_stream_waits_for_a_slow_reader(void **state)
     struct plane *p = plane_new(1, 8, NULL);
     struct plane_x px;
     bool complete = false;
-    size_t n_unsent = EXCHANGE_STREAM_NBYTES_MAX - 1024;
+    size_t n_unsent = HTTP_REQUEST_STREAM_NBYTES_MAX - 1024;
     char *text;
 
     (void)state;
     stream_behind(p, &px, n_unsent);
-    assert_in_range(exchange_stream_unsent(px.x), n_unsent, EXCHANGE_STREAM_NBYTES_MAX);
+    assert_in_range(http_request_stream_unsent(px.x), n_unsent, HTTP_REQUEST_STREAM_NBYTES_MAX);
     text = plane_wait_stream(&px, &complete);
     assert_true(complete);
     assert_non_null(strstr(text, "[5,6,7,8,9]"));
@@ -606,7 +606,7 @@ static void test_stream_waits_no_longer_than_it_must(void **state)
         if (cut)
             generations_cut(all);
         else
-            exchange_mark_gone(px.x);
+            http_request_mark_disconnected(px.x);
         plane_settle(p);
         plane_settle(p);
         free(plane_wait_stream(&px, &complete));
@@ -701,14 +701,14 @@ static void test_storm_of_hangups_answers_everyone_once(void **state)
                                     "\"stream\": true}");
         for (unsigned i = 0; i < AT_ONCE; i++) {
             if ((i * 7 + round) % 3 == 0)
-                exchange_mark_gone(px[i].x);
+                http_request_mark_disconnected(px[i].x);
         }
         for (unsigned i = 0; i < AT_ONCE; i++) {
             bool complete = false;
             int status = 0;
 
             plane_wait_answer(&px[i]);
-            if (exchange_answered(px[i].x) == ANSWER_STREAM) {
+            if (http_request_answered(px[i].x) == ANSWER_STREAM) {
                 free(plane_wait_stream(&px[i], &complete));
                 n_whole += complete;
             } else {

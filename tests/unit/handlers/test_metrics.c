@@ -8,8 +8,8 @@
 #include "base/prometheus.h"
 #include "base/workers.h"
 #include "control/admission.h"
-#include "control/gate.h"
 #include "control/life.h"
+#include "control/pause_controller.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
@@ -70,17 +70,17 @@ const char *store_state_name(enum store_state state)
     return names[state];
 }
 
-void gate_info(struct gate *g, struct gate_info *out)
+void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out)
 {
     (void)g;
-    *out = (struct gate_info){.pause = PAUSE_KEEP,
-                              .lease_left_us = 1500000,
-                              .n_pauses = 7,
-                              .n_expired = 1,
-                              .paused_us = 2500000};
+    *out = (struct pause_controller_info){.pause = PAUSE_KEEP,
+                                          .lease_left_us = 1500000,
+                                          .n_pauses = 7,
+                                          .n_expired = 1,
+                                          .paused_us = 2500000};
 }
 
-int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e)
+int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e)
 {
     (void)g;
     (void)call;
@@ -89,7 +89,7 @@ int gate_allows(struct gate *g, enum lifecycle_call call, struct err *e)
     return -1;
 }
 
-void gate_state(struct gate *g, struct lifecycle_state *out)
+void pause_controller_state(struct pause_controller *g, struct lifecycle_state *out)
 {
     (void)g;
     *out = (struct lifecycle_state){.kv_released = true};
@@ -136,10 +136,10 @@ void admission_stats(struct admission *a, struct admission_stats *out)
                                     .wait_us_sum = 1250000};
 }
 
-void front_stats(struct front *f, struct front_stats *out)
+void http_server_stats(struct http_server *f, struct http_server_stats *out)
 {
     (void)f;
-    *out = (struct front_stats){.n_connections = 5, .n_requests = 50, .lag_us_max = 1200};
+    *out = (struct http_server_stats){.n_connections = 5, .n_requests = 50, .lag_us_max = 1200};
 }
 
 static void fake_engine_stats(struct engine *en, struct engine_stats *out)
@@ -163,13 +163,13 @@ static struct life life;
 static struct app whole_app(void)
 {
     return (struct app){.life = &life,
-                        .gate = (struct gate *)(uintptr_t)16,
+                        .pause_controller = (struct pause_controller *)(uintptr_t)16,
                         .store = (struct store *)(uintptr_t)16,
                         .updates = (struct updates *)(uintptr_t)16,
                         .engine = &engine,
                         .generate = (struct admission *)(uintptr_t)16,
                         .detokenize = (struct admission *)(uintptr_t)32,
-                        .front = (struct front *)(uintptr_t)16,
+                        .http_server = (struct http_server *)(uintptr_t)16,
                         .dialects = 1U << DIALECT_VLLM,
                         .model_name = "a \"model\"\\of\nmine \xff\xc3\xa9"};
 }

@@ -1,5 +1,5 @@
 /* Lists that come again in a request: known by all of their bytes or not at all, and then the same
- * plan as when they are read. */
+ * tensor list as when they are read. */
 #include "base/json_parse.h"
 #include "handlers/app.h"
 #include "handlers/body_columns.h"
@@ -52,40 +52,40 @@ static void put_list(char *text, int list)
 
 struct said {
     char text[ERR_FIELD_MAX + sizeof((struct err *)NULL)->msg + 32];
-    const struct plan *plan; /* only to be compared */
+    const struct tensor_list *tensor_list; /* only to be compared */
 };
 
-/* What a body comes to: its plan's digest, or why it has none. */
+/* What a body comes to: its tensor list's digest, or why it has none. */
 static struct said read_body(const char *text, struct app *app)
 {
     static const struct route route = {
         .body = BODY_TENSORS, .strict = true, .members = update_members};
-    struct exchange x = {
+    struct http_request x = {
         .body = (char *)(uintptr_t)text, .body_len = strlen(text), .content_type = (char[]){""}};
     struct body_columns columns;
-    struct plan *plan = NULL;
+    struct tensor_list *tensor_list = NULL;
     json_t *body = NULL;
-    struct said s = {.plan = NULL};
+    struct said s = {.tensor_list = NULL};
     struct err e = {0};
     int rc = body_parse_columns(&body, &columns, &x, &route, app->lists, &e);
 
     if (rc == 0)
-        rc = plan_of_list(&plan, app, body, &columns, "", false, &e);
+        rc = tensor_list_named(&tensor_list, app, body, &columns, "", false, &e);
     if (rc == 0)
-        (void)snprintf(s.text, sizeof s.text, "%s", plan->digest);
+        (void)snprintf(s.text, sizeof s.text, "%s", tensor_list->digest);
     else
         (void)snprintf(s.text, sizeof s.text, "%d at '%s': %s", (int)e.code, e.field, e.msg);
-    s.plan = plan;
-    plan_unref(plan);
+    s.tensor_list = tensor_list;
+    tensor_list_unref(tensor_list);
     json_decref(body);
     body_columns_fini(&columns);
     return s;
 }
 
-static void test_a_known_list_is_the_same_plan(void **state)
+static void test_a_known_list_is_the_same_tensor_list(void **state)
 {
     struct app app = {.lists = NULL}, without = {.lists = NULL};
-    const struct plan *first[N_LISTS];
+    const struct tensor_list *first[N_LISTS];
     char text[TEXT_MAX];
     struct bench b;
 
@@ -99,10 +99,10 @@ static void test_a_known_list_is_the_same_plan(void **state)
             put_list(text, list);
             s = read_body(text, &app);
             assert_string_equal(s.text, read_body(text, &without).text);
-            assert_non_null(s.plan);
+            assert_non_null(s.tensor_list);
             if (round == 0)
-                first[list] = s.plan;
-            assert_ptr_equal(s.plan, first[list]); /* remembered: nothing was built */
+                first[list] = s.tensor_list;
+            assert_ptr_equal(s.tensor_list, first[list]); /* remembered: nothing was built */
         }
     bench_close(&b);
 }
@@ -124,23 +124,23 @@ static void test_lists_of_the_same_names(void **state)
     memcpy(other, text, sizeof text);
     memcpy(strstr(other, "\"BF16\""), "\"F16\" ", 6);
     for (int i = 0; i < LIST_CACHE_MAX; i++) {
-        const struct plan *is = read_body(text, &app).plan;
+        const struct tensor_list *is = read_body(text, &app).tensor_list;
 
         assert_non_null(is);
         s = read_body(other, &app);
-        assert_true(s.plan != NULL && s.plan != is);
+        assert_true(s.tensor_list != NULL && s.tensor_list != is);
     }
     put_list(text, 1);
     assert_true(knows(app.lists, strchr(text, '[')));
     bench_close(&b);
 }
 
-/* The text is remembered with its plan, and one in other words is the same plan. */
+/* The text is remembered with its tensor list, and one in other words is the same tensor list. */
 static void test_a_list_is_remembered(void **state)
 {
     struct app app = {.lists = NULL};
     char text[TEXT_MAX], *blank;
-    const struct plan *first;
+    const struct tensor_list *first;
     struct bench b;
 
     (void)state;
@@ -148,13 +148,13 @@ static void test_a_list_is_remembered(void **state)
     app.lists = updates_lists(b.updates);
     put_list(text, 0);
     assert_false(knows(app.lists, strchr(text, '[')));
-    first = read_body(text, &app).plan;
+    first = read_body(text, &app).tensor_list;
     assert_true(knows(app.lists, strchr(text, '[')));
     blank = strstr(text, "],\"dtypes");
     memmove(blank + 1, blank, strlen(blank) + 1);
     *blank = ' ';
     assert_false(knows(app.lists, strchr(text, '[')));
-    assert_ptr_equal(read_body(text, &app).plan, first);
+    assert_ptr_equal(read_body(text, &app).tensor_list, first);
     bench_close(&b);
 }
 
@@ -189,8 +189,8 @@ static void test_an_almost_known_list_is_read(void **state)
         if (strcmp(s.text, read_body(text, &without).text) != 0)
             fail_msg("of %s\nit says %s, and without what came before %s", text, s.text,
                      read_body(text, &without).text);
-        n_taken += s.plan != NULL;
-        n_refused += s.plan == NULL;
+        n_taken += s.tensor_list != NULL;
+        n_refused += s.tensor_list == NULL;
     }
     assert_true(n_taken > N_BODIES / 10 && n_refused > N_BODIES / 10);
     bench_close(&b);
@@ -199,7 +199,7 @@ static void test_an_almost_known_list_is_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_known_list_is_the_same_plan),
+        cmocka_unit_test(test_a_known_list_is_the_same_tensor_list),
         cmocka_unit_test(test_lists_of_the_same_names),
         cmocka_unit_test(test_a_list_is_remembered),
         cmocka_unit_test(test_an_almost_known_list_is_read),

@@ -1,7 +1,7 @@
 /* Answers: their form, their headers, and that there is one even without memory. */
 #include "handlers/reply.h"
 
-#include "http/exchange_priv.h"
+#include "http/http_request_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,24 +40,24 @@ void *__wrap_realloc(void *p, size_t nbytes)
 
 static const struct route native = {.form = FORM_NATIVE}, openai = {.form = FORM_OPENAI};
 
-static void no_wake(struct exchange_front *front)
+static void no_wake(struct http_request_http_server *http_server)
 {
-    (void)front;
+    (void)http_server;
 }
 
-/* An exchange whose answer stays where the test can read it. */
-static struct exchange *open_exchange(const struct route *route)
+/* An request whose answer stays where the test can read it. */
+static struct http_request *open_http_request(const struct route *route)
 {
-    static struct exchange_front front = {.wake = no_wake};
-    struct exchange *x;
+    static struct http_request_http_server http_server = {.wake = no_wake};
+    struct http_request *x;
     struct err e = {0};
 
-    assert_int_equal(exchange_new(&x, &front, &e), 0);
+    assert_int_equal(http_request_new(&x, &http_server, &e), 0);
     x->route = route;
-    return exchange_ref(x); /* one for who answers */
+    return http_request_ref(x); /* one for who answers */
 }
 
-static const char *header(const struct exchange_reply *r, const char *name)
+static const char *header(const struct http_reply *r, const char *name)
 {
     for (size_t i = 0; i < r->n_headers; i++) {
         if (strcmp(r->headers[i].name, name) == 0)
@@ -66,7 +66,7 @@ static const char *header(const struct exchange_reply *r, const char *name)
     return NULL;
 }
 
-static void assert_body(const struct exchange_reply *r, const char *text)
+static void assert_body(const struct http_reply *r, const char *text)
 {
     assert_int_equal(r->len, strlen(text));
     assert_memory_equal(r->data, text, r->len);
@@ -75,8 +75,8 @@ static void assert_body(const struct exchange_reply *r, const char *text)
 
 static void test_reply_json_is_compact(void **state)
 {
-    struct exchange *x = open_exchange(&native);
-    const struct exchange_reply *r = &x->priv->reply;
+    struct http_request *x = open_http_request(&native);
+    const struct http_reply *r = &x->priv->reply;
 
     (void)state;
     reply_json(x, 200, json_pack("{s:[i, f, n], s:s}", "a", 1, 0.5, "b", "\xc3\xa9\n"));
@@ -84,36 +84,36 @@ static void test_reply_json_is_compact(void **state)
     assert_body(r, "{\"a\":[1,0.5,null],\"b\":\"\xc3\xa9\\n\"}");
     assert_null(header(r, "Retry-After"));
     assert_null(r->log_code);
-    exchange_unref(x);
+    http_request_unref(x);
 }
 
 static void test_reply_json_keeps_a_nul(void **state)
 {
-    struct exchange *x = open_exchange(&native);
+    struct http_request *x = open_http_request(&native);
 
     (void)state;
     reply_json(x, 200, json_pack("{s:o}", "text", json_stringn("a\0b", 3)));
     assert_body(&x->priv->reply, "{\"text\":\"a\\u0000b\"}");
-    exchange_unref(x);
+    http_request_unref(x);
 }
 
 static void test_reply_empty(void **state)
 {
-    struct exchange *x = open_exchange(&native);
-    const struct exchange_reply *r = &x->priv->reply;
+    struct http_request *x = open_http_request(&native);
+    const struct http_reply *r = &x->priv->reply;
 
     (void)state;
     reply_empty(x, 200);
     assert_int_equal(r->status, 200);
     assert_int_equal(r->len, 0);
     assert_null(r->content_type);
-    exchange_unref(x);
+    http_request_unref(x);
 }
 
 static void test_reply_error_native_form(void **state)
 {
-    struct exchange *x = open_exchange(&native);
-    const struct exchange_reply *r = &x->priv->reply;
+    struct http_request *x = open_http_request(&native);
+    const struct http_reply *r = &x->priv->reply;
     struct err e = {0};
 
     (void)state;
@@ -124,13 +124,13 @@ static void test_reply_error_native_form(void **state)
                    "\"type\":\"unprocessable_error\",\"code\":\"incomplete_update\","
                    "\"param\":\"/names\",\"retryable\":false,\"details\":{\"missing\":[\"b\"]}}}");
     assert_string_equal(r->log_code, "incomplete_update");
-    exchange_unref(x);
+    http_request_unref(x);
 }
 
 static void test_reply_error_openai_form(void **state)
 {
-    struct exchange *x = open_exchange(&openai);
-    const struct exchange_reply *r = &x->priv->reply;
+    struct http_request *x = open_http_request(&openai);
+    const struct http_reply *r = &x->priv->reply;
     struct err e = {0};
 
     (void)state;
@@ -139,7 +139,7 @@ static void test_reply_error_openai_form(void **state)
     assert_int_equal(r->status, 400);
     assert_body(r, "{\"error\":{\"message\":\"prompt is missing, it is required\","
                    "\"type\":\"BadRequestError\",\"param\":null,\"code\":400}}");
-    exchange_unref(x);
+    http_request_unref(x);
 }
 
 static void test_reply_error_names_places_as_vllm(void **state)
@@ -216,7 +216,7 @@ static void test_reply_error_make_every_code(void **state)
         if (row == sizeof rows / sizeof rows[0])
             fail_msg("status %d has no type", status);
         for (int form = 0; form < 2; form++) {
-            struct exchange_reply r = {0};
+            struct http_reply r = {0};
             json_t *body, *error;
 
             reply_error_make(form == 0 ? &native : &openai, &e, NULL, &r);
@@ -245,7 +245,7 @@ static void test_reply_error_make_every_code(void **state)
 
 static void test_reply_error_make_without_a_route_is_native(void **state)
 {
-    struct exchange_reply r = {0};
+    struct http_reply r = {0};
     struct err e = {0};
 
     (void)state;
@@ -290,8 +290,8 @@ static void test_reply_error_answers_without_memory(void **state)
         int status = 0, n_last_resorts = 0;
 
         for (int n = 0; status != 409; n++) {
-            struct exchange *x = open_exchange(routes_of[form]);
-            const struct exchange_reply *r = &x->priv->reply;
+            struct http_request *x = open_http_request(routes_of[form]);
+            const struct http_reply *r = &x->priv->reply;
             json_t *details = json_pack("{s:i}", "n", 1), *body;
 
             allocations_left = n;
@@ -309,7 +309,7 @@ static void test_reply_error_answers_without_memory(void **state)
             assert_true(json_is_integer(json_object_get(json_object_get(body, "error"), "code")) ==
                         (form == 1));
             json_decref(body);
-            exchange_unref(x);
+            http_request_unref(x);
         }
         assert_true(n_last_resorts > 3);
     }
@@ -317,23 +317,23 @@ static void test_reply_error_answers_without_memory(void **state)
 
 static void test_reply_json_answers_without_memory(void **state)
 {
-    struct exchange *x = open_exchange(&openai);
+    struct http_request *x = open_http_request(&openai);
     json_t *body = json_pack("{s:s}", "text", "as it was meant");
 
     (void)state;
     reply_json(x, 200, NULL); /* building it failed */
     assert_int_equal(x->priv->reply.status, 503);
     assert_non_null(strstr(x->priv->reply.data, "\"code\":503"));
-    exchange_unref(x);
+    http_request_unref(x);
 
-    x = open_exchange(NULL);
+    x = open_http_request(NULL);
     allocations_left = 0;
     reply_json(x, 200, body);
     allocations_left = -1;
     assert_int_equal(x->priv->reply.status, 503);
     assert_string_equal(header(&x->priv->reply, "Retry-After"), "1");
     assert_non_null(strstr(x->priv->reply.data, "\"code\":\"out_of_memory\""));
-    exchange_unref(x);
+    http_request_unref(x);
 }
 
 /* One growth of the text that fails, wherever it falls: the answer is whole, or the 503. jansson's
@@ -346,7 +346,7 @@ static void test_reply_json_is_whole_or_refused(void **state)
     for (int shift = 0; shift < 16; shift++) {
         failed = true;
         for (long n = 0; failed; n++) {
-            struct exchange *x = open_exchange(&native);
+            struct http_request *x = open_http_request(&native);
             json_t *body = json_object(), *found;
 
             for (int i = 0; i < 400; i++) {
@@ -365,7 +365,7 @@ static void test_reply_json_is_whole_or_refused(void **state)
             assert_int_equal(json_equal(found, body), !failed);
             json_decref(found);
             json_decref(body);
-            exchange_unref(x);
+            http_request_unref(x);
         }
     }
 }

@@ -3,8 +3,8 @@
 #include "control/admission.h"
 #include "control/generations.h"
 #include "handlers/compat/sglang/dialect_sglang.h"
-#include "handlers/generate/sglang_generate.h"
 #include "handlers/generate/generation_reply.h"
+#include "handlers/generate/sglang_generate.h"
 #include "tests/fakes/data_plane.h"
 #include "text/tokenizer.h"
 
@@ -19,7 +19,7 @@
 static const struct route generate = {.methods = METHOD_POST,
                                       .pattern = "/generate",
                                       .operation_id = "sglangGenerate",
-                                      .lane = LANE_GENERATE,
+                                      .executor = EXECUTOR_GENERATE,
                                       .body = BODY_JSON,
                                       .form = FORM_SGLANG,
                                       .dialect = DIALECT_SGLANG,
@@ -429,7 +429,7 @@ static void test_a_slow_reader_misses_no_token(void **state)
 
         plane_tokens(p, 1, &ids[i % 4], 1, 1);
         plane_settle(p);
-        unsent = exchange_stream_unsent(px.x);
+        unsent = http_request_stream_unsent(px.x);
         n_most = unsent > n_most ? unsent : n_most;
     }
     plane_end(p, 1, GEN_LENGTH);

@@ -1,5 +1,6 @@
-/* What a request with CUDA IPC handles becomes: which plan each rank gets, and where its tensors
- * stood. Over two of the fake's GPUs; nothing is opened. Allocations fail when a test says so. */
+/* What a request with CUDA IPC handles becomes: which tensor list each rank gets, and where its
+ * tensors stood. Over two of the fake's GPUs; nothing is opened. Allocations fail when a test says
+ * so. */
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/source_json.h"
@@ -65,7 +66,7 @@ static int take(struct update_chunk **out, const char *text, bool sharded, struc
     rc = ipc_from_body(c, &app, body, NULL, sharded, e);
     json_decref(body);
     if (rc != 0) {
-        assert_null(c->plan);
+        assert_null(c->tensor_list);
         assert_null(c->ranks);
         assert_null(c->origins);
         assert_null(c->source);
@@ -88,13 +89,13 @@ static struct update_chunk *must_take(const char *text, bool sharded)
     return c;
 }
 
-static void assert_names(const struct plan *plan, const char *names)
+static void assert_names(const struct tensor_list *tensor_list, const char *names)
 {
     char text[256] = "";
 
-    for (uint32_t i = 0; i < plan->n_tensors; i++)
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
         (void)snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i > 0 ? " " : "",
-                       plan->tensors[i].name);
+                       tensor_list->tensors[i].name);
     assert_string_equal(text, names);
 }
 
@@ -117,7 +118,7 @@ static void test_ipc_from_body_one_list_for_all_ranks(void **state)
     (void)state;
     assert_null(c->ranks);
     assert_null(c->origins); /* every pointer is right as it is */
-    assert_names(c->plan, "a b");
+    assert_names(c->tensor_list, "a b");
     assert_false(c->has_checksum[0]);
     assert_true(c->has_checksum[1]);
     update_chunk_free(c);
@@ -125,7 +126,7 @@ static void test_ipc_from_body_one_list_for_all_ranks(void **state)
     c = must_take("{" LIST("a", "b") ", \"ipc_handles\": {" ON(UUID_1, 7) "}}",
                   false); /* a peer's */
     assert_null(c->ranks);
-    assert_names(c->plan, "a b");
+    assert_names(c->tensor_list, "a b");
     update_chunk_free(c);
 }
 
@@ -142,8 +143,8 @@ static void test_ipc_from_body_joins_buckets(void **state)
 
     (void)state;
     assert_null(c->ranks);
-    assert_names(c->plan, "a b c d");
-    assert_int_equal(c->plan->nbytes, 14);
+    assert_names(c->tensor_list, "a b c d");
+    assert_int_equal(c->tensor_list->nbytes, 14);
     assert_int_equal(c->n_origins, 2);
     assert_origin(c, 0, 0, 0, "/buckets/0");
     assert_origin(c, 1, 0, 2, "/buckets/1");
@@ -167,11 +168,11 @@ static void test_ipc_from_body_slices_each_gpu_by_its_own_list(void **state)
     (void)state;
     assert_non_null(c->ranks);
     assert_int_equal(c->n_ranks, 2);
-    assert_names(c->ranks[0].plan, "b a");
-    assert_names(c->ranks[1].plan, "c d");
+    assert_names(c->ranks[0].tensor_list, "b a");
+    assert_names(c->ranks[1].tensor_list, "c d");
     assert_null(c->ranks[0].checksums);
     assert_true(c->ranks[1].has_checksum[0]);
-    assert_ptr_equal(c->plan, c->ranks[0].plan);
+    assert_ptr_equal(c->tensor_list, c->ranks[0].tensor_list);
     assert_int_equal(c->n_origins, 2);
     assert_origin(c, 0, 0, 0, "/per_gpu/" UUID_0);
     assert_origin(c, 1, 1, 0, "/per_gpu/GPU-" UUID_1);
@@ -187,16 +188,16 @@ static void test_ipc_from_body_gives_shards_to_whom_they_are_addressed(void **st
         true);
 
     (void)state;
-    assert_null(c->ranks[0].plan);
-    assert_names(c->ranks[1].plan, "a b c d");
-    assert_ptr_equal(c->plan, c->ranks[1].plan);
+    assert_null(c->ranks[0].tensor_list);
+    assert_names(c->ranks[1].tensor_list, "a b c d");
+    assert_ptr_equal(c->tensor_list, c->ranks[1].tensor_list);
     assert_origin(c, 0, 1, 0, "/buckets/0");
     assert_origin(c, 1, 1, 2, "/buckets/1");
     update_chunk_free(c);
 
     c = must_take("{" LIST("a", "b") ", \"ipc_handles\": {" ON(UUID_0, 7) "}}", true);
-    assert_names(c->ranks[0].plan, "a b");
-    assert_null(c->ranks[1].plan);
+    assert_names(c->ranks[0].tensor_list, "a b");
+    assert_null(c->ranks[1].tensor_list);
     assert_null(c->origins);
     update_chunk_free(c);
 }

@@ -162,7 +162,7 @@ static void test_each_rank_takes_its_own_gpus_string(void **state)
     add(body, "flattened_protocol_5", 0);
     c = must_take(body, false);
     assert_null(c->ranks); /* the same tensors in the same order */
-    assert_int_equal(c->plan->n_tensors, 2);
+    assert_int_equal(c->tensor_list->n_tensors, 2);
     assert_int_equal(c->n_origins, 1);
     assert_origin(c, 0, 0, 1);
     update_chunk_free(c);
@@ -173,8 +173,8 @@ static void test_each_rank_takes_its_own_gpus_string(void **state)
     add(body, "flattened_protocol_5", 0);
     c = must_take(body, false);
     assert_int_equal(c->n_ranks, 2);
-    assert_int_equal(c->ranks[0].plan->n_tensors, 2);
-    assert_int_equal(c->ranks[1].plan->n_tensors, 6);
+    assert_int_equal(c->ranks[0].tensor_list->n_tensors, 2);
+    assert_int_equal(c->ranks[1].tensor_list->n_tensors, 6);
     assert_int_equal(c->n_origins, 2);
     assert_origin(c, 0, 0, 2);
     assert_origin(c, 1, 1, 0);
@@ -197,7 +197,7 @@ static void test_one_gpus_string_feeds_its_peers(void **state)
     add(body, "flattened_protocol_5", 0);
     add(body, "flattened_bytes", 0);
     c = must_take(body, false);
-    assert_int_equal(c->ranks[1].plan->n_tensors, 6);
+    assert_int_equal(c->ranks[1].tensor_list->n_tensors, 6);
     assert_origin(c, 1, 1, 1);
     update_chunk_free(c);
 
@@ -216,9 +216,9 @@ static void test_empty_strings_are_for_nobody(void **state)
     add(body, "flattened_bytes", 1);
     c = must_take(body, false);
     assert_int_equal(c->n_ranks, 2);
-    assert_null(c->ranks[0].plan);
-    assert_int_equal(c->ranks[1].plan->n_tensors, 6);
-    assert_ptr_equal(c->plan, c->ranks[1].plan);
+    assert_null(c->ranks[0].tensor_list);
+    assert_int_equal(c->ranks[1].tensor_list->n_tensors, 6);
+    assert_ptr_equal(c->tensor_list, c->ranks[1].tensor_list);
     assert_int_equal(c->n_origins, 1);
     assert_origin(c, 0, 1, 1);
     update_chunk_free(c);
@@ -228,7 +228,7 @@ static void test_empty_strings_are_for_nobody(void **state)
     add(body, "list_of_nothing", 0);
     c = must_take(body, false);
     assert_null(c->source);
-    assert_null(c->plan);
+    assert_null(c->tensor_list);
     assert_null(c->ranks);
     update_chunk_free(c);
 }
@@ -272,8 +272,8 @@ static void test_a_shard_is_its_addressees(void **state)
     add(body, "list", 1);
     c = must_take(body, true);
     assert_int_equal(c->n_ranks, 2);
-    assert_null(c->ranks[0].plan);
-    assert_non_null(c->ranks[1].plan);
+    assert_null(c->ranks[0].tensor_list);
+    assert_non_null(c->ranks[1].tensor_list);
     update_chunk_free(c);
 }
 
@@ -309,7 +309,8 @@ static void test_every_failed_allocation_unwinds(void **state)
 
         alloc_left = n;
         rc = take(&c, json_incref(body), false, &e);
-        rc = alloc_left < 0 && rc == 0 ? 1 : rc; /* a plan that stays larger than it must be */
+        rc = alloc_left < 0 && rc == 0 ? 1
+                                       : rc; /* a tensor list that stays larger than it must be */
         alloc_left = -1;
         if (rc < 0)
             assert_int_equal(e.code, ERR_NO_MEMORY);

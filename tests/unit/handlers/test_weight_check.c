@@ -3,7 +3,7 @@
 #include "handlers/app.h"
 #include "handlers/control_plane.h"
 #include "handlers/route.h"
-#include "http/exchange_priv.h"
+#include "http/http_request_priv.h"
 #include "tests/unit/weights_fixture.h"
 
 #include <jansson.h>
@@ -14,8 +14,8 @@ enum { SUM_LEN = 64 };
 static void (*between)(void);
 static bool gone;
 
-bool __wrap_exchange_gone(struct exchange *x);
-bool __wrap_exchange_gone(struct exchange *x)
+bool __wrap_http_request_disconnected(struct http_request *x);
+bool __wrap_http_request_disconnected(struct http_request *x)
 {
     void (*now)(void) = between;
 
@@ -29,35 +29,35 @@ bool __wrap_exchange_gone(struct exchange *x)
 static struct life life;
 static struct app app = {.life = &life};
 
-static void no_wake(struct exchange_front *front)
+static void no_wake(struct http_request_http_server *http_server)
 {
-    (void)front;
+    (void)http_server;
 }
 
 /* The answer (new), or NULL with e set. */
 static json_t *ask(const char *text, struct err *e)
 {
-    static struct exchange_front front = {.wake = no_wake};
+    static struct http_request_http_server http_server = {.wake = no_wake};
     static char type[] = "application/json", path[] = "/v1/weights/check";
-    struct exchange *x;
+    struct http_request *x;
     json_t *answer = NULL;
     size_t at = 0;
 
-    assert_int_equal(exchange_new(&x, &front, e), 0);
+    assert_int_equal(http_request_new(&x, &http_server, e), 0);
     x->route = route_find(path, METHOD_POST, 1U << DIALECT_NATIVE, &at, e);
     x->content_type = type;
     x->body = (char *)(uintptr_t)text;
     x->body_len = strlen(text);
-    (void)exchange_ref(x);
+    (void)http_request_ref(x);
     if (handle_weights_check(&app, x, e) == 0) {
         assert_int_equal(x->priv->reply.status, 200);
         answer = json_loadb(x->priv->reply.data, x->priv->reply.len, 0, NULL);
         assert_non_null(answer);
     } else {
-        exchange_unref(x);
+        http_request_unref(x);
     }
     x->body = NULL;
-    exchange_unref(x);
+    http_request_unref(x);
     return answer;
 }
 
@@ -84,7 +84,7 @@ static void commit(unsigned step, const char *label)
 static int setup(void **state)
 {
     struct store_cfg cfg = {
-        .manifest = fx_manifest(), .n_versions_max = 3, .nbytes_max = UINT64_MAX};
+        .model_spec = fx_model_spec(), .n_versions_max = 3, .nbytes_max = UINT64_MAX};
     struct err e = {0};
 
     (void)state;

@@ -203,7 +203,7 @@ static void peer_stop(struct peer *p)
 /* ---- a call, and what came of it ---- */
 
 struct asked {
-    struct http_request req;
+    struct http_call_request req;
     struct http_target target;
     struct loop_item item;
     struct http_client *client;
@@ -346,12 +346,12 @@ static void ask(struct world *w, struct asked *a, const char *url, const char *m
     assert_int_equal(sem_init(&a->stopped, 0, 0), 0);
     a->client = w->client;
     a->target = (struct http_target){.url = url, .authorization = "Bearer k"};
-    a->req = (struct http_request){.target = &a->target,
-                                   .method = method,
-                                   .path = "/p?q=1",
-                                   .connect_timeout_us = 10ULL * S,
-                                   .timeout_us = 60ULL * S,
-                                   .fresh = fresh};
+    a->req = (struct http_call_request){.target = &a->target,
+                                        .method = method,
+                                        .path = "/p?q=1",
+                                        .connect_timeout_us = 10ULL * S,
+                                        .timeout_us = 60ULL * S,
+                                        .fresh = fresh};
     if (strcmp(method, "POST") == 0) {
         a->req.body = "{\"a\":1}";
         a->req.body_len = 7;

@@ -142,13 +142,13 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     struct engine engine = {.ops = &ops};
     struct life life;
     struct app app = {.life = &life};
-    struct front_cfg cfg = {.address = "127.0.0.1",
-                            .n_connections_max = 64,
-                            .header_timeout_us = LIMIT_US,
-                            .body_timeout_us = LIMIT_US,
-                            .idle_timeout_us = LIMIT_US,
-                            .drop_timeout_us = LIMIT_US,
-                            .boot_id = "boot-1"};
+    struct http_server_cfg cfg = {.address = "127.0.0.1",
+                                  .n_connections_max = 64,
+                                  .header_timeout_us = LIMIT_US,
+                                  .body_timeout_us = LIMIT_US,
+                                  .idle_timeout_us = LIMIT_US,
+                                  .drop_timeout_us = LIMIT_US,
+                                  .boot_id = "boot-1"};
     struct health_watch *w = NULL;
     struct err e = {0};
     struct client c;
@@ -194,12 +194,12 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
 static void test_health_watch_cannot_be_occupied(void **state)
 {
     enum { CONNECTIONS_MAX = 64, SQUATTERS = 8 * CONNECTIONS_MAX };
-    struct front_cfg cfg = {.address = "127.0.0.1",
-                            .n_connections_max = CONNECTIONS_MAX,
-                            .header_timeout_us = LIMIT_US * 100L,
-                            .body_timeout_us = LIMIT_US * 100L,
-                            .idle_timeout_us = LIMIT_US * 100L,
-                            .drop_timeout_us = LIMIT_US};
+    struct http_server_cfg cfg = {.address = "127.0.0.1",
+                                  .n_connections_max = CONNECTIONS_MAX,
+                                  .header_timeout_us = LIMIT_US * 100L,
+                                  .body_timeout_us = LIMIT_US * 100L,
+                                  .idle_timeout_us = LIMIT_US * 100L,
+                                  .drop_timeout_us = LIMIT_US};
     static const char *const begun[] = {"", "GET /hea",
                                         "POST /ping HTTP/1.1\r\nHost: t\r\n"
                                         "Content-Length: 9\r\n\r\n"};

@@ -13,7 +13,7 @@
 static void test_route_find_matches(void **state)
 {
     static const struct {
-        enum exchange_method method;
+        enum http_request_method method;
         const char *path, *operation, *arg;
     } rows[] = {
         {METHOD_GET, "/health", "health", ""},
@@ -48,7 +48,7 @@ static void test_route_find_matches(void **state)
 static void test_route_find_refuses(void **state)
 {
     static const struct {
-        enum exchange_method method;
+        enum http_request_method method;
         const char *path;
         enum err_code code;
         const char *says;
@@ -112,14 +112,14 @@ static void test_route_find_proposes_what_there_is(void **state)
     assert_null(strstr(e.msg, "did you mean"));
 }
 
-/* Rows of one path, of which the body takes one: all that the front needs to know is the same. Two
- * that claim nothing are one operation, for whichever of their dialects is on. */
+/* Rows of one path, of which the body takes one: all that the HTTP server needs to know is the
+ * same. Two that claim nothing are one operation, for whichever of their dialects is on. */
 static void assert_told_apart(const struct route *a, const struct route *b)
 {
-    const struct route_claim *ca = &a->claim, *cb = &b->claim;
+    const struct route_body_match *ca = &a->body_match, *cb = &b->body_match;
 
     assert_true(a->dialect != DIALECT_NATIVE && b->dialect != DIALECT_NATIVE);
-    assert_int_equal(a->lane, b->lane);
+    assert_int_equal(a->executor, b->executor);
     assert_int_equal(a->role, b->role);
     assert_int_equal(a->body == BODY_TENSORS, b->body == BODY_TENSORS);
     assert_true(a->body == b->body || (a->methods & METHOD_GET) == 0);
@@ -137,13 +137,14 @@ static void test_dialect_rows_translate(void **state)
         const struct route *r = &routes[i];
 
         if (r->dialect == DIALECT_NATIVE) {
-            assert_true(r->in == NULL && r->out == NULL && r->into == NULL);
-            assert_true(r->session == SESSION_NAMED && r->claim.member == NULL);
+            assert_true(r->translate_request == NULL && r->translate_response == NULL &&
+                        r->translated_members == NULL);
+            assert_true(r->session == SESSION_NAMED && r->body_match.member == NULL);
             continue;
         }
         assert_false(r->strict);
         assert_int_not_equal(r->form, FORM_NATIVE);
-        assert_true((r->in == NULL) == (r->into == NULL));
+        assert_true((r->translate_request == NULL) == (r->translated_members == NULL));
     }
 }
 
@@ -179,8 +180,8 @@ static void test_routes_are_whole(void **state)
     }
 }
 
-/* A loop serves every connection of its front: what reads a body, or walks the tensors of a plan,
- * is done elsewhere. */
+/* A loop serves every connection of its HTTP server: what reads a body, or walks the tensors of a
+ * tensor list, is done elsewhere. */
 static void test_no_loop_reads_a_body(void **state)
 {
     static const char *const walks[] = {"planPut",      "updateStart", "update",     "updateFinish",
@@ -190,11 +191,11 @@ static void test_no_loop_reads_a_body(void **state)
     (void)state;
     for (size_t i = 0; i < n_routes; i++) {
         if (routes[i].body != BODY_NONE)
-            assert_int_not_equal(routes[i].lane, LANE_LOOP);
+            assert_int_not_equal(routes[i].executor, EXECUTOR_LOOP);
         for (size_t k = 0; k < sizeof walks / sizeof walks[0]; k++) {
             if (strcmp(routes[i].operation_id, walks[k]) != 0)
                 continue;
-            assert_int_equal(routes[i].lane, LANE_CONTROL);
+            assert_int_equal(routes[i].executor, EXECUTOR_CONTROL);
             n_walks++;
         }
     }
@@ -216,9 +217,9 @@ static void test_each_operation_has_its_handlers(void **state)
     }
 }
 
-static bool is_of_an_update(enum route_lane lane)
+static bool is_of_an_update(enum route_executor executor)
 {
-    return lane == LANE_GENERATE || lane == LANE_OPERATION;
+    return executor == EXECUTOR_GENERATE || executor == EXECUTOR_OPERATION;
 }
 
 /* It is refused, on whichever threads. */
@@ -238,13 +239,13 @@ static void test_what_must_not_wait_shares_no_path_with_what_does(void **state)
             const struct fleet_operation *a = operation_fleet(routes[i].operation),
                                          *b = operation_fleet(routes[k].operation);
 
-            if (a->lane == b->lane || never_waits(&routes[i]) || never_waits(&routes[k]) ||
-                (is_of_an_update(a->lane) && is_of_an_update(b->lane)) ||
+            if (a->executor == b->executor || never_waits(&routes[i]) || never_waits(&routes[k]) ||
+                (is_of_an_update(a->executor) && is_of_an_update(b->executor)) ||
                 strcmp(routes[i].pattern, routes[k].pattern) != 0 ||
                 (routes[i].methods & routes[k].methods) == 0)
                 continue;
-            fail_msg("%s: lane %d of %s, %d of %s", routes[i].pattern, (int)a->lane,
-                     routes[i].operation_id, (int)b->lane, routes[k].operation_id);
+            fail_msg("%s: lane %d of %s, %d of %s", routes[i].pattern, (int)a->executor,
+                     routes[i].operation_id, (int)b->executor, routes[k].operation_id);
         }
 }
 

@@ -1,5 +1,5 @@
-/* Sources over CUDA IPC handles as tests make them: plans, handles and buckets, this process's end
- * of the trainer, and what must be left after each test: nothing. */
+/* Sources over CUDA IPC handles as tests make them: tensor lists, handles and buckets, this
+ * process's end of the trainer, and what must be left after each test: nothing. */
 #ifndef BATON_TESTS_IPC_FIXTURE_H
 #define BATON_TESTS_IPC_FIXTURE_H
 
@@ -21,21 +21,22 @@ static inline int ifx_n_files(void)
     return n;
 }
 
-/* A plan of n tensors of bytes, named "t0", "t1", ... */
-static inline struct plan *ifx_plan(const uint64_t *nbytes, uint32_t n)
+/* A tensor list of n tensors of bytes, named "t0", "t1", ... */
+static inline struct tensor_list *ifx_tensor_list(const uint64_t *nbytes, uint32_t n)
 {
-    struct plan_builder *b = NULL;
-    struct plan *plan = NULL;
+    struct tensor_list_builder *b = NULL;
+    struct tensor_list *tensor_list = NULL;
     struct err e = {0};
     char name[16];
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (uint32_t i = 0; i < n; i++) {
         (void)snprintf(name, sizeof name, "t%u", (unsigned)i);
-        assert_int_equal(plan_builder_add(b, name, DTYPE_U8, &nbytes[i], 1, UINT64_MAX, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, name, DTYPE_U8, &nbytes[i], 1, UINT64_MAX, &e),
+                         0);
     }
-    assert_int_equal(plan_builder_finish(b, &plan, &e), 0);
-    return plan;
+    assert_int_equal(tensor_list_builder_finish(b, &tensor_list, &e), 0);
+    return tensor_list;
 }
 
 /* All of a block as one handle; callers change what they need. */
@@ -116,7 +117,7 @@ static const uint64_t ifx_small[IFX_N_SMALL] = {1000, 0, 2003};
 static struct {
     struct ifx_lib lib;
     struct device *devices[IFX_RANKS];
-    struct plan *plan; /* of ifx_small */
+    struct tensor_list *tensor_list; /* of ifx_small */
     struct cuda_ipc_stats stats;
     struct ifx_peer peer;
     struct ifx_counter counters[IFX_COUNTERS];
@@ -144,14 +145,14 @@ static inline int ifx_open_devices(void **state)
     for (int i = 0; i < IFX_RANKS; i++)
         if (device_new(&ifx.devices[i], &ifx.lib.cu, &about[i], &e) != 0)
             return -1;
-    ifx.plan = ifx_plan(ifx_small, IFX_N_SMALL);
+    ifx.tensor_list = ifx_tensor_list(ifx_small, IFX_N_SMALL);
     return 0;
 }
 
 static inline int ifx_close_devices(void **state)
 {
     (void)state;
-    plan_unref(ifx.plan);
+    tensor_list_unref(ifx.tensor_list);
     for (int i = 0; i < IFX_RANKS; i++)
         device_free(ifx.devices[i]);
     cu_unload(&ifx.lib.cu);
@@ -206,12 +207,12 @@ static inline struct ipc_handle ifx_export(uint32_t seed, uint32_t slot)
 }
 
 static inline struct source *ifx_source(const struct ifx_bucket *buckets, uint32_t n,
-                                        struct plan *p0, struct plan *p1)
+                                        struct tensor_list *p0, struct tensor_list *p1)
 {
-    struct plan *plans[IFX_RANKS] = {p0, p1};
+    struct tensor_list *tensor_lists[IFX_RANKS] = {p0, p1};
     struct cuda_ipc_cfg cfg = {.devices = ifx.devices,
                                .n_ranks = IFX_RANKS,
-                               .plans = plans,
+                               .tensor_lists = tensor_lists,
                                .buckets = ifx_buckets(buckets, n),
                                .n_buckets = n,
                                .stats = &ifx.stats};
@@ -228,7 +229,7 @@ static inline struct source *ifx_source_small(const struct ipc_handle *h)
 {
     struct ifx_bucket b = {.packed = true, .handles = {h}, .n = {IFX_N_SMALL}};
 
-    return ifx_source(&b, 1, ifx.plan, NULL);
+    return ifx_source(&b, 1, ifx.tensor_list, NULL);
 }
 
 static inline void ifx_join(struct source *s, struct source_scope **scope)

@@ -116,34 +116,34 @@ static inline struct nccl_join *joined(struct nfx_peer *p, struct inviter *i)
     return j;
 }
 
-static inline struct plan *plan_new(void)
+static inline struct tensor_list *tensor_list_new(void)
 {
     const uint64_t nbytes = NBYTES;
-    struct plan_builder *b = NULL;
-    struct plan *plan = NULL;
+    struct tensor_list_builder *b = NULL;
+    struct tensor_list *tensor_list = NULL;
     struct err e = {0};
     char name[16];
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (uint32_t i = 0; i < TENSORS; i++) {
         (void)snprintf(name, sizeof name, "t%u", (unsigned)i);
-        assert_int_equal(plan_builder_add(b, name, DTYPE_U8, &nbytes, 1, UINT64_MAX, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, name, DTYPE_U8, &nbytes, 1, UINT64_MAX, &e), 0);
     }
-    assert_int_equal(plan_builder_finish(b, &plan, &e), 0);
-    return plan;
+    assert_int_equal(tensor_list_builder_finish(b, &tensor_list, &e), 0);
+    return tensor_list;
 }
 
 /* One broadcast for each tensor; NULL with e set when that is refused. */
 static inline struct source *source_of(struct nccl_join *j, bool sure, struct err *e)
 {
-    struct plan *plan = plan_new();
+    struct tensor_list *tensor_list = tensor_list_new();
     struct packed_chunks chunks = {0};
     struct source *s = NULL;
     int rc;
 
-    assert_int_equal(packed_chunks_each(&chunks, plan, e), 0);
-    rc = nccl_join_source_new(&s, j, plan, &chunks, sure, e);
-    plan_unref(plan);
+    assert_int_equal(packed_chunks_each(&chunks, tensor_list, e), 0);
+    rc = nccl_join_source_new(&s, j, tensor_list, &chunks, sure, e);
+    tensor_list_unref(tensor_list);
     assert_null(chunks.chunks);
     assert_true((rc == 0) == (s != NULL) && (rc == 0) == (e->code == ERR_NONE));
     return s;

@@ -2,7 +2,7 @@
 #include "transport/body.h"
 
 #include "base/clock.h"
-#include "http/exchange_priv.h"
+#include "http/http_request_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,13 +19,13 @@
 
 enum { LONG_US = 60 * 1000 * 1000, BIG = 20 << 20, TAIL = 1000 };
 
-struct fake_front {
-    struct exchange_front front; /* first */
+struct fake_http_server {
+    struct http_request_http_server http_server; /* first */
     atomic_int n_wakes;
 };
 
-static struct fake_front front;
-static struct exchange *x;
+static struct fake_http_server http_server;
+static struct http_request *x;
 static struct source *source;
 static struct progress progress;
 
@@ -35,11 +35,12 @@ static struct tensor_spec tensors[] = {
     {.name = "big", .nbytes = BIG},
     {.name = "tail", .nbytes = TAIL},
 };
-static const struct plan plan = {.n_tensors = 4, .tensors = tensors, .nbytes = 3 + BIG + TAIL};
+static const struct tensor_list tensor_list = {
+    .n_tensors = 4, .tensors = tensors, .nbytes = 3 + BIG + TAIL};
 
-static void count_wake(struct exchange_front *f)
+static void count_wake(struct http_request_http_server *f)
 {
-    (void)atomic_fetch_add(&((struct fake_front *)(void *)f)->n_wakes, 1);
+    (void)atomic_fetch_add(&((struct fake_http_server *)(void *)f)->n_wakes, 1);
 }
 
 static int start(void **state)
@@ -47,11 +48,11 @@ static int start(void **state)
     struct err e = {0};
 
     (void)state;
-    front.front.wake = count_wake;
-    atomic_store(&front.n_wakes, 0);
+    http_server.http_server.wake = count_wake;
+    atomic_store(&http_server.n_wakes, 0);
     memset(&progress, 0, sizeof progress);
     progress.deadline_us = clock_after_us(LONG_US);
-    if (exchange_new(&x, &front.front, &e) != 0)
+    if (http_request_new(&x, &http_server.http_server, &e) != 0)
         return -1;
     return body_source_new(&source, x, LONG_US, &e);
 }
@@ -60,7 +61,7 @@ static int stop(void **state)
 {
     (void)state;
     source_close(source);
-    exchange_unref(x);
+    http_request_unref(x);
     return 0;
 }
 
@@ -77,25 +78,26 @@ static void *feed(void *arg)
 
     for (uint64_t done = 0; done < n;) {
         size_t len = n - done < sizeof piece ? (size_t)(n - done) : sizeof piece;
-        int wakes = atomic_load(&front.n_wakes);
+        int wakes = atomic_load(&http_server.n_wakes);
         size_t took;
 
         for (size_t i = 0; i < len; i++)
             piece[i] = (char)pattern(done + i);
-        took = exchange_body_feed(x, piece, len);
+        took = http_request_body_feed(x, piece, len);
         done += took;
-        while (took < len && atomic_load(&front.n_wakes) == wakes && !exchange_gone(x))
+        while (took < len && atomic_load(&http_server.n_wakes) == wakes &&
+               !http_request_disconnected(x))
             sched_yield();
-        if (exchange_gone(x))
+        if (http_request_disconnected(x))
             return NULL;
     }
-    exchange_body_over(x);
+    http_request_body_over(x);
     return NULL;
 }
 
 static void test_ranges_are_exact(void **state)
 {
-    uint64_t n = plan.nbytes;
+    uint64_t n = tensor_list.nbytes;
     char *dst = malloc(n);
     struct err e = {0};
     pthread_t t;
@@ -103,9 +105,9 @@ static void test_ranges_are_exact(void **state)
     (void)state;
     assert_non_null(dst);
     assert_int_equal(pthread_create(&t, NULL, feed, &n), 0);
-    assert_int_equal(source->ops->fill(source, &plan, 0, 2, dst, &progress, &e), 0);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 0, 2, dst, &progress, &e), 0);
     assert_int_equal(atomic_load(&progress.nbytes_done), 3);
-    assert_int_equal(source->ops->fill(source, &plan, 2, 2, dst + 3, &progress, &e), 0);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 2, 2, dst + 3, &progress, &e), 0);
     assert_int_equal(atomic_load(&progress.nbytes_done), n);
     assert_int_equal(source->ops->finish(source, &progress, &e), 0);
     assert_int_equal(pthread_join(t, NULL), 0);
@@ -118,13 +120,13 @@ static void test_ranges_are_exact(void **state)
 /* Fills everything from a body of n bytes, expects it to fail. */
 static void expect_short(uint64_t n, const char *tensor)
 {
-    char *dst = malloc(plan.nbytes);
+    char *dst = malloc(tensor_list.nbytes);
     struct err e = {0};
     pthread_t t;
 
     assert_non_null(dst);
     assert_int_equal(pthread_create(&t, NULL, feed, &n), 0);
-    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), -1);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 0, 4, dst, &progress, &e), -1);
     assert_int_equal(pthread_join(t, NULL), 0);
     assert_int_equal(e.code, ERR_UNREADABLE);
     if (strstr(e.msg, tensor) == NULL)
@@ -152,18 +154,18 @@ static void test_short_in_the_last(void **state)
 
 static void test_surplus_is_found_at_the_end(void **state)
 {
-    uint64_t n = plan.nbytes + 1;
-    char *dst = malloc(plan.nbytes);
+    uint64_t n = tensor_list.nbytes + 1;
+    char *dst = malloc(tensor_list.nbytes);
     struct err e = {0};
     pthread_t t;
 
     (void)state;
     assert_non_null(dst);
     assert_int_equal(pthread_create(&t, NULL, feed, &n), 0);
-    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), 0);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 0, 4, dst, &progress, &e), 0);
     assert_int_equal(source->ops->finish(source, &progress, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
-    exchange_mark_gone(x); /* lets the feeder go */
+    http_request_mark_disconnected(x); /* lets the feeder go */
     assert_int_equal(pthread_join(t, NULL), 0);
     free(dst);
 }
@@ -171,7 +173,7 @@ static void test_surplus_is_found_at_the_end(void **state)
 static void *ask_to_stop(void *arg)
 {
     (void)arg;
-    while (exchange_body_feed(x, "\0\0", 2) == 0)
+    while (http_request_body_feed(x, "\0\0", 2) == 0)
         sched_yield(); /* until the fill waits for more */
     atomic_store(&progress.stop, true);
     return NULL;
@@ -179,7 +181,7 @@ static void *ask_to_stop(void *arg)
 
 static void test_stop_and_deadline(void **state)
 {
-    char *dst = malloc(plan.nbytes);
+    char *dst = malloc(tensor_list.nbytes);
     struct err e = {0};
     uint64_t began_us = clock_now_us();
     pthread_t t;
@@ -187,13 +189,13 @@ static void test_stop_and_deadline(void **state)
     (void)state;
     assert_non_null(dst);
     assert_int_equal(pthread_create(&t, NULL, ask_to_stop, NULL), 0);
-    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), -1);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 0, 4, dst, &progress, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_int_equal(pthread_join(t, NULL), 0);
     err_clear(&e);
     atomic_store(&progress.stop, false);
     progress.deadline_us = clock_after_us(3000);
-    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), -1);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 0, 4, dst, &progress, &e), -1);
     assert_int_equal(e.code, ERR_TIMEOUT);
     assert_true(clock_now_us() - began_us < LONG_US / 2);
     free(dst);
@@ -203,7 +205,7 @@ static void *fill_all(void *dst)
 {
     struct err e = {0};
 
-    assert_int_equal(source->ops->fill(source, &plan, 0, 4, dst, &progress, &e), -1);
+    assert_int_equal(source->ops->fill(source, &tensor_list, 0, 4, dst, &progress, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     return NULL;
 }
@@ -214,14 +216,14 @@ static void test_progress_is_told_within_a_piece(void **state)
     enum { SENT = 3 + 100000 };
     static const char zeros[SENT];
     uint64_t late_us = clock_after_us(LONG_US);
-    char *dst = malloc(plan.nbytes);
+    char *dst = malloc(tensor_list.nbytes);
     pthread_t t;
 
     (void)state;
     assert_non_null(dst);
     assert_int_equal(pthread_create(&t, NULL, fill_all, dst), 0);
     for (size_t done = 0; done < SENT && !clock_passed(late_us);)
-        done += exchange_body_feed(x, zeros + done, SENT - done);
+        done += http_request_body_feed(x, zeros + done, SENT - done);
     while (atomic_load(&progress.nbytes_done) < SENT && !clock_passed(late_us))
         sched_yield();
     assert_int_equal(atomic_load(&progress.nbytes_done), SENT);

@@ -9,7 +9,7 @@ static void test_packed_buckets_on_two_gpus(void **state)
 {
     enum { STORAGE_AT = 512, TENSOR_AT = 16 };
     static const uint64_t others[] = {7, 40, 1, 900};
-    struct plan *plans[] = {ifx.plan, ifx_plan(others, 4)};
+    struct tensor_list *tensor_lists[] = {ifx.tensor_list, ifx_tensor_list(others, 4)};
     struct ifx_answer mem[] = {ifx_block(0, IFX_BLOCK, 1), ifx_block(1, IFX_BLOCK, 2)};
     struct ipc_handle h[IFX_RANKS];
     struct ifx_bucket b = {.packed = true, .handles = {&h[0], &h[1]}, .n = {IFX_N_SMALL, 4}};
@@ -19,19 +19,19 @@ static void test_packed_buckets_on_two_gpus(void **state)
     (void)state;
     ifx_counter_make(&ifx.counters[0], ifx.peer.pid, 0);
     for (int i = 0; i < IFX_RANKS; i++) {
-        h[i] = ifx_handle(&mem[i], plans[i]->nbytes);
+        h[i] = ifx_handle(&mem[i], tensor_lists[i]->nbytes);
         h[i].storage_offset = STORAGE_AT;
         h[i].storage_nbytes = IFX_BLOCK - STORAGE_AT;
         h[i].tensor_offset = TENSOR_AT;
         ifx_export_as(&h[i], &ifx.counters[0], (uint32_t)i);
     }
-    s = ifx_source(&b, 1, plans[0], plans[1]);
+    s = ifx_source(&b, 1, tensor_lists[0], tensor_lists[1]);
     ifx_join(s, &scope);
     for (uint32_t r = 0; r < IFX_RANKS; r++) {
-        assert_int_equal(ifx_map(s, r, 0), plans[r]->n_tensors);
-        for (uint32_t i = 0; i < plans[r]->n_tensors; i++)
-            ifx_check(s, r, i, plans[r]->tensors[i].nbytes, r + 1,
-                      STORAGE_AT + TENSOR_AT + plans[r]->tensors[i].offset);
+        assert_int_equal(ifx_map(s, r, 0), tensor_lists[r]->n_tensors);
+        for (uint32_t i = 0; i < tensor_lists[r]->n_tensors; i++)
+            ifx_check(s, r, i, tensor_lists[r]->tensors[i].nbytes, r + 1,
+                      STORAGE_AT + TENSOR_AT + tensor_lists[r]->tensors[i].offset);
         assert_int_equal(*ifx_slot(&ifx.counters[0], r), 1); /* not before release */
     }
     assert_int_equal(ifx_counts(scope).n_mapped, 2);
@@ -41,7 +41,7 @@ static void test_packed_buckets_on_two_gpus(void **state)
     assert_int_equal(atomic_load(&ifx.stats.n_exports_released), 2);
     assert_int_equal(ifx_counts(scope).n_mapped, 2); /* for a next bucket */
     source_scope_close(scope);
-    plan_unref(plans[1]);
+    tensor_list_unref(tensor_lists[1]);
 }
 
 /* Handles of one segment, of another one, and one without memory. */
@@ -52,7 +52,7 @@ static void test_unpacked_handles_share_mappings(void **state)
     static const uint64_t at[N] = {0, 128, 0, 1024, 4096};
     static const uint32_t seed[N] = {1, 1, 0, 2, 1};
     struct ifx_answer mem[] = {ifx_block(0, IFX_BLOCK, 1), ifx_block(0, IFX_BLOCK, 2)};
-    struct plan *p = ifx_plan(nbytes, N);
+    struct tensor_list *p = ifx_tensor_list(nbytes, N);
     struct ipc_handle h[N] = {{0}};
     struct ifx_bucket b = {.handles = {h}, .n = {N}};
     struct source_scope *scope = NULL;
@@ -82,14 +82,14 @@ static void test_unpacked_handles_share_mappings(void **state)
     for (uint32_t i = 0; i < N; i++)
         assert_int_equal(*ifx_slot(&ifx.counters[0], i), 0);
     source_scope_close(scope);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* One rank gets two runs, the other one gets the second bucket alone; both of them that handle. */
 static void test_several_buckets_of_one_request(void **state)
 {
     static const uint64_t nbytes[] = {10, 20, 30, 40, 50};
-    struct plan *p = ifx_plan(nbytes, 5), *q = ifx_plan(nbytes, 2);
+    struct tensor_list *p = ifx_tensor_list(nbytes, 5), *q = ifx_tensor_list(nbytes, 2);
     struct ipc_handle h[] = {ifx_export(1, 0), ifx_export(2, 1)};
     struct ifx_bucket b[] = {
         {.packed = true, .handles = {&h[0]}, .n = {2}},
@@ -112,8 +112,8 @@ static void test_several_buckets_of_one_request(void **state)
     ifx_release(s);
     assert_int_equal(atomic_load(&ifx.stats.n_exports_released), 2);
     source_scope_close(scope);
-    plan_unref(p);
-    plan_unref(q);
+    tensor_list_unref(p);
+    tensor_list_unref(q);
 }
 
 /* A trainer that refills its buffer: mapped once, and counted down once, for the whole update. */
@@ -174,7 +174,7 @@ static void test_mappings_in_use_are_not_closed(void **state)
     uint64_t nbytes[N];
     struct ifx_bucket b = {.handles = {h}, .n = {N}};
     struct source_scope *scope = NULL;
-    struct plan *p;
+    struct tensor_list *p;
     struct source *s;
 
     (void)state;
@@ -183,7 +183,7 @@ static void test_mappings_in_use_are_not_closed(void **state)
         h[i] = ifx_export(i, i);
         h[i].nbytes = nbytes[i];
     }
-    p = ifx_plan(nbytes, N);
+    p = ifx_tensor_list(nbytes, N);
     s = ifx_source(&b, 1, p, NULL);
     ifx_join(s, &scope);
     assert_int_equal(ifx_map(s, 0, 0), N);
@@ -193,7 +193,7 @@ static void test_mappings_in_use_are_not_closed(void **state)
     ifx_release(s);
     assert_int_equal(ifx_counts(scope).n_mapped, IPC_MAPPINGS_KEPT);
     source_scope_close(scope);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* The constant that updates go by, and the other one that they could. */
@@ -252,7 +252,7 @@ static void test_an_event_is_waited_for(void **state)
     struct progress p = {.deadline_us = CLOCK_NEVER};
     struct ipc_handle h[N];
     struct ifx_bucket b = {.handles = {h}, .n = {N}};
-    struct plan *three = ifx_plan(nbytes, N);
+    struct tensor_list *three = ifx_tensor_list(nbytes, N);
     struct source_scope *scope = NULL;
     struct err e = {0};
     struct source *s;
@@ -290,7 +290,7 @@ static void test_an_event_is_waited_for(void **state)
     assert_int_equal(read(ifx.peer.from, &event, sizeof event), sizeof event);
     ifx_release(s);
     source_scope_close(scope);
-    plan_unref(three);
+    tensor_list_unref(three);
 }
 
 static void test_an_event_that_never_passes_ends_in_time(void **state)
@@ -446,7 +446,7 @@ static void test_our_own_handle_is_refused(void **state)
     assert_int_equal(ifx.lib.cu.primary_ctx_release(0), CUDA_SUCCESS);
 }
 
-/* What a handle says of its memory, against the memory; what it holds, against the plan. */
+/* What a handle says of its memory, against the memory; what it holds, against the tensor list. */
 static void test_short_memory_is_refused(void **state)
 {
     static const struct {

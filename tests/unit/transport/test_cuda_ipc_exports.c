@@ -81,7 +81,7 @@ static void test_many_exports_of_one_bucket(void **state)
     struct source_scope *scope = NULL;
     uint64_t nbytes[N_MANY];
     struct source *s;
-    struct plan *p;
+    struct tensor_list *p;
 
     (void)state;
     for (int k = 0; k < 3; k++)
@@ -91,7 +91,7 @@ static void test_many_exports_of_one_bucket(void **state)
         h[i] = ifx_handle(&mem, nbytes[i]);
         ifx_export_as(&h[i], &ifx.counters[i % 3], IPC_REF_SLOTS - 1 - i);
     }
-    p = ifx_plan(nbytes, N_MANY);
+    p = ifx_tensor_list(nbytes, N_MANY);
     s = ifx_source(&b, 1, p, NULL);
     ifx_join(s, &scope);
     assert_int_equal(ifx_map(s, 0, 0), N_MANY);
@@ -104,7 +104,7 @@ static void test_many_exports_of_one_bucket(void **state)
     assert_int_equal(n_released(), N_MANY);
     assert_int_equal(ifx_counts(scope).n_opened, 1);
     source_scope_close(scope);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* The next bucket is mapped while the last one is copied, out of the same export. */
@@ -250,7 +250,7 @@ static void test_counter_objects_are_bounded(void **state)
     struct ipc_handle one = ifx_export(1, 7);
     struct source_scope *scope = NULL;
     struct source *s;
-    struct plan *p;
+    struct tensor_list *p;
     struct err e = {0};
 
     (void)state;
@@ -259,7 +259,7 @@ static void test_counter_objects_are_bounded(void **state)
         (void)snprintf(h[i].ref_name, sizeof h[i].ref_name, "/torch_1_2_%u", (unsigned)i);
     h[0] = one;
     nbytes[0] = 10;
-    p = ifx_plan(nbytes, N);
+    p = ifx_tensor_list(nbytes, N);
     s = ifx_source(&b, 1, p, NULL);
     assert_int_equal(s->ops->join(s, &scope, &e), -1);
     ifx_says(&e, ERR_TOO_LARGE, "more than 1024 counter objects");
@@ -269,7 +269,7 @@ static void test_counter_objects_are_bounded(void **state)
     ifx_pass(&one, &scope, 1);
     assert_int_equal(slot(7), 0);
     source_scope_close(scope);
-    plan_unref(p);
+    tensor_list_unref(p);
     free(h);
     free(nbytes);
 }
@@ -336,11 +336,11 @@ struct cycle {
 
 static int cycle_run(struct cycle *c, struct ipc_bucket *const buckets[2], struct err *e)
 {
-    struct plan *plans[IFX_RANKS] = {ifx.plan, ifx.plan};
+    struct tensor_list *tensor_lists[IFX_RANKS] = {ifx.tensor_list, ifx.tensor_list};
     int rc = 0;
 
     for (int i = 0; i < 2; i++) {
-        struct cuda_ipc_cfg cfg = {ifx.devices, IFX_RANKS, plans, buckets[i], 1, &ifx.stats};
+        struct cuda_ipc_cfg cfg = {ifx.devices, IFX_RANKS, tensor_lists, buckets[i], 1, &ifx.stats};
         struct err second = {0};
         if (cuda_ipc_source_new(&c->s[i], &cfg, rc == 0 ? e : &second) != 0)
             rc = -1;

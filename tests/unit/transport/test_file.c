@@ -15,8 +15,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -101,37 +101,39 @@ static struct progress running(void)
     return (struct progress){.deadline_us = clock_after_us(60000000)};
 }
 
-static struct plan *plan_of(size_t n, const char *const *names, const enum dtype *dtypes,
-                            const uint64_t *dims)
+static struct tensor_list *tensor_list_of(size_t n, const char *const *names,
+                                          const enum dtype *dtypes, const uint64_t *dims)
 {
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct err e = {0};
-    struct plan *p;
+    struct tensor_list *p;
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (size_t i = 0; i < n; i++)
-        assert_int_equal(plan_builder_add(b, names[i], dtypes[i], &dims[i], 1, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+        assert_int_equal(
+            tensor_list_builder_add(b, names[i], dtypes[i], &dims[i], 1, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
-static void open_ok(struct source **s, struct file_weights *w, const char *path, struct plan *plan)
+static void open_ok(struct source **s, struct file_weights *w, const char *path,
+                    struct tensor_list *tensor_list)
 {
     struct err e = {0};
 
-    if (file_source_open(s, w, roots, 1, path, plan, &e) != 0)
+    if (file_source_open(s, w, roots, 1, path, tensor_list, &e) != 0)
         fail_msg("%s: %s", path, e.msg);
 }
 
 /* Opens `path`, which must be refused with `code` and words. */
-static void refused(const char *path, struct plan *plan, enum err_code code, const char *field,
-                    const char *says)
+static void refused(const char *path, struct tensor_list *tensor_list, enum err_code code,
+                    const char *field, const char *says)
 {
     struct file_weights w = {.weight_version = in};
     struct source *s = NULL;
     struct err e = {0};
 
-    if (file_source_open(&s, &w, roots, 1, path, plan, &e) == 0)
+    if (file_source_open(&s, &w, roots, 1, path, tensor_list, &e) == 0)
         fail_msg("%s: accepted", path);
     if (e.code != code || strstr(e.msg, says) == NULL ||
         (field != NULL && strcmp(e.field, field) != 0))
@@ -151,11 +153,11 @@ static void test_file_source_open_takes_what_the_file_says(void **state)
     (void)state;
     open_ok(&s, &w, "one.safetensors", NULL);
     assert_string_equal(s->ops->name, "path");
-    assert_int_equal(w.plan->n_tensors, 2);
-    assert_string_equal(w.plan->tensors[0].name, "a");
+    assert_int_equal(w.tensor_list->n_tensors, 2);
+    assert_string_equal(w.tensor_list->tensors[0].name, "a");
     assert_null(w.weight_version);
     assert_false(w.has_checksum[0]);
-    assert_int_equal(s->ops->fill(s, w.plan, 0, 2, dst, &progress, &e), 0);
+    assert_int_equal(s->ops->fill(s, w.tensor_list, 0, 2, dst, &progress, &e), 0);
     assert_memory_equal(dst, "aaaabbbbBBBB", 12);
     assert_int_equal(s->ops->finish(s, &progress, &e), 0);
     assert_int_equal(progress.nbytes_done, 12);
@@ -164,12 +166,13 @@ static void test_file_source_open_takes_what_the_file_says(void **state)
     file_weights_fini(&w);
 }
 
-static void test_file_source_open_fills_a_given_plan(void **state)
+static void test_file_source_open_fills_a_given_tensor_list(void **state)
 {
     static const char *const names[] = {"b", "a"};
     static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_U8};
     static const uint64_t dims[] = {2, 4};
-    struct plan *p = plan_of(2, names, dtypes, dims), *part = plan_of(1, names, dtypes, dims);
+    struct tensor_list *p = tensor_list_of(2, names, dtypes, dims),
+                       *part = tensor_list_of(1, names, dtypes, dims);
     struct progress progress = running();
     struct file_weights w;
     struct source *s;
@@ -178,7 +181,7 @@ static void test_file_source_open_fills_a_given_plan(void **state)
 
     (void)state;
     open_ok(&s, &w, "one.safetensors", p);
-    assert_ptr_equal(w.plan, p);
+    assert_ptr_equal(w.tensor_list, p);
     assert_int_equal(s->ops->fill(s, p, 0, 2, dst, &progress, &e), 0);
     assert_memory_equal(dst, "bbbbBBBBaaaa", 12);
     source_close(s);
@@ -188,25 +191,26 @@ static void test_file_source_open_fills_a_given_plan(void **state)
     assert_memory_equal(dst, "bbbbBBBB", 8);
     source_close(s);
     file_weights_fini(&w);
-    plan_unref(p);
-    plan_unref(part);
+    tensor_list_unref(p);
+    tensor_list_unref(part);
 }
 
-static void test_file_source_open_refuses_another_plan(void **state)
+static void test_file_source_open_refuses_another_tensor_list(void **state)
 {
     static const char *const names[] = {"a", "z"};
     static const enum dtype u8[] = {DTYPE_U8, DTYPE_U8}, i8[] = {DTYPE_I8, DTYPE_U8};
     static const uint64_t four[] = {4, 1}, five[] = {5, 1};
-    struct plan *unknown = plan_of(2, names, u8, four), *other = plan_of(1, names, i8, four);
-    struct plan *longer = plan_of(1, names, u8, five);
+    struct tensor_list *unknown = tensor_list_of(2, names, u8, four),
+                       *other = tensor_list_of(1, names, i8, four);
+    struct tensor_list *longer = tensor_list_of(1, names, u8, five);
 
     (void)state;
     refused("one.safetensors", unknown, ERR_MISMATCH, "/names/1", "'z' is not in the file");
     refused("one.safetensors", other, ERR_MISMATCH, "/dtypes/0", "'a' is U8 in the file, not I8");
     refused("one.safetensors", longer, ERR_MISMATCH, "/shapes/0", "[4] in the file, not [5]");
-    plan_unref(unknown);
-    plan_unref(other);
-    plan_unref(longer);
+    tensor_list_unref(unknown);
+    tensor_list_unref(other);
+    tensor_list_unref(longer);
 }
 
 static void test_file_source_open_stays_beneath_the_root(void **state)
@@ -324,7 +328,7 @@ static void test_file_source_open_shards(void **state)
     static const char *const names[] = {"a", "c", "b"};
     static const enum dtype dtypes[] = {DTYPE_U8, DTYPE_U8, DTYPE_F32};
     static const uint64_t dims[] = {4, 3, 2};
-    struct plan *p = plan_of(3, names, dtypes, dims);
+    struct tensor_list *p = tensor_list_of(3, names, dtypes, dims);
     struct progress progress = running();
     struct file_weights w;
     struct source *s;
@@ -335,9 +339,10 @@ static void test_file_source_open_shards(void **state)
     write_shards("{\"metadata\":{\"total_size\":1e3,\"x\":[{}]},\"weight_map\":{"
                  "\"a\":\"2.safetensors\",\"c\":\"1.safetensors\",\"b\":\"2.safetensors\"}}\n");
     open_ok(&s, &w, "shards/", NULL);
-    assert_string_equal(w.plan->tensors[0].name, "c"); /* files by name, each in its own order */
-    assert_int_equal(s->ops->fill(s, w.plan, 0, 1, dst, &progress, &e), 0);
-    assert_int_equal(s->ops->fill(s, w.plan, 1, 2, dst + 3, &progress, &e), 0);
+    assert_string_equal(w.tensor_list->tensors[0].name,
+                        "c"); /* files by name, each in its own order */
+    assert_int_equal(s->ops->fill(s, w.tensor_list, 0, 1, dst, &progress, &e), 0);
+    assert_int_equal(s->ops->fill(s, w.tensor_list, 1, 2, dst + 3, &progress, &e), 0);
     assert_memory_equal(dst, "cccaaaabbbbBBBB", 15);
     assert_int_equal(s->ops->finish(s, &progress, &e), 0);
     source_close(s);
@@ -347,7 +352,7 @@ static void test_file_source_open_shards(void **state)
     assert_memory_equal(dst, "aaaacccbbbbBBBB", 15);
     source_close(s);
     file_weights_fini(&w);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static void test_file_source_open_shard_refusals(void **state)
@@ -430,7 +435,7 @@ static void test_file_fill_survives_a_shrinking_file(void **state)
     write_safetensors("in/shrinks", "{" A "," B "}", "aaaabbbbBBBB");
     open_ok(&s, &w, "shrinks", NULL);
     assert_int_equal(truncate(path_of("in/shrinks"), (off_t)(8 + strlen("{" A "," B "}") + 6)), 0);
-    assert_int_equal(s->ops->fill(s, w.plan, 0, 2, dst, &progress, &e), -1);
+    assert_int_equal(s->ops->fill(s, w.tensor_list, 0, 2, dst, &progress, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
     assert_non_null(strstr(e.msg, "tensor 'b'"));
     assert_non_null(strstr(e.msg, "'shrinks' shrank"));
@@ -471,7 +476,7 @@ static void test_file_finish_notices_a_changed_file(void **state)
         before[0] = st.st_atim;
         before[1] = st.st_mtim;
         wait_for_tick_after(&st.st_ctim);
-        assert_int_equal(s->ops->fill(s, w.plan, 0, 2, dst, &progress, &e), 0);
+        assert_int_equal(s->ops->fill(s, w.tensor_list, 0, 2, dst, &progress, &e), 0);
         assert_int_equal(s->ops->finish(s, &progress, &e), 0);
         assert_int_equal(pwrite(fd, "B", 1, lseek(fd, 0, SEEK_END) - (how < 2)), 1);
         if (how == 1)
@@ -497,10 +502,11 @@ static void test_file_source_open_local_fixture(void **state)
     (void)state;
     if (file_source_open_local(&s, &w, CHECKPOINTS "/step-00100.safetensors", &e) != 0)
         fail_msg("%s", e.msg);
-    dst = malloc(w.plan->nbytes);
-    assert_int_equal(s->ops->fill(s, w.plan, 0, w.plan->n_tensors, dst, &progress, &e), 0);
+    dst = malloc(w.tensor_list->nbytes);
+    assert_int_equal(
+        s->ops->fill(s, w.tensor_list, 0, w.tensor_list->n_tensors, dst, &progress, &e), 0);
     assert_int_equal(s->ops->finish(s, &progress, &e), 0);
-    assert_int_equal(progress.nbytes_done, w.plan->nbytes);
+    assert_int_equal(progress.nbytes_done, w.tensor_list->nbytes);
     free(dst);
     source_close(s);
     file_weights_fini(&w);
@@ -512,8 +518,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_file_source_open_takes_what_the_file_says),
-        cmocka_unit_test(test_file_source_open_fills_a_given_plan),
-        cmocka_unit_test(test_file_source_open_refuses_another_plan),
+        cmocka_unit_test(test_file_source_open_fills_a_given_tensor_list),
+        cmocka_unit_test(test_file_source_open_refuses_another_tensor_list),
         cmocka_unit_test(test_file_source_open_stays_beneath_the_root),
         cmocka_unit_test(test_file_source_open_several_roots),
         cmocka_unit_test(test_file_source_open_refuses_other_kinds),

@@ -220,7 +220,7 @@ static void test_an_answer_is_never_of_a_group_that_is_over(void **state)
 }
 
 /* From the invitation to the source of an update; 0 when all of it went well. */
-static int go_through(struct plan *plan)
+static int go_through(struct tensor_list *tensor_list)
 {
     struct inviter i = {0};
     struct nccl_join_cfg cfg = invitation(&i, NCCL_FORM_ID);
@@ -230,7 +230,7 @@ static int go_through(struct plan *plan)
     ncclUniqueId id = nfx_mint(&p);
     struct nccl_join *j = NULL;
     struct err e = {0};
-    int rc = packed_chunks_each(&chunks, plan, &e);
+    int rc = packed_chunks_each(&chunks, tensor_list, &e);
 
     memcpy(cfg.id, gfx_id(&id), sizeof cfg.id);
     gfx_trainer_joins(&p, id, 2, true);
@@ -240,7 +240,7 @@ static int go_through(struct plan *plan)
     if (rc == 0)
         rc = await(&i)->code == ERR_NONE ? 0 : -1;
     if (rc == 0)
-        rc = nccl_join_source_new(&s, j, plan, &chunks, false, &e);
+        rc = nccl_join_source_new(&s, j, tensor_list, &chunks, false, &e);
     source_close(s);
     nccl_join_free(j);
     packed_chunks_fini(&chunks);
@@ -250,13 +250,13 @@ static int go_through(struct plan *plan)
 
 static void test_each_allocation_and_each_thread_fails(void **state)
 {
-    struct plan *plan = plan_new();
+    struct tensor_list *tensor_list = tensor_list_new();
     int n_failed = 0;
 
     (void)state;
     for (int n = 0; n < N_CALLOCS; n++) {
         atomic_store(&callocs_left, n);
-        n_failed += go_through(plan) != 0;
+        n_failed += go_through(tensor_list) != 0;
         atomic_store(&callocs_left, INT32_MIN / 2);
         gfx_nothing_left_but_memory();
     }
@@ -264,12 +264,12 @@ static void test_each_allocation_and_each_thread_fails(void **state)
     n_failed = 0;
     for (int n = 0; n < N_THREADS; n++) {
         atomic_store(&threads_left, n);
-        n_failed += go_through(plan) != 0;
+        n_failed += go_through(tensor_list) != 0;
         atomic_store(&threads_left, INT32_MIN / 2);
         gfx_nothing_left_but_memory();
     }
     assert_in_range(n_failed, 3, N_THREADS - 1); /* supervisor, joiner, the rank's */
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
 }
 
 /* The last: an abort that sticks is told once, and neither the next join nor the one after it goes

@@ -25,10 +25,11 @@ void *__wrap_calloc(size_t n, size_t nbytes)
     return calloc_fails ? NULL : __real_calloc(n, nbytes);
 }
 
-/* A plan of byte tensors; it needs no memory of its own but `specs`. */
-static struct plan plan_of(struct tensor_spec *specs, const uint64_t *nbytes, uint32_t n)
+/* A tensor list of byte tensors; it needs no memory of its own but `specs`. */
+static struct tensor_list tensor_list_of(struct tensor_spec *specs, const uint64_t *nbytes,
+                                         uint32_t n)
 {
-    struct plan p = {.n_tensors = n, .tensors = specs};
+    struct tensor_list p = {.n_tensors = n, .tensors = specs};
 
     for (uint32_t i = 0; i < n; i++) {
         specs[i] = (struct tensor_spec){.name = "t",
@@ -59,12 +60,12 @@ static void check_case(const json_t *c)
     struct packed_chunks chunks;
     uint64_t nbytes[64], largest = 0;
     struct err e = {0};
-    struct plan p;
+    struct tensor_list p;
 
     assert_true(n <= 64);
     for (uint32_t i = 0; i < n; i++)
         nbytes[i] = (uint64_t)json_integer_value(json_array_get(sizes, i));
-    p = plan_of(specs, nbytes, n);
+    p = tensor_list_of(specs, nbytes, n);
     assert_int_equal(packed_chunks_init(&chunks, &p, int_of(c, "buffer_size_bytes"), FIELD, &e), 0);
     assert_int_equal(chunks.n, json_array_size(expect));
     for (uint32_t i = 0; i < chunks.n; i++) {
@@ -96,7 +97,7 @@ static void test_vectors(void **state)
 }
 
 /* The sender's loop, as vLLM has it: append, add, flush if greater. */
-static void check_against_sender(const struct plan *p, uint64_t bucket_nbytes)
+static void check_against_sender(const struct tensor_list *p, uint64_t bucket_nbytes)
 {
     struct packed_chunks chunks;
     uint64_t total = 0;
@@ -123,7 +124,7 @@ static void check_against_sender(const struct plan *p, uint64_t bucket_nbytes)
     packed_chunks_fini(&chunks);
 }
 
-static void test_random_plans_agree_with_the_sender(void **state)
+static void test_random_tensor_lists_agree_with_the_sender(void **state)
 {
     struct tensor_spec specs[200];
     uint64_t nbytes[200];
@@ -133,51 +134,52 @@ static void test_random_plans_agree_with_the_sender(void **state)
     for (int round = 0; round < 500; round++) {
         uint32_t n = (uint32_t)(rand() % 200);
         uint64_t largest = (uint64_t)1 << (rand() % 40);
-        struct plan p;
+        struct tensor_list p;
         for (uint32_t i = 0; i < n; i++)
             nbytes[i] = rand() % 4 == 0 ? 0 : (uint64_t)rand() % largest;
-        p = plan_of(specs, nbytes, n);
+        p = tensor_list_of(specs, nbytes, n);
         check_against_sender(&p, 1 + (uint64_t)rand() % (4 * largest));
     }
 }
 
-static void test_the_largest_plan_does_not_overflow(void **state)
+static void test_the_largest_tensor_list_does_not_overflow(void **state)
 {
-    uint64_t nbytes[] = {PLAN_NBYTES_MAX - 2, 1, 1};
+    uint64_t nbytes[] = {TENSOR_LIST_NBYTES_MAX - 2, 1, 1};
     struct tensor_spec specs[3];
-    struct plan p = plan_of(specs, nbytes, 3);
+    struct tensor_list p = tensor_list_of(specs, nbytes, 3);
     struct packed_chunks chunks;
     struct err e = {0};
 
     (void)state;
     assert_int_equal(packed_chunks_init(&chunks, &p, UINT64_MAX, FIELD, &e), 0);
     assert_int_equal(chunks.n, 1);
-    assert_int_equal(chunks.nbytes_max, PLAN_NBYTES_MAX);
+    assert_int_equal(chunks.nbytes_max, TENSOR_LIST_NBYTES_MAX);
     packed_chunks_fini(&chunks);
-    check_against_sender(&p, PLAN_NBYTES_MAX - 2);
+    check_against_sender(&p, TENSOR_LIST_NBYTES_MAX - 2);
     check_against_sender(&p, 1);
 }
 
-/* A plan from the builder: chunks cover its bytes, and each begins where its first tensor lies. */
-static void test_a_real_plan_is_covered(void **state)
+/* A tensor list from the builder: chunks cover its bytes, and each begins where its first tensor
+ * lies. */
+static void test_a_real_tensor_list_is_covered(void **state)
 {
     static const uint64_t rows[] = {3, 1, 7, 2, 5, 5, 1};
     struct packed_chunks chunks;
-    struct plan_builder *b;
-    struct plan *p;
+    struct tensor_list_builder *b;
+    struct tensor_list *p;
     struct err e = {0};
     uint64_t at = 0;
 
     (void)state;
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (uint32_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char name[16];
         (void)snprintf(name, sizeof name, "t%u", (unsigned)i);
-        assert_int_equal(plan_builder_add(b, name, i % 2 != 0 ? DTYPE_F32 : DTYPE_BF16, &rows[i], 1,
-                                          UINT64_MAX, &e),
+        assert_int_equal(tensor_list_builder_add(b, name, i % 2 != 0 ? DTYPE_F32 : DTYPE_BF16,
+                                                 &rows[i], 1, UINT64_MAX, &e),
                          0);
     }
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     assert_int_equal(packed_chunks_init(&chunks, p, 16, FIELD, &e), 0);
     assert_true(chunks.n > 1);
     for (uint32_t i = 0; i < chunks.n; i++) {
@@ -186,14 +188,14 @@ static void test_a_real_plan_is_covered(void **state)
     }
     assert_int_equal(at, p->nbytes);
     packed_chunks_fini(&chunks);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static void test_refuses_a_bucket_of_nothing_and_no_memory(void **state)
 {
     uint64_t nbytes[] = {1};
     struct tensor_spec specs[1];
-    struct plan p = plan_of(specs, nbytes, 1);
+    struct tensor_list p = tensor_list_of(specs, nbytes, 1);
     struct packed_chunks chunks = {.n = 77};
     struct err e = {0};
 
@@ -213,9 +215,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_vectors),
-        cmocka_unit_test(test_random_plans_agree_with_the_sender),
-        cmocka_unit_test(test_the_largest_plan_does_not_overflow),
-        cmocka_unit_test(test_a_real_plan_is_covered),
+        cmocka_unit_test(test_random_tensor_lists_agree_with_the_sender),
+        cmocka_unit_test(test_the_largest_tensor_list_does_not_overflow),
+        cmocka_unit_test(test_a_real_tensor_list_is_covered),
         cmocka_unit_test(test_refuses_a_bucket_of_nothing_and_no_memory),
     };
 

@@ -23,18 +23,19 @@ static char name[64]; /* of the object of this process */
 static uint8_t bytes[OBJECT_NBYTES];
 
 /* Tensors of 8, 0, 12 and 20 bytes. */
-static struct plan *plan_of_test(void)
+static struct tensor_list *tensor_list_of_test(void)
 {
     static const uint64_t dims[N_TENSORS] = {2, 0, 3, 5};
     static const char *const names[N_TENSORS] = {"a", "empty", "b", "c"};
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct err e = {0};
-    struct plan *p;
+    struct tensor_list *p;
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (int i = 0; i < N_TENSORS; i++)
-        assert_int_equal(plan_builder_add(b, names[i], DTYPE_F32, &dims[i], 1, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+        assert_int_equal(
+            tensor_list_builder_add(b, names[i], DTYPE_F32, &dims[i], 1, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
@@ -64,7 +65,7 @@ static struct progress running(void)
 static void test_shm_packed_bucket(void **state)
 {
     const struct shm_range range = {name, 100, 40};
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct progress progress = running();
     struct source *s;
     struct err e = {0};
@@ -79,13 +80,14 @@ static void test_shm_packed_bucket(void **state)
     assert_memory_equal(dst, bytes + 100, 40);
     assert_int_equal(dst[40], 0xaa);
     assert_int_equal(progress.nbytes_done, 40);
-    assert_int_equal(s->ops->fill(s, p, 1, 2, dst, &progress, &e), 0); /* a part of the plan */
+    assert_int_equal(s->ops->fill(s, p, 1, 2, dst, &progress, &e),
+                     0); /* a part of the tensor list */
     assert_memory_equal(dst, bytes + 108, 12);
     assert_int_equal(s->ops->fill(s, p, 1, 1, dst, &progress, &e), 0);
     assert_int_equal(progress.nbytes_done, 52);
     source_close(s);
     source_close(NULL);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* One range each: apart, in another order, of two objects; the name also as Python tells it. */
@@ -94,7 +96,7 @@ static void test_shm_range_for_each_tensor(void **state)
     char other[80], want[40];
     const struct shm_range ranges[N_TENSORS] = {
         {name, 500, 8}, {name + 1, 999, 0}, {name + 1, 30, 12}, {other, 4, 20}};
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct progress progress = running();
     struct source *s;
     struct err e = {0};
@@ -116,7 +118,7 @@ static void test_shm_range_for_each_tensor(void **state)
     assert_int_equal(progress.nbytes_done, 40);
     source_close(s);
     (void)close(fd);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static char long_name[300];
@@ -145,7 +147,7 @@ static void test_shm_source_open_refusals(void **state)
         {"offset overflow", name, UINT64_MAX - 8, 40, ERR_BAD_REQUEST, "/shm/offset", "2^63"},
         {"offset beyond off_t", name, INT64_MAX, 40, ERR_BAD_REQUEST, "/shm/offset", "2^63"},
     };
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct source *s = NULL;
     struct err e = {0};
 
@@ -161,14 +163,14 @@ static void test_shm_source_open_refusals(void **state)
             fail_msg("%s: %d %s: %s", rows[i].what, e.code, e.field, e.msg);
     }
     assert_null(s);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static void test_shm_source_open_refuses_wrong_lists(void **state)
 {
     const struct shm_range ranges[N_TENSORS + 1] = {
         {name, 0, 8}, {name, 0, 0}, {name, 8, 13}, {name, 20, 20}, {name, 0, 0}};
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct source *s = NULL;
     struct err e = {0};
 
@@ -185,13 +187,13 @@ static void test_shm_source_open_refuses_wrong_lists(void **state)
     assert_string_equal(e.field, "/shm/2/nbytes");
     assert_non_null(strstr(e.msg, "tensor 'b': nbytes is 13"));
     assert_null(s);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* A FIFO, a directory and a link where an object should be: refused, and not waited on. */
 static void test_shm_source_open_refuses_other_kinds(void **state)
 {
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct source *s = NULL;
     char path[100], other[80];
     const struct shm_range range = {other, 0, 40};
@@ -214,13 +216,13 @@ static void test_shm_source_open_refuses_other_kinds(void **state)
     assert_int_equal(shm_source_open(&s, &range, 1, true, p, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
     assert_int_equal(unlink(path), 0);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static void test_shm_fill_survives_a_shrinking_object(void **state)
 {
     const struct shm_range range = {name, 960, 40};
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct progress progress = running();
     struct source *s;
     struct err e = {0};
@@ -238,13 +240,13 @@ static void test_shm_fill_survives_a_shrinking_object(void **state)
     assert_non_null(strstr(e.msg, name));
     assert_non_null(strstr(e.msg, "985 bytes"));
     source_close(s);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static void test_shm_fill_stops_when_asked(void **state)
 {
     const struct shm_range range = {name, 0, 40};
-    struct plan *p = plan_of_test();
+    struct tensor_list *p = tensor_list_of_test();
     struct progress stopped = running(), late = {.deadline_us = clock_now_us()};
     struct source *s;
     struct err e = {0};
@@ -260,7 +262,7 @@ static void test_shm_fill_stops_when_asked(void **state)
     assert_int_equal(e.code, ERR_TIMEOUT);
     assert_int_equal(stopped.nbytes_done + late.nbytes_done, 0);
     source_close(s);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* More than two pieces: every byte in its place, and the gauge tells them all. */
@@ -272,10 +274,10 @@ static void test_shm_fill_many_pieces(void **state)
     char other[80];
     const struct shm_range range = {other, 1, n - 1};
     struct progress progress = running();
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct source *s;
     struct err e = {0};
-    struct plan *p;
+    struct tensor_list *p;
     int fd;
 
     (void)state;
@@ -284,9 +286,9 @@ static void test_shm_fill_many_pieces(void **state)
     (void)snprintf(other, sizeof other, "%s-large", name);
     fd = shm_open(other, O_RDWR | O_CREAT | O_EXCL, 0600);
     assert_int_equal(write(fd, data, n), (ssize_t)n);
-    assert_int_equal(plan_builder_new(&b, &e), 0);
-    assert_int_equal(plan_builder_add(b, "large", DTYPE_U8, dims, 1, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, "large", DTYPE_U8, dims, 1, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     assert_int_equal(shm_source_open(&s, &range, 1, true, p, &e), 0);
     assert_int_equal(shm_unlink(other), 0);
     assert_int_equal(s->ops->fill(s, p, 0, 1, dst, &progress, &e), 0);
@@ -294,27 +296,27 @@ static void test_shm_fill_many_pieces(void **state)
     assert_int_equal(progress.nbytes_done, n - 1);
     source_close(s);
     (void)close(fd);
-    plan_unref(p);
+    tensor_list_unref(p);
     free(data);
     free(dst);
 }
 
 enum { BIG_TENSORS = 5, BIG_NUMEL = (20 << 20) / 4 + 1 }; /* over 100 MiB: read by several */
 
-static struct plan *big_plan(void)
+static struct tensor_list *big_tensor_list(void)
 {
     static const uint64_t dim = BIG_NUMEL;
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct err e = {0};
-    struct plan *p;
+    struct tensor_list *p;
     char tensor[16];
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (int i = 0; i < BIG_TENSORS; i++) {
         (void)snprintf(tensor, sizeof tensor, "t%d", i);
-        assert_int_equal(plan_builder_add(b, tensor, DTYPE_U32, &dim, 1, UINT64_MAX, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, tensor, DTYPE_U32, &dim, 1, UINT64_MAX, &e), 0);
     }
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
@@ -337,7 +339,7 @@ static int big_object(const char *big, uint32_t n_words)
 static void test_shm_large_bucket_is_read_by_several(void **state)
 {
     const uint32_t n_words = BIG_TENSORS * BIG_NUMEL;
-    struct plan *p = big_plan();
+    struct tensor_list *p = big_tensor_list();
     struct progress progress = running();
     uint32_t *dst = malloc((size_t)n_words * 4);
     struct shm_range range = {NULL, 0, (uint64_t)n_words * 4};
@@ -372,7 +374,7 @@ static void test_shm_large_bucket_is_read_by_several(void **state)
     source_close(s);
     (void)close(fd);
     free(dst);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 int main(void)

@@ -68,14 +68,14 @@ static const json_t *case_named(const json_t *cases, const char *name)
 static uint64_t at_of(const struct torch_tensors *t, uint32_t i)
 {
     if (t->handles.packed)
-        return t->handles.all[0].tensor_offset + t->plan->tensors[i].offset;
-    assert_int_equal(t->handles.all[i].nbytes, t->plan->tensors[i].nbytes);
+        return t->handles.all[0].tensor_offset + t->tensor_list->tensors[i].offset;
+    assert_int_equal(t->handles.all[i].nbytes, t->tensor_list->tensors[i].nbytes);
     return t->handles.all[i].tensor_offset;
 }
 
 static void assert_tensor(const struct torch_tensors *t, uint32_t i, const json_t *x)
 {
-    const struct tensor_spec *spec = &t->plan->tensors[i];
+    const struct tensor_spec *spec = &t->tensor_list->tensors[i];
     const json_t *shape = json_object_get(x, "shape");
 
     assert_string_equal(spec->name, text_of(x, "name"));
@@ -106,7 +106,7 @@ static void assert_sound(const struct torch_tensors *t)
     const struct ipc_handles *h = &t->handles;
     char uuid[IPC_UUID_LEN + 1];
 
-    if (t->plan == NULL) {
+    if (t->tensor_list == NULL) {
         assert_null(h->all);
         return;
     }
@@ -114,17 +114,17 @@ static void assert_sound(const struct torch_tensors *t)
     assert_ptr_equal(h->gpus[0].handles, h->all);
     assert_string_equal(h->gpus[0].uuid, t->uuid);
     assert_true(t->uuid[0] == '\0' || ipc_uuid_parse(uuid, t->uuid, strlen(t->uuid)));
-    assert_int_equal(h->n_handles, h->packed ? 1 : t->plan->n_tensors);
+    assert_int_equal(h->n_handles, h->packed ? 1 : t->tensor_list->n_tensors);
     if (h->packed)
-        assert_true(t->plan->nbytes <= h->all[0].nbytes);
+        assert_true(t->tensor_list->nbytes <= h->all[0].nbytes);
     for (uint32_t i = 0; i < h->n_handles; i++) {
         const struct ipc_handle *one = &h->all[i];
         assert_true(one->nbytes <= one->storage_nbytes);
         assert_true(one->tensor_offset <= one->storage_nbytes - one->nbytes);
-        assert_true(one->storage_offset <= PLAN_NBYTES_MAX - one->storage_nbytes);
+        assert_true(one->storage_offset <= TENSOR_LIST_NBYTES_MAX - one->storage_nbytes);
         assert_true(one->has_memory || one->storage_nbytes == 0);
         if (!h->packed)
-            assert_int_equal(one->nbytes, t->plan->tensors[i].nbytes);
+            assert_int_equal(one->nbytes, t->tensor_list->tensors[i].nbytes);
     }
 }
 
@@ -134,14 +134,14 @@ static void assert_holds(const struct torch_tensors *t, const json_t *wanted)
 
     assert_sound(t);
     if (json_is_null(wanted)) {
-        assert_null(t->plan);
+        assert_null(t->tensor_list);
         return;
     }
     assert_string_equal(t->uuid, text_of(wanted, "uuid"));
-    assert_int_equal(t->plan->n_tensors, json_array_size(tensors));
-    if (t->plan->n_tensors > 1)
+    assert_int_equal(t->tensor_list->n_tensors, json_array_size(tensors));
+    if (t->tensor_list->n_tensors > 1)
         assert_int_equal(t->handles.packed, json_is_true(json_object_get(wanted, "packed")));
-    for (uint32_t i = 0; i < t->plan->n_tensors; i++)
+    for (uint32_t i = 0; i < t->tensor_list->n_tensors; i++)
         assert_tensor(t, i, json_array_get(tensors, i));
     if (text_of(wanted, "handle") != NULL)
         assert_handle(&t->handles.all[0], text_of(wanted, "handle"));
@@ -164,7 +164,7 @@ static void test_every_form_is_read_to_the_value(void **state)
         assert_int_equal(e.code, ERR_NONE);
         assert_holds(&t, json_object_get(c, "holds"));
         torch_tensors_fini(&t);
-        assert_null(t.plan);
+        assert_null(t.tensor_list);
     }
     json_decref(file);
 }
@@ -184,18 +184,18 @@ static void test_the_recorded_bucket(void **state)
     assert_sound(&t);
     assert_string_equal(t.uuid, "11111111-2222-3333-4444-000000000000");
     assert_true(t.handles.packed);
-    assert_int_equal(t.plan->n_tensors, 2);
-    assert_string_equal(t.plan->tensors[0].name, "w1");
-    assert_int_equal(t.plan->tensors[0].dtype, DTYPE_BF16);
-    assert_int_equal(t.plan->tensors[1].offset, 2048);
-    assert_int_equal(t.plan->tensors[1].dtype, DTYPE_F32);
+    assert_int_equal(t.tensor_list->n_tensors, 2);
+    assert_string_equal(t.tensor_list->tensors[0].name, "w1");
+    assert_int_equal(t.tensor_list->tensors[0].dtype, DTYPE_BF16);
+    assert_int_equal(t.tensor_list->tensors[1].offset, 2048);
+    assert_int_equal(t.tensor_list->tensors[1].dtype, DTYPE_F32);
     assert_int_equal(t.handles.all[0].ref_slot, 3);
     torch_tensors_fini(&t);
 
     text = json_string_value(json_array_get(list, 1));
     assert_int_equal(torch_tensors_read(&t, text, strlen(text), 1, FIELD, &e), 0);
     assert_sound(&t);
-    assert_null(t.plan);
+    assert_null(t.tensor_list);
     torch_tensors_fini(&t);
     json_decref(file);
 }
@@ -218,7 +218,7 @@ static void test_hostile_inputs_are_refused_with_the_reason(void **state)
             fail_msg("%s was accepted", name);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
         assert_string_equal(e.field, FIELD);
-        assert_null(t.plan);
+        assert_null(t.tensor_list);
         assert_true(says[0] != '\0');
         if (strstr(e.msg, says) == NULL)
             fail_msg("%s: '%s' does not say '%s'", name, e.msg, says);
@@ -290,7 +290,7 @@ static void change_byte(uint8_t *bytes, size_t n, size_t at, uint8_t value)
     if (read_bytes(&t, bytes, n, &e) == 0)
         assert_sound(&t);
     else
-        assert_true(e.msg[0] != '\0' && t.plan == NULL &&
+        assert_true(e.msg[0] != '\0' && t.tensor_list == NULL &&
                     (e.code == ERR_BAD_REQUEST || e.code == ERR_TOO_LARGE));
     torch_tensors_fini(&t);
 }
@@ -328,7 +328,7 @@ static void test_shared_values_are_bounded(void **state)
     (void)state;
     alloc_nbytes_asked = 0;
     assert_int_equal(read_case(&t, c, &e), 0);
-    assert_int_equal(t.plan->n_tensors, 1001);
+    assert_int_equal(t.tensor_list->n_tensors, 1001);
     assert_true(alloc_nbytes_asked <= 100 * strlen(text_of(c, "pickle")));
     torch_tensors_fini(&t);
     json_decref(file);
@@ -370,9 +370,10 @@ static void test_every_allocation_fails_in_turn(void **state)
             rc = read_case(&t, c, &e);
             failed = alloc_left < 0;
             alloc_left = -1;
-            assert_true(rc == 0 || failed); /* a plan that cannot be made smaller stays large */
+            assert_true(rc == 0 ||
+                        failed); /* a tensor list that cannot be made smaller stays large */
             assert_int_equal(e.code, rc != 0 ? ERR_NO_MEMORY : ERR_NONE);
-            assert_true((t.plan != NULL) == (rc == 0));
+            assert_true((t.tensor_list != NULL) == (rc == 0));
             torch_tensors_fini(&t);
         }
         assert_true(n > 8);

@@ -5,7 +5,7 @@
 #include "memory/checksum.h"
 #include "transport/file.h"
 #include "transport/shm.h"
-#include "weights/manifest.h"
+#include "weights/model_spec.h"
 #include "weights/safetensors.h"
 
 #include <dirent.h>
@@ -100,7 +100,8 @@ static void torture(int (*run)(struct err *e))
         struct err e = {0};
         left = n;
         rc = run(&e);
-        failed = left < 0; /* and perhaps was survived: a plan that cannot shrink stays large */
+        failed = left <
+                 0; /* and perhaps was survived: a tensor list that cannot shrink stays large */
         left = -1;
         assert_true(failed || rc == 0);
         if (rc != 0 && e.code != ERR_NO_MEMORY)
@@ -144,37 +145,37 @@ static int run_parse(struct err *e)
     return rc;
 }
 
-static int run_plan(struct err *e)
+static int run_tensor_list(struct err *e)
 {
     const uint64_t shape[] = {3};
-    struct plan_builder *b;
-    struct plan *p;
+    struct tensor_list_builder *b;
+    struct tensor_list *p;
     char name[16];
 
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (int i = 0; i < 200; i++) {
         (void)snprintf(name, sizeof name, "t%d", i);
-        if (plan_builder_add(b, name, DTYPE_U8, shape, 1, UINT64_MAX, e) == 0)
+        if (tensor_list_builder_add(b, name, DTYPE_U8, shape, 1, UINT64_MAX, e) == 0)
             continue;
-        plan_builder_free(b);
+        tensor_list_builder_free(b);
         return -1;
     }
-    if (plan_builder_finish(b, &p, e) != 0)
+    if (tensor_list_builder_finish(b, &p, e) != 0)
         return -1;
-    plan_unref(p);
+    tensor_list_unref(p);
     return 0;
 }
 
-static int run_manifest_load(struct err *e)
+static int run_model_spec_load(struct err *e)
 {
-    struct manifest *m = NULL;
+    struct model_spec *m = NULL;
     int rc;
 
     (void)snprintf(path, sizeof path, "%s/manifest.json", dir);
-    rc = manifest_load(&m, path, e);
+    rc = model_spec_load(&m, path, e);
     assert_true((rc == 0) == (m != NULL));
-    manifest_free(m);
+    model_spec_free(m);
     return rc;
 }
 
@@ -183,22 +184,22 @@ static int run_shm(struct err *e)
     const struct shm_range range = {object, 0, 4};
     const uint64_t shape[] = {4};
     struct source *s = NULL;
-    struct plan_builder *b;
-    struct plan *p;
+    struct tensor_list_builder *b;
+    struct tensor_list *p;
     int rc;
 
-    if (plan_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b, e) != 0)
         return -1;
-    if (plan_builder_add(b, "a", DTYPE_U8, shape, 1, UINT64_MAX, e) != 0) {
-        plan_builder_free(b);
+    if (tensor_list_builder_add(b, "a", DTYPE_U8, shape, 1, UINT64_MAX, e) != 0) {
+        tensor_list_builder_free(b);
         return -1;
     }
-    if (plan_builder_finish(b, &p, e) != 0)
+    if (tensor_list_builder_finish(b, &p, e) != 0)
         return -1;
     rc = shm_source_open(&s, &range, 1, true, p, e);
     assert_true((rc == 0) == (s != NULL));
     source_close(s);
-    plan_unref(p);
+    tensor_list_unref(p);
     return rc;
 }
 
@@ -209,7 +210,7 @@ static int run_file(struct err *e)
     struct source *s = NULL;
     int rc = file_source_open(&s, &w, roots, 1, ".", NULL, e);
 
-    assert_true((rc == 0) == (s != NULL && w.plan != NULL));
+    assert_true((rc == 0) == (s != NULL && w.tensor_list != NULL));
     source_close(s);
     file_weights_fini(&w);
     return rc;
@@ -221,16 +222,16 @@ static void test_safetensors_parse_unwinds_every_failure(void **state)
     torture(run_parse);
 }
 
-static void test_plan_builder_unwinds_every_failure(void **state)
+static void test_tensor_list_builder_unwinds_every_failure(void **state)
 {
     (void)state;
-    torture(run_plan);
+    torture(run_tensor_list);
 }
 
-static void test_manifest_load_unwinds_every_failure(void **state)
+static void test_model_spec_load_unwinds_every_failure(void **state)
 {
     (void)state;
-    torture(run_manifest_load);
+    torture(run_model_spec_load);
 }
 
 static void test_shm_source_open_unwinds_every_failure(void **state)
@@ -247,8 +248,8 @@ static void test_file_source_open_unwinds_every_failure(void **state)
 
 static int make_files(void **state)
 {
-    static const char manifest[] = "{\"names\":[\"a\",\"b\"],\"dtypes\":[\"F32\",\"F32\"],"
-                                   "\"shapes\":[[2],[]],\"aliases\":{\"x\":\"a\"}}";
+    static const char model_spec[] = "{\"names\":[\"a\",\"b\"],\"dtypes\":[\"F32\",\"F32\"],"
+                                     "\"shapes\":[[2],[]],\"aliases\":{\"x\":\"a\"}}";
     static const char index[] = "{\"weight_map\":{\"a\":\"1.safetensors\"}}";
     int fd;
 
@@ -257,7 +258,7 @@ static int make_files(void **state)
     fd = shm_open(object, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (mkdtemp(dir) == NULL || ftruncate(fd, 4) != 0 || close(fd) != 0)
         return -1;
-    write_file("manifest.json", manifest, sizeof manifest - 1);
+    write_file("manifest.json", model_spec, sizeof model_spec - 1);
     write_file("model.safetensors.index.json", index, sizeof index - 1);
     write_file("1.safetensors", head, 8 + (uint8_t)head[0] + 4);
     return 0;
@@ -280,8 +281,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_safetensors_parse_unwinds_every_failure),
-        cmocka_unit_test(test_plan_builder_unwinds_every_failure),
-        cmocka_unit_test(test_manifest_load_unwinds_every_failure),
+        cmocka_unit_test(test_tensor_list_builder_unwinds_every_failure),
+        cmocka_unit_test(test_model_spec_load_unwinds_every_failure),
         cmocka_unit_test(test_shm_source_open_unwinds_every_failure),
         cmocka_unit_test(test_file_source_open_unwinds_every_failure),
     };

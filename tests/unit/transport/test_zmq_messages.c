@@ -70,9 +70,9 @@ static const json_t *case_named(const json_t *cases, const char *name)
 
 static void assert_tensors(const struct zmq_message *m, const json_t *tensors)
 {
-    assert_int_equal(m->plan->n_tensors, json_array_size(tensors));
-    for (uint32_t i = 0; i < m->plan->n_tensors; i++) {
-        const struct tensor_spec *t = &m->plan->tensors[i];
+    assert_int_equal(m->tensor_list->n_tensors, json_array_size(tensors));
+    for (uint32_t i = 0; i < m->tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &m->tensor_list->tensors[i];
         const json_t *x = json_array_get(tensors, i), *shape = json_array_get(x, 2);
 
         assert_string_equal(t->name, json_string_value(json_array_get(x, 0)));
@@ -86,7 +86,7 @@ static void assert_tensors(const struct zmq_message *m, const json_t *tensors)
 
 static void assert_sound(const struct zmq_message *m)
 {
-    assert_true((m->plan != NULL) == (m->kind == ZMQ_MESSAGE_TENSORS));
+    assert_true((m->tensor_list != NULL) == (m->kind == ZMQ_MESSAGE_TENSORS));
     if (m->kind != ZMQ_MESSAGE_BUFFER)
         return;
     assert_true(m->buffer.has_memory && m->buffer.dtype == DTYPE_U8 && m->buffer.ndim == 1);
@@ -127,7 +127,7 @@ static void test_what_real_torch_wrote_is_read_to_the_value(void **state)
             assert_string_equal(m.uuid, "");
         }
         zmq_message_fini(&m);
-        assert_null(m.plan);
+        assert_null(m.tensor_list);
     }
     json_decref(file);
 }
@@ -151,7 +151,7 @@ static void test_hostile_messages_are_refused_with_the_reason(void **state)
             fail_msg("%s was accepted", text_of(c, "name"));
         assert_int_equal(e.code, ERR_BAD_REQUEST);
         assert_string_equal(e.field, "");
-        assert_null(m.plan);
+        assert_null(m.tensor_list);
         if (strstr(e.msg, text_of(c, "says")) == NULL)
             fail_msg("%s: '%s' does not say '%s'", text_of(c, "name"), e.msg, text_of(c, "says"));
         assert_true(alloc_nbytes_asked <= 65536 + 100 * n);
@@ -209,7 +209,7 @@ static void change_byte(uint8_t *bytes, size_t n, size_t at, uint8_t value)
     if (read_copy(&m, bytes, n, &e) == 0)
         assert_sound(&m);
     else
-        assert_true(e.msg[0] != '\0' && m.plan == NULL && m.offsets == NULL &&
+        assert_true(e.msg[0] != '\0' && m.tensor_list == NULL && m.offsets == NULL &&
                     (e.code == ERR_BAD_REQUEST || e.code == ERR_TOO_LARGE));
     zmq_message_fini(&m);
 }
@@ -250,15 +250,15 @@ struct place_row {
 static void make_list(struct zmq_message *m, const uint64_t offsets[3])
 {
     static const uint64_t ten[] = {10}, four[] = {2, 2}, none[] = {0, 7};
-    struct plan_builder *b;
+    struct tensor_list_builder *b;
     struct err e = {0};
 
     *m = (struct zmq_message){.kind = ZMQ_MESSAGE_TENSORS};
-    assert_int_equal(plan_builder_new(&b, &e), 0);
-    assert_int_equal(plan_builder_add(b, "ten", DTYPE_U8, ten, 1, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_add(b, "four", DTYPE_F32, four, 2, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_add(b, "none", DTYPE_BF16, none, 2, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(b, &m->plan, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, "ten", DTYPE_U8, ten, 1, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, "four", DTYPE_F32, four, 2, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, "none", DTYPE_BF16, none, 2, UINT64_MAX, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &m->tensor_list, &e), 0);
     m->offsets = calloc(3, sizeof m->offsets[0]);
     assert_non_null(m->offsets);
     memcpy(m->offsets, offsets, 3 * sizeof offsets[0]);
@@ -307,8 +307,8 @@ static void test_tensors_lie_in_the_buffer_and_in_no_other(void **state)
             fail_msg("%s: '%s' does not say '%s'", rows[i].what, e.msg, rows[i].says);
         for (uint32_t k = 0; rc == 0 && k < 3; k++) {
             assert_int_equal(handles[k].tensor_offset, 1000 + rows[i].offsets[k]);
-            assert_int_equal(handles[k].nbytes, m.plan->tensors[k].nbytes);
-            assert_int_equal(handles[k].dtype, m.plan->tensors[k].dtype);
+            assert_int_equal(handles[k].nbytes, m.tensor_list->tensors[k].nbytes);
+            assert_int_equal(handles[k].dtype, m.tensor_list->tensors[k].dtype);
             assert_true(handles[k].tensor_offset + handles[k].nbytes <= 1100);
         }
         free(handles);
@@ -338,7 +338,7 @@ static void test_every_allocation_fails_in_turn(void **state)
             rc = zmq_message_place(&handles, &m, &buffer, &e);
         failed = alloc_left < 0;
         alloc_left = -1;
-        assert_true(rc == 0 || failed); /* a plan that cannot be made smaller stays large */
+        assert_true(rc == 0 || failed); /* a tensor list that cannot be made smaller stays large */
         assert_int_equal(e.code, rc != 0 ? ERR_NO_MEMORY : ERR_NONE);
         assert_true((handles != NULL) == (rc == 0));
         free(handles);

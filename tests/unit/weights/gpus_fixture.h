@@ -120,7 +120,7 @@ static inline void mfx_assert_log(struct mfx_watch *w, const char *want)
 struct gpus_cfg {
     unsigned n_devices;
     bool mirror;
-    struct manifest *manifest; /* moved in; NULL: fx_manifest */
+    struct model_spec *model_spec; /* moved in; NULL: fx_model_spec */
     uint64_t receive_us;       /* 0: RECEIVE_US */
     enum non_finite_policy non_finite;
 };
@@ -159,7 +159,7 @@ static inline void gpus_open(struct gpus *g, struct mfx_lib *lib, struct gpus_cf
     fx_answer_init(&g->b.answer);
     for (unsigned i = 0; i < want.n_devices; i++)
         assert_int_equal(device_new(&g->devices[i], &lib->cu, &lib->about[i], &e), 0);
-    store_cfg.manifest = want.manifest != NULL ? want.manifest : fx_manifest();
+    store_cfg.model_spec = want.model_spec != NULL ? want.model_spec : fx_model_spec();
     if (want.receive_us != 0)
         cfg.receive_timeout_us = want.receive_us;
     assert_int_equal(store_new(&g->b.store, &store_cfg, &e), 0);

@@ -19,8 +19,9 @@ struct mfx_cfg {
     bool fail_join;
     unsigned n_not_ready; /* so many calls of map with SOURCE_TRY say "not yet", */
     int not_ready_at;     /* from this bucket on */
-    struct fx_gate *gate; /* map waits there before bucket gate_at; or NULL */
-    int gate_at;
+    struct fx_pause_controller
+        *pause_controller; /* map waits there before bucket pause_controller_at; or NULL */
+    int pause_controller_at;
     int id; /* in the log */
 };
 #define MFX_STEP(n)                                                                                \
@@ -35,7 +36,7 @@ struct mfx_scope {
 
 struct mfx_rank {
     struct device *device;
-    struct plan *plan; /* counted */
+    struct tensor_list *tensor_list; /* counted */
     uint64_t block, nbytes;
     uint64_t *at;      /* [n_tensors] */
     uint32_t n_mapped; /* tensors */
@@ -102,10 +103,13 @@ static inline int mfx_map(struct source *src, uint32_t rank, uint32_t first, enu
     uint32_t n_each = s->cfg.n_each;
 
     mfx_must(s->watch, s->joined && !s->released, "map outside of join and release");
-    mfx_must(s->watch, rank < s->n_ranks && r->plan != NULL, "map of a rank that gets nothing");
-    mfx_must(s->watch, first == r->n_mapped && first < r->plan->n_tensors, "map out of order");
-    if (s->cfg.gate != NULL && s->cfg.gate_at == s->n_maps &&
-        fx_wait_gate(s->cfg.gate, (struct progress *)(uintptr_t)p, e) != 0) {
+    mfx_must(s->watch, rank < s->n_ranks && r->tensor_list != NULL,
+             "map of a rank that gets nothing");
+    mfx_must(s->watch, first == r->n_mapped && first < r->tensor_list->n_tensors,
+             "map out of order");
+    if (s->cfg.pause_controller != NULL && s->cfg.pause_controller_at == s->n_maps &&
+        fx_wait_pause_controller(s->cfg.pause_controller, (struct progress *)(uintptr_t)p, e) !=
+            0) {
         mfx_log(s->watch, 'X', s->cfg.id);
         return -1;
     }
@@ -116,8 +120,8 @@ static inline int mfx_map(struct source *src, uint32_t rank, uint32_t first, enu
     }
     if (s->n_maps++ == s->cfg.fail_map)
         return err_set(e, ERR_GONE, "", "the exporter died before its bucket was mapped");
-    if (n_each == 0 || n_each > r->plan->n_tensors - first)
-        n_each = r->plan->n_tensors - first;
+    if (n_each == 0 || n_each > r->tensor_list->n_tensors - first)
+        n_each = r->tensor_list->n_tensors - first;
     r->n_mapped += *n = n_each;
     s->scope->counts.n_opened++;
     s->scope->counts.n_mapped++;
@@ -191,7 +195,7 @@ static inline void mfx_close(struct source *src)
 
             m.give(m.arg, rank->block, rank->nbytes);
         }
-        plan_unref(rank->plan);
+        tensor_list_unref(rank->tensor_list);
         free(rank->at);
     }
     mfx_count(s->watch, &s->watch->n_closed);
@@ -225,16 +229,16 @@ static inline void mfx_sent(const struct tensor_spec *t, unsigned step, unsigned
 static inline void mfx_place(struct mfx_source *s, unsigned rank)
 {
     struct mfx_rank *r = &s->ranks[rank];
-    uint32_t n = r->plan->n_tensors, n_each = s->cfg.n_each == 0 ? n : s->cfg.n_each;
+    uint32_t n = r->tensor_list->n_tensors, n_each = s->cfg.n_each == 0 ? n : s->cfg.n_each;
     struct slab_memory memory = device_memory(r->device);
     struct err e = {0};
 
-    r->nbytes = r->plan->nbytes + (uint64_t)(n + 1) * MFX_GAP_NBYTES;
+    r->nbytes = r->tensor_list->nbytes + (uint64_t)(n + 1) * MFX_GAP_NBYTES;
     r->at = calloc(n, sizeof *r->at);
     assert_non_null(r->at);
     assert_int_equal(memory.take(memory.arg, r->nbytes, &r->block, &e), 0);
     for (uint32_t i = 0; i < n; i++) {
-        const struct tensor_spec *t = &r->plan->tensors[i];
+        const struct tensor_spec *t = &r->tensor_list->tensors[i];
         unsigned char sent[FX_NBYTES_MAX];
 
         r->at[i] = s->cfg.scattered
@@ -247,7 +251,7 @@ static inline void mfx_place(struct mfx_source *s, unsigned rank)
     }
 }
 
-static inline struct source *mfx_source_new(struct gpus *g, struct plan *const *plans,
+static inline struct source *mfx_source_new(struct gpus *g, struct tensor_list *const *tensor_lists,
                                             struct mfx_cfg cfg)
 {
     static const struct source_ops ops = {.name = "mapped",
@@ -266,25 +270,25 @@ static inline struct source *mfx_source_new(struct gpus *g, struct plan *const *
     s->n_ranks = g->n_devices;
     for (unsigned r = 0; r < g->n_devices; r++) {
         s->ranks[r].device = g->devices[r];
-        if (plans[r] == NULL)
+        if (tensor_lists[r] == NULL)
             continue;
-        s->ranks[r].plan = plan_ref(plans[r]);
+        s->ranks[r].tensor_list = tensor_list_ref(tensor_lists[r]);
         mfx_place(s, r);
     }
     g->watch.n_sources++;
     return &s->source;
 }
 
-/* The checksums of a plan's tensors as sent; heap. */
-static inline struct checksum *mfx_sums(const struct plan *plan, unsigned step)
+/* The checksums of a tensor list's tensors as sent; heap. */
+static inline struct checksum *mfx_sums(const struct tensor_list *tensor_list, unsigned step)
 {
-    struct checksum *sums = calloc(plan->n_tensors, sizeof *sums);
+    struct checksum *sums = calloc(tensor_list->n_tensors, sizeof *sums);
     unsigned char sent[FX_NBYTES_MAX];
 
     assert_non_null(sums);
-    for (uint32_t i = 0; i < plan->n_tensors; i++) {
-        mfx_sent(&plan->tensors[i], step, sent);
-        sums[i] = checksum_of(sent, plan->tensors[i].nbytes);
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        mfx_sent(&tensor_list->tensors[i], step, sent);
+        sums[i] = checksum_of(sent, tensor_list->tensors[i].nbytes);
     }
     return sums;
 }
@@ -300,21 +304,22 @@ static inline struct update_chunk *mfx_chunk_empty(struct gpus *g, const char *i
     return c;
 }
 
-/* A chunk that brings the same to every rank. @plan moved in */
-static inline struct update_chunk *mfx_chunk(struct gpus *g, const char *id, struct plan *plan,
-                                             struct mfx_cfg cfg)
+/* A chunk that brings the same to every rank. @tensor_list moved in */
+static inline struct update_chunk *mfx_chunk(struct gpus *g, const char *id,
+                                             struct tensor_list *tensor_list, struct mfx_cfg cfg)
 {
-    struct plan *plans[MFX_RANKS_MAX] = {plan, plan, plan};
+    struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {tensor_list, tensor_list, tensor_list};
     struct update_chunk *c = mfx_chunk_empty(g, id);
 
-    c->plan = plan;
-    c->source = mfx_source_new(g, plans, cfg);
+    c->tensor_list = tensor_list;
+    c->source = mfx_source_new(g, tensor_lists, cfg);
     return c;
 }
 
-/* A chunk of one plan for each rank, or NULL. @plans moved in */
+/* A chunk of one tensor list for each rank, or NULL. @plans moved in */
 static inline struct update_chunk *mfx_ranked(struct gpus *g, const char *id,
-                                              struct plan *const *plans, struct mfx_cfg cfg)
+                                              struct tensor_list *const *tensor_lists,
+                                              struct mfx_cfg cfg)
 {
     struct update_chunk *c = mfx_chunk_empty(g, id);
 
@@ -322,11 +327,11 @@ static inline struct update_chunk *mfx_ranked(struct gpus *g, const char *id,
     c->ranks = calloc(c->n_ranks, sizeof *c->ranks);
     assert_non_null(c->ranks);
     for (unsigned r = 0; r < g->n_devices; r++) {
-        c->ranks[r].plan = plans[r];
-        if (c->plan == NULL && plans[r] != NULL)
-            c->plan = plan_ref(plans[r]);
+        c->ranks[r].tensor_list = tensor_lists[r];
+        if (c->tensor_list == NULL && tensor_lists[r] != NULL)
+            c->tensor_list = tensor_list_ref(tensor_lists[r]);
     }
-    c->source = mfx_source_new(g, plans, cfg);
+    c->source = mfx_source_new(g, tensor_lists, cfg);
     return c;
 }
 
@@ -339,11 +344,11 @@ static inline enum err_code mfx_send(struct gpus *g, struct update_chunk *c)
 /* A whole update by itself of those tensors. */
 static inline enum err_code mfx_push(struct gpus *g, unsigned step)
 {
-    return mfx_send(g, mfx_chunk(g, "", fx_plan_of(FX_ALL), MFX_STEP(step)));
+    return mfx_send(g, mfx_chunk(g, "", fx_tensor_list_of(FX_ALL), MFX_STEP(step)));
 }
 
 /* Fused names, tied ones, ignored ones, all in F32. */
-static inline struct plan *mfx_wide_plan(void)
+static inline struct tensor_list *mfx_wide_tensor_list(void)
 {
     const struct fx_tensor *from[] = {&fx_model[0], &fx_qkv,      &fx_lm_head, &fx_old_scale,
                                       &fx_model[5], &fx_model[6], &fx_model[4]};
@@ -356,18 +361,18 @@ static inline struct plan *mfx_wide_plan(void)
             wide[i].dtype = DTYPE_F32;
         tensors[i] = &wide[i];
     }
-    return fx_plan(tensors, FX_N);
+    return fx_tensor_list(tensors, FX_N);
 }
 
 /* The model, and one of its names a second time. */
-static inline struct plan *mfx_tied_plan(bool before)
+static inline struct tensor_list *mfx_tied_tensor_list(bool before)
 {
     const struct fx_tensor *tensors[FX_N + 1];
 
     for (int i = 0; i < FX_N; i++)
         tensors[i + before] = &fx_model[i];
     tensors[before ? 0 : FX_N] = &fx_lm_head;
-    return fx_plan(tensors, FX_N + 1);
+    return fx_tensor_list(tensors, FX_N + 1);
 }
 
 /* What is served. */
@@ -376,7 +381,7 @@ static inline struct plan *mfx_tied_plan(bool before)
 static inline void mfx_assert_view(struct gpus *g, const struct version *v, uint32_t place,
                                    uint32_t i, unsigned step)
 {
-    const struct tensor_spec *t = &store_manifest(g->b.store)->plan->tensors[i];
+    const struct tensor_spec *t = &store_model_spec(g->b.store)->tensor_list->tensors[i];
     const struct view *view = &v->places[place][i];
     struct device *d = store_device(g->b.store, place);
     unsigned char want[FX_NBYTES_MAX], is[FX_NBYTES_MAX];
@@ -400,7 +405,7 @@ static inline void mfx_assert_view(struct gpus *g, const struct version *v, uint
 static inline void mfx_assert_held(struct gpus *g, const unsigned *masks, unsigned step)
 {
     struct store *s = g->b.store;
-    uint32_t n = store_manifest(s)->plan->n_tensors;
+    uint32_t n = store_model_spec(s)->tensor_list->n_tensors;
     const struct version *v = NULL;
     struct err e = {0};
 
@@ -414,7 +419,7 @@ static inline void mfx_assert_held(struct gpus *g, const unsigned *masks, unsign
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        const struct tensor_spec *t = &store_manifest(s)->plan->tensors[i];
+        const struct tensor_spec *t = &store_model_spec(s)->tensor_list->tensors[i];
         unsigned char want[FX_NBYTES_MAX], is[FX_NBYTES_MAX];
 
         mfx_sent(t, step, want);

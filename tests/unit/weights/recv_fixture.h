@@ -27,8 +27,9 @@ struct rfx_cfg {
     enum err_code fail_code; /* what is said then */
     bool stuck;              /* and its bucket may be written to for ever */
     bool more;               /* in the end there is something that nobody declared */
-    struct fx_gate *gate;    /* waits there in the middle of bucket gate_at; or NULL */
-    int gate_at;
+    struct fx_pause_controller
+        *pause_controller; /* waits there in the middle of bucket pause_controller_at; or NULL */
+    int pause_controller_at;
     int unheld_at;           /* from this bucket on nothing comes while the GPUs are held; -1 */
     struct rfx_group *group; /* or NULL */
 };
@@ -44,7 +45,7 @@ struct rfx_source {
     struct source source; /* first */
     struct rfx_cfg cfg;
     struct mfx_watch *watch;
-    struct plan *plan; /* counted */
+    struct tensor_list *tensor_list; /* counted */
     fakecuda_view_fn *view;
     unsigned n_ranks;
     uint32_t n_posted, n_received; /* tensors */
@@ -57,9 +58,9 @@ struct rfx_source {
 static inline uint32_t rfx_bucket(const struct source *src, uint32_t first)
 {
     const struct rfx_source *s = (const struct rfx_source *)src;
-    uint32_t left = s->plan->n_tensors - first;
+    uint32_t left = s->tensor_list->n_tensors - first;
 
-    mfx_must(s->watch, first < s->plan->n_tensors, "a bucket behind the last tensor");
+    mfx_must(s->watch, first < s->tensor_list->n_tensors, "a bucket behind the last tensor");
     return s->cfg.n_each == 0 || s->cfg.n_each > left ? left : s->cfg.n_each;
 }
 
@@ -77,8 +78,8 @@ static inline void rfx_write(struct rfx_source *s, unsigned rank, uint32_t first
                              uint64_t dst)
 {
     for (uint32_t i = first; i < first + n; i++) {
-        const struct tensor_spec *t = &s->plan->tensors[i];
-        uint64_t at = dst + t->offset - s->plan->tensors[first].offset;
+        const struct tensor_spec *t = &s->tensor_list->tensors[i];
+        uint64_t at = dst + t->offset - s->tensor_list->tensors[first].offset;
         unsigned char *to = t->nbytes > 0 ? s->view(at, t->nbytes) : NULL;
 
         mfx_must(s->watch, to != NULL || t->nbytes == 0, "a bucket has no memory to come to");
@@ -94,7 +95,7 @@ static inline void rfx_write(struct rfx_source *s, unsigned rank, uint32_t first
 static inline void rfx_write_all(struct rfx_source *s, uint32_t first, uint32_t n, uint64_t skipped,
                                  const uint64_t *dst)
 {
-    const struct tensor_spec *t = s->plan->tensors;
+    const struct tensor_spec *t = s->tensor_list->tensors;
 
     for (unsigned r = 0; r < s->n_ranks && n > 0; r++)
         rfx_write(s, r, first, n, dst[r] + t[first].offset - skipped);
@@ -104,7 +105,7 @@ static inline void rfx_write_all(struct rfx_source *s, uint32_t first, uint32_t 
  */
 static inline void rfx_spoil(struct rfx_source *s, uint32_t first, uint32_t n, const uint64_t *dst)
 {
-    const struct tensor_spec *t = s->plan->tensors, *last = &t[first + n - 1];
+    const struct tensor_spec *t = s->tensor_list->tensors, *last = &t[first + n - 1];
     uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
 
     for (unsigned r = 0; r < s->n_ranks && nbytes > 0; r++) {
@@ -154,7 +155,7 @@ static inline int rfx_receive(struct source *src, struct progress *p, struct err
     struct rfx_source *s = (struct rfx_source *)src;
     const struct rfx_cfg *c = &s->cfg;
     uint32_t first = s->n_received, n = rfx_bucket(src, first);
-    uint64_t start = s->plan->tensors[first].offset;
+    uint64_t start = s->tensor_list->tensors[first].offset;
     const uint64_t *dst = s->dst[s->i_bucket % SOURCE_POSTED_MAX];
     int bucket = s->i_bucket++, rc = 0;
 
@@ -163,8 +164,8 @@ static inline int rfx_receive(struct source *src, struct progress *p, struct err
     mfx_must(s->watch, !s->failed && !s->finished, "a bucket behind the end");
     mfx_log(s->watch, 'V', bucket);
     rfx_write_all(s, first, n / 2, start, dst);
-    if (c->gate != NULL && c->gate_at == bucket)
-        rc = fx_wait_gate(c->gate, p, e);
+    if (c->pause_controller != NULL && c->pause_controller_at == bucket)
+        rc = fx_wait_pause_controller(c->pause_controller, p, e);
     else
         rc = progress_check(p, e);
     if (rc == 0 && c->fail_at == bucket)
@@ -190,7 +191,8 @@ static inline int rfx_finish(struct source *src, struct progress *p, struct err 
     struct rfx_source *s = (struct rfx_source *)src;
 
     (void)p;
-    mfx_must(s->watch, s->n_received == s->plan->n_tensors && !s->finished, "finished half-way");
+    mfx_must(s->watch, s->n_received == s->tensor_list->n_tensors && !s->finished,
+             "finished half-way");
     s->finished = true;
     return s->cfg.more ? err_set(e, ERR_UNREADABLE, "", "more than was declared") : 0;
 }
@@ -200,16 +202,17 @@ static inline void rfx_close(struct source *src)
     struct rfx_source *s = (struct rfx_source *)src;
 
     if (s->cfg.group != NULL && s->n_posted > 0)
-        (*(s->n_received == s->plan->n_tensors ? &s->cfg.group->n_whole : &s->cfg.group->n_torn))++;
-    plan_unref(s->plan);
+        (*(s->n_received == s->tensor_list->n_tensors ? &s->cfg.group->n_whole
+                                                      : &s->cfg.group->n_torn))++;
+    tensor_list_unref(s->tensor_list);
     mfx_count(s->watch, &s->watch->n_closed);
     mfx_log(s->watch, 'C', -1);
     free(s);
 }
 
-/* A chunk that is received. @plan moved in */
-static inline struct update_chunk *rfx_chunk(struct gpus *g, const char *id, struct plan *plan,
-                                             struct rfx_cfg cfg)
+/* A chunk that is received. @tensor_list moved in */
+static inline struct update_chunk *rfx_chunk(struct gpus *g, const char *id,
+                                             struct tensor_list *tensor_list, struct rfx_cfg cfg)
 {
     static const struct source_ops ops = {.name = "received",
                                           .bucket = rfx_bucket,
@@ -225,28 +228,28 @@ static inline struct update_chunk *rfx_chunk(struct gpus *g, const char *id, str
     s->source.ops = &ops;
     s->cfg = cfg;
     s->watch = &g->watch;
-    s->plan = plan_ref(plan);
+    s->tensor_list = tensor_list_ref(tensor_list);
     s->n_ranks = g->n_devices;
     mfx_bind(g->lib, &s->view, "fakecuda_view");
-    c->plan = plan;
+    c->tensor_list = tensor_list;
     c->source = &s->source;
     g->watch.n_sources++;
     return c;
 }
 
 /* The model in an order in which nothing comes to lie misaligned: the tensor of 3 bytes is last. */
-static inline struct plan *rfx_plan(void)
+static inline struct tensor_list *rfx_tensor_list(void)
 {
     static const struct fx_tensor *const tensors[FX_N] = {&fx_model[0], &fx_model[1], &fx_model[2],
                                                           &fx_model[3], &fx_model[4], &fx_model[6],
                                                           &fx_model[5]};
 
-    return fx_plan(tensors, FX_N);
+    return fx_tensor_list(tensors, FX_N);
 }
 
 static inline enum err_code rfx_push(struct gpus *g, struct rfx_cfg cfg)
 {
-    return mfx_send(g, rfx_chunk(g, "", rfx_plan(), cfg));
+    return mfx_send(g, rfx_chunk(g, "", rfx_tensor_list(), cfg));
 }
 
 #endif

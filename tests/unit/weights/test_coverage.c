@@ -1,4 +1,4 @@
-/* Which tensors of a manifest a plan would bring. */
+/* Which tensors of a model spec a tensor list would bring. */
 #include "weights/update/coverage.h"
 
 #include "tests/unit/weights/rows_fixture.h"
@@ -10,24 +10,24 @@
 
 #include <cmocka.h>
 
-/* Counts what `rows` leave out of the model; -1 when the plan is refused. */
+/* Counts what `rows` leave out of the model; -1 when the tensor list is refused. */
 static int missing(const struct row *rows, size_t n, const char **first, struct err *e)
 {
-    struct manifest *m = manifest_of_model();
-    struct plan *p = plan_of(rows, n);
+    struct model_spec *m = model_spec_of_model();
+    struct tensor_list *p = tensor_list_of(rows, n);
     static char name[32];
     const char *names[2] = {"", ""};
     uint32_t n_missing = 99;
-    int rc = plan_coverage(m, p, false, names, 2, &n_missing, e);
+    int rc = tensor_list_coverage(m, p, false, names, 2, &n_missing, e);
 
     (void)strncpy(name, names[0], sizeof name - 1);
     *first = name;
-    plan_unref(p);
-    manifest_free(m);
+    tensor_list_unref(p);
+    model_spec_free(m);
     return rc == 0 ? (int)n_missing : -1;
 }
 
-static void test_plan_coverage_counts(void **state)
+static void test_tensor_list_coverage_counts(void **state)
 {
     static const struct row all[] = {{"norm", DTYPE_BF16, {1, 4}},
                                      {"gate_up", DTYPE_BF16, {12, 4}},
@@ -44,7 +44,7 @@ static void test_plan_coverage_counts(void **state)
     assert_string_equal(first, "gate");
 }
 
-static void test_plan_coverage_refuses(void **state)
+static void test_tensor_list_coverage_refuses(void **state)
 {
     static const struct row twice[] = {{"gate", DTYPE_BF16, {6, 4}},
                                        {"gate_up", DTYPE_BF16, {12, 4}}};
@@ -66,8 +66,8 @@ static void test_plan_coverage_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_coverage_counts),
-        cmocka_unit_test(test_plan_coverage_refuses),
+        cmocka_unit_test(test_tensor_list_coverage_counts),
+        cmocka_unit_test(test_tensor_list_coverage_refuses),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* How a plan lands: where each tensor comes to lie, and what of it lies in one piece. */
+/* How a tensor list lands: where each tensor comes to lie, and what of it lies in one piece. */
 #include "weights/update/update_priv.h"
 
 #include <setjmp.h>
@@ -22,17 +22,18 @@ struct sent {
 
 static struct sent names[N_NAMES];
 
-static struct plan *plan_of(const struct sent *sent, size_t n)
+static struct tensor_list *tensor_list_of(const struct sent *sent, size_t n)
 {
-    struct plan_builder *b;
-    struct plan *p;
+    struct tensor_list_builder *b;
+    struct tensor_list *p;
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (size_t i = 0; i < n; i++)
-        assert_int_equal(
-            plan_builder_add(b, sent[i].name, sent[i].dtype, &sent[i].numel, 1, UINT64_MAX, &e), 0);
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, sent[i].name, sent[i].dtype, &sent[i].numel, 1,
+                                                 UINT64_MAX, &e),
+                         0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
@@ -50,7 +51,7 @@ static void name_all(void)
     names[IGNORED] = (struct sent){"ignored", names[3].dtype, names[3].numel};
 }
 
-static struct manifest *manifest_of_model(void)
+static struct model_spec *model_spec_of_model(void)
 {
     static const char *const halves[] = {"own.0", "own.1", NULL}, *const two[] = {"own.2", NULL},
                              *const none[] = {NULL};
@@ -63,15 +64,15 @@ static struct manifest *manifest_of_model(void)
         {.name = "tied", .kind = ALIAS_TIED, .targets = two},
         {.name = "ignored", .kind = ALIAS_IGNORED, .targets = none},
     };
-    struct manifest *m;
+    struct model_spec *m;
     struct err e = {0};
 
-    assert_int_equal(manifest_new(&m, plan_of(names, N_OWN), aliases, 3, &e), 0);
+    assert_int_equal(model_spec_new(&m, tensor_list_of(names, N_OWN), aliases, 3, &e), 0);
     return m;
 }
 
 /* Some of the names, in any order, some in another dtype. */
-static struct plan *any_plan(void)
+static struct tensor_list *any_tensor_list(void)
 {
     struct sent sent[N_NAMES];
     size_t n = 0;
@@ -86,22 +87,23 @@ static struct plan *any_plan(void)
         if (rand() % 8 == 0 && names[i].dtype == DTYPE_BF16 && i < N_OWN)
             sent[at].dtype = DTYPE_F32;
     }
-    return n > 0 ? plan_of(sent, n) : plan_of(names, 1);
+    return n > 0 ? tensor_list_of(sent, n) : tensor_list_of(names, 1);
 }
 
-static uint64_t kept_of(const struct layout *l, const struct manifest *m, uint32_t i)
+static uint64_t kept_of(const struct layout *l, const struct model_spec *m, uint32_t i)
 {
     uint32_t n;
     const uint32_t *targets = match_targets(&l->parts[i].match, &n);
     uint64_t nbytes = 0;
 
     for (uint32_t k = 0; k < n; k++)
-        nbytes += m->plan->tensors[targets[k]].nbytes;
+        nbytes += m->tensor_list->tensors[targets[k]].nbytes;
     return nbytes;
 }
 
 /* One after the other, aligned, none over another; and every target of every part. */
-static void check_dst_slots(const struct layout *l, const struct manifest *m, const struct plan *p)
+static void check_dst_slots(const struct layout *l, const struct model_spec *m,
+                            const struct tensor_list *p)
 {
     uint64_t end = 0;
     size_t at = 0;
@@ -112,7 +114,7 @@ static void check_dst_slots(const struct layout *l, const struct manifest *m, co
         const uint32_t *targets = match_targets(&l->parts[i].match, &n);
 
         for (uint32_t k = 0; k < n; k++, at++) {
-            const struct tensor_spec *t = &m->plan->tensors[targets[k]];
+            const struct tensor_spec *t = &m->tensor_list->tensors[targets[k]];
 
             assert_in_range(at, 0, l->n_dst_slots - 1);
             assert_int_equal(l->dst_slots[at].index, targets[k]);
@@ -128,7 +130,8 @@ static void check_dst_slots(const struct layout *l, const struct manifest *m, co
 }
 
 /* As they come means: no part is converted, and each begins where the one before it ends. */
-static bool is_in_one(const struct layout *l, const struct manifest *m, uint32_t first, uint32_t n)
+static bool is_in_one(const struct layout *l, const struct model_spec *m, uint32_t first,
+                      uint32_t n)
 {
     for (uint32_t i = first; i < first + n; i++) {
         if (l->parts[i].how != PART_DIRECT)
@@ -139,21 +142,21 @@ static bool is_in_one(const struct layout *l, const struct manifest *m, uint32_t
     return true;
 }
 
-static void test_layout_of_any_plan(void **state)
+static void test_layout_of_any_tensor_list(void **state)
 {
     unsigned n_in_one = 0, n_not = 0;
 
     (void)state;
     srand(7);
     for (int round = 0; round < N_ROUNDS; round++) {
-        struct manifest *m;
+        struct model_spec *m;
         struct layout *l;
-        struct plan *p;
+        struct tensor_list *p;
         struct err e = {0};
 
         name_all();
-        m = manifest_of_model();
-        p = any_plan();
+        m = model_spec_of_model();
+        p = any_tensor_list();
         assert_int_equal(layout_make(&l, m, p, true, &e), 0);
         check_dst_slots(l, m, p);
         for (uint32_t first = 0; first < p->n_tensors; first++)
@@ -165,37 +168,37 @@ static void test_layout_of_any_plan(void **state)
                 n_not += !is;
             }
         layout_unref(l);
-        plan_unref(p);
-        manifest_free(m);
+        tensor_list_unref(p);
+        model_spec_free(m);
     }
     assert_true(n_in_one > N_ROUNDS && n_not > N_ROUNDS);
 }
 
 static void test_layout_of_nothing_kept(void **state)
 {
-    struct manifest *m;
+    struct model_spec *m;
     struct layout *l;
-    struct plan *p;
+    struct tensor_list *p;
     struct err e = {0};
 
     (void)state;
     name_all();
-    m = manifest_of_model();
-    p = plan_of(&names[TIED], 2);
+    m = model_spec_of_model();
+    p = tensor_list_of(&names[TIED], 2);
     assert_int_equal(layout_make(&l, m, p, false, &e), 0);
     assert_int_equal(l->n_dst_slots, 0);
     assert_true(l->ties);
     assert_false(layout_in_one(l, 0, 1));
     assert_false(layout_in_one(l, 0, 2));
     layout_unref(l);
-    plan_unref(p);
-    manifest_free(m);
+    tensor_list_unref(p);
+    model_spec_free(m);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout_of_any_plan),
+        cmocka_unit_test(test_layout_of_any_tensor_list),
         cmocka_unit_test(test_layout_of_nothing_kept),
     };
 

@@ -1,8 +1,8 @@
 /* weights/leases: a leased version stays, and goes when its lease ends in any of the ways it can.
  */
+#include "tests/unit/weights_fixture.h"
 #include "weights/store/leases.h"
 #include "weights/store/store_priv.h"
-#include "tests/unit/weights_fixture.h"
 
 #include <pthread.h>
 
@@ -36,7 +36,7 @@ static void commit_step(struct store *s, unsigned step)
 static int begin(void **state)
 {
     struct store_cfg cfg = {
-        .manifest = fx_manifest(), .n_versions_max = VERSIONS_MAX, .nbytes_max = UINT64_MAX};
+        .model_spec = fx_model_spec(), .n_versions_max = VERSIONS_MAX, .nbytes_max = UINT64_MAX};
     struct world *w = calloc(1, sizeof *w);
     struct err e = {0};
 

@@ -18,21 +18,21 @@ static struct list_cache *cache_new(void)
 }
 
 /* Tensors t.<first> and so on; nothing asks the model about them here. */
-static struct plan *plan_from(uint32_t first, uint32_t n)
+static struct tensor_list *tensor_list_from(uint32_t first, uint32_t n)
 {
-    struct plan_builder *b;
-    struct plan *p;
+    struct tensor_list_builder *b;
+    struct tensor_list *p;
     uint64_t one = 1;
     char name[24];
     struct err e = {0};
 
-    assert_int_equal(plan_builder_new(&b, &e), 0);
-    assert_int_equal(plan_builder_reserve(b, n, &e), 0);
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_reserve(b, n, &e), 0);
     for (uint32_t i = first; i < first + n; i++) {
         (void)snprintf(name, sizeof name, "t.%u", (unsigned)i);
-        assert_int_equal(plan_builder_add(b, name, DTYPE_U8, &one, 1, UINT64_MAX, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, name, DTYPE_U8, &one, 1, UINT64_MAX, &e), 0);
     }
-    assert_int_equal(plan_builder_finish(b, &p, &e), 0);
+    assert_int_equal(tensor_list_builder_finish(b, &p, &e), 0);
     return p;
 }
 
@@ -50,14 +50,15 @@ static struct list_key key_of(enum list_key_kind kind, const char *names, const 
                               [LIST_SIZES] = text_of(sizes)}};
 }
 
-/* `plan` stays the caller's. */
-static bool put_plan(struct list_cache *c, const struct list_key *key, struct plan *plan)
+/* `tensor list` stays the caller's. */
+static bool put_tensor_list(struct list_cache *c, const struct list_key *key,
+                            struct tensor_list *tensor_list)
 {
-    struct plan *cached = plan_ref(plan);
+    struct tensor_list *cached = tensor_list_ref(tensor_list);
     bool put = list_cache_put(c, key, &cached);
 
-    assert_string_equal(cached->digest, plan->digest);
-    plan_unref(cached);
+    assert_string_equal(cached->digest, tensor_list->digest);
+    tensor_list_unref(cached);
     return put;
 }
 
@@ -67,19 +68,19 @@ static void put(struct list_cache *c, enum list_key_kind kind, const char *names
 {
     static uint32_t n_lists;
     struct list_key key = key_of(kind, names, dtypes, sizes);
-    struct plan *p = plan_from(n_lists++, 1);
+    struct tensor_list *p = tensor_list_from(n_lists++, 1);
 
-    assert_true(put_plan(c, &key, p));
-    plan_unref(p);
+    assert_true(put_tensor_list(c, &key, p));
+    tensor_list_unref(p);
 }
 
 static bool has(struct list_cache *c, enum list_key_kind kind, const char *names,
                 const char *dtypes, const char *sizes)
 {
     struct list_key key = key_of(kind, names, dtypes, sizes);
-    struct plan *p = list_cache_get(c, &key);
+    struct tensor_list *p = list_cache_get(c, &key);
 
-    plan_unref(p);
+    tensor_list_unref(p);
     return p != NULL;
 }
 
@@ -161,26 +162,27 @@ static void test_list_cache_get_compares_the_whole_key(void **state)
 }
 
 /* Whatever they are known by. One that is put again is the one that was there. */
-static void test_equal_lists_share_a_plan(void **state)
+static void test_equal_lists_share_a_tensor_list(void **state)
 {
     static const enum list_key_kind kinds[] = {LIST_BY_TEXT, LIST_BY_TEXT, LIST_BY_ID,
                                                LIST_BY_PARTS};
     static const char *const names[] = {"[\"t\"]", "[\"t\" ]", "t", "t"};
     struct list_cache *c = cache_new();
-    struct plan *first = plan_from(0, 2);
+    struct tensor_list *first = tensor_list_from(0, 2);
 
     (void)state;
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < 4; i++) {
             struct list_key key = key_of(kinds[i], names[i], NULL, NULL);
-            struct plan *p = round == 0 && i == 0 ? plan_ref(first) : plan_from(0, 2);
+            struct tensor_list *p = round == 0 && i == 0 ? tensor_list_ref(first)
+                                                         : tensor_list_from(0, 2);
 
             assert_true(list_cache_put(c, &key, &p));
             assert_ptr_equal(p, first);
-            plan_unref(p);
+            tensor_list_unref(p);
         }
     list_cache_free(c);
-    plan_unref(first);
+    tensor_list_unref(first);
 }
 
 static void test_the_last_used_stay(void **state)
@@ -212,13 +214,13 @@ static void test_the_last_used_stay(void **state)
 static void test_registered_lists_only_make_room_for_each_other(void **state)
 {
     struct list_cache *c = cache_new();
-    struct plan *half = plan_from(0, HALF_TENSORS);
+    struct tensor_list *half = tensor_list_from(0, HALF_TENSORS);
     struct list_key large = key_of(LIST_BY_ID, "large", NULL, NULL),
                     text = key_of(LIST_BY_TEXT, "[]", NULL, NULL);
     char name[32];
 
     (void)state;
-    assert_true(put_plan(c, &large, half) && put_plan(c, &text, half));
+    assert_true(put_tensor_list(c, &large, half) && put_tensor_list(c, &text, half));
     for (int i = 1; i < LIST_CACHE_REGISTERED_MAX; i++) {
         (void)snprintf(name, sizeof name, "id.%d", i);
         put(c, LIST_BY_ID, name, NULL, NULL);
@@ -239,7 +241,7 @@ static void test_registered_lists_only_make_room_for_each_other(void **state)
     assert_false(has(c, LIST_BY_ID, name, NULL, NULL)); /* used longest ago */
     assert_true(has(c, LIST_BY_ID, "id.1", NULL, NULL) && has_text(c, "[\"t.639\"]"));
     list_cache_free(c);
-    plan_unref(half);
+    tensor_list_unref(half);
 }
 
 /* In so few words that their keys leave room for all. */
@@ -249,20 +251,20 @@ static void test_the_tensors_of_all_are_bounded(void **state)
     struct list_key half = key_of(LIST_BY_PARTS, "half", NULL, NULL),
                     other = key_of(LIST_BY_PARTS, "other", NULL, NULL),
                     least = key_of(LIST_BY_TEXT, "[]", NULL, NULL);
-    struct plan *p = plan_from(0, HALF_TENSORS - 1);
+    struct tensor_list *p = tensor_list_from(0, HALF_TENSORS - 1);
 
     (void)state;
-    assert_true(put_plan(c, &least, p) && put_plan(c, &half, p));
+    assert_true(put_tensor_list(c, &least, p) && put_tensor_list(c, &half, p));
     assert_true(has_text(c, "[]") && has(c, LIST_BY_PARTS, "half", NULL, NULL));
-    assert_true(put_plan(c, &other, p));
+    assert_true(put_tensor_list(c, &other, p));
     assert_false(has_text(c, "[]"));
     assert_true(has(c, LIST_BY_PARTS, "half", NULL, NULL)); /* used after the other one */
     put(c, LIST_BY_TEXT, "[\"one more\"]", NULL, NULL);
     assert_true(has_text(c, "[\"one more\"]") && has(c, LIST_BY_PARTS, "half", NULL, NULL));
-    assert_true(put_plan(c, &least, p));
+    assert_true(put_tensor_list(c, &least, p));
     assert_false(has(c, LIST_BY_PARTS, "other", NULL, NULL));
     list_cache_free(c);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 /* A text of so many bytes; `c` makes it another one. */
@@ -285,14 +287,14 @@ static void test_the_bytes_of_all_are_bounded(void **state)
     char *all = long_text(LIST_CACHE_NBYTES - LIST_TENSOR_NBYTES, 'a'),
          *over = long_text(LIST_CACHE_NBYTES - LIST_TENSOR_NBYTES + 1, 'b'), name[32];
     struct list_key larger = key_of(LIST_BY_TEXT, over, NULL, NULL);
-    struct plan *one = plan_from(0, 1);
+    struct tensor_list *one = tensor_list_from(0, 1);
 
     (void)state;
     for (int i = 0; i < LIST_CACHE_MAX; i++) {
         (void)snprintf(name, sizeof name, "[\"t.%d\"]", i);
         put(c, LIST_BY_TEXT, name, "[]", NULL);
     }
-    assert_false(put_plan(c, &larger, one));
+    assert_false(put_tensor_list(c, &larger, one));
     assert_false(has_text(c, over));
     assert_true(finds(c, LIST_NAMES, "[\"t.0\"]")); /* nothing made room for it */
     put(c, LIST_BY_TEXT, all, NULL, NULL);
@@ -302,7 +304,7 @@ static void test_the_bytes_of_all_are_bounded(void **state)
     assert_true(has_text(c, "[\"last\"]"));
     assert_false(has_text(c, all));
     list_cache_free(c);
-    plan_unref(one);
+    tensor_list_unref(one);
     free(all);
     free(over);
 }
@@ -317,21 +319,21 @@ static void *many_lists_main(void *arg)
         char name[24];
         struct list_key key;
         struct list_entry *l;
-        struct plan *p, *mine = plan_from(i % (LIST_CACHE_MAX + 8), 1);
+        struct tensor_list *p, *mine = tensor_list_from(i % (LIST_CACHE_MAX + 8), 1);
 
         (void)snprintf(name, sizeof name, "[\"t.%u\"]", i % (LIST_CACHE_MAX + 8));
         key = key_of(i % 3 == 0 ? LIST_BY_ID : LIST_BY_TEXT, name, NULL, NULL);
         p = list_cache_get(c, &key);
         if (p == NULL) {
-            p = plan_ref(mine);
+            p = tensor_list_ref(mine);
             assert_true(list_cache_put(c, &key, &p));
         }
         assert_string_equal(p->digest, mine->digest);
         l = list_cache_find(c, LIST_NAMES, name, strlen(name), NULL);
-        assert_true(l == NULL || strcmp(l->plan->digest, mine->digest) == 0);
+        assert_true(l == NULL || strcmp(l->tensor_list->digest, mine->digest) == 0);
         list_entry_unref(l);
-        plan_unref(p);
-        plan_unref(mine);
+        tensor_list_unref(p);
+        tensor_list_unref(mine);
     }
     return NULL;
 }
@@ -349,16 +351,16 @@ static void test_many_threads(void **state)
     list_cache_free(c);
 }
 
-static struct layout *layout_of(struct bench *b, struct plan *plan, bool convert)
+static struct layout *layout_of(struct bench *b, struct tensor_list *tensor_list, bool convert)
 {
     struct layout *l = NULL;
     struct err e = {0};
 
-    assert_int_equal(list_cache_layout(updates_lists(b->updates), plan, convert, &l, &e), 0);
+    assert_int_equal(list_cache_layout(updates_lists(b->updates), tensor_list, convert, &l, &e), 0);
     return l;
 }
 
-/* Once for a plan, for those that convert and for those that do not. */
+/* Once for a tensor list, for those that convert and for those that do not. */
 static void test_layouts_are_kept_with_their_list(void **state)
 {
     static const struct fx_tensor wide = {"embed.weight", DTYPE_F32, 2, {16, 8}};
@@ -366,8 +368,8 @@ static void test_layouts_are_kept_with_their_list(void **state)
     static const struct list_key id = {LIST_BY_ID, {{"all", 3}}},
                                  text = {LIST_BY_TEXT, {{"[]", 2}}},
                                  converts = {LIST_BY_ID, {{"converts", 8}}};
-    struct plan *kept = fx_plan_of(FX_ALL), *same = fx_plan_of(FX_ALL), *again;
-    struct plan *converted = fx_plan(wider, 1);
+    struct tensor_list *kept = fx_tensor_list_of(FX_ALL), *same = fx_tensor_list_of(FX_ALL), *again;
+    struct tensor_list *converted = fx_tensor_list(wider, 1);
     struct layout *first, *l;
     struct bench b;
     struct err e = {0};
@@ -382,10 +384,10 @@ static void test_layouts_are_kept_with_their_list(void **state)
     l = layout_of(&b, kept, true);
     assert_ptr_not_equal(l, first);
     layout_unref(l);
-    l = layout_of(&b, same, false); /* another plan, though it is equal */
+    l = layout_of(&b, same, false); /* another tensor list, though it is equal */
     assert_ptr_not_equal(l, first);
     layout_unref(l);
-    again = plan_ref(same);
+    again = tensor_list_ref(same);
     assert_true(list_cache_put(updates_lists(b.updates), &text, &again));
     l = layout_of(&b, again, false); /* and the other entry, which came first now, has none */
     assert_ptr_equal(l, first);
@@ -396,10 +398,10 @@ static void test_layouts_are_kept_with_their_list(void **state)
     layout_unref(l);
     assert_int_equal(list_cache_layout(updates_lists(b.updates), converted, false, &l, &e), -1);
     assert_int_equal(e.code, ERR_MISMATCH);
-    plan_unref(kept);
-    plan_unref(same);
-    plan_unref(again);
-    plan_unref(converted);
+    tensor_list_unref(kept);
+    tensor_list_unref(same);
+    tensor_list_unref(again);
+    tensor_list_unref(converted);
     bench_close(&b);
     assert_int_equal(first->parts[0].match.index, 0); /* held: still there */
     layout_unref(first);
@@ -411,7 +413,7 @@ int main(void)
         cmocka_unit_test(test_list_cache_find_compares_all_bytes),
         cmocka_unit_test(test_list_cache_find_tries_the_first),
         cmocka_unit_test(test_list_cache_get_compares_the_whole_key),
-        cmocka_unit_test(test_equal_lists_share_a_plan),
+        cmocka_unit_test(test_equal_lists_share_a_tensor_list),
         cmocka_unit_test(test_the_last_used_stay),
         cmocka_unit_test(test_registered_lists_only_make_room_for_each_other),
         cmocka_unit_test(test_the_tensors_of_all_are_bounded),

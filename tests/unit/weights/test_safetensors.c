@@ -147,7 +147,7 @@ static void test_safetensors_parse_refusals(void **state)
             fail_msg("%s: accepted", refused[i].what);
         if (e.code != ERR_BAD_REQUEST || strstr(e.msg, refused[i].says) == NULL)
             fail_msg("%s: %d %s", refused[i].what, e.code, e.msg);
-        assert_true(s.nbytes_head == 77 && s.plan == NULL);
+        assert_true(s.nbytes_head == 77 && s.tensor_list == NULL);
     }
 }
 
@@ -159,7 +159,7 @@ static void test_safetensors_parse_too_long_names(void **state)
 
     (void)state;
     buf_puts(&b, "{\"");
-    for (int i = 0; i < PLAN_NAME_LEN_MAX + 1; i++)
+    for (int i = 0; i < TENSOR_LIST_NAME_LEN_MAX + 1; i++)
         buf_puts(&b, "n");
     buf_puts(&b, "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}");
     assert_int_equal(parse(&s, b.data, 8, &e), -1);
@@ -184,14 +184,14 @@ static void test_safetensors_parse_orders_by_place(void **state)
     (void)state;
     if (parse(&s, json, 16, &e) != 0)
         fail_msg("%s", e.msg);
-    assert_int_equal(s.plan->n_tensors, 4);
-    assert_string_equal(s.plan->tensors[0].name, "z");
-    assert_string_equal(s.plan->tensors[1].name, "empty.a");
-    assert_string_equal(s.plan->tensors[2].name, "empty.b");
-    assert_string_equal(s.plan->tensors[3].name, "scalar");
-    assert_int_equal(s.plan->tensors[3].ndim, 0);
-    assert_int_equal(s.plan->tensors[3].offset, 8);
-    assert_int_equal(s.plan->nbytes, 16);
+    assert_int_equal(s.tensor_list->n_tensors, 4);
+    assert_string_equal(s.tensor_list->tensors[0].name, "z");
+    assert_string_equal(s.tensor_list->tensors[1].name, "empty.a");
+    assert_string_equal(s.tensor_list->tensors[2].name, "empty.b");
+    assert_string_equal(s.tensor_list->tensors[3].name, "scalar");
+    assert_int_equal(s.tensor_list->tensors[3].ndim, 0);
+    assert_int_equal(s.tensor_list->tensors[3].offset, 8);
+    assert_int_equal(s.tensor_list->nbytes, 16);
     assert_int_equal(s.nbytes_head, 8 + sizeof json - 1);
     assert_int_equal(s.nbytes_total, s.nbytes_head + 16);
     assert_string_equal(s.weight_version, "step-7");
@@ -211,7 +211,7 @@ static void test_safetensors_parse_decodes_names(void **state)
 
     (void)state;
     assert_int_equal(parse(&s, "{" T("\\u00e9\\ud83d\\ude00\\/\\\"", "") "}", 8, &e), 0);
-    assert_string_equal(s.plan->tensors[0].name, "\xc3\xa9\xf0\x9f\x98\x80/\"");
+    assert_string_equal(s.tensor_list->tensors[0].name, "\xc3\xa9\xf0\x9f\x98\x80/\"");
     safetensors_fini(&s);
 }
 
@@ -301,7 +301,7 @@ static void test_safetensors_parse_100000_tensors(void **state)
     assert_int_equal(parse(&s, b.data, 400000, &e), 0);
     print_message("header of 100000 tensors: %llu us\n",
                   (unsigned long long)(clock_now_us() - began));
-    assert_string_equal(s.plan->tensors[77].name, "model.layers.77.weight");
+    assert_string_equal(s.tensor_list->tensors[77].name, "model.layers.77.weight");
     safetensors_fini(&s);
     buf_fini(&b);
 }
@@ -333,7 +333,8 @@ static void test_safetensors_open_fixture(void **state)
         fail_msg("%s", e.msg);
     assert_int_equal(fstat(fd, &st), 0);
     assert_int_equal(s.nbytes_total, st.st_size);
-    assert_int_not_equal(plan_find(s.plan, "model.embed_tokens.weight"), PLAN_NO_TENSOR);
+    assert_int_not_equal(tensor_list_find(s.tensor_list, "model.embed_tokens.weight"),
+                         TENSOR_LIST_NO_TENSOR);
     safetensors_fini(&s);
     (void)close(fd);
 }

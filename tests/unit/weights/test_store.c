@@ -17,7 +17,7 @@ static struct checksum sum_of(struct store *s, const struct version *v, uint32_t
 static struct store *store_of(uint32_t n_versions, uint64_t nbytes_max)
 {
     struct store_cfg cfg = {
-        .manifest = fx_manifest(), .n_versions_max = n_versions, .nbytes_max = nbytes_max};
+        .model_spec = fx_model_spec(), .n_versions_max = n_versions, .nbytes_max = nbytes_max};
     struct store *s = NULL;
     struct err e = {0};
 
@@ -62,19 +62,19 @@ static enum err_code stage_refused(struct store *s, bool partial)
 /* Brings the tensors of `mask`, packed into one slab; of odd steps one by one, else at once. */
 static void bring(struct staging *g, unsigned mask, unsigned step)
 {
-    struct plan *plan = fx_plan_of(mask);
+    struct tensor_list *tensor_list = fx_tensor_list_of(mask);
     struct dst_slot dst_slots[FX_N];
     struct slab *slab = NULL;
     struct err e = {0};
     size_t n = 0;
 
-    assert_int_equal(staging_slab(g, plan->nbytes + FX_N * 64, &slab, &e), 0);
+    assert_int_equal(staging_slab(g, tensor_list->nbytes + FX_N * 64, &slab, &e), 0);
     for (uint32_t i = 0; i < FX_N; i++) {
         uint64_t at;
 
         if (!(mask & 1U << i))
             continue;
-        at = (slab->addr + plan->tensors[n].offset + n * 64 + 63) / 64 * 64;
+        at = (slab->addr + tensor_list->tensors[n].offset + n * 64 + 63) / 64 * 64;
         (void)fx_bytes(fx_model[i].name, step, (unsigned char *)(uintptr_t)at);
         dst_slots[n++] = (struct dst_slot){.index = i, .offset = at - slab->addr};
         if (step % 2 == 1)
@@ -83,7 +83,7 @@ static void bring(struct staging *g, unsigned mask, unsigned step)
     if (step % 2 == 0)
         staging_views(g, 0, dst_slots, n, slab, slab->addr);
     slab_unref(slab);
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
 }
 
 static void commit(struct store *s, struct staging *g, const char *label)

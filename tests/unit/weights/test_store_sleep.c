@@ -154,7 +154,7 @@ static void world(const struct gpus_cfg *cfg, bool sharded)
         assert_int_equal(device_nbytes(), own); /* the fake's own count: all of it went */
         assert_int_equal(before - device_nbytes(), mine);
         assert_true(slept.nbytes_device > 0 && slept.nbytes_device <= mine);
-        assert_true(slept.nbytes_kept >= s->manifest->plan->nbytes);
+        assert_true(slept.nbytes_kept >= s->model_spec->tensor_list->nbytes);
         assert_refused(s, ERR_ASLEEP);
         assert_int_equal(sleep_now(s, 1).nbytes_device, 0); /* again: nothing more */
         taken = wake_now(s);
@@ -234,7 +234,7 @@ static void test_sums_are_of_what_came_back(void **state)
 static struct store *host_store(void)
 {
     struct store_cfg cfg = {
-        .manifest = fx_manifest(), .n_versions_max = 3, .nbytes_max = UINT64_MAX};
+        .model_spec = fx_model_spec(), .n_versions_max = 3, .nbytes_max = UINT64_MAX};
     struct store *s;
     struct err e = {0};
 
@@ -261,7 +261,7 @@ static void test_host_memory_keeps_its_weights(void **state)
     assert_step(s, 1, false);
     sleep_now(s, 1);
     slept = sleep_now(s, 2); /* from level 1 */
-    assert_true(slept.nbytes_host >= s->manifest->plan->nbytes);
+    assert_true(slept.nbytes_host >= s->model_spec->tensor_list->nbytes);
     assert_int_equal(state_of(s), STORE_DROPPED);
     commit_step(s, 2, false);
     assert_step(s, 2, false);

@@ -11,16 +11,16 @@
 #include <cmocka.h>
 
 static const struct row embed = {"embed", DTYPE_BF16, {8, 4}}, norm = {"norm", DTYPE_BF16, {1, 4}},
-                        gate = {"gate", DTYPE_BF16, {6, 4}}, up = {"up", DTYPE_BF16, {6, 4}},
-                        gate_up = {"gate_up", DTYPE_BF16, {12, 4}},
+                        pause_controller = {"gate", DTYPE_BF16, {6, 4}},
+                        up = {"up", DTYPE_BF16, {6, 4}}, gate_up = {"gate_up", DTYPE_BF16, {12, 4}},
                         head = {"head", DTYPE_BF16, {8, 4}};
 
 struct world {
-    struct manifest *m;
+    struct model_spec *m;
     struct tally *t;
 };
 
-static struct world begin(struct manifest *m)
+static struct world begin(struct model_spec *m)
 {
     struct world w = {.m = m};
     struct err e = {0};
@@ -32,16 +32,16 @@ static struct world begin(struct manifest *m)
 static void end(struct world *w)
 {
     tally_free(w->t);
-    manifest_free(w->m);
+    model_spec_free(w->m);
 }
 
 static void come(struct world *w, const struct row *rows, size_t n)
 {
-    struct plan *p = plan_of(rows, n);
+    struct tensor_list *p = tensor_list_of(rows, n);
     struct err e = {0};
 
     assert_int_equal(tally_add(w->t, p, &e), 0);
-    plan_unref(p);
+    tensor_list_unref(p);
 }
 
 static void come_one(struct world *w, struct row row)
@@ -51,10 +51,10 @@ static void come_one(struct world *w, struct row row)
 
 static int check(const struct world *w, struct row row, bool shapes, bool once, struct err *e)
 {
-    struct plan *p = plan_of(&row, 1);
+    struct tensor_list *p = tensor_list_of(&row, 1);
     int rc = tally_check(w->t, p, shapes, once, e);
 
-    plan_unref(p);
+    tensor_list_unref(p);
     return rc;
 }
 
@@ -69,8 +69,8 @@ static const char *first_missing(const struct world *w, uint32_t n)
 
 static void test_tally_counts_over_lists(void **state)
 {
-    const struct row some[] = {norm, gate};
-    struct world w = begin(manifest_of_model());
+    const struct row some[] = {norm, pause_controller};
+    struct world w = begin(model_spec_of_model());
 
     (void)state;
     assert_string_equal(first_missing(&w, 4), "embed");
@@ -88,7 +88,7 @@ static void test_tally_counts_over_lists(void **state)
 
 static void test_tally_knows_other_names(void **state)
 {
-    struct world w = begin(manifest_of_model());
+    struct world w = begin(model_spec_of_model());
 
     (void)state;
     come_one(&w, gate_up);
@@ -106,7 +106,7 @@ static void test_tally_knows_other_names(void **state)
 
 static void test_tally_check_refuses(void **state)
 {
-    struct world w = begin(manifest_of_model());
+    struct world w = begin(model_spec_of_model());
     struct err e = {0};
 
     (void)state;
@@ -130,37 +130,37 @@ static void test_tally_check_refuses(void **state)
 }
 
 /* What came is what must come the next time. */
-static void test_tally_manifest_is_what_came(void **state)
+static void test_tally_model_spec_is_what_came(void **state)
 {
     struct world w = begin(NULL), next;
-    struct manifest *m;
+    struct model_spec *m;
     struct err e = {0};
 
     (void)state;
     assert_string_equal(first_missing(&w, 0), "");
-    come_one(&w, gate);
+    come_one(&w, pause_controller);
     come_one(&w, head);
-    come_one(&w, gate);
-    assert_int_equal(tally_manifest(&m, w.t, &e), 0);
+    come_one(&w, pause_controller);
+    assert_int_equal(tally_model_spec(&m, w.t, &e), 0);
     end(&w);
     next = begin(m);
     assert_string_equal(first_missing(&next, 2), "gate");
     come_one(&next, head);
     come_one(&next, gate_up); /* exact names: nothing says what that is */
     assert_string_equal(first_missing(&next, 1), "gate");
-    come_one(&next, gate);
+    come_one(&next, pause_controller);
     assert_string_equal(first_missing(&next, 0), "");
     end(&next);
 }
 
-static void test_tally_manifest_of_nothing(void **state)
+static void test_tally_model_spec_of_nothing(void **state)
 {
     struct world w = begin(NULL);
-    struct manifest *m = NULL;
+    struct model_spec *m = NULL;
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(tally_manifest(&m, w.t, &e), -1);
+    assert_int_equal(tally_model_spec(&m, w.t, &e), -1);
     assert_null(m);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     end(&w);
@@ -172,8 +172,8 @@ int main(void)
         cmocka_unit_test(test_tally_counts_over_lists),
         cmocka_unit_test(test_tally_knows_other_names),
         cmocka_unit_test(test_tally_check_refuses),
-        cmocka_unit_test(test_tally_manifest_is_what_came),
-        cmocka_unit_test(test_tally_manifest_of_nothing),
+        cmocka_unit_test(test_tally_model_spec_is_what_came),
+        cmocka_unit_test(test_tally_model_spec_of_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

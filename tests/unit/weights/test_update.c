@@ -14,7 +14,7 @@ static void test_submit_whole_commits_before_done(void **state)
     bench_open(&b);
     cfg.n_filled = &n_filled;
     cfg.n_closed = &n_closed;
-    submit(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), cfg));
+    submit(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), cfg));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     /* One call for what lies aligned as it comes; another where a tensor would not. */
     assert_int_equal(atomic_load(&n_filled), 2);
@@ -34,7 +34,7 @@ static void test_submit_whole_commits_before_done(void **state)
     assert_int_equal(stats.n_started, 3);
     assert_int_equal(stats.n_committed, 3);
     assert_int_equal(stats.n_aborted, 0);
-    assert_int_equal(stats.nbytes_received, 3 * store_manifest(b.store)->plan->nbytes);
+    assert_int_equal(stats.nbytes_received, 3 * store_model_spec(b.store)->tensor_list->nbytes);
     bench_close(&b);
 }
 
@@ -54,7 +54,7 @@ static void test_submit_whole_failure_leaves_what_was_served(void **state)
         struct err e = {0};
 
         cfg.fail_at = k;
-        submit(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), cfg));
+        submit(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), cfg));
         assert_int_equal(fx_await(&b.answer), ERR_UNREADABLE);
         assert_int_equal(b.answer.info.phase, UPDATE_ABORTED);
         assert_int_equal(b.answer.info.error.code, ERR_UNREADABLE);
@@ -83,7 +83,7 @@ static void test_submit_whole_believes_no_source(void **state)
     bench_open(&b);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
     for (int i = 0; i < 3; i++) {
-        struct update_chunk *c = chunk_of(&b, "", fx_plan_of(FX_ALL), lies[i]);
+        struct update_chunk *c = chunk_of(&b, "", fx_tensor_list_of(FX_ALL), lies[i]);
 
         give_checksums(c, 2);
         submit(&b, c);
@@ -93,7 +93,7 @@ static void test_submit_whole_believes_no_source(void **state)
     assert_string_equal(b.answer.e.field, "/checksums/4");
     assert_non_null(strstr(b.answer.e.msg, "norm.weight"));
     {
-        struct update_chunk *c = chunk_of(&b, "", fx_plan_of(FX_ALL), FX_STEP(2));
+        struct update_chunk *c = chunk_of(&b, "", fx_tensor_list_of(FX_ALL), FX_STEP(2));
 
         give_checksums(c, 2);
         submit(&b, c);
@@ -125,14 +125,14 @@ static void test_submit_refuses_what_is_not_the_model(void **state)
     (void)state;
     bench_open(&b);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct err e = refused(&b,
-                               chunk_of(&b, "", fx_plan(rows[i].tensors, rows[i].n), FX_STEP(1)));
+        struct err e = refused(
+            &b, chunk_of(&b, "", fx_tensor_list(rows[i].tensors, rows[i].n), FX_STEP(1)));
 
         assert_int_equal(e.code, rows[i].code);
         assert_string_equal(e.field, rows[i].field);
     }
     assert_idle(&b);
-    assert_int_equal(refused(&b, chunk_of(&b, "upd-none", fx_plan_of(1), FX_STEP(1))).code,
+    assert_int_equal(refused(&b, chunk_of(&b, "upd-none", fx_tensor_list_of(1), FX_STEP(1))).code,
                      ERR_NOT_FOUND);
     bench_close(&b);
 }
@@ -140,66 +140,66 @@ static void test_submit_refuses_what_is_not_the_model(void **state)
 static void test_submit_whole_updates_queue_up(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg held = FX_STEP(1);
     struct update_start req = {.lease_s = LEASE_S};
     struct update_info info;
     struct err e = {0};
 
     (void)state;
-    fx_gate_init(&gate);
-    held.gate = &gate;
-    held.gate_at = 3;
+    fx_pause_controller_init(&pause_controller);
+    held.pause_controller = &pause_controller;
+    held.pause_controller_at = 3;
     bench_open(&b);
     submit(&b, named_chunk(&b, "", FX_ALL, held));
-    fx_gate_await(&gate);
+    fx_pause_controller_await(&pause_controller);
     submit(&b, named_chunk(&b, "", FX_ALL, FX_STEP(2))); /* without a label, not the same again */
     submit(&b, named_chunk(&b, "", FX_ALL, FX_STEP(3)));
     updates_current(b.updates, &info);
     assert_int_equal(info.phase, UPDATE_RECEIVING);
     assert_string_equal(info.tensor, "layers.0.v");
     assert_int_equal(info.nbytes_done, 256 + 128 + 64); /* while it runs */
-    assert_int_equal(info.nbytes_total, store_manifest(b.store)->plan->nbytes);
+    assert_int_equal(info.nbytes_total, store_model_spec(b.store)->tensor_list->nbytes);
     assert_int_equal(info.n_tensors_done, 3);
     assert_true(info.lease_left_us > 0);
     assert_int_equal(updates_start(b.updates, &req, &info, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     for (int i = 0; i < 3; i++)
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_served(&b, 3, "serial-3", 3);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 /* What a failed update held is given back before the next one, already queued, needs it. */
 static void test_submit_whole_update_follows_a_failed_one(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_answer second;
     struct fx_source_cfg failing = FX_STEP(1);
     struct update_chunk *c;
 
     (void)state;
-    fx_gate_init(&gate);
+    fx_pause_controller_init(&pause_controller);
     fx_answer_init(&second);
-    failing.gate = &gate;
-    failing.gate_at = 3;
+    failing.pause_controller = &pause_controller;
+    failing.pause_controller_at = 3;
     failing.fail_at = 3;
     bench_open(&b);
     submit(&b, named_chunk(&b, "", FX_ALL, failing));
-    fx_gate_await(&gate);
+    fx_pause_controller_await(&pause_controller);
     c = named_chunk(&b, "", FX_ALL, FX_STEP(2));
     c->done_arg = &second;
     submit(&b, c);
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     assert_int_equal(fx_await(&b.answer), ERR_UNREADABLE);
     assert_int_equal(fx_await(&second), ERR_NONE);
     assert_served(&b, 2, "serial-1", 1);
     bench_close(&b);
     fx_answer_fini(&second);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static bool left(void *arg)
@@ -238,7 +238,7 @@ static void test_submit_whole_repeated_is_known_by_its_label(void **state)
     cfg.n_filled = &n_filled;
     bench_open(&b);
     for (int i = 0; i < 4; i++) {
-        struct update_chunk *c = chunk_of(&b, "", fx_plan_of(FX_ALL), cfg);
+        struct update_chunk *c = chunk_of(&b, "", fx_tensor_list_of(FX_ALL), cfg);
 
         (void)snprintf(c->chunk_id, sizeof c->chunk_id, "request-1");
         (void)snprintf(c->label, sizeof c->label, "%s", labels[i]);
@@ -262,12 +262,12 @@ static void test_submit_partial_keeps_the_rest(void **state)
 
     (void)state;
     bench_open(&b);
-    c = chunk_of(&b, "", fx_plan_of(2), FX_STEP(1));
+    c = chunk_of(&b, "", fx_tensor_list_of(2), FX_STEP(1));
     c->partial = true;
     e = refused(&b, c);
     assert_int_equal(e.code, ERR_UNSYNCED);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
-    c = chunk_of(&b, "", fx_plan_of(2), FX_STEP(2));
+    c = chunk_of(&b, "", fx_tensor_list_of(2), FX_STEP(2));
     c->partial = true;
     submit(&b, c);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
@@ -292,7 +292,7 @@ static void test_submit_partial_of_ignored_tensors_only_is_incomplete(void **sta
     (void)state;
     bench_open(&b);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
-    c = chunk_of(&b, "", fx_plan(ignored, 1), FX_STEP(2));
+    c = chunk_of(&b, "", fx_tensor_list(ignored, 1), FX_STEP(2));
     c->partial = true;
     submit(&b, c);
     assert_int_equal(fx_await(&b.answer), ERR_INCOMPLETE);
@@ -313,7 +313,7 @@ static void test_session_receives_in_any_order_and_commits(void **state)
     bench_open(&b);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
     info = start(&b, req);
-    assert_int_equal(info.nbytes_staging, store_manifest(b.store)->plan->nbytes);
+    assert_int_equal(info.nbytes_staging, store_model_spec(b.store)->tensor_list->nbytes);
     assert_int_equal(info.n_missing, FX_N);
     assert_int_equal(send_mask(&b, info.id, 0x70, 2), ERR_NONE);
     assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
@@ -321,9 +321,9 @@ static void test_session_receives_in_any_order_and_commits(void **state)
     assert_string_equal(b.answer.info.missing[0], "embed.weight");
     assert_int_equal(b.answer.info.n_tensors_done, 3);
     assert_served(&b, 1, "one", 1);
-    assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_plan_of(0x30), FX_STEP(2))).code,
+    assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_tensor_list_of(0x30), FX_STEP(2))).code,
                      ERR_CONFLICT); /* arrived already */
-    assert_int_equal(refused(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), FX_STEP(2))).code,
+    assert_int_equal(refused(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), FX_STEP(2))).code,
                      ERR_CONFLICT); /* a session is open */
     assert_int_equal(updates_start(b.updates, &(struct update_start){.lease_s = 1}, &info, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
@@ -338,7 +338,8 @@ static void test_session_receives_in_any_order_and_commits(void **state)
     err_clear(&e);
     assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), -1);
     assert_int_equal(e.code, ERR_ENDED);
-    assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_plan_of(1), FX_STEP(2))).code, ERR_ENDED);
+    assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_tensor_list_of(1), FX_STEP(2))).code,
+                     ERR_ENDED);
     bench_close(&b);
 }
 
@@ -352,7 +353,7 @@ static void test_session_label_of_finish_wins(void **state)
     (void)state;
     bench_open(&b);
     info = start(&b, req);
-    c = chunk_of(&b, info.id, fx_plan_of(FX_ALL), FX_STEP(1));
+    c = chunk_of(&b, info.id, fx_tensor_list_of(FX_ALL), FX_STEP(1));
     (void)snprintf(c->label, sizeof c->label, "of-chunk");
     submit(&b, c);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
@@ -400,7 +401,7 @@ static void test_session_takes_a_failed_chunk_again(void **state)
     assert_int_equal(send_mask(&b, info.id, 0x07, 2), ERR_NONE);
     for (int k = 0; k < 4; k++) {
         broken.fail_at = k;
-        c = chunk_of(&b, info.id, fx_plan_of(0x78), broken);
+        c = chunk_of(&b, info.id, fx_tensor_list_of(0x78), broken);
         (void)snprintf(c->chunk_id, sizeof c->chunk_id, "rest");
         submit(&b, c);
         assert_int_equal(fx_await(&b.answer), ERR_UNREADABLE);
@@ -409,7 +410,7 @@ static void test_session_takes_a_failed_chunk_again(void **state)
         assert_int_equal(b.answer.info.nbytes_done, 256 + 128 + 64);
         assert_served(&b, 1, "one", 1);
     }
-    c = chunk_of(&b, info.id, fx_plan_of(0x78), FX_STEP(2));
+    c = chunk_of(&b, info.id, fx_tensor_list_of(0x78), FX_STEP(2));
     (void)snprintf(c->chunk_id, sizeof c->chunk_id, "rest");
     submit(&b, c);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
@@ -421,7 +422,7 @@ static void test_session_takes_a_failed_chunk_again(void **state)
 static void test_session_answers_a_repeated_chunk(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     atomic_uint n_filled = 0, n_closed = 0;
     struct fx_source_cfg cfg = FX_STEP(1);
     struct update_chunk *c;
@@ -429,19 +430,19 @@ static void test_session_answers_a_repeated_chunk(void **state)
     struct err e;
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
     cfg.n_filled = &n_filled;
     cfg.n_closed = &n_closed;
     bench_open(&b);
     info = start(&b, (struct update_start){0});
     submit(&b, named_chunk(&b, info.id, 0x07, cfg));
-    fx_gate_await(&gate);
+    fx_pause_controller_await(&pause_controller);
     e = refused(&b, named_chunk(&b, info.id, 0x07, cfg));
     assert_int_equal(e.code, ERR_CONFLICT); /* under way */
     assert_string_equal(e.field, "/chunk_id");
     assert_non_null(strstr(e.msg, "still"));
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     submit(&b, named_chunk(&b, info.id, 0x07, cfg));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
@@ -462,7 +463,7 @@ static void test_session_answers_a_repeated_chunk(void **state)
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static void test_session_finish_checks_checksums(void **state)
@@ -508,28 +509,28 @@ static void test_session_finish_checks_checksums(void **state)
 static void test_session_refuses_finish_while_chunks_are_under_way(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg cfg = FX_STEP(1);
     struct update_info info;
     struct err e = {0};
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
     bench_open(&b);
     info = start(&b, (struct update_start){0});
-    submit(&b, chunk_of(&b, info.id, fx_plan_of(FX_ALL), cfg));
-    fx_gate_await(&gate);
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list_of(FX_ALL), cfg));
+    fx_pause_controller_await(&pause_controller);
     assert_int_equal(updates_finish(b.updates, info.id, "", NULL, 0, fx_done, &b.answer, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     err_clear(&e);
     assert_int_equal(updates_finish(b.updates, "upd-x", "", NULL, 0, fx_done, &b.answer, &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static enum err_code verify(struct bench *b, const char *id)
@@ -558,7 +559,7 @@ static void test_session_verified_is_not_served_until_it_is_finished(void **stat
         assert_true(b.answer.info.lease_left_us > 0);
         assert_served(&b, 1, "serial-1", 1);
     }
-    late = chunk_of(&b, info.id, fx_plan_of(FX_ALL), (struct fx_source_cfg)FX_STEP(3));
+    late = chunk_of(&b, info.id, fx_tensor_list_of(FX_ALL), (struct fx_source_cfg)FX_STEP(3));
     assert_int_equal(updates_submit(b.updates, late, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_non_null(strstr(e.msg, "verified"));

@@ -12,17 +12,17 @@ static void test_tied_name_must_agree(void **state)
     bench_open(&b);
     for (int before = 0; before < 2; before++) { /* the tied name first, then last */
         struct fx_source_cfg lie = FX_STEP(2);
-        struct plan *plan;
+        struct tensor_list *tensor_list;
 
         for (int i = 0; i < FX_N; i++)
             tensors[i + before] = &fx_model[i];
         tensors[before ? 0 : FX_N] = &fx_lm_head;
-        plan = fx_plan(tensors, FX_N + 1);
-        submit(&b, chunk_of(&b, "", plan_ref(plan), FX_STEP(1)));
+        tensor_list = fx_tensor_list(tensors, FX_N + 1);
+        submit(&b, chunk_of(&b, "", tensor_list_ref(tensor_list), FX_STEP(1)));
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
         assert_int_equal(b.answer.info.n_tensors_done, FX_N);
         lie.corrupt_at = before ? 0 : FX_N;
-        submit(&b, chunk_of(&b, "", plan, lie));
+        submit(&b, chunk_of(&b, "", tensor_list, lie));
         assert_int_equal(fx_await(&b.answer), ERR_MISMATCH);
         assert_non_null(strstr(b.answer.e.msg, "lm_head.weight"));
         assert_non_null(strstr(b.answer.e.msg, "embed.weight"));
@@ -45,7 +45,7 @@ static void test_tied_name_in_another_chunk_must_agree(void **state)
 
             if (!first)
                 assert_int_equal(send_mask(&b, info.id, FX_ALL, 1), ERR_NONE);
-            submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(head_step)));
+            submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(head_step)));
             got = fx_await(&b.answer);
             /* Against an earlier target the chunk fails, against a later one its chunk does. */
             assert_int_equal(got, !first && head_step == 2 ? ERR_MISMATCH : ERR_NONE);
@@ -83,7 +83,7 @@ static void test_tied_name_after_an_implicit_commit_must_agree(void **state)
             committed = b.answer.info;
             assert_int_equal(committed.phase, UPDATE_COMMITTED);
             info = start(&b, implicit);
-            submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(head_step)));
+            submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(head_step)));
             assert_int_equal(fx_await(&b.answer), head_step == step ? ERR_NONE : ERR_MISMATCH);
             assert_int_equal(b.answer.info.phase,
                              head_step == step ? UPDATE_COMMITTED : UPDATE_ABORTED);
@@ -112,7 +112,7 @@ static void test_tied_name_before_an_implicit_commit_waits(void **state)
         unsigned head_step = step == 3 ? 2 : step; /* 3: the tied name is of the step before */
 
         info = start(&b, (struct update_start){.implicit = true});
-        submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(head_step)));
+        submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(head_step)));
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
         assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
         assert_int_equal(send_mask(&b, info.id, FX_ALL, step), step == 3 ? ERR_MISMATCH : ERR_NONE);
@@ -132,9 +132,9 @@ static void test_tied_name_that_failed_leaves_nothing_behind(void **state)
     bench_open(&b);
     info = start(&b, (struct update_start){0});
     assert_int_equal(send_mask(&b, info.id, FX_ALL, 1), ERR_NONE);
-    submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(2)));
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(2)));
     assert_int_equal(fx_await(&b.answer), ERR_MISMATCH);
-    submit(&b, chunk_of(&b, info.id, fx_plan(head, 1), FX_STEP(1)));
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(1)));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     slab_pool_stats(store_slabs(b.store, 0), &st);
     assert_int_equal(st.n_live, 1); /* the bucket: what was compared is gone */
@@ -156,7 +156,7 @@ static void test_tied_name_alone_brings_its_target(void **state)
         tensors[i] = &fx_model[i];
     tensors[0] = &fx_lm_head;
     info = start(&b, (struct update_start){0});
-    submit(&b, chunk_of(&b, info.id, fx_plan(tensors, FX_N), FX_STEP(2)));
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list(tensors, FX_N), FX_STEP(2)));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(b.answer.info.n_missing, 0);
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
@@ -176,7 +176,7 @@ static void test_fused_and_ignored_names_are_taken_apart(void **state)
     bench_open(&b);
     assert_int_equal(push(&b, 1, ""), ERR_NONE);
     info = start(&b, (struct update_start){0});
-    submit(&b, chunk_of(&b, info.id, fx_plan(tensors, 6), FX_STEP(2)));
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list(tensors, 6), FX_STEP(2)));
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
     fx_assert_step(b.store, 2);
@@ -190,7 +190,7 @@ static void test_convert_turns_what_is_sent_into_the_models_dtypes(void **state)
     struct bench b;
     struct update_start req = {.convert = true};
     struct update_info info;
-    struct plan *plan;
+    struct tensor_list *tensor_list;
     struct update_chunk *c;
     uint64_t nbytes;
 
@@ -205,14 +205,15 @@ static void test_convert_turns_what_is_sent_into_the_models_dtypes(void **state)
         if (wide[i].dtype == DTYPE_BF16)
             wide[i].dtype = DTYPE_F32;
     }
-    plan = fx_plan(tensors, FX_N);
+    tensor_list = fx_tensor_list(tensors, FX_N);
     (void)state;
     bench_open(&b);
     assert_int_equal(push(&b, 1, ""), ERR_NONE);
-    assert_int_equal(refused(&b, chunk_of(&b, "", plan_ref(plan), FX_STEP(2))).code, ERR_MISMATCH);
+    assert_int_equal(refused(&b, chunk_of(&b, "", tensor_list_ref(tensor_list), FX_STEP(2))).code,
+                     ERR_MISMATCH);
     info = start(&b, req);
-    c = chunk_of(&b, info.id, plan, FX_STEP(2));
-    nbytes = plan->nbytes;
+    c = chunk_of(&b, info.id, tensor_list, FX_STEP(2));
+    nbytes = tensor_list->nbytes;
     give_checksums(c, 2); /* of the bytes as sent */
     submit(&b, c);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);

@@ -9,21 +9,21 @@ static const struct fx_tensor cut_model[N] = {
     {"e5m2", DTYPE_F8_E5M2, 1, {7}}, {"i32", DTYPE_I32, 1, {20}}, {"late", DTYPE_BF16, 2, {9, 5}},
 };
 
-static struct plan *cut_plan(void)
+static struct tensor_list *cut_tensor_list(void)
 {
     const struct fx_tensor *all[N];
 
     for (uint32_t i = 0; i < N; i++)
         all[i] = &cut_model[i];
-    return fx_plan(all, N);
+    return fx_tensor_list(all, N);
 }
 
-static struct manifest *cut_manifest(void)
+static struct model_spec *cut_model_spec(void)
 {
-    struct manifest *m = NULL;
+    struct model_spec *m = NULL;
     struct err e = {0};
 
-    assert_int_equal(manifest_new(&m, cut_plan(), NULL, 0, &e), 0);
+    assert_int_equal(model_spec_new(&m, cut_tensor_list(), NULL, 0, &e), 0);
     return m;
 }
 
@@ -46,10 +46,10 @@ struct piece {
 
 /* Cut anywhere, in any order, as by several threads of which one has not come to a piece before
  * another has ended the next. */
-static int cut_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
-                    void *dst, struct progress *p, struct err *e)
+static int cut_fill(struct source *s, const struct tensor_list *tensor_list, uint32_t first,
+                    uint32_t n, void *dst, struct progress *p, struct err *e)
 {
-    const struct tensor_spec *t = plan->tensors;
+    const struct tensor_spec *t = tensor_list->tensors;
     uint64_t begin = t[first].offset, nbytes = t[first + n - 1].offset + t[first + n - 1].nbytes;
     struct piece pieces[PIECES_MAX];
     uint32_t n_pieces = 0;
@@ -78,7 +78,7 @@ static int cut_fill(struct source *s, const struct plan *plan, uint32_t first, u
 static enum err_code cut_push(struct bench *b, const char *label)
 {
     static const struct source_ops ops = {.name = "cut", .fill = cut_fill, .close = fx_close};
-    struct update_chunk *c = chunk_of(b, "", cut_plan(), FX_STEP(1));
+    struct update_chunk *c = chunk_of(b, "", cut_tensor_list(), FX_STEP(1));
 
     c->source->ops = &ops;
     (void)snprintf(c->label, sizeof c->label, "%s", label);
@@ -88,22 +88,22 @@ static enum err_code cut_push(struct bench *b, const char *label)
 
 /* Finite bytes, and in them up to two elements of all ones. Returns a bit for each tensor that then
  * is not finite, by looking at it in one piece. */
-static unsigned make_bytes(const struct plan *plan, unsigned round)
+static unsigned make_bytes(const struct tensor_list *tensor_list, unsigned round)
 {
     unsigned bad = 0;
 
     sent.random = round;
     sent.tell = round % 8 == 1 ? TELL_SOME : round % 8 == 2 ? TELL_NOTHING : TELL_ALL;
-    for (uint64_t i = 0; i < plan->nbytes; i++)
+    for (uint64_t i = 0; i < tensor_list->nbytes; i++)
         sent.bytes[i] = (uint8_t)draw(0x70);
     for (uint64_t k = draw(3); k > 0; k--) {
-        const struct tensor_spec *t = &plan->tensors[draw(N)];
+        const struct tensor_spec *t = &tensor_list->tensors[draw(N)];
         uint64_t size = dtype_nbytes(t->dtype);
 
         memset(sent.bytes + t->offset + size * draw(t->numel), 0xff, size);
     }
     for (uint32_t i = 0; i < N; i++) {
-        const struct tensor_spec *t = &plan->tensors[i];
+        const struct tensor_spec *t = &tensor_list->tensors[i];
 
         bad |= non_finite_in(sent.bytes + t->offset, t->nbytes, t->dtype) ? 1U << i : 0;
     }
@@ -124,17 +124,17 @@ static unsigned told(const struct non_finite_names *names)
 static void test_whatever_the_cuts(void **state)
 {
     unsigned n_bad = 0;
-    struct plan *plan = cut_plan();
+    struct tensor_list *tensor_list = cut_tensor_list();
     struct bench b;
 
     (void)state;
-    assert_true(plan->nbytes <= NBYTES_MAX);
-    bench_manifest = cut_manifest;
+    assert_true(tensor_list->nbytes <= NBYTES_MAX);
+    bench_model_spec = cut_model_spec;
     for (int policy = NON_FINITE_REFUSE; policy <= NON_FINITE_ALLOW; policy++) {
         bench_non_finite = (enum non_finite_policy)policy;
         bench_open(&b);
         for (unsigned round = 0; round < ROUNDS; round++) {
-            unsigned bad = make_bytes(plan, round);
+            unsigned bad = make_bytes(tensor_list, round);
             enum err_code code = cut_push(&b, "step");
 
             n_bad += bad != 0;
@@ -147,32 +147,33 @@ static void test_whatever_the_cuts(void **state)
         bench_close(&b);
     }
     assert_in_range(n_bad, ROUNDS, 3 * ROUNDS - ROUNDS / 2);
-    bench_manifest = NULL;
+    bench_model_spec = NULL;
     bench_non_finite = NON_FINITE_REFUSE;
-    plan_unref(plan);
+    tensor_list_unref(tensor_list);
 }
 
 static void test_the_refusal_says_which(void **state)
 {
-    struct plan *plan = cut_plan();
+    struct tensor_list *tensor_list = cut_tensor_list();
     struct bench b;
 
     (void)state;
-    bench_manifest = cut_manifest;
+    bench_model_spec = cut_model_spec;
     bench_open(&b);
-    (void)make_bytes(plan, 0);
+    (void)make_bytes(tensor_list, 0);
     memset(sent.bytes, 0, sizeof sent.bytes);
-    sent.bytes[plan->tensors[3].offset + 4 * 70 + 2] = 0x80; /* infinity at 70, NaN behind it */
-    sent.bytes[plan->tensors[3].offset + 4 * 70 + 3] = 0xff;
-    memset(sent.bytes + plan->tensors[3].offset + 4 * 71, 0xff, 4);
+    sent.bytes[tensor_list->tensors[3].offset + 4 * 70 + 2] =
+        0x80; /* infinity at 70, NaN behind it */
+    sent.bytes[tensor_list->tensors[3].offset + 4 * 70 + 3] = 0xff;
+    memset(sent.bytes + tensor_list->tensors[3].offset + 4 * 71, 0xff, 4);
     assert_int_equal(cut_push(&b, "step-7"), ERR_NON_FINITE);
     assert_string_equal(b.answer.e.field, "/names/3");
     assert_non_null(strstr(b.answer.e.msg, "'f32' of 'step-7': 2 of its 77 numbers are not finite, "
                                            "the first is -infinity at index 70"));
     assert_int_equal(b.answer.info.phase, UPDATE_ABORTED);
     bench_close(&b);
-    bench_manifest = NULL;
-    plan_unref(plan);
+    bench_model_spec = NULL;
+    tensor_list_unref(tensor_list);
 }
 
 /* The first tensor of the model, all of one element. */
@@ -182,11 +183,11 @@ struct of_one {
     uint64_t size;
 };
 
-static int one_fill(struct source *s, const struct plan *plan, uint32_t first, uint32_t n,
-                    void *dst, struct progress *p, struct err *e)
+static int one_fill(struct source *s, const struct tensor_list *tensor_list, uint32_t first,
+                    uint32_t n, void *dst, struct progress *p, struct err *e)
 {
     const struct of_one *one = (const struct of_one *)(const void *)s;
-    uint64_t nbytes = plan->tensors[first].nbytes;
+    uint64_t nbytes = tensor_list->tensors[first].nbytes;
 
     (void)e;
     assert_int_equal(first + n, 1);
@@ -208,7 +209,7 @@ static enum err_code one_push(struct bench *b, const char *id, const char *name,
     static const struct source_ops ops = {.name = "one", .fill = one_fill, .close = one_close};
     struct fx_tensor tensor = {name, dtype, 2, {16, 8}};
     const struct fx_tensor *list[] = {&tensor};
-    struct update_chunk *c = chunk_of(b, id, fx_plan(list, 1), FX_STEP(1));
+    struct update_chunk *c = chunk_of(b, id, fx_tensor_list(list, 1), FX_STEP(1));
     struct of_one *one = calloc(1, sizeof *one);
 
     assert_non_null(one);

@@ -1,4 +1,4 @@
-/* weights/update: leases, aborts, memory, implicit sessions, plans, and many threads. */
+/* weights/update: leases, aborts, memory, implicit sessions, tensor lists, and many threads. */
 #include "tests/unit/update_fixture.h"
 
 #include "weights/update/update_priv.h"
@@ -33,7 +33,7 @@ static void test_lease_lost_aborts_and_gives_memory_back(void **state)
     assert_int_equal(info.deadline_left_us, 0);
     assert_int_equal(updates_renew(b.updates, info.id, 5, &info, &e), -1);
     assert_int_equal(e.code, ERR_ENDED);
-    e = refused(&b, chunk_of(&b, info.id, fx_plan_of(0x70), FX_STEP(1)));
+    e = refused(&b, chunk_of(&b, info.id, fx_tensor_list_of(0x70), FX_STEP(1)));
     assert_int_equal(e.code, ERR_ENDED);
     assert_non_null(strstr(e.msg, "lease of 1 s"));
     info = start(&b, (struct update_start){0}); /* a new owner is let in */
@@ -47,19 +47,19 @@ static void test_lease_lost_aborts_and_gives_memory_back(void **state)
 static void test_lease_is_renewed_by_use_and_held_by_a_running_chunk(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg cfg = FX_STEP(1);
     struct update_info info;
     struct err e = {0};
     uint64_t late;
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
     bench_open(&b);
     info = start(&b, (struct update_start){.lease_s = LEASE_S});
-    submit(&b, chunk_of(&b, info.id, fx_plan_of(0x0f), cfg));
-    fx_gate_await(&gate);
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list_of(0x0f), cfg));
+    fx_pause_controller_await(&pause_controller);
     assert_int_equal(updates_renew(b.updates, info.id, 1, &info, &e), 0);
     late = clock_after_us(1200000);
     mtx_lock(&b.lock); /* until well after the lease would have ended */
@@ -72,7 +72,7 @@ static void test_lease_is_renewed_by_use_and_held_by_a_running_chunk(void **stat
     assert_true(info.deadline_left_us > 1000000); /* of the chunk, which may outlast the lease */
     assert_int_equal(updates_renew(b.updates, info.id, 600, &info, &e), 0);
     assert_int_equal(info.lease_left_us, 600000000);
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_true(b.answer.info.lease_left_us > UINT64_C(590000000));
     assert_true(b.answer.info.deadline_left_us > UINT64_C(590000000));
@@ -80,27 +80,27 @@ static void test_lease_is_renewed_by_use_and_held_by_a_running_chunk(void **stat
     assert_true(b.answer.info.lease_left_us > UINT64_C(590000000));
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static void test_abort_stops_a_blocked_fill(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg cfg = FX_STEP(2);
     struct update_info info;
     struct err e = {0};
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
-    cfg.gate_at = 2;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
+    cfg.pause_controller_at = 2;
     bench_open(&b);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
     info = start(&b, (struct update_start){0});
-    submit(&b, chunk_of(&b, info.id, fx_plan_of(0x0f), cfg));
-    fx_gate_await(&gate);
-    submit(&b, chunk_of(&b, info.id, fx_plan_of(0x70), FX_STEP(2))); /* waits behind it */
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list_of(0x0f), cfg));
+    fx_pause_controller_await(&pause_controller);
+    submit(&b, chunk_of(&b, info.id, fx_tensor_list_of(0x70), FX_STEP(2))); /* waits behind it */
     assert_int_equal(updates_abort(b.updates, info.id, "step was bad", &info, &e), 0);
     assert_int_equal(info.phase, UPDATE_ABORTED); /* at once */
     assert_idle(&b);
@@ -108,53 +108,54 @@ static void test_abort_stops_a_blocked_fill(void **state)
         assert_int_equal(fx_await(&b.answer), ERR_CONFLICT);
         assert_non_null(strstr(b.answer.e.msg, "step was bad"));
     }
-    assert_true(clock_now_us() - gate.stopped_us < RECEIVE_US / 2); /* not at the deadline */
+    assert_true(clock_now_us() - pause_controller.stopped_us <
+                RECEIVE_US / 2); /* not at the deadline */
     assert_served(&b, 1, "one", 1);
     assert_int_equal(push(&b, 3, "three"), ERR_NONE);
     assert_served(&b, 3, "three", 2);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static void test_receive_deadline_ends_a_blocked_fill(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg cfg = FX_STEP(1);
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
     bench_open_with(&b, UINT64_MAX, 50000);
-    submit(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), cfg));
+    submit(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), cfg));
     assert_int_equal(fx_await(&b.answer), ERR_TIMEOUT);
     assert_int_equal(b.answer.info.error.code, ERR_TIMEOUT);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static void test_free_answers_everything_that_waits(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg cfg = FX_STEP(1);
     atomic_uint n_closed = 0;
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
     cfg.n_closed = &n_closed;
     bench_open(&b);
     for (int i = 0; i < 3; i++)
-        submit(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), cfg));
-    fx_gate_await(&gate);
+        submit(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), cfg));
+    fx_pause_controller_await(&pause_controller);
     updates_free(b.updates);
     b.updates = NULL;
     assert_int_equal(b.answer.n, 3);
     assert_int_equal(b.answer.e.code, ERR_DRAINING);
     assert_int_equal(atomic_load(&n_closed), 3);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
     updates_free(NULL);
     update_chunk_free(NULL);
 }
@@ -171,22 +172,22 @@ static bool left(void *arg)
 static void test_client_that_leaves_stops_a_blocked_fill(void **state)
 {
     struct bench b;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct fx_source_cfg cfg = FX_STEP(2);
     struct update_info info;
     struct update_chunk *c;
 
     (void)state;
-    fx_gate_init(&gate);
-    cfg.gate = &gate;
-    cfg.gate_at = 2;
+    fx_pause_controller_init(&pause_controller);
+    cfg.pause_controller = &pause_controller;
+    cfg.pause_controller_at = 2;
     bench_open(&b);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
     info = start(&b, (struct update_start){0});
-    c = chunk_of(&b, info.id, fx_plan_of(0x0f), cfg);
+    c = chunk_of(&b, info.id, fx_tensor_list_of(0x0f), cfg);
     c->gone = left;
     submit(&b, c);
-    fx_gate_await(&gate);
+    fx_pause_controller_await(&pause_controller);
     atomic_store(&has_left, true);
     assert_int_equal(fx_await(&b.answer), ERR_GONE);
     assert_served(&b, 1, "one", 1);
@@ -194,7 +195,7 @@ static void test_client_that_leaves_stops_a_blocked_fill(void **state)
     assert_int_equal(finish(&b, info.id, "two"), ERR_NONE);
     assert_served(&b, 2, "two", 2);
     bench_close(&b);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static void test_free_ends_an_open_session(void **state)
@@ -222,7 +223,7 @@ static void test_memory_that_is_not_there_is_refused(void **state)
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
     assert_int_equal(updates_start(b.updates, &req, &info, &e), -1);
     assert_int_equal(e.code, ERR_NO_STAGING);
-    assert_int_equal(refused(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), FX_STEP(2))).code,
+    assert_int_equal(refused(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), FX_STEP(2))).code,
                      ERR_NO_STAGING);
     err_clear(&e);
     assert_int_equal(store_sleep(b.store, 2, CLOCK_NEVER, &slept, &e), 0); /* the way around it */
@@ -245,7 +246,7 @@ static void test_memory_that_ends_half_way_takes_the_chunk_back(void **state)
     bench_open_with(&b, 4096, RECEIVE_US);
     info = start(&b, (struct update_start){0});
     for (int i = 0; i < 2; i++) {
-        submit(&b, chunk_of(&b, info.id, fx_plan(both, 2), FX_STEP(1)));
+        submit(&b, chunk_of(&b, info.id, fx_tensor_list(both, 2), FX_STEP(1)));
         assert_int_equal(fx_await(&b.answer), ERR_NO_STAGING);
         assert_int_equal(b.answer.info.n_missing, FX_N);
         slab_pool_stats(store_slabs(b.store, 0), &st);
@@ -268,7 +269,7 @@ static void test_memory_of_a_version_that_is_read_is_waited_for(void **state)
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
     assert_int_equal(store_pin(b.store, &v, &e), 0);
     assert_int_equal(push(&b, 2, "two"), ERR_NONE);
-    submit(&b, chunk_of(&b, "", fx_plan_of(FX_ALL), FX_STEP(3)));
+    submit(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), FX_STEP(3)));
     updates_current(b.updates, &info);
     await_phase(&b, info.id, UPDATE_RECEIVING);
     assert_served(&b, 2, "two", 2);
@@ -351,7 +352,7 @@ static void test_commit_implicit_finishes_what_is_open(void **state)
 /* One chunk, and what became of it. */
 static enum err_code send_named(struct bench *b, const char *id, unsigned mask, const char *label)
 {
-    struct update_chunk *c = chunk_of(b, id, fx_plan_of(mask), FX_STEP(1));
+    struct update_chunk *c = chunk_of(b, id, fx_tensor_list_of(mask), FX_STEP(1));
     struct err e = {0};
 
     (void)snprintf(c->label, sizeof c->label, "%s", label);
@@ -473,7 +474,7 @@ static void one_update(struct bench *b, unsigned i, unsigned step, bool *committ
     *committed = i % 4 != 3;
     if (i % 4 == 3) {
         cfg.fail_at = (int)(i % FX_N);
-        submit(b, chunk_of(b, "", fx_plan_of(FX_ALL), cfg));
+        submit(b, chunk_of(b, "", fx_tensor_list_of(FX_ALL), cfg));
         assert_int_equal(fx_await(&b->answer), ERR_UNREADABLE);
     } else if (i % 4 == 2) {
         struct update_info info = start(b, (struct update_start){0});

@@ -19,7 +19,7 @@ static void test_buckets_of_any_size_arrive(void **state)
 
                 cfg.n_each = n_each;
                 cfg.scattered = scattered != 0;
-                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_plan_of(FX_ALL), cfg)),
+                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_tensor_list_of(FX_ALL), cfg)),
                                  ERR_NONE);
                 mfx_assert_step(&g, step);
                 assert_int_equal(mfx_info(&g).serial, step);
@@ -46,11 +46,14 @@ static void test_chunks_of_a_session_arrive(void **state)
             struct mfx_cfg cfg = MFX_STEP(step);
 
             cfg.n_each = step;
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x15), cfg)), ERR_NONE);
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x15), cfg)),
+                             ERR_NONE);
             assert_int_equal(g.b.answer.info.n_tensors_done, 3);
             assert_int_equal(g.b.answer.info.n_missing, FX_N - 3);
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x0a), cfg)), ERR_NONE);
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x60), cfg)), ERR_NONE);
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x0a), cfg)),
+                             ERR_NONE);
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x60), cfg)),
+                             ERR_NONE);
             if (step > 1)
                 mfx_assert_step(&g, step - 1);
             assert_int_equal(finish(&g.b, info.id, "new"), ERR_NONE);
@@ -75,7 +78,7 @@ static void test_misaligned_views_are_moved(void **state)
 
             for (unsigned i = 0; i < FX_N; i++)
                 tensors[i] = &fx_model[(i + turn) % FX_N];
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_plan(tensors, FX_N), cfg)),
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_tensor_list(tensors, FX_N), cfg)),
                              ERR_NONE);
             mfx_assert_step(&g, turn + 1);
         }
@@ -90,7 +93,7 @@ static const struct fx_tensor hollow[] = {
 };
 enum { HOLLOW_N = sizeof hollow / sizeof hollow[0] };
 
-static struct plan *hollow_plan(unsigned mask)
+static struct tensor_list *hollow_tensor_list(unsigned mask)
 {
     const struct fx_tensor *tensors[HOLLOW_N];
     uint32_t n = 0;
@@ -98,16 +101,16 @@ static struct plan *hollow_plan(unsigned mask)
     for (unsigned i = 0; i < HOLLOW_N; i++)
         if (mask & 1U << i)
             tensors[n++] = &hollow[i];
-    return fx_plan(tensors, n);
+    return fx_tensor_list(tensors, n);
 }
 
 static void hollow_send(struct gpus *g, const char *id, unsigned mask, struct mfx_cfg cfg,
                         bool summed)
 {
-    struct update_chunk *c = mfx_chunk(g, id, hollow_plan(mask), cfg);
+    struct update_chunk *c = mfx_chunk(g, id, hollow_tensor_list(mask), cfg);
 
     if (summed)
-        c->checksums = mfx_sums(c->plan, cfg.step);
+        c->checksums = mfx_sums(c->tensor_list, cfg.step);
     assert_int_equal(mfx_send(g, c), ERR_NONE);
 }
 
@@ -119,7 +122,8 @@ static void test_empty_tensors_arrive(void **state)
         struct gpus g;
         struct err e = {0};
 
-        assert_int_equal(manifest_new(&world.manifest, hollow_plan(0x1f), NULL, 0, &e), 0);
+        assert_int_equal(model_spec_new(&world.model_spec, hollow_tensor_list(0x1f), NULL, 0, &e),
+                         0);
         gpus_open(&g, &lib, world);
         for (unsigned k = 0; k < 8; k++) {
             struct mfx_cfg cfg = MFX_STEP(k + 1);
@@ -159,14 +163,14 @@ static void test_more_chunks_than_the_slab_foresees(void **state)
         tiny[i] = (struct fx_tensor){names[i], DTYPE_F32, 1, {1}};
         all[i] = &tiny[i];
     }
-    assert_int_equal(manifest_new(&world.manifest, fx_plan(all, N), NULL, 0, &e), 0);
+    assert_int_equal(model_spec_new(&world.model_spec, fx_tensor_list(all, N), NULL, 0, &e), 0);
     gpus_open(&g, &lib, world);
     assert_true(store_whole_nbytes(g.b.store) < (uint64_t)N * STAGING_ALIGN);
     for (unsigned step = 1; step < 4; step++) {
         info = start(&g.b, (struct update_start){0});
         for (unsigned i = 0; i < N; i++)
             assert_int_equal(
-                mfx_send(&g, mfx_chunk(&g, info.id, fx_plan(&all[i], 1), MFX_STEP(step))),
+                mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list(&all[i], 1), MFX_STEP(step))),
                 ERR_NONE);
         assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
         mfx_assert_step(&g, step);
@@ -180,10 +184,10 @@ static void convert_in(struct gpus *g, unsigned step, struct mfx_cfg cfg)
 {
     struct update_start req = {.convert = true};
     struct update_info info = start(&g->b, req);
-    struct update_chunk *c = mfx_chunk(g, info.id, mfx_wide_plan(), cfg);
-    uint64_t nbytes = c->plan->nbytes;
+    struct update_chunk *c = mfx_chunk(g, info.id, mfx_wide_tensor_list(), cfg);
+    uint64_t nbytes = c->tensor_list->nbytes;
 
-    c->checksums = mfx_sums(c->plan, step); /* of the bytes as sent */
+    c->checksums = mfx_sums(c->tensor_list, step); /* of the bytes as sent */
     assert_int_equal(mfx_send(g, c), ERR_NONE);
     assert_int_equal(g->b.answer.info.nbytes_done, nbytes);
     assert_int_equal(g->b.answer.info.host_sums, !device_has_kernels(g->devices[0]));
@@ -200,7 +204,8 @@ static void test_convert_fused_tied_and_ignored_names(void **state)
 
         gpus_open(&g, &lib, mfx_worlds[w]);
         assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-        assert_int_equal(refused(&g.b, mfx_chunk(&g, "", mfx_wide_plan(), cfg)).code, ERR_MISMATCH);
+        assert_int_equal(refused(&g.b, mfx_chunk(&g, "", mfx_wide_tensor_list(), cfg)).code,
+                         ERR_MISMATCH);
         convert_in(&g, 2, cfg);
         cfg.step = 3;
         cfg.n_each = 1;
@@ -228,13 +233,13 @@ static void test_fused_names_are_taken_apart(void **state)
 
             for (unsigned i = 0; i < FX_N; i++)
                 assert_int_equal(
-                    mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(1U << i), MFX_STEP(9))),
+                    mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(1U << i), MFX_STEP(9))),
                     ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             info = start(&g.b, (struct update_start){0});
-            c = mfx_chunk(&g, info.id, fx_plan(tensors, 6), MFX_STEP(k));
+            c = mfx_chunk(&g, info.id, fx_tensor_list(tensors, 6), MFX_STEP(k));
             if (k % 2 != 0)
-                c->checksums = mfx_sums(c->plan, k);
+                c->checksums = mfx_sums(c->tensor_list, k);
             assert_int_equal(mfx_send(&g, c), ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             mfx_assert_step(&g, k);
@@ -253,13 +258,14 @@ static void test_tied_name_must_agree_on_every_rank(void **state)
         for (int before = 0; before < 2; before++) {
             struct mfx_cfg lie = MFX_STEP(2);
 
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", mfx_tied_plan(before), MFX_STEP(1))),
-                             ERR_NONE);
+            assert_int_equal(
+                mfx_send(&g, mfx_chunk(&g, "", mfx_tied_tensor_list(before), MFX_STEP(1))),
+                ERR_NONE);
             assert_int_equal(g.b.answer.info.n_tensors_done, FX_N);
             lie.corrupt_at = before ? 0 : FX_N;
             for (unsigned r = 0; r < g.n_devices; r++) {
                 lie.corrupt_rank = (int)r;
-                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", mfx_tied_plan(before), lie)),
+                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", mfx_tied_tensor_list(before), lie)),
                                  ERR_MISMATCH);
                 assert_non_null(strstr(g.b.answer.e.msg, "lm_head.weight"));
             }
@@ -279,13 +285,13 @@ static void tied_in_another_chunk(struct gpus *g, bool first, int lying_rank)
     cfg.corrupt_rank = lying_rank;
     cfg.corrupt_at = lies ? 0 : -1;
     if (!first)
-        assert_int_equal(mfx_send(g, mfx_chunk(g, info.id, fx_plan_of(FX_ALL), MFX_STEP(1))),
+        assert_int_equal(mfx_send(g, mfx_chunk(g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(1))),
                          ERR_NONE);
     /* Against an earlier target the chunk fails, against a later one its chunk does. */
-    assert_int_equal(mfx_send(g, mfx_chunk(g, info.id, fx_plan(head, 1), cfg)),
+    assert_int_equal(mfx_send(g, mfx_chunk(g, info.id, fx_tensor_list(head, 1), cfg)),
                      !first && lies ? ERR_MISMATCH : ERR_NONE);
     if (first)
-        assert_int_equal(mfx_send(g, mfx_chunk(g, info.id, fx_plan_of(FX_ALL), MFX_STEP(1))),
+        assert_int_equal(mfx_send(g, mfx_chunk(g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(1))),
                          lies ? ERR_MISMATCH : ERR_NONE);
     if (lies)
         mfx_abort(g, info.id);
@@ -321,14 +327,14 @@ static void test_tied_name_alone_brings_its_target(void **state)
         struct gpus g;
 
         gpus_open(&g, &lib, mfx_worlds[w]);
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_plan(tensors, FX_N), MFX_STEP(1))),
-                         ERR_NONE);
+        assert_int_equal(
+            mfx_send(&g, mfx_chunk(&g, "", fx_tensor_list(tensors, FX_N), MFX_STEP(1))), ERR_NONE);
         mfx_assert_step(&g, 1);
         for (unsigned step = 2; step < 4; step++) {
             struct update_info info = start(&g.b, (struct update_start){0});
 
             assert_int_equal(
-                mfx_send(&g, mfx_chunk(&g, info.id, fx_plan(tensors, FX_N), MFX_STEP(step))),
+                mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list(tensors, FX_N), MFX_STEP(step))),
                 ERR_NONE);
             assert_int_equal(g.b.answer.info.n_missing, 0);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
@@ -357,7 +363,7 @@ static void test_tied_name_alone_must_agree_across_ranks(void **state)
         lie.corrupt_at = 0;
         lie.corrupt_rank = 1;
         if (g.n_devices > 1)
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_plan(tensors, FX_N), lie)),
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_tensor_list(tensors, FX_N), lie)),
                              ERR_MISMATCH);
         mfx_assert_step(&g, 1);
         gpus_close(&g);

@@ -23,7 +23,8 @@ static void full_take(struct full *full, struct gpus *g, const struct fx_tensor 
     struct err e = {0};
 
     for (int i = 0; i < 2; i++)
-        assert_int_equal(mfx_send(g, mfx_chunk(g, "", fx_plan(all, n), MFX_STEP(1))), ERR_NONE);
+        assert_int_equal(mfx_send(g, mfx_chunk(g, "", fx_tensor_list(all, n), MFX_STEP(1))),
+                         ERR_NONE);
     full->memory = device_memory(g->devices[0]);
     assert_int_equal(device_room(g->devices[0], &full->nbytes, &total, &e), 0);
     full->nbytes -= LEFT_NBYTES;
@@ -39,7 +40,7 @@ static void full_give(struct full *full)
 static struct update_chunk *whole_chunk(struct gpus *g, const char *id, unsigned step,
                                         struct fx_answer *answer)
 {
-    struct update_chunk *c = mfx_chunk(g, id, fx_plan_of(FX_ALL), MFX_STEP(step));
+    struct update_chunk *c = mfx_chunk(g, id, fx_tensor_list_of(FX_ALL), MFX_STEP(step));
 
     c->done_arg = answer;
     return c;
@@ -106,29 +107,30 @@ static void test_whole_updates_queue_up(void **state)
 }
 
 /* Two chunks, of which the second is begun before the first has ended. @plans moved in */
-static void send_two(struct gpus *g, const char *id, struct plan *const *plans, const bool *gone)
+static void send_two(struct gpus *g, const char *id, struct tensor_list *const *tensor_lists,
+                     const bool *gone)
 {
     struct fx_answer answers[2];
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
 
-    fx_gate_init(&gate);
+    fx_pause_controller_init(&pause_controller);
     for (int i = 0; i < 2; i++) {
         struct mfx_cfg cfg = MFX_STEP(2);
         struct update_chunk *c;
 
         fx_answer_init(&answers[i]);
         cfg.fail_release = gone[i];
-        cfg.gate = i == 0 ? &gate : NULL;
-        c = mfx_chunk(g, id, plans[i], cfg);
+        cfg.pause_controller = i == 0 ? &pause_controller : NULL;
+        c = mfx_chunk(g, id, tensor_lists[i], cfg);
         c->done_arg = &answers[i];
         submit(&g->b, c);
     }
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(fx_await(&answers[i]), gone[i] ? ERR_GONE : ERR_NONE);
         fx_answer_fini(&answers[i]);
     }
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static void test_failed_chunks_find_their_room_again(void **state)
@@ -145,7 +147,9 @@ static void test_failed_chunks_find_their_room_again(void **state)
     for (unsigned i = 0; i <= ROUNDS; i++) {
         const bool gone[2] = {i < ROUNDS, i < ROUNDS};
 
-        send_two(&g, info.id, (struct plan *[]){fx_plan_of(FX_ALL & ~1U), fx_plan_of(1)}, gone);
+        send_two(&g, info.id,
+                 (struct tensor_list *[]){fx_tensor_list_of(FX_ALL & ~1U), fx_tensor_list_of(1)},
+                 gone);
     }
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_step(&g, 2);
@@ -173,14 +177,17 @@ static void test_room_before_another_is_used_again(void **state)
         made[i] = (struct fx_tensor){names[i], DTYPE_U8, 1, {FX_NBYTES_MAX}};
         all[i] = &made[i];
     }
-    assert_int_equal(manifest_new(&world.manifest, fx_plan(all, N), NULL, 0, &e), 0);
+    assert_int_equal(model_spec_new(&world.model_spec, fx_tensor_list(all, N), NULL, 0, &e), 0);
     gpus_open(&g, &lib, world);
     full_take(&full, &g, all, N);
     info = start(&g.b, (struct update_start){0});
-    send_two(&g, info.id, (struct plan *[]){fx_plan(all, N - 1), fx_plan(&all[N - 1], 1)}, gone);
+    send_two(&g, info.id,
+             (struct tensor_list *[]){fx_tensor_list(all, N - 1), fx_tensor_list(&all[N - 1], 1)},
+             gone);
     for (uint32_t at = 0; at < N - 1; at += 13) /* in other pieces, even */
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan(&all[at], 13), MFX_STEP(2))),
-                         ERR_NONE);
+        assert_int_equal(
+            mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list(&all[at], 13), MFX_STEP(2))),
+            ERR_NONE);
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_step(&g, 2);
     full_give(&full);
@@ -222,15 +229,17 @@ static void test_tied_name_that_comes_again_is_kept_once(void **state)
         gpus_open(&g, &lib, mfx_worlds[w]);
         info = start(&g.b, (struct update_start){0});
         for (unsigned i = 0; i < 10; i++) {
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan(head, 1), MFX_STEP(1))),
-                             ERR_NONE);
+            assert_int_equal(
+                mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list(head, 1), MFX_STEP(1))),
+                ERR_NONE);
             slab_pool_stats(g.b.store->scratch, &now);
             if (i == 0)
                 once = now;
             assert_int_equal(now.n_live, once.n_live);
         }
         lie.corrupt_at = 0;
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan(head, 1), lie)), ERR_MISMATCH);
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list(head, 1), lie)),
+                         ERR_MISMATCH);
         assert_int_equal(mfx_send(&g, whole_chunk(&g, info.id, 1, &g.b.answer)), ERR_NONE);
         assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
         mfx_assert_step(&g, 1);
@@ -241,12 +250,12 @@ static void test_tied_name_that_comes_again_is_kept_once(void **state)
 /* Rank 0 gets the first tensor, rank 1 the second. @turn 1: with each other's checksum */
 static struct update_chunk *summed_pair(struct gpus *g, const char *id, unsigned turn)
 {
-    struct plan *plans[MFX_RANKS_MAX] = {fx_plan_of(1), fx_plan_of(2)};
-    struct update_chunk *c = mfx_ranked(g, id, plans, MFX_STEP(1));
+    struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {fx_tensor_list_of(1), fx_tensor_list_of(2)};
+    struct update_chunk *c = mfx_ranked(g, id, tensor_lists, MFX_STEP(1));
 
     (void)snprintf(c->chunk_id, sizeof c->chunk_id, "pair");
     for (unsigned r = 0; r < 2; r++)
-        c->ranks[r].checksums = mfx_sums(plans[(r + turn) % 2], 1);
+        c->ranks[r].checksums = mfx_sums(tensor_lists[(r + turn) % 2], 1);
     return c;
 }
 

@@ -28,7 +28,7 @@ struct lane {
     struct gpus g; /* first */
     struct update_info info;
     struct reply replies[LANE_N];
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     bool holds; /* the GPUs copy nothing once all chunks are queued */
 };
 
@@ -47,7 +47,7 @@ static void lane_close(struct lane *l)
 
 static void lane_start(struct lane *l, struct update_start req)
 {
-    fx_gate_init(&l->gate);
+    fx_pause_controller_init(&l->pause_controller);
     for (int i = 0; i < LANE_N; i++) {
         fx_answer_init(&l->replies[i].answer);
         l->replies[i].watch = &l->g.watch;
@@ -58,7 +58,7 @@ static void lane_start(struct lane *l, struct update_start req)
 
 static void lane_end(struct lane *l)
 {
-    fx_gate_fini(&l->gate);
+    fx_pause_controller_fini(&l->pause_controller);
     for (int i = 0; i < LANE_N; i++) {
         assert_int_equal(l->replies[i].answer.n, 0); /* none came twice */
         fx_answer_fini(&l->replies[i].answer);
@@ -67,7 +67,8 @@ static void lane_end(struct lane *l)
 }
 
 /* @plans moved in; the first one's map waits until all are queued, and the GPUs held if wanted */
-static void lane_queue(struct lane *l, struct plan *const *plans, const struct mfx_cfg *cfgs, int n)
+static void lane_queue(struct lane *l, struct tensor_list *const *tensor_lists,
+                       const struct mfx_cfg *cfgs, int n)
 {
     for (int i = 0; i < n; i++) {
         struct mfx_cfg cfg = cfgs[i];
@@ -75,26 +76,26 @@ static void lane_queue(struct lane *l, struct plan *const *plans, const struct m
 
         cfg.id = i;
         if (i == 0)
-            cfg.gate = &l->gate;
-        c = mfx_chunk(&l->g, l->info.id, plans[i], cfg);
+            cfg.pause_controller = &l->pause_controller;
+        c = mfx_chunk(&l->g, l->info.id, tensor_lists[i], cfg);
         c->done = reply_done;
         c->done_arg = &l->replies[i];
         submit(&l->g.b, c);
     }
     if (l->holds)
         gpus_hold(&l->g, true);
-    fx_gate_open(&l->gate);
+    fx_pause_controller_open(&l->pause_controller);
 }
 
 static const unsigned thirds[LANE_N] = {0x0a, 0x51, 0x24};
 
 static void lane_queue_thirds(struct lane *l, const struct mfx_cfg *cfgs)
 {
-    struct plan *plans[LANE_N];
+    struct tensor_list *tensor_lists[LANE_N];
 
     for (int i = 0; i < LANE_N; i++)
-        plans[i] = fx_plan_of(thirds[i]);
-    lane_queue(l, plans, cfgs, LANE_N);
+        tensor_lists[i] = fx_tensor_list_of(thirds[i]);
+    lane_queue(l, tensor_lists, cfgs, LANE_N);
 }
 
 static enum err_code lane_await(struct lane *l, int i)
@@ -234,20 +235,20 @@ static void *stop_main(void *arg)
 static void test_stop_lets_go_of_what_was_begun(void **state)
 {
     struct mfx_cfg cfgs[LANE_N] = THREE(MFX_STEP(1));
-    struct fx_gate second;
+    struct fx_pause_controller second;
     pthread_t stopper;
     struct lane l;
 
     (void)state;
-    fx_gate_init(&second);
+    fx_pause_controller_init(&second);
     cfgs[1].n_each = 2;
-    cfgs[1].gate = &second;
-    cfgs[1].gate_at = 1;
+    cfgs[1].pause_controller = &second;
+    cfgs[1].pause_controller_at = 1;
     lane_open(&l, (struct gpus_cfg){.n_devices = 1});
     lane_start(&l, (struct update_start){0});
     l.holds = true;
     lane_queue_thirds(&l, cfgs);
-    fx_gate_await(&second);
+    fx_pause_controller_await(&second);
     assert_int_equal(pthread_create(&stopper, NULL, stop_main, l.g.b.updates), 0);
     mfx_await_log(&l.g.watch, "X1");
     mfx_assert_log(&l.g.watch, "J0M0J1M1X1");
@@ -258,7 +259,7 @@ static void test_stop_lets_go_of_what_was_begun(void **state)
     mfx_assert_log(&l.g.watch, "J0M0J1M1X1R0C0A0R1SC1A1C2A2");
     mfx_assert_step(&l.g, 9);
     lane_end(&l);
-    fx_gate_fini(&second);
+    fx_pause_controller_fini(&second);
     lane_close(&l);
 }
 
@@ -304,16 +305,16 @@ static void test_commit_lets_go_of_what_was_begun(void **state)
     static const struct fx_tensor *const head[] = {&fx_lm_head};
     const struct mfx_cfg cfgs[LANE_N] = THREE(MFX_STEP(1));
 
-    struct plan *plans[2];
+    struct tensor_list *tensor_lists[2];
     struct lane l;
 
     (void)state;
     lane_open(&l, (struct gpus_cfg){.n_devices = 1, .mirror = true});
-    plans[0] = fx_plan_of(FX_ALL);
-    plans[1] = fx_plan(head, 1);
+    tensor_lists[0] = fx_tensor_list_of(FX_ALL);
+    tensor_lists[1] = fx_tensor_list(head, 1);
     lane_start(&l, (struct update_start){.implicit = true});
     l.holds = true;
-    lane_queue(&l, plans, cfgs, 2);
+    lane_queue(&l, tensor_lists, cfgs, 2);
     mfx_await_log(&l.g.watch, "M1");
     gpus_hold(&l.g, false);
     assert_int_equal(lane_await(&l, 0), ERR_NONE);
@@ -338,9 +339,9 @@ static void fail_one(struct lane *l, int which, struct mfx_cfg failing, enum err
     for (int i = 0; i < LANE_N; i++)
         assert_int_equal(lane_await(l, i), i == which ? want : ERR_NONE);
     assert_int_equal(l->replies[which].answer.info.phase, UPDATE_RECEIVING);
-    assert_int_equal(
-        mfx_send(&l->g, mfx_chunk(&l->g, l->info.id, fx_plan_of(thirds[which]), MFX_STEP(1))),
-        ERR_NONE);
+    assert_int_equal(mfx_send(&l->g, mfx_chunk(&l->g, l->info.id, fx_tensor_list_of(thirds[which]),
+                                               MFX_STEP(1))),
+                     ERR_NONE);
     assert_int_equal(finish(&l->g.b, l->info.id, ""), ERR_NONE);
     mfx_assert_step(&l->g, 1);
     lane_end(l);
@@ -388,10 +389,10 @@ static void test_client_that_went_away_is_not_taken(void **state)
     (void)state;
     gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2, .mirror = true});
     info = start(&g.b, (struct update_start){0});
-    c = mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(2));
+    c = mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(2));
     c->gone = always_gone;
     assert_int_equal(mfx_send(&g, c), ERR_GONE);
-    assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(1))),
+    assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(1))),
                      ERR_NONE);
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_step(&g, 1);
@@ -407,16 +408,16 @@ static void test_tie_survives_the_failure_of_a_later_chunk(void **state)
     (void)state;
     for (unsigned lies = 0; lies < 2; lies++) {
         struct mfx_cfg cfgs[LANE_N] = {MFX_STEP(1 + lies), MFX_STEP(1), MFX_STEP(1)};
-        struct plan *plans[LANE_N];
+        struct tensor_list *tensor_lists[LANE_N];
         struct lane l;
 
         lane_open(&l, (struct gpus_cfg){.n_devices = 2});
-        plans[0] = fx_plan(head, 1);
-        plans[1] = fx_plan_of(2);
-        plans[2] = fx_plan_of(FX_ALL & ~2U);
+        tensor_lists[0] = fx_tensor_list(head, 1);
+        tensor_lists[1] = fx_tensor_list_of(2);
+        tensor_lists[2] = fx_tensor_list_of(FX_ALL & ~2U);
         cfgs[1].fail_release = 1;
         lane_start(&l, (struct update_start){0});
-        lane_queue(&l, plans, cfgs, LANE_N);
+        lane_queue(&l, tensor_lists, cfgs, LANE_N);
         assert_int_equal(lane_await(&l, 0), ERR_NONE);
         assert_int_equal(lane_await(&l, 1), ERR_GONE);
         assert_int_equal(lane_await(&l, 2), lies ? ERR_MISMATCH : ERR_NONE);
@@ -431,18 +432,18 @@ static void test_tie_survives_the_failure_of_a_later_chunk(void **state)
 static void test_map_that_never_comes_times_out(void **state)
 {
     struct mfx_cfg cfg = MFX_STEP(1);
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct gpus g;
 
     (void)state;
-    fx_gate_init(&gate);
+    fx_pause_controller_init(&pause_controller);
     gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2, .receive_us = 30000});
-    cfg.gate = &gate;
-    cfg.gate_at = 1;
-    assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_plan_of(FX_ALL), cfg)), ERR_TIMEOUT);
+    cfg.pause_controller = &pause_controller;
+    cfg.pause_controller_at = 1;
+    assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", fx_tensor_list_of(FX_ALL), cfg)), ERR_TIMEOUT);
     assert_int_equal(mfx_info(&g).state, STORE_UNSYNCED);
     gpus_close(&g);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
 }
 
 static int open_lib(void **state)

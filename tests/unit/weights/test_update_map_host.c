@@ -4,10 +4,10 @@
 
 static struct mfx_lib lib;
 
-static enum err_code host_send(struct gpus *g, const char *id, struct plan *plan,
+static enum err_code host_send(struct gpus *g, const char *id, struct tensor_list *tensor_list,
                                struct fx_source_cfg cfg)
 {
-    submit(&g->b, chunk_of(&g->b, id, plan, cfg));
+    submit(&g->b, chunk_of(&g->b, id, tensor_list, cfg));
     return fx_await(&g->b.answer);
 }
 
@@ -44,8 +44,9 @@ static void test_host_and_gpu_sources_mix(void **state)
             struct update_info info = start(&g.b, (struct update_start){0});
 
             assert_int_equal(send_mask(&g.b, info.id, 0x15, step), ERR_NONE);
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x6a), MFX_STEP(step))),
-                             ERR_NONE);
+            assert_int_equal(
+                mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x6a), MFX_STEP(step))),
+                ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             mfx_assert_step(&g, step);
         }
@@ -54,7 +55,7 @@ static void test_host_and_gpu_sources_mix(void **state)
 }
 
 /* Fused, tied and ignored names; wide: all in F32. */
-static struct plan *named_plan(bool wide)
+static struct tensor_list *named_tensor_list(bool wide)
 {
     struct fx_tensor tensors[] = {fx_model[5], fx_lm_head,  fx_qkv,     fx_old_scale,
                                   fx_model[6], fx_model[0], fx_model[4]};
@@ -65,7 +66,7 @@ static struct plan *named_plan(bool wide)
             tensors[i].dtype = DTYPE_F32;
         at[i] = &tensors[i];
     }
-    return fx_plan(at, sizeof tensors / sizeof tensors[0]);
+    return fx_tensor_list(at, sizeof tensors / sizeof tensors[0]);
 }
 
 static void test_names_and_dtypes_of_the_trainer(void **state)
@@ -83,8 +84,9 @@ static void test_names_and_dtypes_of_the_trainer(void **state)
             struct update_chunk *c;
 
             lie.corrupt_at = 1; /* the tied name */
-            assert_int_equal(host_send(&g, info.id, named_plan(req.convert), lie), ERR_MISMATCH);
-            c = chunk_of(&g.b, info.id, named_plan(req.convert), FX_STEP(2 + k));
+            assert_int_equal(host_send(&g, info.id, named_tensor_list(req.convert), lie),
+                             ERR_MISMATCH);
+            c = chunk_of(&g.b, info.id, named_tensor_list(req.convert), FX_STEP(2 + k));
             give_checksums(c, 2 + k);
             submit(&g.b, c);
             assert_int_equal(fx_await(&g.b.answer), ERR_NONE);
@@ -103,7 +105,7 @@ static void test_tied_name_from_the_host_must_agree_with_a_gpu(void **state)
 
     (void)state;
     for (unsigned k = 0; k < 4; k++) {
-        struct plan *plans[MFX_RANKS_MAX] = {NULL, fx_plan_of(FX_ALL)};
+        struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {NULL, fx_tensor_list_of(FX_ALL)};
         bool mirror = (k & 1) != 0, lies = (k & 2) != 0;
         struct update_info info;
         enum err_code got;
@@ -112,8 +114,9 @@ static void test_tied_name_from_the_host_must_agree_with_a_gpu(void **state)
         gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2, .mirror = mirror});
         assert_int_equal(mfx_push(&g, 1), ERR_NONE);
         info = start(&g.b, (struct update_start){.sharded = true});
-        assert_int_equal(host_send(&g, info.id, fx_plan(head, 1), FX_STEP(lies ? 3 : 2)), ERR_NONE);
-        got = mfx_send(&g, mfx_ranked(&g, info.id, plans, MFX_STEP(2)));
+        assert_int_equal(host_send(&g, info.id, fx_tensor_list(head, 1), FX_STEP(lies ? 3 : 2)),
+                         ERR_NONE);
+        got = mfx_send(&g, mfx_ranked(&g, info.id, tensor_lists, MFX_STEP(2)));
         if (got == ERR_NONE) /* at the latest */
             got = finish(&g.b, info.id, "");
         else
@@ -137,10 +140,10 @@ static void test_failures_leave_the_old_version(void **state)
             struct update_chunk *c;
 
             cfg.fail_at = i;
-            assert_int_equal(host_send(&g, "", fx_plan_of(FX_ALL), cfg), ERR_UNREADABLE);
+            assert_int_equal(host_send(&g, "", fx_tensor_list_of(FX_ALL), cfg), ERR_UNREADABLE);
             cfg.fail_at = -1;
             cfg.corrupt_at = i;
-            c = chunk_of(&g.b, "", fx_plan_of(FX_ALL), cfg);
+            c = chunk_of(&g.b, "", fx_tensor_list_of(FX_ALL), cfg);
             give_checksums(c, 2);
             submit(&g.b, c);
             assert_int_equal(fx_await(&g.b.answer), ERR_CHECKSUM);
@@ -162,8 +165,8 @@ static void big_words(uint64_t *out, uint64_t n, uint32_t tensor, unsigned step)
         out[k] = (k << 16 | tensor << 8 | step) * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-static int big_fill(struct source *src, const struct plan *plan, uint32_t first, uint32_t n,
-                    void *dst, struct progress *p, struct err *e)
+static int big_fill(struct source *src, const struct tensor_list *tensor_list, uint32_t first,
+                    uint32_t n, void *dst, struct progress *p, struct err *e)
 {
     unsigned step = ((struct fx_source *)src)->cfg.step;
     char *at = dst;
@@ -172,7 +175,7 @@ static int big_fill(struct source *src, const struct plan *plan, uint32_t first,
     if (words == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a test");
     for (uint32_t i = first; i < first + n; i++) {
-        uint64_t nbytes = plan->tensors[i].nbytes;
+        uint64_t nbytes = tensor_list->tensors[i].nbytes;
 
         big_words(words, nbytes / WORD + 1, i, step);
         memcpy(at, words, nbytes);
@@ -183,7 +186,7 @@ static int big_fill(struct source *src, const struct plan *plan, uint32_t first,
     return 0;
 }
 
-static struct plan *big_plan(void)
+static struct tensor_list *big_tensor_list(void)
 {
     static const char *const names[BIG_N] = {"three", "a", "larger", "b", "c"};
     struct fx_tensor tensors[BIG_N];
@@ -194,7 +197,7 @@ static struct plan *big_plan(void)
         tensors[i].shape[0] = big_nbytes[i] / dtype_nbytes(tensors[i].dtype);
         at[i] = &tensors[i];
     }
-    return fx_plan(at, BIG_N);
+    return fx_tensor_list(at, BIG_N);
 }
 
 static void big_assert(struct gpus *g, unsigned step)
@@ -228,7 +231,7 @@ static void big(bool mirror)
     struct err e = {0};
     struct gpus g;
 
-    assert_int_equal(manifest_new(&world.manifest, big_plan(), NULL, 0, &e), 0);
+    assert_int_equal(model_spec_new(&world.model_spec, big_tensor_list(), NULL, 0, &e), 0);
     gpus_open(&g, &lib, world);
     for (unsigned step = 1; step < 3; step++) {
         struct update_info info;
@@ -238,7 +241,7 @@ static void big(bool mirror)
         if (step > 1) /* there is no room for two */
             assert_int_equal(store_sleep(g.b.store, 2, CLOCK_NEVER, &slept, &e), 0);
         info = start(&g.b, (struct update_start){0});
-        c = chunk_of(&g.b, info.id, big_plan(), FX_STEP(step));
+        c = chunk_of(&g.b, info.id, big_tensor_list(), FX_STEP(step));
         c->source->ops = &ops;
         submit(&g.b, c);
         assert_int_equal(fx_await(&g.b.answer), ERR_NONE);

@@ -6,20 +6,20 @@ static struct mfx_lib lib;
 
 static const struct gpus_cfg pairs[] = {{.n_devices = 2}, {.n_devices = 2, .mirror = true}};
 
-static struct plan *none_or_plan(unsigned mask)
+static struct tensor_list *none_or_tensor_list(unsigned mask)
 {
-    return mask != 0 ? fx_plan_of(mask) : NULL;
+    return mask != 0 ? fx_tensor_list_of(mask) : NULL;
 }
 
 /* A chunk that brings each rank the tensors of its mask. */
 static struct update_chunk *masked(struct gpus *g, const char *id, const unsigned *masks,
                                    struct mfx_cfg cfg)
 {
-    struct plan *plans[MFX_RANKS_MAX] = {0};
+    struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {0};
 
     for (unsigned r = 0; r < g->n_devices; r++)
-        plans[r] = none_or_plan(masks[r]);
-    return mfx_ranked(g, id, plans, cfg);
+        tensor_lists[r] = none_or_tensor_list(masks[r]);
+    return mfx_ranked(g, id, tensor_lists, cfg);
 }
 
 static enum err_code send_masks(struct gpus *g, const char *id, unsigned first, unsigned second,
@@ -44,7 +44,7 @@ static void serve_sharded(struct gpus *g, unsigned both, unsigned step)
     assert_int_equal(finish(&g->b, info.id, ""), ERR_NONE);
 }
 
-/* own plans */
+/* own tensor lists */
 
 static void test_each_rank_has_its_own_order(void **state)
 {
@@ -54,7 +54,7 @@ static void test_each_rank_has_its_own_order(void **state)
 
         gpus_open(&g, &lib, mfx_worlds[w]);
         for (unsigned step = 1; step <= FX_N; step++) {
-            struct plan *plans[MFX_RANKS_MAX] = {0};
+            struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {0};
             struct mfx_cfg cfg = MFX_STEP(step);
 
             for (unsigned r = 0; r < g.n_devices; r++) {
@@ -62,10 +62,10 @@ static void test_each_rank_has_its_own_order(void **state)
 
                 for (unsigned i = 0; i < FX_N; i++)
                     tensors[i] = &fx_model[(i * (r + 1) + step * r) % FX_N];
-                plans[r] = fx_plan(tensors, FX_N);
+                tensor_lists[r] = fx_tensor_list(tensors, FX_N);
             }
             cfg.n_each = step % 4;
-            assert_int_equal(mfx_send(&g, mfx_ranked(&g, "", plans, cfg)), ERR_NONE);
+            assert_int_equal(mfx_send(&g, mfx_ranked(&g, "", tensor_lists, cfg)), ERR_NONE);
             assert_int_equal(g.b.answer.info.n_tensors_done, FX_N);
             mfx_assert_step(&g, step);
         }
@@ -83,7 +83,7 @@ static uint64_t nbytes_of_model(void)
     return nbytes;
 }
 
-/* Ranks with plans of their own may bring the same: the host's copy is made once. */
+/* Ranks with tensor lists of their own may bring the same: the host's copy is made once. */
 static void test_host_copy_is_made_of_one_rank(void **state)
 {
     static const unsigned both[] = {FX_ALL, FX_ALL}, some[] = {0x0f, FX_ALL & ~0x05U};
@@ -223,23 +223,24 @@ static void test_a_refused_chunk_claims_nothing(void **state)
 
     (void)state;
     for (unsigned ranked = 0; ranked < 2; ranked++) {
-        struct plan *plans[MFX_RANKS_MAX] = {0};
+        struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {0};
         struct update_info info;
         struct gpus g;
 
         gpus_open(&g, &lib, pairs[0]);
         info = start(&g.b, (struct update_start){0});
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x0f), MFX_STEP(1))),
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x0f), MFX_STEP(1))),
                          ERR_NONE);
-        plans[0] = fx_plan(list, 2);
-        plans[1] = fx_plan(list, 3);
-        assert_int_equal(refused(&g.b, ranked ? mfx_ranked(&g, info.id, plans, MFX_STEP(1))
-                                              : mfx_chunk(&g, info.id, plans[1], MFX_STEP(1)))
+        tensor_lists[0] = fx_tensor_list(list, 2);
+        tensor_lists[1] = fx_tensor_list(list, 3);
+        assert_int_equal(refused(&g.b, ranked
+                                           ? mfx_ranked(&g, info.id, tensor_lists, MFX_STEP(1))
+                                           : mfx_chunk(&g, info.id, tensor_lists[1], MFX_STEP(1)))
                              .code,
                          ERR_CONFLICT);
         if (!ranked)
-            plan_unref(plans[0]);
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x70), MFX_STEP(1))),
+            tensor_list_unref(tensor_lists[0]);
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x70), MFX_STEP(1))),
                          ERR_NONE);
         assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
         mfx_assert_step(&g, 1);
@@ -269,7 +270,7 @@ static void test_what_any_rank_has_is_refused(void **state)
     gpus_open(&g, &lib, pairs[0]);
     info = start(&g.b, (struct update_start){0});
     assert_int_equal(send_masks(&g, info.id, 0x01, 0x03, 1), ERR_NONE);
-    e = refused(&g.b, mfx_chunk(&g, info.id, fx_plan_of(0x02), MFX_STEP(1)));
+    e = refused(&g.b, mfx_chunk(&g, info.id, fx_tensor_list_of(0x02), MFX_STEP(1)));
     assert_int_equal(e.code, ERR_CONFLICT);
     c = masked(&g, info.id, both, MFX_STEP(1));
     add_origins(c);
@@ -354,7 +355,7 @@ static void test_tied_name_on_another_rank_must_agree(void **state)
         rest[i - 1] = &fx_model[i];
     rest[FX_N - 1] = &fx_lm_head;
     for (unsigned k = 0; k < 8; k++) {
-        struct plan *plans[MFX_RANKS_MAX] = {0};
+        struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {0};
         bool swap = (k & 1) != 0, lies = (k & 2) != 0;
         struct mfx_cfg cfg = MFX_STEP(2);
         struct update_info info;
@@ -362,12 +363,12 @@ static void test_tied_name_on_another_rank_must_agree(void **state)
 
         gpus_open(&g, &lib, pairs[k / 4]);
         assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-        plans[swap] = fx_plan_of(1);
-        plans[!swap] = fx_plan(rest, FX_N);
+        tensor_lists[swap] = fx_tensor_list_of(1);
+        tensor_lists[!swap] = fx_tensor_list(rest, FX_N);
         cfg.corrupt_rank = !swap;
         cfg.corrupt_at = lies ? FX_N - 1 : -1;
         info = start_sharded(&g);
-        assert_int_equal(mfx_send(&g, mfx_ranked(&g, info.id, plans, cfg)), ERR_NONE);
+        assert_int_equal(mfx_send(&g, mfx_ranked(&g, info.id, tensor_lists, cfg)), ERR_NONE);
         assert_int_equal(finish(&g.b, info.id, ""), lies ? ERR_MISMATCH : ERR_NONE);
         assert_int_equal(mfx_info(&g).serial, lies ? 1 : 2);
         if (lies)

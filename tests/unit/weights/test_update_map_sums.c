@@ -15,7 +15,8 @@ static void say_some(bool **has, uint32_t n, unsigned every)
 /* Buckets of a request: each pointer leads to its own list of names. */
 static void say_origins(struct update_chunk *c, uint32_t rank, const char *prefix, uint32_t n_each)
 {
-    uint32_t n = c->ranks != NULL ? c->ranks[rank].plan->n_tensors : c->plan->n_tensors;
+    uint32_t n = c->ranks != NULL ? c->ranks[rank].tensor_list->n_tensors
+                                  : c->tensor_list->n_tensors;
 
     c->origins = realloc(c->origins, (c->n_origins + n) * sizeof *c->origins);
     assert_non_null(c->origins);
@@ -29,9 +30,9 @@ static void say_origins(struct update_chunk *c, uint32_t rank, const char *prefi
 
 static struct update_chunk *summed_chunk(struct gpus *g, struct mfx_cfg cfg)
 {
-    struct update_chunk *c = mfx_chunk(g, "", fx_plan_of(FX_ALL), cfg);
+    struct update_chunk *c = mfx_chunk(g, "", fx_tensor_list_of(FX_ALL), cfg);
 
-    c->checksums = mfx_sums(c->plan, cfg.step);
+    c->checksums = mfx_sums(c->tensor_list, cfg.step);
     say_origins(c, 0, "/buckets", 2);
     return c;
 }
@@ -96,8 +97,9 @@ static void test_only_what_has_a_checksum_is_checked(void **state)
     }
 }
 
-/* Each rank its own plan: the pointer leads into the list of the rank whose bytes are wrong. */
-static void test_checksums_of_ranks_with_their_own_plans(void **state)
+/* Each rank its own tensor list: the pointer leads into the list of the rank whose bytes are wrong.
+ */
+static void test_checksums_of_ranks_with_their_own_tensor_lists(void **state)
 {
     (void)state;
     for (unsigned k = 0; k < 2; k++) {
@@ -106,20 +108,20 @@ static void test_checksums_of_ranks_with_their_own_plans(void **state)
         gpus_open(&g, &libs[k], (struct gpus_cfg){.n_devices = 2, .mirror = k != 0});
         for (unsigned i = 0; i <= FX_N; i++) {
             const struct fx_tensor *turned[FX_N];
-            struct plan *plans[MFX_RANKS_MAX] = {0};
+            struct tensor_list *tensor_lists[MFX_RANKS_MAX] = {0};
             struct mfx_cfg cfg = MFX_STEP(1 + (i < FX_N));
             struct update_chunk *c;
             char field[64];
 
             for (unsigned t = 0; t < FX_N; t++)
                 turned[t] = &fx_model[FX_N - 1 - t];
-            plans[0] = fx_plan_of(FX_ALL);
-            plans[1] = fx_plan(turned, FX_N);
+            tensor_lists[0] = fx_tensor_list_of(FX_ALL);
+            tensor_lists[1] = fx_tensor_list(turned, FX_N);
             cfg.corrupt_rank = 1;
             cfg.corrupt_at = i < FX_N ? (int)i : -1;
-            c = mfx_ranked(&g, "", plans, cfg);
+            c = mfx_ranked(&g, "", tensor_lists, cfg);
             for (uint32_t r = 0; r < 2; r++) {
-                c->ranks[r].checksums = mfx_sums(plans[r], cfg.step);
+                c->ranks[r].checksums = mfx_sums(tensor_lists[r], cfg.step);
                 say_origins(c, r, r == 0 ? "/per_gpu/a" : "/per_gpu/b", 3);
             }
             assert_int_equal(mfx_send(&g, c), i < FX_N ? ERR_CHECKSUM : ERR_NONE);
@@ -166,8 +168,8 @@ static void test_checksums_at_finish_are_of_every_place(void **state)
         gpus_open(&g, &libs[k % 2], mfx_worlds[k / 2]);
         say_all(said, 1);
         info = start(&g.b, (struct update_start){0});
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(1))),
-                         ERR_NONE);
+        assert_int_equal(
+            mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(1))), ERR_NONE);
         assert_int_equal(finish_said(&g, info.id, said), ERR_NONE);
         assert_int_equal(g.b.answer.info.host_sums, !device_has_kernels(g.devices[0]));
         mfx_assert_step(&g, 1);
@@ -179,7 +181,7 @@ static void test_checksums_at_finish_are_of_every_place(void **state)
             lie.corrupt_at = (int)i; /* embed, v, last */
             lie.corrupt_rank = rank;
             info = start(&g.b, (struct update_start){0});
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), lie)),
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), lie)),
                              ERR_NONE);
             assert_int_equal(finish_said(&g, info.id, said), ERR_CHECKSUM);
             assert_non_null(strstr(g.b.answer.e.field, fx_model[i].name));
@@ -211,7 +213,7 @@ static void test_checksum_of_a_fused_name_at_finish(void **state)
 
             cfg.corrupt_rank = rank;
             cfg.corrupt_at = rank < 0 ? -1 : 3; /* v */
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), cfg)),
+            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), cfg)),
                              ERR_NONE);
             assert_int_equal(finish_said(&g, info.id, said), rank < 0 ? ERR_NONE : ERR_CHECKSUM);
             mfx_assert_step(&g, 2);
@@ -247,29 +249,29 @@ static void test_checksum_of_what_is_served(void **state)
 /* Numbers that are not finite: seen in the pass that sums, whatever it is that makes the sums. */
 
 /* The model; or, in the other order, with q, k and v in one. */
-static struct plan *finite_plan(bool fused)
+static struct tensor_list *finite_tensor_list(bool fused)
 {
     const struct fx_tensor *tensors[] = {&fx_model[6], &fx_model[5], &fx_model[4], &fx_qkv,
                                          &fx_model[0]};
 
-    return fused ? fx_plan(tensors, 5) : fx_plan_of(FX_ALL);
+    return fused ? fx_tensor_list(tensors, 5) : fx_tensor_list_of(FX_ALL);
 }
 
-static void send_nan(struct gpus *g, struct plan *plan, uint32_t i, unsigned round,
+static void send_nan(struct gpus *g, struct tensor_list *tensor_list, uint32_t i, unsigned round,
                      enum non_finite_policy policy)
 {
     const struct update_info *info = &g->b.answer.info;
-    bool finite = plan->tensors[i].dtype == DTYPE_U8, summed = round % 3 != 0;
+    bool finite = tensor_list->tensors[i].dtype == DTYPE_U8, summed = round % 3 != 0;
     bool refused = !finite && summed && policy == NON_FINITE_REFUSE;
     struct mfx_cfg cfg = MFX_STEP(2);
     struct update_chunk *c;
     char field[32];
 
-    mfx_nan = plan->tensors[i].name;
+    mfx_nan = tensor_list->tensors[i].name;
     cfg.n_each = round % 4;
     cfg.scattered = round / 4 % 2 != 0;
-    c = mfx_chunk(g, "", plan_ref(plan), cfg);
-    c->checksums = summed ? mfx_sums(plan, cfg.step) : NULL;
+    c = mfx_chunk(g, "", tensor_list_ref(tensor_list), cfg);
+    c->checksums = summed ? mfx_sums(tensor_list, cfg.step) : NULL;
     assert_int_equal(mfx_send(g, c), refused ? ERR_NON_FINITE : ERR_NONE);
     (void)snprintf(field, sizeof field, "/names/%u", i);
     assert_string_equal(g->b.answer.e.field, refused ? field : "");
@@ -293,15 +295,15 @@ static void test_numbers_that_are_not_finite(void **state)
         cfg.non_finite = (enum non_finite_policy)(k % 3);
         gpus_open(&g, &libs[k / 3 % 2], cfg);
         for (unsigned fused = 0; fused < 2; fused++) {
-            struct plan *plan = finite_plan(fused != 0);
+            struct tensor_list *tensor_list = finite_tensor_list(fused != 0);
 
             for (unsigned round = 0; round < 6; round++) {
-                for (uint32_t i = 0; i < plan->n_tensors; i++) {
+                for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
                     assert_int_equal(mfx_push(&g, 1), ERR_NONE);
-                    send_nan(&g, plan, i, round, cfg.non_finite);
+                    send_nan(&g, tensor_list, i, round, cfg.non_finite);
                 }
             }
-            plan_unref(plan);
+            tensor_list_unref(tensor_list);
         }
         gpus_close(&g);
     }
@@ -320,7 +322,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checksums_of_a_chunk),
         cmocka_unit_test(test_only_what_has_a_checksum_is_checked),
-        cmocka_unit_test(test_checksums_of_ranks_with_their_own_plans),
+        cmocka_unit_test(test_checksums_of_ranks_with_their_own_tensor_lists),
         cmocka_unit_test(test_checksums_at_finish_are_of_every_place),
         cmocka_unit_test(test_checksum_of_a_fused_name_at_finish),
         cmocka_unit_test(test_checksum_of_what_is_served),

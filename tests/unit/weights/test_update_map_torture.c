@@ -14,7 +14,7 @@ static struct mfx_lib libs[2]; /* with kernels, and without */
 struct pair {
     struct gpus g; /* first */
     struct fx_answer answers[2];
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct update_start req;
     bool summed, received;
     struct rfx_group group; /* received: what its senders saw */
@@ -28,20 +28,21 @@ static struct update_chunk *pair_chunk(struct pair *p, const char *id, int i, un
     struct mfx_cfg mapped = MFX_STEP(step);
     struct rfx_cfg received = RFX_STEP(step);
     struct update_chunk *c;
-    struct plan *plan;
+    struct tensor_list *tensor_list;
 
     if (p->req.convert)
         qkv.dtype = head.dtype = DTYPE_F32;
-    plan = i == 0 ? fx_plan(first, 3) : fx_plan(second, 4);
+    tensor_list = i == 0 ? fx_tensor_list(first, 3) : fx_tensor_list(second, 4);
     mapped.n_each = 2;
     received.n_each = i == 0 ? 1 : 2;
     received.group = &p->group;
     if (i == 0)
-        mapped.gate = received.gate = &p->gate;
-    c = p->received ? rfx_chunk(&p->g, id, plan, received) : mfx_chunk(&p->g, id, plan, mapped);
+        mapped.pause_controller = received.pause_controller = &p->pause_controller;
+    c = p->received ? rfx_chunk(&p->g, id, tensor_list, received)
+                    : mfx_chunk(&p->g, id, tensor_list, mapped);
     (void)snprintf(c->chunk_id, sizeof c->chunk_id, "bucket-%d", i);
     if (p->summed)
-        c->checksums = mfx_sums(c->plan, step);
+        c->checksums = mfx_sums(c->tensor_list, step);
     c->done_arg = &p->answers[i];
     return c;
 }
@@ -54,7 +55,7 @@ static bool pair_update(struct pair *p, unsigned step, void (*arm)(struct pair *
     bool queued[2], good = true;
     struct err e = {0};
 
-    fx_gate_init(&p->gate);
+    fx_pause_controller_init(&p->pause_controller);
     for (int i = 0; i < 2; i++)
         chunks[i] = pair_chunk(p, info.id, i, step);
     arm(p, nth);
@@ -65,7 +66,7 @@ static bool pair_update(struct pair *p, unsigned step, void (*arm)(struct pair *
         if (!queued[i])
             update_chunk_free(chunks[i]);
     }
-    fx_gate_open(&p->gate);
+    fx_pause_controller_open(&p->pause_controller);
     for (int i = 0; i < 2; i++)
         good = (queued[i] && fx_await(&p->answers[i]) == ERR_NONE) && good;
     err_clear(&e);
@@ -77,7 +78,7 @@ static bool pair_update(struct pair *p, unsigned step, void (*arm)(struct pair *
         err_clear(&e);
         (void)updates_abort(p->g.b.updates, info.id, "", &info, &e);
     }
-    fx_gate_fini(&p->gate);
+    fx_pause_controller_fini(&p->pause_controller);
     return good;
 }
 
@@ -309,13 +310,13 @@ static void test_room_that_is_gone_by_the_first_chunk(void **state)
     gpus_open(&g, &libs[0], (struct gpus_cfg){.n_devices = 2});
     assert_int_equal(mfx_push(&g, 1), ERR_NONE);
     info = start(&g.b, (struct update_start){0});
-    c = mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(2));
+    c = mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(2));
     hog_take(&hog, g.devices[1], 0);
     assert_int_equal(mfx_send(&g, c), ERR_NO_STAGING);
     assert_non_null(strstr(g.b.answer.e.msg, "cuda:1"));
     assert_int_equal(g.b.answer.info.phase, UPDATE_RECEIVING);
     hog_give(&hog);
-    assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(2))),
+    assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(2))),
                      ERR_NONE);
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_step(&g, 2);
@@ -339,7 +340,7 @@ static void test_room_of_a_failed_chunk_is_used_again(void **state)
         struct mfx_cfg cfg = MFX_STEP(2);
 
         cfg.fail_release = i < 49;
-        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), cfg)),
+        assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), cfg)),
                          i < 49 ? ERR_GONE : ERR_NONE);
     }
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
@@ -364,7 +365,7 @@ static void test_chunk_waits_for_the_memory_of_an_old_version(void **state)
     assert_int_equal(mfx_push(&g, 2), ERR_NONE);
     hog_take(&hog, g.devices[0], HOG_NBYTES);
     info = start(&g.b, (struct update_start){0}); /* it will have room */
-    submit(&g.b, mfx_chunk(&g, info.id, fx_plan_of(FX_ALL), MFX_STEP(3)));
+    submit(&g.b, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(3)));
     await_phase(&g.b, info.id, UPDATE_RECEIVING);
     mfx_assert_log(&g.watch, "J0M0M0R0SC0J0M0M0R0SC0");
     mfx_assert_view(&g, v, 0, 0, 1);
@@ -389,12 +390,12 @@ static void test_store_needs_room_for_one_version(void **state)
         assert_int_equal(device_new(&devices[i], &libs[0].cu, &libs[0].about[i], &e), 0);
     hog_take(&hog, devices[0], 0);
     cfg.n_devices = 1;
-    cfg.manifest = fx_manifest();
+    cfg.model_spec = fx_model_spec();
     assert_int_equal(store_new(&s, &cfg, &e), -1);
     assert_int_equal(e.code, ERR_NO_STAGING);
     assert_null(s);
     cfg.n_devices = 2; /* they may be meant to share it */
-    cfg.manifest = fx_manifest();
+    cfg.model_spec = fx_model_spec();
     err_clear(&e);
     assert_int_equal(store_new(&s, &cfg, &e), 0);
     store_free(s);

@@ -40,7 +40,7 @@ static void test_misaligned_buckets_are_moved(void **state)
             for (unsigned i = 0; i < FX_N; i++)
                 tensors[i] = &fx_model[(i + turn) % FX_N];
             cfg.n_each = turn / FX_N;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", fx_plan(tensors, FX_N), cfg)),
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", fx_tensor_list(tensors, FX_N), cfg)),
                              ERR_NONE);
             mfx_assert_step(&g, turn + 1);
         }
@@ -60,11 +60,14 @@ static void test_chunks_of_a_session_arrive(void **state)
             struct rfx_cfg cfg = RFX_STEP(step);
 
             cfg.n_each = step;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan_of(0x15), cfg)), ERR_NONE);
-            assert_int_equal(g.b.answer.info.n_tensors_done, 3);
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan_of(0x0a), cfg)), ERR_NONE);
-            assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_plan_of(0x60), MFX_STEP(step))),
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_tensor_list_of(0x15), cfg)),
                              ERR_NONE);
+            assert_int_equal(g.b.answer.info.n_tensors_done, 3);
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_tensor_list_of(0x0a), cfg)),
+                             ERR_NONE);
+            assert_int_equal(
+                mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x60), MFX_STEP(step))),
+                ERR_NONE);
             if (step > 1)
                 mfx_assert_step(&g, step - 1);
             assert_int_equal(finish(&g.b, info.id, "new"), ERR_NONE);
@@ -88,8 +91,9 @@ static void test_partial_updates_keep_the_rest(void **state)
             const struct version *v = NULL;
             struct err e = {0};
 
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan_of(1U << i), RFX_STEP(2))),
-                             ERR_NONE);
+            assert_int_equal(
+                mfx_send(&g, rfx_chunk(&g, info.id, fx_tensor_list_of(1U << i), RFX_STEP(2))),
+                ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             assert_int_equal(store_pin(g.b.store, &v, &e), 0);
             for (uint32_t p = 0; p < store_n_places(g.b.store); p++)
@@ -124,7 +128,9 @@ static void test_nothing_is_copied_that_lies_where_it_stays(void **state)
 
         gpus_open(&g, &libs[0], mfx_worlds[w]);
         for (unsigned step = 1; step < 20; step++) {
-            uint64_t nbytes = mfx_worlds[w].mirror ? store_manifest(g.b.store)->plan->nbytes : 0;
+            uint64_t nbytes = mfx_worlds[w].mirror
+                                  ? store_model_spec(g.b.store)->tensor_list->nbytes
+                                  : 0;
             const struct version *v = NULL;
             struct rfx_group group = {0};
             struct rfx_cfg cfg = RFX_STEP(step);
@@ -152,8 +158,9 @@ static void test_only_what_is_misaligned_is_copied(void **state)
     (void)state;
     for (unsigned k = 0; k < 2; k++) {
         struct gpus g;
-        struct plan *plan = fx_plan_of(FX_ALL);
-        uint64_t nbytes = plan->tensors[FX_N - 1].nbytes + plan->tensors[FX_N - 2].nbytes;
+        struct tensor_list *tensor_list = fx_tensor_list_of(FX_ALL);
+        uint64_t nbytes = tensor_list->tensors[FX_N - 1].nbytes +
+                          tensor_list->tensors[FX_N - 2].nbytes;
 
         gpus_open(&g, &libs[k], (struct gpus_cfg){.n_devices = 2});
         for (unsigned step = 1; step < 6; step++) {
@@ -162,12 +169,13 @@ static void test_only_what_is_misaligned_is_copied(void **state)
 
             cfg.n_each = FX_N - 2;
             g.lib->counts(&before);
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", plan_ref(plan), cfg)), ERR_NONE);
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", tensor_list_ref(tensor_list), cfg)),
+                             ERR_NONE);
             if (step > 2)
                 assert_copied(&g, &before, 0, nbytes * g.n_devices);
             mfx_assert_step(&g, step);
         }
-        plan_unref(plan);
+        tensor_list_unref(tensor_list);
         gpus_close(&g);
     }
 }
@@ -190,16 +198,17 @@ static void test_empty_tensors_arrive(void **state)
         struct gpus g;
         struct err e = {0};
 
-        assert_int_equal(manifest_new(&world.manifest, fx_plan(tensors, 5), NULL, 0, &e), 0);
+        assert_int_equal(model_spec_new(&world.model_spec, fx_tensor_list(tensors, 5), NULL, 0, &e),
+                         0);
         gpus_open(&g, &libs[w % 2], world);
         for (unsigned step = 1; step < 12; step++) {
             struct rfx_cfg cfg = RFX_STEP(step);
             struct update_chunk *c;
 
             cfg.n_each = step % 6;
-            c = rfx_chunk(&g, "", fx_plan(tensors, 5), cfg);
+            c = rfx_chunk(&g, "", fx_tensor_list(tensors, 5), cfg);
             if (step > 5)
-                c->checksums = mfx_sums(c->plan, step);
+                c->checksums = mfx_sums(c->tensor_list, step);
             assert_int_equal(mfx_send(&g, c), ERR_NONE);
             mfx_assert_step(&g, step);
         }
@@ -213,10 +222,10 @@ static void convert_in(struct gpus *g, struct rfx_cfg cfg)
 {
     struct update_start req = {.convert = true};
     struct update_info info = start(&g->b, req);
-    struct update_chunk *c = rfx_chunk(g, info.id, mfx_wide_plan(), cfg);
-    uint64_t nbytes = c->plan->nbytes;
+    struct update_chunk *c = rfx_chunk(g, info.id, mfx_wide_tensor_list(), cfg);
+    uint64_t nbytes = c->tensor_list->nbytes;
 
-    c->checksums = mfx_sums(c->plan, cfg.step); /* of the bytes as sent */
+    c->checksums = mfx_sums(c->tensor_list, cfg.step); /* of the bytes as sent */
     assert_int_equal(mfx_send(g, c), ERR_NONE);
     assert_int_equal(g->b.answer.info.nbytes_done, nbytes);
     assert_int_equal(g->b.answer.info.host_sums, !device_has_kernels(g->devices[0]));
@@ -232,7 +241,7 @@ static void test_convert_fused_tied_and_ignored_names(void **state)
 
         gpus_open(&g, &libs[k % 2], mfx_worlds[k / 2]);
         assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
-        assert_int_equal(refused(&g.b, rfx_chunk(&g, "", mfx_wide_plan(), RFX_STEP(2))).code,
+        assert_int_equal(refused(&g.b, rfx_chunk(&g, "", mfx_wide_tensor_list(), RFX_STEP(2))).code,
                          ERR_MISMATCH);
         for (unsigned step = 2; step < 10; step++) {
             struct rfx_cfg cfg = RFX_STEP(step);
@@ -256,11 +265,12 @@ static void test_tied_name_must_agree(void **state)
             struct rfx_cfg cfg = RFX_STEP(1);
 
             cfg.n_each = k / 2;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", mfx_tied_plan(before), cfg)), ERR_NONE);
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", mfx_tied_tensor_list(before), cfg)),
+                             ERR_NONE);
             assert_int_equal(g.b.answer.info.n_tensors_done, FX_N);
             cfg.step = 2;
             cfg.corrupt_at = before ? 0 : FX_N;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", mfx_tied_plan(before), cfg)),
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", mfx_tied_tensor_list(before), cfg)),
                              ERR_MISMATCH);
             assert_non_null(strstr(g.b.answer.e.msg, "lm_head.weight"));
             mfx_assert_step(&g, 1);
@@ -287,8 +297,8 @@ static void test_tied_name_alone_brings_its_target(void **state)
             struct rfx_cfg cfg = RFX_STEP(step);
 
             cfg.n_each = step % 2;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan(tensors, FX_N), cfg)),
-                             ERR_NONE);
+            assert_int_equal(
+                mfx_send(&g, rfx_chunk(&g, info.id, fx_tensor_list(tensors, FX_N), cfg)), ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             mfx_assert_step(&g, step);
         }
@@ -319,8 +329,8 @@ static void test_checksums_of_every_rank(void **state)
             cfg.corrupt_at = i < FX_N ? (int)i : -1;
             cfg.corrupt_rank = (int)(turn % g.n_devices);
             cfg.group = &group;
-            c = rfx_chunk(&g, "", moved ? fx_plan_of(FX_ALL) : rfx_plan(), cfg);
-            c->checksums = mfx_sums(c->plan, cfg.step);
+            c = rfx_chunk(&g, "", moved ? fx_tensor_list_of(FX_ALL) : rfx_tensor_list(), cfg);
+            c->checksums = mfx_sums(c->tensor_list, cfg.step);
             (void)snprintf(field, sizeof field, "/checksums/%u", i);
             assert_int_equal(mfx_send(&g, c), i < FX_N ? ERR_CHECKSUM : ERR_NONE);
             assert_string_equal(g.b.answer.e.field, i < FX_N ? field : "");
@@ -345,8 +355,9 @@ static void test_numbers_that_are_not_finite(void **state)
         gpus_open(&g, &libs[k % 2], mfx_worlds[k / 2]);
         assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
         for (unsigned turn = 0; turn < 4 * FX_N; turn++) {
-            struct plan *plan = turn / FX_N % 2 != 0 ? fx_plan_of(FX_ALL) : rfx_plan();
-            const struct tensor_spec *t = &plan->tensors[turn % FX_N];
+            struct tensor_list *tensor_list = turn / FX_N % 2 != 0 ? fx_tensor_list_of(FX_ALL)
+                                                                   : rfx_tensor_list();
+            const struct tensor_spec *t = &tensor_list->tensors[turn % FX_N];
             bool refused = t->dtype != DTYPE_U8;
             struct rfx_cfg cfg = RFX_STEP(refused ? 2 : 1);
             struct rfx_group group = {0};
@@ -355,9 +366,9 @@ static void test_numbers_that_are_not_finite(void **state)
 
             cfg.n_each = turn / 16 * 2;
             cfg.group = &group;
-            c = rfx_chunk(&g, "", plan, cfg);
+            c = rfx_chunk(&g, "", tensor_list, cfg);
             mfx_nan = t->name;
-            c->checksums = mfx_sums(plan, cfg.step);
+            c->checksums = mfx_sums(tensor_list, cfg.step);
             (void)snprintf(field, sizeof field, "/names/%u", turn % FX_N);
             assert_int_equal(mfx_send(&g, c), refused ? ERR_NON_FINITE : ERR_NONE);
             mfx_nan = NULL;

@@ -8,7 +8,7 @@ static struct mfx_lib lib;
 
 /* Floats, of which any bucket comes to where it stays; or one of 3 bytes in front of each, and no
  * pair of them does. */
-static struct plan *small_plan(bool pairs)
+static struct tensor_list *small_tensor_list(bool pairs)
 {
     struct fx_tensor made[SMALL_N];
     const struct fx_tensor *tensors[SMALL_N];
@@ -21,14 +21,14 @@ static struct plan *small_plan(bool pairs)
                                       : (struct fx_tensor){names[i], DTYPE_F32, 2, {4, 16}};
         tensors[i] = &made[i];
     }
-    return fx_plan(tensors, n);
+    return fx_tensor_list(tensors, n);
 }
 
 static void open_of(struct gpus *g, struct gpus_cfg world, bool pairs)
 {
     struct err e = {0};
 
-    assert_int_equal(manifest_new(&world.manifest, small_plan(pairs), NULL, 0, &e), 0);
+    assert_int_equal(model_spec_new(&world.model_spec, small_tensor_list(pairs), NULL, 0, &e), 0);
     gpus_open(g, &lib, world);
 }
 
@@ -70,9 +70,9 @@ static void test_what_stays_is_posted_ahead(void **state)
 
             cfg.n_each = 1;
             cfg.group = &group;
-            c = rfx_chunk(&g, info.id, small_plan(false), cfg);
+            c = rfx_chunk(&g, info.id, small_tensor_list(false), cfg);
             if (step % 2 != 0)
-                c->checksums = mfx_sums(c->plan, step);
+                c->checksums = mfx_sums(c->tensor_list, step);
             log_clear(&g);
             assert_int_equal(mfx_send(&g, c), ERR_NONE);
             assert_all_ahead(&g);
@@ -95,7 +95,8 @@ static void test_any_bucket_may_fail(void **state)
         struct gpus g;
 
         open_of(&g, (struct gpus_cfg){.n_devices = 2, .mirror = true}, pairs);
-        assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_plan(pairs), RFX_STEP(1))), ERR_NONE);
+        assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_tensor_list(pairs), RFX_STEP(1))),
+                         ERR_NONE);
         info = start(&g.b, (struct update_start){0});
         for (int at = 0; at < 2 * n; at++) {
             struct rfx_group group = {0};
@@ -106,15 +107,15 @@ static void test_any_bucket_may_fail(void **state)
             *(at < n ? &cfg.fail_at : &cfg.fail_post_at) = at % n;
             cfg.fail_code = at % 2 != 0 ? ERR_NCCL : ERR_GONE;
             cfg.group = &group;
-            c = rfx_chunk(&g, info.id, small_plan(pairs), cfg);
-            c->checksums = mfx_sums(c->plan, 2);
+            c = rfx_chunk(&g, info.id, small_tensor_list(pairs), cfg);
+            c->checksums = mfx_sums(c->tensor_list, 2);
             assert_int_equal(mfx_send(&g, c), cfg.fail_code);
             assert_string_equal(g.b.answer.e.msg, "the sender died");
             assert_int_equal(group.n_torn, at != n); /* nothing was posted there */
             mfx_assert_step(&g, 1);
         }
-        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, small_plan(pairs), RFX_STEP(2))),
-                         ERR_NONE);
+        assert_int_equal(
+            mfx_send(&g, rfx_chunk(&g, info.id, small_tensor_list(pairs), RFX_STEP(2))), ERR_NONE);
         assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
         mfx_assert_step(&g, 2);
         gpus_close(&g);
@@ -144,7 +145,7 @@ static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
         open_of(&g, (struct gpus_cfg){.n_devices = 2}, true);
         for (unsigned i = 0; i < 2;
              i++) /* both versions have their memory, and so have bounce buffers */
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_plan(true), RFX_STEP(1))),
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_tensor_list(true), RFX_STEP(1))),
                              ERR_NONE);
         info = start(&g.b, (struct update_start){0});
         cfg.n_each = 2;
@@ -153,7 +154,8 @@ static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
         cfg.fail_code = ERR_NCCL;
         cfg.stuck = true;
         cfg.group = &lost;
-        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, small_plan(true), cfg)), ERR_NCCL);
+        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, small_tensor_list(true), cfg)),
+                         ERR_NCCL);
         assert_int_equal(lost.n_buckets, BOUNCES_MAX);
         mfx_abort(&g, info.id);
         for (unsigned step = 3; step < 7; step++) {
@@ -162,7 +164,8 @@ static void test_memory_of_all_that_was_posted_goes_to_nobody(void **state)
             cfg = RFX_STEP(step);
             cfg.n_each = 2;
             cfg.group = &group;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_plan(true), cfg)), ERR_NONE);
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, "", small_tensor_list(true), cfg)),
+                             ERR_NONE);
             for (unsigned k = 0; k < group.n_buckets; k++)
                 for (unsigned r = 0; r < g.n_devices && !by_post; r++)
                     assert_false(is_among(group.dst[k][r], r, &lost));

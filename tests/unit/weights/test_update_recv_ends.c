@@ -10,7 +10,7 @@ static struct mfx_lib lib;
 /* Pairs of 3 bytes and a float: no bucket of one pair lies where it stays. */
 enum { PAIRS = 6 };
 
-static struct plan *pairs_plan(void)
+static struct tensor_list *pairs_tensor_list(void)
 {
     struct fx_tensor made[2 * PAIRS];
     const struct fx_tensor *tensors[2 * PAIRS];
@@ -22,14 +22,14 @@ static struct plan *pairs_plan(void)
                              : (struct fx_tensor){names[i], DTYPE_F32, 2, {5, 7}};
         tensors[i] = &made[i];
     }
-    return fx_plan(tensors, 2 * PAIRS);
+    return fx_tensor_list(tensors, 2 * PAIRS);
 }
 
-static void open_of(struct gpus *g, struct gpus_cfg world, struct plan *plan)
+static void open_of(struct gpus *g, struct gpus_cfg world, struct tensor_list *tensor_list)
 {
     struct err e = {0};
 
-    assert_int_equal(manifest_new(&world.manifest, plan, NULL, 0, &e), 0);
+    assert_int_equal(model_spec_new(&world.model_spec, tensor_list, NULL, 0, &e), 0);
     gpus_open(g, &lib, world);
 }
 
@@ -63,7 +63,7 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
     for (unsigned w = 0; w < MFX_WORLDS; w++) {
         struct gpus g;
 
-        open_of(&g, mfx_worlds[w], pairs_plan());
+        open_of(&g, mfx_worlds[w], pairs_tensor_list());
         for (unsigned step = 1; step < 5; step++) {
             struct rfx_group group = {0};
             struct rfx_cfg cfg = RFX_STEP(step);
@@ -72,9 +72,9 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
             cfg.n_each = 2;
             cfg.unheld_at = BOUNCES_MAX;
             cfg.group = &group;
-            c = rfx_chunk(&g, "", pairs_plan(), cfg);
+            c = rfx_chunk(&g, "", pairs_tensor_list(), cfg);
             if (step % 2 != 0)
-                c->checksums = mfx_sums(c->plan, step);
+                c->checksums = mfx_sums(c->tensor_list, step);
             log_clear(&g);
             gpus_hold(&g, true);
             submit(&g.b, c);
@@ -93,7 +93,7 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
 
 enum { LARGE_N = 3, LARGE_NBYTES = 17 << 20 };
 
-static struct plan *large_plan(void)
+static struct tensor_list *large_tensor_list(void)
 {
     static const struct fx_tensor large[LARGE_N] = {
         {"a", DTYPE_U8, 1, {LARGE_NBYTES}},
@@ -102,19 +102,19 @@ static struct plan *large_plan(void)
     };
     const struct fx_tensor *const tensors[LARGE_N] = {&large[0], &large[1], &large[2]};
 
-    return fx_plan(tensors, LARGE_N);
+    return fx_tensor_list(tensors, LARGE_N);
 }
 
 static struct update_chunk *large_chunk(struct gpus *g, struct rfx_cfg cfg)
 {
-    struct update_chunk *c = rfx_chunk(g, "", large_plan(), cfg);
+    struct update_chunk *c = rfx_chunk(g, "", large_tensor_list(), cfg);
     unsigned char *sent = malloc(LARGE_NBYTES);
 
     assert_non_null(sent);
     c->checksums = calloc(LARGE_N, sizeof *c->checksums);
     assert_non_null(c->checksums);
     for (unsigned i = 0; i < LARGE_N; i++) {
-        rfx_sent(&c->plan->tensors[i], cfg.step, sent);
+        rfx_sent(&c->tensor_list->tensors[i], cfg.step, sent);
         c->checksums[i] = checksum_of(sent, LARGE_NBYTES);
     }
     free(sent);
@@ -127,24 +127,24 @@ static void test_sums_are_made_while_the_next_bucket_comes(void **state)
 {
     struct fakecuda_counts before, now;
     struct rfx_cfg cfg = RFX_STEP(1);
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct gpus g;
 
     (void)state;
-    open_of(&g, (struct gpus_cfg){.n_devices = 1, .mirror = true}, large_plan());
-    fx_gate_init(&gate);
+    open_of(&g, (struct gpus_cfg){.n_devices = 1, .mirror = true}, large_tensor_list());
+    fx_pause_controller_init(&pause_controller);
     cfg.n_each = 1;
-    cfg.gate = &gate;
-    cfg.gate_at = LARGE_N - 1;
+    cfg.pause_controller = &pause_controller;
+    cfg.pause_controller_at = LARGE_N - 1;
     lib.counts(&before);
     submit(&g.b, large_chunk(&g, cfg));
-    fx_gate_await(&gate);
+    fx_pause_controller_await(&pause_controller);
     do { /* what waits for the GPU here cannot be told that it is done */
         (void)sched_yield();
         lib.counts(&now);
     } while (now.nbytes_copied - before.nbytes_copied < UINT64_C(2) * LARGE_NBYTES);
     assert_int_equal(now.n_launches - before.n_launches, 2);
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     assert_int_equal(fx_await(&g.b.answer), ERR_NONE);
     cfg = RFX_STEP(2);
     cfg.n_each = 1;
@@ -158,7 +158,7 @@ static void test_sums_are_made_while_the_next_bucket_comes(void **state)
     cfg.corrupt_rank = 0;
     assert_int_equal(mfx_send(&g, large_chunk(&g, cfg)), ERR_CHECKSUM);
     assert_int_equal(mfx_info(&g).serial, 2);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
     gpus_close(&g);
 }
 
@@ -170,28 +170,28 @@ static void test_progress_grows_bucket_by_bucket(void **state)
     gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2, .mirror = true});
     for (int at = 0; at < FX_N; at++) {
         struct update_info info = start(&g.b, (struct update_start){0}), seen;
-        struct plan *plan = rfx_plan();
+        struct tensor_list *tensor_list = rfx_tensor_list();
         struct rfx_cfg cfg = RFX_STEP(1);
-        struct fx_gate gate;
+        struct fx_pause_controller pause_controller;
         struct err e = {0};
 
-        fx_gate_init(&gate);
+        fx_pause_controller_init(&pause_controller);
         cfg.n_each = 1;
-        cfg.gate = &gate;
-        cfg.gate_at = at;
-        submit(&g.b, rfx_chunk(&g, info.id, plan_ref(plan), cfg));
-        fx_gate_await(&gate);
+        cfg.pause_controller = &pause_controller;
+        cfg.pause_controller_at = at;
+        submit(&g.b, rfx_chunk(&g, info.id, tensor_list_ref(tensor_list), cfg));
+        fx_pause_controller_await(&pause_controller);
         assert_int_equal(updates_get(g.b.updates, info.id, &seen, &e), 0);
         assert_int_equal(seen.phase, UPDATE_RECEIVING);
-        assert_int_equal(seen.nbytes_done, plan->tensors[at].offset);
-        assert_int_equal(seen.nbytes_total, plan->nbytes);
-        assert_string_equal(seen.tensor, plan->tensors[at].name);
-        fx_gate_open(&gate);
+        assert_int_equal(seen.nbytes_done, tensor_list->tensors[at].offset);
+        assert_int_equal(seen.nbytes_total, tensor_list->nbytes);
+        assert_string_equal(seen.tensor, tensor_list->tensors[at].name);
+        fx_pause_controller_open(&pause_controller);
         assert_int_equal(fx_await(&g.b.answer), ERR_NONE);
-        assert_int_equal(g.b.answer.info.nbytes_done, plan->nbytes);
+        assert_int_equal(g.b.answer.info.nbytes_done, tensor_list->nbytes);
         mfx_abort(&g, info.id);
-        plan_unref(plan);
-        fx_gate_fini(&gate);
+        tensor_list_unref(tensor_list);
+        fx_pause_controller_fini(&pause_controller);
     }
     gpus_close(&g);
 }
@@ -202,12 +202,12 @@ static void test_no_chunk_is_begun_beside_one_that_is_received(void **state)
     static const unsigned masks[3] = {0x0a, 0x51, 0x24};
     struct fx_answer answers[3];
     struct update_info info;
-    struct fx_gate gate;
+    struct fx_pause_controller pause_controller;
     struct gpus g;
 
     (void)state;
     gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2});
-    fx_gate_init(&gate);
+    fx_pause_controller_init(&pause_controller);
     info = start(&g.b, (struct update_start){0});
     for (int i = 0; i < 3; i++) {
         struct mfx_cfg mapped = MFX_STEP(1);
@@ -215,15 +215,15 @@ static void test_no_chunk_is_begun_beside_one_that_is_received(void **state)
         struct update_chunk *c;
 
         mapped.id = i;
-        mapped.gate = i == 0 ? &gate : NULL;
+        mapped.pause_controller = i == 0 ? &pause_controller : NULL;
         received.n_each = 1;
         fx_answer_init(&answers[i]);
-        c = i == 1 ? rfx_chunk(&g, info.id, fx_plan_of(masks[i]), received)
-                   : mfx_chunk(&g, info.id, fx_plan_of(masks[i]), mapped);
+        c = i == 1 ? rfx_chunk(&g, info.id, fx_tensor_list_of(masks[i]), received)
+                   : mfx_chunk(&g, info.id, fx_tensor_list_of(masks[i]), mapped);
         c->done_arg = &answers[i];
         submit(&g.b, c);
     }
-    fx_gate_open(&gate);
+    fx_pause_controller_open(&pause_controller);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(fx_await(&answers[i]), ERR_NONE);
         fx_answer_fini(&answers[i]);
@@ -231,7 +231,7 @@ static void test_no_chunk_is_begun_beside_one_that_is_received(void **state)
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_log(&g.watch, "J0M0M0R0C0P0P1P2V0V1V2CJ2M2M2R2C2S");
     mfx_assert_step(&g, 1);
-    fx_gate_fini(&gate);
+    fx_pause_controller_fini(&pause_controller);
     gpus_close(&g);
 }
 
@@ -249,7 +249,7 @@ static void test_refuses_a_sharded_update(void **state)
         gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = n});
         info = start(&g.b, (struct update_start){.sharded = true});
         for (int single = 0; single < 2; single++) {
-            c = rfx_chunk(&g, single ? "" : info.id, rfx_plan(), RFX_STEP(1));
+            c = rfx_chunk(&g, single ? "" : info.id, rfx_tensor_list(), RFX_STEP(1));
             c->sharded = true;
             if (n == 1) { /* there are no shards */
                 assert_int_equal(mfx_send(&g, c), ERR_NONE);
@@ -289,8 +289,9 @@ static void test_failed_bucket_leaves_what_serves(void **state)
             for (int again = 0; again < 3; again++) { /* the chunk may be sent again */
                 if (again == 2)
                     cfg.fail_at = -1;
-                c = rfx_chunk(&g, info.id, turn % 2 != 0 ? rfx_plan() : fx_plan_of(FX_ALL), cfg);
-                c->checksums = mfx_sums(c->plan, cfg.step);
+                c = rfx_chunk(&g, info.id,
+                              turn % 2 != 0 ? rfx_tensor_list() : fx_tensor_list_of(FX_ALL), cfg);
+                c->checksums = mfx_sums(c->tensor_list, cfg.step);
                 assert_int_equal(mfx_send(&g, c), again < 2 ? cfg.fail_code : ERR_NONE);
                 if (again < 2)
                     assert_string_equal(g.b.answer.e.msg, "the sender died");
@@ -326,19 +327,19 @@ static void test_abort_and_deadline_end_a_bucket(void **state)
             struct gpus_cfg world = {.n_devices = 2, .mirror = true};
             struct rfx_cfg cfg = RFX_STEP(2);
             struct update_info info;
-            struct fx_gate gate;
+            struct fx_pause_controller pause_controller;
             struct gpus g;
 
             gpus_open(&g, &lib, world);
             assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
-            fx_gate_init(&gate);
-            gate.late = abort == 0;
+            fx_pause_controller_init(&pause_controller);
+            pause_controller.late = abort == 0;
             info = start(&g.b, (struct update_start){0});
             cfg.n_each = 2;
-            cfg.gate = &gate;
-            cfg.gate_at = at;
-            submit(&g.b, rfx_chunk(&g, info.id, fx_plan_of(FX_ALL), cfg));
-            fx_gate_await(&gate);
+            cfg.pause_controller = &pause_controller;
+            cfg.pause_controller_at = at;
+            submit(&g.b, rfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), cfg));
+            fx_pause_controller_await(&pause_controller);
             if (abort)
                 mfx_abort(&g, info.id);
             assert_int_equal(fx_await(&g.b.answer), abort ? ERR_CONFLICT : ERR_TIMEOUT);
@@ -347,7 +348,7 @@ static void test_abort_and_deadline_end_a_bucket(void **state)
                 mfx_abort(&g, info.id);
             assert_int_equal(rfx_push(&g, RFX_STEP(3)), ERR_NONE);
             mfx_assert_step(&g, 3);
-            fx_gate_fini(&gate);
+            fx_pause_controller_fini(&pause_controller);
             gpus_close(&g);
         }
     }
@@ -368,11 +369,11 @@ static void test_own_failure_does_not_leave_the_sender_alone(void **state)
         gpus_open(&g, &lib, mfx_worlds[w]);
         assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
         info = start(&g.b, (struct update_start){0});
-        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan(head, 1), RFX_STEP(3))),
+        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_tensor_list(head, 1), RFX_STEP(3))),
                          ERR_NONE);
         cfg.n_each = 1;
         cfg.group = &group;
-        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, mfx_tied_plan(true), cfg)),
+        assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, mfx_tied_tensor_list(true), cfg)),
                          ERR_MISMATCH);
         assert_non_null(strstr(g.b.answer.e.msg, "came before in this update"));
         assert_int_equal(group.n_whole, 1);
@@ -433,15 +434,15 @@ static void test_bounce_buffers_are_refused_before_anything_comes(void **state)
             struct full full;
             struct gpus g;
 
-            open_of(&g, (struct gpus_cfg){.n_devices = 2}, pairs_plan());
+            open_of(&g, (struct gpus_cfg){.n_devices = 2}, pairs_tensor_list());
             for (int i = 0; i < 2; i++) /* both versions have their memory */
-                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", pairs_plan(), MFX_STEP(1))),
+                assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", pairs_tensor_list(), MFX_STEP(1))),
                                  ERR_NONE);
             cfg.n_each = 2;
             cfg.group = &group;
             info = start(&g.b, (struct update_start){0});
             full_take(&full, g.devices[rank], bounces * granule(&g));
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, pairs_plan(), cfg)),
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, pairs_tensor_list(), cfg)),
                              bounces == 0 ? ERR_NO_STAGING : ERR_NONE);
             assert_int_equal(group.n_buckets, bounces == 0 ? 0 : PAIRS);
             assert_int_equal(n_different(&group, rank), bounces);
@@ -450,7 +451,8 @@ static void test_bounce_buffers_are_refused_before_anything_comes(void **state)
                 assert_non_null(strstr(g.b.answer.e.msg, device_name(g.devices[rank])));
             full_give(&full);
             if (bounces == 0)
-                assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, pairs_plan(), cfg)), ERR_NONE);
+                assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, pairs_tensor_list(), cfg)),
+                                 ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             mfx_assert_step(&g, 2);
             gpus_close(&g);
@@ -470,15 +472,15 @@ static void test_bounce_buffers_wait_for_the_memory_of_an_old_version(void **sta
     struct err e = {0};
 
     (void)state;
-    open_of(&g, (struct gpus_cfg){.n_devices = 1}, pairs_plan());
-    assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", pairs_plan(), MFX_STEP(1))), ERR_NONE);
+    open_of(&g, (struct gpus_cfg){.n_devices = 1}, pairs_tensor_list());
+    assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", pairs_tensor_list(), MFX_STEP(1))), ERR_NONE);
     assert_int_equal(store_pin(g.b.store, &v, &e), 0);
-    assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", pairs_plan(), MFX_STEP(2))), ERR_NONE);
+    assert_int_equal(mfx_send(&g, mfx_chunk(&g, "", pairs_tensor_list(), MFX_STEP(2))), ERR_NONE);
     full_take(&full, g.devices[0], granule(&g)); /* for the version to be, and nothing else */
     info = start(&g.b, (struct update_start){0});
     cfg.n_each = 2;
     cfg.group = &group;
-    submit(&g.b, rfx_chunk(&g, info.id, pairs_plan(), cfg));
+    submit(&g.b, rfx_chunk(&g, info.id, pairs_tensor_list(), cfg));
     await_phase(&g.b, info.id, UPDATE_RECEIVING);
     mfx_assert_view(&g, v, 0, 0, 1);
     store_unpin(g.b.store, v);
@@ -508,8 +510,8 @@ static void test_memory_of_failed_chunks_comes_back(void **state)
         cfg.n_each = 2;
         cfg.fail_at = (int)(i % 4);
         cfg.fail_code = ERR_NCCL;
-        c = rfx_chunk(&g, info.id, mfx_tied_plan(i % 2 != 0), cfg);
-        c->checksums = mfx_sums(c->plan, 2);
+        c = rfx_chunk(&g, info.id, mfx_tied_tensor_list(i % 2 != 0), cfg);
+        c->checksums = mfx_sums(c->tensor_list, 2);
         assert_int_equal(mfx_send(&g, c), ERR_NCCL);
         lib.counts(&now);
         if (i == 3) /* each kind of failure has been */
@@ -521,7 +523,8 @@ static void test_memory_of_failed_chunks_comes_back(void **state)
         }
     }
     mfx_assert_step(&g, 1);
-    assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, rfx_plan(), RFX_STEP(2))), ERR_NONE);
+    assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, rfx_tensor_list(), RFX_STEP(2))),
+                     ERR_NONE);
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_step(&g, 2);
     gpus_close(&g);
@@ -551,14 +554,15 @@ static void test_memory_of_a_stuck_bucket_goes_to_nobody(void **state)
 
         gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 2, .mirror = turn > 3});
         assert_int_equal(rfx_push(&g, RFX_STEP(1)), ERR_NONE);
-        nbytes = store_manifest(g.b.store)->plan->nbytes;
+        nbytes = store_model_spec(g.b.store)->tensor_list->nbytes;
         info = start(&g.b, (struct update_start){0});
         cfg.fail_at = 0;
         cfg.fail_code = ERR_NCCL;
         cfg.stuck = true;
         cfg.group = &lost;
         assert_int_equal(
-            mfx_send(&g, rfx_chunk(&g, info.id, moves ? fx_plan_of(FX_ALL) : rfx_plan(), cfg)),
+            mfx_send(&g, rfx_chunk(&g, info.id,
+                                   moves ? fx_tensor_list_of(FX_ALL) : rfx_tensor_list(), cfg)),
             ERR_NCCL);
         for (unsigned step = 3; step < 9; step++) {
             struct rfx_group group = {0};
@@ -571,7 +575,7 @@ static void test_memory_of_a_stuck_bucket_goes_to_nobody(void **state)
             cfg = RFX_STEP(step);
             cfg.group = &group;
             cfg.n_each = 2;
-            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_plan_of(FX_ALL), cfg)),
+            assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), cfg)),
                              ERR_NONE);
             assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
             for (unsigned k = 0; k < group.n_buckets; k++)

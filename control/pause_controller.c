@@ -1,0 +1,630 @@
+/* One operation at a time changes the pause controller; one thread watches the lease and answers
+ * the waits.
+ *
+ * The thread sleeps on a bell with a lock of its own, so that the callback of a peer that left,
+ * which runs under a high lock, can ring it. */
+#include "control/pause_controller_priv.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "control/admission.h"
+#include "control/generations.h"
+#include "control/life.h"
+#include "engine/engine.h"
+#include "weights/update/update.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void pause_controller_wake_up(struct pause_controller *g)
+{
+    mtx_lock(&g->wakeup_lock);
+    g->rung = true;
+    cnd_signal(&g->wakeup);
+    mtx_unlock(&g->wakeup_lock);
+}
+
+void pause_controller_begin(struct pause_controller *g)
+{
+    mtx_lock(&g->lock);
+    while (g->busy)
+        (void)cnd_wait(&g->changed, &g->lock, CLOCK_NEVER);
+    g->busy = true;
+    mtx_unlock(&g->lock);
+}
+
+void pause_controller_end(struct pause_controller *g)
+{
+    mtx_lock(&g->lock);
+    g->busy = false;
+    cnd_broadcast(&g->changed);
+    mtx_unlock(&g->lock);
+    pause_controller_wake_up(g);
+}
+
+bool pause_controller_idle(const struct pause_controller *g)
+{
+    struct admission_stats s;
+
+    admission_stats(g->cfg.generate, &s);
+    return s.n_running == 0;
+}
+
+/* By whoever gives the last permit back. */
+static void admission_idle(void *arg)
+{
+    struct pause_controller *g = arg;
+
+    mtx_lock(&g->lock);
+    cnd_broadcast(&g->changed);
+    mtx_unlock(&g->lock);
+    pause_controller_wake_up(g);
+}
+
+/* Whoever is idle behind shut listeners stays so. */
+static bool is_still_locked(const struct pause_controller *g, size_t n_running)
+{
+    if (g->now.pause == PAUSE_NONE || !g->shut)
+        return false;
+    return g->now.pause == PAUSE_KEEP ? g->frozen : n_running == 0;
+}
+
+static void fill_info_locked(const struct pause_controller *g, struct pause_controller_info *out)
+{
+    uint64_t now = clock_now_us();
+    struct admission_stats s;
+
+    admission_stats(g->cfg.generate, &s);
+    *out = g->now;
+    out->n_running = s.n_running;
+    out->n_waiting = s.n_waiting;
+    out->acknowledged = is_still_locked(g, s.n_running);
+    out->lease_left_us = CLOCK_NEVER;
+    if (g->until_us != CLOCK_NEVER)
+        out->lease_left_us = g->until_us > now ? g->until_us - now : 0;
+    if (g->now.pause != PAUSE_NONE)
+        out->paused_us += now - g->now.since_us;
+}
+
+void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out)
+{
+    mtx_lock(&g->lock);
+    fill_info_locked(g, out);
+    mtx_unlock(&g->lock);
+}
+
+static enum lifecycle_weights weights_of(enum store_state state)
+{
+    switch (state) {
+    case STORE_UNSYNCED:
+        return WEIGHTS_UNSYNCED;
+    case STORE_READY:
+        return WEIGHTS_SERVED;
+    case STORE_ASLEEP:
+        return WEIGHTS_ASLEEP;
+    case STORE_DROPPED:
+    case STORE_STATE_COUNT:
+        break;
+    }
+    return WEIGHTS_DROPPED;
+}
+
+static enum lifecycle_update update_of(struct updates *updates)
+{
+    struct update_info info;
+
+    if (updates == NULL)
+        return UPDATE_IS_NONE;
+    updates_current(updates, &info);
+    if (info.phase == UPDATE_NONE)
+        return UPDATE_IS_NONE;
+    return info.phase == UPDATE_VERIFYING ? UPDATE_IS_FINISHING : UPDATE_IS_OPEN;
+}
+
+/* All but the update. */
+static void state_of_generation(struct pause_controller *g, struct lifecycle_state *out)
+{
+    struct engine *en = g->cfg.engine;
+    struct engine_stats engine = {0};
+    struct store_info store;
+
+    store_info(g->cfg.store, &store);
+    if (en != NULL)
+        en->ops->stats(en, &engine);
+    mtx_lock(&g->lock);
+    *out = (struct lifecycle_state){.pause = g->now.pause, .reject = g->now.reject};
+    mtx_unlock(&g->lock);
+    out->life = life_state(g->cfg.life);
+    out->weights = weights_of(store.state);
+    out->kv_released = engine.kv_released;
+    out->busy = !pause_controller_idle(g);
+}
+
+void pause_controller_state(struct pause_controller *g, struct lifecycle_state *out)
+{
+    state_of_generation(g, out);
+    out->update = update_of(g->cfg.updates);
+}
+
+/* Names who it was; heard from admission and from the table alike. */
+static void refusal_of(const struct pause_controller_info *now, struct err *e)
+{
+    (void)err_set(e, ERR_PAUSED, "",
+                  "generation is paused by '%s' (%s) and new requests are refused until it is "
+                  "resumed",
+                  now->owner, lifecycle_pause_name(now->pause));
+}
+
+int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e)
+{
+    struct lifecycle_state s;
+
+    state_of_generation(g, &s);
+    if (call != CALL_GENERATE && call != CALL_UPDATE_START)
+        s.update = update_of(g->cfg.updates);
+    if (lifecycle_check(&s, call, e) == 0)
+        return 0;
+    if (e->code == ERR_PAUSED) {
+        struct pause_controller_info now;
+
+        pause_controller_info(g, &now);
+        err_clear(e);
+        refusal_of(&now, e);
+    }
+    return -1;
+}
+
+void pause_controller_apply_admission(struct pause_controller *g)
+{
+    struct err refusal = {0};
+    struct pause_controller_info now;
+    bool shut;
+
+    pause_controller_info(g, &now);
+    shut = now.pause != PAUSE_NONE;
+    if (shut && now.reject)
+        refusal_of(&now, &refusal);
+    if (shut)
+        admission_hold(g->cfg.generate, now.reject ? &refusal : NULL);
+    else
+        admission_release(g->cfg.generate);
+    mtx_lock(&g->lock);
+    g->shut = shut;
+    mtx_unlock(&g->lock);
+}
+
+static void log_change(const char *event, const struct pause_controller_info *info)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, event);
+    log_str(&r, "mode", lifecycle_pause_name(info->pause));
+    log_str(&r, "owner", info->owner);
+    log_u64(&r, "epoch", info->epoch);
+    log_end(&r);
+}
+
+static void thaw(struct pause_controller *g)
+{
+    mtx_lock(&g->lock);
+    g->frozen = false;
+    mtx_unlock(&g->lock);
+    if (g->cfg.engine != NULL)
+        g->cfg.engine->ops->thaw(g->cfg.engine);
+}
+
+/* Everybody who waits, with that error; called after the lock was let go. */
+static struct pause_controller_wait *take_waits_locked(struct pause_controller *g,
+                                                       const struct err *why)
+{
+    struct pause_controller_wait *all = g->waits;
+
+    mtx_assert_held(&g->lock);
+    for (struct pause_controller_wait *w = all; w != NULL; w = w->next)
+        w->error = *why;
+    g->waits = NULL;
+    return all;
+}
+
+static void answer(struct pause_controller *g, struct pause_controller_wait *all)
+{
+    struct pause_controller_info info;
+
+    pause_controller_info(g, &info);
+    for (struct pause_controller_wait *w = all, *next; w != NULL; w = next) {
+        next = w->next;
+        w->done(w, &info, &w->error);
+    }
+}
+
+/* Within an operation: generation runs from now on. */
+static bool lift(struct pause_controller *g, const char *why)
+{
+    struct pause_controller_wait *waits;
+    struct pause_controller_info was;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_CONFLICT, "", "%s", why);
+    mtx_lock(&g->lock);
+    was = g->now;
+    if (was.pause != PAUSE_NONE) {
+        g->now.paused_us += clock_now_us() - was.since_us;
+        g->now.pause = PAUSE_NONE;
+        g->now.reject = false;
+        g->now.owner[0] = '\0';
+        g->now.lease_s = 0;
+        g->now.epoch++;
+        g->until_us = CLOCK_NEVER;
+        g->stands = false;
+    }
+    waits = take_waits_locked(g, &e);
+    mtx_unlock(&g->lock);
+    thaw(g); /* first: whoever is let in now meets an engine that says what it lacks */
+    pause_controller_apply_admission(g);
+    answer(g, waits);
+    if (was.pause != PAUSE_NONE)
+        log_change("resume", &was);
+    return was.pause != PAUSE_NONE;
+}
+
+bool pause_controller_resume(struct pause_controller *g, struct pause_controller_info *out)
+{
+    bool was;
+
+    pause_controller_begin(g);
+    was = lift(g, "generation was resumed before all that ran had ended");
+    pause_controller_info(g, out);
+    pause_controller_end(g);
+    return was;
+}
+
+struct before {
+    struct pause_controller_info now;
+    uint64_t until_us;
+};
+
+/* The pause stands from now on, as far as the listeners go. Returns what was before. */
+static struct before set_pause(struct pause_controller *g, const struct pause_controller_pause *req)
+{
+    struct before was;
+
+    mtx_lock(&g->lock);
+    was = (struct before){g->now, g->until_us};
+    if (was.now.pause == PAUSE_NONE) {
+        g->now.since_us = clock_now_us();
+        g->now.since_wall_s = clock_wall_s();
+        g->now.n_pauses++;
+    }
+    g->now.pause = req->mode;
+    g->now.reject = req->reject;
+    g->now.lease_s = req->lease_s;
+    g->now.n_aborted = 0;
+    g->now.epoch++;
+    memcpy(g->now.owner, req->owner, sizeof g->now.owner);
+    g->until_us = CLOCK_NEVER;
+    mtx_unlock(&g->lock);
+    pause_controller_apply_admission(g);
+    return was;
+}
+
+/* Keep could not freeze: as if it had not been asked for. */
+static void unset_pause(struct pause_controller *g, const struct before *was)
+{
+    mtx_lock(&g->lock);
+    g->now = was->now;
+    g->now.epoch += 2;
+    g->until_us = was->until_us;
+    mtx_unlock(&g->lock);
+    pause_controller_apply_admission(g);
+}
+
+/* Keep has frozen what others wait for. */
+static struct pause_controller_wait *displace(struct pause_controller *g)
+{
+    struct pause_controller_wait *displaced;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_CONFLICT, "", "another pause, with mode keep, took its place");
+    mtx_lock(&g->lock);
+    displaced = take_waits_locked(g, &e);
+    mtx_unlock(&g->lock);
+    return displaced;
+}
+
+static void start_lease_locked(struct pause_controller *g)
+{
+    if (g->now.lease_s > 0)
+        g->until_us = clock_after_us((uint64_t)g->now.lease_s * 1000000);
+}
+
+/* From now on somebody counts on the pause. */
+static void acknowledge_locked(struct pause_controller *g)
+{
+    if (g->until_us == CLOCK_NEVER)
+        start_lease_locked(g);
+    g->stands = true;
+    g->stood_lease_s = g->now.lease_s;
+    g->stood_until_us = g->until_us;
+}
+
+static int freeze(struct pause_controller *g, uint32_t timeout_s, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us((uint64_t)timeout_s * 1000000);
+    struct engine *en = g->cfg.engine;
+
+    if (en != NULL && en->ops->freeze(en, deadline_us, e) != 0)
+        return -1;
+    mtx_lock(&g->lock);
+    g->frozen = true;
+    mtx_unlock(&g->lock);
+    return 0;
+}
+
+/* Within an operation; the listeners are shut. Returns as pause_controller_pause. */
+static int stop_running(struct pause_controller *g, const struct pause_controller_pause *req,
+                        struct pause_controller_wait *w, struct err *e)
+{
+    bool later;
+
+    if (req->mode == PAUSE_KEEP && freeze(g, req->timeout_s, e) != 0)
+        return -1;
+    if (req->mode == PAUSE_ABORT) {
+        uint32_t n = generations_abort_granted(g->cfg.generations, g->cfg.generate);
+
+        mtx_lock(&g->lock);
+        g->now.n_aborted = n;
+        mtx_unlock(&g->lock);
+    }
+    if (req->mode != PAUSE_KEEP)
+        thaw(g);
+    later = req->mode != PAUSE_KEEP && !pause_controller_idle(g);
+    mtx_lock(&g->lock);
+    if (later) {
+        w->deadline_us = clock_after_us((uint64_t)req->timeout_s * 1000000);
+        w->next = g->waits;
+        g->waits = w;
+    } else {
+        acknowledge_locked(g);
+    }
+    mtx_unlock(&g->lock);
+    return later ? 1 : 0;
+}
+
+static enum lifecycle_call call_of(enum lifecycle_pause mode)
+{
+    return mode == PAUSE_KEEP   ? CALL_PAUSE_KEEP
+           : mode == PAUSE_WAIT ? CALL_PAUSE_WAIT
+                                : CALL_PAUSE_ABORT;
+}
+
+int pause_controller_pause(struct pause_controller *g, const struct pause_controller_pause *req,
+                           struct pause_controller_wait *w, struct pause_controller_info *out,
+                           struct err *e)
+{
+    struct pause_controller_wait *displaced = NULL;
+    struct pause_controller_info is;
+    struct before was;
+    int rc;
+
+    assert(req->mode != PAUSE_NONE);
+    pause_controller_begin(g);
+    if (pause_controller_allows(g, call_of(req->mode), e) != 0) {
+        pause_controller_end(g);
+        return -1;
+    }
+    was = set_pause(g, req);
+    rc = stop_running(g, req, w, e);
+    if (rc < 0) {
+        unset_pause(g, &was);
+    } else {
+        if (req->mode == PAUSE_KEEP)
+            displaced = displace(g);
+        pause_controller_info(g, &is);
+        log_change("pause", &is);
+    }
+    if (rc == 0)
+        *out = is;
+    answer(g, displaced);
+    pause_controller_end(g);
+    return rc;
+}
+
+static bool is_gone(const struct pause_controller_wait *w)
+{
+    return atomic_load_explicit(&w->gone, memory_order_relaxed);
+}
+
+/* Why somebody gave up. @undo  and nobody else wanted the pause */
+static void blame(struct pause_controller_wait *w, bool undo)
+{
+    if (is_gone(w))
+        (void)err_set(&w->error, ERR_GONE, "", "the client went away before all had ended");
+    else
+        (void)err_set(&w->error, ERR_TIMEOUT, "", "what ran did not end in time; generation %s",
+                      undo ? "is not paused" : "stays paused, as somebody else asked for");
+}
+
+/* The last that waited gave up, and left the pause behind to whoever counts on the one before it:
+ * it does not stand for ever if that did not. */
+static void keep_lease_locked(struct pause_controller *g)
+{
+    if (g->now.lease_s == 0) {
+        g->now.lease_s = g->stood_lease_s;
+        g->until_us = g->stood_until_us;
+    }
+    if (g->until_us == CLOCK_NEVER)
+        start_lease_locked(g);
+}
+
+/* Takes out what is settled. *undo: nobody was told of the pause, or waits to be, any more. */
+static struct pause_controller_wait *take_settled_locked(struct pause_controller *g, bool idle,
+                                                         bool *undo)
+{
+    struct pause_controller_wait *settled = NULL, **at = &g->waits;
+
+    while (*at != NULL) {
+        struct pause_controller_wait *w = *at;
+
+        if (!idle && !is_gone(w) && !clock_passed(w->deadline_us)) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        w->next = settled;
+        settled = w;
+    }
+    if (settled == NULL)
+        return NULL;
+    if (idle)
+        acknowledge_locked(g); /* with the lease of the last that was asked for */
+    else if (g->waits == NULL && g->stands)
+        keep_lease_locked(g);
+    *undo = !idle && g->waits == NULL && !g->stands;
+    for (struct pause_controller_wait *w = settled; w != NULL && !idle; w = w->next)
+        blame(w, *undo);
+    return settled;
+}
+
+/* One look at everything; within an operation. */
+static void look(struct pause_controller *g)
+{
+    struct pause_controller_wait *settled;
+    bool idle = pause_controller_idle(g), undo = false, expired;
+
+    mtx_lock(&g->lock);
+    settled = take_settled_locked(g, idle, &undo);
+    expired = g->until_us != CLOCK_NEVER && clock_passed(g->until_us);
+    if (expired)
+        g->now.n_expired++;
+    mtx_unlock(&g->lock);
+    if (undo || expired)
+        (void)lift(g, expired ? "the lease of the pause has ended"
+                              : "the pause was not acknowledged in time");
+    if (expired)
+        log_line(LOG_WARN, "pause.expired", "the lease of a pause has ended: generation goes on");
+    answer(g, settled);
+}
+
+/* When there is something to look at, if the bell does not ring before. */
+static uint64_t next_us(struct pause_controller *g)
+{
+    uint64_t at;
+
+    mtx_lock(&g->lock);
+    at = g->until_us;
+    for (const struct pause_controller_wait *w = g->waits; w != NULL; w = w->next)
+        if (w->deadline_us < at)
+            at = w->deadline_us;
+    mtx_unlock(&g->lock);
+    return at;
+}
+
+static bool wait_wakeup(struct pause_controller *g, uint64_t deadline_us)
+{
+    bool stopping;
+
+    mtx_lock(&g->wakeup_lock);
+    while (!g->rung && !g->stopping && !clock_passed(deadline_us))
+        (void)cnd_wait(&g->wakeup, &g->wakeup_lock, deadline_us);
+    g->rung = false;
+    stopping = g->stopping;
+    mtx_unlock(&g->wakeup_lock);
+    return !stopping;
+}
+
+static bool anything(struct pause_controller *g)
+{
+    bool some;
+
+    mtx_lock(&g->lock);
+    some = g->waits != NULL || (g->until_us != CLOCK_NEVER && clock_passed(g->until_us));
+    mtx_unlock(&g->lock);
+    return some;
+}
+
+/* Ends an operation without ringing: the bell is for others. */
+static void *pause_controller_main(void *arg)
+{
+    struct pause_controller *g = arg;
+
+    (void)pthread_setname_np(pthread_self(), "gate");
+    while (wait_wakeup(g, next_us(g))) {
+        if (!anything(g))
+            continue;
+        pause_controller_begin(g);
+        look(g);
+        mtx_lock(&g->lock);
+        g->busy = false;
+        cnd_broadcast(&g->changed);
+        mtx_unlock(&g->lock);
+    }
+    return NULL;
+}
+
+int pause_controller_new(struct pause_controller **out, const struct pause_controller_cfg *cfg,
+                         struct err *e)
+{
+    struct pause_controller *g = calloc(1, sizeof *g);
+    int rc;
+
+    if (g == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the gate");
+    mtx_init(&g->lock, MTX_LIFE);
+    mtx_init(&g->wakeup_lock, MTX_LEAF);
+    cnd_init(&g->changed);
+    cnd_init(&g->wakeup);
+    g->cfg = *cfg;
+    g->until_us = CLOCK_NEVER;
+    rc = pthread_create(&g->thread, NULL, pause_controller_main, g);
+    if (rc != 0) {
+        g->joined = true;
+        pause_controller_free(g);
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "the gate's thread could not start");
+    }
+    admission_on_idle(cfg->generate, admission_idle, g);
+    *out = g;
+    return 0;
+}
+
+void pause_controller_drain(struct pause_controller *g)
+{
+    struct pause_controller_wait *waits;
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_DRAINING, "", "the server is draining: the pause is lifted");
+    pause_controller_begin(g);
+    mtx_lock(&g->lock);
+    waits = take_waits_locked(g, &e);
+    mtx_unlock(&g->lock);
+    (void)lift(g, "the server is draining: the pause is lifted");
+    answer(g, waits);
+    pause_controller_end(g);
+}
+
+void pause_controller_stop(struct pause_controller *g)
+{
+    if (g->joined)
+        return;
+    pause_controller_drain(g);
+    mtx_lock(&g->wakeup_lock);
+    g->stopping = true;
+    cnd_signal(&g->wakeup);
+    mtx_unlock(&g->wakeup_lock);
+    (void)pthread_join(g->thread, NULL);
+    g->joined = true;
+}
+
+void pause_controller_free(struct pause_controller *g)
+{
+    if (g == NULL)
+        return;
+    pause_controller_stop(g);
+    assert(g->waits == NULL);
+    cnd_fini(&g->wakeup);
+    cnd_fini(&g->changed);
+    mtx_fini(&g->wakeup_lock);
+    mtx_fini(&g->lock);
+    free(g);
+}

@@ -1,0 +1,213 @@
+/* Every part is one call; the last that ends tells. */
+#include "fleet/members/fanout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CONNECT_TIMEOUT_US = 5000000 };
+
+struct part {
+    struct fanout *fanout;
+    struct http_call *call;       /* NULL: none, or ended */
+    struct fanout_part asked;     /* its request is owned */
+    struct fanout_answer *answer; /* of the fan */
+    bool too_long, lacks; /* what came is dropped: over the bound; we have no memory for it */
+};
+
+struct fanout {
+    struct http_client *client;
+    fanout_done_fn *done;
+    void *arg;
+    size_t n, n_left;
+    struct fanout_answer *answers; /* owned; [n] */
+    struct part parts[];
+};
+
+void fanout_answer_fini(struct fanout_answer *a)
+{
+    free(a->text);
+    a->text = NULL;
+    a->text_len = 0;
+}
+
+void fanout_cancel(struct fanout *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        if (f->parts[i].call != NULL)
+            http_cancel(f->parts[i].call);
+        wire_request_fini(&f->parts[i].asked.request);
+        fanout_answer_fini(&f->answers[i]);
+    }
+    free(f->answers);
+    free(f);
+}
+
+static void on_head(void *arg, const struct http_head *head)
+{
+    ((struct part *)arg)->answer->status = head->status;
+}
+
+/* The text grows as it comes. Without memory, or over the bound, it ends, and what follows is
+ * dropped. */
+static bool on_data(void *arg, const void *data, size_t len)
+{
+    struct part *p = arg;
+    struct fanout_answer *a = p->answer;
+    char *grown;
+
+    p->too_long = p->too_long || len > FAN_TEXT_MAX - a->text_len;
+    if (p->too_long || p->lacks)
+        return true;
+    grown = realloc(a->text, a->text_len + len + 1);
+    if (grown == NULL) {
+        p->lacks = true;
+        return true;
+    }
+    memcpy(grown + a->text_len, data, len);
+    a->text_len += len;
+    grown[a->text_len] = '\0';
+    a->text = grown;
+    return true;
+}
+
+static void judge(struct part *p, const struct http_end *end)
+{
+    struct fanout_answer *a = p->answer;
+    char said[256] = "";
+
+    a->sent = end->sent;
+    a->unreachable = end->outcome == HTTP_UNREACHABLE;
+    if (end->outcome == HTTP_NO_MEMORY || p->lacks) {
+        (void)err_set(&a->why, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s %s",
+                      end->sent ? "for its answer to" : "to ask it", p->asked.request.path);
+    } else if (end->outcome == HTTP_TIMED_OUT) {
+        (void)err_set(&a->why, ERR_TIMEOUT, "", "it did not answer %s in time",
+                      p->asked.request.path);
+    } else if (end->outcome != HTTP_WHOLE) {
+        (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->asked.request.path,
+                      end->why);
+    } else if (p->too_long) {
+        (void)err_set(&a->why, ERR_ENGINE, "", "its answer to %s is longer than %d bytes",
+                      p->asked.request.path, FAN_TEXT_MAX);
+    } else if (a->status >= 300) {
+        if (a->text != NULL)
+            wire_read_error(said, sizeof said, a->text, a->text_len);
+        (void)err_set(&a->why, ERR_ENGINE, "", "it answered %s with %d: %s", p->asked.request.path,
+                      a->status, said);
+    }
+    if (end->outcome != HTTP_WHOLE || p->lacks)
+        a->status = 0;
+    a->good = a->why.code == ERR_NONE;
+}
+
+static void one_less(struct fanout *f)
+{
+    if (--f->n_left > 0)
+        return;
+    f->done(f->arg, f->answers, f->n);
+    fanout_cancel(f);
+}
+
+static int ask(struct part *p, struct err *e);
+
+/* Nothing remembers which of the two names an upstream has: it may be of another release when it is
+ * asked next. False: it has none for it, or cannot be asked. */
+static bool ask_older(struct part *p)
+{
+    struct wire_request *r = &p->asked.request;
+    struct err why = {0};
+
+    if (r->older == NULL || (p->answer->status != 404 && p->answer->status != 405))
+        return false;
+    (void)snprintf(r->path, sizeof r->path, "%s", r->older);
+    r->older = NULL;
+    fanout_answer_fini(p->answer);
+    *p->answer = (struct fanout_answer){0};
+    if (ask(p, &why) == 0)
+        return true;
+    p->answer->why = why;
+    return false;
+}
+
+static void on_done(void *arg, const struct http_end *end)
+{
+    struct part *p = arg;
+
+    p->call = NULL;
+    judge(p, end);
+    if (!ask_older(p))
+        one_less(p->fanout);
+}
+
+static int ask(struct part *p, struct err *e)
+{
+    static const struct http_header json = {"Content-Type", "application/json"};
+    const struct wire_request *r = &p->asked.request;
+    struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = p};
+    struct http_call_request req = {.target = p->asked.target,
+                                    .method = r->method,
+                                    .path = r->path,
+                                    .body = r->body,
+                                    .body_len = r->body_len,
+                                    .headers = &json,
+                                    .n_headers = r->body != NULL ? 1 : 0,
+                                    .connect_timeout_us = CONNECT_TIMEOUT_US,
+                                    .timeout_us = p->asked.timeout_us,
+                                    .fresh = strcmp(r->method, "GET") != 0};
+
+    p->answer->asked = true;
+    return http_start(&p->call, p->fanout->client, &req, &events, e);
+}
+
+static struct fanout *fanout_new(struct fanout_part *parts, size_t n)
+{
+    struct fanout *f = calloc(1, sizeof *f + n * sizeof f->parts[0]);
+    struct fanout_answer *answers = calloc(n, sizeof *answers);
+
+    if (f == NULL || answers == NULL) {
+        free(f);
+        free(answers);
+        return NULL;
+    }
+    f->n = n;
+    f->answers = answers;
+    for (size_t i = 0; i < n; i++) {
+        f->parts[i].fanout = f;
+        f->parts[i].answer = &answers[i];
+        f->parts[i].asked = parts[i];
+        memset(&parts[i].request, 0, sizeof parts[i].request);
+    }
+    return f;
+}
+
+int fanout_start(struct fanout **out, struct http_client *c, struct fanout_part *parts, size_t n,
+                 fanout_done_fn *done, void *arg, struct err *e)
+{
+    struct fanout *f = fanout_new(parts, n);
+
+    if (f == NULL) {
+        for (size_t i = 0; i < n; i++)
+            wire_request_fini(&parts[i].request);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
+    }
+    f->client = c;
+    f->done = done;
+    f->arg = arg;
+    for (size_t i = 0; i < n; i++) {
+        f->answers[i].good = f->parts[i].asked.request.method == NULL;
+        if (f->answers[i].good)
+            continue;
+        f->n_left++;
+        if (ask(&f->parts[i], e) != 0) {
+            fanout_cancel(f);
+            return -1;
+        }
+    }
+    *out = f->n_left > 0 ? f : NULL;
+    if (f->n_left == 0) {
+        f->n_left = 1;
+        one_less(f);
+    }
+    return 0;
+}

@@ -1,0 +1,76 @@
+/* POST /v1/weights/tensor lists in front of upstreams: each of them keeps the tensor list, and all
+ * must make the same of it. */
+#include "fleet/fleet_priv.h"
+
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/fleet/fleet_handlers.h"
+
+#include <string.h>
+
+/* What they answer, of which the first is told. @reply  new */
+static int agree(struct app *app, const struct fleet_said *said, size_t n, json_t **reply,
+                 struct err *e)
+{
+    const char *first = NULL;
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *answer = said[i].text != NULL ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
+                                              : NULL;
+        const char *id = json_string_value(json_object_get(answer, "plan_id"));
+
+        upstreams_at(app->fleet->upstreams, said[i].upstream, &at);
+        if (id == NULL || (first != NULL && strcmp(first, id) != 0)) {
+            json_decref(answer);
+            return err_set(e, ERR_UPSTREAM, "", "%.100s makes %s of these tensors", at.name,
+                           id == NULL ? "no plan" : "another plan");
+        }
+        if (first == NULL) {
+            *reply = answer;
+            first = id;
+        } else {
+            json_decref(answer);
+        }
+    }
+    return 0;
+}
+
+static int put(struct app *app, struct http_request *x, const json_t *body, struct err *e)
+{
+    struct fleet_to to[FLEET_MAX];
+    struct fleet_said *said = NULL;
+    const struct fleet_said *cause;
+    json_t *reply = NULL;
+    size_t n;
+    int rc = 0;
+
+    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
+        fleet_ask(app->fleet->control, WIRE_TENSOR_LIST, to, n, FLEET_CACHE_US, &said, e) != 0)
+        return -1;
+    cause = fleet_cause(said, n);
+    if (cause != NULL)
+        *e = cause->why;
+    else
+        rc = agree(app, said, n, &reply, e);
+    if (cause == NULL && rc == 0) {
+        fleet_reply(app, x, reply, said, n);
+    } else {
+        json_decref(reply);
+        fleet_reply_error(app, x, e, said, n);
+    }
+    fleet_said_free(said, n);
+    return 0;
+}
+
+int fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e)
+{
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = put(app, x, body, e);
+    json_decref(body);
+    return rc;
+}

@@ -1,0 +1,85 @@
+/* The pause controller as JSON. */
+#include "handlers/pause_controller_json.h"
+
+#include "base/clock.h"
+#include "handlers/body.h"
+
+#include <stdio.h>
+#include <string.h>
+
+json_t *pause_controller_pause_json(const struct pause_controller_info *info)
+{
+    json_t *until = json_null();
+
+    if (info->lease_left_us != CLOCK_NEVER)
+        until = json_integer(clock_wall_s() + (json_int_t)(info->lease_left_us / 1000000));
+    return json_pack(
+        "{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
+        info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause), "new_requests",
+        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "owner",
+        info->owner, "since", (json_int_t)info->since_wall_s, "held_s",
+        (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
+        info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until, "epoch",
+        (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted, "running",
+        (json_int_t)info->n_running, "waiting", (json_int_t)info->n_waiting);
+}
+
+json_t *pause_controller_sleep_json(struct pause_controller *g)
+{
+    struct lifecycle_state s;
+
+    pause_controller_state(g, &s);
+    return json_pack("{s:b, s:s, s:s}", "asleep",
+                     s.weights == WEIGHTS_ASLEEP || s.weights == WEIGHTS_DROPPED || s.kv_released,
+                     "weights", lifecycle_weights_name(s.weights), "kv_cache",
+                     s.kv_released ? "released" : "present");
+}
+
+static int mode_parse(enum lifecycle_pause *out, const json_t *body, struct err *e)
+{
+    const char *mode = "keep";
+
+    if (body_str(&mode, body, "", "mode", e) != 0)
+        return -1;
+    for (int p = PAUSE_KEEP; p < PAUSE_COUNT; p++) {
+        if (strcmp(mode, lifecycle_pause_name((enum lifecycle_pause)p)) != 0)
+            continue;
+        *out = (enum lifecycle_pause)p;
+        return 0;
+    }
+    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not one of keep, wait, abort",
+                   mode);
+}
+
+static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
+{
+    const char *word = "queue";
+
+    if (body_str(&word, body, "", "new_requests", e) != 0)
+        return -1;
+    *reject = strcmp(word, "reject") == 0;
+    if (!*reject && strcmp(word, "queue") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "/new_requests", "'%.32s' is not one of queue, reject",
+                       word);
+    return 0;
+}
+
+int pause_parse(struct pause_controller_pause *req, const struct http_request *x,
+                const json_t *body, struct err *e)
+{
+    uint64_t lease_s = 0, timeout_s = PAUSE_TIMEOUT_S_DEFAULT;
+    const char *owner = x->request_id;
+
+    if (mode_parse(&req->mode, body, e) != 0 || new_requests_parse(&req->reject, body, e) != 0 ||
+        body_u64(&lease_s, body, "", "lease_s", 1, PAUSE_LEASE_S_MAX, e) != 0 ||
+        body_u64(&timeout_s, body, "", "timeout_s", 1, PAUSE_TIMEOUT_S_MAX, e) != 0 ||
+        body_str(&owner, body, "", "owner", e) != 0)
+        return -1;
+    if (owner[0] == '\0' || strlen(owner) > PAUSE_OWNER_MAX)
+        return err_set(e, ERR_BAD_REQUEST, "/owner", "a name of %zu bytes; expected 1 to %d",
+                       strlen(owner), PAUSE_OWNER_MAX);
+    (void)snprintf(req->owner, sizeof req->owner, "%s", owner);
+    req->lease_s = (uint32_t)lease_s;
+    req->timeout_s = (uint32_t)timeout_s;
+    return 0;
+}

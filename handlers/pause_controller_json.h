@@ -1,0 +1,23 @@
+/* The pause controller as JSON: what a request for a pause says, and what replies and the status
+ * tell. */
+#ifndef BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
+#define BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
+
+#include "control/pause_controller.h"
+#include "http/http_request.h"
+
+#include <jansson.h>
+
+/* pause_controller_pause_json - a pause that stands, all of it at one moment (new, or NULL without
+ * memory). */
+json_t *pause_controller_pause_json(const struct pause_controller_info *info);
+
+/* pause_controller_sleep_json - what sleeps: {asleep, weights, kv_cache} (new, or NULL without
+ * memory). */
+json_t *pause_controller_sleep_json(struct pause_controller *g);
+
+/* pause_parse - @req  zeroed. Errors: ERR_BAD_REQUEST at the member. */
+int pause_parse(struct pause_controller_pause *req, const struct http_request *x,
+                const json_t *body, struct err *e);
+
+#endif

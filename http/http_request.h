@@ -1,0 +1,158 @@
+/* One request that may be answered later, from any thread.
+ *
+ * The HTTP server fills the request half, dispatches, and forgets; whoever gets the request answers
+ * it exactly once, by http_reply or by a stream, and with that gives up its reference. The HTTP
+ * server watches the peer: when it goes away first, the one registered callback runs (under the
+ * request's lock, so that it can never run after http_reply has returned). */
+#ifndef BATON_HTTP_HTTP_REQUEST_H
+#define BATON_HTTP_HTTP_REQUEST_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    HTTP_REQUEST_REQUEST_ID_MAX = 64,
+    HTTP_REQUEST_HEADERS_MAX = 8,
+    HTTP_REQUEST_STREAM_NBYTES_MAX = 4 << 20 /* unsent bytes of one stream; the next fails */
+};
+
+enum http_request_method {
+    METHOD_GET = 1,
+    METHOD_HEAD = 2,
+    METHOD_POST = 4,
+    METHOD_PUT = 8,
+    METHOD_DELETE = 16,
+    METHOD_OTHER = 32
+};
+const char *http_request_method_name(enum http_request_method m);
+
+struct http_request_param {
+    char *name, *value; /* percent-decoded; of the request; value "" when absent */
+};
+
+struct http_request_private;
+
+struct http_request {
+    /* Immutable once dispatched; owned by the request. */
+    char request_id[HTTP_REQUEST_REQUEST_ID_MAX + 1]; /* the client's, or made */
+    bool request_id_given;                            /* by the client */
+    enum http_request_method method;
+    char *path;                       /* percent-decoded, no query, no NUL */
+    char *target;                     /* path and query as they came */
+    struct http_request_param *query; /* [n_query], in order */
+    size_t n_query;
+    char *content_type;      /* "" when absent */
+    char *authorization;     /* "" when absent; wiped when the application has routed */
+    char *session_id;        /* X-Session-ID, "" when absent */
+    uint64_t content_length; /* UINT64_MAX when chunked */
+    char *body;              /* whole body, NUL after it; of a streamed body: its head */
+    size_t body_len;
+    uint64_t began_us;           /* first header byte handled */
+    bool peer_trusted;           /* the HTTP server was told that this address needs no key */
+    _Atomic(const void *) route; /* set by the application's route call; the handler's thread may
+                                    choose another of the same path */
+    void *app;                   /* borrowed; set by the application's route call, or NULL */
+    void *loop_app; /* borrowed; the application's, of the HTTP server's loop; or NULL */
+    char *path_arg; /* what stood for "{name}" in the route's pattern, or "" */
+
+    struct http_request_private *priv; /* of http/http_call_request.c and the HTTP server */
+};
+
+/* http_request_drop_body - free a whole body that has been read: a request may wait for minutes.
+ * Threads: the handler's, once dispatched. */
+void http_request_drop_body(struct http_request *x);
+
+/* http_request_query - first value of a query member, or NULL. */
+const char *http_request_query(const struct http_request *x, const char *name);
+
+enum { HTTP_REQUEST_HEADER_VALUE_MAX = 256 };
+
+struct http_request_header {
+    const char *name; /* static */
+    char value[HTTP_REQUEST_HEADER_VALUE_MAX + 1];
+};
+
+/* What is sent back. `data` stays valid until `release` is called, on any thread, exactly once,
+ * also when the peer is gone; NULL release means that data is static. */
+struct http_reply {
+    int status;
+    const char *content_type; /* static; NULL with an empty body */
+    const void *data;
+    size_t len;
+    void (*release)(void *arg);
+    void *release_arg;
+    struct http_request_header headers[HTTP_REQUEST_HEADERS_MAX];
+    size_t n_headers;
+    const char *log_code; /* static: wire name of the error, for the log line; NULL on success */
+};
+
+/* http_reply_header - add a header; cut at HTTP_REQUEST_HEADER_VALUE_MAX. Asserts that it fits. */
+__attribute__((format(printf, 3, 4))) void http_reply_header(struct http_reply *r, const char *name,
+                                                             const char *fmt, ...);
+
+/* http_reply - answer, with Content-Length, and give up the caller's reference.
+ * @r  moved in: its data is released by the request
+ * Threads: any; takes MTX_HTTP_REQUEST, then wakes the HTTP server. Blocks: no. Asserts first
+ * answer. */
+void http_reply(struct http_request *x, const struct http_reply *r);
+
+/* http_request_stream_open - begin an answer of unknown length (chunked). Keeps the reference. */
+void http_request_stream_open(struct http_request *x, int status, const char *content_type);
+
+/* http_request_stream_open_as - the same with the head of a reply: its status, type and headers.
+ * @head  copied; without data */
+void http_request_stream_open_as(struct http_request *x, const struct http_reply *head);
+
+/* http_request_stream_write - queue bytes (copied). Returns -1 when the peer is gone, the reader is
+ * HTTP_REQUEST_STREAM_NBYTES_MAX behind already, or memory ran out: nothing more will be sent then,
+ * and the caller still has to close. Threads: any one at a time. Blocks: no. */
+int http_request_stream_write(struct http_request *x, const void *data, size_t len);
+
+/* http_request_stream_unsent - bytes that the reader has not taken yet. Threads: any. Blocks: no.
+ */
+size_t http_request_stream_unsent(struct http_request *x);
+
+/* http_request_on_drained - call `fn(arg)` once when at most `most` bytes of the stream are unsent:
+ * on the HTTP server's thread, or here and now, with MTX_HTTP_REQUEST held: it may take higher
+ * ranks and must not block or write. Not when the peer has gone. NULL fn takes the callback back;
+ * after that returns, as after http_request_stream_close, it does not run any more. */
+void http_request_on_drained(struct http_request *x, size_t most, void (*fn)(void *arg), void *arg);
+
+/* http_request_stream_close - end the answer and give up the reference.
+ * @complete  false: cut the connection without the final chunk, so that the client can tell */
+void http_request_stream_close(struct http_request *x, bool complete);
+
+/* http_request_disconnected - has the peer gone away (or has the HTTP server given up on it)? A
+ * hint. */
+bool http_request_disconnected(struct http_request *x);
+
+/* http_request_on_disconnect - call `fn(arg)` once if the peer goes before the answer is complete.
+ * Runs on the HTTP server's thread, or here and now when it is gone already, with MTX_HTTP_REQUEST
+ * held: it may take higher ranks and must not block or answer. NULL fn takes the callback back;
+ * after that returns (as after http_reply or http_request_stream_close) it does not run any more.
+ */
+void http_request_on_disconnect(struct http_request *x, void (*fn)(void *arg), void *arg);
+
+/* http_request_body_read - the next nbytes of a streamed body, straight into dst.
+ * @stall_us     longest wait for a next byte
+ * @deadline_us  absolute end of the whole read
+ * @stop         may be NULL; polled every 100 ms at least; true fails the read with ERR_CONFLICT
+ * Threads: one reader at a time, no lock held. Blocks: until all are there.
+ * Errors: ERR_GONE (the peer went), ERR_UNREADABLE (the body ended early: how many bytes were
+ *         missing), ERR_TIMEOUT (stalled or past the deadline). dst is then undefined. */
+int http_request_body_read(struct http_request *x, void *dst, uint64_t nbytes, uint64_t stall_us,
+                           uint64_t deadline_us, bool (*stop)(void *arg), void *stop_arg,
+                           struct err *e);
+
+/* http_request_body_end - wait until the streamed body has ended; more bytes are ERR_UNREADABLE. */
+int http_request_body_end(struct http_request *x, uint64_t stall_us, uint64_t deadline_us,
+                          struct err *e);
+
+/* http_request_body_taken - bytes of the streamed body (after its head) handed to readers so far,
+ * also those of a read that then failed. Threads: any. */
+uint64_t http_request_body_taken(struct http_request *x);
+
+#endif

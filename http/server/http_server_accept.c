@@ -1,0 +1,115 @@
+/* Accepting: each new connection is given to the part of the shard that has room for it.
+ *
+ * Health and control are heard whatever the others hold: of the connections that a shard may have,
+ * n_conns_max may be at work for other requests, which are refused over it. Who gives way when
+ * hardly a place is left says http_server_shed.c.
+ *
+ * At the limit of connections, and when the kernel has no descriptor or memory for one more, the
+ * socket is not watched until a connection ends or the sweep comes by: those who connect meanwhile
+ * wait in its queue, and the loop does not spin. */
+#include "base/log.h"
+#include "http/server/http_server_priv.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void pause_accepting(struct shard *s)
+{
+    if (s->listening)
+        loop_unwatch(s->loop, &s->listen);
+    s->listening = false;
+}
+
+static bool has_room(const struct shard *s)
+{
+    return s->n_conns + s->n_greetings < s->n_conns_limit;
+}
+
+/* After a failure: of one peer, whom the next in the queue may follow; or of ours. */
+static bool goes_on(struct shard *s, int why)
+{
+    if (why == ECONNABORTED || why == EPROTO || why == EPERM || why == EINTR)
+        return true;
+    if (why == EAGAIN)
+        return false;
+    log_line(LOG_DEBUG, "http.accept", "nobody can be accepted now: %s", strerror(why));
+    pause_accepting(s);
+    return false;
+}
+
+/* False: the queue is empty, or nobody can be taken now. */
+static bool accept_one(struct shard *s)
+{
+    struct sockaddr_storage peer = {0};
+    socklen_t len = sizeof peer;
+    int fd;
+
+    if (!has_room(s)) {
+        pause_accepting(s);
+        return false;
+    }
+    fd = accept4(s->listen_fd, (struct sockaddr *)&peer, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0)
+        return goes_on(s, errno);
+    if (s->http_server->tls) {
+        greeting_open(s, fd, &peer, len);
+        return true;
+    }
+    /* It closes the socket if it fails. What has come already is read in the next turn: by then it
+     * is known if the peer has gone, and nothing is done for it. */
+    (void)MHD_add_connection(part_with_room(s)->daemon, fd, (struct sockaddr *)&peer, len);
+    return true;
+}
+
+static void listen_ready(void *arg, uint32_t events)
+{
+    struct shard *s = arg;
+
+    (void)events;
+    for (int i = 0; i < HTTP_SERVER_ACCEPTS_MAX && accept_one(s); i++)
+        ;
+}
+
+void accept_begin(struct shard *s)
+{
+    struct err e = {0};
+
+    if (s->listening || s->listen_fd < 0 || s->n_daemons == 0 || !has_room(s))
+        return;
+    s->listen = (struct loop_watch){.ready = listen_ready, .arg = s, .fd = s->listen_fd};
+    s->listening = loop_watch(s->loop, &s->listen, EPOLLIN, &e) == 0;
+    if (!s->listening)
+        log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
+}
+
+/* Connections that the kernel has made for us, and the requests on them, are ours: closing the
+ * listening socket now would reset them. So are those on the connections that we have, of which
+ * this turn may not have heard yet. */
+void accept_rest(struct shard *s)
+{
+    size_t before, n = 0;
+
+    do {
+        before = n;
+        while (n < HTTP_SERVER_BACKLOG && accept_one(s))
+            n++;
+        for (struct greeting *g = s->greetings, *next; g != NULL; g = next) {
+            next = g->next;
+            greeting_look(g);
+        }
+        for (size_t i = 0; i < s->n_daemons; i++)
+            part_due(&s->daemons[i]);
+        (void)parts_run(s);
+    } while (n > before);
+}
+
+void accept_end(struct shard *s)
+{
+    pause_accepting(s);
+    if (s->listen_fd >= 0)
+        (void)close(s->listen_fd);
+    s->listen_fd = -1;
+}

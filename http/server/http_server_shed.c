@@ -1,0 +1,214 @@
+/* Which connections give way to others.
+ *
+ * None does while there is room. When hardly a place is left, answers end their connections, and
+ * who may give way does: the longest silent, which is at once if somebody waits for the last place;
+ * then the longest idle since its last answer; then the oldest of those whose head has begun, which
+ * is soon if somebody waits for the last place, or whose body is waited for, though health and
+ * control would do without it (theirs, or what is behind a refusal), which are answered. One whose
+ * request is at work never does: its deadlines end it. So a client that asks again soon finds its
+ * connection, and each that holds a place for nothing holds it for a second or so. */
+#include "base/clock.h"
+#include "http/server/http_server_priv.h"
+
+#include <linux/tcp.h> /* glibc's struct tcp_info ends before tcpi_bytes_received */
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+void conn_queues_init(struct shard *s)
+{
+    s->silent.end = &s->silent.first;
+    s->begun.end = &s->begun.first;
+    s->kept.end = &s->kept.first;
+    s->unread.end = &s->unread.first;
+}
+
+static void leave(struct conn *c)
+{
+    if (c->queue == NULL)
+        return;
+    *c->prev_queued = c->next_queued;
+    if (c->next_queued != NULL)
+        c->next_queued->prev_queued = c->prev_queued;
+    else
+        c->queue->end = c->prev_queued;
+    c->queue = NULL;
+    c->shard->n_queued--;
+}
+
+/* A connection that is there already keeps its place. */
+static void enter(struct conn *c, struct conn_queue *q)
+{
+    if (c->dead || c->queue == q)
+        return;
+    leave(c);
+    c->queue = q;
+    c->queued_us = clock_now_us();
+    c->next_queued = NULL;
+    c->prev_queued = q->end;
+    *q->end = c;
+    q->end = &c->next_queued;
+    c->shard->n_queued++;
+}
+
+void conn_busy(struct conn *c)
+{
+    leave(c);
+}
+
+/* The first head is due from the accept on, another one from its first byte. */
+void conn_begin(struct conn *c)
+{
+    if (c->queue == &c->shard->kept)
+        conn_deadline(c, c->shard->http_server->cfg.header_timeout_us);
+    enter(c, &c->shard->begun);
+}
+
+void conn_silent(struct conn *c)
+{
+    enter(c, &c->shard->silent);
+}
+
+void conn_kept(struct conn *c)
+{
+    enter(c, &c->shard->kept);
+}
+
+void conn_unread(struct conn *c)
+{
+    enter(c, &c->shard->unread);
+}
+
+static size_t n_living(const struct shard *s)
+{
+    return s->n_conns - s->n_dead + s->n_greetings;
+}
+
+bool conn_crowded(const struct shard *s)
+{
+    return n_living(s) > s->n_conns_crowded;
+}
+
+/* Does somebody wait for a place? At the limit it is asked again soon: nobody is accepted, so
+ * nothing tells when somebody begins to wait. */
+static bool place_wanted(const struct shard *s, uint64_t *wait_us)
+{
+    struct pollfd next = {.fd = s->listen_fd, .events = POLLIN};
+
+    if (n_living(s) < s->n_conns_limit)
+        return false;
+    if (*wait_us > HTTP_SERVER_SILENT_US_MIN)
+        *wait_us = HTTP_SERVER_SILENT_US_MIN;
+    return poll(&next, 1, 0) > 0;
+}
+
+/* How long the silent ones are let be. */
+static uint64_t silent_us(const struct shard *s, uint64_t *wait_us)
+{
+    return place_wanted(s, wait_us) ? HTTP_SERVER_SILENT_US_MIN : HTTP_SERVER_KEPT_US_MIN;
+}
+
+/* And those whose head has begun. Everybody who waits does so behind all that came before, so that
+ * a crowd of them would hold each place for that long in turn. */
+static uint64_t begun_us(const struct shard *s, uint64_t *wait_us)
+{
+    if (s->begun.first == NULL)
+        return HTTP_SERVER_BEGUN_US_MIN;
+    return place_wanted(s, wait_us) ? HTTP_SERVER_WANTED_US_MIN : HTTP_SERVER_BEGUN_US_MIN;
+}
+
+/* Has it been so long? If not, *wait_us is at most what is left. */
+static bool since(uint64_t from_us, uint64_t least_us, uint64_t *wait_us)
+{
+    uint64_t age_us = clock_now_us() - from_us;
+
+    if (age_us < least_us && least_us - age_us < *wait_us)
+        *wait_us = least_us - age_us;
+    return age_us >= least_us;
+}
+
+static bool may_go(const struct conn_queue *q, uint64_t least_us, uint64_t *wait_us)
+{
+    return q->first != NULL && since(q->first->queued_us, least_us, wait_us);
+}
+
+/* It may have sent what this turn has not heard of, or what libmicrohttpd had read before the event
+ * was seen. */
+bool conn_begun(const struct conn *c)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+
+    if (c->queue == &c->shard->begun || conn_has_unread(c))
+        return true;
+    return c->tcp && c->queue == &c->shard->silent &&
+           getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0 &&
+           info.tcpi_bytes_received > 0;
+}
+
+/* libmicrohttpd closes it in its next run. */
+static void give_way(struct conn *c)
+{
+    if (c->req == NULL && conn_begun(c))
+        conn_begin(c);
+    else
+        conn_kill(c);
+}
+
+static void give_up_head(struct conn *c)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_TIMEOUT, "",
+                  "too many connections are open to wait longer for the head of the request");
+    conn_cut_head(c, &e);
+}
+
+/* Its answer is not lost if a piece of the body comes yet: it is let be as a silent one. */
+static void give_up_body(struct conn *c)
+{
+    struct err e = {0};
+
+    (void)err_set(&e, ERR_OVERLOADED, "",
+                  "too many connections are open to wait longer for the body");
+    conn_cut_body(c, &e);
+    if (c->req == NULL || !c->req->raw_sent) {
+        conn_kill(c);
+        return;
+    }
+    conn_deadline(c, HTTP_SERVER_GRACE_US);
+    conn_silent(c);
+}
+
+/* False: nobody may go yet. While one is silent, which is not for long, no other goes. */
+static bool shed_one(struct shard *s, uint64_t *wait_us)
+{
+    if (s->greetings != NULL) {
+        if (!since(s->greetings->since_us, silent_us(s, wait_us), wait_us))
+            return false;
+        greeting_close(s->greetings);
+        accept_begin(s);
+    } else if (s->silent.first != NULL) {
+        if (!may_go(&s->silent, silent_us(s, wait_us), wait_us))
+            return false;
+        give_way(s->silent.first);
+    } else if (may_go(&s->kept, HTTP_SERVER_KEPT_US_MIN, wait_us)) {
+        give_way(s->kept.first);
+    } else if (may_go(&s->begun, begun_us(s, wait_us), wait_us)) {
+        give_up_head(s->begun.first);
+    } else if (may_go(&s->unread, HTTP_SERVER_UNREAD_US_MIN, wait_us)) {
+        give_up_body(s->unread.first);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+uint64_t conn_shed(struct shard *s)
+{
+    uint64_t wait_us = CLOCK_NEVER;
+
+    while (conn_crowded(s) && shed_one(s, &wait_us))
+        wait_us = CLOCK_NEVER;
+    return wait_us;
+}

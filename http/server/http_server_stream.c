@@ -1,0 +1,126 @@
+/* Streams, past libmicrohttpd.
+ *
+ * Once it has sent the headers of a chunked answer its connection is suspended, and the chunks are
+ * written to the socket from here: it would send a few KiB in each of its turns, and waking and
+ * suspending it for every token costs more than the token. It gets the connection back for the last
+ * chunk. Not TLS, whose records only its library can send again. */
+#include "base/clock.h"
+#include "http/server/http_server_priv.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+bool stream_may_pass(const struct request *r)
+{
+    return r->http11 && !r->conn->shard->http_server->tls && r->x->method != METHOD_HEAD;
+}
+
+/* How many bytes the socket took; -1: it is broken, which its watch will tell too. */
+static ssize_t put(const struct request *r, struct iovec *daemons, size_t n_daemons)
+{
+    struct msghdr msg = {.msg_iov = daemons, .msg_iovlen = n_daemons};
+    ssize_t n = sendmsg(r->conn->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    return n;
+}
+
+/* What the socket did not take waits here for room; the request counts it as unsent. */
+static bool keep_rest(struct request *r, const struct iovec *daemons, size_t n_daemons, size_t sent,
+                      size_t len)
+{
+    char *to = malloc(len - sent);
+
+    if (to == NULL)
+        return false;
+    r->rest = to;
+    r->rest_len = len - sent;
+    r->rest_sent = 0;
+    for (size_t i = 0; i < n_daemons; i++) {
+        size_t skip = sent < daemons[i].iov_len ? sent : daemons[i].iov_len;
+
+        memcpy(to, (const char *)daemons[i].iov_base + skip, daemons[i].iov_len - skip);
+        to += daemons[i].iov_len - skip;
+        sent -= skip;
+    }
+    http_request_stream_kept(r->x, r->rest_len);
+    return true;
+}
+
+/* False: no more for now. */
+static bool put_chunk(struct request *r, const void *data, size_t n)
+{
+    union {
+        const void *in;
+        void *out;
+    } body = {data}; /* sendmsg only reads it, whatever the type of its parts says */
+    char head[HTTP_SERVER_CHUNK_HEAD_MAX + 1], tail[] = {'\r', '\n'};
+    int head_len = snprintf(head, sizeof head, "%zx\r\n", n);
+    struct iovec daemons[] = {{head, (size_t)head_len}, {body.out, n}, {tail, sizeof tail}};
+    size_t len = (size_t)head_len + n + sizeof tail;
+    ssize_t sent;
+
+    assert(head_len > 0 && head_len <= HTTP_SERVER_CHUNK_HEAD_MAX);
+    r->nbytes_out += n;
+    sent = put(r, daemons, 3);
+    if (sent == (ssize_t)len)
+        return true;
+    if (sent < 0 || !keep_rest(r, daemons, 3, (size_t)sent, len))
+        conn_kill(r->conn);
+    return false;
+}
+
+/* False: some of it is still there, or the connection is dead. */
+static bool put_rest(struct request *r)
+{
+    struct iovec daemon = {r->rest + r->rest_sent, r->rest_len - r->rest_sent};
+    ssize_t n = put(r, &daemon, 1);
+
+    if (n < 0) {
+        conn_kill(r->conn);
+        return false;
+    }
+    r->rest_sent += (size_t)n;
+    http_request_stream_kept(r->x, r->rest_len - r->rest_sent);
+    if (r->rest_sent < r->rest_len)
+        return false;
+    free(r->rest);
+    r->rest = NULL;
+    return true;
+}
+
+/* The deadline runs while the reader is behind, and none while its producer is. */
+void stream_push(struct request *r)
+{
+    struct shard *s = r->conn->shard;
+    uint64_t limit_us = s->http_server->cfg.body_timeout_us;
+    size_t n = 0;
+
+    if (r->conn->dead || !r->suspended)
+        return;
+    if (r->rest != NULL && !put_rest(r))
+        return; /* its deadline runs on: conn_late asks how much the peer has taken */
+    for (;;) {
+        switch (http_request_stream_take(r->x, s->piece, sizeof s->piece, &n)) {
+        case STREAM_BYTES:
+            if (put_chunk(r, s->piece, n))
+                continue;
+            conn_deadline(r->conn, limit_us);
+            return;
+        case STREAM_EMPTY:
+            conn_deadline(r->conn, CLOCK_NEVER);
+            return;
+        case STREAM_END:
+        case STREAM_CUT:
+            conn_deadline(r->conn, limit_us);
+            request_resume(r);
+            return;
+        }
+    }
+}

@@ -1,0 +1,618 @@
+/* control/gate: pauses that are replaced, refused, given up or end by themselves, over an engine
+ * that freezes when the test lets it. */
+#include "tests/unit/weights_fixture.h"
+
+#include "control/admission.h"
+#include "control/generations.h"
+#include "control/life.h"
+#include "control/pause_controller.h"
+#include "engine/engine.h"
+
+#include <unistd.h>
+
+/* An engine that only freezes. */
+struct still {
+    struct engine engine; /* first */
+    atomic_bool refuses, frozen, released;
+    atomic_uint n_freezes, n_thaws;
+    bool outlasts;                /* giving the KV cache back takes longer than the pause's lease */
+    void (*meanwhile)(void *arg); /* while it gives the KV cache back, of what runs unfrozen */
+    void *arg;
+    struct pause_controller **pause_controller; /* NULL: nobody looks while it freezes */
+    struct pause_controller_info seen;
+};
+
+struct bed {
+    struct still still;
+    struct life life;
+    struct pause_controller_cfg cfg;
+    struct pause_controller *pause_controller;
+    struct ticket running; /* a generation's permit */
+    bool holds;
+};
+
+/* Whoever waits for a pause; answered on the gate's thread. */
+struct asker {
+    struct pause_controller_wait wait; /* first */
+    struct mtx lock;                   /* rank MTX_LEAF; guards down to the end */
+    struct cnd changed;
+    bool answered;
+    struct pause_controller_info info;
+    struct err error;
+};
+
+static int still_freeze(struct engine *en, uint64_t deadline_us, struct err *e)
+{
+    struct still *s = (struct still *)(void *)en;
+
+    (void)deadline_us;
+    (void)atomic_fetch_add(&s->n_freezes, 1);
+    if (s->pause_controller != NULL)
+        pause_controller_info(*s->pause_controller, &s->seen);
+    if (atomic_load(&s->refuses))
+        return err_set(e, ERR_TIMEOUT, "", "the step did not end in time");
+    atomic_store(&s->frozen, true);
+    return 0;
+}
+
+static void still_thaw(struct engine *en)
+{
+    struct still *s = (struct still *)(void *)en;
+
+    (void)atomic_fetch_add(&s->n_thaws, 1);
+    atomic_store(&s->frozen, false);
+}
+
+/* Until the test says so. */
+static int still_release(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e)
+{
+    struct still *s = (struct still *)(void *)en;
+    struct pause_controller_info info = {.pause = s->outlasts ? PAUSE_KEEP : PAUSE_NONE,
+                                         .lease_left_us = 1};
+
+    (void)deadline_us;
+    (void)e;
+    while (info.pause != PAUSE_NONE && info.lease_left_us > 0 && usleep(1000) == 0)
+        pause_controller_info(*s->pause_controller, &info);
+    if (s->meanwhile != NULL)
+        s->meanwhile(s->arg);
+    else
+        assert_true(atomic_load(&s->frozen)); /* nobody thaws it meanwhile */
+    atomic_store(&s->released, true);
+    *nbytes = 1;
+    return 0;
+}
+
+static void still_stats(struct engine *en, struct engine_stats *out)
+{
+    struct still *s = (struct still *)(void *)en;
+
+    *out = (struct engine_stats){.kv_released = atomic_load(&s->released)};
+}
+
+static void granted(void *arg)
+{
+    ((struct bed *)arg)->holds = true;
+}
+
+static void bed_open(struct bed *b)
+{
+    static const struct engine_ops ops = {.name = "still",
+                                          .stats = still_stats,
+                                          .freeze = still_freeze,
+                                          .thaw = still_thaw,
+                                          .kv_release = still_release};
+    struct store_cfg store_cfg = {
+        .model_spec = fx_model_spec(), .n_versions_max = 3, .nbytes_max = UINT64_MAX};
+    struct err e = {0};
+
+    memset(b, 0, sizeof *b);
+    b->still.engine.ops = &ops;
+    life_init(&b->life);
+    life_set(&b->life, LIFE_SERVING);
+    b->cfg = (struct pause_controller_cfg){
+        .life = &b->life, .engine = &b->still.engine, .sleep_timeout_us = 60000000};
+    assert_int_equal(store_new(&b->cfg.store, &store_cfg, &e), 0);
+    assert_int_equal(admission_new(&b->cfg.generate, "generate", 4, 4, &e), 0);
+    assert_int_equal(generations_new(&b->cfg.generations, &e), 0);
+    assert_int_equal(pause_controller_new(&b->pause_controller, &b->cfg, &e), 0);
+    b->running = (struct ticket){.granted = granted, .arg = b};
+}
+
+static void bed_close(struct bed *b)
+{
+    pause_controller_free(b->pause_controller);
+    generations_free(b->cfg.generations);
+    admission_free(b->cfg.generate);
+    store_free(b->cfg.store);
+}
+
+static void run_one(struct bed *b)
+{
+    struct err e = {0};
+
+    b->holds = false;
+    assert_int_equal(admission_enter(b->cfg.generate, &b->running, &e), 0);
+    assert_true(b->holds);
+}
+
+static void end_one(struct bed *b)
+{
+    admission_leave(b->cfg.generate, &b->running);
+}
+
+static void asker_done(struct pause_controller_wait *w, const struct pause_controller_info *info,
+                       const struct err *e)
+{
+    struct asker *a = (struct asker *)(void *)w;
+
+    mtx_assert_none();
+    mtx_lock(&a->lock);
+    assert_false(a->answered);
+    a->answered = true;
+    a->info = *info;
+    a->error = *e;
+    cnd_broadcast(&a->changed);
+    mtx_unlock(&a->lock);
+}
+
+static void asker_init(struct asker *a, struct bed *b)
+{
+    memset(a, 0, sizeof *a);
+    mtx_init(&a->lock, MTX_LEAF);
+    cnd_init(&a->changed);
+    a->wait.pause_controller = b->pause_controller;
+    a->wait.done = asker_done;
+}
+
+static enum err_code asker_result(struct asker *a)
+{
+    mtx_lock(&a->lock);
+    while (!a->answered)
+        (void)cnd_wait(&a->changed, &a->lock, CLOCK_NEVER);
+    mtx_unlock(&a->lock);
+    return a->error.code;
+}
+
+static bool asker_waits(struct asker *a)
+{
+    bool waits;
+
+    mtx_lock(&a->lock);
+    waits = !a->answered;
+    mtx_unlock(&a->lock);
+    return waits;
+}
+
+static void asker_fini(struct asker *a)
+{
+    assert_false(asker_waits(a));
+    cnd_fini(&a->changed);
+    mtx_fini(&a->lock);
+}
+
+/* As pause_controller_pause. */
+static int ask_for(struct bed *b, struct asker *a, const struct pause_controller_pause *what,
+                   const char *owner, struct pause_controller_info *out, struct err *e)
+{
+    struct pause_controller_pause req = *what;
+
+    (void)snprintf(req.owner, sizeof req.owner, "%s", owner);
+    return pause_controller_pause(b->pause_controller, &req, a != NULL ? &a->wait : NULL, out, e);
+}
+
+static int ask(struct bed *b, struct asker *a, enum lifecycle_pause mode, const char *owner,
+               uint32_t lease_s, struct pause_controller_info *out, struct err *e)
+{
+    struct pause_controller_pause req = {
+        .mode = mode, .lease_s = lease_s, .timeout_s = PAUSE_TIMEOUT_S_MAX};
+
+    return ask_for(b, a, &req, owner, out, e);
+}
+
+static void leave(struct bed *b, struct asker *a)
+{
+    atomic_store_explicit(&a->wait.gone, true, memory_order_relaxed);
+    pause_controller_wake_up(b->pause_controller);
+}
+
+/* Until the gate's thread has lifted the pause. */
+/* The pause is gone first, and what was frozen goes on after that. */
+static void await_lifted(struct bed *b)
+{
+    struct pause_controller_info info;
+
+    do
+        pause_controller_info(b->pause_controller, &info);
+    while ((info.pause != PAUSE_NONE || atomic_load(&b->still.frozen)) && usleep(1000) == 0);
+}
+
+/* "Nothing has changed then." */
+static void test_keep_that_cannot_freeze_changes_nothing(void **state)
+{
+    struct pause_controller_info before, after;
+    struct err e = {0};
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "first", 3600, &before, &e), 0);
+    pause_controller_info(b.pause_controller, &before);
+    atomic_store(&b.still.refuses, true);
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "second", 0, &after, &e), -1);
+    assert_int_equal(e.code, ERR_TIMEOUT);
+    pause_controller_info(b.pause_controller, &after);
+    assert_int_equal(after.pause, PAUSE_KEEP);
+    assert_string_equal(after.owner, "first");
+    assert_true(after.acknowledged);
+    assert_int_equal(after.lease_s, 3600);
+    assert_true(after.lease_left_us <= before.lease_left_us); /* not from the beginning */
+    assert_true(after.epoch > before.epoch);
+    assert_int_equal(after.n_pauses, 1);
+    assert_true(pause_controller_resume(b.pause_controller, &after));
+    err_clear(&e);
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "third", 0, &after, &e), -1);
+    pause_controller_info(b.pause_controller, &after);
+    assert_int_equal(after.pause, PAUSE_NONE);
+    run_one(&b); /* its listeners are open */
+    end_one(&b);
+    bed_close(&b);
+}
+
+/* ... and whoever waits for the pause before it is neither told that it was displaced, nor kept
+ * from having its lease begin. */
+static void test_keep_that_cannot_freeze_displaces_nobody(void **state)
+{
+    struct pause_controller_info info;
+    struct err e = {0};
+    struct asker first;
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    asker_init(&first, &b);
+    run_one(&b);
+    assert_int_equal(ask(&b, &first, PAUSE_WAIT, "first", 1, &info, &e), 1);
+    atomic_store(&b.still.refuses, true);
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "second", 0, &info, &e), -1);
+    assert_int_equal(e.code, ERR_TIMEOUT);
+    assert_true(asker_waits(&first));
+    pause_controller_info(b.pause_controller, &info);
+    assert_false(info.acknowledged);
+    end_one(&b);
+    assert_int_equal(asker_result(&first), ERR_NONE);
+    assert_int_equal(first.info.pause, PAUSE_WAIT);
+    assert_string_equal(first.info.owner, "first");
+    assert_true(first.info.acknowledged);
+    assert_true(first.info.lease_left_us <= 1000000);
+    await_lifted(&b); /* by its lease */
+    asker_fini(&first);
+    bed_close(&b);
+}
+
+static void test_keep_that_freezes_displaces_those_that_wait(void **state)
+{
+    struct pause_controller_info info;
+    struct err e = {0};
+    struct asker first;
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    asker_init(&first, &b);
+    run_one(&b);
+    assert_int_equal(ask(&b, &first, PAUSE_WAIT, "first", 0, &info, &e), 1);
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "second", 0, &info, &e), 0);
+    assert_true(info.acknowledged);
+    assert_int_equal(asker_result(&first), ERR_CONFLICT);
+    end_one(&b);
+    pause_controller_info(b.pause_controller, &info);
+    assert_string_equal(info.owner, "second");
+    asker_fini(&first);
+    bed_close(&b);
+}
+
+/* A pause that takes another's place and is given up before it is acknowledged leaves generation
+ * paused; but not for ever, if either had a lease. */
+static void test_a_lease_outlives_whoever_gives_up(void **state)
+{
+    (void)state;
+    for (unsigned turn = 0; turn < 3; turn++) {
+        uint32_t theirs = turn == 0 ? 3600 : turn == 1 ? 1 : 0, own = turn == 0 ? 1 : 0;
+        struct pause_controller_info info;
+        struct err e = {0};
+        struct asker second;
+        struct bed b;
+
+        bed_open(&b);
+        asker_init(&second, &b);
+        run_one(&b);
+        assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "first", theirs, &info, &e), 0);
+        assert_int_equal(ask(&b, &second, PAUSE_WAIT, "second", own, &info, &e), 1);
+        pause_controller_info(b.pause_controller, &info);
+        assert_true(info.lease_left_us == CLOCK_NEVER); /* it is not acknowledged yet */
+        leave(&b, &second);
+        assert_int_equal(asker_result(&second), ERR_GONE);
+        pause_controller_info(b.pause_controller, &info);
+        if (turn == 2) {
+            assert_int_equal(info.pause, PAUSE_WAIT); /* neither had one */
+            assert_true(info.lease_left_us == CLOCK_NEVER);
+        } else {
+            assert_true(info.pause == PAUSE_NONE || info.lease_left_us <= 1000000);
+            await_lifted(&b);
+        }
+        end_one(&b);
+        asker_fini(&second);
+        bed_close(&b);
+    }
+}
+
+/* Of two that wait, the later one's lease begins when the pause is acknowledged, also if the later
+ * one has gone; the earlier one's wait is not cut short. */
+static void test_two_that_wait(void **state)
+{
+    (void)state;
+    for (unsigned turn = 0; turn < 2; turn++) {
+        struct asker first, second;
+        struct pause_controller_info info;
+        struct err e = {0};
+        struct bed b;
+
+        bed_open(&b);
+        asker_init(&first, &b);
+        asker_init(&second, &b);
+        run_one(&b);
+        assert_int_equal(ask(&b, &first, PAUSE_WAIT, "first", 0, &info, &e), 1);
+        assert_int_equal(ask(&b, &second, PAUSE_ABORT, "second", 1, &info, &e), 1);
+        if (turn == 1) {
+            leave(&b, &second);
+            assert_int_equal(asker_result(&second), ERR_GONE);
+            pause_controller_info(b.pause_controller, &info);
+            assert_int_equal(info.pause, PAUSE_ABORT);
+            assert_true(info.lease_left_us == CLOCK_NEVER);
+            assert_true(asker_waits(&first));
+        }
+        end_one(&b);
+        assert_int_equal(asker_result(&first), ERR_NONE);
+        assert_int_equal(asker_result(&second), turn == 0 ? ERR_NONE : ERR_GONE);
+        assert_true(first.info.acknowledged);
+        assert_int_equal(first.info.n_running, 0);
+        await_lifted(&b);
+        asker_fini(&first);
+        asker_fini(&second);
+        bed_close(&b);
+    }
+}
+
+/* The lease of the pause that stands holds through any number of those that wait and give up. */
+static void test_a_lease_outlives_all_that_give_up(void **state)
+{
+    (void)state;
+    for (unsigned turn = 0; turn < 2; turn++) {
+        struct asker askers[2];
+        struct pause_controller_info info;
+        struct err e = {0};
+        struct bed b;
+
+        bed_open(&b);
+        run_one(&b);
+        assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "stands", 60, &info, &e), 0);
+        for (unsigned i = 0; i < 2; i++) {
+            asker_init(&askers[i], &b);
+            assert_int_equal(ask(&b, &askers[i], PAUSE_WAIT, "waits", 0, &info, &e), 1);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            leave(&b, &askers[i ^ turn]);
+            assert_int_equal(asker_result(&askers[i ^ turn]), ERR_GONE);
+        }
+        pause_controller_info(b.pause_controller, &info);
+        assert_int_equal(info.pause, PAUSE_WAIT);
+        assert_int_equal(info.lease_s, 60);
+        assert_true(info.lease_left_us <= 60000000);
+        end_one(&b);
+        for (unsigned i = 0; i < 2; i++)
+            asker_fini(&askers[i]);
+        bed_close(&b);
+    }
+}
+
+/* Pauses that nobody was ever told of end with the last that gives up, whichever that is; nobody
+ * would know that they have to be resumed. */
+static void test_no_pause_is_left_by_those_that_give_up(void **state)
+{
+    (void)state;
+    for (unsigned turn = 0; turn < 2; turn++) {
+        struct asker askers[2], *leaves = &askers[turn], *stays = &askers[1 - turn];
+        struct pause_controller_info info;
+        struct err e = {0};
+        struct bed b;
+
+        bed_open(&b);
+        run_one(&b);
+        for (unsigned i = 0; i < 2; i++) {
+            struct pause_controller_pause req = {.mode = PAUSE_WAIT,
+                                                 .timeout_s = i == turn ? 60 : 2};
+
+            asker_init(&askers[i], &b);
+            assert_int_equal(ask_for(&b, &askers[i], &req, "waits", &info, &e), 1);
+        }
+        leave(&b, leaves);
+        assert_int_equal(asker_result(leaves), ERR_GONE);
+        assert_int_equal(asker_result(stays), ERR_TIMEOUT);
+        assert_non_null(strstr(stays->error.msg, "generation is not paused"));
+        pause_controller_info(b.pause_controller, &info);
+        assert_int_equal(info.pause, PAUSE_NONE);
+        end_one(&b);
+        run_one(&b); /* the listeners are open */
+        end_one(&b);
+        asker_fini(leaves);
+        asker_fini(stays);
+        bed_close(&b);
+    }
+}
+
+/* A pause that stands is acknowledged when what it promises is so: a thaw that was asked for and
+ * given up has undone what keep had promised. */
+static void test_acknowledged_is_so(void **state)
+{
+    static const struct pause_controller_pause short_one = {.mode = PAUSE_WAIT, .timeout_s = 1};
+    struct pause_controller_info info;
+    struct err e = {0};
+    struct asker second;
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    asker_init(&second, &b);
+    run_one(&b);
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "first", 0, &info, &e), 0);
+    assert_true(info.acknowledged);
+    assert_int_equal(info.n_running, 1);
+    assert_int_equal(ask_for(&b, &second, &short_one, "second", &info, &e), 1);
+    assert_int_equal(asker_result(&second), ERR_TIMEOUT);
+    assert_non_null(strstr(second.error.msg, "stays paused"));
+    pause_controller_info(b.pause_controller, &info);
+    assert_int_equal(info.pause, PAUSE_WAIT);
+    assert_false(atomic_load(&b.still.frozen));
+    assert_false(info.acknowledged); /* one runs */
+    end_one(&b);
+    pause_controller_info(b.pause_controller, &info);
+    assert_true(info.acknowledged);
+    asker_fini(&second);
+    bed_close(&b);
+}
+
+/* While the step that was under way goes on, the status does not say that all is still. */
+static void test_keep_is_acknowledged_when_it_has_frozen(void **state)
+{
+    struct pause_controller_info info;
+    struct err e = {0};
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    run_one(&b);
+    b.still.pause_controller = &b.pause_controller;
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "first", 0, &info, &e), 0);
+    assert_true(info.acknowledged);
+    assert_int_equal(b.still.seen.pause, PAUSE_KEEP);
+    assert_false(b.still.seen.acknowledged);
+    end_one(&b);
+    bed_close(&b);
+}
+
+/* Its client goes, its time is over, another resumes, the server ends: an answer each time. */
+static void test_every_wait_is_answered(void **state)
+{
+    static const enum err_code codes[] = {ERR_GONE, ERR_CONFLICT, ERR_DRAINING, ERR_NONE};
+
+    (void)state;
+    for (unsigned how = 0; how < 4; how++) {
+        struct pause_controller_info info;
+        struct err e = {0};
+        struct asker a;
+        struct bed b;
+
+        bed_open(&b);
+        asker_init(&a, &b);
+        run_one(&b);
+        assert_int_equal(ask(&b, &a, how % 2 == 0 ? PAUSE_WAIT : PAUSE_ABORT, "a", 0, &info, &e),
+                         1);
+        assert_true(asker_waits(&a));
+        if (how == 0) {
+            leave(&b, &a);
+        } else if (how == 1) {
+            assert_true(pause_controller_resume(b.pause_controller, &info));
+        } else if (how == 2) {
+            life_set(&b.life, LIFE_DRAINING);
+            pause_controller_drain(b.pause_controller);
+        } else {
+            end_one(&b);
+        }
+        assert_int_equal(asker_result(&a), codes[how]);
+        pause_controller_info(b.pause_controller, &info);
+        assert_int_equal(info.pause, how == 3 ? PAUSE_ABORT : PAUSE_NONE);
+        if (how == 2) {
+            assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "late", 0, &info, &e), -1);
+            assert_int_equal(e.code, ERR_DRAINING);
+        }
+        if (how != 3)
+            end_one(&b);
+        asker_fini(&a);
+        bed_close(&b);
+    }
+}
+
+/* A lease that ends while a sleep is under way ends the pause when that is over, and not before. */
+static void test_a_lease_ends_while_a_sleep_runs(void **state)
+{
+    struct lifecycle_state is;
+    struct pause_controller_slept slept;
+    struct pause_controller_info info;
+    struct err e = {0};
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    run_one(&b);
+    b.still.pause_controller = &b.pause_controller;
+    b.still.outlasts = true;
+    assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "short", 2, &info, &e), 0);
+    assert_int_equal(pause_controller_sleep(b.pause_controller, 1, PAUSE_KV, &slept, &e), 0);
+    assert_int_equal(slept.nbytes_kv, 1);
+    assert_int_equal(slept.n_aborted, 0); /* it is frozen, and stays */
+    await_lifted(&b);
+    pause_controller_info(b.pause_controller, &info);
+    assert_int_equal(info.n_expired, 1);
+    end_one(&b);
+    pause_controller_state(b.pause_controller, &is);
+    assert_int_equal(is.pause, PAUSE_NONE);
+    assert_true(is.kv_released);
+    bed_close(&b);
+}
+
+static void come_meanwhile(void *arg)
+{
+    struct bed *b = arg;
+    struct err e = {0};
+
+    assert_int_equal(admission_enter(b->cfg.generate, &b->running, &e), 0);
+    assert_false(b->holds);
+}
+
+/* Who comes while memory is given back meets what lacks it, and is not let in before. */
+static void test_sleep_shuts_the_doors(void **state)
+{
+    struct pause_controller_slept slept;
+    struct err e = {0};
+    struct bed b;
+
+    (void)state;
+    bed_open(&b);
+    b.still.meanwhile = come_meanwhile;
+    b.still.arg = &b;
+    assert_int_equal(pause_controller_sleep(b.pause_controller, 1, PAUSE_KV, &slept, &e), 0);
+    assert_true(b.holds); /* the engine's to refuse */
+    end_one(&b);
+    bed_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_keep_that_cannot_freeze_changes_nothing),
+        cmocka_unit_test(test_keep_that_cannot_freeze_displaces_nobody),
+        cmocka_unit_test(test_keep_that_freezes_displaces_those_that_wait),
+        cmocka_unit_test(test_a_lease_outlives_whoever_gives_up),
+        cmocka_unit_test(test_two_that_wait),
+        cmocka_unit_test(test_a_lease_outlives_all_that_give_up),
+        cmocka_unit_test(test_no_pause_is_left_by_those_that_give_up),
+        cmocka_unit_test(test_acknowledged_is_so),
+        cmocka_unit_test(test_keep_is_acknowledged_when_it_has_frozen),
+        cmocka_unit_test(test_every_wait_is_answered),
+        cmocka_unit_test(test_a_lease_ends_while_a_sleep_runs),
+        cmocka_unit_test(test_sleep_shuts_the_doors),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,287 @@
+/* Near the limit of connections: which give way, and which are left alone. */
+#include "tests/unit/http/http_server_app.h"
+
+enum { FEW = 16, FEW_BUSY = 12, CROWD = 300 };
+
+static void few_connections(struct http_server_cfg *cfg)
+{
+    cfg->n_connections_max = FEW; /* FEW_BUSY may be at work */
+}
+
+static void ask_new(const char *path, int status)
+{
+    struct client c;
+    struct response r;
+
+    client_open(&c, app.port);
+    client_send(&c, "GET ");
+    client_send(&c, path);
+    client_send(&c, " HTTP/1.1\r\n" HOST "\r\n");
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, status);
+    if (status == 503) {
+        assert_string_equal(response_header(&r, "Connection"), "close");
+        assert_string_equal(response_header(&r, "Retry-After"), "1");
+        assert_true(client_closed(&c));
+    }
+    response_free(&r);
+    client_close(&c);
+}
+
+/* FEW_BUSY at work. */
+static void open_busy(struct client busy[])
+{
+    for (int i = 0; i < FEW_BUSY; i++) {
+        client_open(&busy[i], app.port);
+        client_send(&busy[i], "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx");
+    }
+}
+
+static void test_shed_over_the_limit(void **state)
+{
+    struct client c[FEW_BUSY];
+    struct http_server_stats stats;
+
+    (void)state;
+    app_start(&app, few_connections);
+    open_busy(c);
+    ask_new("/echo", 503);
+    ask_new("/reserved", 200);
+    http_server_stats(app.http_server, &stats);
+    assert_int_equal(stats.n_accepted, FEW_BUSY + 2);
+    assert_int_equal(stats.n_rejected, 1);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&c[i]);
+    app_stop(&app);
+}
+
+static const char half_body[] = "POST /reserved HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nx";
+
+/* Connections that say nothing, or nothing more, keep nobody out, whatever the others hold. */
+static void test_idle_connections_give_way(void **state)
+{
+    struct client busy[FEW_BUSY], idle[CROWD];
+    struct response r;
+    uint64_t began_us;
+
+    (void)state;
+    app_start(&app, few_connections);
+    open_busy(busy);
+    began_us = clock_now_us();
+    for (int i = 0; i < CROWD; i++) {
+        client_open(&idle[i], app.port);
+        if (i % 2 == 1)
+            (void)client_try_send(&idle[i], "GET /reserved HTTP/1.1\r\nHost: x\r\n\r\n", 35);
+    }
+    ask_new("/reserved", 200);
+    assert_true(clock_now_us() - began_us < 2 * 1000 * 1000);
+    for (int i = 0; i < FEW_BUSY; i++) { /* who is at work is left alone */
+        client_send(&busy[i], "y");
+        client_response(&busy[i], &r, false);
+        assert_string_equal(r.body, "xy");
+        response_free(&r);
+    }
+    ask_new("/echo", 200);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&busy[i]);
+    for (int i = 0; i < CROWD; i++)
+        client_close(&idle[i]);
+    app_stop(&app);
+}
+
+/* Who has been answered and asks again within a second finds its connection; when hardly a place is
+ * left, an answer ends it instead. */
+static void test_answered_connections_are_kept(void **state)
+{
+    struct client kept[FEW_BUSY], more;
+    struct response r;
+
+    (void)state;
+    app_start(&app, few_connections);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_open(&kept[i], app.port);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < FEW_BUSY; i++)
+            expect(&kept[i], "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+        client_open(&more, app.port);
+        ask(&more, "GET /echo HTTP/1.1\r\n" HOST "\r\n", &r);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(response_header(&r, "Connection"), "close");
+        response_free(&r);
+        assert_true(client_closed(&more));
+        client_close(&more);
+        (void)poll(NULL, 0, 200);
+    }
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&kept[i]);
+    app_stop(&app);
+}
+
+/* A place that nobody else waits for is left to one that takes its time with the first byte. */
+static void test_late_first_bytes_are_waited_for(void **state)
+{
+    struct client busy[FEW_BUSY], late[FEW - FEW_BUSY];
+
+    (void)state;
+    app_start(&app, few_connections);
+    open_busy(busy);
+    (void)poll(NULL, 0, 20);
+    for (int i = 0; i < FEW - FEW_BUSY; i++)
+        client_open(&late[i], app.port);
+    (void)poll(NULL, 0, 50);
+    for (int i = 0; i < FEW - FEW_BUSY; i++)
+        expect(&late[i], "GET /reserved HTTP/1.1\r\n" HOST "\r\n", 200, "");
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&busy[i]);
+    for (int i = 0; i < FEW - FEW_BUSY; i++)
+        client_close(&late[i]);
+    app_stop(&app);
+}
+
+/* A head of which some has come, also behind an answer, is waited for, whatever the crowd that says
+ * nothing. */
+static void test_half_heads_do_not_give_way(void **state)
+{
+    struct client half[FEW_BUSY], idle[CROWD];
+
+    (void)state;
+    app_start(&app, few_connections);
+    for (int i = 0; i < FEW_BUSY; i++) {
+        client_open(&half[i], app.port);
+        if (i % 2 == 1)
+            expect(&half[i], "GET /echo HTTP/1.1\r\n" HOST "\r\n", 200, "");
+        (void)poll(NULL, 0, 10);
+        client_send(&half[i], i % 3 == 0 ? "GE" : "GET /echo HTTP/1.1\r\nHo");
+    }
+    for (int i = 0; i < CROWD; i++)
+        client_open(&idle[i], app.port);
+    ask_new("/reserved", 200);
+    for (int i = 0; i < FEW_BUSY; i++)
+        expect(&half[i], i % 3 == 0 ? "T /echo HTTP/1.1\r\n" HOST "\r\n" : "st: t\r\n\r\n", 200,
+               "");
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&half[i]);
+    for (int i = 0; i < CROWD; i++)
+        client_close(&idle[i]);
+    app_stop(&app);
+}
+
+/* n heads that do not go on keep nobody out: the oldest are answered without the rest, and not
+ * before they are least_us old. */
+static void half_heads(int n, uint64_t least_us)
+{
+    struct client half[2 * FEW];
+    struct response r;
+    uint64_t began_us = clock_now_us(), took_us;
+
+    app_start(&app, few_connections);
+    for (int i = 0; i < n; i++) {
+        client_open(&half[i], app.port);
+        client_send(&half[i], i % 2 == 0 ? "G" : "GET /echo HTTP/1.1\r\nHo");
+    }
+    for (int i = 0; i < 2; i++) {
+        client_response(&half[i], &r, false);
+        assert_int_equal(r.status, 408);
+        assert_string_equal(response_header(&r, "Connection"), "close");
+        response_free(&r);
+        assert_true(client_closed(&half[i]));
+    }
+    took_us = clock_now_us() - began_us;
+    assert_true(took_us >= least_us && took_us < 3 * 1000 * 1000);
+    ask_new("/reserved", 200);
+    assert_true(clock_now_us() - began_us < 5 * 1000 * 1000);
+    expect(&half[n - 1], "st: t\r\n\r\n", 200, ""); /* the last, n being even */
+    for (int i = 0; i < n; i++)
+        client_close(&half[i]);
+    app_stop(&app);
+}
+
+/* With room for those that come next. */
+static void test_old_half_heads_give_way(void **state)
+{
+    (void)state;
+    half_heads(FEW_BUSY + 2, 1000 * 1000);
+}
+
+/* And sooner where somebody waits to be accepted. */
+static void test_half_heads_give_way_to_who_waits(void **state)
+{
+    (void)state;
+    half_heads(2 * FEW, 200 * 1000);
+}
+
+/* Who is told that its body is not waited for may go on sending it: nothing breaks before it has
+ * read that. */
+static void test_a_given_up_body_may_come_yet(void **state)
+{
+    struct client busy[FEW_BUSY], c;
+    struct pollfd told = {.events = POLLIN};
+    struct response r;
+
+    (void)state;
+    app_start(&app, few_connections);
+    open_busy(busy);
+    (void)poll(NULL, 0, 20);
+    client_open(&c, app.port);
+    client_send(&c, half_body);
+    told.fd = c.fd;
+    assert_int_equal(poll(&told, 1, 5000), 1);
+    for (int i = 0; i < 3; i++) {
+        assert_true(client_try_send(&c, "y", 1));
+        (void)poll(NULL, 0, 20);
+    }
+    client_response(&c, &r, false);
+    assert_int_equal(r.status, 503);
+    response_free(&r);
+    for (int i = 0; i < FEW_BUSY; i++)
+        client_close(&busy[i]);
+    client_close(&c);
+    app_stop(&app);
+}
+
+/* Bodies that do not come, of what is served before others and of what is refused, keep nobody out:
+ * the oldest are answered without. */
+static void test_reserved_bodies_give_way(void **state)
+{
+    struct client c[3 * FEW];
+    struct response r;
+    uint64_t began_us = clock_now_us();
+
+    (void)state;
+    app_start(&app, few_connections);
+    for (int i = 0; i < 3 * FEW; i++) {
+        client_open(&c[i], app.port);
+        client_send(&c[i], i % 2 == 0 ? half_body
+                                      : "POST /deny HTTP/1.1\r\n" HOST
+                                        "Content-Length: 2\r\n\r\nx");
+    }
+    ask_new("/reserved", 200);
+    assert_true(clock_now_us() - began_us < 4 * 1000 * 1000);
+    for (int i = 0; i < 2; i++) {
+        client_response(&c[i], &r, false);
+        assert_int_equal(r.status, i == 0 ? 503 : 403);
+        assert_string_equal(response_header(&r, "Connection"), "close");
+        response_free(&r);
+        assert_true(client_closed(&c[i]));
+    }
+    for (int i = 0; i < 3 * FEW; i++)
+        client_close(&c[i]);
+    app_stop(&app);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shed_over_the_limit),
+        cmocka_unit_test(test_idle_connections_give_way),
+        cmocka_unit_test(test_answered_connections_are_kept),
+        cmocka_unit_test(test_late_first_bytes_are_waited_for),
+        cmocka_unit_test(test_half_heads_do_not_give_way),
+        cmocka_unit_test(test_old_half_heads_give_way),
+        cmocka_unit_test(test_half_heads_give_way_to_who_waits),
+        cmocka_unit_test(test_a_given_up_body_may_come_yet),
+        cmocka_unit_test(test_reserved_bodies_give_way),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

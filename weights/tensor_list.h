@@ -1,0 +1,104 @@
+/* A tensor list: the ordered list of (name, dtype, shape) that a transfer carries, immutable once
+ * built.
+ *
+ * Tensors of a tensor list lie back to back in the order of the tensor list (packed); `offset` is
+ * the byte offset of each in that bucket. A model spec is the tensor list of everything that a
+ * model needs, plus its aliases. All strings and arrays belong to the tensor list and live as long
+ * as it does. */
+#ifndef BATON_WEIGHTS_TENSOR_LIST_H
+#define BATON_WEIGHTS_TENSOR_LIST_H
+
+#include "base/err.h"
+#include "memory/dtype.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TENSOR_LIST_NBYTES_MAX                                                                     \
+    ((uint64_t)INT64_MAX) /* of a tensor and of a tensor list: an off_t, a JSON int */
+
+enum {
+    TENSOR_LIST_NDIM_MAX = 8,
+    TENSOR_LIST_NAME_LEN_MAX = 1024,
+    TENSOR_LIST_TENSORS_MAX = 1000000,
+    TENSOR_LIST_DIGEST_LEN = 64 /* SHA-256 in hex */
+};
+
+struct tensor_spec {
+    const char *name; /* of the tensor list */
+    enum dtype dtype;
+    uint32_t ndim;
+    uint64_t shape[TENSOR_LIST_NDIM_MAX]; /* row-major, outermost first */
+    uint64_t numel;
+    uint64_t nbytes;
+    uint64_t offset; /* bytes from the start of the packed bucket */
+};
+
+struct tensor_list {
+    uint32_t n_tensors;
+    const struct tensor_spec *tensors; /* [n_tensors] */
+    uint64_t nbytes;                   /* of the packed bucket */
+    char digest[TENSOR_LIST_DIGEST_LEN +
+                1]; /* SHA-256 over "name\tdtype\tshape\n" of each, in order */
+};
+
+/* The digest's dtype is the canonical name ("BF16"), its shape the dims joined by ',' ("1024,128"),
+ * empty for a scalar. */
+
+struct tensor_list_builder;
+
+/* tensor_list_builder_new - begin a tensor list. Errors: ERR_NO_MEMORY. */
+int tensor_list_builder_new(struct tensor_list_builder **out, struct err *e);
+void tensor_list_builder_free(struct tensor_list_builder *b); /* accepts NULL */
+
+/* tensor_list_builder_reserve - make room for `n` more tensors, which need not come.
+ * Errors: ERR_NO_MEMORY; the builder is as it was. */
+int tensor_list_builder_reserve(struct tensor_list_builder *b, uint32_t n, struct err *e);
+
+/* tensor_list_builder_add - append one tensor.
+ * @name   borrowed, copied; 1..TENSOR_LIST_NAME_LEN_MAX bytes, no control characters
+ * @shape  [ndim]
+ * @numel  what the sender says, or UINT64_MAX for "not said"
+ *
+ * Errors (field /names/<i>, /dtypes/<i>, /shapes/<i> or /sizes/<i>, <i> counting from 0):
+ *   ERR_BAD_REQUEST  empty, too long or repeated name (the message names both places); ndim too
+ *                    large; numel or nbytes overflow; numel differs from the product of the shape
+ *   ERR_TOO_LARGE    more than TENSOR_LIST_TENSORS_MAX tensors
+ *   ERR_NO_MEMORY
+ *   After an error the builder is as it was before the call. */
+int tensor_list_builder_add(struct tensor_list_builder *b, const char *name, enum dtype dtype,
+                            const uint64_t *shape, uint32_t ndim, uint64_t numel, struct err *e);
+
+/* tensor_list_builder_find - index of `name` among those added, or TENSOR_LIST_NO_TENSOR. O(1). */
+uint32_t tensor_list_builder_find(const struct tensor_list_builder *b, const char *name);
+
+/* tensor_list_builder_finish - turn the builder (consumed, also on failure) into a tensor list with
+ * one reference. An empty tensor list is ERR_BAD_REQUEST at /names: an update of nothing is a
+ * mistake. */
+int tensor_list_builder_finish(struct tensor_list_builder *b, struct tensor_list **out,
+                               struct err *e);
+
+struct tensor_list *tensor_list_ref(struct tensor_list *p);
+void tensor_list_unref(struct tensor_list *p); /* accepts NULL; frees at zero; any thread */
+
+enum { TENSOR_LIST_NO_TENSOR = UINT32_MAX };
+
+/* tensor_list_find - index of `name`, or TENSOR_LIST_NO_TENSOR. O(1). */
+uint32_t tensor_list_find(const struct tensor_list *p, const char *name);
+
+/* tensor_list_find_near - the same, looking first at tensor `i` (any number): what comes in a
+ * tensor list's own order is found without a search. */
+uint32_t tensor_list_find_near(const struct tensor_list *p, const char *name, uint32_t i);
+
+/* tensor_list_measure - elements and bytes of a tensor; a 0 among the dims makes both 0.
+ * @shape  [ndim]
+ * Returns: false, with the outputs untouched, when the nonzero dims make more than
+ * TENSOR_LIST_NBYTES_MAX bytes. */
+bool tensor_list_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim, uint64_t *numel,
+                         uint64_t *nbytes);
+
+/* tensor_list_shape_text - "[1024, 128]" into a caller's buffer, for messages. Returns out. */
+const char *tensor_list_shape_text(const struct tensor_spec *t, char *out, size_t cap);
+
+#endif
