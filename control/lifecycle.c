@@ -90,7 +90,8 @@ const char *lifecycle_weights_name(enum lifecycle_weights weights)
     return names[weights];
 }
 
-static bool fits(const struct refusal *r, const struct lifecycle_state *s, enum lifecycle_call call)
+static bool refusal_fits(const struct refusal *r, const struct lifecycle_state *s,
+                         enum lifecycle_call call)
 {
     return (r->calls & BIT(call)) != 0 && (r->life & BIT(s->life)) != 0 &&
            (r->pause & BIT(s->pause)) != 0 && (r->reject & BIT(s->reject)) != 0 &&
@@ -98,10 +99,10 @@ static bool fits(const struct refusal *r, const struct lifecycle_state *s, enum 
            (r->update & BIT(s->update)) != 0 && (r->busy & BIT(s->busy)) != 0;
 }
 
-static const struct refusal *find(const struct lifecycle_state *s, enum lifecycle_call call)
+static const struct refusal *refusal_find(const struct lifecycle_state *s, enum lifecycle_call call)
 {
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++)
-        if (fits(&refusals[i], s, call))
+        if (refusal_fits(&refusals[i], s, call))
             return &refusals[i];
     return NULL;
 }
@@ -118,8 +119,8 @@ static void lifecycle_text(const struct lifecycle_state *s, char *out, size_t ca
 }
 
 /* Why, where we are, and the ways on. */
-static int refuse(const struct lifecycle_state *s, enum lifecycle_call call, const char *why,
-                  struct err *e)
+static int lifecycle_refuse(const struct lifecycle_state *s, enum lifecycle_call call,
+                            const char *why, struct err *e)
 {
     char state[128], allowed[ERR_MSG_MAX];
     size_t len = 0;
@@ -127,7 +128,7 @@ static int refuse(const struct lifecycle_state *s, enum lifecycle_call call, con
     lifecycle_text(s, state, sizeof state);
     allowed[0] = '\0';
     for (int c = 0; c < CALL_COUNT && len < sizeof allowed; c++) {
-        if (find(s, (enum lifecycle_call)c) != NULL)
+        if (refusal_find(s, (enum lifecycle_call)c) != NULL)
             continue;
         len += (size_t)snprintf(allowed + len, sizeof allowed - len, "%s%s", len > 0 ? ", " : "",
                                 lifecycle_call_name((enum lifecycle_call)c));
@@ -138,11 +139,11 @@ static int refuse(const struct lifecycle_state *s, enum lifecycle_call call, con
 
 int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e)
 {
-    const struct refusal *r = find(s, call);
+    const struct refusal *r = refusal_find(s, call);
 
     if (r == NULL)
         return 0;
     if (r->code == ERR_CONFLICT)
-        return refuse(s, call, r->why, e);
+        return lifecycle_refuse(s, call, r->why, e);
     return err_set(e, r->code, "", "%s", r->why);
 }

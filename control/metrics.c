@@ -76,24 +76,24 @@ void metrics_free(struct metrics *m)
     free(m);
 }
 
-static void add(atomic_uint_fast64_t *counter, uint64_t n)
+static void counter_add(atomic_uint_fast64_t *counter, uint64_t n)
 {
     (void)atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-static uint64_t get(const atomic_uint_fast64_t *counter)
+static uint64_t counter_get(const atomic_uint_fast64_t *counter)
 {
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-static void observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
+static void histogram_observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
 {
     size_t i = 0;
 
     while (i < N_BOUNDS && us > bounds[i])
         i++;
-    add(&h->counts[i], 1);
-    add(&h->sum_us, us);
+    counter_add(&h->counts[i], 1);
+    counter_add(&h->sum_us, us);
 }
 
 static size_t status_index(int status)
@@ -111,10 +111,10 @@ void metrics_request(struct metrics *m, size_t operation, int status, uint64_t d
     struct operation_counters *c =
         &m->operations[operation < m->n_operations ? operation : m->n_operations];
 
-    add(&c->by_status[status_index(status)], 1);
-    add(&c->nbytes_in, nbytes_in);
-    add(&c->nbytes_out, nbytes_out);
-    observe(&c->duration, bounds_us, duration_us);
+    counter_add(&c->by_status[status_index(status)], 1);
+    counter_add(&c->nbytes_in, nbytes_in);
+    counter_add(&c->nbytes_out, nbytes_out);
+    histogram_observe(&c->duration, bounds_us, duration_us);
 }
 
 void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
@@ -124,16 +124,16 @@ void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
 
     while (i < N_FINISHES - 1 && strcmp(finishes[i], finish) != 0)
         i++;
-    add(&m->finished[i], 1);
-    add(&m->prompt_tokens, n_prompt);
-    add(&m->tokens, n_tokens);
-    observe(&m->n_prompt, bounds_count, COUNT(n_prompt));
-    observe(&m->n_made, bounds_count, COUNT(n_tokens));
+    counter_add(&m->finished[i], 1);
+    counter_add(&m->prompt_tokens, n_prompt);
+    counter_add(&m->tokens, n_tokens);
+    histogram_observe(&m->n_prompt, bounds_count, COUNT(n_prompt));
+    histogram_observe(&m->n_made, bounds_count, COUNT(n_tokens));
     if (n_tokens > 0)
-        observe(&m->first_token, bounds_us, first_token_us);
+        histogram_observe(&m->first_token, bounds_us, first_token_us);
     if (n_tokens > 1 && total_us > first_token_us)
-        observe(&m->each_token, bounds_us, (total_us - first_token_us) / (n_tokens - 1));
-    observe(&m->generation, bounds_us, total_us);
+        histogram_observe(&m->each_token, bounds_us, (total_us - first_token_us) / (n_tokens - 1));
+    histogram_observe(&m->generation, bounds_us, total_us);
 }
 
 static void put_histogram(struct buf *out, const char *name, const struct prom_label *labels,
@@ -142,9 +142,9 @@ static void put_histogram(struct buf *out, const char *name, const struct prom_l
     uint64_t counts[N_BOUNDS + 1];
 
     for (size_t i = 0; i <= N_BOUNDS; i++)
-        counts[i] = get(&h->counts[i]);
+        counts[i] = counter_get(&h->counts[i]);
     prom_buckets(out, name, labels,
-                 &(struct prom_histogram){bounds, counts, N_BOUNDS, get(&h->sum_us)});
+                 &(struct prom_histogram){bounds, counts, N_BOUNDS, counter_get(&h->sum_us)});
 }
 
 static uint64_t requests_of(const struct operation_counters *c)
@@ -152,7 +152,7 @@ static uint64_t requests_of(const struct operation_counters *c)
     uint64_t n = 0;
 
     for (size_t s = 0; s <= N_STATUSES; s++)
-        n += get(&c->by_status[s]);
+        n += counter_get(&c->by_status[s]);
     return n;
 }
 
@@ -169,7 +169,7 @@ static void put_statuses(const struct metrics *m, struct buf *out)
     prom_head(out, name, "counter", "Requests ended, by operation and status (499: client gone)");
     for (size_t i = 0; i <= m->n_operations; i++) {
         for (size_t s = 0; s <= N_STATUSES; s++) {
-            uint64_t n = get(&m->operations[i].by_status[s]);
+            uint64_t n = counter_get(&m->operations[i].by_status[s]);
 
             if (n == 0 && (s > 0 || i == m->n_operations))
                 continue; /* 200 is there from the start, so that rates have a beginning */
@@ -193,7 +193,7 @@ static void put_nbytes(const struct metrics *m, struct buf *out, bool in)
         if (requests_of(&m->operations[i]) > 0)
             prom_u64(out, name,
                      (struct prom_label[]){{"operation", operation_of(m, i)}, {NULL, NULL}},
-                     get(in ? &m->operations[i].nbytes_in : &m->operations[i].nbytes_out));
+                     counter_get(in ? &m->operations[i].nbytes_in : &m->operations[i].nbytes_out));
     }
 }
 
@@ -221,11 +221,11 @@ static void put_generations(const struct metrics *m, struct buf *out)
     prom_head(out, total, "counter", "Sequences ended, by how they ended");
     for (size_t i = 0; i < N_FINISHES; i++)
         prom_u64(out, total, (struct prom_label[]){{"finish", finishes[i]}, {NULL, NULL}},
-                 get(&m->finished[i]));
+                 counter_get(&m->finished[i]));
     prom_one(out, "baton_generation_prompt_tokens_total", "counter",
-             "Prompt tokens of ended sequences", get(&m->prompt_tokens));
+             "Prompt tokens of ended sequences", counter_get(&m->prompt_tokens));
     prom_one(out, "baton_generation_tokens_total", "counter", "Tokens made by ended sequences",
-             get(&m->tokens));
+             counter_get(&m->tokens));
     prom_head(out, first, "histogram", "From submission to the first token");
     put_histogram(out, first, NULL, bounds_us, &m->first_token);
     prom_head(out, took, "histogram", "From submission to the last token");
@@ -259,7 +259,7 @@ void metrics_put_vllm(const struct metrics *m, const char *model, struct buf *ou
                                        {"engine", "0"},
                                        {"finished_reason", finishes[i]},
                                        {NULL, NULL}},
-                 get(&m->finished[i]));
+                 counter_get(&m->finished[i]));
 }
 
 void metrics_put(const struct metrics *m, struct buf *out)

@@ -206,7 +206,7 @@ static void log_change(const char *event, const struct pause_controller_info *in
     log_end(&r);
 }
 
-static void thaw(struct pause_controller *g)
+static void engine_thaw(struct pause_controller *g)
 {
     mtx_lock(&g->lock);
     g->frozen = false;
@@ -228,7 +228,7 @@ static struct pause_controller_wait *take_waits_locked(struct pause_controller *
     return all;
 }
 
-static void answer(struct pause_controller *g, struct pause_controller_wait *all)
+static void waits_answer(struct pause_controller *g, struct pause_controller_wait *all)
 {
     struct pause_controller_info info;
 
@@ -240,7 +240,7 @@ static void answer(struct pause_controller *g, struct pause_controller_wait *all
 }
 
 /* Within an operation: generation runs from now on. */
-static bool lift(struct pause_controller *g, const char *why)
+static bool pause_lift(struct pause_controller *g, const char *why)
 {
     struct pause_controller_wait *waits;
     struct pause_controller_info was;
@@ -261,9 +261,9 @@ static bool lift(struct pause_controller *g, const char *why)
     }
     waits = take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
-    thaw(g); /* first: whoever is let in now meets an engine that says what it lacks */
+    engine_thaw(g); /* first: whoever is let in now meets an engine that says what it lacks */
     pause_controller_apply_admission(g);
-    answer(g, waits);
+    waits_answer(g, waits);
     if (was.pause != PAUSE_NONE)
         log_change("resume", &was);
     return was.pause != PAUSE_NONE;
@@ -274,7 +274,7 @@ bool pause_controller_resume(struct pause_controller *g, struct pause_controller
     bool was;
 
     pause_controller_begin(g);
-    was = lift(g, "generation was resumed before all that ran had ended");
+    was = pause_lift(g, "generation was resumed before all that ran had ended");
     pause_controller_info(g, out);
     pause_controller_end(g);
     return was;
@@ -321,7 +321,7 @@ static void unset_pause(struct pause_controller *g, const struct before *was)
 }
 
 /* Keep has frozen what others wait for. */
-static struct pause_controller_wait *displace(struct pause_controller *g)
+static struct pause_controller_wait *waits_displace(struct pause_controller *g)
 {
     struct pause_controller_wait *displaced;
     struct err e = {0};
@@ -349,7 +349,7 @@ static void acknowledge_locked(struct pause_controller *g)
     g->stood_until_us = g->until_us;
 }
 
-static int freeze(struct pause_controller *g, uint32_t timeout_s, struct err *e)
+static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct err *e)
 {
     uint64_t deadline_us = clock_after_us((uint64_t)timeout_s * 1000000);
     struct engine *en = g->cfg.engine;
@@ -368,7 +368,7 @@ static int stop_running(struct pause_controller *g, const struct pause_controlle
 {
     bool later;
 
-    if (req->mode == PAUSE_KEEP && freeze(g, req->timeout_s, e) != 0)
+    if (req->mode == PAUSE_KEEP && engine_freeze(g, req->timeout_s, e) != 0)
         return -1;
     if (req->mode == PAUSE_ABORT) {
         uint32_t n = generations_abort_granted(g->cfg.generations, g->cfg.generate);
@@ -378,7 +378,7 @@ static int stop_running(struct pause_controller *g, const struct pause_controlle
         mtx_unlock(&g->lock);
     }
     if (req->mode != PAUSE_KEEP)
-        thaw(g);
+        engine_thaw(g);
     later = req->mode != PAUSE_KEEP && !pause_controller_idle(g);
     mtx_lock(&g->lock);
     if (later) {
@@ -420,13 +420,13 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_contro
         unset_pause(g, &was);
     } else {
         if (req->mode == PAUSE_KEEP)
-            displaced = displace(g);
+            displaced = waits_displace(g);
         pause_controller_info(g, &is);
         log_change("pause", &is);
     }
     if (rc == 0)
         *out = is;
-    answer(g, displaced);
+    waits_answer(g, displaced);
     pause_controller_end(g);
     return rc;
 }
@@ -437,7 +437,7 @@ static bool is_gone(const struct pause_controller_wait *w)
 }
 
 /* Why somebody gave up. @undo  and nobody else wanted the pause */
-static void blame(struct pause_controller_wait *w, bool undo)
+static void wait_set_error(struct pause_controller_wait *w, bool undo)
 {
     if (is_gone(w))
         (void)err_set(&w->error, ERR_GONE, "", "the client went away before all had ended");
@@ -483,12 +483,12 @@ static struct pause_controller_wait *take_settled_locked(struct pause_controller
         keep_lease_locked(g);
     *undo = !idle && g->waits == NULL && !g->stands;
     for (struct pause_controller_wait *w = settled; w != NULL && !idle; w = w->next)
-        blame(w, *undo);
+        wait_set_error(w, *undo);
     return settled;
 }
 
 /* One look at everything; within an operation. */
-static void look(struct pause_controller *g)
+static void pause_check(struct pause_controller *g)
 {
     struct pause_controller_wait *settled;
     bool idle = pause_controller_idle(g), undo = false, expired;
@@ -500,11 +500,11 @@ static void look(struct pause_controller *g)
         g->now.n_expired++;
     mtx_unlock(&g->lock);
     if (undo || expired)
-        (void)lift(g, expired ? "the lease of the pause has ended"
-                              : "the pause was not acknowledged in time");
+        (void)pause_lift(g, expired ? "the lease of the pause has ended"
+                                    : "the pause was not acknowledged in time");
     if (expired)
         log_line(LOG_WARN, "pause.expired", "the lease of a pause has ended: generation goes on");
-    answer(g, settled);
+    waits_answer(g, settled);
 }
 
 /* When there is something to look at, if the bell does not ring before. */
@@ -534,7 +534,7 @@ static bool wait_wakeup(struct pause_controller *g, uint64_t deadline_us)
     return !stopping;
 }
 
-static bool anything(struct pause_controller *g)
+static bool pause_check_due(struct pause_controller *g)
 {
     bool some;
 
@@ -551,10 +551,10 @@ static void *pause_controller_main(void *arg)
 
     (void)pthread_setname_np(pthread_self(), "gate");
     while (wait_wakeup(g, next_us(g))) {
-        if (!anything(g))
+        if (!pause_check_due(g))
             continue;
         pause_controller_begin(g);
-        look(g);
+        pause_check(g);
         mtx_lock(&g->lock);
         g->busy = false;
         cnd_broadcast(&g->changed);
@@ -598,8 +598,8 @@ void pause_controller_drain(struct pause_controller *g)
     mtx_lock(&g->lock);
     waits = take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
-    (void)lift(g, "the server is draining: the pause is lifted");
-    answer(g, waits);
+    (void)pause_lift(g, "the server is draining: the pause is lifted");
+    waits_answer(g, waits);
     pause_controller_end(g);
 }
 

@@ -8,8 +8,8 @@
 #include "engine/engine.h"
 #include "weights/store/leases.h"
 
-static int check(struct pause_controller *g, unsigned tags, enum lifecycle_call weights,
-                 enum lifecycle_call kv, struct err *e)
+static int sleep_check(struct pause_controller *g, unsigned tags, enum lifecycle_call weights,
+                       enum lifecycle_call kv, struct err *e)
 {
     if ((tags & PAUSE_WEIGHTS) != 0 && pause_controller_allows(g, weights, e) != 0)
         return -1;
@@ -96,7 +96,8 @@ int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
     int rc;
 
     pause_controller_begin(g);
-    rc = check(g, tags, level == 1 ? CALL_SLEEP_WEIGHTS_1 : CALL_SLEEP_WEIGHTS_2, CALL_SLEEP_KV, e);
+    rc = sleep_check(g, tags, level == 1 ? CALL_SLEEP_WEIGHTS_1 : CALL_SLEEP_WEIGHTS_2,
+                     CALL_SLEEP_KV, e);
     if (rc == 0 && (tags & PAUSE_WEIGHTS) != 0)
         rc = check_leases(g, e);
     if (rc == 0) {
@@ -124,7 +125,7 @@ int pause_controller_wake(struct pause_controller *g, unsigned tags, uint64_t *n
     int rc;
 
     pause_controller_begin(g);
-    rc = check(g, tags, CALL_WAKE_WEIGHTS, CALL_WAKE_KV, e);
+    rc = sleep_check(g, tags, CALL_WAKE_WEIGHTS, CALL_WAKE_KV, e);
     if (rc == 0 && (tags & PAUSE_WEIGHTS) != 0)
         rc = store_wake(g->cfg.store, deadline_us, &n, e);
     if (rc == 0 && (tags & PAUSE_KV) != 0 && en != NULL)

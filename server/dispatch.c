@@ -117,7 +117,8 @@ static void refuse_unread(struct app *app, const struct http_request *x)
 }
 
 /* Answered by the route's own handler, or by the one that works in front of upstream engines. */
-static int handle(struct app *app, struct http_request *x, const struct route *route, struct err *e)
+static int route_handle(struct app *app, struct http_request *x, const struct route *route,
+                        struct err *e)
 {
     if (app->fleet == NULL)
         return operation_embedded(route->operation)->handle(app, x, e);
@@ -130,7 +131,7 @@ static enum route_executor executor_of(const struct app *app, const struct route
 }
 
 /* Which row of the path? Of what is passed on as it is, no body is looked into. */
-static const struct route *claimed(const struct app *app, const struct http_request *x)
+static const struct route *route_by_body(const struct app *app, const struct http_request *x)
 {
     const struct route *first = x->route;
 
@@ -141,7 +142,7 @@ static const struct route *claimed(const struct app *app, const struct http_requ
 
 static void run_handler(struct app *app, struct http_request *x)
 {
-    const struct route *route = claimed(app, x);
+    const struct route *route = route_by_body(app, x);
     struct err e = {0};
 
     assert(route->role ==
@@ -150,7 +151,7 @@ static void run_handler(struct app *app, struct http_request *x)
     if (http_request_disconnected(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
         refuse_unread(app, x);
-    } else if (handle(app, x, route, &e) == 0) {
+    } else if (route_handle(app, x, route, &e) == 0) {
         return;
     }
     reply_error(x, &e, NULL);

@@ -22,7 +22,7 @@ _Static_assert((int)ERR_CODE_COUNT <= 256, "an error code fits in a byte of the 
 
 struct health_watch {
     struct http_server *http_server; /* owned */
-    struct loop *loop;   /* owned; NULL until started and after it was stopped */
+    struct loop *loop;               /* owned; NULL until started and after it was stopped */
     struct loop_timer timer;
     const struct app *app; /* borrowed; of the loop's thread */
     /* Relaxed: whatever it says, it says alone. */
@@ -63,7 +63,7 @@ struct health health_of(uint64_t word, uint64_t now_us)
 }
 
 /* A HTTP server whose loops do not turn answers nobody. */
-static bool turns(struct http_server *f, uint64_t now_us)
+static bool http_server_turns(struct http_server *f, uint64_t now_us)
 {
     uint64_t beat_us;
 
@@ -73,14 +73,15 @@ static bool turns(struct http_server *f, uint64_t now_us)
     return now_us <= beat_us || now_us - beat_us <= WATCH_LIVE_AGE_MAX_MS * UINT64_C(1000);
 }
 
-static void look(void *arg)
+static void health_look(void *arg)
 {
     struct health_watch *w = arg;
     struct err live_why = {0}, ready_why = {0};
     uint64_t now_us = clock_now_us();
     struct health h = {.live = true, .ready = true};
 
-    if (!turns(w->app->http_server, now_us) || !turns(w->app->control_http_server, now_us)) {
+    if (!http_server_turns(w->app->http_server, now_us) ||
+        !http_server_turns(w->app->control_http_server, now_us)) {
         h.live = h.ready = false;
         h.live_why = h.ready_why = ERR_INTERNAL;
     } else {
@@ -201,10 +202,10 @@ int health_watch_start(struct health_watch *w, const struct app *app, struct err
 
     assert(w->loop == NULL);
     w->app = app;
-    w->timer = (struct loop_timer){.fire = look, .arg = w}; /* of a new loop */
+    w->timer = (struct loop_timer){.fire = health_look, .arg = w}; /* of a new loop */
     if (loop_new(&w->loop, &cfg, e) != 0)
         return -1;
-    look(w); /* and arms the timer */
+    health_look(w); /* and arms the timer */
     if (loop_start(w->loop, e) == 0)
         return 0;
     health_watch_stop(w);

@@ -16,7 +16,7 @@
 
 extern char **environ;
 
-static int usage(FILE *to, int rc)
+static int usage_print(FILE *to, int rc)
 {
     (void)fprintf(to, "baton " BATON_VERSION
                       ": inference control for reinforcement-learning post-training\n"
@@ -42,7 +42,7 @@ static int unknown_command(const char *word)
     if (near != NULL)
         (void)fprintf(stderr, "; did you mean '%s'?", near);
     (void)fputs("\n\n", stderr);
-    return usage(stderr, 2);
+    return usage_print(stderr, 2);
 }
 
 /* Is the only argument this word, written as a command, an option or a letter? */
@@ -81,7 +81,7 @@ static void block_signals(void)
 }
 
 /* @c  NULL, or the configuration: an option is named as it was given, in a file or by a variable */
-static void report(const struct config *c, const struct err *e)
+static void error_print(const struct config *c, const struct err *e)
 {
     char where[ERR_FIELD_MAX];
 
@@ -91,7 +91,7 @@ static void report(const struct config *c, const struct err *e)
     (void)fprintf(stderr, "baton: %s%s%s\n", where, where[0] != '\0' ? ": " : "", e->msg);
 }
 
-static int run(const struct config *c, bool check)
+static int serve_run(const struct config *c, bool check)
 {
     struct err e = {0};
     enum log_level least;
@@ -100,7 +100,7 @@ static int run(const struct config *c, bool check)
     if (level_of(c->log_level, &least) != 0) {
         (void)err_set(&e, ERR_BAD_REQUEST, "--log-level",
                       "'%.32s' is not one of debug, info, warn, error", c->log_level);
-        report(c, &e);
+        error_print(c, &e);
         return 2;
     }
     json_parse_init();   /* all before threads: jansson's allocator, the seed that the first */
@@ -108,13 +108,13 @@ static int run(const struct config *c, bool check)
     nccl_environment();
     block_signals();
     if (log_open(STDERR_FILENO, least, &e) != 0) {
-        report(c, &e);
+        error_print(c, &e);
         return 1;
     }
     rc = check ? serve_check(c, stdout, &e) : serve(c, &e);
     log_close();
     if (rc != 0)
-        report(c, &e);
+        error_print(c, &e);
     if (rc == 0)
         return 0;
     return strncmp(e.field, "--", 2) == 0 ? 2 : 1; /* 2: what was asked for; 1: what happened */
@@ -138,10 +138,10 @@ static int command_serve(int argc, char **argv)
             argv[n++] = argv[i];
     }
     if (config_load(&c, n, argv, environ, &e) != 0) {
-        report(NULL, &e);
+        error_print(NULL, &e);
         return 2;
     }
-    rc = run(&c, check);
+    rc = serve_run(&c, check);
     config_fini(&c);
     return rc;
 }
@@ -149,12 +149,12 @@ static int command_serve(int argc, char **argv)
 int main(int argc, char **argv)
 {
     if (argc < 2)
-        return usage(stderr, 2);
+        return usage_print(stderr, 2);
     if (strcmp(argv[1], "serve") == 0)
         return command_serve(argc - 2, argv + 2);
     if (is_word(argc, argv, "version", "--version", "-V"))
         return puts("baton " BATON_VERSION) < 0;
     if (is_word(argc, argv, "help", "--help", "-h"))
-        return usage(stdout, 0);
+        return usage_print(stdout, 0);
     return unknown_command(argv[1]);
 }

@@ -9,7 +9,7 @@
 enum { PATH_LEN_MAX = 4096 };
 
 /* 0, or an errno. */
-static int look(const char *dir, const char *name, struct stat *st)
+static int file_stat(const char *dir, const char *name, struct stat *st)
 {
     char path[PATH_LEN_MAX];
 
@@ -27,7 +27,7 @@ static bool is_hub_name(const char *text)
            text[0] != '.' && text[0] != '~';
 }
 
-static int missing(const char *dir, struct err *e)
+static int dir_missing(const char *dir, struct err *e)
 {
     if (is_hub_name(dir))
         return err_set(e, ERR_NOT_FOUND, "",
@@ -44,15 +44,15 @@ static int missing(const char *dir, struct err *e)
 int model_dir_check(const char *dir, struct err *e)
 {
     struct stat st;
-    int why = look(dir, ".", &st);
+    int why = file_stat(dir, ".", &st);
 
     if (why == ENOENT)
-        return missing(dir, e);
+        return dir_missing(dir, e);
     if (why == ENOTDIR)
         return err_set(e, ERR_UNREADABLE, "",
                        "'%.200s' is a file; the directory that holds config.json is expected", dir);
     if (why == 0)
-        why = look(dir, "config.json", &st);
+        why = file_stat(dir, "config.json", &st);
     if (why == ENOENT)
         return err_set(e, ERR_NOT_FOUND, "",
                        "'%.200s' has no config.json; a Hugging Face model directory is expected: "
@@ -71,9 +71,9 @@ int model_dir_weights(bool *out, const char *dir, const char *otherwise, struct 
 
     *out = false;
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
-        *out = *out || look(dir, ours[i], &st) == 0;
+        *out = *out || file_stat(dir, ours[i], &st) == 0;
     for (size_t i = 0; !*out && i < sizeof theirs / sizeof theirs[0]; i++)
-        if (look(dir, theirs[i], &st) == 0)
+        if (file_stat(dir, theirs[i], &st) == 0)
             return err_set(e, ERR_BAD_REQUEST, "",
                            "'%.150s' has its weights in %s, and only .safetensors is read: convert "
                            "them (save_pretrained of transformers writes model.safetensors), or %s",

@@ -154,7 +154,7 @@ const struct route routes[] = {
 const size_t n_routes = sizeof routes / sizeof routes[0];
 
 /* Does the pattern stand for the path? *arg = where its variable begins in the path. */
-static bool matches(const char *pattern, const char *path, bool variable, size_t *arg)
+static bool pattern_matches(const char *pattern, const char *path, bool variable, size_t *arg)
 {
     const char *brace = strchr(pattern, '{');
     size_t len;
@@ -190,13 +190,13 @@ static bool is_path(const char *path, unsigned dialects)
 
     for (size_t i = 0; i < n_routes; i++)
         if ((dialects & 1U << routes[i].dialect) != 0 &&
-            (matches(routes[i].pattern, path, false, &at) ||
-             matches(routes[i].pattern, path, true, &at)))
+            (pattern_matches(routes[i].pattern, path, false, &at) ||
+             pattern_matches(routes[i].pattern, path, true, &at)))
             return true;
     return false;
 }
 
-static const char *closest(const char *path, unsigned dialects)
+static const char *closest_path(const char *path, unsigned dialects)
 {
     const char *patterns[sizeof routes / sizeof routes[0] + 1];
     size_t n = 0;
@@ -222,7 +222,7 @@ static void refuse_path(const char *path, unsigned dialects, struct err *e)
         (void)snprintf(meant, sizeof meant, "%s%.*s", version, (int)len, path);
         near = is_path(meant + sizeof version - 1, dialects) ? meant + sizeof version - 1
                : is_path(meant, dialects)                    ? meant
-                                                             : closest(path, dialects);
+                                                             : closest_path(path, dialects);
     }
     (void)err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s%s%s%s", path,
                   near == NULL ? "" : ", did you mean ", near == NULL ? "" : near,
@@ -240,7 +240,7 @@ static const struct route *look_up(const char *path, unsigned method, unsigned d
     for (int variable = 0; variable <= 1 && *allowed == 0; variable++) {
         for (size_t i = 0; i < n_routes; i++) {
             if ((dialects & 1U << routes[i].dialect) == 0 ||
-                !matches(routes[i].pattern, path, variable != 0, &at))
+                !pattern_matches(routes[i].pattern, path, variable != 0, &at))
                 continue;
             if ((routes[i].methods & method) != 0) {
                 *arg = at;
@@ -297,8 +297,9 @@ static const struct route *next_of(const struct route *r, enum http_request_meth
 }
 
 /* Which of those rows claims the member? NULL: none. */
-static const struct route *claimant(const struct route *first, enum http_request_method method,
-                                    unsigned dialects, const struct scan_member *m)
+static const struct route *body_match_find(const struct route *first,
+                                           enum http_request_method method, unsigned dialects,
+                                           const struct scan_member *m)
 {
     for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects)) {
         const struct route_body_match *c = &r->body_match;
@@ -310,8 +311,8 @@ static const struct route *claimant(const struct route *first, enum http_request
     return NULL;
 }
 
-static const struct route *unclaimed(const struct route *first, enum http_request_method method,
-                                     unsigned dialects)
+static const struct route *body_match_default(const struct route *first,
+                                              enum http_request_method method, unsigned dialects)
 {
     for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects))
         if (r->body_match.member == NULL)
@@ -327,10 +328,10 @@ const struct route *route_match_body(const struct route *first, enum http_reques
     if (first->body_match.member == NULL && next_of(first, method, dialects) == NULL)
         return first;
     while (scan_next_member(body, len, &m)) {
-        const struct route *r = claimant(first, method, dialects, &m);
+        const struct route *r = body_match_find(first, method, dialects, &m);
 
         if (r != NULL)
             return r;
     }
-    return unclaimed(first, method, dialects);
+    return body_match_default(first, method, dialects);
 }

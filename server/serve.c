@@ -58,7 +58,7 @@ enum {
 _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
 
 /* Everything that serve builds; each pointer owned; NULL until made. */
-struct house {
+struct server {
     struct life life;
     struct app app;
     struct app_fleet fleet; /* app.fleet, or zeroed */
@@ -71,7 +71,7 @@ struct house {
     struct listeners listeners;
     struct model_config model;
     struct model_spec *model_spec; /* until the store takes it */
-    struct source *first;      /* of the first weights, until they are pushed */
+    struct source *first;          /* of the first weights, until they are pushed */
     struct file_weights first_weights;
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: chat_why says why */
@@ -110,7 +110,7 @@ int serve_blame(struct err *e, const char *option, const char *value)
 }
 
 /* --weights, or the model's own, or nothing. */
-static int open_first_weights(struct house *h, const struct config *c, struct err *e)
+static int open_first_weights(struct server *h, const struct config *c, struct err *e)
 {
     const char *path = c->weights;
     bool has = path != NULL;
@@ -134,7 +134,7 @@ static bool has_engine(const struct config *c)
 }
 
 /* A chat template that is not supported takes one route away, not the server. */
-static void load_chat(struct house *h, const struct config *c)
+static void load_chat(struct server *h, const struct config *c)
 {
     struct log_rec r;
 
@@ -147,7 +147,7 @@ static void load_chat(struct house *h, const struct config *c)
     log_end(&r);
 }
 
-static int build_model_spec(struct house *h, const struct config *c, struct err *e)
+static int build_model_spec(struct server *h, const struct config *c, struct err *e)
 {
     if (!has_engine(c)) {
         if (c->model_spec == NULL)
@@ -174,7 +174,7 @@ static int build_model_spec(struct house *h, const struct config *c, struct err 
 
 /* GPUs that are too small for one version are known before anything touches them. Several may be
  * meant to share one (placement: sharded). */
-static int choose_devices(struct house *h, const struct config *c, struct err *e)
+static int choose_devices(struct server *h, const struct config *c, struct err *e)
 {
     uint64_t needed = h->model_spec->tensor_list->nbytes, total = 0;
 
@@ -195,7 +195,7 @@ static int choose_devices(struct house *h, const struct config *c, struct err *e
                    (unsigned long long)total);
 }
 
-static int open_devices(struct house *h, struct err *e)
+static int open_devices(struct server *h, struct err *e)
 {
     struct app *a = &h->app;
 
@@ -211,7 +211,7 @@ static int open_devices(struct house *h, struct err *e)
     return 0;
 }
 
-static int build_store(struct house *h, const struct config *c, struct err *e)
+static int build_store(struct server *h, const struct config *c, struct err *e)
 {
     struct store_cfg store_cfg = {
         .model_spec = h->model_spec,
@@ -238,7 +238,7 @@ static int build_store(struct house *h, const struct config *c, struct err *e)
     return 0;
 }
 
-static int build_transfer(struct house *h, const struct config *c, struct err *e)
+static int build_transfer(struct server *h, const struct config *c, struct err *e)
 {
     struct weight_transfer_cfg cfg = {
         .nccl = &h->nccl,
@@ -251,7 +251,7 @@ static int build_transfer(struct house *h, const struct config *c, struct err *e
     return weight_transfer_new(&h->app.transfer, &cfg, e);
 }
 
-static int build_adapters(struct house *h, const struct config *c, struct err *e)
+static int build_adapters(struct server *h, const struct config *c, struct err *e)
 {
     struct adapters_config cfg = {.n_max = (uint32_t)c->max_loras,
                                   .rank_max = (uint32_t)c->max_lora_rank,
@@ -266,7 +266,7 @@ static int build_adapters(struct house *h, const struct config *c, struct err *e
     return lora_loads_new(&h->app.loads, e);
 }
 
-static int build_engine(struct house *h, const struct config *c, struct err *e)
+static int build_engine(struct server *h, const struct config *c, struct err *e)
 {
     struct embedded_cfg cfg = {
         .model_path = c->model,
@@ -314,7 +314,7 @@ static const char *route_operation_id(size_t i)
     return routes[i].operation_id;
 }
 
-static int build_pools(struct house *h, const struct config *c, struct err *e)
+static int build_pools(struct server *h, const struct config *c, struct err *e)
 {
     struct workers_cfg control = {"control", c->control_threads, c->control_queue};
     struct workers_cfg generate = {"generate", c->generate_threads,
@@ -336,7 +336,7 @@ static int build_pools(struct house *h, const struct config *c, struct err *e)
 }
 
 /* What stands between requests and an engine of our own. */
-static int build_pause_controller(struct house *h, const struct config *c, struct err *e)
+static int build_pause_controller(struct server *h, const struct config *c, struct err *e)
 {
     struct pause_controller_cfg cfg = {
         .life = &h->life,
@@ -372,7 +372,7 @@ static bool ended_within(uint64_t timeout_us)
 }
 
 /* SIGHUP: every file that may have been changed meanwhile. */
-static void read_again(struct house *h)
+static void read_again(struct server *h)
 {
     if (h->config.api_key_file != NULL)
         listeners_reload(&h->listeners);
@@ -383,7 +383,7 @@ static void read_again(struct house *h)
 }
 
 /* Until SIGTERM or SIGINT. */
-static void wait_for_end(struct house *h)
+static void wait_for_end(struct server *h)
 {
     sigset_t set;
     int sig = 0;
@@ -397,14 +397,14 @@ static void wait_for_end(struct house *h)
             read_again(h);
 }
 
-static const char *first_label(const struct house *h, const struct config *c)
+static const char *first_label(const struct server *h, const struct config *c)
 {
     if (c->weight_version != NULL)
         return c->weight_version;
     return h->first_weights.weight_version != NULL ? h->first_weights.weight_version : "initial";
 }
 
-static struct update_chunk *first_chunk(struct house *h, const struct config *c, struct err *e)
+static struct update_chunk *first_chunk(struct server *h, const struct config *c, struct err *e)
 {
     struct update_chunk *chunk = calloc(1, sizeof *chunk);
 
@@ -424,7 +424,7 @@ static struct update_chunk *first_chunk(struct house *h, const struct config *c,
     return chunk;
 }
 
-static int push_first(struct house *h, const struct config *c, struct err *e)
+static int push_first(struct server *h, const struct config *c, struct err *e)
 {
     struct update_chunk *chunk;
 
@@ -438,7 +438,7 @@ static int push_first(struct house *h, const struct config *c, struct err *e)
 
 /* Requests name absolute paths; a root given as "./checkpoints" or through a link means the
  * directory that it is now. */
-static int resolve_roots(struct house *h, struct err *e)
+static int resolve_roots(struct server *h, struct err *e)
 {
     struct config_list *list = &h->config.allow_path;
 
@@ -452,7 +452,7 @@ static int resolve_roots(struct house *h, struct err *e)
     return 0;
 }
 
-static int read_trainers(struct house *h, const struct config *c, struct err *e)
+static int read_trainers(struct server *h, const struct config *c, struct err *e)
 {
     for (size_t i = 0; i < c->nccl_allow_cidr.n; i++)
         if (cidr_list_add(&h->trainers, c->nccl_allow_cidr.items[i], "--nccl-allow-cidr", e) != 0)
@@ -461,7 +461,7 @@ static int read_trainers(struct house *h, const struct config *c, struct err *e)
 }
 
 /* Some 200 MB, of no use without a GPU. */
-static void look_for_nccl(struct house *h, const struct config *c)
+static void look_for_nccl(struct server *h, const struct config *c)
 {
     if (c->nccl_library != NULL || h->list.n > 0)
         nccl_probe(&h->nccl, c->nccl_library);
@@ -471,7 +471,7 @@ static void look_for_nccl(struct house *h, const struct config *c)
 }
 
 /* Everything that is read before anything runs: what --check reads too. */
-static int read_inputs(struct house *h, const struct config *c, struct err *e)
+static int read_inputs(struct server *h, const struct config *c, struct err *e)
 {
     if ((c->weight_version != NULL && label_check(c->weight_version, "--weight-version", e) != 0) ||
         resolve_roots(h, e) != 0 || open_first_weights(h, c, e) != 0 ||
@@ -508,7 +508,7 @@ static struct settings settings_of(const struct config *c)
 }
 
 /* What any server has, of whatever engine. */
-static int build_frame(struct house *h, const struct config *c, struct err *e)
+static int build_frame(struct server *h, const struct config *c, struct err *e)
 {
     h->app.settings = settings_of(c);
     h->app.life = &h->life;
@@ -521,7 +521,7 @@ static int build_frame(struct house *h, const struct config *c, struct err *e)
 }
 
 /* The upstreams are asked once all who want to know of them are there. */
-static int build_fleet(struct house *h, const struct config *c, struct err *e)
+static int build_fleet(struct server *h, const struct config *c, struct err *e)
 {
     h->app.fleet = &h->fleet;
     if (build_frame(h, c, e) != 0 || fleet_open(&h->app, c, e) != 0 || build_pools(h, c, e) != 0 ||
@@ -532,7 +532,7 @@ static int build_fleet(struct house *h, const struct config *c, struct err *e)
     return upstreams_start(h->fleet.upstreams, e);
 }
 
-static int build(struct house *h, const struct config *c, struct err *e)
+static int server_build(struct server *h, const struct config *c, struct err *e)
 {
     if (read_inputs(h, c, e) != 0 || build_frame(h, c, e) != 0)
         return -1;
@@ -549,7 +549,7 @@ static int build(struct house *h, const struct config *c, struct err *e)
  * answered; then the HTTP server's loops end, which may have asked any part how it is; then memory
  * goes.
  */
-static void stop_all(struct house *h)
+static void stop_all(struct server *h)
 {
     struct app *a = &h->app;
     uint32_t n_leases = 0;
@@ -589,7 +589,7 @@ static void stop_all(struct house *h)
 
 /* Frees the house too; but what a call into NCCL that never came back may still use, the library
  * and the GPUs, stays until the process ends. */
-static void take_down(struct house *h)
+static void take_down(struct server *h)
 {
     struct app *a = &h->app;
     struct err why = {0};
@@ -649,7 +649,7 @@ static void close_doors(struct app *a)
 }
 
 /* Stop accepting, let what runs end until the deadline; a second signal ends at once. */
-static void drain(struct house *h, const struct config *c)
+static void server_drain(struct server *h, const struct config *c)
 {
     enum { POLL_US = 20000 };
     uint64_t deadline = clock_after_us(c->drain_timeout * 1000);
@@ -671,7 +671,7 @@ static void drain(struct house *h, const struct config *c)
              idle ? "all work has ended" : "the deadline passed; what runs is aborted");
 }
 
-static void log_own(const struct house *h, struct log_rec *r)
+static void log_own(const struct server *h, struct log_rec *r)
 {
     struct store_info info;
 
@@ -685,7 +685,7 @@ static void log_own(const struct house *h, struct log_rec *r)
     log_str(r, "nccl", h->nccl.available ? h->nccl.version : h->nccl.reason);
 }
 
-static void announce(const struct house *h)
+static void serving_log(const struct server *h)
 {
     struct log_rec r;
 
@@ -701,7 +701,7 @@ static void announce(const struct house *h)
 }
 
 /* Would the first update, pushed as start does it, be taken? */
-static int check_first(const struct house *h, const struct config *c, struct value_report *values,
+static int check_first(const struct server *h, const struct config *c, struct value_report *values,
                        struct err *e)
 {
     const char *missing = "";
@@ -724,7 +724,7 @@ static int check_first(const struct house *h, const struct config *c, struct val
 
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e)
 {
-    struct house *h = calloc(1, sizeof *h);
+    struct server *h = calloc(1, sizeof *h);
     struct serve_report r = {0};
     int rc = -1;
 
@@ -753,7 +753,7 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
 
 int serve(const struct config *config, struct err *e)
 {
-    struct house *h = calloc(1, sizeof *h);
+    struct server *h = calloc(1, sizeof *h);
     int rc;
 
     if (h == NULL)
@@ -764,12 +764,12 @@ int serve(const struct config *config, struct err *e)
     if (rc == 0 && fleet_wanted(config))
         rc = build_fleet(h, config, e);
     else if (rc == 0)
-        rc = build(h, config, e) == 0 ? push_first(h, config, e) : -1;
+        rc = server_build(h, config, e) == 0 ? push_first(h, config, e) : -1;
     if (rc == 0) {
         life_set(&h->life, LIFE_SERVING);
-        announce(h);
+        serving_log(h);
         wait_for_end(h);
-        drain(h, config);
+        server_drain(h, config);
     }
     take_down(h);
     return rc;

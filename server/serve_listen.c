@@ -273,7 +273,7 @@ static void wipe_tls(struct listeners *l)
 }
 
 /* What is allowed, and yet worth a second thought. */
-static void warn(const struct listeners *l)
+static void listeners_warn(const struct listeners *l)
 {
     bool keys = l->config->api_key_file != NULL;
     bool beyond = !l->at.loopback || (l->config->control_listen != NULL && !l->control_at.loopback);
@@ -291,7 +291,7 @@ int listeners_open(struct listeners *l, struct app *app, const char *boot_id, st
     l->app = app;
     if (open_control(l, boot_id, e) != 0 || open_http_server(l, boot_id, e) != 0)
         return -1;
-    warn(l);
+    listeners_warn(l);
     wipe_tls(l);
     return l->health != NULL ? health_watch_start(l->health, app, e) : 0;
 }

@@ -168,7 +168,7 @@ static bool header_is(const char *line, size_t len, const char *name, const char
     return true;
 }
 
-static void keep(char out[HTTP_VALUE_MAX], const char *value, size_t len)
+static void header_keep(char out[HTTP_VALUE_MAX], const char *value, size_t len)
 {
     (void)snprintf(out, HTTP_VALUE_MAX, "%.*s", (int)(len < HTTP_VALUE_MAX ? len : HTTP_VALUE_MAX),
                    value);
@@ -183,13 +183,13 @@ static void read_header(struct http_head *head, const char *line, size_t len)
     size_t n;
 
     if (header_is(line, len, "Content-Type", &value, &n))
-        keep(head->content_type, value, n);
+        header_keep(head->content_type, value, n);
     else if (header_is(line, len, "Content-Encoding", &value, &n))
-        keep(head->content_encoding, value, n);
+        header_keep(head->content_encoding, value, n);
     else if (header_is(line, len, "Retry-After", &value, &n))
-        keep(head->retry_after, value, n);
+        header_keep(head->retry_after, value, n);
     else if (header_is(line, len, "X-Baton-Boot-Id", &value, &n))
-        keep(head->boot_id, value, n);
+        header_keep(head->boot_id, value, n);
 }
 
 /* How long the body is and how it comes must be plain: who reads a wrong end of one answer takes
@@ -376,7 +376,7 @@ static void put_off(struct http_call *call)
 }
 
 /* What libcurl could not be told in a callback. */
-static void settle(struct http_client *c)
+static void calls_settle(struct http_client *c)
 {
     static const struct http_end no_memory = {.outcome = HTTP_NO_MEMORY};
 
@@ -400,7 +400,7 @@ static void look_for_ends(struct http_client *c)
     const CURLMsg *msg;
     int left;
 
-    settle(c);
+    calls_settle(c);
     while ((msg = curl_multi_info_read(c->multi, &left)) != NULL) {
         CURLcode code = msg->data.result;
         void *call = NULL;
@@ -544,7 +544,7 @@ static int bring_watches(struct http_client *c)
     return 0;
 }
 
-static int prepare(struct http_call *call, const struct http_call_request *req)
+static int call_prepare(struct http_call *call, const struct http_call_request *req)
 {
     struct http_client *c = call->client;
 
@@ -570,7 +570,7 @@ int http_start(struct http_call **out, struct http_client *c, const struct http_
     call->events = *events;
     call->body_len = req->body_len;
     call->head.content_length = -1;
-    if (prepare(call, req) != 0) {
+    if (call_prepare(call, req) != 0) {
         curl_slist_free_all(call->headers);
         if (call->easy != NULL)
             curl_easy_cleanup(call->easy);
@@ -634,7 +634,7 @@ void http_resume(struct http_call *call)
         call_ended(call, code);
     else if (call->cancelled)
         call_free(call);
-    settle(c);
+    calls_settle(c);
 }
 
 void http_cancel(struct http_call *call)

@@ -33,7 +33,7 @@ static uint64_t shard_turn(void *arg)
 
     if (s->n_daemons == 0)
         return CLOCK_NEVER;
-    wait_us = parts_run(s);
+    wait_us = daemons_run(s);
     shed_us = conn_shed(s);
     wait_us = shed_us < wait_us ? shed_us : wait_us;
     if (s->finish_by_us > 0 &&
@@ -93,7 +93,7 @@ static void shard_close(struct shard *s)
     while (s->greetings != NULL)
         greeting_close(s->greetings);
     loop_timer_cancel(s->loop, &s->sweep);
-    parts_stop(s);
+    daemons_stop(s);
     assert(s->conns == NULL);
     mtx_lock(&f->lock);
     f->n_closed++;
@@ -114,18 +114,17 @@ static int begin_loop(struct shard *s, struct err *e)
 static int shard_start(struct shard *s, size_t i, struct err *e)
 {
     struct loop_cfg cfg = {.turn = shard_turn, .arg = s};
-    const char *http_server = s->http_server->cfg.name;
+    const char *prefix = s->http_server->cfg.name;
     char name[16];
 
-    (void)snprintf(name, sizeof name, "%.10s/%zu", http_server != NULL ? http_server : "front",
-                   i % 1000);
+    (void)snprintf(name, sizeof name, "%.10s/%zu", prefix != NULL ? prefix : "front", i % 1000);
     cfg.name = name;
     s->quiesce = (struct loop_item){.run = shard_quiesce, .arg = s};
     s->finish = (struct loop_item){.run = shard_finish, .arg = s};
     s->beat = (struct loop_item){.run = shard_beat, .arg = s};
     shard_beat(s);
     s->sweep = (struct loop_timer){.fire = conn_sweep, .arg = s};
-    if (loop_new(&s->loop, &cfg, e) != 0 || begin_loop(s, e) != 0 || parts_start(s, e) != 0)
+    if (loop_new(&s->loop, &cfg, e) != 0 || begin_loop(s, e) != 0 || daemons_start(s, e) != 0)
         return -1;
     conn_sweep(s); /* arms itself, and begins to accept */
     return loop_start(s->loop, e);
@@ -138,7 +137,7 @@ static void size_shards(struct http_server *f)
 
     if (most < 4)
         most = 4;
-    room = most / 4 < HTTP_SERVER_ROOM ? most / 4 : HTTP_SERVER_ROOM;
+    room = most / 4 < HTTP_SERVER_SPARE ? most / 4 : HTTP_SERVER_SPARE;
     reserve = most / 16;
     if (reserve < room)
         reserve = room;

@@ -60,7 +60,7 @@ static bool accept_one(struct shard *s)
     }
     /* It closes the socket if it fails. What has come already is read in the next turn: by then it
      * is known if the peer has gone, and nothing is done for it. */
-    (void)MHD_add_connection(part_with_room(s)->daemon, fd, (struct sockaddr *)&peer, len);
+    (void)MHD_add_connection(daemon_with_space(s)->daemon, fd, (struct sockaddr *)&peer, len);
     return true;
 }
 
@@ -101,8 +101,8 @@ void accept_rest(struct shard *s)
             greeting_look(g);
         }
         for (size_t i = 0; i < s->n_daemons; i++)
-            part_due(&s->daemons[i]);
-        (void)parts_run(s);
+            daemon_due(&s->daemons[i]);
+        (void)daemons_run(s);
     } while (n > before);
 }
 

@@ -13,9 +13,9 @@ void body_begin(struct request *r)
 {
     struct http_server *f = r->conn->shard->http_server;
 
-    r->stage = r->tensor_list.body == HTTP_SERVER_BODY_STREAM ? STAGE_STREAM_HEAD : STAGE_WHOLE;
+    r->stage = r->route.body == HTTP_SERVER_BODY_STREAM ? STAGE_STREAM_HEAD : STAGE_WHOLE;
     conn_deadline(r->conn, f->cfg.body_timeout_us);
-    if (r->tensor_list.reserved)
+    if (r->route.reserved)
         conn_unread(r->conn);
 }
 
@@ -34,17 +34,17 @@ static void refuse_and_drop(struct request *r, const struct err *e)
 }
 
 /* Appends to x->body, keeping room for a NUL. */
-static int append(struct request *r, const char *data, size_t n, struct err *e)
+static int body_append(struct request *r, const char *data, size_t n, struct err *e)
 {
     struct http_request *x = r->x;
     uint64_t declared = x->content_length != UINT64_MAX ? x->content_length : 0;
     size_t need, cap;
     char *body;
 
-    if (n > r->tensor_list.body_max || x->body_len > r->tensor_list.body_max - n ||
-        n >= SIZE_MAX / 4 || x->body_len >= SIZE_MAX / 4)
+    if (n > r->route.body_max || x->body_len > r->route.body_max - n || n >= SIZE_MAX / 4 ||
+        x->body_len >= SIZE_MAX / 4)
         return err_set(e, ERR_TOO_LARGE, "", "the body is over the limit of %llu bytes",
-                       (unsigned long long)r->tensor_list.body_max);
+                       (unsigned long long)r->route.body_max);
     need = x->body_len + n + 1;
     if (need > r->body_cap) {
         cap = r->body_cap * 2;
@@ -53,8 +53,8 @@ static int append(struct request *r, const char *data, size_t n, struct err *e)
                                                         : HTTP_SERVER_BODY_CAP_FIRST;
         if (declared > 0 && cap > declared && declared + 1 >= need)
             cap = (size_t)declared + 1;
-        if (cap > r->tensor_list.body_max && r->tensor_list.body_max + 1 >= need)
-            cap = (size_t)r->tensor_list.body_max + 1;
+        if (cap > r->route.body_max && r->route.body_max + 1 >= need)
+            cap = (size_t)r->route.body_max + 1;
         if (cap < need)
             cap = need;
         body = realloc(r->body_cap > 0 ? x->body : NULL, cap);
@@ -71,9 +71,9 @@ static int append(struct request *r, const char *data, size_t n, struct err *e)
 
 /* GET and HEAD have no body that means anything, unless the route says so; it counts against its
  * limit all the same. */
-static bool ignored(const struct request *r)
+static bool body_ignored(const struct request *r)
 {
-    if (r->tensor_list.of_get)
+    if (r->route.of_get)
         return false;
     return r->x->method == METHOD_GET || r->x->method == METHOD_HEAD;
 }
@@ -82,15 +82,15 @@ static void collect_whole(struct request *r, const char *data, size_t n)
 {
     struct err e = {0};
 
-    if (ignored(r)) {
-        if (r->nbytes_in <= r->tensor_list.body_max)
+    if (body_ignored(r)) {
+        if (r->nbytes_in <= r->route.body_max)
             return;
         (void)err_set(&e, ERR_TOO_LARGE, "", "the body is over the limit of %llu bytes",
-                      (unsigned long long)r->tensor_list.body_max);
+                      (unsigned long long)r->route.body_max);
         refuse_and_drop(r, &e);
         return;
     }
-    if (append(r, data, n, &e) != 0)
+    if (body_append(r, data, n, &e) != 0)
         refuse_and_drop(r, &e);
 }
 
@@ -103,19 +103,17 @@ static size_t collect_head(struct request *r, const char *data, size_t n)
 
     if (r->head_nbytes > 0 && r->head_nbytes - before < n)
         take = (size_t)(r->head_nbytes - before);
-    if (append(r, data, take, &e) != 0)
+    if (body_append(r, data, take, &e) != 0)
         goto refuse;
-    if (r->head_nbytes == 0 &&
-        r->tensor_list.head_nbytes(x->body, x->body_len, &r->head_nbytes, &e) != 0)
+    if (r->head_nbytes == 0 && r->route.head_nbytes(x->body, x->body_len, &r->head_nbytes, &e) != 0)
         goto refuse;
     if (r->head_nbytes == 0)
         return take;
-    if (r->head_nbytes > r->tensor_list.body_max) {
+    if (r->head_nbytes > r->route.body_max) {
         (void)err_set(&e, ERR_TOO_LARGE, "",
                       "the head of the body has %llu bytes, over the limit "
                       "of %llu",
-                      (unsigned long long)r->head_nbytes,
-                      (unsigned long long)r->tensor_list.body_max);
+                      (unsigned long long)r->head_nbytes, (unsigned long long)r->route.body_max);
         goto refuse;
     }
     if (r->head_nbytes < before) {
@@ -141,7 +139,7 @@ refuse:
 }
 
 /* Gives bytes to the request's reader; without one the connection sleeps until there is. */
-static size_t feed(struct request *r, const char *data, size_t n)
+static size_t body_feed(struct request *r, const char *data, size_t n)
 {
     size_t take;
 
@@ -168,11 +166,11 @@ enum MHD_Result body_piece(struct request *r, const char *data, size_t *size)
     case STAGE_STREAM_HEAD:
         take = collect_head(r, data, n);
         if (r->stage == STAGE_STREAM && take < n)
-            take += feed(r, data + take, n - take);
+            take += body_feed(r, data + take, n - take);
         r->nbytes_in += take;
         break;
     case STAGE_STREAM:
-        take = feed(r, data, n);
+        take = body_feed(r, data, n);
         r->nbytes_in += take;
         break;
     case STAGE_DROP:

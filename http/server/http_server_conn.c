@@ -372,7 +372,7 @@ void conn_sweep(void *arg)
     loop_timer_set(s->loop, &s->sweep, now_us + sweep_us(&s->http_server->cfg));
 }
 
-static bool unsent(const struct conn *c)
+static bool conn_unsent(const struct conn *c)
 {
     const struct request *r = c->req;
 
@@ -388,7 +388,7 @@ void conn_finish_all(struct shard *s)
 
     (void)err_set(&e, ERR_DRAINING, "", "the server ends; the body was not waited for");
     for (struct conn *c = s->conns; c != NULL; c = c->next) {
-        if (unsent(c))
+        if (conn_unsent(c))
             continue;
         if (!c->dead)
             conn_cut_body(c, &e);
@@ -399,7 +399,7 @@ void conn_finish_all(struct shard *s)
 bool conn_any_unsent(const struct shard *s)
 {
     for (const struct conn *c = s->conns; c != NULL; c = c->next)
-        if (unsent(c))
+        if (conn_unsent(c))
             return true;
     return false;
 }

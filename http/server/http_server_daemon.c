@@ -45,7 +45,7 @@ static void library_log(void *cls, const char *fmt, va_list ap)
     log_line(LOG_DEBUG, "http.library", "%s", text);
 }
 
-size_t parts_wanted(const struct http_server_cfg *cfg)
+size_t daemons_wanted(const struct http_server_cfg *cfg)
 {
     size_t each = cfg->n_connections_max / cfg->n_shards;
     size_t n = each / HTTP_SERVER_DAEMON_CONNS + (each % HTTP_SERVER_DAEMON_CONNS != 0);
@@ -67,7 +67,7 @@ static void due_in(struct daemon *p, uint64_t wait_us)
     p->shard->due = p;
 }
 
-void part_due(struct daemon *p)
+void daemon_due(struct daemon *p)
 {
     due_in(p, 0);
 }
@@ -76,10 +76,10 @@ void part_due(struct daemon *p)
 static void daemon_ready(void *arg, uint32_t events)
 {
     (void)events;
-    part_due(arg);
+    daemon_due(arg);
 }
 
-static void run(struct daemon *p)
+static void daemon_run(struct daemon *p)
 {
     MHD_UNSIGNED_LONG_LONG ms = 0;
 
@@ -101,7 +101,7 @@ static void run(struct daemon *p)
     }
 }
 
-uint64_t parts_run(struct shard *s)
+uint64_t daemons_run(struct shard *s)
 {
     struct daemon *p = s->due, *next;
     uint64_t wait_us = CLOCK_NEVER;
@@ -110,14 +110,14 @@ uint64_t parts_run(struct shard *s)
     for (; p != NULL; p = next) {
         next = p->next_due;
         p->due = false;
-        run(p);
+        daemon_run(p);
     }
     for (p = s->due; p != NULL; p = p->next_due)
         wait_us = p->wait_us < wait_us ? p->wait_us : wait_us;
     return wait_us;
 }
 
-struct daemon *part_with_room(const struct shard *s)
+struct daemon *daemon_with_space(const struct shard *s)
 {
     struct daemon *least = &s->daemons[0];
 
@@ -182,13 +182,13 @@ static int start_part(struct daemon *p, struct err *e)
     return -1;
 }
 
-int parts_start(struct shard *s, struct err *e)
+int daemons_start(struct shard *s, struct err *e)
 {
-    size_t n = parts_wanted(&s->http_server->cfg);
+    size_t n = daemons_wanted(&s->http_server->cfg);
 
     s->daemons = calloc(n, sizeof *s->daemons);
     if (s->daemons == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu parts of a front", n);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu daemons of an HTTP server", n);
     for (; s->n_daemons < n; s->n_daemons++) {
         s->daemons[s->n_daemons].shard = s;
         if (start_part(&s->daemons[s->n_daemons], e) != 0)
@@ -197,7 +197,7 @@ int parts_start(struct shard *s, struct err *e)
     return 0;
 }
 
-void parts_stop(struct shard *s)
+void daemons_stop(struct shard *s)
 {
     while (s->n_daemons > 0) {
         struct daemon *p = &s->daemons[--s->n_daemons];

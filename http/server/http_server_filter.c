@@ -227,7 +227,8 @@ static int hex_digit(char c)
 }
 
 /* Percent-decodes text of `len` bytes to *at, adds a NUL, moves *at past it. */
-static int decode(char **at, const char *text, size_t len, bool plus_is_space, struct err *e)
+static int percent_decode(char **at, const char *text, size_t len, bool plus_is_space,
+                          struct err *e)
 {
     char *out = *at;
 
@@ -263,11 +264,11 @@ static int parse_query(struct http_request *x, char **at, const char *query, str
             struct http_request_param *q = &x->query[x->n_query++];
 
             q->name = *at;
-            if (decode(at, p, name_len, true, e) != 0)
+            if (percent_decode(at, p, name_len, true, e) != 0)
                 return -1;
             q->value = *at;
-            if (decode(at, eq != NULL ? eq + 1 : "", eq != NULL ? len - name_len - 1 : 0, true,
-                       e) != 0)
+            if (percent_decode(at, eq != NULL ? eq + 1 : "", eq != NULL ? len - name_len - 1 : 0,
+                               true, e) != 0)
                 return -1;
         }
         p += len;
@@ -353,7 +354,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->session_id = put_text(&at, h->session_id);
     x->target = put_text(&at, path);
     x->path = at;
-    if (decode(&at, path, strcspn(path, "?"), false, e) != 0) {
+    if (percent_decode(&at, path, strcspn(path, "?"), false, e) != 0) {
         x->path[0] = '\0';
         return -1;
     }
@@ -396,7 +397,7 @@ static enum http_request_method method_of(const char *name)
 }
 
 /* Of libmicrohttpd's copy of the headers. */
-static void wipe(const char *text, size_t len)
+static void text_wipe(const char *text, size_t len)
 {
     union {
         const char *in;
@@ -415,7 +416,7 @@ static enum MHD_Result wipe_key(void *cls, enum MHD_ValueKind kind, const char *
     (void)kind;
     (void)name_len;
     if (value != NULL && strcasecmp(name, "Authorization") == 0)
-        wipe(value, value_len);
+        text_wipe(value, value_len);
     return MHD_YES;
 }
 
@@ -454,6 +455,6 @@ int filter_request(struct request *r, const struct request_line *line, struct er
     if (strcasecmp(h.expect, "100-continue") != 0)
         return err_set(e, ERR_EXPECTATION, "", "Expect '%.64s' is not 100-continue", h.expect);
     if (!r->expects)
-        wipe(h.expect, strlen(h.expect));
+        text_wipe(h.expect, strlen(h.expect));
     return 0;
 }

@@ -83,7 +83,7 @@ static void hand_over(struct greeting *g)
     int fd = g->watch.fd;
 
     greeting_free(g);
-    (void)MHD_add_connection(part_with_room(s)->daemon, fd, (struct sockaddr *)&peer, len);
+    (void)MHD_add_connection(daemon_with_space(s)->daemon, fd, (struct sockaddr *)&peer, len);
 }
 
 /* The methods of HTTP are capital letters, which no record of TLS begins with. */

@@ -61,7 +61,7 @@ static int word_body(unsigned status, struct err *e)
                    "line end, so many bytes and a line end");
 }
 
-static void refuse(struct request *r, bool has_target, unsigned status)
+static void library_refuse(struct request *r, bool has_target, unsigned status)
 {
     struct err e = {0};
 
@@ -99,7 +99,7 @@ MHD_queue_response(struct MHD_Connection *mc, unsigned status, struct MHD_Respon
     has_target = c->req != NULL;
     r = has_target ? c->req : request_begin(c->daemon, NULL, mc);
     if (r != NULL && !c->dead && !r->raw_sent)
-        refuse(r, has_target, status);
+        library_refuse(r, has_target, status);
     if (r != NULL && !has_target)
         request_end(r, false); /* libmicrohttpd knows nothing of it */
     end_sending(c, mc);

@@ -353,7 +353,8 @@ void http_server_fit_nofile(struct http_server *f)
             lim = most;
     }
     need = (rlim_t)f->cfg.n_connections_max +
-           (rlim_t)f->n_shards * (HTTP_SERVER_LINGER_MAX + parts_wanted(&f->cfg)) + NOFILE_RESERVE;
+           (rlim_t)f->n_shards * (HTTP_SERVER_LINGER_MAX + daemons_wanted(&f->cfg)) +
+           NOFILE_RESERVE;
     if (lim.rlim_cur == RLIM_INFINITY || lim.rlim_cur >= need)
         return;
     need -= (rlim_t)f->cfg.n_connections_max;

@@ -34,7 +34,7 @@ enum {
                                   << 20, /* a known rest up to this is read before an early error */
     HTTP_SERVER_GRACE_US = 1000 * 1000,  /* from an answer mid-upload, or the end, to the cut */
     HTTP_SERVER_SEND_NBYTES_MIN = 16 << 10, /* a reader must take this much each body_timeout_us */
-    HTTP_SERVER_ROOM = 4,                 /* free places from which on others give way; at most a */
+    HTTP_SERVER_SPARE = 4,                /* free places from which on others give way; at most a */
                                           /* quarter of all */
     HTTP_SERVER_SILENT_US_MIN = 5 * 1000, /* a connection that sent nothing for so long gives way */
                                           /* that waits for the last place; else who has */
@@ -122,7 +122,7 @@ struct request {
     struct http_request *x;       /* one reference */
     char *target;                 /* owned; request target as it came */
     struct origin_request origin; /* its values are libmicrohttpd's, which keeps them to the end */
-    struct http_server_route tensor_list;
+    struct http_server_route route;
     struct loop_item wake; /* posted by any thread, under the request's lock */
     enum stage stage;
     bool routed; /* the application saw it: n_open counts it, done() is due */
@@ -234,12 +234,12 @@ void http_server_fit_nofile(
 void http_server_unlink(struct http_server *f);
 
 /* http_server_daemon.c: the daemons. */
-size_t parts_wanted(const struct http_server_cfg *cfg); /* for each shard */
-int parts_start(struct shard *s, struct err *e);        /* on -1 parts_stop is due */
-void parts_stop(struct shard *s);                       /* every connection is dead; none is left */
-void part_due(struct daemon *p);     /* there is something for it: it runs before the loop sleeps */
-uint64_t parts_run(struct shard *s); /* those due; returns how long the loop may sleep then */
-struct daemon *part_with_room(const struct shard *s);
+size_t daemons_wanted(const struct http_server_cfg *cfg); /* for each shard */
+int daemons_start(struct shard *s, struct err *e);        /* on -1 daemons_stop is due */
+void daemons_stop(struct shard *s); /* every connection is dead; none is left */
+void daemon_due(struct daemon *p);  /* there is something for it: it runs before the loop sleeps */
+uint64_t daemons_run(struct shard *s); /* those due; returns how long the loop may sleep then */
+struct daemon *daemon_with_space(const struct shard *s);
 
 /* http_server_accept.c: new connections. */
 void accept_begin(struct shard *s); /* or go on, if there is room again and a socket to listen on */

@@ -59,7 +59,7 @@ void request_refuse(struct request *r, const struct err *e)
     http_request_refuse(r->x, &reply);
 }
 
-static bool closing(const struct request *r)
+static bool reply_closes(const struct request *r)
 {
     return r->must_close || r->conn->shard->quiesced || conn_crowded(r->conn->shard);
 }
@@ -91,7 +91,7 @@ static bool add_headers(const struct request *r, struct MHD_Response *resp,
         if (MHD_add_response_header(resp, reply->headers[i].name, reply->headers[i].value) !=
             MHD_YES)
             return false;
-    return !closing(r) || MHD_add_response_header(resp, "Connection", "close") == MHD_YES;
+    return !reply_closes(r) || MHD_add_response_header(resp, "Connection", "close") == MHD_YES;
 }
 
 /* The reply's data goes to the response, or is released here. NULL without memory, or when a header

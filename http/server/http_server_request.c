@@ -19,7 +19,7 @@ static void post_wake(struct http_request_http_server *http_server)
 }
 
 /* Loop thread: something happened to the request. */
-static void woken(void *arg)
+static void request_woken(void *arg)
 {
     struct request *r = arg;
 
@@ -46,7 +46,7 @@ void request_resume(struct request *r)
         return;
     r->suspended = false;
     MHD_resume_connection(r->mc);
-    part_due(r->conn->daemon);
+    daemon_due(r->conn->daemon);
 }
 
 void request_dispatch(struct request *r)
@@ -86,7 +86,7 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
         return NULL;
     r->target = strdup(target != NULL ? target : "");
     r->http_server.wake = post_wake;
-    r->wake = (struct loop_item){.run = woken, .arg = r};
+    r->wake = (struct loop_item){.run = request_woken, .arg = r};
     r->conn = c;
     r->mc = mc;
     if (r->target == NULL || http_request_new(&r->x, &r->http_server, &e) != 0) {
@@ -115,7 +115,7 @@ static void open_count(struct http_server *f, int step)
     mtx_unlock(&f->lock);
 }
 
-static int route(struct request *r, struct err *e)
+static int request_route(struct request *r, struct err *e)
 {
     struct http_server *f = r->conn->shard->http_server;
     struct http_request *x = r->x;
@@ -127,27 +127,26 @@ static int route(struct request *r, struct err *e)
         return -1;
     if (r->preflight)
         return 0;
-    if (f->cfg.app->route(f->cfg.app_arg, x, &r->tensor_list, e) != 0 ||
-        origin_admit_act(r, e) != 0)
+    if (f->cfg.app->route(f->cfg.app_arg, x, &r->route, e) != 0 || origin_admit_act(r, e) != 0)
         return -1;
-    if (x->content_length != UINT64_MAX && x->content_length > r->tensor_list.body_max)
+    if (x->content_length != UINT64_MAX && x->content_length > r->route.body_max)
         return err_set(e, ERR_TOO_LARGE, "", "the body has %llu bytes, over the limit of %llu",
                        (unsigned long long)x->content_length,
-                       (unsigned long long)r->tensor_list.body_max);
+                       (unsigned long long)r->route.body_max);
     return 0;
 }
 
-static int admit(struct request *r, const struct request_line *line, struct err *e)
+static int request_admit(struct request *r, const struct request_line *line, struct err *e)
 {
     struct shard *s = r->conn->shard;
     size_t n_busy;
 
     if (filter_request(r, line, e) != 0)
         return -1;
-    if (route(r, e) != 0)
+    if (request_route(r, e) != 0)
         return -1;
     n_busy = s->n_conns - s->n_dead - s->n_queued;
-    if (n_busy <= s->n_conns_max || r->tensor_list.reserved)
+    if (n_busy <= s->n_conns_max || r->route.reserved)
         return 0;
     r->must_close = true;
     return err_set(e, ERR_OVERLOADED, "", "too many connections are at work (%zu)", n_busy);
@@ -183,7 +182,7 @@ static enum MHD_Result first_call(struct request *r, const struct request_line *
 
     http_server_count(&r->conn->shard->n_requests);
     conn_busy(r->conn);
-    rc = admit(r, line, &e);
+    rc = request_admit(r, line, &e);
     /* No key outlives its judgement, nor a refusal that came before it. */
     explicit_bzero(r->x->authorization, strlen(r->x->authorization));
     if (rc != 0) {

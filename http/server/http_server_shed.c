@@ -23,7 +23,7 @@ void conn_queues_init(struct shard *s)
     s->unread.end = &s->unread.first;
 }
 
-static void leave(struct conn *c)
+static void queue_leave(struct conn *c)
 {
     if (c->queue == NULL)
         return;
@@ -37,11 +37,11 @@ static void leave(struct conn *c)
 }
 
 /* A connection that is there already keeps its place. */
-static void enter(struct conn *c, struct conn_queue *q)
+static void queue_enter(struct conn *c, struct conn_queue *q)
 {
     if (c->dead || c->queue == q)
         return;
-    leave(c);
+    queue_leave(c);
     c->queue = q;
     c->queued_us = clock_now_us();
     c->next_queued = NULL;
@@ -53,7 +53,7 @@ static void enter(struct conn *c, struct conn_queue *q)
 
 void conn_busy(struct conn *c)
 {
-    leave(c);
+    queue_leave(c);
 }
 
 /* The first head is due from the accept on, another one from its first byte. */
@@ -61,22 +61,22 @@ void conn_begin(struct conn *c)
 {
     if (c->queue == &c->shard->kept)
         conn_deadline(c, c->shard->http_server->cfg.header_timeout_us);
-    enter(c, &c->shard->begun);
+    queue_enter(c, &c->shard->begun);
 }
 
 void conn_silent(struct conn *c)
 {
-    enter(c, &c->shard->silent);
+    queue_enter(c, &c->shard->silent);
 }
 
 void conn_kept(struct conn *c)
 {
-    enter(c, &c->shard->kept);
+    queue_enter(c, &c->shard->kept);
 }
 
 void conn_unread(struct conn *c)
 {
-    enter(c, &c->shard->unread);
+    queue_enter(c, &c->shard->unread);
 }
 
 static size_t n_living(const struct shard *s)

@@ -21,9 +21,9 @@ bool stream_may_pass(const struct request *r)
 }
 
 /* How many bytes the socket took; -1: it is broken, which its watch will tell too. */
-static ssize_t put(const struct request *r, struct iovec *daemons, size_t n_daemons)
+static ssize_t stream_send(const struct request *r, struct iovec *parts, size_t n_parts)
 {
-    struct msghdr msg = {.msg_iov = daemons, .msg_iovlen = n_daemons};
+    struct msghdr msg = {.msg_iov = parts, .msg_iovlen = n_parts};
     ssize_t n = sendmsg(r->conn->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -32,7 +32,7 @@ static ssize_t put(const struct request *r, struct iovec *daemons, size_t n_daem
 }
 
 /* What the socket did not take waits here for room; the request counts it as unsent. */
-static bool keep_rest(struct request *r, const struct iovec *daemons, size_t n_daemons, size_t sent,
+static bool keep_rest(struct request *r, const struct iovec *parts, size_t n_parts, size_t sent,
                       size_t len)
 {
     char *to = malloc(len - sent);
@@ -42,11 +42,11 @@ static bool keep_rest(struct request *r, const struct iovec *daemons, size_t n_d
     r->rest = to;
     r->rest_len = len - sent;
     r->rest_sent = 0;
-    for (size_t i = 0; i < n_daemons; i++) {
-        size_t skip = sent < daemons[i].iov_len ? sent : daemons[i].iov_len;
+    for (size_t i = 0; i < n_parts; i++) {
+        size_t skip = sent < parts[i].iov_len ? sent : parts[i].iov_len;
 
-        memcpy(to, (const char *)daemons[i].iov_base + skip, daemons[i].iov_len - skip);
-        to += daemons[i].iov_len - skip;
+        memcpy(to, (const char *)parts[i].iov_base + skip, parts[i].iov_len - skip);
+        to += parts[i].iov_len - skip;
         sent -= skip;
     }
     http_request_stream_kept(r->x, r->rest_len);
@@ -62,16 +62,16 @@ static bool put_chunk(struct request *r, const void *data, size_t n)
     } body = {data}; /* sendmsg only reads it, whatever the type of its parts says */
     char head[HTTP_SERVER_CHUNK_HEAD_MAX + 1], tail[] = {'\r', '\n'};
     int head_len = snprintf(head, sizeof head, "%zx\r\n", n);
-    struct iovec daemons[] = {{head, (size_t)head_len}, {body.out, n}, {tail, sizeof tail}};
+    struct iovec parts[] = {{head, (size_t)head_len}, {body.out, n}, {tail, sizeof tail}};
     size_t len = (size_t)head_len + n + sizeof tail;
     ssize_t sent;
 
     assert(head_len > 0 && head_len <= HTTP_SERVER_CHUNK_HEAD_MAX);
     r->nbytes_out += n;
-    sent = put(r, daemons, 3);
+    sent = stream_send(r, parts, 3);
     if (sent == (ssize_t)len)
         return true;
-    if (sent < 0 || !keep_rest(r, daemons, 3, (size_t)sent, len))
+    if (sent < 0 || !keep_rest(r, parts, 3, (size_t)sent, len))
         conn_kill(r->conn);
     return false;
 }
@@ -79,8 +79,8 @@ static bool put_chunk(struct request *r, const void *data, size_t n)
 /* False: some of it is still there, or the connection is dead. */
 static bool put_rest(struct request *r)
 {
-    struct iovec daemon = {r->rest + r->rest_sent, r->rest_len - r->rest_sent};
-    ssize_t n = put(r, &daemon, 1);
+    struct iovec part = {r->rest + r->rest_sent, r->rest_len - r->rest_sent};
+    ssize_t n = stream_send(r, &part, 1);
 
     if (n < 0) {
         conn_kill(r->conn);

@@ -130,7 +130,7 @@ static bool is_address(const char *name)
 }
 
 /* Does `pattern` ("*", "*.suffix" or a name) fit? */
-static bool fits(const char *pattern, const char *name)
+static bool host_fits(const char *pattern, const char *name)
 {
     size_t len = strlen(name), n = strlen(pattern);
 
@@ -144,11 +144,11 @@ static int check_name(const struct origin_rules *rules, const char *text, size_t
 {
     char buffer[ORIGIN_HOST_LEN_MAX + 1];
     const char *name = host_name(buffer, text, len);
-    bool good = name != NULL &&
-                (is_address(name) || fits("localhost", name) || fits("*.localhost", name));
+    bool good = name != NULL && (is_address(name) || host_fits("localhost", name) ||
+                                 host_fits("*.localhost", name));
 
     for (size_t i = 0; name != NULL && !good && i < rules->n_hosts; i++)
-        good = fits(rules->hosts[i], name);
+        good = host_fits(rules->hosts[i], name);
     if (good)
         return 0;
     if (name == NULL || name[strspn(name, name_bytes)] != '\0')

@@ -9,8 +9,8 @@
 
 enum { NUMBER_TEXT_MAX = 24 };
 
-static int parse(json_t **out, const struct config_loader *l, const char *text, size_t len,
-                 struct err *e)
+static int file_parse(json_t **out, const struct config_loader *l, const char *text, size_t len,
+                      struct err *e)
 {
     char place[ERR_FIELD_MAX];
     json_error_t why;
@@ -152,7 +152,7 @@ int config_file_load(struct config_loader *l, struct err *e)
 
     if (file_read(&text, &len, &file, e) != 0)
         return -1;
-    rc = parse(&root, l, text, len, e);
+    rc = file_parse(&root, l, text, len, e);
     json_object_foreach(root, member, value)
     {
         rc = set_member(l, line_of(text, len, member), member, value, e);

@@ -19,8 +19,8 @@ static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"}
 static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout"};
 
 /* The option of a list that somebody gave, or NULL. */
-static const struct config_option *given(const struct config_loader *l, const char *const *flags,
-                                         size_t n)
+static const struct config_option *option_given(const struct config_loader *l,
+                                                const char *const *flags, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const struct config_option *o = config_find(flags[i], strlen(flags[i]));
@@ -32,8 +32,8 @@ static const struct config_option *given(const struct config_loader *l, const ch
 }
 
 /* Under the name that it was given by. Always -1. */
-static int refuse(const struct config_loader *l, const struct config_option *o, const char *why,
-                  struct err *e)
+static int option_refuse(const struct config_loader *l, const struct config_option *o,
+                         const char *why, struct err *e)
 {
     char name[CONFIG_NAME_MAX + 2], where[ERR_FIELD_MAX];
 
@@ -44,23 +44,25 @@ static int refuse(const struct config_loader *l, const struct config_option *o, 
 
 static int upstreams_fit(const struct config_loader *l, struct err *e)
 {
-    const struct config_option *o = given(l, own, sizeof own / sizeof own[0]);
+    const struct config_option *o = option_given(l, own, sizeof own / sizeof own[0]);
     const char *on_update = l->config.on_update;
 
     if (o != NULL)
-        return refuse(l, o,
-                      "it is of an engine or of weights of this server's own, and with --upstream "
-                      "there are none: leave it out, or leave out --upstream",
-                      e);
+        return option_refuse(
+            l, o,
+            "it is of an engine or of weights of this server's own, and with --upstream "
+            "there are none: leave it out, or leave out --upstream",
+            e);
     if (on_update != NULL && strcmp(on_update, "finish") == 0)
-        return refuse(l, config_find("on-update", strlen("on-update")),
-                      "upstreams have one version at a time: recompute and continue are supported; "
-                      "to let what runs end first, pause with mode wait before the update",
-                      e);
-    o = given(l, model_spec, 1);
-    if (o == NULL || given(l, model, 1) == NULL)
+        return option_refuse(
+            l, config_find("on-update", strlen("on-update")),
+            "upstreams have one version at a time: recompute and continue are supported; "
+            "to let what runs end first, pause with mode wait before the update",
+            e);
+    o = option_given(l, model_spec, 1);
+    if (o == NULL || option_given(l, model, 1) == NULL)
         return 0;
-    return refuse(
+    return option_refuse(
         l, o, "with --upstream --model says too what an update must bring; give one of them", e);
 }
 
@@ -70,7 +72,8 @@ int config_fit(const struct config_loader *l, struct err *e)
 
     if (l->config.upstream.n > 0 || l->config.upstream_file != NULL)
         return upstreams_fit(l, e);
-    o = given(l, theirs, sizeof theirs / sizeof theirs[0]);
+    o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);
     return o == NULL ? 0
-                     : refuse(l, o, "it is of engines that --upstream names, and none is named", e);
+                     : option_refuse(
+                           l, o, "it is of engines that --upstream names, and none is named", e);
 }

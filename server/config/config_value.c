@@ -38,7 +38,7 @@ struct text {
     char s[];
 };
 
-static const char *keep(struct config *c, const char *s)
+static const char *config_keep(struct config *c, const char *s)
 {
     size_t len = strlen(s);
     struct text *t = malloc(sizeof *t + len + 1);
@@ -142,7 +142,7 @@ void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix
 }
 
 /* Digits only: no sign, no space, no other base. Returns what follows them, or NULL. */
-static const char *digits(const char *text, uint64_t *out)
+static const char *digits_parse(const char *text, uint64_t *out)
 {
     uint64_t v = 0;
     const char *p = text;
@@ -179,7 +179,7 @@ static int set_number(uint64_t *out, const struct config_option *o, const char *
                       const char *text, struct err *e)
 {
     uint64_t v = 0;
-    const char *rest = digits(text, &v);
+    const char *rest = digits_parse(text, &v);
 
     if (rest == NULL || *rest != '\0')
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -205,7 +205,7 @@ static int set_nbytes(uint64_t *out, const struct config_option *o, const char *
 {
     static const char *const suffixes[] = {"", "KiB", "MiB", "GiB", "TiB"};
     uint64_t v = 0;
-    const char *rest = digits(text, &v);
+    const char *rest = digits_parse(text, &v);
 
     for (unsigned i = 0; rest != NULL && i < sizeof suffixes / sizeof suffixes[0]; i++) {
         if (strcmp(rest, suffixes[i]) != 0)
@@ -260,7 +260,7 @@ static int set_str(struct config *c, const char **out, const struct config_optio
     if (text[0] == '\0' && o->def[0] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field, "it is empty, %s is expected", o->arg);
     if (text[0] != '\0') {
-        kept = keep(c, text);
+        kept = config_keep(c, text);
         if (kept == NULL)
             return err_set(e, ERR_NO_MEMORY, field, "no memory for it");
     }
@@ -277,7 +277,7 @@ static int add_item(struct config *c, struct config_list *list, const char *fiel
         return err_set(e, ERR_BAD_REQUEST, field, "an entry is empty");
     if (list->n == CONFIG_LIST_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "more than %d entries", CONFIG_LIST_MAX);
-    kept = keep(c, text);
+    kept = config_keep(c, text);
     if (kept == NULL)
         return err_set(e, ERR_NO_MEMORY, field, "no memory for it");
     list->items[list->n++] = kept;
@@ -331,7 +331,7 @@ static int refuse_listen(const char *text, const char *option, const char *why, 
 }
 
 /* Numeric address -> whether it is loopback; -1 when it is not numeric. */
-static int loopback(const char *address, bool v6)
+static int address_is_loopback(const char *address, bool v6)
 {
     struct in6_addr a6;
     struct in_addr a4;
@@ -380,7 +380,7 @@ int config_listen_parse(struct config_listen *out, const char *text, const char 
         return parse_unix(out, text, option, e);
     if (colon == NULL || (v6 && (colon == text || colon[-1] != ']')))
         return refuse_listen(text, option, "it has no port", e);
-    rest = digits(colon + 1, &port);
+    rest = digits_parse(colon + 1, &port);
     if (rest == NULL || *rest != '\0' || port > UINT16_MAX)
         return refuse_listen(text, option, "the port is not a number from 0 to 65535", e);
     len = (size_t)(colon - text) - (v6 ? 2 : 0);
@@ -389,7 +389,7 @@ int config_listen_parse(struct config_listen *out, const char *text, const char 
     memcpy(l.address, text + (v6 ? 1 : 0), len);
     if (!v6 && strcmp(l.address, "localhost") == 0)
         (void)snprintf(l.address, sizeof l.address, "127.0.0.1");
-    is_loopback = loopback(l.address, v6);
+    is_loopback = address_is_loopback(l.address, v6);
     if (is_loopback < 0)
         return refuse_listen(text, option, "the address is neither numeric nor localhost", e);
     l.port = (uint16_t)port;

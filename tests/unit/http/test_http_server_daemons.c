@@ -250,7 +250,7 @@ static void test_how_many_parts(void **state)
         struct http_server_cfg cfg = {.n_connections_max = rows[i].n_connections_max,
                                       .n_shards = rows[i].n_shards};
 
-        assert_int_equal(parts_wanted(&cfg), rows[i].n_daemons);
+        assert_int_equal(daemons_wanted(&cfg), rows[i].n_daemons);
     }
 }
 
@@ -266,11 +266,11 @@ static void test_the_least_of_full_parts(void **state)
     assert_non_null(s);
     s->daemons = daemons;
     s->n_daemons = 3;
-    assert_ptr_equal(part_with_room(s), &daemons[1]);
+    assert_ptr_equal(daemon_with_space(s), &daemons[1]);
     s->n_daemons = 4;
-    assert_ptr_equal(part_with_room(s), &daemons[3]);
+    assert_ptr_equal(daemon_with_space(s), &daemons[3]);
     daemons[2].n_conns = HTTP_SERVER_DAEMON_CONNS - 1;
-    assert_ptr_equal(part_with_room(s), &daemons[2]);
+    assert_ptr_equal(daemon_with_space(s), &daemons[2]);
     free(s);
 }
 
