@@ -129,7 +129,7 @@ static void header_fini(struct header *h)
 }
 
 /* Turns what stopped the reader into an error. */
-static int syntax(const struct header *h, struct err *e)
+static int header_refuse_syntax(const struct header *h, struct err *e)
 {
     size_t at = json_reader_offset(&h->r);
 
@@ -155,7 +155,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(const struct header *h, 
 }
 
 /* Room for one more of `n` items of `nbytes` each. */
-static int reserve(void *items, uint32_t n, uint32_t *cap, size_t nbytes, struct err *e)
+static int items_reserve(void *items, uint32_t n, uint32_t *cap, size_t nbytes, struct err *e)
 {
     void **array = items;
     uint32_t more = *cap == 0 ? ENTRIES_CAP_MIN : 2 * *cap;
@@ -177,12 +177,12 @@ static int read_checksum(struct header *h, const char *key, struct err *e)
     struct checksum sum;
 
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     if (!checksum_parse(&sum, h->value))
         return err_set(e, ERR_BAD_REQUEST, "",
                        "%s: metadata '%.*s' is not a checksum of %d hex digits", h->label,
                        utf8_cut_name(key), key, (int)CHECKSUM_LEN);
-    if (reserve(&given, h->n_given, &h->given_cap, sizeof *h->given, e) != 0)
+    if (items_reserve(&given, h->n_given, &h->given_cap, sizeof *h->given, e) != 0)
         return -1;
     h->given = given;
     h->given[h->n_given++] = (struct given_checksum){key, sum};
@@ -194,9 +194,9 @@ static int read_metadata_value(struct header *h, const char *key, struct err *e)
     if (strncmp(key, CHECKSUM_KEY, sizeof CHECKSUM_KEY - 1) == 0)
         return read_checksum(h, key, e);
     if (strcmp(key, VERSION_KEY) != 0)
-        return json_reader_string(&h->r, NULL, 0) ? 0 : syntax(h, e);
+        return json_reader_string(&h->r, NULL, 0) ? 0 : header_refuse_syntax(h, e);
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     h->weight_version = strdup(h->value);
     if (h->weight_version == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
@@ -211,10 +211,10 @@ static int read_metadata(struct header *h, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "", "%s: '__metadata__' is there twice", h->label);
     h->has_metadata = true;
     if (!json_reader_open(&h->r, '{'))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     while (json_reader_next(&h->r, '}', &n)) {
         if (!json_reader_key(&h->r, h->key, sizeof h->key))
-            return syntax(h, e);
+            return header_refuse_syntax(h, e);
         if (names_find(&h->keys, h->key) != NAMES_NONE)
             return err_set(e, ERR_BAD_REQUEST, "", "%s: metadata '%.*s' is there twice", h->label,
                            utf8_cut_name(h->key), h->key);
@@ -222,13 +222,13 @@ static int read_metadata(struct header *h, struct err *e)
             read_metadata_value(h, h->keys.items[h->keys.n - 1], e) != 0)
             return -1;
     }
-    return h->r.wrong == NULL ? 0 : syntax(h, e);
+    return h->r.wrong == NULL ? 0 : header_refuse_syntax(h, e);
 }
 
 static int read_dtype(struct header *h, struct entry *t, struct err *e)
 {
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     t->dtype = dtype_parse(h->value);
     if (t->dtype == DTYPE_NONE || strcmp(dtype_name(t->dtype), h->value) != 0)
         return refuse(h, e, "has dtype '%.*s', which is not one of %s", utf8_cut(h->value, 64),
@@ -242,16 +242,16 @@ static int read_shape(struct header *h, struct entry *t, struct err *e)
     uint64_t dim;
 
     if (!json_reader_open(&h->r, '['))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     while (json_reader_next(&h->r, ']', &n)) {
         if (!json_reader_u64(&h->r, &dim))
-            return syntax(h, e);
+            return header_refuse_syntax(h, e);
         if (n > TENSOR_LIST_NDIM_MAX)
             return refuse(h, e, "has more than %d dimensions", (int)TENSOR_LIST_NDIM_MAX);
         t->shape[n - 1] = dim;
     }
     t->ndim = n;
-    return h->r.wrong == NULL ? 0 : syntax(h, e);
+    return h->r.wrong == NULL ? 0 : header_refuse_syntax(h, e);
 }
 
 static int read_offsets(struct header *h, struct entry *t, struct err *e)
@@ -261,15 +261,15 @@ static int read_offsets(struct header *h, struct entry *t, struct err *e)
     uint64_t offset;
 
     if (!json_reader_open(&h->r, '['))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     while (json_reader_next(&h->r, ']', &n)) {
         if (!json_reader_u64(&h->r, &offset))
-            return syntax(h, e);
+            return header_refuse_syntax(h, e);
         if (n <= 2)
             *to[n - 1] = offset;
     }
     if (h->r.wrong != NULL)
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     if (n != 2)
         return refuse(h, e, "has %u data_offsets, 2 are needed", (unsigned)n);
     if (t->end < t->begin)
@@ -290,15 +290,15 @@ static int read_members(struct header *h, struct entry *t, struct err *e)
     uint32_t n = 0;
 
     if (!json_reader_open(&h->r, '{'))
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     while (json_reader_next(&h->r, '}', &n)) {
         size_t i = 0;
         if (!json_reader_key(&h->r, h->key, sizeof h->key))
-            return syntax(h, e);
+            return header_refuse_syntax(h, e);
         while (i < N && strcmp(h->key, members[i].name) != 0)
             i++;
         if (i == N && !json_reader_skip(&h->r, SAFETENSORS_DEPTH_MAX - DEPTH_HERE))
-            return syntax(h, e);
+            return header_refuse_syntax(h, e);
         if (i < N && seen[i])
             return refuse(h, e, "has '%s' twice", members[i].name);
         if (i < N && members[i].read(h, t, e) != 0)
@@ -307,7 +307,7 @@ static int read_members(struct header *h, struct entry *t, struct err *e)
             seen[i] = true;
     }
     if (h->r.wrong != NULL)
-        return syntax(h, e);
+        return header_refuse_syntax(h, e);
     for (size_t i = 0; i < N; i++)
         if (!seen[i])
             return refuse(h, e, "has no '%s'", members[i].name);
@@ -327,7 +327,7 @@ static int read_tensor(struct header *h, struct err *e)
     if (names_find(&h->names, h->key) != NAMES_NONE)
         return err_set(e, ERR_BAD_REQUEST, "", "%s: tensor '%.*s' is named twice", h->label,
                        utf8_cut_name(h->key), h->key);
-    if (reserve(&entries, i, &h->cap, sizeof *h->entries, e) != 0)
+    if (items_reserve(&entries, i, &h->cap, sizeof *h->entries, e) != 0)
         return -1;
     h->entries = entries;
     if (names_add(&h->names, h->key, e) != 0)
@@ -351,11 +351,11 @@ static int read_header(struct header *h, struct err *e)
     (void)json_reader_open(&h->r, '{');
     while (json_reader_next(&h->r, '}', &n)) {
         if (!json_reader_key(&h->r, h->key, sizeof h->key))
-            return syntax(h, e);
+            return header_refuse_syntax(h, e);
         if ((strcmp(h->key, "__metadata__") == 0 ? read_metadata(h, e) : read_tensor(h, e)) != 0)
             return -1;
     }
-    return json_reader_end(&h->r) ? 0 : syntax(h, e);
+    return json_reader_end(&h->r) ? 0 : header_refuse_syntax(h, e);
 }
 
 /* By place; tensors without bytes come before the one that begins where they are. */
@@ -435,7 +435,8 @@ static int give_checksums(const struct header *h, struct safetensors *s, struct 
     return 0;
 }
 
-static int parse(struct header *h, struct safetensors *s, uint64_t nbytes_total, struct err *e)
+static int header_parse(struct header *h, struct safetensors *s, uint64_t nbytes_total,
+                        struct err *e)
 {
     uint64_t nbytes_data = 0;
 
@@ -471,7 +472,7 @@ static int parse_labelled(struct safetensors *out, const void *head, uint64_t nb
                      nbytes_head - SAFETENSORS_PREFIX);
     names_init(&h->names);
     names_init(&h->keys);
-    rc = parse(h, &s, nbytes_total, e);
+    rc = header_parse(h, &s, nbytes_total, e);
     header_fini(h);
     free(h);
     if (rc != 0) {

@@ -9,9 +9,9 @@
 
 struct tally {
     const struct model_spec *model_spec; /* borrowed; NULL: not known */
-    bool *has;                       /* owned; [n_tensors] of the model spec; NULL without one */
-    uint32_t n_missing;              /* of them */
-    uint32_t first;                  /* all before this one have come */
+    bool *has;                        /* owned; [n_tensors] of the model spec; NULL without one */
+    uint32_t n_missing;               /* of them */
+    uint32_t first;                   /* all before this one have come */
     struct tensor_list_builder *came; /* owned; each name once; NULL once it was taken */
     uint32_t n_came;
 };
@@ -70,7 +70,7 @@ int tally_check(const struct tally *t, const struct tensor_list *list, bool shap
     return 0;
 }
 
-static void mark(struct tally *t, const struct model_spec_match *match)
+static void tally_mark(struct tally *t, const struct model_spec_match *match)
 {
     uint32_t n;
     const uint32_t *targets = match_targets(match, &n);
@@ -89,7 +89,7 @@ int tally_add(struct tally *t, const struct tensor_list *list, struct err *e)
         const struct tensor_spec *one = &list->tensors[i];
 
         if (t->model_spec != NULL && model_spec_find(t->model_spec, &match, one->name, &match))
-            mark(t, &match);
+            tally_mark(t, &match);
         if (tensor_list_builder_find(t->came, one->name) != TENSOR_LIST_NO_TENSOR)
             continue;
         if (tensor_list_builder_add(t->came, one->name, one->dtype, one->shape, one->ndim,

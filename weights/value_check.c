@@ -35,7 +35,7 @@ static int values_came(void *arg, uint32_t i, const void *bytes, struct err *e)
     return non_finite_refuse(&found, t->name, t->numel, "", "", e);
 }
 
-static uint64_t largest(const struct tensor_list *tensor_list)
+static uint64_t tensor_nbytes_largest(const struct tensor_list *tensor_list)
 {
     uint64_t nbytes = 1;
 
@@ -56,7 +56,7 @@ static int look_at_all(struct values *v, struct source *source, struct err *e)
                              .arg = v};
     int rc;
 
-    v->room = malloc(largest(v->tensor_list));
+    v->room = malloc(tensor_nbytes_largest(v->tensor_list));
     if (v->room == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the largest tensor, to look at it");
     atomic_init(&p.tensor, PROGRESS_NO_TENSOR);

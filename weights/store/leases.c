@@ -156,7 +156,7 @@ void leases_free(struct handle_leases *l)
 }
 
 /* A free place, taken: so that two that come at once do not both get the last one. */
-static struct lease *reserve(struct handle_leases *l, struct err *e)
+static struct lease *lease_reserve(struct handle_leases *l, struct err *e)
 {
     struct lease *it = NULL;
     bool stopping;
@@ -189,7 +189,7 @@ int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out
     int rc;
 
     assert(lease_s >= 1 && lease_s <= LEASE_S_MAX);
-    it = reserve(l, e);
+    it = lease_reserve(l, e);
     if (it == NULL)
         return -1;
     rc = store_pin(l->store, &v, e);

@@ -28,7 +28,7 @@ int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct e
     return slab_of(g->store->scratch, nbytes, out, e);
 }
 
-static uint64_t aligned(uint64_t offset)
+static uint64_t staging_aligned(uint64_t offset)
 {
     return (offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
 }
@@ -46,7 +46,7 @@ static bool hole_take(struct staging_whole *whole, uint64_t nbytes, uint64_t *at
 {
     for (uint32_t i = 0; i < whole->n_holes; i++) {
         struct staging_hole *hole = &whole->holes[i];
-        uint64_t next = aligned(hole->offset + nbytes), end = hole->offset + hole->nbytes;
+        uint64_t next = staging_aligned(hole->offset + nbytes), end = hole->offset + hole->nbytes;
 
         if (hole->nbytes < nbytes)
             continue;
@@ -74,7 +74,7 @@ static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbyt
     while (more) {
         more = false;
         for (uint32_t i = 0; i < whole->n_holes && !more; i++) {
-            more = aligned(whole->holes[i].offset + whole->holes[i].nbytes) == whole->end;
+            more = staging_aligned(whole->holes[i].offset + whole->holes[i].nbytes) == whole->end;
             if (more)
                 whole->end = hole_remove(whole, i).offset;
         }
@@ -98,7 +98,7 @@ static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
             return -1;
     }
     if (!hole_take(whole, nbytes, &at)) {
-        at = aligned(whole->end);
+        at = staging_aligned(whole->end);
         if (at > whole->nbytes || nbytes > whole->nbytes - at)
             return 1;
         whole->end = at + nbytes;
@@ -160,7 +160,7 @@ static void count_arrival(struct staging *g, uint32_t place, uint32_t index)
         g->n_whole += ++spread->n_ranks == g->store->n_ranks;
 }
 
-static int arrive(struct staging *g, uint32_t place, uint32_t index, struct err *e)
+static int staging_arrive(struct staging *g, uint32_t place, uint32_t index, struct err *e)
 {
     bool *arrived = arrived_at(g, place, index);
 
@@ -178,7 +178,7 @@ int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab 
     struct view *view = version_view(g->next, place, index);
 
     assert(addr % dtype_nbytes(spec_of(g, index)->dtype) == 0);
-    if (arrive(g, place, index, e) != 0)
+    if (staging_arrive(g, place, index, e) != 0)
         return -1;
     view->addr = addr;
     view->slab = slab_ref(slab);

@@ -199,7 +199,7 @@ const char *store_place_name(const struct store *s, uint32_t place)
     return d != NULL ? device_name(d) : "host";
 }
 
-struct version_owned *version_new(const struct store *s)
+static struct version_owned *version_new(const struct store *s)
 {
     uint32_t n = s->model_spec->tensor_list->n_tensors;
     struct version_owned *v = calloc(1, sizeof *v);
@@ -280,7 +280,9 @@ static void share_view(struct version_owned *to, const struct version_owned *fro
         (void)slab_ref(view->slab);
 }
 
-void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index)
+/* Copies a tensor's views in all places, and its checksum when known; takes references. */
+static void version_share(struct version_owned *to, const struct version_owned *from,
+                          uint32_t index)
 {
     for (uint32_t p = 0; p < to->n_places; p++)
         share_view(to, from, p, index);
@@ -310,7 +312,7 @@ void store_version_drop(struct store *s, struct version_owned *v)
     mtx_unlock(&s->lock);
 }
 
-static int refuse_state(enum store_state state, struct err *e)
+static int store_refuse_state(enum store_state state, struct err *e)
 {
     switch (state) {
     case STORE_UNSYNCED:
@@ -339,7 +341,7 @@ int store_pin(struct store *s, const struct version **out, struct err *e)
     }
     mtx_unlock(&s->lock);
     if (v == NULL)
-        return refuse_state(state, e);
+        return store_refuse_state(state, e);
     *out = &v->version;
     return 0;
 }
@@ -362,7 +364,7 @@ bool store_wait_pinnable(struct store *s, uint64_t deadline_us)
     return ready;
 }
 
-static bool stopped(const atomic_bool *stop)
+static bool stop_is_set(const atomic_bool *stop)
 {
     return stop != NULL && atomic_load_explicit(stop, memory_order_relaxed);
 }
@@ -371,7 +373,7 @@ bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic
 {
     uint64_t piece = clock_after_us(STORE_STOP_POLL_US);
 
-    if (stopped(stop) || clock_passed(deadline_us))
+    if (stop_is_set(stop) || clock_passed(deadline_us))
         return false;
     (void)cnd_wait(&s->changed, &s->lock, piece < deadline_us ? piece : deadline_us);
     return true;
@@ -404,15 +406,16 @@ static int await_room_locked(struct store *s, uint64_t deadline_us, const atomic
     return 0;
 }
 
-static int begin_locked(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
-                        const atomic_bool *stop, struct staging *g, struct err *e)
+static int staging_begin_locked(struct store *s, const struct staging_cfg *cfg,
+                                uint64_t deadline_us, const atomic_bool *stop, struct staging *g,
+                                struct err *e)
 {
     if (s->staging_open)
         return err_set(e, ERR_CONFLICT, "", "another update is being staged");
     if (s->state == STORE_ASLEEP)
         return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
     if (cfg->partial && s->current == NULL)
-        return refuse_state(s->state, e);
+        return store_refuse_state(s->state, e);
     s->staging_open = true; /* also while waiting: one at a time */
     g->partial = cfg->partial;
     g->sharded = cfg->sharded;
@@ -454,7 +457,7 @@ int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t d
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors",
                        s->model_spec->tensor_list->n_tensors);
     mtx_lock(&s->lock);
-    rc = begin_locked(s, cfg, deadline_us, stop, g, e);
+    rc = staging_begin_locked(s, cfg, deadline_us, stop, g, e);
     mtx_unlock(&s->lock);
     if (rc != 0) {
         staging_free(g);
@@ -470,7 +473,7 @@ int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadlin
     return store_stage_until(s, cfg, deadline_us, NULL, out, e);
 }
 
-static int check_complete(const struct store *s, const struct staging *g, struct err *e)
+static int staging_check_complete(const struct store *s, const struct staging *g, struct err *e)
 {
     const struct tensor_list *tensor_list = s->model_spec->tensor_list;
     uint32_t first = 0, n_missing = staging_missing(g, &first, 1);
@@ -491,7 +494,7 @@ static int check_complete(const struct store *s, const struct staging *g, struct
 
 /* The next version's views in a place: what arrived there, or what was served there unless another
  * place got it anew. */
-static void settle_views(const struct staging *g, uint32_t place, uint64_t serial)
+static void staging_settle_views(const struct staging *g, uint32_t place, uint64_t serial)
 {
     struct view *views = version_view(g->next, place, 0);
     const bool *arrived = staging_arrivals(g, place);
@@ -504,10 +507,10 @@ static void settle_views(const struct staging *g, uint32_t place, uint64_t seria
     }
 }
 
-static void settle(const struct staging *g, uint64_t serial)
+static void staging_settle(const struct staging *g, uint64_t serial)
 {
     for (uint32_t p = 0; p < g->next->n_places; p++)
-        settle_views(g, p, serial);
+        staging_settle_views(g, p, serial);
     for (uint32_t i = 0; g->base != NULL && i < g->next->n_tensors; i++)
         if (g->spread[i].n_places == 0)
             share_sum(g->next, g->base, i);
@@ -546,11 +549,11 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
 {
     struct version_owned *next = g->next, *base = g->base, *old;
 
-    if (check_complete(s, g, e) != 0)
+    if (staging_check_complete(s, g, e) != 0)
         return -1;
     next->version.nbytes = s->model_spec->tensor_list->nbytes;
     next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
-    settle(g, next->version.serial);
+    staging_settle(g, next->version.serial);
     mtx_lock(&s->lock);
     old = publish_locked(s, next, label);
     s->serial = next->version.serial;

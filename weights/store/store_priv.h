@@ -95,7 +95,6 @@ struct staging {
     struct staging_whole whole[STORE_DEVICES_MAX];
 };
 
-struct version_owned *version_new(const struct store *s);
 void version_free(struct version_owned *v); /* lets its slabs go; accepts NULL; no lock held */
 
 /* The view of a tensor in a place. */
@@ -124,9 +123,6 @@ int place_write(const struct store *s, uint32_t place, uint64_t addr, const void
                 uint64_t nbytes, struct err *e);
 int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
               struct checksum *out, struct err *e);
-
-/* Copies a tensor's views in all places, and its checksum when known; takes references. */
-void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index);
 
 /* store_stage, that gives up with ERR_CONFLICT soon after *stop is set (NULL: never). */
 int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,

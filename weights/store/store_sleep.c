@@ -21,7 +21,7 @@ void host_backup_fini(struct host_backup *b)
     *b = (struct host_backup){0};
 }
 
-static uint64_t aligned(uint64_t offset)
+static uint64_t backup_aligned(uint64_t offset)
 {
     return (offset + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
 }
@@ -84,7 +84,7 @@ static int host_backup_make(struct store *s, const struct version_owned *v, stru
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a list of %u tensors", v->n_tensors);
     for (uint32_t i = 0; i < v->n_tensors; i++) {
         host_backup.offsets[i] = nbytes;
-        nbytes = aligned(nbytes + nbytes_of(s, i));
+        nbytes = backup_aligned(nbytes + nbytes_of(s, i));
     }
     if (slab_pool_check(s->scratch, nbytes, e) != 0 ||
         slab_new(&host_backup.slab, s->scratch, nbytes, e) != 0)
@@ -136,14 +136,14 @@ static struct held held_now(const struct store *s)
     return h;
 }
 
-static void trim(struct store *s)
+static void store_trim_pools(struct store *s)
 {
     for (uint32_t p = 0; p < s->n_places; p++)
         (void)slab_pool_trim(s->places[p].slabs);
     (void)slab_pool_trim(s->scratch);
 }
 
-static uint64_t less(uint64_t a, uint64_t b)
+static uint64_t nbytes_less(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
 }
@@ -197,7 +197,7 @@ static void end_sleep(struct store *s, enum store_state state)
     if (state == STORE_DROPPED)
         host_backup_fini(&s->host_backup);
     if (state != STORE_READY)
-        trim(s);
+        store_trim_pools(s);
     mtx_lock(&s->lock);
     s->state = state;
     s->staging_open = false;
@@ -235,9 +235,9 @@ int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_s
     }
     end_sleep(s, after);
     is = held_now(s);
-    *out = (struct store_slept){.nbytes_device = less(was.live_device, is.live_device),
-                                .nbytes_host = less(was.live_host, is.live_host),
-                                .nbytes_ready = less(was.idle, is.idle),
+    *out = (struct store_slept){.nbytes_device = nbytes_less(was.live_device, is.live_device),
+                                .nbytes_host = nbytes_less(was.live_host, is.live_host),
+                                .nbytes_ready = nbytes_less(was.idle, is.idle),
                                 .nbytes_kept = after == STORE_ASLEEP ? is.live_host : 0};
     return 0;
 }
@@ -266,7 +266,7 @@ static int get_up_place(struct store *s, const struct version_owned *v, uint32_t
 
     for (uint32_t i = 0; i < v->n_tensors; i++)
         if (was_there(v, p, i)) {
-            nbytes = aligned(nbytes) + nbytes_of(s, i);
+            nbytes = backup_aligned(nbytes) + nbytes_of(s, i);
             n++;
         }
     if (n == v->n_tensors && nbytes < store_whole_nbytes(s))
@@ -281,7 +281,7 @@ static int get_up_place(struct store *s, const struct version_owned *v, uint32_t
     for (uint32_t i = 0; i < v->n_tensors && rc == 0; i++) {
         if (!was_there(v, p, i))
             continue;
-        nbytes = aligned(nbytes);
+        nbytes = backup_aligned(nbytes);
         if (nbytes_of(s, i) > 0)
             rc = device_batch_from_host(b, (*out)->addr + nbytes, kept_at(s, v, i), nbytes_of(s, i),
                                         e);
@@ -303,7 +303,7 @@ static void move_in(const struct store *s, const struct version_owned *v, uint32
 
         if (!was_there(v, p, i))
             continue;
-        at = aligned(at);
+        at = backup_aligned(at);
         view->slab = slab_ref(slab);
         view->addr = slab->addr + at;
         at += nbytes_of(s, i);

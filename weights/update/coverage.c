@@ -9,8 +9,8 @@
 
 enum { SEEN_NOT, SEEN_TIED, SEEN_OWN };
 
-static int mark(const struct model_spec *m, const struct tensor_list *tensor_list, uint32_t i,
-                const struct part *part, unsigned char *seen, struct err *e)
+static int coverage_mark(const struct model_spec *m, const struct tensor_list *tensor_list,
+                         uint32_t i, const struct part *part, unsigned char *seen, struct err *e)
 {
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
@@ -40,7 +40,7 @@ int layout_coverage(const struct layout *l, const struct model_spec *m,
     if (seen == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check the plan");
     for (uint32_t i = 0; i < tensor_list->n_tensors && rc == 0; i++)
-        rc = mark(m, tensor_list, i, &l->parts[i], seen, e);
+        rc = coverage_mark(m, tensor_list, i, &l->parts[i], seen, e);
     for (uint32_t i = 0; i < m->tensor_list->n_tensors && rc == 0; i++) {
         if (seen[i] != SEEN_NOT)
             continue;

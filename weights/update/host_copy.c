@@ -99,7 +99,7 @@ static uint64_t bucket_nbytes(const struct tensor_list *tensor_list, uint32_t fi
     return last->offset + last->nbytes - t[first].offset;
 }
 
-static uint64_t aligned(uint64_t nbytes)
+static uint64_t window_aligned(uint64_t nbytes)
 {
     return (nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
 }
@@ -114,7 +114,7 @@ static uint64_t window_nbytes(const struct host_copy *c)
 
         n = c->source->ops->bucket(c->source, first);
         assert(n > 0 && n <= c->tensor_list->n_tensors - first);
-        nbytes = aligned(bucket_nbytes(c->tensor_list, first, n));
+        nbytes = window_aligned(bucket_nbytes(c->tensor_list, first, n));
         largest = nbytes > largest ? nbytes : largest;
         all += nbytes;
     }
@@ -162,7 +162,7 @@ static int window_init(struct window *w, const struct host_copy *c, struct err *
 }
 
 /* Nothing comes any more. The first cause stays. */
-static int lose(struct window *w, const struct err *late, struct err *e)
+static int window_lose(struct window *w, const struct err *late, struct err *e)
 {
     struct source *source = w->c->source;
 
@@ -183,7 +183,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
 
     for (w->n_coming = 0; first < c->tensor_list->n_tensors && w->n_coming < SOURCE_POSTED_MAX;) {
         uint32_t n = c->source->ops->bucket(c->source, first);
-        uint64_t nbytes = aligned(bucket_nbytes(c->tensor_list, first, n));
+        uint64_t nbytes = window_aligned(bucket_nbytes(c->tensor_list, first, n));
 
         if (nbytes > w->nbytes - used)
             break;
@@ -191,7 +191,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
             dst[r] = w->slabs[r]->addr + used;
         atomic_store_explicit(&c->progress->tensor, first, memory_order_relaxed);
         if (c->source->ops->post(c->source, first, n, dst, c->progress, &late) != 0)
-            return lose(w, &late, e);
+            return window_lose(w, &late, e);
         w->coming[w->n_coming++] = (struct coming){first, n, used};
         used += nbytes;
         first += n;
@@ -220,7 +220,7 @@ static int receive_window(struct window *w, struct err *e)
         struct coming b = w->coming[0];
 
         if (c->source->ops->receive(c->source, c->progress, &late) != 0)
-            return lose(w, &late, e);
+            return window_lose(w, &late, e);
         w->n_coming--;
         memmove(w->coming, w->coming + 1, w->n_coming * sizeof w->coming[0]);
         if (e->code == ERR_NONE)

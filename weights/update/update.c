@@ -112,6 +112,87 @@ struct list_cache *updates_lists(struct updates *u)
     return u->lists;
 }
 
+/* free memory */
+
+bool update_frees_locked(const struct updates *u)
+{
+    mtx_assert_held(&u->lock);
+    return u->live != NULL || u->n_disposing > 0;
+}
+
+static bool update_frees(struct updates *u)
+{
+    bool yes;
+
+    mtx_lock(&u->lock);
+    yes = update_frees_locked(u);
+    mtx_unlock(&u->lock);
+    return yes;
+}
+
+/* A version or an update that is about to go gives its memory back: the worker waits for it. */
+static void forgive_room(const struct store_info *base, bool freeing, struct err *e)
+{
+    if (e->code == ERR_NO_STAGING && (base->n_live > 1 || freeing))
+        err_clear(e);
+}
+
+/* What a whole update takes in a place. */
+static uint64_t whole_nbytes(const struct store *s, uint32_t place)
+{
+    return store_device(s, place) != NULL ? store_whole_nbytes(s)
+                                          : s->model_spec->tensor_list->nbytes;
+}
+
+/* How a model is spread over ranks is known only when it comes. */
+static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
+{
+    return !sharded || s->n_ranks == 1 || store_device(s, place) == NULL;
+}
+
+/* Leaves `e` clean if the memory is free, or soon will be. No lock held. */
+static void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
+                               struct err *e)
+{
+    struct store *s = u->cfg.store;
+    bool freeing = update_frees(
+        u); /* asked first: it may have ended when memory has been looked at */
+
+    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
+        if (takes_whole(s, p, sharded))
+            (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
+    forgive_room(base, freeing, e);
+}
+
+void update_check_job_room(struct updates *u, const struct store_info *base,
+                           const struct update_job *job, struct err *e)
+{
+    struct store *s = u->cfg.store;
+    bool freeing = update_frees(u);
+
+    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
+        const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
+
+        if (l != NULL && l->n_dst_slots > 0)
+            (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
+    }
+    forgive_room(base, freeing, e);
+}
+
+uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)
+{
+    struct store *s = u->cfg.store;
+
+    for (uint32_t p = 0; p < store_n_places(s); p++) {
+        bool takes = !info->partial && takes_whole(s, p, info->sharded);
+
+        out[p].place = store_place_name(s, p);
+        out[p].nbytes_needed = takes ? whole_nbytes(s, p) : 0;
+        out[p].nbytes_available = slab_pool_room(store_slabs(s, p)).nbytes;
+    }
+    return store_n_places(s);
+}
+
 /* start */
 
 int update_refuse_open(struct updates *u, struct session *s, struct err *e)
@@ -225,83 +306,6 @@ void update_queue_locked(struct updates *u, struct session *s, struct update_job
     session_ref_locked(s);
     session_renew_locked(u, s);
     job_queue_locked(u, job);
-}
-
-bool update_frees_locked(const struct updates *u)
-{
-    mtx_assert_held(&u->lock);
-    return u->live != NULL || u->n_disposing > 0;
-}
-
-static bool frees(struct updates *u)
-{
-    bool yes;
-
-    mtx_lock(&u->lock);
-    yes = update_frees_locked(u);
-    mtx_unlock(&u->lock);
-    return yes;
-}
-
-/* A version or an update that is about to go gives its memory back: the worker waits for it. */
-static void forgive_room(const struct store_info *base, bool freeing, struct err *e)
-{
-    if (e->code == ERR_NO_STAGING && (base->n_live > 1 || freeing))
-        err_clear(e);
-}
-
-/* What a whole update takes in a place. */
-static uint64_t whole_nbytes(const struct store *s, uint32_t place)
-{
-    return store_device(s, place) != NULL ? store_whole_nbytes(s)
-                                          : s->model_spec->tensor_list->nbytes;
-}
-
-/* How a model is spread over ranks is known only when it comes. */
-static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
-{
-    return !sharded || s->n_ranks == 1 || store_device(s, place) == NULL;
-}
-
-void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
-                        struct err *e)
-{
-    struct store *s = u->cfg.store;
-    bool freeing = frees(u); /* asked first: it may have ended when memory has been looked at */
-
-    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
-        if (takes_whole(s, p, sharded))
-            (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
-    forgive_room(base, freeing, e);
-}
-
-void update_check_job_room(struct updates *u, const struct store_info *base,
-                           const struct update_job *job, struct err *e)
-{
-    struct store *s = u->cfg.store;
-    bool freeing = frees(u);
-
-    for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
-        const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
-
-        if (l != NULL && l->n_dst_slots > 0)
-            (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
-    }
-    forgive_room(base, freeing, e);
-}
-
-uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)
-{
-    struct store *s = u->cfg.store;
-
-    for (uint32_t p = 0; p < store_n_places(s); p++) {
-        bool takes = !info->partial && takes_whole(s, p, info->sharded);
-
-        out[p].place = store_place_name(s, p);
-        out[p].nbytes_needed = takes ? whole_nbytes(s, p) : 0;
-        out[p].nbytes_available = slab_pool_room(store_slabs(s, p)).nbytes;
-    }
-    return store_n_places(s);
 }
 
 /* finish */

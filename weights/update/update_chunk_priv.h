@@ -122,8 +122,7 @@ int fill_converted(struct fill *f, void **out, struct err *e);
  * finite_check_host: looks at tensor i of a rank, as it came, in host memory.
  * finite_check_converted: looks at what became of it, or of a part of it.
  * finite_copied: the dtype as which a GPU looks at what it copies and sums, DTYPE_NONE if at
- * nothing; finite_check_copied: looks at it in host memory, at the places that it was copied to.
- * finite_found: what to do about it. @as the dtype that the bytes have */
+ * nothing; finite_check_copied: looks at it in host memory, at the places that it was copied to. */
 int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e);
 int finite_check_filled(const struct fill *f, uint32_t i, const void *bytes, struct err *e);
 int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
@@ -132,8 +131,6 @@ int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, cons
                            const struct tensor_spec *to, struct err *e);
 enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i);
 int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e);
-int finite_found(const struct fill *f, uint32_t rank, uint32_t i, const struct non_finite *found,
-                 enum dtype as, struct err *e);
 
 /* Of what is the same for every rank: a tensor that came to `from` in host memory and cannot be
  * served as it is goes to every place (CONVERT), or is compared (IGNORED). update_fill.c */

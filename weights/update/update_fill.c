@@ -15,7 +15,7 @@ static struct progress *progress_of(const struct fill *f)
 }
 
 /* All ranks get the same: rank 0 stands for them. */
-static const struct rank_fill *common(const struct fill *f)
+static const struct rank_fill *fill_common(const struct fill *f)
 {
     return &f->ranks[0];
 }
@@ -30,7 +30,7 @@ static struct dst_region host_dst_region(const struct fill *f)
 /* Fills [first, first + n) at dst and verifies them there. */
 static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
 {
-    const struct rank_fill *r = common(f);
+    const struct rank_fill *r = fill_common(f);
     const char *at = dst;
 
     atomic_store_explicit(&progress_of(f)->tensor, first, memory_order_relaxed);
@@ -74,7 +74,7 @@ static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n
     struct upload u = {0};
 
     for (uint32_t i = first; i < first + n; i++) {
-        const struct part *part = &common(f)->layout->parts[i];
+        const struct part *part = &fill_common(f)->layout->parts[i];
         uint32_t n_targets;
         const uint32_t *targets = match_targets(&part->match, &n_targets);
 
@@ -93,7 +93,7 @@ static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n
 }
 
 /* Brings the bytes of [first, first + n), as they will be served, to every GPU. */
-static int upload(struct fill *f, uint32_t first, uint32_t n, const void *from, struct err *e)
+static int fill_upload(struct fill *f, uint32_t first, uint32_t n, const void *from, struct err *e)
 {
     for (uint32_t r = 0; r < f->n_ranks; r++)
         if (store_device(f->store, r) != NULL && upload_rank(f, r, first, n, from, e) != 0)
@@ -104,7 +104,7 @@ static int upload(struct fill *f, uint32_t first, uint32_t n, const void *from, 
 /* How many DIRECT parts from `first` on lie back to back in the host's copy, starting at dst. */
 static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
 {
-    const struct rank_fill *r = common(f);
+    const struct rank_fill *r = fill_common(f);
     uint64_t end = dst + r->tensor_list->tensors[first].nbytes;
     uint32_t i = first + 1;
 
@@ -119,7 +119,7 @@ static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
 /* How many DIRECT parts from `first` on fit into `nbytes`; at least one. */
 static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nbytes)
 {
-    const struct rank_fill *r = common(f);
+    const struct rank_fill *r = fill_common(f);
     uint64_t sum = r->tensor_list->tensors[first].nbytes;
     uint32_t i = first + 1;
 
@@ -137,7 +137,7 @@ static int fill_in_copy(struct fill *f, uint32_t first, uint64_t dst, uint32_t *
     *n = run_length(f, first, dst);
     if (fill_run(f, first, *n, (void *)(uintptr_t)dst, e) != 0)
         return -1;
-    return upload(f, first, *n, (const void *)(uintptr_t)dst, e);
+    return fill_upload(f, first, *n, (const void *)(uintptr_t)dst, e);
 }
 
 /* A run through scratch memory to the GPUs: there is no copy on the host. */
@@ -150,13 +150,13 @@ static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err 
     *n = bounce_length(f, first, f->scratch->nbytes);
     if (fill_run(f, first, *n, bounce, e) != 0)
         return -1;
-    return upload(f, first, *n, bounce, e);
+    return fill_upload(f, first, *n, bounce, e);
 }
 
 int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
 {
-    const struct tensor_spec *t = &common(f)->tensor_list->tensors[i];
-    const struct part *part = &common(f)->layout->parts[i];
+    const struct tensor_spec *t = &fill_common(f)->tensor_list->tensors[i];
+    const struct part *part = &fill_common(f)->layout->parts[i];
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
     uint64_t nbytes_to = 0, at = 0;
@@ -184,7 +184,7 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
             return -1;
         nbytes_to += target_spec(f, targets[k])->nbytes;
     }
-    return upload(f, i, 1, to, e);
+    return fill_upload(f, i, 1, to, e);
 }
 
 /* One tensor through scratch: converted, split up, or dropped. */
@@ -200,7 +200,7 @@ static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
 /* The bytes of a tied name stay apart until its target is there to compare with. */
 static int fill_tied(struct fill *f, uint32_t i, struct err *e)
 {
-    const struct tensor_spec *t = &common(f)->tensor_list->tensors[i];
+    const struct tensor_spec *t = &fill_common(f)->tensor_list->tensors[i];
     struct slab *slab = NULL;
 
     if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
@@ -214,7 +214,7 @@ static int fill_tied(struct fill *f, uint32_t i, struct err *e)
 
 static int fill_parts(struct fill *f, struct err *e)
 {
-    const struct rank_fill *r = common(f);
+    const struct rank_fill *r = fill_common(f);
     bool has_host = store_has_host(f->store);
 
     for (uint32_t i = 0; i < r->tensor_list->n_tensors;) {
@@ -249,9 +249,9 @@ int chunk_fill(struct fill *f, struct err *e)
     if (ops->finish != NULL && ops->finish(f->source, progress_of(f), e) != 0)
         return -1;
     done = atomic_load_explicit(&progress_of(f)->nbytes_done, memory_order_relaxed);
-    if (done != common(f)->tensor_list->nbytes)
+    if (done != fill_common(f)->tensor_list->nbytes)
         return err_set(e, ERR_UNREADABLE, "", "the %s source brought %llu of %llu bytes", ops->name,
                        (unsigned long long)done,
-                       (unsigned long long)common(f)->tensor_list->nbytes);
+                       (unsigned long long)fill_common(f)->tensor_list->nbytes);
     return 0;
 }

@@ -24,14 +24,15 @@ struct look {
     atomic_uint_fast64_t nbytes; /* that were told of; relaxed: the fill's end orders it */
 };
 
-static const struct tensor_spec *spec(const struct rank_fill *r, uint32_t i)
+static const struct tensor_spec *part_spec(const struct rank_fill *r, uint32_t i)
 {
     return &r->tensor_list->tensors[i];
 }
 
 static bool looked_at(const struct rank_fill *r, uint32_t i)
 {
-    return r->layout->parts[i].how != PART_IGNORED && non_finite_bits(spec(r, i)->dtype).top != 0;
+    return r->layout->parts[i].how != PART_IGNORED &&
+           non_finite_bits(part_spec(r, i)->dtype).top != 0;
 }
 
 /* The tensor that holds byte `at` of the packed bucket, or a later one that is not empty. */
@@ -42,7 +43,7 @@ static uint32_t tensor_from(const struct look *l, uint64_t at)
     while (first + 1 < end) {
         uint32_t middle = first + (end - first) / 2;
 
-        if (spec(l->r, middle)->offset <= at)
+        if (part_spec(l->r, middle)->offset <= at)
             first = middle;
         else
             end = middle;
@@ -53,8 +54,8 @@ static uint32_t tensor_from(const struct look *l, uint64_t at)
 /* Bytes [from, to) of the packed bucket, all of tensor i. */
 static void look_at(struct look *l, uint32_t i, uint64_t from, uint64_t to)
 {
-    const struct tensor_spec *t = spec(l->r, i);
-    uint64_t size = dtype_nbytes(t->dtype), begin = spec(l->r, l->first)->offset;
+    const struct tensor_spec *t = part_spec(l->r, i);
+    uint64_t size = dtype_nbytes(t->dtype), begin = part_spec(l->r, l->first)->offset;
     uint64_t whole = t->offset + (from - t->offset + size - 1) / size * size;
     unsigned mark = whole != from || (to - t->offset) % size != 0 ? CUT : 0;
 
@@ -67,11 +68,11 @@ static void look_at(struct look *l, uint32_t i, uint64_t from, uint64_t to)
 static void look_came(void *arg, const void *at, uint64_t nbytes)
 {
     struct look *l = arg;
-    uint64_t from = spec(l->r, l->first)->offset + (uint64_t)((const uint8_t *)at - l->dst);
+    uint64_t from = part_spec(l->r, l->first)->offset + (uint64_t)((const uint8_t *)at - l->dst);
     uint64_t to = from + nbytes;
 
     for (uint32_t i = tensor_from(l, from); i < l->end && from < to; i++) {
-        uint64_t end = spec(l->r, i)->offset + spec(l->r, i)->nbytes;
+        uint64_t end = part_spec(l->r, i)->offset + part_spec(l->r, i)->nbytes;
 
         end = end < to ? end : to;
         if (end <= from)
@@ -102,7 +103,7 @@ static void look_rest(struct look *l, uint64_t nbytes)
 int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[0];
-    const struct tensor_spec *last = spec(r, first + n - 1);
+    const struct tensor_spec *last = part_spec(r, first + n - 1);
     struct progress *p = &f->job->progress;
     struct look l = {.r = r, .first = first, .end = first + n, .dst = dst};
     int rc;
@@ -117,8 +118,20 @@ int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct er
     rc = f->source->ops->fill(f->source, r->tensor_list, first, n, dst, p, e);
     p->came = NULL;
     if (rc == 0)
-        look_rest(&l, last->offset + last->nbytes - spec(r, first)->offset);
+        look_rest(&l, last->offset + last->nbytes - part_spec(r, first)->offset);
     return rc;
+}
+
+/* Notes a name, borrowed from the model spec. Returns false if the name is known already. */
+static bool non_finite_note(struct non_finite_names *names, const char *name)
+{
+    for (uint32_t i = 0; i < names->n && i < UPDATE_NON_FINITE_MAX; i++)
+        if (names->names[i] == name)
+            return false;
+    if (names->n < UPDATE_NON_FINITE_MAX)
+        names->names[names->n] = name;
+    names->n++;
+    return true;
 }
 
 /* The model spec's name for what tensor i is, which outlives the chunk. */
@@ -128,7 +141,7 @@ static const char *name_of(const struct fill *f, const struct part *part)
                                      : target_spec(f, part->match.index)->name;
 }
 
-static void warn(const struct fill *f, const char *name, const struct non_finite *found)
+static void finite_warn(const struct fill *f, const char *name, const struct non_finite *found)
 {
     struct log_rec r;
 
@@ -142,17 +155,18 @@ static void warn(const struct fill *f, const char *name, const struct non_finite
     log_end(&r);
 }
 
-int finite_found(const struct fill *f, uint32_t rank, uint32_t i, const struct non_finite *found,
-                 enum dtype as, struct err *e)
+/* Applies the policy to values that are not finite. @as the dtype of the bytes that were checked */
+static int finite_found(const struct fill *f, uint32_t rank, uint32_t i,
+                        const struct non_finite *found, enum dtype as, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[rank];
-    const struct tensor_spec *t = spec(r, i);
+    const struct tensor_spec *t = part_spec(r, i);
     const char *label = f->job->label;
     char field[48], of[VERSION_LABEL_MAX + 48];
 
     if (f->non_finite == NON_FINITE_WARN) {
         if (non_finite_note(&f->job->non_finite, name_of(f, &r->layout->parts[i])))
-            warn(f, t->name, found);
+            finite_warn(f, t->name, found);
         return 0;
     }
     (void)snprintf(field, sizeof field, "/names/%u", i);
@@ -167,7 +181,7 @@ int finite_found(const struct fill *f, uint32_t rank, uint32_t i, const struct n
 int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
                       struct err *e)
 {
-    const struct tensor_spec *t = spec(&f->ranks[rank], i);
+    const struct tensor_spec *t = part_spec(&f->ranks[rank], i);
     struct non_finite found = {0};
 
     if (f->non_finite == NON_FINITE_ALLOW || !looked_at(&f->ranks[rank], i) ||
@@ -199,7 +213,7 @@ int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, cons
 enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i)
 {
     return f->non_finite != NON_FINITE_ALLOW && f->ranks[rank].layout->parts[i].how == PART_DIRECT
-               ? spec(&f->ranks[rank], i)->dtype
+               ? part_spec(&f->ranks[rank], i)->dtype
                : DTYPE_NONE;
 }
 
@@ -222,17 +236,6 @@ int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e
         at += nbytes;
     }
     return finite_check_host(f, rank, i, bytes, e);
-}
-
-bool non_finite_note(struct non_finite_names *names, const char *name)
-{
-    for (uint32_t i = 0; i < names->n && i < UPDATE_NON_FINITE_MAX; i++)
-        if (names->names[i] == name)
-            return false;
-    if (names->n < UPDATE_NON_FINITE_MAX)
-        names->names[names->n] = name;
-    names->n++;
-    return true;
 }
 
 void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from)

@@ -191,9 +191,7 @@ int update_not_found(const char *id, struct err *e);
 int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
 /* Is there something that a partial update can build on? The worker finds out for certain. */
 int update_check_base(const struct store_info *base, bool partial, struct err *e);
-/* Leave `e` clean if there is room, or soon will be. No lock held. */
-void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
-                        struct err *e);
+/* Leaves `e` clean if the memory is free, or soon will be. No lock held. */
 void update_check_job_room(struct updates *u, const struct store_info *base,
                            const struct update_job *job, struct err *e);
 /* Will memory that is taken now come back before the worker begins the next update? */
@@ -237,8 +235,6 @@ void tensor_states_arrive_locked(struct updates *u, struct session *s,
                                  const struct update_job *job);
 void tensor_states_release_locked(struct updates *u, struct session *s,
                                   const struct update_job *job);
-uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
-                                      uint32_t cap);
 
 void tensor_states_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
 /* Is tensor `index` not claimed so, on the ranks where it must be? */
@@ -300,8 +296,6 @@ uint64_t chunk_nbytes(const struct update_chunk *c,
 
 /* update_finite.c */
 
-/* Notes a name, borrowed from the model spec. Returns false when it is known already. */
-bool non_finite_note(struct non_finite_names *names, const char *name);
 void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from);
 
 /* update_fill.c: chunks whose source writes into host memory. Worker only, no lock. */

@@ -236,7 +236,7 @@ static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)
 }
 
 /* What may be written to for ever goes to nobody else. */
-static void quarantine(struct fill *f, const struct posted *b)
+static void bucket_quarantine(struct fill *f, const struct posted *b)
 {
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct rank_fill *r = &f->ranks[k];
@@ -247,11 +247,11 @@ static void quarantine(struct fill *f, const struct posted *b)
 }
 
 /* Nothing comes any more. The first cause stays. */
-static int lose(struct fill *f, const struct err *late, struct err *e)
+static int recv_lose(struct fill *f, const struct err *late, struct err *e)
 {
     f->stuck = f->n_posted > 0 && f->source->ops->stuck(f->source);
     for (uint32_t k = 0; k < f->n_posted && f->stuck; k++)
-        quarantine(f, &f->posted[(f->i_posted + k) % SOURCE_POSTED_MAX]);
+        bucket_quarantine(f, &f->posted[(f->i_posted + k) % SOURCE_POSTED_MAX]);
     if (e->code == ERR_NONE)
         *e = *late;
     return -1;
@@ -271,7 +271,7 @@ static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e
     if (f->n_posted == 0) /* it may be the sender as such that is waited for */
         atomic_store_explicit(&p->tensor, first, memory_order_relaxed);
     if (f->source->ops->post(f->source, first, n, dst, p, &late) != 0)
-        return lose(f, &late, e);
+        return recv_lose(f, &late, e);
     for (uint32_t r = 0; r < f->n_ranks; r++)
         f->ranks[r].n_bounces_posted += b->bounces[r] != BOUNCE_NONE;
     f->n_posted++;
@@ -287,7 +287,7 @@ static int receive_bucket(struct fill *f, struct err *e)
 
     atomic_store_explicit(&p->tensor, b->first, memory_order_relaxed);
     if (f->source->ops->receive(f->source, p, &late) != 0)
-        return lose(f, &late, e);
+        return recv_lose(f, &late, e);
     f->i_posted = (f->i_posted + 1) % SOURCE_POSTED_MAX;
     f->n_posted--;
     (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, b->first, b->n),
@@ -331,7 +331,7 @@ static int rank_wait(struct fill *f, uint32_t rank, struct err *e)
 }
 
 /* All has come; what was queued with it ends. */
-static int settle(struct fill *f, struct err *e)
+static int recv_settle(struct fill *f, struct err *e)
 {
     const struct source_ops *ops = f->source->ops;
 
@@ -360,7 +360,7 @@ int chunk_recv(struct fill *f, struct err *e)
             next += n;
         }
         if (f->n_posted == 0)
-            return e->code == ERR_NONE ? settle(f, e) : -1;
+            return e->code == ERR_NONE ? recv_settle(f, e) : -1;
         if (receive_bucket(f, e) != 0)
             return -1;
     }

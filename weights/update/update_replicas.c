@@ -55,8 +55,8 @@ void replicas_record(const struct fill *f, uint32_t rank)
     }
 }
 
-static int compare(const struct session *s, const struct store *store, uint32_t index,
-                   struct err *e)
+static int replica_compare(const struct session *s, const struct store *store, uint32_t index,
+                           struct err *e)
 {
     const struct tensor_list *tensor_list = store_model_spec(store)->tensor_list;
     const struct replica *first = NULL;
@@ -90,7 +90,7 @@ int replicas_prove(const struct session *s, struct err *e)
         return 0;
     store = s->staging->store;
     for (uint32_t i = 0; i < store_model_spec(store)->tensor_list->n_tensors; i++)
-        if (compare(s, store, i, e) != 0)
+        if (replica_compare(s, store, i, e) != 0)
             return -1;
     return 0;
 }

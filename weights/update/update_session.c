@@ -108,58 +108,6 @@ void session_begin_locked(struct updates *u, struct session *s)
     cnd_signal(&u->tick);
 }
 
-static void unlink_locked(struct updates *u, struct session *s)
-{
-    struct session **at = &u->live;
-
-    while (*at != s)
-        at = &(*at)->next;
-    *at = s->next;
-    s->next = NULL;
-    if (u->open == s)
-        u->open = NULL;
-}
-
-/* One of them may have begun ahead. */
-static void stop_queued_locked(struct updates *u, const struct session *s)
-{
-    for (struct update_job *j = u->queue; j != NULL; j = j->next)
-        if (j->session == s)
-            atomic_store_explicit(&j->progress.stop, true, memory_order_relaxed);
-}
-
-struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
-                                   const struct err *why)
-{
-    struct session *oldest = u->ended[u->ended_at];
-
-    mtx_assert_held(&u->lock);
-    assert(!session_ended(s));
-    if (phase == UPDATE_COMMITTED) {
-        u->stats.n_committed++;
-    } else {
-        s->n_missing = tensor_states_missing_locked(u, s, s->missing, UPDATE_MISSING_MAX);
-        s->error = *why;
-        u->stats.n_aborted++;
-        if (s->running != NULL)
-            atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
-        stop_queued_locked(u, s);
-        session_ref_locked(s);
-        u->n_disposing++;
-        job_queue_first_locked(u, &s->dispose);
-    }
-    s->phase = phase;
-    free(s->tensor_states);
-    free(s->counted);
-    s->tensor_states = NULL;
-    s->counted = NULL;
-    unlink_locked(u, s); /* the reference of the list becomes the ring's */
-    u->ended[u->ended_at] = s;
-    u->ended_at = (u->ended_at + 1) % UPDATE_ENDED_KEPT;
-    cnd_signal(&u->tick);
-    return oldest != NULL ? session_unref_locked(oldest) : NULL;
-}
-
 void session_renew_locked(struct updates *u, struct session *s)
 {
     if (s->single || session_ended(s))
@@ -206,7 +154,7 @@ static unsigned char *tensor_state_at(const struct session *s, uint32_t rank, ui
 }
 
 /* Is a tensor claimed so where it must be: on every rank; sharded: on any? */
-static bool claimed(const struct session *s, uint32_t index, unsigned mask)
+static bool tensor_state_claimed(const struct session *s, uint32_t index, unsigned mask)
 {
     for (uint32_t r = 0; r < s->n_ranks; r++)
         if (((*tensor_state_at(s, r, index) & mask) != 0) == s->sharded)
@@ -295,7 +243,8 @@ static int tensor_state_queue(struct updates *u, struct session *s, const struct
     (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
         c->are[k] = (unsigned char)((c->are[k] & ~TENSOR_MINE) | TENSOR_QUEUED);
-    if (!s->counted[c->index] && claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
+    if (!s->counted[c->index] &&
+        tensor_state_claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
         s->counted[c->index] = true;
         s->n_claimed++;
         s->nbytes_claimed += u->model_spec->tensor_list->tensors[c->index].nbytes;
@@ -306,20 +255,21 @@ static int tensor_state_queue(struct updates *u, struct session *s, const struct
 /* Arrived, or under a tied name, wherever it must be. */
 static bool is_here(const struct session *s, uint32_t index)
 {
-    return claimed(s, index, TENSOR_ARRIVED | TENSOR_TIED);
+    return tensor_state_claimed(s, index, TENSOR_ARRIVED | TENSOR_TIED);
 }
 
 static int tensor_state_arrive(struct updates *u, struct session *s, const struct update_job *job,
                                const struct tensor_target *c, struct err *e)
 {
-    bool before = claimed(s, c->index, TENSOR_ARRIVED), was_here = is_here(s, c->index);
+    bool before = tensor_state_claimed(s, c->index, TENSOR_ARRIVED),
+         was_here = is_here(s, c->index);
 
     (void)u, (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
         c->are[k] = (unsigned char)(TENSOR_ARRIVED | (c->are[k] & TENSOR_NAMED));
     if (!was_here && is_here(s, c->index))
         s->n_here++;
-    if (!before && claimed(s, c->index, TENSOR_ARRIVED))
+    if (!before && tensor_state_claimed(s, c->index, TENSOR_ARRIVED))
         s->n_arrived++;
     return 0;
 }
@@ -330,7 +280,8 @@ static int tensor_state_release(struct updates *u, struct session *s, const stru
     (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
         c->are[k] &= (unsigned char)~TENSOR_QUEUED;
-    if (s->counted[c->index] && !claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
+    if (s->counted[c->index] &&
+        !tensor_state_claimed(s, c->index, TENSOR_QUEUED | TENSOR_ARRIVED)) {
         s->counted[c->index] = false;
         s->n_claimed--;
         s->nbytes_claimed -= u->model_spec->tensor_list->tensors[c->index].nbytes;
@@ -395,13 +346,13 @@ void tensor_states_release_locked(struct updates *u, struct session *s,
 
 bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned mask)
 {
-    return !claimed(s, index, mask);
+    return !tensor_state_claimed(s, index, mask);
 }
 
 /* What is here stays here, so this looks at most at what came out of order: every reply has it, and
  * a model spec a hundred thousand names. */
-uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
-                                      uint32_t cap)
+static uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
+                                             uint32_t cap)
 {
     const struct tensor_list *tensor_list = u->model_spec->tensor_list;
     uint32_t n_missing = tensor_list->n_tensors - s->n_here, n = 0;
@@ -420,6 +371,60 @@ uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, cons
         if (!is_here(s, i))
             out[n++] = tensor_list->tensors[i].name;
     return n_missing;
+}
+
+/* end */
+
+static void session_unlink_locked(struct updates *u, struct session *s)
+{
+    struct session **at = &u->live;
+
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    s->next = NULL;
+    if (u->open == s)
+        u->open = NULL;
+}
+
+/* One of them may have begun ahead. */
+static void session_stop_queued_locked(struct updates *u, const struct session *s)
+{
+    for (struct update_job *j = u->queue; j != NULL; j = j->next)
+        if (j->session == s)
+            atomic_store_explicit(&j->progress.stop, true, memory_order_relaxed);
+}
+
+struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
+                                   const struct err *why)
+{
+    struct session *oldest = u->ended[u->ended_at];
+
+    mtx_assert_held(&u->lock);
+    assert(!session_ended(s));
+    if (phase == UPDATE_COMMITTED) {
+        u->stats.n_committed++;
+    } else {
+        s->n_missing = tensor_states_missing_locked(u, s, s->missing, UPDATE_MISSING_MAX);
+        s->error = *why;
+        u->stats.n_aborted++;
+        if (s->running != NULL)
+            atomic_store_explicit(&s->running->progress.stop, true, memory_order_relaxed);
+        session_stop_queued_locked(u, s);
+        session_ref_locked(s);
+        u->n_disposing++;
+        job_queue_first_locked(u, &s->dispose);
+    }
+    s->phase = phase;
+    free(s->tensor_states);
+    free(s->counted);
+    s->tensor_states = NULL;
+    s->counted = NULL;
+    session_unlink_locked(u, s); /* the reference of the list becomes the ring's */
+    u->ended[u->ended_at] = s;
+    u->ended_at = (u->ended_at + 1) % UPDATE_ENDED_KEPT;
+    cnd_signal(&u->tick);
+    return oldest != NULL ? session_unref_locked(oldest) : NULL;
 }
 
 /* repeated chunks */

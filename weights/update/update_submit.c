@@ -296,7 +296,7 @@ static int submit_to_session(struct updates *u, struct update_job *job, struct e
 }
 
 /* Does the update that this chunk belongs to convert? */
-static bool converts(struct updates *u, const struct update_chunk *c)
+static bool chunk_converts(struct updates *u, const struct update_chunk *c)
 {
     const struct session *s;
     bool yes = c->convert;
@@ -329,7 +329,7 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     job->progress.gone = c->gone;
     job->progress.gone_arg = c->done_arg;
     chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));
-    rc = job_layouts_make(job, u, converts(u, c), e);
+    rc = job_layouts_make(job, u, chunk_converts(u, c), e);
     if (rc == 0)
         rc = check_whole(u, job, e);
     if (rc == 0)

@@ -107,7 +107,8 @@ static void end_failed(struct updates *u, struct session *s, struct err *e)
 }
 
 /* A phase begins, unless the session ended while the job was queued. */
-static int enter(struct updates *u, struct update_job *job, enum update_phase phase, struct err *e)
+static int job_enter_phase(struct updates *u, struct update_job *job, enum update_phase phase,
+                           struct err *e)
 {
     struct session *s = job->session;
     int rc = 0;
@@ -276,7 +277,7 @@ static void remember_closing_locked(struct updates *u, const struct update_job *
     memcpy(u->closing.label, job->chunk->label, sizeof u->closing.label);
 }
 
-static int commit(struct updates *u, struct update_job *job, struct err *e)
+static int job_commit(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session, *to_free = NULL;
     char label[VERSION_LABEL_MAX + 1];
@@ -312,7 +313,7 @@ static int commit(struct updates *u, struct update_job *job, struct err *e)
 }
 
 /* What was proven stays so until the lease ends; a GPU may be lost all the same. */
-static int prove(struct updates *u, struct update_job *job, struct err *e)
+static int job_prove(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session;
 
@@ -345,25 +346,25 @@ static int settle_verified(struct updates *u, struct update_job *job, struct err
 
 /* Proves, and commits unless asked not to; whatever fails aborts the update, and the old version
  * serves on. */
-static void finish(struct updates *u, struct update_job *job, struct err *e)
+static void job_finish(struct updates *u, struct update_job *job, struct err *e)
 {
     struct device *device = store_device(u->cfg.store, 0);
 
-    if (enter(u, job, UPDATE_VERIFYING, e) != 0)
+    if (job_enter_phase(u, job, UPDATE_VERIFYING, e) != 0)
         return;
     if (job->n_sums > 0 && device != NULL && !device_has_kernels(device)) {
         mtx_lock(&u->lock);
         job->session->host_sums = true;
         mtx_unlock(&u->lock);
     }
-    if (prove(u, job, e) != 0 ||
-        (job->prove_only ? settle_verified(u, job, e) : commit(u, job, e)) != 0)
+    if (job_prove(u, job, e) != 0 ||
+        (job->prove_only ? settle_verified(u, job, e) : job_commit(u, job, e)) != 0)
         end_failed(u, job->session, e);
 }
 
 /* Is it time for a session that commits by itself? Tied names do not count: their target may
  * still be on its way. */
-static bool covered(struct updates *u, struct session *s)
+static bool session_covered(struct updates *u, struct session *s)
 {
     bool yes;
 
@@ -423,7 +424,8 @@ static void settle_late(struct updates *u, struct session *s, struct err *e)
 }
 
 /* Begins to move a chunk's bytes. 1: with SOURCE_TRY, not all could be begun. */
-static int begin(struct updates *u, struct update_job *job, enum source_wait wait, struct err *e)
+static int job_begin(struct updates *u, struct update_job *job, enum source_wait wait,
+                     struct err *e)
 {
     if (ensure_staging(u, job->session, &job->progress, e) != 0)
         return -1;
@@ -460,7 +462,7 @@ static void begin_ahead(struct updates *u, struct update_job *job)
     if (next == NULL)
         return;
     u->begun = next;
-    (void)begin(u, next, SOURCE_TRY, &next->ahead);
+    (void)job_begin(u, next, SOURCE_TRY, &next->ahead);
 }
 
 /* The next request may come while this one's bytes are being copied. A bucket takes less than what
@@ -484,7 +486,7 @@ static int move_chunk(struct updates *u, struct update_job *job, struct err *e)
         *e = job->ahead;
         return -1;
     }
-    if (begin(u, job, SOURCE_WAIT, e) != 0)
+    if (job_begin(u, job, SOURCE_WAIT, e) != 0)
         return -1;
     begin_ahead_while_copying(u, job);
     return chunk_end(job->session, job, e);
@@ -497,12 +499,12 @@ static void run_chunk(struct updates *u, struct update_job *job)
 
     if (u->begun == job)
         u->begun = NULL;
-    if (enter(u, job, UPDATE_RECEIVING, &e) == 0) {
+    if (job_enter_phase(u, job, UPDATE_RECEIVING, &e) == 0) {
         (void)move_chunk(u, job, &e);
         chunk_drop(job); /* what failed half-way holds nothing any more */
         settle_chunk(u, job, &e);
-        if (e.code == ERR_NONE && (s->single || covered(u, s)))
-            finish(u, job, &e);
+        if (e.code == ERR_NONE && (s->single || session_covered(u, s)))
+            job_finish(u, job, &e);
         else if (e.code == ERR_NONE)
             settle_late(u, s, &e);
     }
@@ -514,7 +516,7 @@ static void run_finish(struct updates *u, struct update_job *job)
 {
     struct err e = {0};
 
-    finish(u, job, &e);
+    job_finish(u, job, &e);
     mtx_lock(&u->lock);
     job->session->finishing = false;
     mtx_unlock(&u->lock);
