@@ -26,12 +26,17 @@ enum err_code fleet_wire_code(const char *name)
     return ERR_NONE;
 }
 
+/* What a 403 forbids is our key's, unless it blames a member of the request: that is its client's,
+ * for instance a path. */
+static bool refuses_us(int status, const char *field)
+{
+    return wire_refuses_key(status) && !(status == 403 && field[0] != '\0');
+}
+
 /* A status of servers that have no words for what is wrong. What concerns us and not our client
- * (a route that is not there) is the upstream's failure; our key has a word of its own. */
+ * (a route that is not there) is the upstream's failure. */
 static enum err_code code_of_status(int status)
 {
-    if (wire_refuses_key(status))
-        return ERR_UPSTREAM_KEY;
     switch (status) {
     case 400:
         return ERR_BAD_REQUEST;
@@ -58,7 +63,7 @@ static enum err_code code_of_body(const json_t *error, int status)
     const char *name = json_string_value(json_object_get(error, "code"));
     enum err_code code = name != NULL ? fleet_wire_code(name) : ERR_NONE;
 
-    if (code == ERR_NONE || err_http_status(code) != status || wire_refuses_key(status))
+    if (code == ERR_NONE || err_http_status(code) != status)
         return ERR_NONE;
     return is_for_us_alone(code) ? ERR_UPSTREAM : code;
 }
@@ -69,17 +74,17 @@ static void read_refusal(struct fleet_said *said, const char *name)
     json_t *answer = json_loadb(text, said->text_len, 0, NULL);
     const json_t *error = json_object_get(answer, "error");
     const char *param = json_string_value(json_object_get(error, "param"));
-    enum err_code code = code_of_body(error, said->status);
+    const char *field = param != NULL && param[0] == '/' ? param : "";
+    bool refused = refuses_us(said->status, field);
+    enum err_code code = refused ? ERR_UPSTREAM_KEY : code_of_body(error, said->status);
     char words[SAID_MAX] = "";
 
     if (said->text_len > 0)
         wire_read_error(words, sizeof words, text, said->text_len);
     if (code == ERR_NONE)
         code = code_of_status(said->status);
-    (void)err_set(&said->why, code, param != NULL && param[0] == '/' ? param : "",
-                  "%.100s %s%d: %s", name,
-                  said->status == 401 || said->status == 403 ? "refuses the key of this server: "
-                                                             : "answered ",
+    (void)err_set(&said->why, code, field, "%.100s %s%d: %s", name,
+                  refused && said->status != 421 ? "refuses the key of this server: " : "answered ",
                   said->status, words);
     json_decref(answer);
 }

@@ -484,6 +484,18 @@ def text(f):
     assert f.front.get("/v1/models") == f.servers[0].get("/v1/models") or f.front.get("/v1/models")["data"]
 
 
+def refused_paths(f):
+    """What an upstream says of a path its trainer gets to hear as from the upstream itself, and nothing about keys."""
+    for path, body in (("/v1/update_weights", {"path": "/etc/passwd", "weight_version": "x"}),
+                       ("/areal_update_weights", {"model_path": "/etc/passwd"}),
+                       ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/etc"})):
+        answers = [where.ask("POST", path, body) for where in (f.servers[0], f.front)]
+        (alone, fleet) = [(status, *map(said.get("error", said).get, ("code", "param"))) for status, said in answers]
+        assert alone == fleet and alone[0] == 403, answers
+        assert "not beneath" in json.dumps(answers[1]) and "key" not in json.dumps(answers[1]), answers
+    f.wait_states(*["serving"] * N)
+
+
 def told(name, promise, *args):
     began = time.monotonic()
     try:
@@ -500,7 +512,7 @@ def main():
     try:
         until("it is ready", f.front.ready)
         f.wait_states(*["serving"] * N)
-        for promise in (text, affinity):
+        for promise in (text, affinity, refused_paths):
             told(promise.__name__, promise, f)
         clients = Clients(f.front)
         clients.steps["step-0"] = STEPS[0]

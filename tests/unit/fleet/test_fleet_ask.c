@@ -45,6 +45,11 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
         {401, "{\"error\":{\"code\":\"unauthorized\",\"message\":\"no\"}}", ERR_UPSTREAM_KEY, "",
          "http://u refuses the key of this server: 401: no"},
         {403, "no", ERR_UPSTREAM_KEY, "", "http://u refuses the key of this server: 403: no"},
+        {403, "{\"error\":{\"code\":\"forbidden\",\"message\":\"no\",\"param\":null}}",
+         ERR_UPSTREAM_KEY, "", "http://u refuses the key of this server: 403: no"},
+        /* what the request names is */
+        {403, "{\"error\":{\"code\":\"forbidden\",\"message\":\"no\",\"param\":\"/path\"}}",
+         ERR_FORBIDDEN, "/path", "http://u answered 403: no"},
         {421, "{\"error\":{\"code\":\"misdirected_request\",\"message\":\"no\"}}", ERR_UPSTREAM_KEY,
          "", "http://u answered 421: no"},
         {500, "{\"error\":{\"code\":\"internal_error\",\"message\":\"no\"}}", ERR_UPSTREAM, "",
