@@ -26,7 +26,7 @@ enum {
 };
 
 struct loop {
-    struct mtx lock; /* rank MTX_HTTP_SERVER; guards down to the blank line */
+    struct mtx lock; /* rank MTX_LOOP; guards down to the blank line */
     struct loop_item *items, **items_tail;
     bool signalled; /* the eventfd has been written and not yet read */
     bool stopping;
@@ -83,7 +83,7 @@ int loop_new(struct loop **out, const struct loop_cfg *cfg, struct err *e)
     l->wake = (struct loop_watch){.ready = drain_wake, .arg = l, .fd = l->event_fd};
     if (loop_watch(l, &l->wake, EPOLLIN, e) != 0)
         goto err_close_event;
-    mtx_init(&l->lock, MTX_HTTP_SERVER);
+    mtx_init(&l->lock, MTX_LOOP);
     l->items_tail = &l->items;
     l->turn = cfg->turn;
     l->turn_arg = cfg->arg;

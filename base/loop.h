@@ -71,7 +71,7 @@ int loop_watch(struct loop *l, struct loop_watch *w, uint32_t events, struct err
 void loop_unwatch(struct loop *l, struct loop_watch *w);
 
 /* loop_post - have item->run called on the loop thread; an item that is queued stays where it is.
- * Threads: any; takes MTX_HTTP_SERVER. Blocks: no. */
+ * Threads: any; takes MTX_LOOP. Blocks: no. */
 void loop_post(struct loop *l, struct loop_item *item);
 
 /* loop_unpost - take a queued item out; nothing if it is not queued. On the loop thread this means

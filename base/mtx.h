@@ -11,20 +11,20 @@
 #include <stdint.h>
 
 enum mtx_rank {
-    MTX_LIFE = 10,         /* control/gate: who holds a pause */
-    MTX_UPDATES = 20,      /* weights/update: sessions, job queue */
+    MTX_LIFE = 10,         /* control/pause_controller: which pause there is */
+    MTX_UPDATES = 20,      /* weights/update: sessions, job queue; fleet: its session and pause */
     MTX_TRANSFER = 25,     /* control/weight_transfer: which group there is */
     MTX_STORE = 30,        /* weights/store: current version, slab pool */
-    MTX_HTTP_REQUEST = 40, /* base/request: one request; callbacks run under it */
-    MTX_RELAYS = 42,       /* handlers/relay: which loops there are */
-    MTX_GENERATIONS = 43,  /* handlers/generations: which ones there are */
-    MTX_GENERATION = 45,   /* handlers: one running generate, its stream buffer */
-    MTX_ADMISSION = 50,    /* server/admission: permits and FIFO */
-    MTX_ENGINE = 60,       /* engine/embedded: inbox of the step loop */
-    MTX_ADAPTERS = 65,     /* engine/embedded/adapters: which adapters there are, who uses them */
+    MTX_HTTP_REQUEST = 40, /* http/http_request: one request; callbacks run under it */
+    MTX_RELAYS = 42,       /* fleet/proxy: which loops there are */
+    MTX_GENERATIONS = 43,  /* control/generations: which ones there are */
+    MTX_GENERATION = 45,   /* handlers/generate: one running generate, its stream buffer */
+    MTX_ADMISSION = 50,    /* control/admission: permits and FIFO; fleet/members: which serve */
+    MTX_ENGINE = 60,       /* engine/scheduler: inbox of the step loop */
+    MTX_ADAPTERS = 65,     /* engine/lora: which adapters there are, what uses them */
     MTX_WORKERS = 70,      /* base/workers: job queue */
-    MTX_HTTP_SERVER = 75,  /* base/loop: posted functions */
-    MTX_COMPUTE = 80,      /* engine/embedded: compute pool */
+    MTX_LOOP = 75,         /* base/loop: posted functions */
+    MTX_COMPUTE = 80,      /* engine/kernels: compute pool */
     MTX_LEAF = 85,         /* takes nothing else, calls nothing else */
     MTX_LOG = 90
 };
