@@ -47,6 +47,17 @@ lacks_checkout() {
   echo "== $1: SKIPPED, $source names no checkout of it"
 }
 
+is_python312() {
+  "$PYTHON312" -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 12))'
+}
+
+# needs_python PEER: an environment has to be made for it.
+needs_python() {
+  local given
+  given=$(variable "$1" ENV)
+  [[ -z ${!given:-} && ! -f $(env_of "$1")/installed ]]
+}
+
 # vLLM asks for a distribution of its own name, and by "+cpu" in its version it knows what it is.
 name_vllm() {
   local site=$1 from to
@@ -58,10 +69,9 @@ name_vllm() {
 }
 
 install_peer() {
-  local peer=$1 dir site options=() given
-  given=$(variable "$peer" ENV)
+  local peer=$1 dir site options=()
   dir=$(env_of "$peer")
-  if [[ -n ${!given:-} || -f $dir/installed ]]; then
+  if ! needs_python "$peer"; then
     return
   fi
   echo "== $peer: installing into $dir"
@@ -103,8 +113,20 @@ fi
 if (($# > 0)); then
   peers=("$@")
 fi
+# What cannot be run is said before minutes of building.
+for peer in "${peers[@]}"; do
+  if [[ ! -f tests/real/test_${peer//-/_}.py ]]; then
+    echo "there is no peer $peer" >&2
+    exit 2
+  fi
+  if ! lacks_checkout "$peer" >/dev/null && needs_python "$peer" && ! is_python312; then
+    echo "test-real.sh: '$PYTHON312' is no Python 3.12 with venv, which $peer needs; Debian 12 has 3.11:" \
+      "install one and name it, PYTHON312=PATH deploy/test-real.sh" >&2
+    exit 2
+  fi
+done
 if [[ -z $only_install && -z ${BATON:-} ]]; then
-  cmake --preset release >/dev/null
+  cmake --preset release -DBATON_TESTS=ON >/dev/null
   cmake --build --preset release -- baton fakecuda fakecuda_foreign fake_engine | tail -n 1
   BATON=build/release/baton
 fi
@@ -113,10 +135,6 @@ failed=()
 ran=()
 skipped=()
 for peer in "${peers[@]}"; do
-  if [[ ! -f tests/real/test_${peer//-/_}.py ]]; then
-    echo "there is no peer $peer" >&2
-    exit 2
-  fi
   if lacks_checkout "$peer"; then
     skipped+=("$peer")
     continue
