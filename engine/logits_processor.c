@@ -93,8 +93,8 @@ bool logits_processor_allows(const struct logits_processor *s, uint32_t id)
            bsearch(&id, s->allowed, s->n_allowed, sizeof *s->allowed, by_id) != NULL;
 }
 
-static int refuse(const char *prefix, const char *member, uint32_t id, uint32_t vocab_size,
-                  struct err *e)
+static int token_id_refuse(const char *prefix, const char *member, uint32_t id, uint32_t vocab_size,
+                           struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
@@ -109,12 +109,13 @@ int logits_processor_check(const struct logits_processor *s, uint32_t vocab_size
     uint32_t n_bad_ids = s->n_bad_words > 0 ? s->bad_ends[s->n_bad_words - 1] : 0;
 
     if (s->allowed != NULL && s->allowed[s->n_allowed - 1] >= vocab_size)
-        return refuse(prefix, "allowed_token_ids", s->allowed[s->n_allowed - 1], vocab_size, e);
+        return token_id_refuse(prefix, "allowed_token_ids", s->allowed[s->n_allowed - 1],
+                               vocab_size, e);
     for (uint32_t i = 0; i < s->n_biases; i++)
         if (s->biases[i].id >= vocab_size)
-            return refuse(prefix, "logit_bias", s->biases[i].id, vocab_size, e);
+            return token_id_refuse(prefix, "logit_bias", s->biases[i].id, vocab_size, e);
     for (uint32_t i = 0; i < n_bad_ids; i++)
         if (s->bad_ids[i] >= vocab_size)
-            return refuse(prefix, "bad_words", s->bad_ids[i], vocab_size, e);
+            return token_id_refuse(prefix, "bad_words", s->bad_ids[i], vocab_size, e);
     return 0;
 }

@@ -221,14 +221,14 @@ int chat_template_load(struct chat_template **out, const char *dir, struct err *
     return 0;
 }
 
-static const struct jinja *pick(const struct chat_template *t, bool has_tools)
+static const struct jinja *template_pick(const struct chat_template *t, bool has_tools)
 {
     return has_tools && t->tool_use != NULL ? t->tool_use : t->plain;
 }
 
 bool chat_template_takes_parts(const struct chat_template *t, bool has_tools)
 {
-    const struct jinja *j = pick(t, has_tools);
+    const struct jinja *j = template_pick(t, has_tools);
 
     return j != NULL && jinja_walks_content(j);
 }
@@ -305,7 +305,7 @@ static int cut_after_final(const struct chat_input *in, size_t from, struct buf 
 }
 
 /* The variables that every template gets; a new object. */
-static json_t *variables(const struct chat_input *in)
+static json_t *template_variables(const struct chat_input *in)
 {
     return json_pack("{s:O, s:O?, s:O?, s:b}", "messages", in->messages, "tools", in->tools,
                      "documents", in->documents, "add_generation_prompt",
@@ -315,8 +315,8 @@ static json_t *variables(const struct chat_input *in)
 int chat_template_render(const struct chat_template *t, const struct chat_input *in,
                          struct buf *out, struct err *e)
 {
-    const struct jinja *j = pick(t, in->tools != NULL);
-    json_t *base = variables(in);
+    const struct jinja *j = template_pick(t, in->tools != NULL);
+    json_t *base = template_variables(in);
     const json_t *layers[3] = {in->kwargs, base, t->specials};
     struct jinja_input input = {.layers = layers, .n_layers = 3, .now_s = in->now_s};
     size_t from = out->len;

@@ -32,7 +32,7 @@ static size_t to_strip(const struct detok *d, const void *text, size_t n)
 }
 
 /* Hands out decided text; without `out` it is dropped. */
-static void emit(struct detok *d, const void *text, size_t n, struct buf *out)
+static void detok_emit(struct detok *d, const void *text, size_t n, struct buf *out)
 {
     size_t k = to_strip(d, text, n);
 
@@ -44,7 +44,7 @@ static void emit(struct detok *d, const void *text, size_t n, struct buf *out)
 static void emit_replacements(struct detok *d, unsigned n, struct buf *out)
 {
     while (n-- > 0)
-        emit(d, replacement, sizeof replacement - 1, out);
+        detok_emit(d, replacement, sizeof replacement - 1, out);
 }
 
 /* Byte-level: adds one byte to the held ones; afterwards they are a proper start of a character
@@ -58,7 +58,7 @@ static void push_byte(struct detok *d, unsigned char byte, struct buf *out)
     d->held[d->n_held++] = byte;
     n = utf8_scan(d->held, d->n_held, &cp);
     if (n > 0) {
-        emit(d, d->held, d->n_held, out);
+        detok_emit(d, d->held, d->n_held, out);
         d->n_held = 0;
     } else if (n < 0) {
         bool again = (unsigned)-n < d->n_held; /* the byte is not part of what went wrong */
@@ -76,7 +76,7 @@ static void tell_some(struct detok *d, struct buf *out)
     unsigned rest = d->n_held - d->n_whole;
 
     assert(rest < CHAR_NBYTES_MAX);
-    emit(d, d->held, d->n_whole, out);
+    detok_emit(d, d->held, d->n_whole, out);
     memmove(d->held, d->held + d->n_whole, rest);
     d->n_held = rest;
     d->n_whole = 0;
@@ -109,7 +109,7 @@ static void push_run(struct detok *d, unsigned char byte, struct buf *out)
 static void end_run(struct detok *d, struct buf *out)
 {
     if (d->n_whole == d->n_held)
-        emit(d, d->held, d->n_held, out);
+        detok_emit(d, d->held, d->n_held, out);
     else
         emit_replacements(d, d->n_held, out);
     d->broken = false;
@@ -129,7 +129,7 @@ static void push_token(struct detok *d, const struct token *token, struct buf *o
             push_byte(d, token->bytes[i], out);
         return;
     }
-    emit(d, token->bytes, token->n_bytes, out);
+    detok_emit(d, token->bytes, token->n_bytes, out);
 }
 
 void detok_push(struct detok *d, uint32_t id, struct buf *out)

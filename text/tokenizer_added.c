@@ -123,7 +123,7 @@ static size_t space_end(struct added_walk *w, size_t at)
 
 /* The next token that counts; false if there is none. Tokens that must stand alone and do not are
  * passed over whole: nothing shorter is tried in their place. */
-static bool find(const struct added_set *set, struct added_walk *w, struct added_piece *found)
+static bool added_find(const struct added_set *set, struct added_walk *w, struct added_piece *found)
 {
     while (w->search < w->len) {
         const struct added_token *t = longest_at(set, w->text, w->len, w->search);
@@ -163,7 +163,7 @@ bool added_next(const struct added_set *set, struct added_walk *w, struct added_
         piece->end = w->done = w->pending_end;
         return true;
     }
-    while (set->n > 0 && find(set, w, &found)) {
+    while (set->n > 0 && added_find(set, w, &found)) {
         if (found.start >= found.end)
             continue; /* the token before it swallowed it whole */
         if (w->done >= found.start) {

@@ -151,7 +151,7 @@ void bpe_scratch_fini(struct bpe_scratch *s)
     memset(s, 0, sizeof *s);
 }
 
-static int reserve(struct bpe_scratch *s, size_t n, struct err *e)
+static int scratch_reserve(struct bpe_scratch *s, size_t n, struct err *e)
 {
     size_t cap = s->cap < SCRATCH_CAP_MIN ? SCRATCH_CAP_MIN : s->cap;
     uint64_t n_moves = s->n_moves;
@@ -216,8 +216,8 @@ static uint64_t heap_pop(struct heap *h)
 }
 
 /* The merge of the symbols at `left` and `right` as a candidate; false if they do not merge. */
-static bool candidate(const struct bpe *b, const struct bpe_symbol *s, uint32_t left,
-                      uint32_t right, uint64_t *x)
+static bool candidate_add(const struct bpe *b, const struct bpe_symbol *s, uint32_t left,
+                          uint32_t right, uint64_t *x)
 {
     uint32_t slot;
 
@@ -296,7 +296,7 @@ static void first_candidates(const struct bpe *b, const struct bpe_symbol *s, si
                              struct heap *h)
 {
     for (size_t i = 0; i + 1 < n; i++)
-        if (candidate(b, s, (uint32_t)i, (uint32_t)i + 1, &h->x[h->n]))
+        if (candidate_add(b, s, (uint32_t)i, (uint32_t)i + 1, &h->x[h->n]))
             h->n++;
     for (size_t i = h->n / 2; i-- > 0;)
         sift_down(h, i);
@@ -314,9 +314,9 @@ static void merge_at(const struct bpe *b, struct bpe_symbol *s, uint32_t at, uin
     s[right].id = TOKENIZER_ID_NONE;
     if (s[at].next != LINK_NONE)
         s[s[at].next].prev = at;
-    if (candidate(b, s, s[at].prev, at, &x))
+    if (candidate_add(b, s, s[at].prev, at, &x))
         heap_push(h, x);
-    if (candidate(b, s, at, s[at].next, &x))
+    if (candidate_add(b, s, at, s[at].next, &x))
         heap_push(h, x);
 }
 
@@ -328,7 +328,7 @@ static void merge_all(const struct bpe *b, struct bpe_symbol *s, size_t n, struc
         uint32_t at = (uint32_t)top, result = b->merges[top >> 32].result;
         uint64_t now;
 
-        if (s[at].id != TOKENIZER_ID_NONE && candidate(b, s, at, s[at].next, &now) &&
+        if (s[at].id != TOKENIZER_ID_NONE && candidate_add(b, s, at, s[at].next, &now) &&
             b->merges[now >> 32].result == result)
             merge_at(b, s, at, result, h);
     }
@@ -347,7 +347,7 @@ int bpe_word(const struct bpe *b, const struct tokenizer *t, const char *word, s
             return id_list_push(out, slot - 1, e);
     }
     assert(len < LINK_NONE);
-    if (reserve(scratch, len, e) != 0)
+    if (scratch_reserve(scratch, len, e) != 0)
         return -1;
     n = b->spelled ? split_chars(b, t, scratch->symbols, word, len)
                    : split_bytes(b, scratch->symbols, word, len);

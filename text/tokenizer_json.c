@@ -36,7 +36,9 @@ static int byte_of(uint32_t cp)
     return cp == 0x143 ? 173 : -1;
 }
 
-bool byte_level_unmap(const char *text, size_t len, unsigned char *bytes, size_t *n_bytes)
+/* The bytes that a token's spelling stands for; `bytes` has space for `len`. Returns: false if a
+ * character is not one of the alphabet's 256; `bytes` is undefined then. */
+static bool byte_level_unmap(const char *text, size_t len, unsigned char *bytes, size_t *n_bytes)
 {
     size_t n = 0;
     uint32_t cp;

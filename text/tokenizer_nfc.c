@@ -100,7 +100,7 @@ static void order_marks(int32_t *cps, size_t n, int32_t *spare)
 }
 
 /* Canonical decomposition; returns the number of code points. */
-static size_t decompose(int32_t *cps, size_t cap, const char *text, size_t len)
+static size_t nfc_decompose(int32_t *cps, size_t cap, const char *text, size_t len)
 {
     size_t n = 0;
     uint32_t cp;
@@ -124,7 +124,7 @@ static size_t decompose(int32_t *cps, size_t cap, const char *text, size_t len)
 }
 
 /* Composes between inert characters, which nothing composes with, and appends the result. */
-static void compose(struct buf *out, int32_t *cps, size_t n)
+static void nfc_compose(struct buf *out, int32_t *cps, size_t n)
 {
     for (size_t i = 0; i < n;) {
         size_t end = i + 1;
@@ -164,9 +164,9 @@ int nfc_append(struct buf *out, const char *text, size_t len, struct err *e)
     cps = malloc(cap * sizeof *cps);
     spare = malloc(cap * sizeof *spare);
     if (cps != NULL && spare != NULL) {
-        n = decompose(cps, cap, text, len);
+        n = nfc_decompose(cps, cap, text, len);
         order_marks(cps, n, spare);
-        compose(out, cps, n);
+        nfc_compose(out, cps, n);
     } else {
         out->failed = true;
     }

@@ -98,8 +98,10 @@ int tokenizer_parse_normalizer(struct tokenizer *t, const json_t *v, struct err 
     return parse_normalizer(t, v, "/normalizer", 0, e);
 }
 
-void affix_replace(struct buf *out, const char *text, size_t len, const struct affix *from,
-                   const struct affix *to)
+/* Appends `text` with every `from`, left to right, replaced by `to`. Stops replacing once `out` is
+ * longer than TOKENIZER_NORMAL_NBYTES_MAX. */
+static void affix_replace(struct buf *out, const char *text, size_t len, const struct affix *from,
+                          const struct affix *to)
 {
     const char *at = text, *end = text + len, *next;
 

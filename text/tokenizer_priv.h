@@ -87,10 +87,6 @@ struct metaspace {
 int affix_read(struct affix *out, const json_t *v, const char *field, struct err *e);
 int replace_read(struct affix *from, struct affix *to, const json_t *v, const char *field,
                  struct err *e);
-/* affix_replace - append `text` with every `from`, left to right, in favour of `to`; gives up
- * replacing once `out` is longer than TOKENIZER_NORMAL_NBYTES_MAX. */
-void affix_replace(struct buf *out, const char *text, size_t len, const struct affix *from,
-                   const struct affix *to);
 
 /* normal_apply - *text through all steps of the normalizer; afterwards it is *text as it was, or
  * lies in one of the scratch buffers. Errors: ERR_BAD_REQUEST (grows too long), ERR_NO_MEMORY. */
@@ -274,9 +270,5 @@ int byte_token(const char *text, size_t len);
 /* spelled_bytes - what a token of a spelled decoder decodes to, if it is no byte; `bytes` has room
  * for TOKENIZER_REPLACE_GROWTH_MAX times `len`. Returns the number written. */
 size_t spelled_bytes(const struct decoder *d, const char *text, size_t len, unsigned char *bytes);
-
-/* byte_level_unmap - the bytes that a token's spelling stands for; `bytes` has room for `len`.
- * Returns: false if some character is none of the alphabet's 256; bytes are undefined then. */
-bool byte_level_unmap(const char *text, size_t len, unsigned char *bytes, size_t *n_bytes);
 
 #endif

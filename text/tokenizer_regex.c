@@ -64,7 +64,7 @@ struct rewrite {
     bool after_set; /* in a class: the last thing written was a set, which no range may begin */
 };
 
-static int refuse(const struct rewrite *r, size_t len, const char *why, struct err *e)
+static int rewrite_refuse(const struct rewrite *r, size_t len, const char *why, struct err *e)
 {
     if (len > r->len - r->at)
         len = r->len - r->at;
@@ -74,7 +74,7 @@ static int refuse(const struct rewrite *r, size_t len, const char *why, struct e
                    r->pattern + r->at, r->at, why);
 }
 
-static int peek(const struct rewrite *r, size_t ahead)
+static int rewrite_peek(const struct rewrite *r, size_t ahead)
 {
     return ahead < r->len - r->at ? (unsigned char)r->pattern[r->at + ahead] : -1;
 }
@@ -83,7 +83,7 @@ static int peek(const struct rewrite *r, size_t ahead)
 static int put_set(struct rewrite *r, size_t n_source, bool negated, const char *set, struct err *e)
 {
     if (r->in_class && r->dash)
-        return refuse(r, n_source, "a range may not end in a set", e);
+        return rewrite_refuse(r, n_source, "a range may not end in a set", e);
     assert(!(r->in_class && negated));
     if (r->in_class)
         buf_puts(&r->out, set);
@@ -121,24 +121,24 @@ static int rewrite_property(struct rewrite *r, struct err *e)
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf",
                                         "Po", "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp"};
     const char *name = r->pattern + r->at + 3;
-    const char *close = peek(r, 2) == '{' ? memchr(name, '}', r->len - r->at - 3) : NULL;
-    bool negated = peek(r, 1) == 'P';
+    const char *close = rewrite_peek(r, 2) == '{' ? memchr(name, '}', r->len - r->at - 3) : NULL;
+    bool negated = rewrite_peek(r, 1) == 'P';
     size_t n_source;
 
     if (close == NULL)
-        return refuse(r, 4, "a property is written \\p{Name}", e);
+        return rewrite_refuse(r, 4, "a property is written \\p{Name}", e);
     n_source = (size_t)(close + 1 - (r->pattern + r->at));
     if (*name == '^') {
         negated = !negated;
         name++;
     }
     if (negated && r->in_class)
-        return refuse(r, n_source, "a negated property inside [] is not supported", e);
+        return rewrite_refuse(r, n_source, "a negated property inside [] is not supported", e);
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strlen(known[i]) == (size_t)(close - name) &&
             memcmp(known[i], name, (size_t)(close - name)) == 0)
             return put_category(r, n_source, negated, known[i], e);
-    return refuse(r, n_source, "this property is not supported", e);
+    return rewrite_refuse(r, n_source, "this property is not supported", e);
 }
 
 /* One plain character, written so that nothing can take it for syntax. */
@@ -159,19 +159,24 @@ static int hex_value(int c)
 /* \xHH, \x{H...}, \uHHHH; at `\`. */
 static int rewrite_hex(struct rewrite *r, struct err *e)
 {
-    bool braces = peek(r, 1) == 'x' && peek(r, 2) == '{';
-    size_t at = braces ? 3 : 2, n_digits_max = braces ? 8 : peek(r, 1) == 'u' ? 4 : 2, n = 0;
+    bool braces = rewrite_peek(r, 1) == 'x' && rewrite_peek(r, 2) == '{';
+    size_t at = braces ? 3 : 2,
+           n_digits_max = braces                      ? 8
+                          : rewrite_peek(r, 1) == 'u' ? 4
+                                                      : 2,
+           n = 0;
     uint32_t cp = 0;
 
-    for (; n < n_digits_max && hex_value(peek(r, at)) >= 0; n++, at++)
-        cp = cp << 4 | (uint32_t)hex_value(peek(r, at));
-    if (n == 0 || (!braces && n < n_digits_max) || (braces && peek(r, at) != '}'))
-        return refuse(r, at, "a hexadecimal escape is malformed", e);
+    for (; n < n_digits_max && hex_value(rewrite_peek(r, at)) >= 0; n++, at++)
+        cp = cp << 4 | (uint32_t)hex_value(rewrite_peek(r, at));
+    if (n == 0 || (!braces && n < n_digits_max) || (braces && rewrite_peek(r, at) != '}'))
+        return rewrite_refuse(r, at, "a hexadecimal escape is malformed", e);
     at += braces;
     if (cp > 0x10ffff || (cp >= 0xd800 && cp <= 0xdfff))
-        return refuse(r, at, "there is no such character", e);
-    if (peek(r, 1) == 'x' && !braces && cp >= 0x80) /* a byte to one library, not to the other */
-        return refuse(r, at, "write \\x{..} for characters above 7f", e);
+        return rewrite_refuse(r, at, "there is no such character", e);
+    if (rewrite_peek(r, 1) == 'x' && !braces &&
+        cp >= 0x80) /* a byte to one library, not to the other */
+        return rewrite_refuse(r, at, "write \\x{..} for characters above 7f", e);
     put_char(r, at, cp);
     return 0;
 }
@@ -179,11 +184,11 @@ static int rewrite_hex(struct rewrite *r, struct err *e)
 static int rewrite_escape(struct rewrite *r, struct err *e)
 {
     static const char from[] = "nrtfvae", to[] = "\n\r\t\f\v\a\033";
-    int c = peek(r, 1);
+    int c = rewrite_peek(r, 1);
     const char *letter = c > 0 ? strchr(from, c) : NULL;
 
     if (c == -1)
-        return refuse(r, 1, "the pattern ends in a backslash", e);
+        return rewrite_refuse(r, 1, "the pattern ends in a backslash", e);
     if (letter != NULL) {
         put_char(r, 2, (unsigned char)to[letter - from]);
         return 0;
@@ -206,7 +211,7 @@ static int rewrite_escape(struct rewrite *r, struct err *e)
     }
     if (c < 0x21 || c > 0x7e || hex_value(c) >= 0 || (c >= 'A' && c <= 'Z') ||
         (c >= 'a' && c <= 'z'))
-        return refuse(r, 2, "this escape is not supported", e);
+        return rewrite_refuse(r, 2, "this escape is not supported", e);
     put_char(r, 2, (uint32_t)c);
     return 0;
 }
@@ -216,9 +221,9 @@ static int rewrite_group(struct rewrite *r, struct err *e)
 {
     static const char *const known[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
 
-    if (peek(r, 1) == '*')
-        return refuse(r, 2, "verbs are not supported", e);
-    if (peek(r, 1) != '?') {
+    if (rewrite_peek(r, 1) == '*')
+        return rewrite_refuse(r, 2, "verbs are not supported", e);
+    if (rewrite_peek(r, 1) != '?') {
         buf_puts(&r->out, "(?:"); /* nothing refers to a group by number */
         r->at++;
         return 0;
@@ -232,7 +237,7 @@ static int rewrite_group(struct rewrite *r, struct err *e)
             return 0;
         }
     }
-    return refuse(r, 4, "this group is not supported", e);
+    return rewrite_refuse(r, 4, "this group is not supported", e);
 }
 
 /* `{`: {n}, {n,} or {n,m}, and nothing after it that the libraries read differently. */
@@ -240,19 +245,20 @@ static int rewrite_repeat(struct rewrite *r, struct err *e)
 {
     size_t at = 1;
 
-    while (peek(r, at) >= '0' && peek(r, at) <= '9')
+    while (rewrite_peek(r, at) >= '0' && rewrite_peek(r, at) <= '9')
         at++;
     if (at == 1)
-        return refuse(r, 2, "'{' begins a repeat count here; write \\{ for the character", e);
-    if (peek(r, at) == ',')
+        return rewrite_refuse(r, 2, "'{' begins a repeat count here; write \\{ for the character",
+                              e);
+    if (rewrite_peek(r, at) == ',')
         at++;
-    while (peek(r, at) >= '0' && peek(r, at) <= '9')
+    while (rewrite_peek(r, at) >= '0' && rewrite_peek(r, at) <= '9')
         at++;
-    if (peek(r, at) != '}')
-        return refuse(r, at + 1, "a repeat count is malformed", e);
+    if (rewrite_peek(r, at) != '}')
+        return rewrite_refuse(r, at + 1, "a repeat count is malformed", e);
     at++;
-    if (peek(r, at) == '+' || peek(r, at) == '?' || peek(r, at) == '*')
-        return refuse(r, at + 1, "a repeat count may not be followed by ?, * or +", e);
+    if (rewrite_peek(r, at) == '+' || rewrite_peek(r, at) == '?' || rewrite_peek(r, at) == '*')
+        return rewrite_refuse(r, at + 1, "a repeat count may not be followed by ?, * or +", e);
     buf_append(&r->out, r->pattern + r->at, at);
     r->at += at;
     return 0;
@@ -260,21 +266,21 @@ static int rewrite_repeat(struct rewrite *r, struct err *e)
 
 static int rewrite_class_char(struct rewrite *r, struct err *e)
 {
-    int c = peek(r, 0);
+    int c = rewrite_peek(r, 0);
 
     if (c == '\\')
         return rewrite_escape(r, e);
-    if (c == '[' || (c == '&' && peek(r, 1) == '&'))
-        return refuse(r, 2, "sets of sets are not supported", e);
+    if (c == '[' || (c == '&' && rewrite_peek(r, 1) == '&'))
+        return rewrite_refuse(r, 2, "sets of sets are not supported", e);
     if (c == ']') {
         r->in_class = false;
         buf_puts(&r->out, "]");
         r->at++;
         return 0;
     }
-    if (c == '-' && r->after_set && peek(r, 1) != ']')
-        return refuse(r, 2, "a range may not begin with a set", e);
-    r->dash = c == '-' && peek(r, 1) != ']';
+    if (c == '-' && r->after_set && rewrite_peek(r, 1) != ']')
+        return rewrite_refuse(r, 2, "a range may not begin with a set", e);
+    r->dash = c == '-' && rewrite_peek(r, 1) != ']';
     r->after_set = false;
     if (c == '^' || (c == '-' && !r->dash))
         buf_puts(&r->out, "\\"); /* a plain character at this place */
@@ -285,7 +291,7 @@ static int rewrite_class_char(struct rewrite *r, struct err *e)
 
 static int rewrite_char(struct rewrite *r, struct err *e)
 {
-    switch (peek(r, 0)) {
+    switch (rewrite_peek(r, 0)) {
     case '\\':
         return rewrite_escape(r, e);
     case '(':
@@ -294,11 +300,11 @@ static int rewrite_char(struct rewrite *r, struct err *e)
         return rewrite_repeat(r, e);
     case '[':
         r->in_class = true;
-        r->at += peek(r, 1) == '^' ? 2 : 1;
+        r->at += rewrite_peek(r, 1) == '^' ? 2 : 1;
         buf_puts(&r->out, r->pattern[r->at - 1] == '^' ? "[^" : "[");
-        if (peek(r, 0) == ']')
-            return refuse(r, 1, "write \\] at the start of a set", e);
-        if (peek(r, 0) == '-')
+        if (rewrite_peek(r, 0) == ']')
+            return rewrite_refuse(r, 1, "write \\] at the start of a set", e);
+        if (rewrite_peek(r, 0) == '-')
             put_char(r, 1, '-');
         r->dash = r->after_set = false;
         return 0;
@@ -310,7 +316,7 @@ static int rewrite_char(struct rewrite *r, struct err *e)
 }
 
 /* The pattern as PCRE2 must see it, in r->out. */
-static int rewrite(struct rewrite *r, struct err *e)
+static int rewrite_pattern(struct rewrite *r, struct err *e)
 {
     while (r->at < r->len) {
         if ((r->in_class ? rewrite_class_char(r, e) : rewrite_char(r, e)) != 0)
@@ -325,8 +331,8 @@ static int rewrite(struct rewrite *r, struct err *e)
     return 0;
 }
 
-static int compile(struct regex *re, const char *pattern, size_t len, uint32_t options,
-                   const char *field, struct err *e)
+static int regex_compile(struct regex *re, const char *pattern, size_t len, uint32_t options,
+                         const char *field, struct err *e)
 {
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     unsigned char text[ERROR_TEXT_MAX];
@@ -362,12 +368,12 @@ int regex_new(struct regex **out, const char *pattern, size_t len, bool literal,
     if (re == NULL)
         return err_set(e, ERR_NO_MEMORY, field, "no memory for the pattern");
     if (literal)
-        rc = compile(re, pattern, len, PCRE2_UTF | PCRE2_LITERAL | SEARCH_OPTIONS, field, e);
-    else if (rewrite(&r, e) == 0)
-        rc = compile(re, r.out.data, r.out.len,
-                     PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C |
-                         SEARCH_OPTIONS,
-                     field, e);
+        rc = regex_compile(re, pattern, len, PCRE2_UTF | PCRE2_LITERAL | SEARCH_OPTIONS, field, e);
+    else if (rewrite_pattern(&r, e) == 0)
+        rc = regex_compile(re, r.out.data, r.out.len,
+                           PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C |
+                               SEARCH_OPTIONS,
+                           field, e);
     buf_fini(&r.out);
     if (rc != 0) {
         regex_free(re);
@@ -425,7 +431,8 @@ void matcher_free(struct matcher *m)
  * code's own small stack does not do. PCRE2 counts steps for each place where a match may begin,
  * not for them all, so a pattern that fails slowly at each of a million places passes every limit
  * of its own: what bounds that is the clock. */
-static int match(const struct regex *re, struct matcher *m, const struct regex_walk *w, size_t last)
+static int regex_search(const struct regex *re, struct matcher *m, const struct regex_walk *w,
+                        size_t last)
 {
     PCRE2_SPTR text = (PCRE2_SPTR)w->text;
     int rc;
@@ -471,7 +478,7 @@ int regex_next(const struct regex *re, struct matcher *m, struct regex_walk *w, 
     while (w->from <= w->len) {
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(m->data);
         size_t last = w->len - w->from < MATCH_STARTS_MAX ? w->len : w->from + MATCH_STARTS_MAX;
-        int rc = match(re, m, w, last);
+        int rc = regex_search(re, m, w, last);
 
         if (rc == PCRE2_ERROR_NOMATCH) {
             w->from = next_char(w, last);

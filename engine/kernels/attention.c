@@ -57,7 +57,7 @@ void rope_row(float *out, const float *frequencies, uint32_t head_dim, uint32_t 
 }
 
 /* Pairs are (i, i + d/2), as in all checkpoints of this layout. */
-static void rotate(float *x, const float *rope, uint32_t d)
+static void attention_rotate(float *x, const float *rope, uint32_t d)
 {
     const float *c = rope, *s = rope + d / 2;
 
@@ -79,7 +79,7 @@ static void norm_and_rotate(const struct attention *a, float *heads, uint32_t n_
 
         if (norm != NULL)
             kernels_rms_norm(a->kernels, x, x, norm, d, a->cfg->rms_norm_eps);
-        rotate(x, rope, d);
+        attention_rotate(x, rope, d);
     }
 }
 
@@ -105,7 +105,7 @@ static void prepare_rows(void *arg, uint32_t thread, uint32_t first, uint32_t la
 }
 
 /* The sum is taken in double and in order of position. */
-static void softmax(const struct kernels *k, float *x, uint32_t n, float scale)
+static void attention_softmax(const struct kernels *k, float *x, uint32_t n, float scale)
 {
     float max = -INFINITY;
     double sum = 0.0, inverse;
@@ -123,8 +123,8 @@ static void softmax(const struct kernels *k, float *x, uint32_t n, float scale)
 }
 
 /* All query heads of one KV head, for one row. */
-static void attend(const struct attention *a, const struct model_row *row, const float *q, float *o,
-                   float *scores, uint32_t kv_head)
+static void attention_head(const struct attention *a, const struct model_row *row, const float *q,
+                           float *o, float *scores, uint32_t kv_head)
 {
     const struct model_config *cfg = a->cfg;
     uint32_t group = cfg->n_heads / cfg->n_kv_heads, d = cfg->head_dim, n = row->pos + 1;
@@ -144,7 +144,7 @@ static void attend(const struct attention *a, const struct model_row *row, const
         a->kernels->matmul_f32(&keys, 0, n - at < KV_CHUNK ? n - at : KV_CHUNK);
     }
     for (size_t g = 0; g < group; g++)
-        softmax(a->kernels, scores + g * ld, n, scale);
+        attention_softmax(a->kernels, scores + g * ld, n, scale);
     memset(o, 0, (size_t)group * d * sizeof *o);
     for (uint32_t at = 0; at < n; at += KV_CHUNK) {
         const float *v = kv_v(row->kv, a->layer, kv_head, at);
@@ -166,7 +166,8 @@ static void attend_items(void *arg, uint32_t thread, uint32_t first, uint32_t la
     for (size_t i = first; i < last; i++) {
         const struct model_row *row = &a->rows[i / cfg->n_kv_heads];
 
-        attend(a, row, a->q + i * width, a->o + i * width, scores, (uint32_t)(i % cfg->n_kv_heads));
+        attention_head(a, row, a->q + i * width, a->o + i * width, scores,
+                       (uint32_t)(i % cfg->n_kv_heads));
     }
 }
 

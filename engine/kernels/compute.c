@@ -84,7 +84,7 @@ static void sleep_until_open(struct compute *c, uint64_t seen)
 }
 
 /* Goes in; false when the pool stops. */
-static bool enter(struct compute *c, uint64_t *seen)
+static bool job_enter(struct compute *c, uint64_t *seen)
 {
     for (unsigned spins = 0; !atomic_load(&c->stopping);) {
         uint64_t gate = atomic_load(&c->gate);
@@ -104,7 +104,7 @@ static bool enter(struct compute *c, uint64_t *seen)
     return false;
 }
 
-static void leave(struct compute *c)
+static void job_leave(struct compute *c)
 {
     uint64_t gate = atomic_fetch_sub(&c->gate, 1);
 
@@ -120,9 +120,9 @@ static void *worker_main(void *arg)
     struct worker *w = arg;
     uint64_t seen = 0;
 
-    while (enter(w->pool, &seen)) {
+    while (job_enter(w->pool, &seen)) {
         take_items(w->pool, w->index);
-        leave(w->pool);
+        job_leave(w->pool);
     }
     return NULL;
 }

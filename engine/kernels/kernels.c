@@ -42,7 +42,7 @@ static float widen_bf16(uint16_t h)
     return f;
 }
 
-static float element(const void *src, enum dtype dtype, size_t i)
+static float element_widen(const void *src, enum dtype dtype, size_t i)
 {
     const char *p = src;
     uint16_t half;
@@ -64,7 +64,7 @@ void kernels_widen(float *dst, const void *src, enum dtype dtype, size_t numel)
         return;
     }
     for (size_t i = 0; i < numel; i++)
-        dst[i] = element(src, dtype, i);
+        dst[i] = element_widen(src, dtype, i);
 }
 
 static float dot_scalar(const float *x, const void *w, enum dtype dtype, uint32_t k)
@@ -74,7 +74,7 @@ static float dot_scalar(const float *x, const void *w, enum dtype dtype, uint32_
     for (size_t base = 0; base < k; base += KERNELS_LANES) {
         for (size_t j = 0; j < KERNELS_LANES; j++) {
             bool in = base + j < k;
-            float a = in ? x[base + j] : 0.0F, b = in ? element(w, dtype, base + j) : 0.0F;
+            float a = in ? x[base + j] : 0.0F, b = in ? element_widen(w, dtype, base + j) : 0.0F;
 
             lanes[j] = fmaf(a, b, lanes[j]);
         }

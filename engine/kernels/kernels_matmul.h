@@ -170,7 +170,7 @@ struct tile {
     const char *next, *end; /* the next tile's weights, from what nobody has asked for yet */
 };
 
-static void block(struct tile *t, struct sweep *s, size_t kind, size_t nt)
+static void tile_block(struct tile *t, struct sweep *s, size_t kind, size_t nt)
 {
     size_t nbytes = s->n / KERNELS_LANES * lines_each_step((size_t)1 << kind) * LINE_NBYTES;
 
@@ -201,7 +201,7 @@ static void tile_tokens(struct tile *t, size_t m, size_t kind)
                               .n = a->k - k < STRETCH ? a->k - k : STRETCH,
                               .first = k == 0};
 
-            block(t, &s, kind, t->n_tile - j < BLOCK_N ? t->n_tile - j : BLOCK_N);
+            tile_block(t, &s, kind, t->n_tile - j < BLOCK_N ? t->n_tile - j : BLOCK_N);
         }
     }
     for (size_t i = 0; i < mt; i++) {

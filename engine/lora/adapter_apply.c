@@ -49,7 +49,7 @@ struct adapter_apply {
     float *t;             /* owned; [ADAPTER_OUTPUTS_MAX][n_rows_max][rank_max] */
 };
 
-static void *allocate(uint64_t n, size_t nbytes, struct err *e)
+static void *apply_alloc(uint64_t n, size_t nbytes, struct err *e)
 {
     void *p = NULL;
 
@@ -65,22 +65,22 @@ static int allocate_all(struct adapter_apply *s, struct err *e)
 {
     uint64_t rows = s->n_rows_max;
 
-    s->order = allocate(rows, sizeof *s->order, e);
+    s->order = apply_alloc(rows, sizeof *s->order, e);
     if (s->order == NULL)
         return -1;
-    s->group_of = allocate(rows, sizeof *s->group_of, e);
+    s->group_of = apply_alloc(rows, sizeof *s->group_of, e);
     if (s->group_of == NULL)
         return -1;
-    s->groups = allocate(rows, sizeof *s->groups, e);
+    s->groups = apply_alloc(rows, sizeof *s->groups, e);
     if (s->groups == NULL)
         return -1;
-    s->tiles = allocate(rows * ADAPTER_OUTPUTS_MAX, sizeof *s->tiles, e);
+    s->tiles = apply_alloc(rows * ADAPTER_OUTPUTS_MAX, sizeof *s->tiles, e);
     if (s->tiles == NULL)
         return -1;
-    s->x = allocate(rows * s->width_max, sizeof *s->x, e);
+    s->x = apply_alloc(rows * s->width_max, sizeof *s->x, e);
     if (s->x == NULL)
         return -1;
-    s->t = allocate(rows * s->rank_max * ADAPTER_OUTPUTS_MAX, sizeof *s->t, e);
+    s->t = apply_alloc(rows * s->rank_max * ADAPTER_OUTPUTS_MAX, sizeof *s->t, e);
     return s->t != NULL ? 0 : -1;
 }
 
@@ -183,7 +183,7 @@ static const struct adapter_pair *pair_of(const struct call *c, const struct til
                         c->l->outputs[t->output].module);
 }
 
-static void gather(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+static void apply_gather(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
     const struct call *c = arg;
     struct adapter_apply *s = c->s;
@@ -347,7 +347,7 @@ void adapter_apply(struct adapter_apply *s, struct compute *c, const struct kern
         call.n_in = n_in;
     }
     if (any_apart(s))
-        compute_run(c, s->n_ordered, GATHER_WORK_MIN / call.n_in + 1, gather, &call);
+        compute_run(c, s->n_ordered, GATHER_WORK_MIN / call.n_in + 1, apply_gather, &call);
     run_region(&call, c);
     call.second = true;
     run_region(&call, c);

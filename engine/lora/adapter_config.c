@@ -21,7 +21,7 @@ enum { NEUTRAL_DEPTH_MAX = 4, FOUND_MAX = 64 };
 
 typedef int read_fn(struct adapter_config *c, const char *key, const json_t *v, struct err *e);
 
-static int refuse(const char *key, const json_t *v, const char *allowed, struct err *e)
+static int value_refuse(const char *key, const json_t *v, const char *allowed, struct err *e)
 {
     char found[FOUND_MAX];
 
@@ -40,7 +40,7 @@ static int no_memory(struct err *e)
 }
 
 /* Says nothing: null, false, empty, or an object of such. */
-static bool neutral(const json_t *v, unsigned depth)
+static bool value_is_neutral(const json_t *v, unsigned depth)
 {
     const char *key;
     json_t *member;
@@ -55,7 +55,7 @@ static bool neutral(const json_t *v, unsigned depth)
         return false;
     json_object_foreach((json_t *)(uintptr_t)v, key, member)
     {
-        if (!neutral(member, depth - 1))
+        if (!value_is_neutral(member, depth - 1))
             return false;
     }
     return true;
@@ -65,7 +65,7 @@ static int read_peft_type(struct adapter_config *c, const char *key, const json_
 {
     (void)c;
     if (!json_is_string(v) || strcmp(json_string_value(v), "LORA") != 0)
-        return refuse(key, v, "LORA", e);
+        return value_refuse(key, v, "LORA", e);
     return 0;
 }
 
@@ -73,15 +73,16 @@ static int read_task_type(struct adapter_config *c, const char *key, const json_
 {
     (void)c;
     if (!json_is_string(v) || strcmp(json_string_value(v), "CAUSAL_LM") != 0)
-        return refuse(key, v, "CAUSAL_LM", e);
+        return value_refuse(key, v, "CAUSAL_LM", e);
     return 0;
 }
 
 static int read_bias(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
 {
     (void)c;
-    if (!neutral(v, 0) && (!json_is_string(v) || strcmp(json_string_value(v), "none") != 0))
-        return refuse(key, v, "none", e);
+    if (!value_is_neutral(v, 0) &&
+        (!json_is_string(v) || strcmp(json_string_value(v), "none") != 0))
+        return value_refuse(key, v, "none", e);
     return 0;
 }
 
@@ -92,7 +93,7 @@ static int rank_of(double *out, const char *key, const json_t *v, struct err *e)
     (void)snprintf(allowed, sizeof allowed, "an integer within 1..%d", ADAPTER_RANK_MAX);
     if (!json_is_integer(v) || json_integer_value(v) < 1 ||
         json_integer_value(v) > ADAPTER_RANK_MAX)
-        return refuse(key, v, allowed, e);
+        return value_refuse(key, v, allowed, e);
     *out = (double)json_integer_value(v);
     return 0;
 }
@@ -102,7 +103,7 @@ static int alpha_of(double *out, const char *key, const json_t *v, struct err *e
     double alpha = json_is_number(v) ? json_number_value(v) : -1.0;
 
     if (!(alpha > 0.0) || alpha > ADAPTER_ALPHA_MAX)
-        return refuse(key, v, "a number above 0, at most 1e6", e);
+        return value_refuse(key, v, "a number above 0, at most 1e6", e);
     *out = alpha;
     return 0;
 }
@@ -125,7 +126,7 @@ static int read_alpha(struct adapter_config *c, const char *key, const json_t *v
 static int read_rslora(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
 {
     if (!json_is_boolean(v))
-        return refuse(key, v, "true and false", e);
+        return value_refuse(key, v, "true and false", e);
     c->rslora = json_is_true(v);
     return 0;
 }
@@ -138,7 +139,7 @@ static int read_init(struct adapter_config *c, const char *key, const json_t *v,
     const char *text = json_string_value(v);
 
     if (!json_is_boolean(v) && text == NULL)
-        return refuse(key, v, "true, false and a method's name", e);
+        return value_refuse(key, v, "true, false and a method's name", e);
     for (size_t i = 0; text != NULL && i < sizeof methods / sizeof methods[0]; i++)
         if (strncmp(text, methods[i], strlen(methods[i])) == 0)
             c->base_changed = true;
@@ -155,7 +156,7 @@ static int read_overrides(struct adapter_overrides *out, const char *key, const 
     json_t *value;
 
     if (!json_is_object(v))
-        return refuse(key, v, "an object of patterns", e);
+        return value_refuse(key, v, "an object of patterns", e);
     if (json_object_size(v) > ADAPTER_PATTERNS_MAX)
         return err_set(e, ERR_TOO_LARGE, field_of(key, field),
                        "%s has %zu patterns, at most %d fit", key, json_object_size(v),
@@ -205,7 +206,7 @@ static int read_names(struct names *out, const char *key, const json_t *v, struc
         size_t len = json_string_length(item);
 
         if (!json_is_string(item) || len == 0 || len > TENSOR_LIST_NAME_LEN_MAX)
-            return refuse(key, item, "a list of module names", e);
+            return value_refuse(key, item, "a list of module names", e);
         if (names_find(out, json_string_value(item)) == NAMES_NONE &&
             names_add(out, json_string_value(item), e) != 0)
             return -1;
@@ -219,12 +220,12 @@ static int read_targets(struct adapter_config *c, const char *key, const json_t 
 
     if (json_is_array(v)) {
         if (json_array_size(v) == 0)
-            return refuse(key, v, "at least one module", e);
+            return value_refuse(key, v, "at least one module", e);
         c->targets = TARGETS_NAMES;
         return read_names(&c->target_names, key, v, e);
     }
     if (!json_is_string(v))
-        return refuse(key, v, "a list, a regular expression and \"all-linear\"", e);
+        return value_refuse(key, v, "a list, a regular expression and \"all-linear\"", e);
     if (strcmp(json_string_value(v), "all-linear") == 0) {
         c->targets = TARGETS_ALL;
         return 0;
@@ -241,7 +242,7 @@ static int read_excluded(struct adapter_config *c, const char *key, const json_t
     if (json_is_array(v))
         return read_names(&c->excluded_names, key, v, e);
     if (!json_is_string(v))
-        return refuse(key, v, "a list and a regular expression", e);
+        return value_refuse(key, v, "a list and a regular expression", e);
     if (json_string_length(v) == 0)
         return 0;
     return adapter_pattern_new(&c->excluded_pattern, json_string_value(v), PATTERN_WHOLE,
@@ -257,7 +258,7 @@ static int read_layers(struct adapter_config *c, const char *key, const json_t *
 
         if (!json_is_integer(item) || json_integer_value(item) < 0 ||
             json_integer_value(item) >= MODEL_LAYERS_MAX)
-            return refuse(key, item, "layers within 0..1023", e);
+            return value_refuse(key, item, "layers within 0..1023", e);
         c->layers[json_integer_value(item)] = true;
     }
     c->some_layers = n > 0;
@@ -277,7 +278,7 @@ static int read_layers_pattern(struct adapter_config *c, const char *key, const 
 
         if (text == NULL || strspn(text, "abcdefghijklmnopqrstuvwxyz"
                                          "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(text))
-            return refuse(key, item, "the name of a list of layers", e);
+            return value_refuse(key, item, "the name of a list of layers", e);
         ours = ours || strcmp(text, "layers") == 0 || text[0] == '\0';
     }
     c->other_stack = !ours;
@@ -354,8 +355,8 @@ static int read_key(struct adapter_config *c, const char *name, const json_t *v,
     if (k != NULL && k->read != NULL)
         return json_is_null(v) ? 0 : k->read(c, name, v, e);
     if (k != NULL && k->refused != NULL)
-        return neutral(v, NEUTRAL_DEPTH_MAX) ? 0 : refuse(name, v, k->refused, e);
-    if (k == NULL && !neutral(v, NEUTRAL_DEPTH_MAX)) {
+        return value_is_neutral(v, NEUTRAL_DEPTH_MAX) ? 0 : value_refuse(name, v, k->refused, e);
+    if (k == NULL && !value_is_neutral(v, NEUTRAL_DEPTH_MAX)) {
         char found[FOUND_MAX], field[ERR_FIELD_MAX];
 
         return err_set(e, ERR_BAD_REQUEST, field_of(name, field),
@@ -505,8 +506,8 @@ static int is_wanted(struct adapter_config *c, const char *path, uint32_t layer,
     return 0;
 }
 
-static int override(struct adapter_config *c, const struct adapter_overrides *o, const char *path,
-                    double *value, struct err *e)
+static int config_override(struct adapter_config *c, const struct adapter_overrides *o,
+                           const char *path, double *value, struct err *e)
 {
     for (uint32_t i = 0; i < o->n; i++) {
         bool matches;
@@ -527,8 +528,9 @@ int adapter_config_target(struct adapter_config *c, const char *path, uint32_t l
     double r = c->r, alpha = c->alpha;
     bool wanted;
 
-    if (is_wanted(c, path, layer, &wanted, e) != 0 || override(c, &c->ranks, path, &r, e) != 0 ||
-        override(c, &c->alphas, path, &alpha, e) != 0)
+    if (is_wanted(c, path, layer, &wanted, e) != 0 ||
+        config_override(c, &c->ranks, path, &r, e) != 0 ||
+        config_override(c, &c->alphas, path, &alpha, e) != 0)
         return -1;
     *out = (struct adapter_target){
         .wanted = wanted, .r = (uint32_t)r, .scale = (float)(alpha / (c->rslora ? sqrt(r) : r))};

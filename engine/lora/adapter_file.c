@@ -306,7 +306,7 @@ static int read_tensors(struct look *l, struct adapter_builder *b, const struct 
 }
 
 /* Are the names still those files, as they were when they were opened? */
-static bool unchanged(const struct look *l)
+static bool look_unchanged(const struct look *l)
 {
     for (size_t i = 0; i < ADAPTER_FILES; i++) {
         const struct file *f = &l->files[i];
@@ -324,8 +324,8 @@ static bool unchanged(const struct look *l)
 }
 
 /* The builder's bytes are in place, and nothing has changed meanwhile. */
-static int fill(struct look *l, struct adapter_builder *b, const struct safetensors *s,
-                struct err *e)
+static int look_fill(struct look *l, struct adapter_builder *b, const struct safetensors *s,
+                     struct err *e)
 {
     l->verdict = FINAL;
     if (l->room != NULL && l->room->take != NULL &&
@@ -334,7 +334,7 @@ static int fill(struct look *l, struct adapter_builder *b, const struct safetens
     if (adapter_builder_reserve(b, e) != 0 ||
         (read_tensors(l, b, s, e) != 0 && e->code != ERR_NON_FINITE))
         return -1;
-    if (unchanged(l))
+    if (look_unchanged(l))
         return e->code == ERR_NONE ? 0 : -1;
     err_clear(e);
     l->verdict = ABSENT;
@@ -342,8 +342,8 @@ static int fill(struct look *l, struct adapter_builder *b, const struct safetens
                    dir_cut(l), l->dir->path);
 }
 
-static int build(struct look *l, struct adapter **out, struct adapter_report *report,
-                 struct adapter_config *config, const struct safetensors *s, struct err *e)
+static int look_build(struct look *l, struct adapter **out, struct adapter_report *report,
+                      struct adapter_config *config, const struct safetensors *s, struct err *e)
 {
     struct adapter_spec spec = *l->spec;
     struct adapter_builder *b;
@@ -352,7 +352,7 @@ static int build(struct look *l, struct adapter **out, struct adapter_report *re
     l->verdict = UNSETTLED;
     if (adapter_builder_new(&b, &spec, s->tensor_list, e) != 0)
         return -1;
-    if (fill(l, b, s, e) != 0) {
+    if (look_fill(l, b, s, e) != 0) {
         adapter_builder_free(b);
         return -1;
     }
@@ -371,7 +371,7 @@ static int look_once(struct look *l, struct adapter **out, struct adapter_report
         return -1;
     rc = read_head(l, &s, e);
     if (rc == 0) {
-        rc = build(l, out, report, config, &s, e);
+        rc = look_build(l, out, report, config, &s, e);
         safetensors_fini(&s);
     }
     adapter_config_free(config);
@@ -391,13 +391,13 @@ static void look_fini(struct look *l)
 
 /* Have the files been left alone for so long that nobody is at work on them? By their own times, or
  * where the clock that sets those runs ahead, by what we have seen of them. */
-static bool settled(const struct look *l, struct adapter_sight *sight)
+static bool look_settled(const struct look *l, struct adapter_sight *sight)
 {
     uint32_t settle_ms = l->wait->settle_ms > 0 ? l->wait->settle_ms : ADAPTER_SETTLE_MS;
     bool same = true;
     int64_t youngest = INT64_MAX;
 
-    if (!unchanged(l))
+    if (!look_unchanged(l))
         return false;
     for (size_t i = 0; i < ADAPTER_FILES; i++) {
         int64_t age = file_stamp_age_ms(&l->files[i].stamp);
@@ -422,7 +422,7 @@ static bool may_appear(const struct look *l, const struct adapter_sight *sight)
 static int look_again(const struct look *l, struct adapter_sight *sight, const struct err *why,
                       struct err *e)
 {
-    if (l->verdict == FINAL || (l->verdict == UNSETTLED && settled(l, sight)) ||
+    if (l->verdict == FINAL || (l->verdict == UNSETTLED && look_settled(l, sight)) ||
         clock_passed(l->wait->deadline_us) || !may_appear(l, sight)) {
         *e = *why;
         return -1;

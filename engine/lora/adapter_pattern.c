@@ -34,8 +34,8 @@ struct adapter_pattern {
 static const char plain_chars[] =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
 
-static int refuse(const char *text, const char *at, const char *why, const char *field,
-                  struct err *e)
+static int pattern_refuse(const char *text, const char *at, const char *why, const char *field,
+                          struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, field, "pattern '%.*s': %s at byte %zu",
                    utf8_cut(text, QUOTED_MAX), text, why, (size_t)(at - text));
@@ -68,21 +68,21 @@ static int check_syntax(const char *text, const char *field, struct err *e)
 {
     for (const char *at = text; *at != '\0'; at++) {
         if (*at == '(' && !group_known(at))
-            return refuse(text, at, "a group that is not supported", field, e);
+            return pattern_refuse(text, at, "a group that is not supported", field, e);
         if (at[0] == '[' && (at[1] == '[' || at[1] == ':'))
-            return refuse(text, at, "a set that is not supported", field, e);
+            return pattern_refuse(text, at, "a set that is not supported", field, e);
         if (at[0] == '{' && at[1] == ',')
-            return refuse(text, at, "a repeat count that is not supported", field, e);
+            return pattern_refuse(text, at, "a repeat count that is not supported", field, e);
         if (*at == '\\') {
             at++;
             if (!escape_known(*at))
-                return refuse(text, at - 1, "an escape that is not supported", field, e);
+                return pattern_refuse(text, at - 1, "an escape that is not supported", field, e);
         }
     }
     return 0;
 }
 
-static int compile(struct adapter_pattern *p, const char *field, struct err *e)
+static int pattern_compile(struct adapter_pattern *p, const char *field, struct err *e)
 {
     uint32_t options = PCRE2_ANCHORED | PCRE2_DOLLAR_ENDONLY | PCRE2_NEVER_BACKSLASH_C |
                        (p->kind == PATTERN_WHOLE ? (uint32_t)PCRE2_ENDANCHORED : 0U);
@@ -130,7 +130,7 @@ int adapter_pattern_new(struct adapter_pattern **out, const char *text,
         goto drop;
     }
     if (strspn(text, plain_chars) != len &&
-        (check_syntax(text, field, e) != 0 || compile(p, field, e) != 0))
+        (check_syntax(text, field, e) != 0 || pattern_compile(p, field, e) != 0))
         goto drop;
     *out = p;
     return 0;
@@ -173,7 +173,7 @@ static uint64_t thread_cpu_us(void)
     return (uint64_t)ts.tv_sec * 1000000U + (uint64_t)ts.tv_nsec / 1000U;
 }
 
-static int match(const struct adapter_pattern *p, const char *path, size_t len)
+static int pattern_match(const struct adapter_pattern *p, const char *path, size_t len)
 {
     pcre2_match_data *data = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
@@ -202,7 +202,7 @@ int adapter_pattern_match(const struct adapter_pattern *p, const char *path, uin
         return 0;
     }
     start = thread_cpu_us();
-    rc = match(p, path, len);
+    rc = pattern_match(p, path, len);
     *cpu_us += thread_cpu_us() - start;
     if (rc == PCRE2_ERROR_NOMEMORY)
         return err_set(e, ERR_NO_MEMORY, p->field, "no memory to match a pattern");

@@ -439,7 +439,7 @@ drop:
     return rc;
 }
 
-static int unknown(const char *field, const char *name, struct err *e)
+static int name_unknown(const char *field, const char *name, struct err *e)
 {
     return err_set(e, ERR_NOT_FOUND, field, "there is no adapter '%.*s'", utf8_cut_name(name),
                    name);
@@ -458,7 +458,7 @@ int adapters_pin(struct adapters *s, const char *name, struct adapter_ref *out, 
     }
     mtx_unlock(&s->lock);
     if (r == NULL)
-        return unknown("/model", name, e);
+        return name_unknown("/model", name, e);
     *out = (struct adapter_ref){
         .adapter = r->adapter, .name = r->name, .revision = r->number, .held = r};
     return 0;
@@ -528,7 +528,7 @@ int adapters_unload(struct adapters *s, const char *name, struct adapters_unload
     entry_free(gone);
     give_back(s, r);
     if (done.revision == 0)
-        return unknown("/lora_name", name, e);
+        return name_unknown("/lora_name", name, e);
     *out = done;
     return 0;
 }

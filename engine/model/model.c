@@ -92,7 +92,7 @@ static int bind_tensors(struct model *m, struct err *e)
     return 0;
 }
 
-static void *allocate(uint64_t n, size_t nbytes, struct err *e)
+static void *model_alloc(uint64_t n, size_t nbytes, struct err *e)
 {
     void *p = NULL;
 
@@ -105,7 +105,7 @@ static void *allocate(uint64_t n, size_t nbytes, struct err *e)
 }
 
 /* Takes n floats, rounded up to whole cache lines; with a NULL base only counts. */
-static float *carve(float *base, uint64_t *used, uint64_t n)
+static float *scratch_carve(float *base, uint64_t *used, uint64_t n)
 {
     const uint64_t line = ACTIVATION_ALIGN / sizeof(float);
     float *p = base != NULL ? base + *used : NULL;
@@ -119,19 +119,19 @@ static uint64_t carve_all(struct model *m, float *base)
     const struct model_config *c = &m->cfg;
     uint64_t used = 0, rows = m->n_rows_max;
 
-    m->x = carve(base, &used, rows * c->hidden_size);
-    m->h = carve(base, &used, rows * c->hidden_size);
-    m->delta = carve(base, &used, rows * c->hidden_size);
-    m->q = carve(base, &used, rows * MODEL_Q_WIDTH(c));
-    m->k = carve(base, &used, rows * MODEL_KV_WIDTH(c));
-    m->v = carve(base, &used, rows * MODEL_KV_WIDTH(c));
-    m->o = carve(base, &used, rows * MODEL_Q_WIDTH(c));
-    m->gate = carve(base, &used, rows * c->intermediate_size);
-    m->up = carve(base, &used, rows * c->intermediate_size);
-    m->rope = carve(base, &used, rows * c->head_dim);
-    m->norm_w = carve(base, &used, c->hidden_size);
-    m->q_norm = carve(base, &used, c->head_dim);
-    m->k_norm = carve(base, &used, c->head_dim);
+    m->x = scratch_carve(base, &used, rows * c->hidden_size);
+    m->h = scratch_carve(base, &used, rows * c->hidden_size);
+    m->delta = scratch_carve(base, &used, rows * c->hidden_size);
+    m->q = scratch_carve(base, &used, rows * MODEL_Q_WIDTH(c));
+    m->k = scratch_carve(base, &used, rows * MODEL_KV_WIDTH(c));
+    m->v = scratch_carve(base, &used, rows * MODEL_KV_WIDTH(c));
+    m->o = scratch_carve(base, &used, rows * MODEL_Q_WIDTH(c));
+    m->gate = scratch_carve(base, &used, rows * c->intermediate_size);
+    m->up = scratch_carve(base, &used, rows * c->intermediate_size);
+    m->rope = scratch_carve(base, &used, rows * c->head_dim);
+    m->norm_w = scratch_carve(base, &used, c->hidden_size);
+    m->q_norm = scratch_carve(base, &used, c->head_dim);
+    m->k_norm = scratch_carve(base, &used, c->head_dim);
     return used;
 }
 
@@ -140,19 +140,19 @@ static int allocate_all(struct model *m, uint32_t n_threads, struct err *e)
     const struct model_config *c = &m->cfg;
     uint64_t group = c->n_heads / c->n_kv_heads;
 
-    m->layers = allocate(c->n_layers, sizeof *m->layers, e);
+    m->layers = model_alloc(c->n_layers, sizeof *m->layers, e);
     if (m->layers == NULL)
         return -1;
-    m->frequencies = allocate(c->head_dim / 2, sizeof(float), e);
+    m->frequencies = model_alloc(c->head_dim / 2, sizeof(float), e);
     if (m->frequencies == NULL)
         return -1;
-    m->wanted = allocate(m->n_rows_max, sizeof *m->wanted, e);
+    m->wanted = model_alloc(m->n_rows_max, sizeof *m->wanted, e);
     if (m->wanted == NULL)
         return -1;
-    m->scores = allocate(n_threads * group * c->max_position_embeddings, sizeof(float), e);
+    m->scores = model_alloc(n_threads * group * c->max_position_embeddings, sizeof(float), e);
     if (m->scores == NULL)
         return -1;
-    m->activations = allocate(carve_all(m, NULL), sizeof(float), e);
+    m->activations = model_alloc(carve_all(m, NULL), sizeof(float), e);
     if (m->activations == NULL)
         return -1;
     (void)carve_all(m, m->activations);
@@ -234,7 +234,7 @@ static uint32_t rows_grain(uint32_t width)
 }
 
 /* The weight of a norm as float32, or NULL when the model has none. */
-static const float *widened(const struct step *s, float *out, uint32_t index)
+static const float *norm_widened(const struct step *s, float *out, uint32_t index)
 {
     if (index == TENSOR_LIST_NO_TENSOR)
         return NULL;
@@ -292,9 +292,9 @@ static void norm_wanted(void *arg, uint32_t thread, uint32_t first, uint32_t las
         norm_row(s, s->m->wanted[i], i);
 }
 
-static void norm(struct step *s, uint32_t weight)
+static void step_norm(struct step *s, uint32_t weight)
 {
-    (void)widened(s, s->m->norm_w, weight);
+    (void)norm_widened(s, s->m->norm_w, weight);
     compute_run(s->m->compute, s->n_rows, rows_grain(s->m->cfg.hidden_size), norm_rows, s);
     s->add_delta = true;
 }
@@ -400,7 +400,7 @@ static void linears_run(struct model *m, struct linears *ls)
 }
 
 /* What the rows' adapters add to the linears that were just run over one input. */
-static void adapt(const struct step *s, const struct adapter_linears *l)
+static void step_adapt(const struct step *s, const struct adapter_linears *l)
 {
     if (s->adapted)
         adapter_apply(s->m->apply, s->m->compute, s->m->kernels, l);
@@ -413,7 +413,7 @@ static void adapt_one(const struct step *s, uint32_t layer, enum adapter_module 
     struct adapter_linears l = {.layer = layer, .x = p->x, .ldx = p->ldx, .n = 1};
 
     l.outputs[0] = (struct adapter_output){module, p->y, p->ldy};
-    adapt(s, &l);
+    step_adapt(s, &l);
 }
 
 static void adapt_qkv(const struct step *s, uint32_t layer)
@@ -425,7 +425,7 @@ static void adapt_qkv(const struct step *s, uint32_t layer)
     l.outputs[0] = (struct adapter_output){ADAPTER_Q, m->q, q_width};
     l.outputs[1] = (struct adapter_output){ADAPTER_K, m->k, kv_width};
     l.outputs[2] = (struct adapter_output){ADAPTER_V, m->v, kv_width};
-    adapt(s, &l);
+    step_adapt(s, &l);
 }
 
 static void adapt_gate_up(const struct step *s, uint32_t layer)
@@ -436,7 +436,7 @@ static void adapt_gate_up(const struct step *s, uint32_t layer)
 
     l.outputs[0] = (struct adapter_output){ADAPTER_GATE, m->gate, width};
     l.outputs[1] = (struct adapter_output){ADAPTER_UP, m->up, width};
-    adapt(s, &l);
+    step_adapt(s, &l);
 }
 
 static void attention_block(struct step *s, uint32_t layer)
@@ -457,14 +457,14 @@ static void attention_block(struct step *s, uint32_t layer)
                           .rope = m->rope,
                           .scores = m->scores};
 
-    norm(s, t[LAYER_ATTN_NORM]);
+    step_norm(s, t[LAYER_ATTN_NORM]);
     qkv.list[0] = linear_of(s, t[LAYER_Q], t[LAYER_Q_BIAS], m->h, s->n_rows, m->q, q_width);
     qkv.list[1] = linear_of(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k, kv_width);
     qkv.list[2] = linear_of(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v, kv_width);
     linears_run(m, &qkv);
     adapt_qkv(s, layer);
-    a.q_norm = widened(s, m->q_norm, t[LAYER_Q_NORM]);
-    a.k_norm = widened(s, m->k_norm, t[LAYER_K_NORM]);
+    a.q_norm = norm_widened(s, m->q_norm, t[LAYER_Q_NORM]);
+    a.k_norm = norm_widened(s, m->k_norm, t[LAYER_K_NORM]);
     attention_run(&a, m->compute);
     out.list[0] = linear_of(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta,
                             m->cfg.hidden_size);
@@ -489,7 +489,7 @@ static void mlp_block(struct step *s, uint32_t layer)
     size_t width = m->cfg.intermediate_size;
     struct linears in = {.n = 2}, out = {.n = 1};
 
-    norm(s, t[LAYER_MLP_NORM]);
+    step_norm(s, t[LAYER_MLP_NORM]);
     in.list[0] = linear_of(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate, width);
     in.list[1] = linear_of(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up, width);
     linears_run(m, &in);
@@ -513,7 +513,7 @@ static void logits_of_wanted(struct step *s, float *logits)
     }
     if (n == 0)
         return;
-    (void)widened(s, m->norm_w, m->norm);
+    (void)norm_widened(s, m->norm_w, m->norm);
     compute_run(m->compute, n, rows_grain(m->cfg.hidden_size), norm_wanted, s);
     head.list[0] = linear_of(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
     linears_run(m, &head);

@@ -150,8 +150,9 @@ struct fused {
 };
 
 /* False when the layer lacks a part, or the parts differ in dtype and so cannot come as one. */
-static bool fuse(struct fused *out, struct alias_spec *spec, const struct model_config *c,
-                 const struct tensor_list *tensor_list, uint32_t layer, const struct fusion *f)
+static bool alias_fuse(struct fused *out, struct alias_spec *spec, const struct model_config *c,
+                       const struct tensor_list *tensor_list, uint32_t layer,
+                       const struct fusion *f)
 {
     uint64_t shape[2];
 
@@ -218,7 +219,7 @@ int model_spec_of_config(struct model_spec **out, const struct model_config *cfg
     specs[n++] = (struct alias_spec){.name = "model.rotary_emb.inv_freq", .kind = ALIAS_IGNORED};
     for (uint32_t layer = 0; layer < cfg->n_layers; layer++) {
         for (uint32_t f = 0; f < N_FUSIONS; f++) {
-            if (fuse(&fused[n_fused], &specs[n], cfg, tensor_list, layer, &fusions[f])) {
+            if (alias_fuse(&fused[n_fused], &specs[n], cfg, tensor_list, layer, &fusions[f])) {
                 n_fused++;
                 n++;
             }

@@ -65,17 +65,17 @@ void sampler_free(struct sampler *s)
     free(s);
 }
 
-static double weight(const struct field *f, const struct cand *c)
+static double cand_weight(const struct field *f, const struct cand *c)
 {
     return exp(((double)c->logit - f->max) * f->scale);
 }
 
-static bool better(const struct cand *x, const struct cand *y)
+static bool cand_better(const struct cand *x, const struct cand *y)
 {
     return x->logit > y->logit || (!(x->logit < y->logit) && x->id < y->id);
 }
 
-static void swap(struct cand *x, struct cand *y)
+static void cand_swap(struct cand *x, struct cand *y)
 {
     struct cand z = *x;
 
@@ -88,23 +88,23 @@ static void sift_down(struct cand *c, uint32_t n, uint32_t i)
     struct cand moved = c[i];
 
     for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && better(&c[child + 1], &c[child]))
+        if (child + 1 < n && cand_better(&c[child + 1], &c[child]))
             child++;
-        if (!better(&c[child], &moved))
+        if (!cand_better(&c[child], &moved))
             break;
         c[i] = c[child];
     }
     c[i] = moved;
 }
 
-static void heapify(struct field *f)
+static void field_heapify(struct field *f)
 {
     for (uint32_t i = f->n / 2; i-- > 0;)
         sift_down(f->c, f->n, i);
 }
 
 /* Moves the best of the heap's first n entries behind them. */
-static void pop(struct field *f, uint32_t n)
+static void field_pop(struct field *f, uint32_t n)
 {
     struct cand best = f->c[0];
 
@@ -125,7 +125,7 @@ static void keep_min_p(struct field *f, double min_p)
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < f->n; i++)
-        if (weight(f, &f->c[i]) >= min_p)
+        if (cand_weight(f, &f->c[i]) >= min_p)
             f->c[n++] = f->c[i];
     f->n = n;
 }
@@ -135,9 +135,9 @@ static void keep_top_k(struct field *f, uint32_t k)
 {
     uint32_t n_heap = f->n;
 
-    heapify(f);
+    field_heapify(f);
     while (n_heap > 0 && (f->n - n_heap < k || f->c[0].logit >= f->c[n_heap].logit))
-        pop(f, n_heap--);
+        field_pop(f, n_heap--);
     keep_last(f, f->n - n_heap);
 }
 
@@ -146,12 +146,12 @@ static double total_of(const struct field *f, uint32_t first, uint32_t last)
     double total = 0;
 
     for (uint32_t i = first; i < last; i++)
-        total += weight(f, &f->c[i]);
+        total += cand_weight(f, &f->c[i]);
     return total;
 }
 
 /* Top_p's question: what is left when all that is better has the mass `above`. */
-static bool stays(double above, double total, double p)
+static bool top_p_stays(double above, double total, double p)
 {
     return total - above > (1 - p) * total;
 }
@@ -162,15 +162,15 @@ static uint32_t partition(struct cand *c, uint32_t first, uint32_t last)
     uint32_t middle = first + (last - first) / 2, at = first;
     struct cand pivot;
 
-    if (better(&c[middle], &c[first]) != better(&c[middle], &c[last - 1]))
-        swap(&c[middle], &c[last - 1]);
-    else if (better(&c[first], &c[middle]) != better(&c[first], &c[last - 1]))
-        swap(&c[first], &c[last - 1]);
+    if (cand_better(&c[middle], &c[first]) != cand_better(&c[middle], &c[last - 1]))
+        cand_swap(&c[middle], &c[last - 1]);
+    else if (cand_better(&c[first], &c[middle]) != cand_better(&c[first], &c[last - 1]))
+        cand_swap(&c[first], &c[last - 1]);
     pivot = c[last - 1]; /* the middle one of three */
     for (uint32_t i = first; i < last - 1; i++)
-        if (better(&c[i], &pivot))
-            swap(&c[i], &c[at++]);
-    swap(&c[at], &c[last - 1]);
+        if (cand_better(&c[i], &pivot))
+            cand_swap(&c[i], &c[at++]);
+    cand_swap(&c[at], &c[last - 1]);
     return at;
 }
 
@@ -187,19 +187,19 @@ static void keep_top_p(struct field *f, double p, double total)
         uint32_t at = partition(f->c, n, end);
         double mass = total_of(f, n, at);
 
-        if (stays(above + mass, total, p)) {
-            above += mass + weight(f, &f->c[at]);
+        if (top_p_stays(above + mass, total, p)) {
+            above += mass + cand_weight(f, &f->c[at]);
             n = at + 1;
         } else {
             end = at > 0 ? at : 1;
         }
     }
     rest = (struct field){.c = f->c + n, .n = end - n};
-    heapify(&rest);
+    field_heapify(&rest);
     n_heap = rest.n;
-    while (n_heap > 0 && (n + rest.n - n_heap == 0 || stays(above, total, p))) {
-        pop(&rest, n_heap);
-        above += weight(f, &rest.c[--n_heap]);
+    while (n_heap > 0 && (n + rest.n - n_heap == 0 || top_p_stays(above, total, p))) {
+        field_pop(&rest, n_heap);
+        above += cand_weight(f, &rest.c[--n_heap]);
     }
     memmove(rest.c, rest.c + n_heap, (rest.n - n_heap) * sizeof *rest.c);
     f->n = n + rest.n - n_heap;
@@ -211,8 +211,8 @@ static void keep_top_p_sorted(struct field *f, double p)
     double total = total_of(f, 0, f->n), above = 0;
     uint32_t n = f->n;
 
-    while (n > 0 && (n == f->n || stays(above, total, p)))
-        above += weight(f, &f->c[--n]);
+    while (n > 0 && (n == f->n || top_p_stays(above, total, p)))
+        above += cand_weight(f, &f->c[--n]);
     keep_last(f, f->n - n);
 }
 
@@ -224,7 +224,7 @@ static uint32_t race_of_field(const struct field *f, uint64_t key)
     double first = INFINITY;
 
     for (uint32_t i = f->n; i-- > 0;) { /* the best first, where they are sorted */
-        double w = weight(f, &f->c[i]), u = uniform_of(key, f->c[i].id), arrival;
+        double w = cand_weight(f, &f->c[i]), u = uniform_of(key, f->c[i].id), arrival;
 
         if (1 - u > w * (first * RACE_SLACK))
             continue;
@@ -238,7 +238,8 @@ static uint32_t race_of_field(const struct field *f, uint64_t key)
 }
 
 /* Every token in its place, masked ones at minus infinity, which nothing below moves. */
-static void mask(struct sampler *s, const struct sampler_row *row, const struct sampler_draw *d)
+static void logits_mask(struct sampler *s, const struct sampler_row *row,
+                        const struct sampler_draw *d)
 {
     const struct logits_processor *logits_processor = d->params->logits_processor;
     bool some = logits_processor != NULL && logits_processor->allowed != NULL;
@@ -253,7 +254,7 @@ static void mask(struct sampler *s, const struct sampler_row *row, const struct 
         s->logits[d->masked[i]] = -INFINITY;
 }
 
-static void favour(struct sampler *s, const struct logits_processor *logits_processor)
+static void logits_bias(struct sampler *s, const struct logits_processor *logits_processor)
 {
     for (uint32_t i = 0; i < logits_processor->n_biases; i++)
         s->logits[logits_processor->biases[i].id] += logits_processor->biases[i].bias;
@@ -261,7 +262,7 @@ static void favour(struct sampler *s, const struct logits_processor *logits_proc
 
 /* A penalty can be huge or next to nothing: a logit that leaves the range of floats stays at its
  * end, or it would look masked, or make every other token impossible to weigh. */
-static float penalised(float logit, const struct gen_params *p, uint32_t n_out)
+static float logit_penalised(float logit, const struct gen_params *p, uint32_t n_out)
 {
     logit = logit > 0 ? logit / p->repetition_penalty : logit * p->repetition_penalty;
     logit = fminf(fmaxf(logit, -FLT_MAX), FLT_MAX);
@@ -271,14 +272,14 @@ static float penalised(float logit, const struct gen_params *p, uint32_t n_out)
     return fminf(fmaxf(logit - p->presence_penalty, -FLT_MAX), FLT_MAX);
 }
 
-static void penalise(struct sampler *s, const struct gen_params *p,
-                     const struct token_counts *counts)
+static void logits_penalise(struct sampler *s, const struct gen_params *p,
+                            const struct token_counts *counts)
 {
     for (uint32_t i = 0; i < counts->n; i++) {
         float *logit = &s->logits[counts->tokens[i].id];
 
         if (!isinf(*logit))
-            *logit = penalised(*logit, p, counts->tokens[i].n_out);
+            *logit = logit_penalised(*logit, p, counts->tokens[i].n_out);
     }
 }
 
@@ -294,11 +295,11 @@ static bool has_rules_on_tokens(const struct sampler_draw *d)
 static void apply_rules(struct sampler *s, struct sampler_row *out, const struct sampler_row *row,
                         const struct sampler_draw *d)
 {
-    mask(s, row, d);
+    logits_mask(s, row, d);
     if (d->params->logits_processor != NULL)
-        favour(s, d->params->logits_processor);
+        logits_bias(s, d->params->logits_processor);
     if (d->counts != NULL)
-        penalise(s, d->params, d->counts);
+        logits_penalise(s, d->params, d->counts);
     sampler_row_init(out, row->kernels, s->logits, row->n, s->parts);
     sampler_row_measure(out, 0, sampler_n_parts(out->n));
     (void)sampler_row_join(out);
@@ -321,9 +322,9 @@ static float bound_of_top_k(struct sampler *s, const struct sampler_row *row, ui
         return -FLT_MAX;
     for (uint32_t b = 0; b < blocks.n; b++)
         blocks.c[b] = (struct cand){sampler_block_max(row, b), b};
-    heapify(&blocks);
+    field_heapify(&blocks);
     for (uint32_t i = 0; i + 1 < k; i++)
-        pop(&blocks, blocks.n - i);
+        field_pop(&blocks, blocks.n - i);
     return fmaxf(blocks.c[0].logit, -FLT_MAX);
 }
 
@@ -340,7 +341,8 @@ static double total_of_row(const struct sampler_row *row, double scale)
 }
 
 /* The tokens from `least` on. */
-static void gather(struct field *f, struct sampler *s, const struct sampler_row *row, float least)
+static void field_gather(struct field *f, struct sampler *s, const struct sampler_row *row,
+                         float least)
 {
     uint32_t n_blocks = sampler_n_blocks(row);
 
@@ -357,8 +359,8 @@ static void gather(struct field *f, struct sampler *s, const struct sampler_row 
 }
 
 /* Who is left after min_p, top_k and top_p. */
-static void filter(struct field *f, struct sampler *s, const struct sampler_row *row,
-                   const struct gen_params *p)
+static void field_filter(struct field *f, struct sampler *s, const struct sampler_row *row,
+                         const struct gen_params *p)
 {
     bool by_k = p->top_k > 0 && (uint32_t)p->top_k < row->n, by_p = p->top_p < 1;
     float least = -FLT_MAX;
@@ -372,7 +374,7 @@ static void filter(struct field *f, struct sampler *s, const struct sampler_row 
         total = total_of_row(row, f->scale);
         least = bound_of(row, f->scale, (1 - (double)p->top_p) * total / row->n);
     }
-    gather(f, s, row, least);
+    field_gather(f, s, row, least);
     if (p->min_p > 0)
         keep_min_p(f, (double)p->min_p);
     if (by_k)
@@ -442,7 +444,7 @@ bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct
     if (!(p->temperature > 0)) {
         *id = sampler_best(row);
     } else if (has_filters(p, row->n)) {
-        filter(&f, s, row, p);
+        field_filter(&f, s, row, p);
         *id = race_of_field(&f, key_of(d));
     } else {
         sampler_race(row, d, 0, sampler_n_parts(row->n));
@@ -461,7 +463,7 @@ static void keep_only(struct sampler *s, const struct field *f)
 }
 
 /* What cannot come has the least of all logits: a row is of finite ones. */
-static void unmask(struct sampler *s)
+static void logits_unmask(struct sampler *s)
 {
     for (uint32_t i = 0; i < s->vocab_size; i++)
         s->logits[i] = fmaxf(s->logits[i], -FLT_MAX);
@@ -483,10 +485,10 @@ const struct sampler_row *sampler_process(struct sampler *s, struct sampler_row 
         row = &ruled;
     }
     if (filters) {
-        filter(&f, s, row, p);
+        field_filter(&f, s, row, p);
         keep_only(s, &f);
     } else {
-        unmask(s);
+        logits_unmask(s);
     }
     sampler_row_init(out, row->kernels, s->logits, s->vocab_size, s->parts);
     sampler_row_want_logprobs(out, p->temperature);

@@ -152,7 +152,7 @@ uint32_t sampler_rank(const struct sampler_row *row, uint32_t id)
 }
 
 /* Of equal ones the lower id is the better. */
-static bool worse(const float *logits, uint32_t x, uint32_t y)
+static bool logit_worse(const float *logits, uint32_t x, uint32_t y)
 {
     return logits[x] < logits[y] || (!(logits[x] > logits[y]) && x > y);
 }
@@ -161,7 +161,7 @@ static bool worse(const float *logits, uint32_t x, uint32_t y)
  * is worse moves up. */
 static void sift_up(const float *logits, struct gen_top *heap, uint32_t at, uint32_t id)
 {
-    for (; at > 0 && worse(logits, id, heap[(at - 1) / 2].id); at = (at - 1) / 2)
+    for (; at > 0 && logit_worse(logits, id, heap[(at - 1) / 2].id); at = (at - 1) / 2)
         heap[at].id = heap[(at - 1) / 2].id;
     heap[at].id = id;
 }
@@ -172,9 +172,9 @@ static void sift_down(const float *logits, struct gen_top *heap, uint32_t n, uin
     uint32_t at = 0;
 
     for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && worse(logits, heap[child + 1].id, heap[child].id))
+        if (child + 1 < n && logit_worse(logits, heap[child + 1].id, heap[child].id))
             child++;
-        if (!worse(logits, heap[child].id, id))
+        if (!logit_worse(logits, heap[child].id, id))
             break;
         heap[at].id = heap[child].id;
     }

@@ -119,7 +119,7 @@ static void join_rows(struct token_selector *ch)
     }
 }
 
-static void describe(struct choice *c, const struct sampler_row *row, struct sampler *s)
+static void choice_describe(struct choice *c, const struct sampler_row *row, struct sampler *s)
 {
     struct sampler_row processed;
 
@@ -151,7 +151,7 @@ static void finish_rows(void *arg, uint32_t thread, uint32_t first, uint32_t las
         else if (!c->given)
             c->chosen = sampler_pick(ch->samplers[thread], row, &c->draw, &c->id);
         if (c->chosen)
-            describe(c, row, ch->samplers[thread]);
+            choice_describe(c, row, ch->samplers[thread]);
     }
 }
 

@@ -247,7 +247,7 @@ static void embedded_drain(struct engine *en)
 }
 
 /* The scheduler's retire: from here on the id is unknown, and the counts are without it. */
-static void retire(void *arg, struct seq *q)
+static void seq_retire(void *arg, struct seq *q)
 {
     struct embedded *m = arg;
     struct seq **at;
@@ -291,7 +291,7 @@ static void settle_kv(struct embedded *m, bool unwanted)
 }
 
 /* What was asked of the thread between two steps is so now, and whoever waits for it hears. */
-static void settle(struct embedded *m)
+static void commands_settle(struct embedded *m)
 {
     bool freezing, unwanted, change;
 
@@ -319,7 +319,7 @@ static bool nothing_to_do_locked(const struct embedded *m, bool idle)
 }
 
 /* Takes what arrived; with `idle`, waits for something first. The heart beats either way. */
-static struct mail collect(struct embedded *m, bool idle)
+static struct mail inbox_collect(struct embedded *m, bool idle)
 {
     struct mail mail;
 
@@ -350,8 +350,8 @@ static void *engine_main(void *arg)
     for (;;) {
         struct mail mail;
 
-        settle(m);
-        mail = collect(m, turn == SCHEDULER_IDLE);
+        commands_settle(m);
+        mail = inbox_collect(m, turn == SCHEDULER_IDLE);
         for (struct seq *q = mail.first, *next; q != NULL; q = next) {
             next = q->next;
             scheduler_push(m->scheduler, q);
@@ -477,7 +477,7 @@ static int make_parts(struct embedded *m, const struct embedded_cfg *cfg, struct
     struct scheduler_cfg sc = {.store = cfg->store,
                                .vocab_size = m->model_config.vocab_size,
                                .n_rows_max = n_rows_max,
-                               .retire = retire,
+                               .retire = seq_retire,
                                .retire_arg = m};
 
     if (model_new(&m->model, &m->model_config, store_model_spec(cfg->store), n_rows_max,

@@ -17,7 +17,7 @@ struct free_queue {
     struct job job;
 };
 
-static void clean(void *arg)
+static void queue_clean(void *arg)
 {
     struct free_queue *j = arg;
     struct seq *q, *next;
@@ -48,7 +48,7 @@ int free_queue_new(struct free_queue **out, struct store *store, struct err *e)
     }
     mtx_init(&j->lock, MTX_LEAF);
     j->store = store;
-    j->job = (struct job){.run = clean, .arg = j};
+    j->job = (struct job){.run = queue_clean, .arg = j};
     *out = j;
     return 0;
 }
@@ -63,7 +63,7 @@ void free_queue_free(struct free_queue *j)
     free(j);
 }
 
-static void post(struct free_queue *j, struct seq *dead)
+static void queue_post(struct free_queue *j, struct seq *dead)
 {
     struct err e = {0};
     bool posted;
@@ -86,10 +86,10 @@ static void post(struct free_queue *j, struct seq *dead)
 
 void free_queue_add(struct free_queue *j, struct seq *q)
 {
-    post(j, q);
+    queue_post(j, q);
 }
 
 void free_queue_reap(struct free_queue *j)
 {
-    post(j, NULL);
+    queue_post(j, NULL);
 }

@@ -107,14 +107,14 @@ static void let_go(struct scheduler *s, const struct version *v)
 }
 
 /* The sequence holds the version from now on, beyond what it had. */
-static void hold(struct scheduler *s, struct seq *q, const struct version *v)
+static void version_hold(struct scheduler *s, struct seq *q, const struct version *v)
 {
     store_pin_again(s->cfg.store, v);
     let_go(s, q->version);
     q->version = v;
 }
 
-static void unhold(struct scheduler *s, struct seq *q)
+static void version_unhold(struct scheduler *s, struct seq *q)
 {
     let_go(s, q->version);
     q->version = NULL;
@@ -122,12 +122,12 @@ static void unhold(struct scheduler *s, struct seq *q)
 
 /* The last thing that happens to a sequence; it is in no list any more. Whoever hears of its end
  * finds its room free. */
-static void end(struct scheduler *s, struct seq *q)
+static void running_end(struct scheduler *s, struct seq *q)
 {
     struct gen_record *rec = q->rec;
 
     assert(rec->out.finish != GEN_RUNNING);
-    unhold(s, q);
+    version_unhold(s, q);
     kv_give_back(&q->kv);
     s->stats.n_finished[rec->out.finish]++;
     s->cfg.retire(s->cfg.retire_arg, q);
@@ -138,7 +138,7 @@ static void end(struct scheduler *s, struct seq *q)
 }
 
 /* Tells the sink of new tokens. */
-static void report(struct seq *q)
+static void running_report(struct seq *q)
 {
     const struct gen_output *out = &q->rec->out;
     uint32_t first = q->n_reported;
@@ -167,7 +167,7 @@ static void end_finished(struct scheduler *s)
     s->n_running = n;
     while ((q = ended) != NULL) {
         ended = q->next;
-        end(s, q);
+        running_end(s, q);
     }
 }
 
@@ -183,7 +183,7 @@ static void end_waiting_finished(struct scheduler *s)
         if (q->rec->out.finish == GEN_RUNNING)
             scheduler_push(s, q);
         else
-            end(s, q);
+            running_end(s, q);
     }
 }
 
@@ -226,7 +226,7 @@ void scheduler_freeze(struct scheduler *s)
 {
     for (uint32_t i = 0; i < s->n_running; i++)
         if (s->running[i]->req.on_update == GEN_ON_UPDATE_RECOMPUTE)
-            unhold(s, s->running[i]);
+            version_unhold(s, s->running[i]);
 }
 
 void scheduler_kv_forget(struct scheduler *s)
@@ -256,7 +256,7 @@ void scheduler_kv_restore(struct scheduler *s)
 }
 
 /* With nothing running the whole pool is free, and seq_new saw to it that the sequence fits. */
-static void admit(struct scheduler *s)
+static void queue_admit(struct scheduler *s)
 {
     while (s->n_waiting > 0 && s->n_running < s->cfg.n_running_max) {
         if (!kv_take(&s->waiting->kv, s->cfg.kv)) {
@@ -279,7 +279,7 @@ static void meet_served(struct scheduler *s, struct seq *q, const struct version
     if (served == NULL)
         return;
     if (q->version != NULL && q->version != served && q->version->serial == served->serial)
-        hold(s, q, served); /* renamed: the same bytes, which is no update */
+        version_hold(s, q, served); /* renamed: the same bytes, which is no update */
     if (q->req.on_update == GEN_ON_UPDATE_RECOMPUTE && q->version == NULL && q->n_fed > 0 &&
         q->kv_serial != served->serial)
         seq_forget_kv(q);
@@ -321,7 +321,7 @@ static void hold_begun(struct scheduler *s, const struct version *served)
             continue;
         if (q->version == NULL &&
             (q->req.on_update == GEN_ON_UPDATE_FINISH || q->n_rebuilds >= SEQ_REBUILDS_MAX))
-            hold(s, q, served);
+            version_hold(s, q, served);
         if (q->n_fed == 0)
             q->kv_serial = version_of(q, served)->serial;
     }
@@ -386,7 +386,7 @@ static void take_want(struct scheduler *s, uint32_t i, uint64_t now_us)
     q->n_rebuilds = 0;
 }
 
-static void choose(struct scheduler *s)
+static void tokens_choose(struct scheduler *s)
 {
     for (uint32_t i = 0; i < s->n_wants; i++) {
         seq_ask(s->wants[i].q, s->wants[i].pos, &s->choices[i]);
@@ -396,7 +396,7 @@ static void choose(struct scheduler *s)
 }
 
 /* Names are taken from pinned versions, so the pins last until all tokens are. */
-static void step(struct scheduler *s, const struct version *served)
+static void scheduler_step(struct scheduler *s, const struct version *served)
 {
     uint64_t begin_us = clock_now_us(), us;
 
@@ -407,12 +407,12 @@ static void step(struct scheduler *s, const struct version *served)
         if (s->running[i]->n_step > 0)
             compute_group(s, i, served);
     us = clock_now_us();
-    choose(s);
+    tokens_choose(s);
     for (uint32_t i = 0; i < s->n_wants; i++)
         take_want(s, i, us);
     for (uint32_t i = 0; i < s->n_running; i++)
         if (s->running[i]->req.on_update != GEN_ON_UPDATE_FINISH && s->running[i]->n_rebuilds == 0)
-            unhold(s, s->running[i]);
+            version_unhold(s, s->running[i]);
     us = clock_now_us() - begin_us;
     s->stats.n_steps++;
     s->stats.step_us_max = us > s->stats.step_us_max ? us : s->stats.step_us_max;
@@ -423,7 +423,7 @@ enum scheduler_turn scheduler_turn(struct scheduler *s)
     const struct version *served = NULL;
     struct err e = {0};
 
-    admit(s);
+    queue_admit(s);
     if (s->n_running == 0)
         return SCHEDULER_IDLE;
     (void)store_pin(s->cfg.store, &served, &e); /* what ran before it slept waits; see submit */
@@ -431,10 +431,10 @@ enum scheduler_turn scheduler_turn(struct scheduler *s)
         let_go(s, served);
         return served == NULL ? SCHEDULER_FROZEN : SCHEDULER_STEPPED;
     }
-    step(s, served);
+    scheduler_step(s, served);
     let_go(s, served);
     for (uint32_t i = 0; i < s->n_running; i++)
-        report(s->running[i]);
+        running_report(s->running[i]);
     end_finished(s);
     return SCHEDULER_STEPPED;
 }

@@ -88,7 +88,7 @@ static int tensor_list_length(struct seq *q, const struct gen_request *r, struct
     return 0;
 }
 
-static bool among(uint32_t id, const uint32_t *ids, uint32_t n)
+static bool ids_contain(uint32_t id, const uint32_t *ids, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         if (ids[i] == id)
@@ -145,7 +145,7 @@ static int check_choice(const struct seq *q, const struct logits_processor *s, u
     uint32_t n = some ? s->n_allowed : q->rules->vocab_size;
 
     for (uint32_t i = 0; i < n; i++)
-        if (!among(some ? s->allowed[i] : i, q->masked, n_masked))
+        if (!ids_contain(some ? s->allowed[i] : i, q->masked, n_masked))
             return 0;
     return err_set(e, ERR_BAD_REQUEST,
                    some             ? PARAMS "/allowed_token_ids"
@@ -306,7 +306,8 @@ bool seq_wants_logits(const struct seq *q, uint32_t pos)
     return pos + 1 == seq_n_known(q) || (q->rec->prompt != NULL && q->rec->out.n_tokens == 0);
 }
 
-void seq_fail(struct seq *q, const struct err *e)
+/* Ends with GEN_ERROR. @e is copied; a sequence that has ended keeps its end. */
+static void seq_fail(struct seq *q, const struct err *e)
 {
     if (q->rec->out.finish != GEN_RUNNING)
         return;
@@ -376,9 +377,9 @@ static enum gen_finish finish_of(struct seq *q, uint32_t id)
     struct gen_output *out = &q->rec->out;
     bool may_stop = out->n_tokens >= p->min_tokens;
 
-    if (may_stop && !p->ignore_eos && among(id, q->rules->eos, q->rules->n_eos))
+    if (may_stop && !p->ignore_eos && ids_contain(id, q->rules->eos, q->rules->n_eos))
         return GEN_STOP;
-    if (may_stop && among(id, p->stop_ids, p->n_stop_ids)) {
+    if (may_stop && ids_contain(id, p->stop_ids, p->n_stop_ids)) {
         out->stop_id = id;
         return GEN_STOP;
     }

@@ -110,7 +110,4 @@ void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct 
  * an adapter was added, and not where KV that older weights made was read. */
 bool seq_blames(const struct seq *q, uint64_t serial);
 
-/* seq_fail - end with GEN_ERROR. @e is copied; a sequence that has ended keeps its end. */
-void seq_fail(struct seq *q, const struct err *e);
-
 #endif
