@@ -122,18 +122,17 @@ static int refuse_given(const json_t *native, const char *const *members, const 
 }
 
 /* baton: our own words, with its own update's id and rank */
-
 static const struct {
     const char *method, *path;
-    bool has_body;
+    bool has_body, of_update; /* of_update: it names the update that it is a step of */
 } baton_rows[WIRE_OPS] = {
     [WIRE_INIT] = {"POST", "/v1/weight_transfer/init", true},
     [WIRE_LEAVE] = {"DELETE", "/v1/weight_transfer", false},
     [WIRE_START] = {"POST", "/v1/update_weights/start", true},
-    [WIRE_UPDATE] = {"POST", "/v1/update_weights", true},
-    [WIRE_VERIFY] = {"POST", "/v1/update_weights/verify", true},
-    [WIRE_FINISH] = {"POST", "/v1/update_weights/finish", true},
-    [WIRE_ABORT] = {"POST", "/v1/update_weights/abort", true},
+    [WIRE_UPDATE] = {"POST", "/v1/update_weights", true, true},
+    [WIRE_VERIFY] = {"POST", "/v1/update_weights/verify", true, true},
+    [WIRE_FINISH] = {"POST", "/v1/update_weights/finish", true, true},
+    [WIRE_ABORT] = {"POST", "/v1/update_weights/abort", true, true},
     [WIRE_PAUSE] = {"POST", "/v1/pause", true},
     [WIRE_RESUME] = {"POST", "/v1/resume", false},
     [WIRE_SLEEP] = {"POST", "/v1/sleep", true},
@@ -142,7 +141,7 @@ static const struct {
     [WIRE_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
     [WIRE_LORA_LOAD] = {"POST", "/v1/load_lora_adapter", true},
     [WIRE_LORA_UNLOAD] = {"POST", "/v1/unload_lora_adapter", true},
-    [WIRE_RENEW] = {"POST", "/v1/update_weights/renew", true},
+    [WIRE_RENEW] = {"POST", "/v1/update_weights/renew", true, true},
     [WIRE_TENSOR_LIST] = {"POST", "/v1/weights/plans", true},
     [WIRE_LABEL] = {"POST", "/v1/weights/label", true},
 };
@@ -164,7 +163,8 @@ static int make_baton(struct wire_request *out, enum wire_op op, const json_t *n
     body = json_copy((json_t *)(uintptr_t)native);
     if (body == NULL)
         return no_memory(e);
-    if ((about->update_id != NULL && set_text(body, "update_id", about->update_id) != 0) ||
+    if ((baton_rows[op].of_update && about->update_id != NULL &&
+         set_text(body, "update_id", about->update_id) != 0) ||
         (about->has_rank_offset &&
          json_object_set_new(body, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
              0)) {

@@ -159,6 +159,9 @@ int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t
  * Errors: ERR_UNREADABLE: it does not say. */
 json_t *wire_read_config(enum wire_dialect d, const char *text, size_t len, struct err *e);
 
+/* wire_read_process - the process that an answer to WIRE_START of a baton names; "": none. */
+void wire_read_process(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len);
+
 /* wire_read_update_id - of an answer to WIRE_START of a baton. Errors: ERR_UNREADABLE. */
 enum { WIRE_UPDATE_ID_MAX = 64 };
 int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,

@@ -256,6 +256,15 @@ json_t *wire_read_config(enum wire_dialect d, const char *text, size_t len, stru
     return NULL;
 }
 
+void wire_read_process(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
+{
+    json_t *answer = json_loadb(text, len, 0, NULL);
+
+    out[0] = '\0';
+    copy_text(out, json_object_get(answer, "boot_id"));
+    json_decref(answer);
+}
+
 int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,
                         struct err *e)
 {

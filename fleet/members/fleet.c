@@ -237,6 +237,14 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         fleet_blame(u, &why);
 }
 
+/* What the process before it was told, and what it had, is not so of this one. */
+static void note_another_locked(const struct fleet *f, struct upstream *u)
+{
+    u->n_lives++;
+    if (f->still)
+        fleet_move(f, u, UPSTREAM_ON_PAUSE_MISSED);
+}
+
 /* What it said of its weights before holds for the same process only. */
 static void note_locked(const struct fleet *f, struct upstream *u, const struct upstream_saw *saw)
 {
@@ -251,9 +259,8 @@ static void note_locked(const struct fleet *f, struct upstream *u, const struct 
     }
     if (now.release[0] == '\0' && !another)
         memcpy(now.release, u->saw.release, sizeof now.release);
-    u->n_lives += another;
-    if (another && f->still)
-        fleet_move(f, u, UPSTREAM_ON_PAUSE_MISSED);
+    if (another)
+        note_another_locked(f, u);
     u->told = !saw->is_old || (u->told && !another);
     u->saw = now;
     fleet_move(f, u, UPSTREAM_ON_ANSWER);
@@ -322,7 +329,8 @@ static bool is_same_locked(const struct upstream *u, const char *process)
 }
 
 /* With every answer of a baton: what changes nothing is done with at once. Before the first update
- * its next answer about itself says what it has. */
+ * its next answer about itself says what it has. The process that answered is the one that is known
+ * from now on: an update that it takes puts it into step. */
 bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -339,8 +347,12 @@ bool fleet_confirm(struct fleet *f, size_t upstream, const char *process)
     same = is_same_locked(u, process);
     if (!same) {
         say_restarted(f, &why);
-        fleet_blame(u, &why);
+        if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
+            fleet_blame(u, &why);
         fleet_move(f, u, UPSTREAM_ON_OUT_OF_STEP);
+        note_another_locked(f, u);
+        (void)snprintf(u->saw.process, sizeof u->saw.process, "%s", process);
+        u->saw.label[0] = u->saw.unready[0] = '\0';
         u->told = false;
     }
     fleet_change_end(f, &c);

@@ -68,6 +68,29 @@ static void note_parts(struct fleet_control *fc, struct fleet_session *s, const 
     }
 }
 
+/* One that was restarted since it last said how it is has its update in the new process, which has
+ * none of what the fleet serves, and was not told of a pause. */
+static void check_process(struct fleet_control *fc, const struct fleet_session *s,
+                          struct fleet_part *p, struct fleet_said *said)
+{
+    char process[FLEET_LABEL_MAX + 1];
+    struct upstream_at at;
+
+    wire_read_process(process, said->text, said->text_len);
+    if (process[0] == '\0' || fleet_confirm(fleet_of(fc), p->upstream, process))
+        return;
+    if (p->before == PART_WAS_IN_STEP)
+        p->before = PART_WAS_OUT_OF_STEP;
+    if (!s->partial)
+        return;
+    upstreams_at(fc->upstreams, p->upstream, &at);
+    said->end = FLEET_UNKNOWN;
+    (void)err_set(&said->why, ERR_UPSTREAM, "",
+                  "%.100s was restarted: it does not serve the fleet's version, and a partial "
+                  "update cannot bring it there; send it again for the others, or a whole one",
+                  at.name);
+}
+
 /* What each two-phase part said to its start. */
 static int take_starts(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_batch *b, struct fleet_said *said, json_t **details,
@@ -81,6 +104,8 @@ static int take_starts(struct fleet_control *fc, struct fleet_session *s,
         if (said[i].end == FLEET_GOOD &&
             wire_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
             said[i].end = FLEET_UNKNOWN;
+        if (said[i].end == FLEET_GOOD)
+            check_process(fc, s, p, &said[i]);
         p->own = said[i].end == FLEET_GOOD ? PART_OWN_OPEN : PART_OWN_CLOSED;
         if (said[i].end == FLEET_UNKNOWN)
             fc->orphaned[p->upstream] = true;

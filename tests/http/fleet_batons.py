@@ -460,7 +460,7 @@ def adapters_come_back(f, clients):
 def affinity(f):
     """One after another, a session's requests all go to one; sessions spread."""
     chosen = {}
-    for session in (f"session {i}" for i in range(12)):
+    for session in (f"session {i}" for i in range(48)):
         for _ in range(2):
             c = http.client.HTTPConnection("127.0.0.1", f.front.port, timeout=ANSWER_S)
             c.request("POST", "/v1/generate", json.dumps(body_of(SHOUT[0])),
@@ -496,6 +496,86 @@ def refused_paths(f):
     f.wait_states(*["serving"] * N)
 
 
+class Unwatched:
+    """In front of two, of which it hears nothing by itself: only what they answer, and when it is told to look."""
+
+    def __init__(self, options):
+        self.options = options
+        self.servers = [Server(BATON, LOG, *options) for _ in range(2)]
+        self.taps = [Tap(s.port) for s in self.servers]
+        names = os.path.join(WORK, "unwatched")
+        with open(names, "w", encoding="utf-8") as file:
+            file.write("\n".join(t.url for t in self.taps) + "\n")
+        os.chmod(names, 0o600)
+        self.front = Server(BATON, LOG, "--upstream-file", names, "--min-ready", 1, "--probe-interval", 600000)
+
+    def restart(self):
+        self.servers[1].kill()
+        self.servers[1] = Server(BATON, LOG, *self.options)
+        self.taps[1].port = self.servers[1].port
+
+    def look(self):
+        """When it asks a second time the first answer has been heard."""
+        what = b"GET /v1/status"
+        self.taps[1].on[what], self.taps[1].n[what] = None, 0
+        for n in (1, 2):
+            until("it looks", lambda n=n: self.front.process.send_signal(signal.SIGHUP) or self.taps[1].n[what] >= n,
+                  every_s=0.1)
+        self.taps[1].on.clear()
+
+    def states(self):
+        return [self.front.upstreams()[t.url]["state"] for t in self.taps]
+
+    def push(self, label):
+        return self.front.post("/v1/update_weights", {"path": checkpoint("step-01500"), "weight_version": label})
+
+
+def restarts_unseen(f):
+    """Who takes a whole update serves it, by the process that took it: not by one before it, and not by one after."""
+    u = Unwatched(f.options)
+    failed = True
+    try:
+        until("it is ready", lambda: u.states() == ["serving"] * 2)
+        u.push("v6")
+        u.restart()
+        said = u.push("v7")
+        assert [x["ok"] for x in said["upstreams"]] == [True] * 2, said
+        assert [s.status()["weights"]["weight_version"] for s in u.servers] == ["v7"] * 2
+        assert u.states() == ["serving"] * 2, u.front.upstreams()
+        u.look()
+        assert u.states() == ["serving"] * 2, u.front.upstreams()
+
+        u.restart()  # after the commit: it has what it began with
+        u.look()
+        assert u.states() == ["serving", "unsynced"], u.front.upstreams()
+        u.push("v8")
+        assert u.states() == ["serving"] * 2, u.front.upstreams()
+
+        u.restart()  # a partial update keeps what it does not have
+        status, said = u.front.ask("POST", "/v1/update_weights/start", {"weight_version": "v9", "partial": True})
+        assert status == 502 and "was restarted" in said["error"]["message"], (status, said)
+        assert u.taps[1].url in said["error"]["message"] and said["error"]["retryable"] is True, said
+        assert [s.status()["update"] for s in u.servers] == [None] * 2
+        assert u.states() == ["serving", "unsynced"], u.front.upstreams()
+        said = u.front.post("/v1/update_weights/start", {"weight_version": "v9", "partial": True})
+        u.front.post("/v1/update_weights/abort", {"update_id": said["update_id"]})
+        u.push("v10")
+
+        u.front.post("/v1/pause")  # which the next process has not heard of
+        u.restart()
+        u.push("v11")
+        assert [s.status()["pause"] is not None for s in u.servers] == [True] * 2
+        assert all(x["ok"] for x in u.front.post("/v1/resume")["upstreams"])
+        u.look()
+        assert u.states() == ["serving"] * 2, u.front.upstreams()
+        failed = None
+    finally:
+        for s in [u.front, *u.servers]:
+            s.__exit__(failed)
+        for t in u.taps:
+            t.close()
+
+
 def told(name, promise, *args):
     began = time.monotonic()
     try:
@@ -512,7 +592,7 @@ def main():
     try:
         until("it is ready", f.front.ready)
         f.wait_states(*["serving"] * N)
-        for promise in (text, affinity, refused_paths):
+        for promise in (restarts_unseen, text, affinity, refused_paths):
             told(promise.__name__, promise, f)
         clients = Clients(f.front)
         clients.steps["step-0"] = STEPS[0]

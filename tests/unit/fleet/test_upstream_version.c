@@ -245,6 +245,27 @@ static void test_another_process_must_say_what_it_has(void **cmocka_state)
     fleet_free(f);
 }
 
+/* Whoever takes an update names itself when that starts: what answers later is the same, or not. */
+static void test_who_took_an_update_is_in_step(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+
+    (void)cmocka_state;
+    (void)fleet_committed(f, "v6", (const bool[FLEET_MAX]){true, true});
+    assert_false(fleet_confirm(f, 0, "q"));
+    assert_string_equal(state(f, 0), "unsynced");
+    assert_true(fleet_confirm(f, 0, "q"));
+    assert_string_equal(state(f, 0), "unsynced");
+    (void)fleet_committed(f, "v7", (const bool[FLEET_MAX]){true, true});
+    hear(f, 0, "q", "v7");
+    assert_string_equal(state(f, 0), "serving");
+    hear(f, 0, "r", "v7"); /* restarted after it */
+    assert_string_equal(state(f, 0), "unsynced");
+    hear(f, 1, "p", "v7");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
 /* Labels are not judged while an update is under way; that another process answers is seen. */
 static void test_a_restart_within_an_update_is_out(void **cmocka_state)
 {
@@ -501,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
         cmocka_unit_test(test_who_cannot_serve_has_no_vote),
         cmocka_unit_test(test_another_process_must_say_what_it_has),
+        cmocka_unit_test(test_who_took_an_update_is_in_step),
         cmocka_unit_test(test_a_restart_within_an_update_is_out),
         cmocka_unit_test(test_who_is_added_again_stays_fenced),
         cmocka_unit_test(test_who_was_not_told_to_stand_still_waits),

@@ -182,6 +182,11 @@ static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
     wire_request_fini(&r);
     assert_string_equal(json_string_value(json_object_get(native, "update_id")), "upd-1");
     json_decref(native);
+    native = parse("{\"mode\":\"keep\"}"); /* at the end of an update, but no step of it */
+    assert_int_equal(wire_make(&r, WIRE_BATON, WIRE_PAUSE, native, &about, &e), 0);
+    assert_null(strstr(r.body, "update_id"));
+    wire_request_fini(&r);
+    json_decref(native);
     native = parse("{\"path\":\"/w\",\"weight_version\":\"a\"}");
     assert_int_equal(wire_make(&r, WIRE_SGLANG, WIRE_UPDATE, native, &about, &e), 0);
     assert_non_null(strstr(r.body, "\"weight_version\":\"upd-7\"")); /* not yet what it is */
