@@ -10,7 +10,7 @@
 enum { BUF_CAP_MIN = 256 };
 
 /* Makes room for `more` bytes and a NUL. */
-static bool reserve(struct buf *b, size_t more)
+static bool buf_reserve(struct buf *b, size_t more)
 {
     size_t need, cap;
     char *data;
@@ -43,7 +43,7 @@ void buf_fini(struct buf *b)
 
 void buf_append(struct buf *b, const void *data, size_t len)
 {
-    if (!reserve(b, len))
+    if (!buf_reserve(b, len))
         return;
     if (len > 0)
         memcpy(b->data + b->len, data, len);
@@ -64,7 +64,7 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     va_start(ap, fmt);
     len = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
-    if (len < 0 || !reserve(b, (size_t)len))
+    if (len < 0 || !buf_reserve(b, (size_t)len))
         return;
     va_start(ap, fmt);
     (void)vsnprintf(b->data + b->len, (size_t)len + 1, fmt, ap);
@@ -76,7 +76,7 @@ char *buf_take(struct buf *b, size_t *len)
 {
     char *data;
 
-    if (!reserve(b, 0)) {
+    if (!buf_reserve(b, 0)) {
         buf_fini(b);
         return NULL;
     }

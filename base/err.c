@@ -27,7 +27,8 @@ static void keep_one_line(char *text)
             *text = ' ';
 }
 
-static void fill(struct err *e, enum err_code code, const char *field, const char *fmt, va_list ap)
+static void err_vfill(struct err *e, enum err_code code, const char *field, const char *fmt,
+                      va_list ap)
 {
     assert(e->code == ERR_NONE);
     assert(code > ERR_NONE && code < ERR_CODE_COUNT);
@@ -42,7 +43,7 @@ void err_fill(struct err *e, enum err_code code, const char *field, const char *
     va_list ap;
 
     va_start(ap, fmt);
-    fill(e, code, field, fmt, ap);
+    err_vfill(e, code, field, fmt, ap);
     va_end(ap);
 }
 
@@ -59,7 +60,7 @@ void err_fill_errno(struct err *e, enum err_code code, const char *field, int er
     size_t len;
 
     va_start(ap, fmt);
-    fill(e, is_our_lack(errnum) ? ERR_NO_MEMORY : code, field, fmt, ap);
+    err_vfill(e, is_our_lack(errnum) ? ERR_NO_MEMORY : code, field, fmt, ap);
     va_end(ap);
     len = strlen(e->msg);
     (void)snprintf(e->msg + len, sizeof e->msg - len, ": %s (errno %d)",

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static bool fail(struct json_reader *r, const char *wrong)
+static bool reader_fail(struct json_reader *r, const char *wrong)
 {
     if (r->wrong == NULL)
         r->wrong = wrong;
@@ -24,7 +24,8 @@ size_t json_reader_offset(const struct json_reader *r)
     return (size_t)(r->at - r->start);
 }
 
-int json_reader_peek(struct json_reader *r)
+/* The next byte that is not white space, or -1 at the end. */
+static int peek_byte(struct json_reader *r)
 {
     while (r->at < r->end && (*r->at == ' ' || *r->at == '\t' || *r->at == '\n' || *r->at == '\r'))
         r->at++;
@@ -35,8 +36,8 @@ bool json_reader_open(struct json_reader *r, char bracket)
 {
     if (r->wrong != NULL)
         return false;
-    if (json_reader_peek(r) != bracket)
-        return fail(r, bracket == '{' ? "an object was expected" : "an array was expected");
+    if (peek_byte(r) != bracket)
+        return reader_fail(r, bracket == '{' ? "an object was expected" : "an array was expected");
     r->at++;
     return true;
 }
@@ -47,14 +48,15 @@ bool json_reader_next(struct json_reader *r, char close, uint32_t *n)
 
     if (r->wrong != NULL)
         return false;
-    c = json_reader_peek(r);
+    c = peek_byte(r);
     if (c == close) {
         r->at++;
         return false;
     }
     if (*n > 0) {
         if (c != ',')
-            return fail(r, close == '}' ? "',' or '}' was expected" : "',' or ']' was expected");
+            return reader_fail(r, close == '}' ? "',' or '}' was expected"
+                                               : "',' or ']' was expected");
         r->at++;
     }
     ++*n;
@@ -65,15 +67,15 @@ bool json_reader_end(struct json_reader *r)
 {
     if (r->wrong != NULL)
         return false;
-    return json_reader_peek(r) == -1 ? true : fail(r, "there is more after the end of the value");
+    return peek_byte(r) == -1 ? true : reader_fail(r, "there is more after the end of the value");
 }
 
-static bool hex4(struct json_reader *r, uint32_t *out)
+static bool read_hex4(struct json_reader *r, uint32_t *out)
 {
     uint32_t value = 0;
 
     if (r->end - r->at < 4)
-        return fail(r, "the text ends inside a string");
+        return reader_fail(r, "the text ends inside a string");
     for (int i = 0; i < 4; i++, r->at++) {
         uint8_t c = *r->at;
         uint8_t lower = c | 0x20;
@@ -82,7 +84,7 @@ static bool hex4(struct json_reader *r, uint32_t *out)
         else if (lower >= 'a' && lower <= 'f')
             value = value << 4 | (uint32_t)(lower - 'a' + 10);
         else
-            return fail(r, "four hex digits were expected after \\u");
+            return reader_fail(r, "four hex digits were expected after \\u");
     }
     *out = value;
     return true;
@@ -93,66 +95,66 @@ static bool unicode_escape(struct json_reader *r, uint32_t *out)
 {
     uint32_t high, low;
 
-    if (!hex4(r, &high))
+    if (!read_hex4(r, &high))
         return false;
     *out = high;
     if (high < 0xd800 || high > 0xdfff)
         return true;
     if (high > 0xdbff || r->end - r->at < 2 || r->at[0] != '\\' || r->at[1] != 'u')
-        return fail(r, "a lone surrogate is not a character");
+        return reader_fail(r, "a lone surrogate is not a character");
     r->at += 2;
-    if (!hex4(r, &low))
+    if (!read_hex4(r, &low))
         return false;
     if (low < 0xdc00 || low > 0xdfff)
-        return fail(r, "a lone surrogate is not a character");
+        return reader_fail(r, "a lone surrogate is not a character");
     *out = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
     return true;
 }
 
 /* What follows a backslash. */
-static bool escape(struct json_reader *r, uint32_t *out)
+static bool read_escape(struct json_reader *r, uint32_t *out)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     const char *found;
     uint8_t c;
 
     if (r->at == r->end)
-        return fail(r, "the text ends inside a string");
+        return reader_fail(r, "the text ends inside a string");
     c = *r->at++;
     if (c == 'u')
         return unicode_escape(r, out);
     found = c != '\0' ? strchr(from, c) : NULL;
     if (found == NULL)
-        return fail(r, "a backslash before a character that needs none");
+        return reader_fail(r, "a backslash before a character that needs none");
     *out = (uint8_t)to[found - from];
     return true;
 }
 
 /* One character of a string, as UTF-8 into text; len 0 at the closing quote. */
-static bool character(struct json_reader *r, char text[UTF8_MAX], size_t *len)
+static bool read_character(struct json_reader *r, char text[UTF8_MAX], size_t *len)
 {
     uint32_t c;
     int n;
 
     if (r->at == r->end)
-        return fail(r, "the text ends inside a string");
+        return reader_fail(r, "the text ends inside a string");
     *len = 0;
     if (*r->at == '"') {
         r->at++;
         return true;
     }
     if (*r->at < 0x20)
-        return fail(r, "a control character inside a string");
+        return reader_fail(r, "a control character inside a string");
     if (*r->at == '\\') {
         r->at++;
-        if (!escape(r, &c))
+        if (!read_escape(r, &c))
             return false;
         *len = utf8_put(text, c);
         return true;
     }
     n = *r->at < 0x80 ? 1 : utf8_scan(r->at, (size_t)(r->end - r->at), &c);
     if (n <= 0)
-        return fail(r, "a string is not valid UTF-8");
+        return reader_fail(r, "a string is not valid UTF-8");
     *len = (size_t)n;
     memcpy(text, r->at, *len);
     r->at += n;
@@ -166,20 +168,20 @@ bool json_reader_string(struct json_reader *r, char *out, size_t cap)
 
     if (r->wrong != NULL)
         return false;
-    if (json_reader_peek(r) != '"')
-        return fail(r, "a string was expected");
+    if (peek_byte(r) != '"')
+        return reader_fail(r, "a string was expected");
     r->at++;
     for (;;) {
-        if (!character(r, text, &len))
+        if (!read_character(r, text, &len))
             return false;
         if (len == 0)
             break;
         if (out == NULL)
             continue;
         if (text[0] == '\0')
-            return fail(r, "a NUL inside a string");
+            return reader_fail(r, "a NUL inside a string");
         if (len >= cap - used)
-            return fail(r, "a string is longer than allowed");
+            return reader_fail(r, "a string is longer than allowed");
         memcpy(out + used, text, len);
         used += len;
     }
@@ -192,8 +194,8 @@ bool json_reader_key(struct json_reader *r, char *out, size_t cap)
 {
     if (!json_reader_string(r, out, cap))
         return false;
-    if (json_reader_peek(r) != ':')
-        return fail(r, "':' was expected");
+    if (peek_byte(r) != ':')
+        return reader_fail(r, "':' was expected");
     r->at++;
     return true;
 }
@@ -210,15 +212,15 @@ bool json_reader_u64(struct json_reader *r, uint64_t *out)
 
     if (r->wrong != NULL)
         return false;
-    (void)json_reader_peek(r);
+    (void)peek_byte(r);
     first = r->at;
     for (; is_digit(r); r->at++)
         if (__builtin_mul_overflow(value, 10, &value) ||
             __builtin_add_overflow(value, (uint64_t)(*r->at - '0'), &value))
-            return fail(r, "an integer is larger than 2^64 - 1");
+            return reader_fail(r, "an integer is larger than 2^64 - 1");
     if (r->at == first || (*first == '0' && r->at - first > 1) ||
         (r->at < r->end && (*r->at == '.' || *r->at == 'e' || *r->at == 'E')))
-        return fail(r, "a non-negative integer was expected");
+        return reader_fail(r, "a non-negative integer was expected");
     *out = value;
     return true;
 }
@@ -226,7 +228,7 @@ bool json_reader_u64(struct json_reader *r, uint64_t *out)
 static bool skip_digits(struct json_reader *r)
 {
     if (!is_digit(r))
-        return fail(r, "a digit was expected");
+        return reader_fail(r, "a digit was expected");
     while (is_digit(r))
         r->at++;
     return true;
@@ -265,7 +267,7 @@ static bool skip_word(struct json_reader *r)
             return true;
         }
     }
-    return fail(r, "a JSON value was expected");
+    return reader_fail(r, "a JSON value was expected");
 }
 
 static bool skip_members(struct json_reader *r, char close, unsigned depth)
@@ -285,10 +287,10 @@ bool json_reader_skip(struct json_reader *r, unsigned depth)
 
     if (r->wrong != NULL)
         return false;
-    c = json_reader_peek(r);
+    c = peek_byte(r);
     if (c == '{' || c == '[') {
         if (depth == 0)
-            return fail(r, "values are nested too deep");
+            return reader_fail(r, "values are nested too deep");
         return skip_members(r, c == '{' ? '}' : ']', depth - 1);
     }
     if (c == '"')

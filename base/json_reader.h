@@ -21,9 +21,6 @@ void json_reader_init(struct json_reader *r, const void *data, size_t len);
 /* json_reader_offset - bytes before the current place, for messages. */
 size_t json_reader_offset(const struct json_reader *r);
 
-/* json_reader_peek - the next byte that is not white space, or -1 at the end. */
-int json_reader_peek(struct json_reader *r);
-
 /* json_reader_open - take `bracket`, '{' or '['. */
 bool json_reader_open(struct json_reader *r, char bracket);
 

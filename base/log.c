@@ -139,7 +139,7 @@ bool log_enabled(enum log_level level)
 }
 
 /* Appends raw text if it fits beside the closing; else marks the record as cut. */
-static void put(struct log_rec *r, const char *text, size_t len)
+static void record_append(struct log_rec *r, const char *text, size_t len)
 {
     if (r->cut || r->len + len + LOG_CLOSE_ROOM > sizeof r->text) {
         r->cut = true;
@@ -167,12 +167,12 @@ void log_begin(struct log_rec *r, enum log_level level, const char *event)
     r->level = level;
     r->len = 0;
     r->cut = false;
-    put(r, head, (size_t)len);
+    record_append(r, head, (size_t)len);
 }
 
 /* Escapes one byte for a JSON string into `out`; bytes outside ASCII become their \u00xx form, so
  * a line is always valid JSON whatever a client sent. */
-static size_t escape(char out[8], unsigned char c)
+static size_t escape_byte(char out[8], unsigned char c)
 {
     if (c == '"' || c == '\\') {
         out[0] = '\\';
@@ -192,12 +192,12 @@ void log_str(struct log_rec *r, const char *key, const char *value)
 
     if (value == NULL)
         return;
-    put(r, ",\"", 2);
-    put(r, key, strlen(key));
-    put(r, "\":\"", 3);
+    record_append(r, ",\"", 2);
+    record_append(r, key, strlen(key));
+    record_append(r, "\":\"", 3);
     for (const char *p = value; *p != '\0' && !r->cut; p++)
-        put(r, piece, escape(piece, (unsigned char)*p));
-    put(r, "\"", 1);
+        record_append(r, piece, escape_byte(piece, (unsigned char)*p));
+    record_append(r, "\"", 1);
     if (r->cut)
         r->len = mark;
 }
@@ -206,10 +206,10 @@ static void put_raw(struct log_rec *r, const char *key, const char *value)
 {
     size_t mark = r->len;
 
-    put(r, ",\"", 2);
-    put(r, key, strlen(key));
-    put(r, "\":", 2);
-    put(r, value, strlen(value));
+    record_append(r, ",\"", 2);
+    record_append(r, key, strlen(key));
+    record_append(r, "\":", 2);
+    record_append(r, value, strlen(value));
     if (r->cut)
         r->len = mark;
 }

@@ -163,7 +163,7 @@ static int wait_ms(struct loop *l, uint64_t wait_us)
     return (int)((wait_us + 999) / 1000);
 }
 
-static bool ended(struct loop *l)
+static bool loop_ended(struct loop *l)
 {
     bool yes;
 
@@ -190,7 +190,7 @@ static void *loop_main(void *arg)
     uint64_t wait_us = 0;
 
     current = l;
-    while (!ended(l)) {
+    while (!loop_ended(l)) {
         int n = epoll_wait(l->epoll_fd, l->batch, LOOP_EVENTS_MAX, wait_ms(l, wait_us));
         uint64_t began_us = clock_now_us();
 

@@ -22,7 +22,8 @@ static void warn_if_open_to_others(const char *path, const char *option)
     log_end(&r);
 }
 
-static int check(const char *text, size_t len, const char *path, const char *option, struct err *e)
+static int secret_check(const char *text, size_t len, const char *path, const char *option,
+                        struct err *e)
 {
     if (len == 0)
         return err_set(e, ERR_BAD_REQUEST, option, "'%.200s' is empty", path);
@@ -42,7 +43,7 @@ int public_file_read(char **out, size_t *len, const char *path, const char *opti
 
     if (file_read(&text, &n, &file, e) != 0)
         return -1;
-    if (check(text, n, path, option, e) != 0) {
+    if (secret_check(text, n, path, option, e) != 0) {
         secret_file_free(text, n);
         return -1;
     }

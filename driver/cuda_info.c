@@ -28,7 +28,8 @@ static int is_mig(const struct cu_api *cu, CUdevice dev, const char *name, const
     return 0;
 }
 
-static int describe(const struct cu_api *cu, int ordinal, struct cuda_device *out, struct err *e)
+static int device_describe(const struct cu_api *cu, int ordinal, struct cuda_device *out,
+                           struct err *e)
 {
     struct cuda_device d = {.ordinal = ordinal};
     CUdevice dev;
@@ -66,7 +67,7 @@ int cuda_devices(const struct cu_api *cu, struct cuda_device devices[CUDA_DEVICE
     if (count > CUDA_DEVICES_MAX)
         count = CUDA_DEVICES_MAX;
     for (int i = 0; i < count; i++) {
-        if (describe(cu, i, &found[i], e) != 0)
+        if (device_describe(cu, i, &found[i], e) != 0)
             return -1;
     }
     *n = count > 0 ? (size_t)count : 0;
@@ -74,7 +75,7 @@ int cuda_devices(const struct cu_api *cu, struct cuda_device devices[CUDA_DEVICE
     return 0;
 }
 
-static int look(struct cuda_info *info, struct err *e)
+static int info_read(struct cuda_info *info, struct err *e)
 {
     const struct cu_api *cu = &info->api;
     int version = 0;
@@ -96,7 +97,7 @@ void cuda_probe(struct cuda_info *out, const char *path)
     struct err e = {0};
 
     memset(out, 0, sizeof *out);
-    out->available = cu_load(&out->api, path, &e) == 0 && look(out, &e) == 0;
+    out->available = cu_load(&out->api, path, &e) == 0 && info_read(out, &e) == 0;
     if (out->available)
         return;
     (void)snprintf(out->reason, sizeof out->reason, "%s", e.msg);

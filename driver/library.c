@@ -25,8 +25,8 @@ static int open_failed(enum err_code code, const char *name, struct err *e)
                    why != NULL ? why : "the loader does not say why");
 }
 
-static int fill(void *table, const struct library_spec *spec, void *lib, const char *name,
-                struct err *e)
+static int symbols_fill(void *table, const struct library_spec *spec, void *lib, const char *name,
+                        struct err *e)
 {
     for (size_t i = 0; i < spec->n_symbols; i++) {
         const struct library_symbol *s = &spec->symbols[i];
@@ -50,7 +50,7 @@ void *library_open(void *table, const struct library_spec *spec, const char *pat
         (void)open_failed(spec->code, name_of(file), e);
         return NULL;
     }
-    if (fill(table, spec, lib, name_of(file), e) != 0) {
+    if (symbols_fill(table, spec, lib, name_of(file), e) != 0) {
         (void)dlclose(lib);
         return NULL;
     }

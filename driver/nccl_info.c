@@ -26,7 +26,7 @@ static void path_of(const struct nccl_api *nccl, char out[NCCL_LIBRARY_PATH_MAX]
         (void)snprintf(out, NCCL_LIBRARY_PATH_MAX, "%s", found.dli_fname);
 }
 
-static int look(struct nccl_info *info, const char *path, struct err *e)
+static int library_read(struct nccl_info *info, const char *path, struct err *e)
 {
     int code = 0;
 
@@ -48,7 +48,7 @@ void nccl_probe(struct nccl_info *out, const char *path)
     struct err e = {0};
 
     memset(out, 0, sizeof *out);
-    out->available = look(out, path, &e) == 0;
+    out->available = library_read(out, path, &e) == 0;
     if (out->available)
         return;
     (void)snprintf(out->reason, sizeof out->reason, "%s", e.msg);

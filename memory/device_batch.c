@@ -225,7 +225,7 @@ int device_batch_new(struct device *d, struct device_batch **out, struct err *e)
 }
 
 /* Puts the event behind all that is queued. */
-static int mark(struct device_batch *b, struct err *e)
+static int batch_mark(struct device_batch *b, struct err *e)
 {
     const struct cu_api *cu = b->device->cu;
 
@@ -236,7 +236,7 @@ static int mark(struct device_batch *b, struct err *e)
 }
 
 /* From here on something may be queued. */
-static void begin(struct device_batch *b)
+static void batch_begin(struct device_batch *b)
 {
     b->busy = true;
     b->marked = false;
@@ -415,10 +415,10 @@ int device_batch_copy(struct device_batch *b, const struct device_piece *pieces,
         return err_set(e, ERR_NO_MEMORY, "", "no memory to sum %u pieces", n);
     if (device_enter(d, e) != 0)
         goto err_owed;
-    begin(b);
+    batch_begin(b);
     rc = kernel ? queue_kernel(b, pieces, n, o, e) : queue_dma(b, pieces, n, e);
     if (rc == 0)
-        rc = mark(b, e);
+        rc = batch_mark(b, e);
     device_leave(d);
     if (rc != 0)
         goto err_owed;
@@ -443,11 +443,11 @@ int device_batch_to_host(struct device_batch *b, void *dst, uint64_t src, uint64
         return 0;
     if (device_enter(d, e) != 0)
         return -1;
-    begin(b);
+    batch_begin(b);
     rc = cu_try(d->cu, d->cu->memcpy_dtoh_async(dst, src, nbytes, b->stream), "cuMemcpyDtoHAsync",
                 e);
     if (rc == 0)
-        rc = mark(b, e);
+        rc = batch_mark(b, e);
     device_leave(d);
     return rc;
 }
@@ -462,11 +462,11 @@ int device_batch_from_host(struct device_batch *b, uint64_t dst, const void *src
         return 0;
     if (device_enter(d, e) != 0)
         return -1;
-    begin(b);
+    batch_begin(b);
     rc = cu_try(d->cu, d->cu->memcpy_htod_async(dst, src, nbytes, b->stream), "cuMemcpyHtoDAsync",
                 e);
     if (rc == 0)
-        rc = mark(b, e);
+        rc = batch_mark(b, e);
     device_leave(d);
     return rc;
 }
@@ -511,7 +511,7 @@ static void give_made(const struct owed *o)
 }
 
 /* Gives what is owed, the oldest first; 1 when nothing is left, 0 when a later call goes on. */
-static int settle(struct device_batch *b, struct err *e)
+static int batch_settle(struct device_batch *b, struct err *e)
 {
     uint64_t budget = READ_BACK_NBYTES;
 
@@ -541,7 +541,7 @@ static int poll_entered(struct device_batch *b, struct err *e)
     int rc;
 
     if (b->busy) {
-        if (!b->marked && mark(b, e) != 0)
+        if (!b->marked && batch_mark(b, e) != 0)
             return -1;
         result = cu->event_query(b->event);
         if (result == CUDA_ERROR_NOT_READY)
@@ -550,7 +550,7 @@ static int poll_entered(struct device_batch *b, struct err *e)
             return -1;
         b->busy = false;
     }
-    rc = settle(b, e);
+    rc = batch_settle(b, e);
     if (rc == 1) {
         blocks_give(b->device, b->blocks);
         b->blocks = NULL;
@@ -625,7 +625,7 @@ int device_batch_wait(struct device_batch *b, const struct progress *p, struct e
 }
 
 /* Until the GPU has let go. Waiting for the whole stream is the slower way, and the surer one. */
-static void drain(struct device_batch *b)
+static void batch_drain(struct device_batch *b)
 {
     const struct cu_api *cu = b->device->cu;
 
@@ -655,7 +655,7 @@ void device_batch_free(struct device_batch *b)
     forget_owed(b);
     in_context = device_enter_release(d);
     if (in_context) { /* else it is lost: the GPU may still write to its blocks */
-        drain(b);
+        batch_drain(b);
         blocks_give(d, b->blocks);
         blocks_give(d, b->bounce);
         *b = (struct device_batch){.device = d, .event = b->event, .owed_tail = &b->owed};

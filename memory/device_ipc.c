@@ -82,8 +82,8 @@ int device_export(struct device *d, uint64_t addr, uint8_t handle[DEVICE_IPC_NBY
     return 0;
 }
 
-static int import(struct device *d, const CUipcMemHandle *h, CUdeviceptr *addr, size_t *nbytes,
-                  struct err *e)
+static int handle_import(struct device *d, const CUipcMemHandle *h, CUdeviceptr *addr,
+                         size_t *nbytes, struct err *e)
 {
     const struct cu_api *cu = d->cu;
     CUdeviceptr base = 0;
@@ -112,7 +112,7 @@ int device_import(struct device *d, const uint8_t handle[DEVICE_IPC_NBYTES], uin
     memcpy(&h, handle, sizeof h);
     if (device_enter(d, e) != 0)
         return -1;
-    rc = import(d, &h, &at, &there, e);
+    rc = handle_import(d, &h, &at, &there, e);
     device_leave(d);
     if (rc != 0)
         return -1;

@@ -93,7 +93,7 @@ static double double_of_bits(uint64_t bits)
 }
 
 /* Exact; a NaN comes out quiet, with its sign and payload. */
-static double widen(uint16_t half, struct half_format f)
+static double half_widen(uint16_t half, struct half_format f)
 {
     uint64_t sign = (uint64_t)(half >> 15) << 63;
     unsigned exp_max = (1u << f.exp_bits) - 1;
@@ -126,7 +126,7 @@ static uint64_t shift_round(uint64_t m, unsigned shift)
     return q + (rest > half || (rest == half && (q & 1) != 0));
 }
 
-static uint16_t narrow(double x, struct half_format f)
+static uint16_t half_narrow(double x, struct half_format f)
 {
     unsigned exp_max = (1u << f.exp_bits) - 1;
     uint16_t infinity = (uint16_t)(exp_max << f.frac_bits);
@@ -182,7 +182,7 @@ static void f32_of_bf16(uint8_t *dst, const uint8_t *src, uint64_t numel)
     }
 }
 
-static double load(const uint8_t *src, enum dtype d)
+static double element_load(const uint8_t *src, enum dtype d)
 {
     double x;
     float y;
@@ -197,7 +197,7 @@ static double load(const uint8_t *src, enum dtype d)
         return (double)y;
     }
     memcpy(&half, src, 2);
-    return widen(half, d == DTYPE_F16 ? format_f16 : format_bf16);
+    return half_widen(half, d == DTYPE_F16 ? format_f16 : format_bf16);
 }
 
 /* double to float, where a finite value beyond float's range is infinity and not undefined. */
@@ -213,7 +213,7 @@ static float f32_of_f64(double x)
     return (float)x;
 }
 
-static void store(uint8_t *dst, enum dtype d, double x)
+static void element_store(uint8_t *dst, enum dtype d, double x)
 {
     float y;
     uint16_t half;
@@ -224,7 +224,7 @@ static void store(uint8_t *dst, enum dtype d, double x)
         y = f32_of_f64(x);
         memcpy(dst, &y, 4);
     } else {
-        half = narrow(x, d == DTYPE_F16 ? format_f16 : format_bf16);
+        half = half_narrow(x, d == DTYPE_F16 ? format_f16 : format_bf16);
         memcpy(dst, &half, 2);
     }
 }
@@ -246,5 +246,5 @@ void dtype_convert(void *dst, enum dtype to, const void *src, enum dtype from, u
         f32_of_bf16(dst, src, numel);
     else
         for (uint64_t i = 0; i < numel; i++)
-            store(d + i * n_to, to, load(s + i * n_from, from));
+            element_store(d + i * n_to, to, element_load(s + i * n_from, from));
 }

@@ -34,7 +34,7 @@ struct slab_pool {
     struct slab_memory memory;
 };
 
-static int refuse(uint64_t needed, uint64_t available, const char *bound, struct err *e)
+static int slab_refuse(uint64_t needed, uint64_t available, const char *bound, struct err *e)
 {
     return err_set(e, ERR_NO_STAGING, "",
                    "%llu bytes of memory are needed for weights, %llu are available (bound: %s)",
@@ -50,7 +50,7 @@ static int pages_take(void *arg, uint64_t nbytes, uint64_t *addr, struct err *e)
 
     (void)arg;
     if (base == MAP_FAILED)
-        return refuse(nbytes, 0, "the system's overcommit limit", e);
+        return slab_refuse(nbytes, 0, "the system's overcommit limit", e);
     if (slack > 0) {
         uint64_t head = (SLAB_HUGE_NBYTES - (uintptr_t)base % SLAB_HUGE_NBYTES) % SLAB_HUGE_NBYTES;
 
@@ -179,9 +179,9 @@ int slab_pool_check(struct slab_pool *p, uint64_t nbytes, struct err *e)
     struct memory_room room = slab_pool_room(p);
 
     if (needed == 0)
-        return refuse(nbytes, 0, "the address space", e);
+        return slab_refuse(nbytes, 0, "the address space", e);
     if (needed > room.nbytes)
-        return refuse(nbytes, room.nbytes, room.bound, e);
+        return slab_refuse(nbytes, room.nbytes, room.bound, e);
     return 0;
 }
 
@@ -199,8 +199,8 @@ static struct slab_owned *idle_take_locked(struct slab_pool *p, struct slab_owne
 }
 
 /* Reserves the bytes; gives an idle slab of that size, or idle ones to give back in its stead. */
-static int reserve(struct slab_pool *p, uint64_t taken, struct slab_owned **reuse,
-                   struct slab_owned **drop, struct err *e)
+static int pool_reserve(struct slab_pool *p, uint64_t taken, struct slab_owned **reuse,
+                        struct slab_owned **drop, struct err *e)
 {
     uint64_t n_dropped = 0, live;
     bool fits;
@@ -226,12 +226,12 @@ static int reserve(struct slab_pool *p, uint64_t taken, struct slab_owned **reus
     }
     mtx_unlock(&p->lock);
     if (!fits)
-        return refuse(taken, live < p->nbytes_max ? p->nbytes_max - live : 0, "--max-weight-bytes",
-                      e);
+        return slab_refuse(taken, live < p->nbytes_max ? p->nbytes_max - live : 0,
+                           "--max-weight-bytes", e);
     return 0;
 }
 
-static void unreserve(struct slab_pool *p, uint64_t taken)
+static void pool_unreserve(struct slab_pool *p, uint64_t taken)
 {
     mtx_lock(&p->lock);
     p->nbytes_live -= taken;
@@ -262,14 +262,14 @@ int slab_new(struct slab **out, struct slab_pool *p, uint64_t nbytes, struct err
     struct slab_owned *s = NULL, *drop = NULL;
 
     if (taken == 0)
-        return refuse(nbytes, 0, "the address space", e);
-    if (reserve(p, taken, &s, &drop, e) != 0)
+        return slab_refuse(nbytes, 0, "the address space", e);
+    if (pool_reserve(p, taken, &s, &drop, e) != 0)
         return -1;
     slabs_give(&p->memory, drop);
     if (s == NULL)
         s = slab_take(p, taken, e);
     if (s == NULL) {
-        unreserve(p, taken);
+        pool_unreserve(p, taken);
         return -1;
     }
     s->slab.nbytes = nbytes;

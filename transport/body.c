@@ -28,7 +28,7 @@ struct body_run {
 };
 
 /* Tells how far the bytes have come, also within a piece: a slow sender must not look dead. */
-static void tell(struct body_run *run)
+static void run_report(struct body_run *run)
 {
     struct body_source *b = run->b;
     uint64_t taken = http_request_body_taken(b->x) - b->taken_before;
@@ -46,7 +46,7 @@ static bool stop_asked(void *arg)
 {
     struct body_run *run = arg;
 
-    tell(run);
+    run_report(run);
     return atomic_load_explicit(&run->p->stop, memory_order_relaxed);
 }
 
@@ -72,17 +72,17 @@ static int body_fill(struct source *s, const struct tensor_list *tensor_list, ui
         if (progress_check(p, e) != 0)
             return -1;
         piece = nbytes - done < SOURCE_PIECE_NBYTES ? nbytes - done : SOURCE_PIECE_NBYTES;
-        tell(&run);
+        run_report(&run);
         if (http_request_body_read(b->x, (char *)dst + done, piece, b->stall_us, p->deadline_us,
                                    stop_asked, &run, &cause) != 0) {
-            tell(&run);
+            run_report(&run);
             if (progress_check(p, e) != 0) /* stopped or late: that is the reason to tell */
                 return -1;
             return name_tensor(&run, &cause, e);
         }
         progress_came(p, (char *)dst + done, piece);
     }
-    tell(&run);
+    run_report(&run);
     return 0;
 }
 

@@ -369,8 +369,8 @@ static int lay_out(struct loading *l, struct tensor_list *all, struct tensor_lis
 }
 
 /* Takes over fd. */
-static int load(struct loading *l, const char *path, int fd, struct tensor_list *tensor_list,
-                struct file_weights *w, struct err *e)
+static int files_load(struct loading *l, const char *path, int fd, struct tensor_list *tensor_list,
+                      struct file_weights *w, struct err *e)
 {
     struct tensor_list_builder *b;
     struct tensor_list *all;
@@ -404,7 +404,7 @@ static int source_of(struct source **out, struct file_weights *w, const char *pa
     names_init(&l.names);
     rc = tensor_list_builder_new(&l.all, e);
     if (rc == 0)
-        rc = load(&l, path, fd, tensor_list, &weights, e);
+        rc = files_load(&l, path, fd, tensor_list, &weights, e);
     else
         (void)close(fd);
     tensor_list_builder_free(l.all);

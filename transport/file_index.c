@@ -23,7 +23,7 @@ void file_index_fini(struct file_index *x)
     memset(x, 0, sizeof *x);
 }
 
-static int syntax(const struct json_reader *r, struct err *e)
+static int index_syntax(const struct json_reader *r, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, "/path", INDEX ": %s, at byte %zu", r->wrong,
                    json_reader_offset(r));
@@ -43,7 +43,7 @@ static int check_file_name(const char *name, const char *tensor, struct err *e)
     return 0;
 }
 
-static int reserve(struct file_index *x, struct err *e)
+static int index_reserve(struct file_index *x, struct err *e)
 {
     uint32_t cap = x->cap == 0 ? CAP_MIN : 2 * x->cap;
     uint32_t *file;
@@ -58,7 +58,7 @@ static int reserve(struct file_index *x, struct err *e)
     return 0;
 }
 
-static int add(struct file_index *x, const char *tensor, const char *name, struct err *e)
+static int index_add(struct file_index *x, const char *tensor, const char *name, struct err *e)
 {
     uint32_t file = names_find(&x->files, name);
 
@@ -78,7 +78,7 @@ static int add(struct file_index *x, const char *tensor, const char *name, struc
         if (names_add(&x->files, name, e) != 0)
             return -1;
     }
-    if (reserve(x, e) != 0 || names_add(&x->tensors, tensor, e) != 0)
+    if (index_reserve(x, e) != 0 || names_add(&x->tensors, tensor, e) != 0)
         return -1;
     x->file[x->tensors.n - 1] = file;
     return 0;
@@ -90,30 +90,30 @@ static int read_map(struct file_index *x, struct json_reader *r, struct err *e)
     uint32_t n = 0;
 
     if (!json_reader_open(r, '{'))
-        return syntax(r, e);
+        return index_syntax(r, e);
     while (json_reader_next(r, '}', &n)) {
         if (!json_reader_key(r, tensor, sizeof tensor) || !json_reader_string(r, file, sizeof file))
-            return syntax(r, e);
-        if (add(x, tensor, file, e) != 0)
+            return index_syntax(r, e);
+        if (index_add(x, tensor, file, e) != 0)
             return -1;
     }
-    return r->wrong == NULL ? 0 : syntax(r, e);
+    return r->wrong == NULL ? 0 : index_syntax(r, e);
 }
 
-static int parse(struct file_index *x, struct json_reader *r, struct err *e)
+static int index_parse(struct file_index *x, struct json_reader *r, struct err *e)
 {
     char key[TENSOR_LIST_NAME_LEN_MAX + 1];
     bool seen = false;
     uint32_t n = 0;
 
     if (!json_reader_open(r, '{'))
-        return syntax(r, e);
+        return index_syntax(r, e);
     while (json_reader_next(r, '}', &n)) {
         if (!json_reader_key(r, key, sizeof key))
-            return syntax(r, e);
+            return index_syntax(r, e);
         if (strcmp(key, "weight_map") != 0) {
             if (!json_reader_skip(r, FILE_INDEX_DEPTH_MAX))
-                return syntax(r, e);
+                return index_syntax(r, e);
             continue;
         }
         if (seen)
@@ -123,7 +123,7 @@ static int parse(struct file_index *x, struct json_reader *r, struct err *e)
             return -1;
     }
     if (!json_reader_end(r))
-        return syntax(r, e);
+        return index_syntax(r, e);
     if (x->tensors.n == 0)
         return err_set(e, ERR_BAD_REQUEST, "/path", INDEX ": 'weight_map' %s",
                        seen ? "names no tensors" : "is missing");
@@ -173,7 +173,7 @@ int file_index_read(struct file_index *out, int fd, struct err *e)
     json_reader_init(&r, text, (size_t)st.st_size);
     rc = read_all(text, (size_t)st.st_size, fd, e);
     if (rc == 0)
-        rc = parse(&x, &r, e);
+        rc = index_parse(&x, &r, e);
     free(text);
     if (rc != 0) {
         file_index_fini(&x);

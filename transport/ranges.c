@@ -120,7 +120,8 @@ struct run {
 };
 
 /* Why reading ended `done` bytes into the piece at `at`. */
-static void explain(const struct run *run, uint64_t at, uint64_t done, int errnum, struct err *e)
+static void run_explain(const struct run *run, uint64_t at, uint64_t done, int errnum,
+                        struct err *e)
 {
     const struct ranges *r = run->r;
     uint32_t file = r->at[run->first].file;
@@ -184,7 +185,7 @@ static int run_piece(struct run *run, uint64_t at, struct err *e)
     atomic_fetch_add_explicit(&run->p->nbytes_done, done, memory_order_relaxed);
     if (rc == 0 && done == want)
         return 0;
-    explain(run, at, done, rc != 0 ? errno : 0, e);
+    run_explain(run, at, done, rc != 0 ? errno : 0, e);
     return -1;
 }
 

@@ -15,7 +15,7 @@ enum {
 
 static const uint8_t mapped[MAPPED_BITS / 8] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-static int refuse(const char *text, const char *why, const char *field, struct err *e)
+static int cidr_refuse(const char *text, const char *why, const char *field, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, field,
                    "'%.80s': %s; expected an address or a block, as 10.0.0.0/8 or fd00::/8", text,
@@ -37,7 +37,7 @@ static bool read_bits(unsigned *out, const char *text)
 }
 
 /* Zeroes what lies beyond the prefix; whether that changed anything. */
-static bool cut(struct cidr *c)
+static bool cidr_cut(struct cidr *c)
 {
     unsigned n_bytes = c->v6 ? 16 : 4;
     bool changed = false;
@@ -51,7 +51,7 @@ static bool cut(struct cidr *c)
     return changed;
 }
 
-static void unmap(struct cidr *c)
+static void cidr_unmap(struct cidr *c)
 {
     if (!c->v6 || c->prefix_len < MAPPED_BITS || memcmp(c->addr, mapped, sizeof mapped) != 0)
         return;
@@ -80,25 +80,25 @@ static int cidr_parse(struct cidr *out, const char *text, const char *field, str
     unsigned bits;
 
     if (len == 0 || len > ADDR_LEN_MAX)
-        return refuse(text, "the address is empty or too long", field, e);
+        return cidr_refuse(text, "the address is empty or too long", field, e);
     memcpy(addr, text, len);
     addr[len] = '\0';
     c.v6 = strchr(addr, ':') != NULL;
     if (inet_pton(c.v6 ? AF_INET6 : AF_INET, addr, c.addr) != 1)
-        return refuse(text, "that is no numeric address", field, e);
+        return cidr_refuse(text, "that is no numeric address", field, e);
     bits = c.v6 ? V6_BITS : V4_BITS;
     if (slash != NULL &&
         (!read_bits(&bits, slash + 1) || bits > (unsigned)(c.v6 ? V6_BITS : V4_BITS)))
-        return refuse(text,
-                      c.v6 ? "the prefix is not a number of bits from 0 to 128"
-                           : "the prefix is not a number of bits from 0 to 32",
-                      field, e);
+        return cidr_refuse(text,
+                           c.v6 ? "the prefix is not a number of bits from 0 to 128"
+                                : "the prefix is not a number of bits from 0 to 32",
+                           field, e);
     c.prefix_len = (uint8_t)bits;
-    if (cut(&c))
+    if (cidr_cut(&c))
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%.80s' has bits set beyond its prefix; the block is %s", text,
                        cidr_text(&c, block));
-    unmap(&c);
+    cidr_unmap(&c);
     *out = c;
     return 0;
 }
@@ -134,18 +134,18 @@ static bool from_sockaddr(struct cidr *out, const struct sockaddr *addr)
     memcpy(out->addr, &v6.sin6_addr, 16);
     out->v6 = true;
     out->prefix_len = V6_BITS;
-    unmap(out);
+    cidr_unmap(out);
     return true;
 }
 
-static bool holds(const struct cidr *c, const struct cidr *one)
+static bool cidr_holds(const struct cidr *c, const struct cidr *one)
 {
     struct cidr block = *one;
 
     if (c->v6 != one->v6)
         return false;
     block.prefix_len = c->prefix_len;
-    (void)cut(&block);
+    (void)cidr_cut(&block);
     return memcmp(block.addr, c->addr, sizeof block.addr) == 0;
 }
 
@@ -157,7 +157,7 @@ bool cidr_list_match(const void *list, const struct sockaddr *addr)
     if (!from_sockaddr(&one, addr))
         return false;
     for (uint32_t i = 0; i < l->n; i++)
-        if (holds(&l->items[i], &one))
+        if (cidr_holds(&l->items[i], &one))
             return true;
     return false;
 }

@@ -48,7 +48,7 @@ static void lookup_unref(struct lookup *l)
     free(l);
 }
 
-static int ask(struct addrinfo **found, const char *host, const char *port, int flags)
+static int resolver_ask(struct addrinfo **found, const char *host, const char *port, int flags)
 {
     struct addrinfo hints = {
         .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
@@ -61,7 +61,7 @@ static void *lookup_main(void *arg)
     struct lookup *l = arg;
     uint64_t one = 1;
 
-    l->rc = ask(&l->found, l->host, l->port, 0);
+    l->rc = resolver_ask(&l->found, l->host, l->port, 0);
     l->errnum = errno;
     atomic_store_explicit(&l->done, true, memory_order_release);
     (void)!write(l->event_fd, &one, sizeof one); /* a fresh counter has room for it */
@@ -115,7 +115,7 @@ static int lookup_start(struct lookup *l, struct err *e)
     return 0;
 }
 
-static int refuse(const char *host, int rc, int errnum, const char *field, struct err *e)
+static int resolver_refuse(const char *host, int rc, int errnum, const char *field, struct err *e)
 {
     if (rc == EAI_NONAME || rc == EAI_NODATA)
         return err_set(e, ERR_BAD_REQUEST, field, "host '%s' has no address: %s", host,
@@ -162,7 +162,7 @@ static int look_up(struct resolve_addrs *out, const char *host, const char *port
         goto unref;
     end = poll_wait(l->event_fd, POLLIN, CLOCK_NEVER, p);
     if (atomic_load_explicit(&l->done, memory_order_acquire))
-        rc = l->rc != 0 ? refuse(host, l->rc, l->errnum, field, e)
+        rc = l->rc != 0 ? resolver_refuse(host, l->rc, l->errnum, field, e)
                         : copy_out(out, host, l->found, field, e);
     else
         rc = poll_refuse(end, field, e, "host '%s' was looked up", host);
@@ -188,7 +188,7 @@ int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, con
                            "byte 0x%02x at %zu does not belong into a host name or address",
                            (unsigned char)host[i], i);
     (void)snprintf(port_text, sizeof port_text, "%u", port);
-    if (ask(&found, host, port_text, AI_NUMERICHOST) != 0)
+    if (resolver_ask(&found, host, port_text, AI_NUMERICHOST) != 0)
         return look_up(out, host, port_text, field, p, e);
     rc = copy_out(out, host, found, field, e);
     freeaddrinfo(found);

@@ -83,7 +83,7 @@ static bool is_own_echo(int fd)
 }
 
 /* Waits for a connection under way. Returns 0, or the errno that ended it, or -1 with `e` set. */
-static int await(struct dial *d, int fd, uint64_t until_us, struct err *e)
+static int dial_await(struct dial *d, int fd, uint64_t until_us, struct err *e)
 {
     enum poll_end end = poll_wait(fd, POLLOUT, until_us, d->p);
     socklen_t len = sizeof(int);
@@ -100,7 +100,7 @@ static int await(struct dial *d, int fd, uint64_t until_us, struct err *e)
 }
 
 /* One address, once. Returns 0 with *out set or with why not in `d`; -1 with `e` set. */
-static int attempt(struct dial *d, const struct resolve_addr *to, int *out, struct err *e)
+static int dial_attempt(struct dial *d, const struct resolve_addr *to, int *out, struct err *e)
 {
     uint64_t now = clock_now_us(), slice, until_us = CLOCK_NEVER;
     static const struct linger at_once = {.l_onoff = 1, .l_linger = 0};
@@ -120,7 +120,7 @@ static int attempt(struct dial *d, const struct resolve_addr *to, int *out, stru
     set_options(fd);
     rc = connect(fd, (const struct sockaddr *)&to->addr, to->len) == 0 ? 0 : errno;
     if (rc == EINPROGRESS || rc == EINTR)
-        rc = await(d, fd, until_us, e);
+        rc = dial_await(d, fd, until_us, e);
     if (rc == 0 && is_own_echo(fd)) {
         /* Reset, or the port would stay taken for a minute and its owner could not listen. */
         (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
@@ -146,7 +146,7 @@ static int do_round(struct dial *d, int *out, char peer[CIDR_ADDR_TEXT_CAP], str
     d->again = false;
     for (uint32_t i = 0; i < d->addrs.n; i++) {
         const struct resolve_addr *to = &d->addrs.items[i];
-        if (attempt(d, to, out, e) != 0)
+        if (dial_attempt(d, to, out, e) != 0)
             return -1;
         if (*out >= 0) {
             (void)cidr_addr_text((const struct sockaddr *)&to->addr, peer);

@@ -92,7 +92,7 @@ void ipc_bucket_fini(struct ipc_bucket *b)
 }
 
 /* The scope, made if there is none; *made then says so. */
-static int enter(struct cuda_ipc *s, struct source_scope *scope, bool *made, struct err *e)
+static int scope_enter(struct cuda_ipc *s, struct source_scope *scope, bool *made, struct err *e)
 {
     *made = scope == NULL;
     if (*made)
@@ -118,7 +118,7 @@ static int ipc_join(struct source *source, struct source_scope **scope, struct e
     bool made;
 
     assert(s->scope == NULL);
-    if (enter(s, *scope, &made, e) != 0)
+    if (scope_enter(s, *scope, &made, e) != 0)
         return -1;
     for (uint32_t i = 0; i < s->n_runs; i++) {
         const struct ipc_run *run = &s->runs[i];
@@ -458,7 +458,7 @@ static int fill_rank(struct cuda_ipc *s, uint32_t r, struct ipc_run *runs, struc
     return 0;
 }
 
-static int fill(struct cuda_ipc *s, const struct cuda_ipc_cfg *cfg, struct err *e)
+static int source_fill(struct cuda_ipc *s, const struct cuda_ipc_cfg *cfg, struct err *e)
 {
     struct ipc_run *runs = s->runs;
     struct ipc_use *uses = s->uses;
@@ -492,7 +492,7 @@ int cuda_ipc_source_new(struct source **out, const struct cuda_ipc_cfg *cfg, str
     s->n_buckets = cfg->n_buckets;
     s->n_ranks = cfg->n_ranks;
     names_init(&s->event_keys);
-    if (alloc_runs(s, e) != 0 || fill(s, cfg, e) != 0) {
+    if (alloc_runs(s, e) != 0 || source_fill(s, cfg, e) != 0) {
         ipc_close(&s->source);
         return -1;
     }

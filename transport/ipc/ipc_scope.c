@@ -293,7 +293,7 @@ static bool is_exiting(pid_t pid)
 /* A descriptor of a process, also of one that is ending or a zombie: its end is seen when it is
  * asked. -1: it is not visible from here, or there is no descriptor to be had; then nothing is said
  * of it. */
-static int watch(pid_t pid)
+static int process_watch(pid_t pid)
 {
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
@@ -306,7 +306,7 @@ static uint8_t exporter_find(struct ipc_scope *c, pid_t pid)
     for (uint32_t i = 0; i < c->n_exporters; i++)
         if (c->exporters[i].pid == pid)
             return (uint8_t)i;
-    pidfd = c->n_exporters < IPC_EXPORTERS_MAX ? watch(pid) : -1;
+    pidfd = c->n_exporters < IPC_EXPORTERS_MAX ? process_watch(pid) : -1;
     if (pidfd < 0)
         return NO_EXPORTER;
     c->exporters[c->n_exporters] = (struct exporter){pid, pidfd};

@@ -153,7 +153,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
 }
 
 /* Room for one more in a pool: it doubles, so that all growing together is linear. */
-static int grow(struct reader *r, void **pool, uint32_t *room, uint32_t n, size_t each)
+static int pool_grow(struct reader *r, void **pool, uint32_t *room, uint32_t n, size_t each)
 {
     uint32_t wanted = *room == 0 ? ROOM_MIN : *room * 2;
     void *larger;
@@ -174,7 +174,7 @@ static int grow(struct reader *r, void **pool, uint32_t *room, uint32_t n, size_
 }
 
 /* The next n bytes of the input, or NULL after saying that they are not there. */
-static const uint8_t *take(struct reader *r, uint64_t n)
+static const uint8_t *reader_take(struct reader *r, uint64_t n)
 {
     const uint8_t *bytes = r->data + r->at;
 
@@ -199,7 +199,7 @@ static uint64_t little_endian(const uint8_t *bytes, size_t n)
 
 static int take_int(struct reader *r, size_t n, uint64_t *out)
 {
-    const uint8_t *bytes = take(r, n);
+    const uint8_t *bytes = reader_take(r, n);
 
     if (bytes == NULL)
         return -1;
@@ -216,11 +216,11 @@ static int push_index(struct reader *r, uint32_t index)
     return 0;
 }
 
-static int push(struct reader *r, struct pickle_value v)
+static int stack_push(struct reader *r, struct pickle_value v)
 {
     void *pool = r->p.values;
 
-    if (grow(r, &pool, &r->values_room, r->p.n_values, sizeof v) != 0)
+    if (pool_grow(r, &pool, &r->values_room, r->p.n_values, sizeof v) != 0)
         return -1;
     r->p.values = pool;
     r->p.values[r->p.n_values] = v;
@@ -231,12 +231,12 @@ static int push_kind(struct reader *r, enum pickle_kind kind)
 {
     bool container = kind == PICKLE_TUPLE || kind == PICKLE_LIST || kind == PICKLE_DICT;
 
-    return push(r, (struct pickle_value){.kind = (uint8_t)kind, .depth = container});
+    return stack_push(r, (struct pickle_value){.kind = (uint8_t)kind, .depth = container});
 }
 
 static int push_int(struct reader *r, enum pickle_kind kind, int64_t integer)
 {
-    return push(r, (struct pickle_value){.kind = (uint8_t)kind, .u.integer = integer});
+    return stack_push(r, (struct pickle_value){.kind = (uint8_t)kind, .u.integer = integer});
 }
 
 /* How many values lie above the last mark. */
@@ -245,7 +245,7 @@ static uint32_t above_mark(const struct reader *r)
     return r->n_stack - (r->n_marks > 0 ? r->marks[r->n_marks - 1] : 0);
 }
 
-static int need(struct reader *r, uint32_t n)
+static int stack_need(struct reader *r, uint32_t n)
 {
     if (above_mark(r) < n)
         return refuse(r, "opcode 0x%02x needs %u values on the stack, there are %u",
@@ -253,7 +253,7 @@ static int need(struct reader *r, uint32_t n)
     return 0;
 }
 
-static struct pickle_value *top(struct reader *r, uint32_t i)
+static struct pickle_value *stack_top(struct reader *r, uint32_t i)
 {
     return &r->p.values[r->stack[r->n_stack - 1 - i]];
 }
@@ -281,7 +281,7 @@ static int move_items(struct reader *r, uint32_t into, uint32_t n)
         if (depth > PICKLE_DEPTH_MAX)
             return refuse(r, "containers are nested more than %d deep", PICKLE_DEPTH_MAX);
         pool = r->p.cells;
-        if (grow(r, &pool, &r->cells_room, cell, sizeof *r->p.cells) != 0)
+        if (pool_grow(r, &pool, &r->cells_room, cell, sizeof *r->p.cells) != 0)
             return -1;
         r->p.cells = pool;
         r->p.n_cells++;
@@ -310,21 +310,21 @@ static int make_tuple(struct reader *r, uint32_t n)
 }
 
 /* n values go into the container beneath them: items into a list, pairs into a dict. */
-static int extend(struct reader *r, enum pickle_kind kind, uint32_t n)
+static int op_extend(struct reader *r, enum pickle_kind kind, uint32_t n)
 {
     struct pickle_value *c;
 
-    if (need(r, n + 1) != 0)
+    if (stack_need(r, n + 1) != 0)
         return -1;
-    c = top(r, n);
+    c = stack_top(r, n);
     if (c->kind != kind)
         return refuse(r, "opcode 0x%02x adds to %s, here to %s", r->data[r->op_at],
                       kind == PICKLE_LIST ? "a list" : "a dict", pickle_kind_name(c));
     if (kind == PICKLE_DICT && n % 2 != 0)
         return refuse(r, "a dict is given %u keys and values, which make no pairs", n);
     for (uint32_t i = 1; kind == PICKLE_DICT && i < n; i += 2)
-        if (top(r, i)->kind != PICKLE_STR)
-            return refuse(r, "a dict's key is %s; it is a str", pickle_kind_name(top(r, i)));
+        if (stack_top(r, i)->kind != PICKLE_STR)
+            return refuse(r, "a dict's key is %s; it is a str", pickle_kind_name(stack_top(r, i)));
     return move_items(r, r->stack[r->n_stack - 1 - n], n);
 }
 
@@ -337,7 +337,7 @@ static int read_text(struct reader *r, size_t n_len)
 
     if (take_int(r, n_len, &len) != 0)
         return -1;
-    v.u.data = take(r, len);
+    v.u.data = reader_take(r, len);
     if (v.u.data == NULL)
         return -1;
     if (len > max)
@@ -347,7 +347,7 @@ static int read_text(struct reader *r, size_t n_len)
         if (v.u.data[i] < 0x20 || v.u.data[i] > 0x7e)
             return refuse(r, "a str holds byte 0x%02x; %s are printable ASCII", v.u.data[i], what);
     v.n = (uint32_t)len;
-    return push(r, v);
+    return stack_push(r, v);
 }
 
 static int read_bytes(struct reader *r, size_t n_len)
@@ -357,11 +357,11 @@ static int read_bytes(struct reader *r, size_t n_len)
 
     if (take_int(r, n_len, &len) != 0)
         return -1;
-    v.u.data = take(r, len);
+    v.u.data = reader_take(r, len);
     if (v.u.data == NULL)
         return -1;
     v.n = (uint32_t)len;
-    return push(r, v);
+    return stack_push(r, v);
 }
 
 static int read_int(struct reader *r, size_t n)
@@ -389,18 +389,19 @@ static int read_long(struct reader *r)
     return push_int(r, PICKLE_INT, (int64_t)value);
 }
 
-static int memoize(struct reader *r)
+static int memo_put(struct reader *r)
 {
     void *pool = r->memo;
 
-    if (need(r, 1) != 0 || grow(r, &pool, &r->memo_room, r->n_memo, sizeof *r->memo) != 0)
+    if (stack_need(r, 1) != 0 ||
+        pool_grow(r, &pool, &r->memo_room, r->n_memo, sizeof *r->memo) != 0)
         return -1;
     r->memo = pool;
     r->memo[r->n_memo++] = r->stack[r->n_stack - 1];
     return 0;
 }
 
-static int fetch(struct reader *r, size_t n_index)
+static int memo_get(struct reader *r, size_t n_index)
 {
     const struct pickle_value *v;
     uint64_t index;
@@ -459,10 +460,10 @@ static int read_global(struct reader *r)
 {
     const struct pickle_value *module, *name;
 
-    if (need(r, 2) != 0)
+    if (stack_need(r, 2) != 0)
         return -1;
-    module = top(r, 1);
-    name = top(r, 0);
+    module = stack_top(r, 1);
+    name = stack_top(r, 0);
     if (module->kind != PICKLE_STR || name->kind != PICKLE_STR)
         return refuse(r, "a global is named by %s and %s; both are str", pickle_kind_name(module),
                       pickle_kind_name(name));
@@ -472,8 +473,8 @@ static int read_global(struct reader *r)
         if (!is_text(name, g->name) || !global_fits(r, g, module))
             continue;
         r->n_stack -= 2;
-        return push(r, (struct pickle_value){
-                           .kind = PICKLE_GLOBAL, .global = g->global, .dtype = g->dtype});
+        return stack_push(r, (struct pickle_value){
+                                 .kind = PICKLE_GLOBAL, .global = g->global, .dtype = g->dtype});
     }
     return refuse_global(r, module, name);
 }
@@ -506,7 +507,7 @@ static int reduce_size(struct reader *r, const struct pickle_value *args)
     size = *dims;
     size.kind = PICKLE_SIZE;
     r->n_stack -= 2;
-    return push(r, size);
+    return stack_push(r, size);
 }
 
 /* rebuild_cuda_tensor(...), RuntimeError(...): the arguments, by another name. */
@@ -515,27 +516,27 @@ static int reduce_as(struct reader *r, enum pickle_kind kind, const struct pickl
     struct pickle_value made = *args;
 
     if (args->kind != PICKLE_TUPLE)
-        return refuse(r, "the arguments of %s are %s, not a tuple", global_name(top(r, 1)),
+        return refuse(r, "the arguments of %s are %s, not a tuple", global_name(stack_top(r, 1)),
                       pickle_kind_name(args));
     made.kind = (uint8_t)kind;
     r->n_stack -= 2;
-    return push(r, made);
+    return stack_push(r, made);
 }
 
-static int reduce(struct reader *r)
+static int op_reduce(struct reader *r)
 {
     const struct pickle_value *callable;
 
-    if (need(r, 2) != 0)
+    if (stack_need(r, 2) != 0)
         return -1;
-    callable = top(r, 1);
+    callable = stack_top(r, 1);
     if (callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_SIZE_CLASS)
-        return reduce_size(r, top(r, 0));
+        return reduce_size(r, stack_top(r, 0));
     if (r->form == FORM_TENSORS && callable->kind == PICKLE_GLOBAL &&
         callable->global == PICKLE_REBUILD)
-        return reduce_as(r, PICKLE_EXPORT, top(r, 0));
+        return reduce_as(r, PICKLE_EXPORT, stack_top(r, 0));
     if (callable->kind == PICKLE_GLOBAL && callable->global == PICKLE_ERROR_CLASS)
-        return reduce_as(r, PICKLE_ERROR, top(r, 0));
+        return reduce_as(r, PICKLE_ERROR, stack_top(r, 0));
     return refuse(r, "REDUCE would call %s; it may only build torch.Size%s",
                   callable->kind == PICKLE_GLOBAL ? global_name(callable)
                                                   : pickle_kind_name(callable),
@@ -548,10 +549,10 @@ static int make_object(struct reader *r)
     const struct pickle_value *class, *args;
     uint8_t global;
 
-    if (need(r, 2) != 0)
+    if (stack_need(r, 2) != 0)
         return -1;
-    class = top(r, 1);
-    args = top(r, 0);
+    class = stack_top(r, 1);
+    args = stack_top(r, 0);
     if (class->kind != PICKLE_GLOBAL ||
         (class->global != PICKLE_FLAT_METADATA && class->global != PICKLE_LOCAL_TENSOR))
         return refuse(r,
@@ -562,18 +563,19 @@ static int make_object(struct reader *r)
     if (args->kind != PICKLE_TUPLE || args->n != 0)
         return refuse(r, "NEWOBJ of %s has arguments; it has none", global_name(class));
     r->n_stack -= 2;
-    return push(r, (struct pickle_value){.kind = PICKLE_OBJECT, .depth = 1, .global = global});
+    return stack_push(r,
+                      (struct pickle_value){.kind = PICKLE_OBJECT, .depth = 1, .global = global});
 }
 
 /* The object gets its dict, once: nobody else can have either. */
-static int build(struct reader *r)
+static int op_build(struct reader *r)
 {
     const struct pickle_value *object, *state;
 
-    if (need(r, 2) != 0)
+    if (stack_need(r, 2) != 0)
         return -1;
-    object = top(r, 1);
-    state = top(r, 0);
+    object = stack_top(r, 1);
+    state = stack_top(r, 0);
     if (object->kind != PICKLE_OBJECT || object->n != 0)
         return refuse(r, "BUILD changes %s%s; it may only fill a new object",
                       object->kind == PICKLE_OBJECT ? "again " : "", pickle_kind_name(object));
@@ -598,7 +600,7 @@ static int begin_frame(struct reader *r)
     return 0;
 }
 
-static int stop(struct reader *r)
+static int op_stop(struct reader *r)
 {
     if (r->n_marks != 0 || r->n_stack != 1)
         return refuse(r, "the pickle stops with %u values and %u marks; it leaves one value",
@@ -659,16 +661,16 @@ static int step_value(struct reader *r, uint8_t op)
     case OP_BINBYTES:
         return read_bytes(r, 4);
     case OP_BINGET:
-        return fetch(r, 1);
+        return memo_get(r, 1);
     case OP_LONG_BINGET:
-        return fetch(r, 4);
+        return memo_get(r, 4);
     default:
         return refuse_op(r, op);
     }
 }
 
 /* Opcodes that work on what is on the stack. */
-static int step(struct reader *r, uint8_t op)
+static int reader_step(struct reader *r, uint8_t op)
 {
     uint32_t n = 0;
 
@@ -676,34 +678,34 @@ static int step(struct reader *r, uint8_t op)
     case OP_FRAME:
         return begin_frame(r);
     case OP_STOP:
-        return stop(r);
+        return op_stop(r);
     case OP_MARK:
         return begin_mark(r);
     case OP_MEMOIZE:
-        return memoize(r);
+        return memo_put(r);
     case OP_STACK_GLOBAL:
         return read_global(r);
     case OP_REDUCE:
-        return reduce(r);
+        return op_reduce(r);
     case OP_NEWOBJ:
         return r->form == FORM_TENSORS ? make_object(r) : refuse_op(r, op);
     case OP_BUILD:
-        return r->form == FORM_TENSORS ? build(r) : refuse_op(r, op);
+        return r->form == FORM_TENSORS ? op_build(r) : refuse_op(r, op);
     case OP_TUPLE1:
     case OP_TUPLE2:
     case OP_TUPLE3:
         n = (uint32_t)op - OP_TUPLE1 + 1;
-        return need(r, n) != 0 ? -1 : make_tuple(r, n);
+        return stack_need(r, n) != 0 ? -1 : make_tuple(r, n);
     case OP_TUPLE:
         return pop_mark(r, &n) != 0 ? -1 : make_tuple(r, n);
     case OP_APPEND:
-        return extend(r, PICKLE_LIST, 1);
+        return op_extend(r, PICKLE_LIST, 1);
     case OP_APPENDS:
-        return pop_mark(r, &n) != 0 ? -1 : extend(r, PICKLE_LIST, n);
+        return pop_mark(r, &n) != 0 ? -1 : op_extend(r, PICKLE_LIST, n);
     case OP_SETITEM:
-        return extend(r, PICKLE_DICT, 2);
+        return op_extend(r, PICKLE_DICT, 2);
     case OP_SETITEMS:
-        return pop_mark(r, &n) != 0 ? -1 : extend(r, PICKLE_DICT, n);
+        return pop_mark(r, &n) != 0 ? -1 : op_extend(r, PICKLE_DICT, n);
     default:
         return step_value(r, op);
     }
@@ -720,7 +722,7 @@ static int check_protocol(struct reader *r)
     return 0;
 }
 
-static int run(struct reader *r)
+static int reader_run(struct reader *r)
 {
     if (check_protocol(r) != 0)
         return -1;
@@ -732,8 +734,8 @@ static int run(struct reader *r)
             r->in_frame = false;
             r->end = r->nbytes;
         }
-        op = take(r, 1);
-        if (op == NULL || step(r, *op) != 0)
+        op = reader_take(r, 1);
+        if (op == NULL || reader_step(r, *op) != 0)
             return -1;
     }
     return 0;
@@ -749,7 +751,7 @@ static int read_as(struct pickle *out, const uint8_t *data, size_t nbytes, enum 
     if (nbytes > PICKLE_NBYTES_MAX)
         return err_set(e, ERR_TOO_LARGE, field, "the pickle has %zu bytes; %d is the limit", nbytes,
                        PICKLE_NBYTES_MAX);
-    rc = run(&r);
+    rc = reader_run(&r);
     free(r.memo);
     if (rc != 0)
         pickle_fini(&r.p);

@@ -265,7 +265,7 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
 }
 
 /* Parts that lie back to back from the first byte on are one bucket, copied in one piece. */
-static void pack(struct walk *w, const struct ipc_handle *flat)
+static void handles_pack(struct walk *w, const struct ipc_handle *flat)
 {
     uint64_t at = flat->tensor_offset;
 
@@ -308,7 +308,7 @@ static int walk_flattened(struct walk *w, const struct pickle_value *root)
         if (add_part(w, value_at(w, cell), i, &flat) != 0)
             return -1;
     if (w->n > 1)
-        pack(w, &flat);
+        handles_pack(w, &flat);
     return 0;
 }
 
@@ -419,7 +419,7 @@ static int walk_root(struct walk *w)
 }
 
 /* Hands over what was read. @out zeroed */
-static int give(struct walk *w, struct torch_tensors *out)
+static int walk_give(struct walk *w, struct torch_tensors *out)
 {
     struct tensor_list_builder *builder = w->builder;
     bool some = w->n > 0;
@@ -453,7 +453,7 @@ static int read_pickle(struct torch_tensors *out, const uint8_t *bytes, size_t n
     if (rc == 0)
         rc = walk_root(&w);
     if (rc == 0)
-        rc = give(&w, &made);
+        rc = walk_give(&w, &made);
     tensor_list_builder_free(w.builder);
     free(w.handles);
     pickle_fini(&w.p);

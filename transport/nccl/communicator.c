@@ -170,7 +170,7 @@ static int enter(struct communicator *r, ncclResult_t called, const char *call, 
 
 /* How far has the stream come? NCCL is asked each time, and after the events: a transfer that
  * failed is told of there, and the stream may wait for it for ever. */
-static int look(struct communicator *r, const char *call, struct err *e)
+static int communicator_poll(struct communicator *r, const char *call, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
     uint64_t n = r->n_landed;
@@ -215,7 +215,7 @@ static int await_landed(struct communicator *r, const char *call, struct err *e)
     uint64_t since_us = clock_now_us();
 
     for (;;) {
-        if (look(r, call, e) != 0)
+        if (communicator_poll(r, call, e) != 0)
             return -1;
         if (r->n_landed == r->n_entered)
             return 0;
@@ -261,7 +261,7 @@ int communicator_enter(struct communicator *r, uint64_t dst, uint64_t nbytes, st
 
 int communicator_look(struct communicator *r, struct err *e)
 {
-    return look(r, broadcast_call, e);
+    return communicator_poll(r, broadcast_call, e);
 }
 
 void communicator_abort(struct communicator *r)

@@ -89,7 +89,7 @@ void group_unref(struct nccl_group *g)
 }
 
 /* A deadline has passed. What hangs says nothing: these are the usual reasons. */
-static int late(const struct nccl_group *g, struct err *e)
+static int group_late(const struct nccl_group *g, struct err *e)
 {
     const char *cumem = getenv("NCCL_CUMEM_ENABLE");
 
@@ -109,7 +109,7 @@ static int late(const struct nccl_group *g, struct err *e)
 }
 
 /* Has the caller had enough? No lock held: `gone` may take one. */
-static int look(const struct nccl_group *g, const struct progress *p, struct err *e)
+static int group_look(const struct nccl_group *g, const struct progress *p, struct err *e)
 {
     const char *what = g->what == REQUEST_RECEIVE ? "the trainer's broadcast was received"
                                                   : "the NCCL group was joined";
@@ -117,7 +117,7 @@ static int look(const struct nccl_group *g, const struct progress *p, struct err
     if (atomic_load_explicit(&p->stop, memory_order_relaxed))
         return err_set(e, ERR_CONFLICT, "", "stopped while %s", what);
     if (clock_passed(p->deadline_us))
-        return late(g, e);
+        return group_late(g, e);
     if (p->gone != NULL && p->gone(p->gone_arg))
         return err_set(e, ERR_GONE, "", "the client went away while %s", what);
     return 0;
@@ -137,7 +137,7 @@ static void watch_locked(struct nccl_group *g, const struct progress *p)
         uint64_t until_us;
 
         mtx_unlock(&g->lock);
-        (void)look(g, p, &e);
+        (void)group_look(g, p, &e);
         until_us = clock_after_us(LOOK_US);
         mtx_lock(&g->lock);
         if (is_done_locked(g) || group_failed_locked(g))
@@ -211,7 +211,7 @@ static int perform_locked(struct nccl_group *g, enum request what, const struct 
 }
 
 /* The members; n_ranks threads, or an error and fewer. */
-static int start(struct nccl_group *g, const struct nccl_group_cfg *cfg, struct err *e)
+static int group_start(struct nccl_group *g, const struct nccl_group_cfg *cfg, struct err *e)
 {
     char name[THREAD_NAME_MAX];
 
@@ -287,7 +287,7 @@ int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, st
         group_alloc(&g, cfg, e) != 0)
         return -1;
     nccl_version_text(g->version, code);
-    if (start(g, cfg, e) != 0) {
+    if (group_start(g, cfg, e) != 0) {
         nccl_group_free(g);
         return -1;
     }

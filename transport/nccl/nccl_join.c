@@ -39,7 +39,7 @@ void join_end(struct nccl_join *j, const struct err *why)
 
 /* The joiner. */
 
-static void reach(struct nccl_join *j, enum join_step step)
+static void join_reach(struct nccl_join *j, enum join_step step)
 {
     mtx_lock(&j->lock);
     j->step = step;
@@ -62,7 +62,7 @@ static int find_id(struct nccl_join *j, struct err *e)
     mtx_unlock(&j->lock);
     if (j->cfg.form == NCCL_FORM_TORCH)
         j->progress.deadline_us = clock_after_us(j->cfg.first_collective_us);
-    reach(j, STEP_COUNTED);
+    join_reach(j, STEP_COUNTED);
     return rendezvous_id(j->id, j, store, e);
 }
 
@@ -188,7 +188,7 @@ static void check_store(struct nccl_join *j, const struct tcpstore *store)
 }
 
 /* Until it has to end. */
-static void keep(struct nccl_join *j)
+static void join_keep(struct nccl_join *j)
 {
     mtx_lock(&j->lock);
     while (j->end.code == ERR_NONE) {
@@ -240,7 +240,7 @@ static void drop_group(struct nccl_join *j)
 }
 
 /* The end of it: then whoever still waits is told. */
-static void settle(struct nccl_join *j)
+static void join_settle(struct nccl_join *j)
 {
     struct nccl_join_info info;
     void (*gone)(void *arg);
@@ -288,7 +288,7 @@ static int start_joiner(struct nccl_join *j, pthread_t *joiner, struct err *e)
     return 0;
 }
 
-static bool ended(struct nccl_join *j)
+static bool join_ended(struct nccl_join *j)
 {
     bool yes;
 
@@ -312,14 +312,14 @@ static void have_group(struct nccl_join *j)
     joins = start_joiner(j, &joiner, &e) == 0;
     if (!joins)
         join_end(j, &e);
-    keep(j);
+    join_keep(j);
     nccl_group_leave(j->group, j->end.msg); /* the joiner may wait in it */
     if (joins)
         (void)pthread_join(joiner, NULL);
     drop_group(j);
 }
 
-static void destroy(struct nccl_join *j)
+static void join_destroy(struct nccl_join *j)
 {
     cnd_fini(&j->changed);
     mtx_fini(&j->lock);
@@ -336,7 +336,7 @@ static bool take_down(struct nccl_join *j)
     (void)nccl_join_leave(j, &why, NULL, NULL);
     (void)pthread_join(j->supervisor, NULL);
     stuck = j->last.state == NCCL_GROUP_STUCK;
-    destroy(j);
+    join_destroy(j);
     return stuck;
 }
 
@@ -362,9 +362,9 @@ static void *supervisor_main(void *arg)
         refuse_after_stuck(j);
     j->cfg.previous = NULL;
     j->progress.deadline_us = clock_after_us(j->cfg.timeout_us);
-    if (!ended(j))
+    if (!join_ended(j))
         have_group(j);
-    settle(j);
+    join_settle(j);
     return NULL;
 }
 
@@ -421,7 +421,7 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
 err_destroy:
     if (cfg->x != NULL)
         http_request_on_disconnect(cfg->x, NULL, NULL);
-    destroy(j);
+    join_destroy(j);
     return -1;
 }
 

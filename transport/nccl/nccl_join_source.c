@@ -28,7 +28,7 @@ static int refuse_ended(const struct err *cause, struct err *e)
 }
 
 /* 1: not yet. */
-static int look(struct nccl_join *j, struct err *e)
+static int join_look(struct nccl_join *j, struct err *e)
 {
     uint64_t until_us = clock_after_us(LOOK_US);
     int rc = 0;
@@ -61,14 +61,14 @@ static int await_joined(struct nccl_join *j, const struct progress *p, struct er
 {
     int rc;
 
-    while ((rc = look(j, e)) == 1)
+    while ((rc = join_look(j, e)) == 1)
         if (progress_check(p, e) != 0)
             return refuse_late(j, e);
     return rc;
 }
 
 /* Of a receive that failed: was it the group's end, and why? */
-static int tell(struct join_source *s, struct err *e)
+static int source_tell(struct join_source *s, struct err *e)
 {
     struct nccl_join *j = s->join;
     struct nccl_group_info group;
@@ -87,7 +87,7 @@ static int tell(struct join_source *s, struct err *e)
 }
 
 /* The oldest that was posted: they come in order. */
-static void count(struct join_source *s)
+static void source_count(struct join_source *s)
 {
     uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
     const struct tensor_spec *t = s->tensor_list->tensors, *last = &t[first + n - 1];
@@ -107,7 +107,7 @@ static int join_source_post(struct source *base, uint32_t first, uint32_t n, con
     s->asked = true;
     if (await_joined(s->join, p, e) != 0)
         return -1;
-    return s->group->ops->post(s->group, first, n, dst, p, e) != 0 ? tell(s, e) : 0;
+    return s->group->ops->post(s->group, first, n, dst, p, e) != 0 ? source_tell(s, e) : 0;
 }
 
 static int join_source_receive(struct source *base, struct progress *p, struct err *e)
@@ -115,8 +115,8 @@ static int join_source_receive(struct source *base, struct progress *p, struct e
     struct join_source *s = of(base);
 
     if (s->group->ops->receive(s->group, p, e) != 0)
-        return tell(s, e);
-    count(s);
+        return source_tell(s, e);
+    source_count(s);
     return 0;
 }
 

@@ -127,7 +127,7 @@ static void name_rank(const struct member *m, const struct err *cause, struct er
                   m->rank.world_size, device_name(m->rank.device), m->g->version, cause->msg);
 }
 
-static void serve(struct member *m)
+static void member_serve(struct member *m)
 {
     struct nccl_group *g = m->g;
     uint64_t n_seen = 0;
@@ -204,7 +204,7 @@ void *owner_main(void *arg)
     struct nccl_group *g = m->g;
 
     (void)prctl(PR_SET_TIMERSLACK, (unsigned long)TIMER_SLACK_NS, 0, 0, 0);
-    serve(m);
+    member_serve(m);
     wind_up(m);
     group_unref(g);
     return NULL;

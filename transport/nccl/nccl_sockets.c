@@ -46,16 +46,16 @@ static struct addr addr_of(const struct sockaddr_storage *at)
     return a;
 }
 
-static bool same(const struct addr *a, const struct addr *b)
+static bool addr_equal(const struct addr *a, const struct addr *b)
 {
     return a->family == b->family && a->port == b->port &&
            memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
-static bool has(const struct addr *items, unsigned n, const struct addr *a)
+static bool addrs_contain(const struct addr *items, unsigned n, const struct addr *a)
 {
     for (unsigned i = 0; i < n; i++)
-        if (same(&items[i], a))
+        if (addr_equal(&items[i], a))
             return true;
     return false;
 }
@@ -163,7 +163,7 @@ static void note_caller(void *arg, int fd, const struct seen *s)
     struct hang_up *h = arg;
 
     (void)fd;
-    if (s->peer.port != 0 && has(h->listeners.items, h->listeners.n, &s->peer) &&
+    if (s->peer.port != 0 && addrs_contain(h->listeners.items, h->listeners.n, &s->peer) &&
         h->n_callers < CALLERS_MAX)
         h->callers[h->n_callers++] = s->local;
 }
@@ -171,8 +171,8 @@ static void note_caller(void *arg, int fd, const struct seen *s)
 /* Has another process connected it to a listener that came after the group was begun? */
 static bool is_peers(const struct hang_up *h, const struct seen *s)
 {
-    return s->peer.port != 0 && has(h->listeners.items, h->listeners.n, &s->local) &&
-           !has(h->callers, h->n_callers, &s->peer);
+    return s->peer.port != 0 && addrs_contain(h->listeners.items, h->listeners.n, &s->local) &&
+           !addrs_contain(h->callers, h->n_callers, &s->peer);
 }
 
 /* Its owner may close it meanwhile, and the number may be another's by now: what is shut down is

@@ -27,7 +27,7 @@ static int chunks_new(struct packed_chunks *out, uint32_t n, struct err *e)
     return 0;
 }
 
-static void append(struct packed_chunks *to, const struct packed_chunk *c)
+static void chunks_append(struct packed_chunks *to, const struct packed_chunk *c)
 {
     to->chunks[to->n++] = *c;
     if (c->nbytes > to->nbytes_max)
@@ -49,7 +49,7 @@ int packed_chunks_init(struct packed_chunks *out, const struct tensor_list *tens
         return -1;
     for (uint32_t first = 0; first < tensor_list->n_tensors; first += c.n) {
         c = chunk_at(tensor_list, first, bucket_nbytes);
-        append(&all, &c);
+        chunks_append(&all, &c);
     }
     *out = all;
     return 0;
@@ -63,7 +63,7 @@ int packed_chunks_each(struct packed_chunks *out, const struct tensor_list *tens
     if (chunks_new(&all, tensor_list->n_tensors, e) != 0)
         return -1;
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
-        append(&all, &(struct packed_chunk){i, 1, tensor_list->tensors[i].nbytes});
+        chunks_append(&all, &(struct packed_chunk){i, 1, tensor_list->tensors[i].nbytes});
     *out = all;
     return 0;
 }

@@ -47,7 +47,7 @@ struct request {
     uint8_t bytes[REQUEST_NBYTES_MAX];
 };
 
-static void put(struct request *r, uint64_t value, size_t nbytes)
+static void request_put(struct request *r, uint64_t value, size_t nbytes)
 {
     for (size_t i = 0; i < nbytes; i++)
         r->bytes[r->n++] = (uint8_t)(value >> (8 * i));
@@ -58,7 +58,7 @@ static void put_key(struct request *r, const char *prefix, const char *key)
 {
     size_t n_prefix = strlen(prefix), n_key = strlen(key);
 
-    put(r, n_prefix + n_key, 8);
+    request_put(r, n_prefix + n_key, 8);
     memcpy(r->bytes + r->n, prefix, n_prefix);
     memcpy(r->bytes + r->n + n_prefix, key, n_key);
     r->n += n_prefix + n_key;
@@ -89,14 +89,15 @@ static int key_check(const char *key, struct err *e)
 }
 
 /* Begins a request that names a key: the operation, the count where it takes a list, the key. */
-static int begin(struct request *r, uint8_t op, const char *op_name, const char *key, struct err *e)
+static int call_begin(struct request *r, uint8_t op, const char *op_name, const char *key,
+                      struct err *e)
 {
     if (key_check(key, e) != 0)
         return -1;
     r->n = 0;
-    put(r, op, 1);
+    request_put(r, op, 1);
     if (op == OP_CHECK || op == OP_WAIT)
-        put(r, 1, 8);
+        request_put(r, 1, 8);
     put_key(r, "/", key);
     (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, utf8_cut(key, KEY_CUT),
                    key);
@@ -166,7 +167,7 @@ static struct io io_recv(const struct tcpstore *s, uint8_t *out, size_t nbytes,
 }
 
 /* Whether an ADD was counted is not known once the whole of it has left. */
-static const char *after(const struct request *r)
+static const char *request_after(const struct request *r)
 {
     return r->bytes[0] == OP_ADD ? "; whether it was counted is not known, and it is not sent again"
                                  : "";
@@ -176,7 +177,7 @@ static const char *after(const struct request *r)
 static int io_refuse(struct tcpstore *s, const struct request *r, const struct io *io, bool sent,
                      size_t nbytes, struct err *e)
 {
-    const char *did = sent ? "answering" : "taking", *more = sent ? after(r) : "";
+    const char *did = sent ? "answering" : "taking", *more = sent ? request_after(r) : "";
 
     s->broken = true;
     switch (io->end) {
@@ -195,8 +196,8 @@ static int io_refuse(struct tcpstore *s, const struct request *r, const struct i
 }
 
 /* An answer that is none. */
-static int garbage(struct tcpstore *s, const struct request *r, const uint8_t *bytes, size_t n,
-                   const char *wanted, struct err *e)
+static int store_garbage(struct tcpstore *s, const struct request *r, const uint8_t *bytes,
+                         size_t n, const char *wanted, struct err *e)
 {
     char hex[3 * SHOWN_NBYTES + 1] = "";
 
@@ -248,18 +249,18 @@ static int shake_hands(struct tcpstore *s, const struct progress *p, struct err 
     uint32_t nonce = (uint32_t)getpid(); /* as torch's client has it */
     uint8_t answer[4];
 
-    put(&r, OP_VALIDATE, 1);
-    put(&r, VALIDATE_MAGIC, 4);
+    request_put(&r, OP_VALIDATE, 1);
+    request_put(&r, VALIDATE_MAGIC, 4);
     if (send_request(s, &r, p, e) != 0)
         return -1;
     r = (struct request){.name = "PING"};
-    put(&r, OP_PING, 1);
-    put(&r, nonce, 4);
+    request_put(&r, OP_PING, 1);
+    request_put(&r, nonce, 4);
     if (send_request(s, &r, p, e) != 0 || recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
         return -1;
     if (memcmp(answer, r.bytes + 1, sizeof answer) != 0)
-        return garbage(s, &r, answer, sizeof answer, "what was sent: it is not torch's TCPStore",
-                       e);
+        return store_garbage(s, &r, answer, sizeof answer,
+                             "what was sent: it is not torch's TCPStore", e);
     return 0;
 }
 
@@ -309,13 +310,13 @@ void tcpstore_close(struct tcpstore *s)
     free(s);
 }
 
-static int add(struct tcpstore *s, struct request *r, int64_t delta, int64_t *value,
-               const struct progress *p, struct err *e)
+static int counter_add(struct tcpstore *s, struct request *r, int64_t delta, int64_t *value,
+                       const struct progress *p, struct err *e)
 {
     uint8_t answer[8];
     uint64_t sum;
 
-    put(r, (uint64_t)delta, 8);
+    request_put(r, (uint64_t)delta, 8);
     if (send_request(s, r, p, e) != 0 || recv_answer(s, r, answer, sizeof answer, p, e) != 0)
         return -1;
     sum = u64_of(answer);
@@ -328,9 +329,9 @@ int tcpstore_add(struct tcpstore *s, const char *key, int64_t delta, int64_t *va
 {
     struct request r;
 
-    if (begin(&r, OP_ADD, "ADD", key, e) != 0)
+    if (call_begin(&r, OP_ADD, "ADD", key, e) != 0)
         return -1;
-    return add(s, &r, delta, value, p, e);
+    return counter_add(s, &r, delta, value, p, e);
 }
 
 int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
@@ -340,9 +341,9 @@ int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
     int64_t sum;
 
     assert(n_ranks >= 1 && !s->joined);
-    put(&r, OP_ADD, 1);
+    request_put(&r, OP_ADD, 1);
     put_key(&r, "", "init/");
-    if (add(s, &r, n_ranks, &sum, p, e) != 0)
+    if (counter_add(s, &r, n_ranks, &sum, p, e) != 0)
         return -1;
     if (sum < (int64_t)n_ranks) {
         s->broken = true;
@@ -362,7 +363,7 @@ static bool cancel_wait(struct tcpstore *s, bool *came)
     struct request r = {.name = "CANCEL_WAIT"};
     uint8_t answer = WAIT_DONE;
 
-    put(&r, OP_CANCEL_WAIT, 1);
+    request_put(&r, OP_CANCEL_WAIT, 1);
     if (io_send(s, &r, &p).end != IO_DONE || io_recv(s, &answer, 1, &p).end != IO_DONE)
         return false;
     if (answer == WAIT_DONE) {
@@ -380,13 +381,13 @@ int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p,
     bool came = false;
     struct io io;
 
-    if (begin(&r, OP_WAIT, "WAIT", key, e) != 0 || send_request(s, &r, p, e) != 0)
+    if (call_begin(&r, OP_WAIT, "WAIT", key, e) != 0 || send_request(s, &r, p, e) != 0)
         return -1;
     io = io_recv(s, &answer, 1, p);
     if (io.end == IO_DONE && answer == WAIT_DONE)
         return 0;
     if (io.end == IO_DONE)
-        return garbage(s, &r, &answer, 1, "00", e);
+        return store_garbage(s, &r, &answer, 1, "00", e);
     if (io.end != IO_LATE && io.end != IO_STOPPED)
         return io_refuse(s, &r, &io, true, 1, e);
     if (!cancel_wait(s, &came))
@@ -403,11 +404,11 @@ int tcpstore_check(struct tcpstore *s, const char *key, bool *present, const str
     struct request r;
     uint8_t answer;
 
-    if (begin(&r, OP_CHECK, "CHECK", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
+    if (call_begin(&r, OP_CHECK, "CHECK", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
         recv_answer(s, &r, &answer, 1, p, e) != 0)
         return -1;
     if (answer != KEY_THERE && answer != KEY_NOT_THERE)
-        return garbage(s, &r, &answer, 1, "00 or 01", e);
+        return store_garbage(s, &r, &answer, 1, "00 or 01", e);
     *present = answer == KEY_THERE;
     return 0;
 }
@@ -419,7 +420,7 @@ int tcpstore_get(struct tcpstore *s, const char *key, uint8_t value[TCPSTORE_VAL
     struct request r;
     uint64_t n;
 
-    if (begin(&r, OP_GET, "GET", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
+    if (call_begin(&r, OP_GET, "GET", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
         recv_answer(s, &r, length, sizeof length, p, e) != 0)
         return -1;
     n = u64_of(length);

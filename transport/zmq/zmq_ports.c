@@ -100,7 +100,7 @@ static int set_options(const struct zmq_ports *p, void *socket, struct err *e)
     return 0;
 }
 
-static int watch(struct zmq_ports *p, uint32_t i, struct err *e)
+static int port_watch(struct zmq_ports *p, uint32_t i, struct err *e)
 {
     struct port *port = &p->ports[i];
     char endpoint[ENDPOINT_MAX];
@@ -152,7 +152,7 @@ static int open_port(struct zmq_ports *p, uint32_t i, const char *address, const
     port->socket = p->zmq.socket(p->ctx, ZMQ_REP);
     if (port->socket == NULL)
         return zmq_failed(p, "zmq_socket(ZMQ_REP)", e);
-    if (set_options(p, port->socket, e) != 0 || watch(p, i, e) != 0)
+    if (set_options(p, port->socket, e) != 0 || port_watch(p, i, e) != 0)
         return -1;
     return p->zmq.connect(port->socket, endpoint) == 0 ? 0 : zmq_failed(p, "zmq_connect", e);
 }
@@ -247,7 +247,7 @@ void zmq_ports_close(struct zmq_ports *p)
     free(p);
 }
 
-static void lose(struct port *port, enum err_code code, const char *why)
+static void port_lose(struct port *port, enum err_code code, const char *why)
 {
     if (port->lost)
         return;
@@ -263,7 +263,7 @@ static void judge_peer(struct port *port, int fd)
     char why[ERR_MSG_MAX];
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0) {
-        lose(port, ERR_GONE, "the trainer closed its socket at once");
+        port_lose(port, ERR_GONE, "the trainer closed its socket at once");
         return;
     }
     if (peer.uid == geteuid() || peer.uid == 0 || geteuid() == 0) {
@@ -274,7 +274,7 @@ static void judge_peer(struct port *port, int fd)
                    "the socket is one of user %u; this server runs as user %u, and believes its "
                    "own and root's",
                    (unsigned)peer.uid, (unsigned)geteuid());
-    lose(port, ERR_FORBIDDEN, why);
+    port_lose(port, ERR_FORBIDDEN, why);
 }
 
 /* The next event of a monitor: {uint16 event, uint32 value}, then the address. */
@@ -302,7 +302,7 @@ static bool next_event(const struct zmq_ports *p, const struct port *port, uint1
     return true;
 }
 
-static void receive(struct zmq_ports *p, struct port *port)
+static void port_receive(struct zmq_ports *p, struct port *port)
 {
     size_t nbytes = sizeof(int);
     int more = 0;
@@ -317,7 +317,8 @@ static void receive(struct zmq_ports *p, struct port *port)
     if (more == 0)
         return;
     drop_message(p, port);
-    lose(port, ERR_BAD_REQUEST, "the trainer sent a message of several parts; each is one pickle");
+    port_lose(port, ERR_BAD_REQUEST,
+              "the trainer sent a message of several parts; each is one pickle");
 }
 
 /* All events that there are. Only the first connection is believed: libzmq does not say by which of
@@ -330,7 +331,7 @@ static bool take_events(const struct zmq_ports *p, struct port *port)
 
     while (next_event(p, port, &event, &value)) {
         if (event == ZMQ_EVENT_CONNECTED && port->connected)
-            lose(port, ERR_GONE, gone_text);
+            port_lose(port, ERR_GONE, gone_text);
         else if (event == ZMQ_EVENT_CONNECTED)
             judge_peer(port, value);
         gone = gone || event == ZMQ_EVENT_DISCONNECTED;
@@ -340,18 +341,18 @@ static bool take_events(const struct zmq_ports *p, struct port *port)
 
 /* What has happened to a port since. What came before a loss is still read, unless somebody has
  * connected meanwhile: a connection's event comes before its messages, so it is seen below. */
-static void look(struct zmq_ports *p, struct port *port)
+static void port_look(struct zmq_ports *p, struct port *port)
 {
     bool gone = take_events(p, port);
 
     if (port->connected && !port->lost && !port->has_message) {
-        receive(p, port);
+        port_receive(p, port);
         gone = take_events(p, port) || gone;
         if (port->lost)
             drop_message(p, port);
     }
     if (gone)
-        lose(port, ERR_GONE, gone_text);
+        port_lose(port, ERR_GONE, gone_text);
 }
 
 void zmq_ports_wait(struct zmq_ports *p, uint32_t ms)
@@ -368,7 +369,7 @@ void zmq_ports_wait(struct zmq_ports *p, uint32_t ms)
     }
     (void)p->zmq.poll(items, n, (long)ms);
     for (uint32_t i = 0; i < p->n; i++)
-        look(p, &p->ports[i]);
+        port_look(p, &p->ports[i]);
 }
 
 bool zmq_ports_connected(const struct zmq_ports *p, uint32_t i)
