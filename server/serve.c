@@ -76,11 +76,22 @@ struct server {
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: chat_why says why */
     struct err chat_why;
-    char model_name[PATH_LEN_MAX];
+    char model_name[PATH_LEN_MAX], model_path[PATH_LEN_MAX];
     const char *base_names[2];    /* what the base model is called, which no adapter may be */
     struct config config;         /* as given, with what is resolved once */
     char *roots[CONFIG_LIST_MAX]; /* owned: --allow-path as real, absolute directories */
 };
+
+/* As it is given if that holds wherever a reader of it was started, else the whole path. */
+static void absolute_path(const char *path, char *out, size_t cap)
+{
+    char whole[PATH_LEN_MAX];
+
+    if (path[0] == '/' || realpath(path, whole) == NULL)
+        (void)snprintf(out, cap, "%s", path);
+    else
+        (void)snprintf(out, cap, "%s", whole);
+}
 
 /* The directory's last part, without trailing slashes. */
 static void base_name(const char *path, char *out, size_t cap)
@@ -302,7 +313,8 @@ static int build_engine(struct server *h, const struct config *c, struct err *e)
     h->app.max_model_len = info.max_model_len;
     base_name(c->model, h->model_name, sizeof h->model_name);
     h->app.model_name = c->served_model_name != NULL ? c->served_model_name : h->model_name;
-    h->app.model_path = c->model;
+    absolute_path(c->model, h->model_path, sizeof h->model_path);
+    h->app.model_path = h->model_path;
     return build_adapters(h, c, e);
 }
 

@@ -20,4 +20,8 @@ has '"object":"text_completion"'
 has '"adapter":{"name":"policy","revision":1}'
 expect 200 GET /v1/weights
 same .weight_version norm-only
+expect 200 GET /v1/models
+same '.data[0].root' "$(realpath ..)"
+expect 200 GET /model_info
+same .model_path "$(realpath ..)"
 done_testing
