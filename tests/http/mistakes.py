@@ -110,6 +110,8 @@ REQUESTS = [
      ["this is a zip file, as torch.save writes; a safetensors file is expected"]),
     ("POST", "/v1/update_weights", TENSORS, "@pointer.safetensors", 400, ["a Git LFS pointer"]),
     ("POST", "/v1/update_weights", JSON, '{"path": "/etc/hostname"}', 403, ["--allow-path"]),
+    ("POST", "/start_weight_update", JSON, "{}", 200, None),
+    ("POST", "/finish_weight_update", JSON, "{}", 422, [" first; the update has to bring them all"]),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 200, None),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 409,
      [" is open (open, its lease ends in ", " s): finish or abort it first"]),

@@ -291,6 +291,10 @@ static int prove_sum(const struct session *s, const struct finish_sum *want, str
 static int prove_complete(const struct session *s, const struct model_spec *m, struct err *e)
 {
     uint32_t first = 0, n_missing = m->tensor_list->n_tensors;
+    const char *hint = s->unnamed || s->single
+                           ? "; the update has to bring them all"
+                           : "; an update that is to keep the served ones says \"partial\": true "
+                             "to /v1/update_weights/start";
 
     if (s->staging != NULL)
         n_missing = staging_missing(s->staging, &first, 1);
@@ -300,12 +304,9 @@ static int prove_complete(const struct session *s, const struct model_spec *m, s
         return 0; /* the store knows what has to be even */
     if (s->partial)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
-    return err_set(e, ERR_INCOMPLETE, "",
-                   "%u of %u tensors are missing, '%.*s' first; an update that is to keep the "
-                   "served ones says \"partial\": true when it starts",
-                   n_missing, m->tensor_list->n_tensors,
-                   utf8_cut_name(m->tensor_list->tensors[first].name),
-                   m->tensor_list->tensors[first].name);
+    return err_set(e, ERR_INCOMPLETE, "", "%u of %u tensors are missing, '%.*s' first%s", n_missing,
+                   m->tensor_list->n_tensors, utf8_cut_name(m->tensor_list->tensors[first].name),
+                   m->tensor_list->tensors[first].name, hint);
 }
 
 int session_prove_devices(const struct session *session, struct err *e)
