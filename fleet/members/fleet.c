@@ -643,12 +643,14 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     return rc;
 }
 
-static void step_locked(const struct fleet *f, struct upstream *u, bool done)
+/* @label  what it says from now on; "": that is not known */
+static void step_locked(const struct fleet *f, struct upstream *u, bool done, const char *label)
 {
     if (done) {
         fleet_move(f, u, UPSTREAM_ON_UPDATED);
         u->serial = f->serial;
-        u->saw.label[0] = '\0'; /* what it said before holds no more */
+        (void)snprintf(u->saw.label, sizeof u->saw.label, "%s", label); /* and what it said before
+                                                                           holds no more */
         u->saw.unready[0] = '\0';
         err_clear(&u->error);
         fleet_answered_locked(u);
@@ -670,7 +672,7 @@ static void name_locked(struct fleet *f, const char *label)
     (void)snprintf(f->label, sizeof f->label, "%s", label);
 }
 
-uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done)
+uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done, const bool *named)
 {
     struct fleet_change c;
     uint64_t serial;
@@ -679,7 +681,7 @@ uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done)
     serial = ++f->serial;
     name_locked(f, label);
     for (size_t i = 0; i < f->n; i++)
-        step_locked(f, &f->upstreams[i], done[i]);
+        step_locked(f, &f->upstreams[i], done[i], named != NULL && named[i] ? f->label : "");
     fleet_change_end(f, &c);
     return serial;
 }
@@ -699,7 +701,7 @@ uint64_t fleet_relabelled(struct fleet *f, const char *label, const bool *named)
             u->saw.label[0] = '\0';
             u->told = false;
         } else if (u->serial == serial && fleet_is_synced(u)) {
-            step_locked(f, u, false);
+            step_locked(f, u, false, "");
         }
     }
     fleet_change_end(f, &c);

@@ -225,8 +225,10 @@ bool fleet_undecided(struct fleet *f, struct err *e);
 
 /* fleet_committed - an update ended: those of `done` serve `label` now, under a new serial, and are
  * no longer fenced; the others are out of step.
- * @done  [FLEET_MAX]: who was added meanwhile is none of them. Returns: the serial. */
-uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done);
+ * @done   [FLEET_MAX]: who was added meanwhile is none of them
+ * @named  [FLEET_MAX]: those of them that said that they serve it under that label; NULL: nobody
+ * Returns: the serial. */
+uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done, const bool *named);
 
 /* fleet_relabelled - those of `named` serve what they served, under another label; the others that
  * served the fleet's version are out of step. Ends fleet_updating.

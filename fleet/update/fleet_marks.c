@@ -318,7 +318,8 @@ int fleet_check_marks(struct fleet_control *fc, struct fleet_session *s, bool al
 static void take_new_name(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     (void)part;
-    (void)arg;
+    if (said->end == FLEET_GOOD)
+        (void)snprintf(p->says, sizeof p->says, "%s", (const char *)arg);
     if (!said_good(said))
         fleet_session_drop(p, FLEET_UNKNOWN, said->status, &said->why);
 }
@@ -329,7 +330,7 @@ static void parts_name_new(struct fleet_control *fc, struct fleet_session *s,
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
     const struct fanout f = {
-        .op = WIRE_LABEL, .body = body, .only = kept, .on_result = take_new_name};
+        .op = WIRE_LABEL, .body = body, .only = kept, .on_result = take_new_name, .arg = s->label};
     struct err why = {0};
 
     if (body == NULL)

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* proof */
 
@@ -233,14 +234,19 @@ static size_t n_finished(const struct fleet_session *s)
  * how it is, since the process in step is then the one that finished. */
 static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
 {
-    bool done[FLEET_MAX] = {false};
+    bool done[FLEET_MAX] = {false}, named[FLEET_MAX] = {false};
     uint64_t serial = 0;
 
     fence_replaced(fc, s);
-    for (size_t i = 0; i < s->n_parts; i++)
-        done[s->parts[i].upstream] = s->parts[i].state == PART_FINISHED;
+    for (size_t i = 0; i < s->n_parts; i++) {
+        const struct fleet_part *p = &s->parts[i];
+
+        done[p->upstream] = p->state == PART_FINISHED;
+        /* A baton's answer to finish was held against the label. */
+        named[p->upstream] = p->two_phase || strcmp(p->says, s->label) == 0;
+    }
     if (n_finished(s) > 0)
-        serial = fleet_committed(fleet_of(fc), s->label, done);
+        serial = fleet_committed(fleet_of(fc), s->label, done, named);
     fence_replaced(fc, s);
     mtx_lock(&fc->lock);
     s->serial = serial;

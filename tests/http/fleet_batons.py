@@ -542,6 +542,7 @@ def restarts_unseen(f):
         assert [x["ok"] for x in said["upstreams"]] == [True] * 2, said
         assert [s.status()["weights"]["weight_version"] for s in u.servers] == ["v7"] * 2
         assert u.states() == ["serving"] * 2, u.front.upstreams()
+        assert [x["weight_version"] for x in u.front.upstreams().values()] == ["v7"] * 2, u.front.upstreams()
         u.look()
         assert u.states() == ["serving"] * 2, u.front.upstreams()
 

@@ -185,7 +185,7 @@ static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmock
     (void)cmocka_state;
     hear(f, 0, "p2", "");
     assert_string_equal(state(f, 0), "serving"); /* what it began with is what all began with */
-    assert_int_equal(fleet_committed(f, "step-1", all), 1);
+    assert_int_equal(fleet_committed(f, "step-1", all, NULL), 1);
     hear(f, 0, "p2", "step-1");
     assert_string_equal(state(f, 0), "serving");
     hear(f, 0, "p3", "step-1");
@@ -193,7 +193,7 @@ static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmock
     assert_int_equal(left[0], 1);
     hear(f, 1, "p", "other");
     assert_string_equal(state(f, 1), "unsynced");
-    assert_int_equal(fleet_committed(f, "step-2", all), 2);
+    assert_int_equal(fleet_committed(f, "step-2", all, NULL), 2);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "serving");
     /* Who does not name its process is not trusted once it was away. */
@@ -219,12 +219,12 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     hear(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_committed(f, "a", first);
+    (void)fleet_committed(f, "a", first, NULL);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_committed(f, "b", both);
+    (void)fleet_committed(f, "b", both, NULL);
     assert_string_equal(state(f, 1), "serving");
-    (void)fleet_committed(f, "c", first);
+    (void)fleet_committed(f, "c", first, NULL);
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
     assert_int_equal(vouch(f, 1, "b", &e), -1);
@@ -301,7 +301,7 @@ static void test_what_runs_at_a_removed_one_may_end(void **cmocka_state)
     assert_int_equal(enter(f, &a[2], ""), 1);
     assert_int_equal(vouch(f, 0, "", &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
-    (void)fleet_committed(f, "v", (const bool[]){false, true});
+    (void)fleet_committed(f, "v", (const bool[]){false, true}, NULL);
     assert_int_equal(left[0], 0);
     miss(f, 0, true);
     assert_int_equal(left[0], 1);
@@ -326,7 +326,7 @@ static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
     assert_string_equal(state(f, 1), "unsynced");
     hear(f, 1, "p", "");
     assert_string_equal(state(f, 1), "serving"); /* before the first update its word will do */
-    (void)fleet_committed(f, "v", (const bool[]){true, true});
+    (void)fleet_committed(f, "v", (const bool[]){true, true}, NULL);
     fleet_add(f, 2, "http://c:1");
     hear(f, 2, "p", "v");
     assert_string_equal(state(f, 2), "unsynced");
@@ -367,7 +367,7 @@ static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
     hear(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
     fleet_heard(f, 0, &saw);
-    (void)fleet_committed(f, "v", (const bool[]){true, true}); /* it has weights now */
+    (void)fleet_committed(f, "v", (const bool[]){true, true}, NULL); /* it has weights now */
     assert_string_equal(state(f, 0), "serving");
     fleet_leave(f, &a.ticket);
     fleet_free(f);
@@ -379,7 +379,7 @@ static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
     uint64_t epoch = fleet_epoch(f);
 
     (void)cmocka_state;
-    (void)fleet_committed(f, "v1", (const bool[]){true, true});
+    (void)fleet_committed(f, "v1", (const bool[]){true, true}, NULL);
     assert_true(fleet_epoch(f) != epoch);
     fleet_updating(f, true);
     hear(f, 0, "p", "v2"); /* it has the new one already */
@@ -399,7 +399,7 @@ static void test_another_label_changes_nothing_else(void **cmocka_state)
     struct fleet *f = fleet_alive(3);
 
     (void)cmocka_state;
-    (void)fleet_committed(f, "v1", (const bool[]){true, true, false});
+    (void)fleet_committed(f, "v1", (const bool[]){true, true, false}, NULL);
     fleet_updating(f, true);
     assert_int_equal(fleet_relabelled(f, "v1b", (const bool[]){true, false, false}), 1);
     assert_string_equal(state(f, 0), "serving");
@@ -500,7 +500,7 @@ static void move_upstream(struct walk *w)
     else if (what == 6)
         fleet_fence(w->f, i, &why);
     else
-        (void)fleet_committed(w->f, "v", done);
+        (void)fleet_committed(w->f, "v", done, NULL);
 }
 
 static void check(struct walk *w)

@@ -106,7 +106,7 @@ static void test_weights_are_not_all(void **state)
     hear(f, 1, "q1", "v");
     fleet_needs_outfit(f);
     outfit(f, info_of(f, 0).n_lives, 1, "it lacks 'x'");
-    (void)fleet_committed(f, "w", done);
+    (void)fleet_committed(f, "w", done, NULL);
     assert_false(fleet_serves(f, 0));
     assert_true(info_of(f, 0).synced && info_of(f, 0).lacks);
     assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
@@ -127,7 +127,7 @@ static void test_lives_are_never_the_same(void **state)
     fleet_needs_outfit(f);
     hear(f, 0, "", "v");
     hear(f, 1, "q1", "v");
-    (void)fleet_committed(f, "w", done);
+    (void)fleet_committed(f, "w", done, NULL);
     hear(f, 0, "", "w");
     assert_true(fleet_serves(f, 0));
     life = info_of(f, 0).n_lives;
@@ -168,7 +168,7 @@ static void test_it_is_back_when_the_last_reason_is_gone(void **state)
                 outfit(f, info_of(f, 0).n_lives, 1, NULL);
                 break;
             case FENCED: /* and out of step */
-                (void)fleet_committed(f, "x", done);
+                (void)fleet_committed(f, "x", done, NULL);
                 break;
             case STILL:
                 fleet_still(f, false, 2);

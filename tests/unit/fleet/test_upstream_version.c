@@ -80,7 +80,7 @@ static void test_an_unfinished_update_is_no_version(void **cmocka_state)
     heard(f, EACH("v", "v", "v", "v")); /* somebody else named it: that says nothing */
     states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     assert_int_equal(fleet_may_resync(f, 0, &e), -1);
-    assert_int_equal(fleet_committed(f, "w", done), 1);
+    assert_int_equal(fleet_committed(f, "w", done, NULL), 1);
     heard(f, EACH("w", "w", "w", "w"));
     states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
@@ -125,7 +125,7 @@ static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
     fleet_updating(f, true);
     all_say(f, &saw);
     states(f, EACH("serving", "serving", "serving", "serving"));
-    assert_int_equal(fleet_committed(f, "w", done), 1);
+    assert_int_equal(fleet_committed(f, "w", done, NULL), 1);
     saw.is_old = true;
     all_say(f, &saw);
     states(f, EACH("serving", "serving", "serving", "serving"));
@@ -145,7 +145,7 @@ static void test_why_one_is_fenced_stays_known(void **cmocka_state)
 
     (void)cmocka_state;
     heard(f, EACH("v", "v", "v", "v"));
-    assert_int_equal(fleet_committed(f, "w", done), 1);
+    assert_int_equal(fleet_committed(f, "w", done, NULL), 1);
     (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
     fleet_fence(f, 0, &why);
     heard(f, EACH(FLEET_UNFINISHED "upd-1", "x", "w", "w"));
@@ -187,7 +187,7 @@ static void test_without_a_majority_nobody_serves(void **cmocka_state)
     assert_int_equal(vouch(f, 0, "a", &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     /* An update needs no version before it. */
-    (void)fleet_committed(g, "d", (const bool[]){true, true, true, true});
+    (void)fleet_committed(g, "d", (const bool[]){true, true, true, true}, NULL);
     states(g, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
     fleet_free(g);
@@ -251,18 +251,39 @@ static void test_who_took_an_update_is_in_step(void **cmocka_state)
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    (void)fleet_committed(f, "v6", (const bool[FLEET_MAX]){true, true});
+    (void)fleet_committed(f, "v6", (const bool[FLEET_MAX]){true, true}, NULL);
     assert_false(fleet_confirm(f, 0, "q"));
     assert_string_equal(state(f, 0), "unsynced");
     assert_true(fleet_confirm(f, 0, "q"));
     assert_string_equal(state(f, 0), "unsynced");
-    (void)fleet_committed(f, "v7", (const bool[FLEET_MAX]){true, true});
+    (void)fleet_committed(f, "v7", (const bool[FLEET_MAX]){true, true}, NULL);
     hear(f, 0, "q", "v7");
     assert_string_equal(state(f, 0), "serving");
     hear(f, 0, "r", "v7"); /* restarted after it */
     assert_string_equal(state(f, 0), "unsynced");
     hear(f, 1, "p", "v7");
     assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
+/* What it answered to the end of an update is what it says, until it is asked again. */
+static void test_who_said_its_new_version_is_not_asked_for_it(void **cmocka_state)
+{
+    static const bool done[FLEET_MAX] = {true, true, false}, named[FLEET_MAX] = {true, false, true};
+    static const char *const says[] = {"v1", "", "v0"};
+    struct fleet *f = fleet_alive(3);
+    struct upstream_saw late = {.process = "p", .label = "v0", .is_old = true};
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < 3; i++)
+        hear(f, i, "p", "v0");
+    (void)fleet_committed(f, "v1", done, named);
+    fleet_heard(f, 0, &late); /* asked before */
+    for (size_t i = 0; i < 3; i++) {
+        fleet_info(f, i, &info);
+        assert_string_equal(info.saw.label, says[i]);
+    }
     fleet_free(f);
 }
 
@@ -304,7 +325,7 @@ static void test_who_is_added_again_stays_fenced(void **cmocka_state)
     fleet_add(f, 1, "http://b");
     hear(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){true, true});
+    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){true, true}, NULL);
     assert_string_equal(state(f, 1), "serving");
     fleet_fence(f, 1, &why);
     fleet_remove(f, 1);
@@ -402,7 +423,7 @@ static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_non_null(strstr(info.error.msg, "it serves weights 'b'"));
-    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){false, true, true, true});
+    (void)fleet_committed(f, "d", (const bool[FLEET_MAX]){false, true, true, true}, NULL);
     refuse_key(f, 0, FLEET_REFUSED_STATUS);
     hear(f, 0, "p", "b");
     fleet_info(f, 0, &info);
@@ -501,7 +522,7 @@ static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
     assert_true(fleet_may_name(f, FLEET_UNFINISHED "x", fleet_epoch(f)));
     assert_true(fleet_may_name(f, "new", fleet_epoch(f)));
     epoch = fleet_epoch(f);
-    (void)fleet_committed(f, "new", done);
+    (void)fleet_committed(f, "new", done, NULL);
     assert_true(fleet_may_name(f, "old", epoch)); /* asked before */
     assert_false(fleet_may_name(f, "old", fleet_epoch(f)));
     assert_false(fleet_may_name(f, "", fleet_epoch(f)));
@@ -523,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_who_cannot_serve_has_no_vote),
         cmocka_unit_test(test_another_process_must_say_what_it_has),
         cmocka_unit_test(test_who_took_an_update_is_in_step),
+        cmocka_unit_test(test_who_said_its_new_version_is_not_asked_for_it),
         cmocka_unit_test(test_a_restart_within_an_update_is_out),
         cmocka_unit_test(test_who_is_added_again_stays_fenced),
         cmocka_unit_test(test_who_was_not_told_to_stand_still_waits),
