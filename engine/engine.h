@@ -1,7 +1,7 @@
-/* What generates tokens, whatever it is: the embedded engine, or later one upstream.
+/* The interface of an engine, which generates tokens. The embedded engine implements it.
  *
  * A generation is submitted once and ends once: `done` is called exactly once after every
- * successful submit, also when it was cancelled or failed. Callbacks run on the engine's thread
+ * successful submit, also after a cancel or a failure. Callbacks run on the engine's thread
  * between steps, with no lock held, and must not block. */
 #ifndef BATON_ENGINE_ENGINE_H
 #define BATON_ENGINE_ENGINE_H
@@ -21,7 +21,7 @@ enum {
     GEN_ADAPTER_LEN_MAX = 256 /* bytes of an adapter's name */
 };
 
-/* Of which distribution the logprobs of output tokens are; those of a prompt are raw always. */
+/* The distribution that logprobs of output tokens come from; those of a prompt are always raw. */
 enum gen_logprobs_mode {
     GEN_LOGPROBS_RAW,       /* log softmax of the model's logits, before any sampling rule */
     GEN_LOGPROBS_TEMPERED,  /* of logits / temperature, as SGLang */
@@ -59,7 +59,7 @@ struct gen_params {
     uint32_t n_stops;
     char *stops[GEN_STOPS_MAX]; /* owned by the request; UTF-8 */
     struct logits_processor
-        *logits_processor; /* shared, counted; NULL: nothing said of single tokens */
+        *logits_processor; /* shared, counted; NULL: no rules for single tokens */
 };
 #define GEN_MAX_TOKENS_REST UINT32_MAX
 
@@ -78,7 +78,7 @@ struct gen_top {
 
 struct gen_token {
     uint32_t id;
-    float logprob; /* as logprobs_mode says; without logprobs 0, as rank */
+    float logprob; /* by logprobs_mode; without logprobs 0, and so is rank */
     uint32_t rank;
     uint32_t n_top;
     const struct gen_top *top; /* [n_top], best first; of the output */
@@ -146,7 +146,7 @@ struct gen_request {
     uint32_t n_prompt;            /* >= 1 */
     enum gen_on_update on_update; /* what a commit does to it */
     struct gen_params params; /* owns its stop strings and a reference of its logits_processor */
-    struct adapter_use *adapter;  /* one reference, let go when all of it ended; NULL: none */
+    struct adapter_use *adapter;  /* one reference, dropped when all of it ended; NULL: none */
     const struct gen_sink *sink;
     void *sink_arg;
 };
@@ -158,10 +158,10 @@ void gen_output_free(struct gen_output *out); /* accepts NULL; any thread */
 
 struct engine_stats {
     uint64_t heartbeat_us; /* when the step loop last turned or a layer ended (monotonic);
-                                   it turns when idle */
+                                   an idle loop turns too */
     uint32_t n_running, n_waiting;
     uint64_t n_prompt_tokens, n_generated_tokens, n_steps;
-    uint64_t n_recomputed_tokens;       /* whose KV was made again, for `recompute` */
+    uint64_t n_recomputed_tokens;       /* tokens whose KV was made again, for `recompute` */
     uint64_t n_finished[GEN_ERROR + 1]; /* by enum gen_finish */
     uint64_t kv_tokens_used, kv_tokens_max;
     uint64_t failing_serial; /* of the latest weights that alone made logits which are not finite;
@@ -196,21 +196,22 @@ struct engine_ops {
                   struct engine_stats *out); /* any thread, never waits on a step */
     void (*info)(struct engine *en, struct engine_info *out);
 
-    /* Stop between two tokens: none is made until thaw, and what runs stays as it is; cancelling
-     * and submitting go on. Repeating is harmless. Blocks: until the step that is being made has
+    /* Stop between two tokens: no token is made until thaw, and running sequences stay as they are.
+     * Cancel and submit still work. Repeating is harmless. Blocks: until the step in progress has
      * ended. Errors: ERR_TIMEOUT (not before the deadline; it is not frozen then). */
     int (*freeze)(struct engine *en, uint64_t deadline_us, struct err *e);
     void (*thaw)(struct engine *en); /* repeating is harmless */
 
-    /* Give the memory of the KV cache back, or take it again. Between the two nothing is computed.
-     * Generations that run make their KV again afterwards, and go on as if it had stayed.
+    /* Give the memory of the KV cache back to the system, or take it again. Between the two calls
+     * nothing is computed. Running generations compute their KV again afterwards, and then continue
+     * as if it had stayed.
      * @nbytes  written on success: resident bytes that went back; 0 when repeated
      * Threads: one at a time. Blocks, errors: as freeze. */
     int (*kv_release)(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
     int (*kv_restore)(struct engine *en, uint64_t deadline_us, struct err *e);
 
-    /* What runs makes its KV again before its next token, with the weights that this one reads; a
-     * step that is being made ends first. Threads: any, one leaf lock. Blocks: no. */
+    /* Every running sequence computes its KV again before its next token, with the weights that
+     * this token reads; a step in progress ends first. Threads: any, one leaf lock. Blocks: no. */
     void (*kv_forget)(struct engine *en);
 
     /* Refuse new work; running generations go on. */

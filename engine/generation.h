@@ -1,10 +1,10 @@
 /* The storage behind a struct gen_output: for engines, which make it, fill it and give it to
  * `done`.
  *
- * Everything a generation can need is allocated when it is submitted, so that its tokens never move
- * and the step loop does not allocate. Large blocks cost address space until they are written:
- * there is room for as many spans as tokens, because nobody knows how many versions a sequence will
- * see. */
+ * Everything that a generation can need is allocated when it is submitted, so that its tokens never
+ * move and the step loop does not allocate. Large blocks cost only address space until they are
+ * written. There are as many spans as tokens, because the number of versions that a sequence will
+ * read is not known in advance. */
 #ifndef BATON_ENGINE_GENERATION_H
 #define BATON_ENGINE_GENERATION_H
 
@@ -32,18 +32,18 @@ struct gen_record {
     struct gen_record_cfg cfg;
     char stop_text[GEN_STOP_LEN_MAX + 1];
     bool *taken; /* of gen_record_done, while `done` may take it; else NULL. Not a flag in here,
-                    because the taker may free the record at once. */
+                    because a `done` that takes the record may free it at once. */
 };
 
 /* gen_record_new - an output without tokens, GEN_RUNNING. Errors: ERR_NO_MEMORY. */
 int gen_record_new(struct gen_record **out, const struct gen_record_cfg *cfg, struct err *e);
 void gen_record_free(struct gen_record *r); /* accepts NULL */
 
-/* gen_record_tell - call `done`, exactly once. Returns true when `done` took the record. Whoever
- * took it may free it at once, on any thread: nothing of it is touched after the call. */
+/* gen_record_tell - call `done`, exactly once. Returns true when `done` took the record. The new
+ * owner may free it at once, on any thread: nothing of it is touched after the call. */
 bool gen_record_tell(struct gen_record *r, const struct gen_sink *sink, void *sink_arg);
 
-/* gen_record_done - tell, and free the record unless it was taken. */
+/* gen_record_done - call `done`, and free the record unless `done` took it. */
 void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *sink_arg);
 
 /* gen_record_top - where the k best of output token `i`, or of prompt token `i`, are written;

@@ -1,6 +1,6 @@
-/* What a request says of single tokens: which may come, which are favoured, which sequences of
- * them must not be completed. Made once for a request, then immutable and shared by its sequences:
- * a list of allowed ids can be as long as the vocabulary, and a request can have many sequences. */
+/* The rules of a request for single tokens: allowed ids, biases, and token sequences that must not
+ * be completed. Made once for a request, then immutable and shared by its sequences: a list of
+ * allowed ids can be as long as the vocabulary, and a request can have many sequences. */
 #ifndef BATON_ENGINE_LOGITS_PROCESSOR_H
 #define BATON_ENGINE_LOGITS_PROCESSOR_H
 
@@ -16,7 +16,7 @@ enum {
     STEERING_BAD_TOKENS_MAX = 4096 /* of all of them together */
 };
 
-/* A larger bias counts as this, a smaller one as its negative. */
+/* A bias is cut to the range from -STEERING_BIAS_LIMIT to this. */
 #define STEERING_BIAS_LIMIT 100.0F
 
 struct logits_processor_bias {
@@ -28,7 +28,7 @@ struct logits_processor {
     atomic_uint n_refs; /* relaxed to raise, acquire and release to drop */
 
     /* Immutable once shared. */
-    uint32_t *allowed; /* owned; [n_allowed] ascending, each once; NULL: every token may come */
+    uint32_t *allowed; /* owned; [n_allowed] ascending, each once; NULL: every token is allowed */
     uint32_t n_allowed;
     uint32_t n_biases;
     uint32_t n_bad_words;
@@ -37,14 +37,14 @@ struct logits_processor {
     uint32_t bad_ends[STEERING_BAD_WORDS_MAX];                /* where each ends in bad_ids */
 };
 
-/* logits_processor_new - one that says nothing, with one reference. Errors: ERR_NO_MEMORY. */
+/* logits_processor_new - without rules, with one reference. Errors: ERR_NO_MEMORY. */
 int logits_processor_new(struct logits_processor **out, struct err *e);
 struct logits_processor *
 logits_processor_ref(struct logits_processor *s); /* accepts NULL; any thread */
 void logits_processor_unref(
     struct logits_processor *s); /* accepts NULL; any thread; the last one frees */
 
-/* logits_processor_allow - only these may come.
+/* logits_processor_allow - allow only these ids.
  * @ids  [n], n >= 1, malloc'ed; moved in, sorted, repeated ones dropped. Once. */
 void logits_processor_allow(struct logits_processor *s, uint32_t *ids, uint32_t n);
 
@@ -53,7 +53,7 @@ void logits_processor_allow(struct logits_processor *s, uint32_t *ids, uint32_t 
  * Returns: false when there are STEERING_BIASES_MAX already. */
 bool logits_processor_add_bias(struct logits_processor *s, uint32_t id, double bias);
 
-/* logits_processor_forbid - the sequence must not be completed: its last token cannot come after
+/* logits_processor_forbid - forbid a token sequence: its last token is never chosen directly after
  * the others.
  * @ids  [n], n >= 1; borrowed
  * Returns: false, with nothing added, when one of the limits would be passed. */
@@ -63,7 +63,7 @@ bool logits_processor_forbid(struct logits_processor *s, const uint32_t *ids, ui
 const uint32_t *logits_processor_bad_word(const struct logits_processor *s, uint32_t i,
                                           uint32_t *n);
 
-/* logits_processor_allows - may `id` come, by the list of allowed ones? */
+/* logits_processor_allows - does the list of allowed ids permit `id`? */
 bool logits_processor_allows(const struct logits_processor *s, uint32_t id);
 
 /* logits_processor_check - every id must be below vocab_size.

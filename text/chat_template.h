@@ -43,13 +43,14 @@ struct chat_input {
                              others', or NULL */
     bool add_generation_prompt;
     bool continue_final; /* end the text where the last message's content does */
-    int64_t now_s;       /* what strftime_now tells, in seconds since the epoch, UTC */
+    int64_t now_s;       /* the time of strftime_now, in seconds since the epoch, UTC */
 };
 
 /* chat_template_render - append the text.
- * Errors: ERR_BAD_REQUEST at /messages: what the template's raise_exception says, or what failed
- *         with its line, or a final message that the text does not show; ERR_NO_MEMORY. *out is
- * then as it was. Time and memory are bounded, whatever the messages are (text/jinja/jinja.h).
+ * Errors: ERR_BAD_REQUEST at /messages: the message of the template's raise_exception, or the
+ *         failure with its line, or a final message that the text does not show; ERR_NO_MEMORY.
+ *         After an error *out is as it was.
+ * Time and memory are bounded, whatever the messages are (text/jinja/jinja.h).
  * Threads: any; many may render with one template. */
 int chat_template_render(const struct chat_template *t, const struct chat_input *in,
                          struct buf *out, struct err *e);

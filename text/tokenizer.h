@@ -70,8 +70,8 @@ void detok_end(struct detok *d, struct buf *out);               /* flush what is
  * space at its beginning is only stripped where the whole text begins. */
 void detok_follow(struct detok *d, const uint32_t *ids, size_t n);
 
-/* detok_peek - what is held, if it is text as it stands and detok_end would give just that. 0 when
- * nothing is, or when it ends within a character. *text is borrowed, until the next call. */
+/* detok_peek - the held bytes, if they are valid text that detok_end would give unchanged. 0 when
+ * nothing is held, or when it ends within a character. *text is borrowed, until the next call. */
 size_t detok_peek(const struct detok *d, const char **text);
 
 #endif

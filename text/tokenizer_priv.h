@@ -89,7 +89,7 @@ int replace_read(struct affix *from, struct affix *to, const json_t *v, const ch
                  struct err *e);
 
 /* normal_apply - *text through all steps of the normalizer; afterwards it is *text as it was, or
- * lies in one of the scratch buffers. Errors: ERR_BAD_REQUEST (grows too long), ERR_NO_MEMORY. */
+ * is in one of the scratch buffers. Errors: ERR_BAD_REQUEST (grows too long), ERR_NO_MEMORY. */
 int normal_apply(const struct tokenizer *t, struct buf scratch[2], const char **text, size_t *len,
                  struct err *e);
 
@@ -114,7 +114,7 @@ int regex_new(struct regex **out, const char *pattern, size_t len, bool literal,
 void regex_free(struct regex *re); /* accepts NULL */
 extern const char REGEX_GPT2[];    /* what ByteLevel uses by itself */
 
-/* For a text of `len` bytes, which also says how long matching may take. NULL: no memory. */
+/* For a text of `len` bytes; `len` also bounds the time for matching. NULL: no memory. */
 struct matcher *matcher_new(size_t len);
 void matcher_free(struct matcher *m);
 
@@ -201,7 +201,7 @@ int id_list_push(struct id_list *l, uint32_t id, struct err *e); /* ERR_NO_MEMOR
 struct bpe_scratch {
     struct bpe_symbol *symbols; /* owned */
     uint64_t *heap;             /* owned */
-    size_t cap;                 /* bytes of the longest word that they have room for */
+    size_t cap;                 /* bytes of the longest word that fits */
     uint64_t n_moves;           /* of the heap's entries, over all words: what merging costs */
 };
 void bpe_scratch_fini(struct bpe_scratch *s);
@@ -216,7 +216,7 @@ struct token {
     const char *text;           /* the spelling, NUL-terminated; borrowed from arena; NULL: no id */
     const unsigned char *bytes; /* what it decodes to; borrowed from arena */
     uint32_t text_len, n_bytes;
-    int16_t byte;  /* that this token stands for in a spelled decoder; -1: it is text */
+    int16_t byte;  /* of this token in a spelled decoder; -1: it is text */
     bool in_model; /* an entry of /model/vocab, not only an added token */
     bool mapped;   /* byte-level: the spelling is all of the byte alphabet */
     bool special;
@@ -265,10 +265,10 @@ int tokenizer_parse_pre(struct tokenizer *t, const json_t *v, struct err *e); /*
 /* Needs the tokens: the template's ids are looked up. */
 int tokenizer_parse_post(struct tokenizer *t, const json_t *v, struct err *e);
 
-/* byte_token - the byte that a spelling like "<0x0A>" stands for; -1 for any other. */
+/* byte_token - the byte that a spelling like "<0x0A>" means; -1 for any other. */
 int byte_token(const char *text, size_t len);
-/* spelled_bytes - what a token of a spelled decoder decodes to, if it is no byte; `bytes` has room
- * for TOKENIZER_REPLACE_GROWTH_MAX times `len`. Returns the number written. */
+/* spelled_bytes - what a token of a spelled decoder decodes to, if it is not a byte; `bytes` has
+ * space for TOKENIZER_REPLACE_GROWTH_MAX times `len`. Returns the number written. */
 size_t spelled_bytes(const struct decoder *d, const char *text, size_t len, unsigned char *bytes);
 
 #endif

@@ -1,7 +1,8 @@
 /* The compute pool: a loop over rows, shared among a fixed set of threads and the caller.
  *
- * Which thread runs which part is left to chance; nothing computed may depend on it. A worker that
- * has not come in time is not waited for, so that a busy machine costs speed and not a stall. */
+ * Which thread runs which part is left to chance; nothing computed may depend on it. The
+ * caller does not wait for a worker that has not started in time, so that a busy machine costs
+ * speed but never stalls a step. */
 #ifndef BATON_ENGINE_KERNELS_COMPUTE_H
 #define BATON_ENGINE_KERNELS_COMPUTE_H
 

@@ -3,7 +3,7 @@
  * Canonical dot: 16 float32 lanes; lane j accumulates k = j, j + 16, ... by fused multiply-add in
  * ascending k; the tail is padded with zeros; then lane i += lane i+8, i+4, i+2, i+1. Weights are
  * widened to float32 in registers, which is exact. A result therefore depends neither on the
- * instruction set, nor on how many rows are computed together, nor on who computes them.
+ * instruction set, nor on how many rows are computed together, nor on which thread computes them.
  * Rejected: a BLAS, whose order of summation changes with the shape, and which cannot read bf16. */
 #ifndef BATON_ENGINE_KERNELS_KERNELS_H
 #define BATON_ENGINE_KERNELS_KERNELS_H
@@ -79,8 +79,8 @@ enum kernels_isa { KERNELS_SCALAR, KERNELS_AVX2, KERNELS_AVX512, KERNELS_ISA_COU
 /* kernels_get - those of one instruction set, or NULL when this build or this CPU lacks it. */
 const struct kernels *kernels_get(enum kernels_isa isa);
 
-/* kernels_current - those that a model made now will use: the best, unless kernels_select said
- * otherwise. Threads: any. */
+/* kernels_current - those that a model made now will use: the best, unless kernels_select chose
+ * others. Threads: any. */
 const struct kernels *kernels_current(void);
 
 /* kernels_select - choose for every model made from now on; a hook for tests, which compare

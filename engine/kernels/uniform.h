@@ -1,5 +1,5 @@
 /* The randomness of a draw: a pure function of (seed, index of the output token, token id), so that
- * neither the order in which tokens are looked at nor who looks at them can matter. */
+ * neither the order in which tokens are drawn nor the thread that draws them can matter. */
 #ifndef BATON_ENGINE_KERNELS_UNIFORM_H
 #define BATON_ENGINE_KERNELS_UNIFORM_H
 

@@ -1,8 +1,8 @@
 /* One revision of a LoRA adapter: for each layer and module an optional pair A [r, in], B [out, r].
  *
- * Immutable once made, counted, and whole: its bytes lie in one block of its own, nothing of the
- * file or the message that they came from is kept. Made only when every tensor was understood and
- * fits the model, or the caller allowed a part. */
+ * Immutable once made, counted, and complete: its bytes are in one block of its own, and nothing of
+ * the file or message that they came from is kept. It is made only when every tensor is known and
+ * fits the model, or when the caller allowed a part. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_H
 #define BATON_ENGINE_LORA_ADAPTER_H
 
@@ -63,7 +63,7 @@ struct adapter_spec {
     struct adapter_config *config;    /* borrowed; its match_cpu_us is counted up */
     uint32_t rank_max;                /* --max-lora-rank */
     uint64_t nbytes_max;              /* of one adapter; at most ADAPTER_NBYTES_MAX */
-    bool allow_partial;               /* take what matches, if anything does */
+    bool allow_partial;               /* accept what matches, if anything does */
     enum non_finite_policy non_finite; /* of tensors that match */
 };
 
@@ -71,7 +71,7 @@ struct adapter_spec {
 struct adapter_report {
     struct names matched;
     struct names unmatched; /* no module of this model, or one that the config leaves out */
-    struct names ignored;   /* known to say nothing: stored rotary frequencies */
+    struct names ignored;   /* known to change nothing: stored rotary frequencies */
     struct names missing;   /* the config targets them, but they have no tensors */
     struct names non_finite; /* hold NaN or infinity; NON_FINITE_WARN */
     uint32_t n_keys_ignored;
@@ -82,7 +82,7 @@ void adapter_report_fini(struct adapter_report *r); /* accepts a zeroed one */
 struct adapter_builder;
 
 /* adapter_builder_new - check everything that can be checked before a byte of a tensor is read.
- * @tensor_list  borrowed for the call; names, dtypes and shapes of the tensors that there are
+ * @tensor_list  borrowed for the call; names, dtypes and shapes of the tensors that are present
  * Errors: ERR_MISMATCH at /names/<i>: dtype or shape does not fit, a half of a pair is missing;
  *         ERR_MISMATCH: no tensor matches (also with allow_partial: an adapter that changes nothing
  *         is a mistake), or not all do, or a module has none; ERR_BAD_REQUEST: a tensor that is not
@@ -95,16 +95,16 @@ void adapter_builder_free(struct adapter_builder *b); /* accepts NULL */
 /* adapter_builder_nbytes - what the adapter will take (adapter_nbytes). */
 uint64_t adapter_builder_nbytes(const struct adapter_builder *b);
 
-/* adapter_builder_reserve - take the memory. Errors: ERR_NO_STAGING (the machine has not so much
+/* adapter_builder_reserve - take the memory. Errors: ERR_NO_STAGING (the machine has less memory
  * left), ERR_NO_MEMORY. */
 int adapter_builder_reserve(struct adapter_builder *b, struct err *e);
 
 /* adapter_builder_place - where the bytes of tensor i of the tensor list go, all of them; NULL when
- * they are not wanted. After adapter_builder_reserve. */
+ * the adapter does not need them. After adapter_builder_reserve. */
 void *adapter_builder_place(const struct adapter_builder *b, uint32_t i);
 
 /* adapter_builder_came - tensor i of the tensor list that the builder was made with is in its
- * place, or was read and is not wanted. To be called once for each, while its bytes are in a cache.
+ * place, or was read and is not needed. Call it once for each, while its bytes are in a cache.
  * Errors: ERR_NON_FINITE at /names/<i>, ERR_NO_MEMORY. */
 int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
                          uint32_t i, struct err *e);
@@ -114,7 +114,7 @@ int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *te
 struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report);
 
 /* adapter_new - the same from tensors in host memory.
- * @bytes   the packed bucket of `tensor list`; owned: given back by free(), also on failure */
+ * @bytes   the packed bucket of `tensor_list`; owned: given back by free(), also on failure */
 int adapter_new(struct adapter **out, struct adapter_report *report,
                 const struct adapter_spec *spec, const struct tensor_list *tensor_list, void *bytes,
                 struct err *e);

@@ -20,7 +20,7 @@ enum { ADAPTER_OUTPUTS_MAX = 3 };
 /* Everything that is needed while a step runs, allocated once. Used by the engine's thread. */
 struct adapter_apply;
 
-/* adapter_apply_new - @rank_max  of the adapters that will come
+/* adapter_apply_new - @rank_max  the largest rank of the adapters that will be used
  * Errors: ERR_NO_MEMORY. */
 int adapter_apply_new(struct adapter_apply **out, const struct model_config *cfg,
                       uint32_t n_rows_max, uint32_t rank_max, struct err *e);

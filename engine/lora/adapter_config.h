@@ -1,8 +1,8 @@
 /* adapter_config.json of a PEFT adapter: which modules it changes, with which rank and scale.
  *
- * Every key is known to be read, to say nothing about what is computed, or to be refused; a key
- * that is none of these is refused as well unless its value says nothing (null, false, empty): an
- * adapter that is applied almost right generates wrong tokens without a word. */
+ * Every known key is either read, or ignored because it does not affect what is computed, or
+ * refused. An unknown key is refused too, unless its value is null, false or empty: an
+ * adapter that is applied almost right generates wrong tokens without any error. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_CONFIG_H
 #define BATON_ENGINE_LORA_ADAPTER_CONFIG_H
 
@@ -25,9 +25,9 @@ enum {
     ADAPTER_REGEXES_MAX = 64                     /* of those, that are more than a path */
 };
 
-/* What target_modules says. */
+/* The forms of target_modules. */
 enum adapter_targets {
-    TARGETS_UNSAID, /* absent or null: what has tensors is meant */
+    TARGETS_UNSAID, /* absent or null: the modules that have tensors */
     TARGETS_ALL,    /* "all-linear" */
     TARGETS_NAMES,  /* paths, or ends of paths */
     TARGETS_PATTERN
@@ -48,7 +48,7 @@ struct adapter_config {
     double alpha;
     bool rslora;        /* scale = alpha / sqrt(r), not alpha / r */
     bool base_changed;  /* init_lora_weights names a method that changes the base weights too */
-    uint32_t n_ignored; /* keys with a value, that say nothing about what is computed */
+    uint32_t n_ignored; /* keys with a value that do not affect what is computed */
 
     enum adapter_targets targets;
     struct names target_names;              /* TARGETS_NAMES */
@@ -68,7 +68,7 @@ struct adapter_config {
 int adapter_config_parse(struct adapter_config **out, const char *json, size_t len, struct err *e);
 void adapter_config_free(struct adapter_config *c); /* accepts NULL */
 
-/* What it says about one module. */
+/* The configuration of one module. */
 struct adapter_target {
     bool wanted; /* the module is among the targets (with TARGETS_UNSAID: always) */
     uint32_t r;

@@ -1,12 +1,13 @@
 /* Reading an adapter's PEFT directory: adapter_config.json and adapter_model.safetensors.
  *
  * Trainers write into the same directory at every step, in place, and call at once; on a shared
- * file system the files may come after the call. So the files are read completely during the call
- * (never mapped), a directory that is not whole yet is waited for, and what was read is believed
- * only if both files are, at the end, the ones that were opened, unchanged. Which of the two is
- * newer says nothing: some trainers write the config last, some only once. A writer that overwrites
- * in place, keeps the size, and rests in the middle for longer than files have to be old to be read
- * (20 ms) cannot be told from one that has finished: whoever writes so calls when it has. */
+ * file system the files may appear after the call. So the files are read completely during the call
+ * (never mapped), the call waits for a directory that is not complete yet, and the result is
+ * accepted only if both files are, at the end, the ones that were opened, unchanged. Which of the
+ * two is newer has no meaning: some trainers write the config last, some only once. A writer that
+ * overwrites in place, keeps the size, and pauses in the middle for longer than the age that files
+ * must have to be read (20 ms) looks like one that has finished: such a writer must call after it
+ * has finished. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_FILE_H
 #define BATON_ENGINE_LORA_ADAPTER_FILE_H
 
@@ -21,7 +22,7 @@
 enum {
     ADAPTER_HEAD_NBYTES_MAX = 32 << 20,
     ADAPTER_PATH_LEN_MAX = 4095,
-    ADAPTER_SETTLE_MS = 500, /* of adapter_wait, when it does not say */
+    ADAPTER_SETTLE_MS = 500, /* the default of adapter_wait */
     ADAPTER_POLL_MS = 20,    /* between two looks at the directory */
     ADAPTER_FILES = 2        /* the config, the weights */
 };
@@ -35,13 +36,12 @@ struct adapter_dir {
     bool inside;
 };
 
-/* How long the call may take, and who may end it. */
+/* How long the call may take, and what may end it. */
 struct adapter_wait {
     uint64_t deadline_us; /* of base/clock.h */
-    uint64_t appear_us;   /* a directory that was never there by then is not waited for any longer;
-                             0: deadline_us */
-    const atomic_bool *stop; /* NULL: nobody; relaxed */
-    bool (*gone)(void *arg); /* has whoever waits for the answer gone away? NULL: never */
+    uint64_t appear_us;   /* give up then if the directory has never been there; 0: deadline_us */
+    const atomic_bool *stop; /* NULL: never stopped; relaxed */
+    bool (*gone)(void *arg); /* has the client disconnected? NULL: never */
     void *gone_arg;
     uint32_t settle_ms; /* files that are wrong are given up when they have not changed so long; 0:
                            ADAPTER_SETTLE_MS */
@@ -54,8 +54,8 @@ struct adapter_sight {
     bool appeared;                           /* the directory was there at a look */
 };
 
-/* Asked for room once the size is known, before the memory is taken; again with another size when
- * the files changed meanwhile (then instead of the first). NULL `take`: nobody is asked. */
+/* `take` reserves `nbytes` once the size is known, before the memory is taken. It is called again
+ * with another size if the files have changed; that replaces the first. NULL: no reservation. */
 struct adapter_room {
     int (*take)(void *arg, uint64_t nbytes, struct err *e);
     void *arg;

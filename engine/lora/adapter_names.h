@@ -7,7 +7,7 @@
 
 enum adapter_name_kind {
     ADAPTER_NAME_HALF,    /* A or B of a module of this model */
-    ADAPTER_NAME_IGNORED, /* says nothing */
+    ADAPTER_NAME_IGNORED, /* changes nothing */
     ADAPTER_NAME_FOREIGN, /* no module of this model */
     ADAPTER_NAME_REFUSED  /* would change what is computed, in a way that is not supported */
 };

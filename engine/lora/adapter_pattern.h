@@ -1,7 +1,7 @@
 /* The patterns of an adapter's configuration: Python regular expressions over module paths.
  *
  * Matched by PCRE2. A construct that the two read differently, or that Python does not know, is
- * refused: a pattern that is almost right would leave a module out without a word. */
+ * refused: a pattern that is almost right would leave a module out without any error. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_PATTERN_H
 #define BATON_ENGINE_LORA_ADAPTER_PATTERN_H
 

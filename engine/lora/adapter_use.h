@@ -1,5 +1,5 @@
-/* One request's hold on a revision of an adapter: pinned once, shared by its sequences, and let go
- * when the last of them is freed, so that all of a reply is of one revision. */
+/* The pin of one request on a revision of an adapter: pinned once, shared by its sequences, and
+ * unpinned when the last of them is freed, so that all of a reply is of one revision. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_USE_H
 #define BATON_ENGINE_LORA_ADAPTER_USE_H
 

@@ -1,8 +1,8 @@
 /* The adapters that requests may name: name -> the revision that serves.
  *
- * Loading a loaded name makes its next revision; who uses an older one keeps it to the end. The
- * pair (name, revision) never means two things while the server runs: a name that was unloaded
- * comes back with a number above all that were ever unloaded. Nothing is evicted to make room.
+ * Loading a loaded name makes its next revision; a request that uses an older one keeps it to its
+ * end. A pair (name, revision) is never reused while the server runs: a name that was unloaded and
+ * is loaded again gets a number above all that were ever unloaded. Nothing is evicted.
  *
  * Loads of one name may overlap: each stages its own bytes, the later adapters_put wins and gets
  * the next revision; with if_revision the put is a compare-and-swap, and the loser gets a 409. An
@@ -44,7 +44,7 @@ struct adapters_options {
     const char *path; /* borrowed; as listed; may be NULL */
 };
 
-struct adapters_load; /* a load under way: it holds the name's place and some bytes */
+struct adapters_load; /* a load in progress: it holds the place of its name and some bytes */
 
 /* adapters_begin - refuse early what adapters_put would refuse, and take a place for the name.
  * Errors: ERR_BAD_REQUEST at /lora_name (empty, too long, not UTF-8, control characters, the base
@@ -58,7 +58,7 @@ int adapters_begin(struct adapters *s, const char *name, const struct adapters_o
  * Errors: ERR_NO_STAGING; what was reserved so far stays. */
 int adapters_reserve(struct adapters_load *load, uint64_t nbytes, struct err *e);
 
-/* adapters_cancel - give place and bytes back. Accepts NULL. */
+/* adapters_cancel - end the load; release its place and bytes. Accepts NULL. */
 void adapters_cancel(struct adapters_load *load);
 
 struct adapters_outcome {
@@ -71,7 +71,7 @@ struct adapters_outcome {
 /* adapters_put - make `a` what `name` means, at once, and end the load.
  * @a  one reference; taken over, also on failure
  * Errors: as adapters_begin (what others did meanwhile counts), ERR_BAD_REQUEST (rank over
- *         rank_max), ERR_NO_STAGING (more bytes than were reserved, and no room for them),
+ *         rank_max), ERR_NO_STAGING (more bytes than were reserved, and no memory for them),
  *         ERR_NO_MEMORY. What served before still serves. The load has ended all the same. */
 int adapters_put(struct adapters_load *load, struct adapter *a, struct adapters_outcome *out,
                  struct err *e);

@@ -14,7 +14,7 @@
  * Borrowed from `o`, which may be NULL. */
 json_t *config_member(const json_t *o, const char *key);
 
-/* config_quoted - a value as it stands in a message: JSON, cut short. Returns out. */
+/* config_quoted - a value as a message shows it: JSON, cut short. Returns out. */
 const char *config_quoted(const json_t *v, char *out, size_t cap);
 
 /* config_refuse - "<key> <found> is not supported; supported: <allowed>" at "<dict>/<key>";
@@ -44,7 +44,7 @@ int config_rope(struct model_config *c, const json_t *o, struct err *e);
 
 /* config_generation - the sampling defaults of generation_config.json.
  * @generation  NULL: there is no such file
- * Errors: ERR_BAD_REQUEST at the key whose value no request could have. */
+ * Errors: ERR_BAD_REQUEST at the key whose value is outside the range of its request member. */
 int config_generation(struct model_defaults *out, const json_t *generation, struct err *e);
 
 #endif

@@ -13,7 +13,8 @@ enum { KV_CHUNK = 64 };
 struct model_config;
 struct kv_pool;
 
-/* kv_pool_new - room for about nbytes_max bytes, at least one chunk; pages come on first touch. */
+/* kv_pool_new - a pool of about nbytes_max bytes, at least one chunk; pages are allocated at first
+ * use. */
 int kv_pool_new(struct kv_pool **out, const struct model_config *cfg, uint64_t nbytes_max,
                 struct err *e);
 void kv_pool_free(struct kv_pool *p);
@@ -30,11 +31,11 @@ struct kv_seq {
     struct kv_pool *pool; /* borrowed */
     uint32_t *chunks;     /* owned; [n_wanted] */
     uint32_t n_wanted;
-    uint32_t n_chunks; /* that it has: none, or all it wants */
+    uint32_t n_chunks; /* that it has: 0 or n_wanted */
 };
 
-/* kv_prepare - the list for chunks of n_tokens positions; none is taken. Any thread. Returns false
- * without memory. */
+/* kv_prepare - the list for chunks of n_tokens positions; none is taken. Threads: any. Returns
+ * false without memory. */
 bool kv_prepare(struct kv_seq *out, uint32_t n_tokens);
 
 /* kv_take - all chunks of a prepared one. Returns false (and takes none) when they are not free

@@ -18,7 +18,7 @@
 struct model;
 
 /* One token to run: its KV at `pos` is written, and it attends to positions 0..pos. Rows of one
- * sequence stand in ascending order of position. */
+ * sequence are in ascending order of position. */
 struct model_row {
     uint32_t token;
     uint32_t pos;
@@ -45,7 +45,7 @@ int model_take_adapters(struct model *m, uint32_t rank_max, struct err *e);
  * processor of its own. Errors: those of compute_pin. */
 int model_pin(struct model *m, pthread_t caller, struct err *e);
 
-/* model_compute - its threads, for what else has to be done between two steps. Borrowed. */
+/* model_compute - its threads, for other work between two steps. Borrowed. */
 struct compute *model_compute(struct model *m);
 
 /* model_step - run the rows through version `v`, each with its adapter.
@@ -55,7 +55,7 @@ void model_step(struct model *m, const struct version *v, const struct model_row
                 uint32_t n_rows, float *logits);
 
 /* model_pulse - when (clock_now_us) a layer of a running step last ended; 0 before the first. A
- * step of a large model may take longer than a prober's patience, and is work all the same.
+ * step of a large model may take longer than the timeout of a health probe, but it is progress.
  * Threads: any. */
 uint64_t model_pulse(const struct model *m);
 

@@ -36,7 +36,7 @@ struct rope_scaling {
     double original_positions;                /* llama3: the context before it was stretched */
 };
 
-/* What generation_config.json says about sampling: defaults for the routes where vLLM has them. */
+/* Sampling values of generation_config.json: defaults for the routes where vLLM has them. */
 struct model_defaults {
     bool has_temperature, has_top_p, has_min_p, has_repetition_penalty, has_top_k, has_max_tokens;
     float temperature, top_p, min_p, repetition_penalty;
@@ -56,7 +56,7 @@ struct model_config {
     bool tie_word_embeddings;
     bool qkv_bias, o_bias, mlp_bias, qk_norm; /* which tensors a layer has */
     enum dtype dtype; /* of the file's `dtype`/`torch_dtype` (BF16, F16, F32; absent: F32);
-                         used where no weights tell */
+                         used where no weights decide it */
     uint32_t n_eos;   /* generation_config.json wins over config.json */
     uint32_t eos[MODEL_EOS_MAX];
     struct model_defaults defaults;
@@ -71,13 +71,13 @@ int model_config_parse(struct model_config *out, const char *json, size_t len,
 /* model_config_load - the same from DIR. Errors: also ERR_NOT_FOUND, ERR_UNREADABLE. */
 int model_config_load(struct model_config *out, const char *dir, struct err *e);
 
-/* model_config_ties - does DIR's config.json, of whatever model, say "tie_word_embeddings": true?
+/* model_config_ties - does DIR's config.json, of any model, have "tie_word_embeddings": true?
  * Errors: ERR_BAD_REQUEST (not JSON), ERR_NOT_FOUND, ERR_UNREADABLE. */
 int model_config_ties(bool *out, const char *dir, struct err *e);
 
-/* model_spec_of_dir - what an update of DIR's model has to bring, whichever engine runs it: as
- * model_spec_of_config says; of a model that the embedded engine does not know, every stored tensor
- * but rotary frequencies, and the head of one that ties it.
+/* model_spec_of_dir - the tensors that an update of DIR's model must bring, for any engine: as
+ * model_spec_of_config; for a model that the embedded engine does not know, every stored tensor
+ * except rotary frequencies, and except the head of a model that ties it.
  * @stored  as model_spec_of_config's
  * Errors: model_config_load's without `stored`; else ERR_NOT_FOUND, ERR_UNREADABLE, ERR_NO_MEMORY,
  *         and ERR_BAD_REQUEST where config.json is no JSON or nothing is stored. */
@@ -85,7 +85,7 @@ int model_spec_of_dir(struct model_spec **out, const char *dir, const struct ten
                       struct err *e);
 
 /* model_spec_of_config - the tensors that the model needs, with the dtypes that `stored` has for
- * them (cfg->dtype for names it lacks); aliases as model spec.h says.
+ * them (cfg->dtype for names it lacks); aliases as in weights/model_spec.h.
  * @stored  borrowed, or NULL: the tensor list of a checkpoint of this model
  * Errors: ERR_MISMATCH (a stored tensor has another shape: names it), ERR_NO_MEMORY. */
 int model_spec_of_config(struct model_spec **out, const struct model_config *cfg,

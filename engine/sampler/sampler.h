@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Scratch memory of one thread that samples; pages come when a rule wants them. */
+/* Scratch memory of one sampling thread; pages are allocated when a rule first uses them. */
 struct sampler;
 int sampler_new(struct sampler **out, uint32_t vocab_size, struct err *e); /* ERR_NO_MEMORY */
 void sampler_free(struct sampler *s);                                      /* accepts NULL */
@@ -33,8 +33,8 @@ struct sampler_draw {
 
 /* sampler_pick - choose the next token.
  * @row  joined
- * Temperature 0 is greedy (lowest id of equal ones); what is above it and below 0.01 counts as
- * 0.01, as in vLLM.
+ * Temperature 0 is greedy (lowest id of equal ones); one above 0 and below 0.01 counts as 0.01,
+ * as in vLLM.
  * Returns: false, with *id untouched, when every token is masked. No allocation. */
 bool sampler_pick(struct sampler *s, const struct sampler_row *row, const struct sampler_draw *d,
                   uint32_t *id);

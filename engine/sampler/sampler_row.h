@@ -1,6 +1,6 @@
-/* The logits of one row, measured in parts, so that several threads can share a vocabulary: what a
- * part says depends on its logits alone, and the parts are joined in order. Rows then know the
- * largest logit of each block, and most questions pass over the blocks that cannot matter. */
+/* The logits of one row, measured in parts, so that several threads can share a vocabulary: the
+ * result of a part depends on its logits alone, and the parts are joined in order. A row then has
+ * the largest logit of each block, so that most searches can skip the blocks that cannot matter. */
 #ifndef BATON_ENGINE_SAMPLER_SAMPLER_ROW_H
 #define BATON_ENGINE_SAMPLER_SAMPLER_ROW_H
 
@@ -19,7 +19,7 @@ struct sampler_part {
     float max;
     bool finite;
     float maxima[SAMPLER_PART / KERNELS_BLOCK];
-    struct race race; /* of whoever lets it run in this part */
+    struct race race; /* of the tokens in this part; set by sampler_race */
 };
 
 struct sampler_row {
@@ -44,7 +44,7 @@ void sampler_row_init(struct sampler_row *out, const struct kernels *k, const fl
                       uint32_t n, struct sampler_part *parts);
 
 /* sampler_row_want_logprobs - of logits / temperature. Before it is measured. 0 is greedy and
- * counts as 1; small ones count as sampler_pick says. */
+ * counts as 1; small ones count as in sampler_pick. */
 void sampler_row_want_logprobs(struct sampler_row *row, float temperature);
 
 /* sampler_row_measure - parts [first, last). Any thread; no two the same part. */

@@ -1,4 +1,4 @@
-/* Which tokens a sequence has seen, and how often it made each: what the penalties ask.
+/* Which tokens a sequence has seen, and how often it made each: the input of the penalties.
  *
  * Everything is allocated at the start, by what the sequence can ever see, so that the step loop
  * does not allocate; a step walks the distinct tokens, not the history and not the vocabulary. */

@@ -1,5 +1,5 @@
-/* The end of a step: what its logits say, found by all threads together. Which thread does what is
- * left to chance, and no token or logprob depends on it. */
+/* The end of a step: tokens and logprobs from its logits, computed by all threads together. Which
+ * thread does which part is left to chance, and no token or logprob depends on it. */
 #ifndef BATON_ENGINE_SAMPLER_TOKEN_SELECTOR_H
 #define BATON_ENGINE_SAMPLER_TOKEN_SELECTOR_H
 
@@ -11,10 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One row: which token it is to be, or by which rules to choose it. */
+/* One row: the token, or the rules by which to choose it. */
 struct choice {
     const float *logits; /* [vocab_size], borrowed */
-    bool given;          /* the token is `id`, and only its logprob is wanted */
+    bool given;          /* the token is `id`, and only its logprob is computed */
     uint32_t id;
     struct sampler_draw draw;             /* else */
     int32_t logprobs;                     /* -1: none; the k best of the row as well */
@@ -34,8 +34,8 @@ int token_selector_new(struct token_selector **out, struct compute *c, uint32_t 
                        uint32_t n_max, struct err *e);
 void token_selector_free(struct token_selector *ch); /* accepts NULL */
 
-/* token_selector_run - fill in the results of choices [n], n <= n_max. Threads: whoever may call
- * compute_run; blocks for the computation. No allocation. */
+/* token_selector_run - fill in the results of choices [n], n <= n_max. Threads: those that
+ * may call compute_run. Blocks: for the computation. No allocation. */
 void token_selector_run(struct token_selector *ch, struct choice *choices, uint32_t n);
 
 #endif

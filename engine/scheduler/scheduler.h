@@ -2,16 +2,17 @@
  *
  * A step takes one row for each sequence that decodes, then prompt chunks, first come first served,
  * up to n_rows_max rows. A sequence is admitted when the KV of its worst case can be reserved and
- * fewer than n_running_max run; until then it waits, in FIFO order, and nobody passes it.
+ * fewer than n_running_max run; until then it waits, in FIFO order, and no other overtakes it.
  *
- * Most sequences read the version that is served when the step begins. One that finishes on the
- * version it began with has it pinned, and the rows of each version are computed by themselves. So
- * an update never waits for a sequence but for room: --max-versions bounds how many are alive, and
- * whoever holds an old one goes on to its end.
+ * Most sequences read the version that is served when the step begins. A sequence that finishes on
+ * the version that it began with pins that version, and the rows of each version are computed
+ * separately. An update therefore waits for a sequence only when the memory for one more version is
+ * missing: --max-versions limits how many are alive, and a sequence keeps an old one to its end.
  *
- * A turn allocates and frees nothing: that is done by whoever submits, and by the free_queue.
+ * A turn neither allocates nor frees: the submitting thread allocates, and the free_queue frees.
  *
- * Everything here is of the engine thread. It calls the sinks, with no lock held, between steps. */
+ * Threads: everything here is called by the engine thread only. It calls the sinks between steps,
+ * with no lock held. */
 #ifndef BATON_ENGINE_SCHEDULER_SCHEDULER_H
 #define BATON_ENGINE_SCHEDULER_SCHEDULER_H
 
@@ -33,9 +34,9 @@ struct scheduler_cfg {
     struct kv_pool *kv;      /* borrowed */
     struct free_queue *free_queue; /* borrowed */
     uint32_t vocab_size;
-    uint32_t n_running_max; /* 1..n_rows_max, so that whoever prefills always gets a row */
+    uint32_t n_running_max; /* 1..n_rows_max, so that a prefill always gets a row */
     uint32_t n_rows_max;
-    /* Called before the `done` of a sequence, when it is in no count any more. May take locks. */
+    /* Called before the `done` of a sequence, once no counter counts it. May take locks. */
     void (*retire)(void *arg, struct seq *q);
     void *retire_arg;
 };
@@ -53,16 +54,18 @@ void scheduler_reap(struct scheduler *s);
 /* scheduler_abort - end every sequence, with GEN_ABORT. */
 void scheduler_abort(struct scheduler *s);
 
-/* scheduler_freeze - no turn comes for a while. Recomputes that held a version, so that commits
- * could not hold them up, let it go: else an update meanwhile would find no room for one more. */
+/* scheduler_freeze - no turn follows for a while. Sequences with `recompute` that pinned a version,
+ * so that commits could not delay them for ever, unpin it: otherwise an update in the meantime
+ * could not get memory for one more version. */
 void scheduler_freeze(struct scheduler *s);
 
-/* scheduler_kv_release - no sequence has KV until scheduler_kv_restore, which comes before the next
- * turn; those that run feed all their tokens again then. Returns: kv_pool_release's. */
+/* scheduler_kv_release - give all KV back until scheduler_kv_restore, which must be called before
+ * the next turn; running sequences then feed all their tokens again. Returns: as kv_pool_release.
+ */
 uint64_t scheduler_kv_release(struct scheduler *s);
 void scheduler_kv_restore(struct scheduler *s);
 
-/* scheduler_kv_forget - those that run feed all their tokens again; their room stays theirs. */
+/* scheduler_kv_forget - running sequences feed all their tokens again; they keep their chunks. */
 void scheduler_kv_forget(struct scheduler *s);
 
 enum scheduler_turn {

@@ -1,5 +1,5 @@
-/* One generation inside the embedded engine: its tokens so far, how far they were fed to the model,
- * and when it has to stop. Of the engine thread, but for what says otherwise. */
+/* One generation inside the embedded engine: its tokens so far, how many of them were fed to the
+ * model, and when it has to stop. Threads: the engine's only, except where noted. */
 #ifndef BATON_ENGINE_SCHEDULER_SEQUENCE_H
 #define BATON_ENGINE_SCHEDULER_SEQUENCE_H
 
@@ -16,8 +16,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A recompute whose KV was thrown away so often since its last token keeps the version that it
- * reads next until it has one: else commits in quick succession could hold it up for ever. */
+/* A sequence with `recompute` whose KV was discarded this often since its last token pins the
+ * version that it reads next until it has a token: otherwise rapid commits could delay it for ever.
+ */
 enum { SEQ_REBUILDS_MAX = 2 };
 
 /* What every sequence of an engine is checked against. Immutable. */
@@ -51,13 +52,13 @@ struct seq {
     struct kv_seq kv;       /* prepared by seq_new */
     uint32_t n_fed;         /* tokens whose KV is written */
     uint32_t n_step;        /* of them, by the step that is being made */
-    uint32_t n_lost;        /* tokens whose KV was written once and thrown away */
+    uint32_t n_lost;        /* tokens whose KV was written once and discarded */
     uint32_t n_rebuilds;    /* how often, since the last output token */
     uint64_t kv_serial;     /* of the version that its first row was made with, which with recompute
                                all of the KV is of */
     const struct version *version; /* pinned; NULL: it reads what is served. Set from its first row
                                       on with `finish`, and see SEQ_REBUILDS_MAX */
-    uint32_t n_reported;           /* output tokens that the sink has been told of */
+    uint32_t n_reported;           /* output tokens that were passed to the sink */
     uint64_t last_token_us;
     struct detok detok; /* with stop strings only, as is tail */
     uint32_t n_peeked;  /* bytes that detok holds, searched with the last token */
@@ -74,13 +75,13 @@ int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request 
 /* seq_give_back - undo seq_new: the request is the caller's again, the sequence is freed. */
 void seq_give_back(struct seq *q, struct gen_request *r);
 
-/* seq_free - it has neither chunks of KV nor a version any more. Accepts NULL. */
+/* seq_free - @q  holds neither chunks of KV nor a version any more. Accepts NULL. */
 void seq_free(struct seq *q);
 
 /* seq_n_known - tokens of prompt and output together. */
 uint32_t seq_n_known(const struct seq *q);
 
-/* seq_forget_kv - all tokens have to be fed again before the next comes. */
+/* seq_forget_kv - mark all tokens to be fed again before the next one is made. */
 void seq_forget_kv(struct seq *q);
 
 /* seq_token - token `pos` of prompt and output together. */
@@ -97,8 +98,8 @@ struct seq_step {
     uint64_t now_us;
 };
 
-/* seq_ask - what the logits of position `pos` are wanted for: a prompt logprob, or the next token
- * (a prompt's last row makes only a token).
+/* seq_ask - what to make of the logits of position `pos`: a prompt logprob, or the next token (the
+ * last row of a prompt makes only a token).
  * @out  without its logits; borrows from the sequence, until seq_take */
 void seq_ask(struct seq *q, uint32_t pos, struct choice *out);
 
@@ -106,8 +107,8 @@ void seq_ask(struct seq *q, uint32_t pos, struct choice *out);
  * end; one that has ended stays as it is. No allocation. */
 void seq_take(struct seq *q, uint32_t pos, const struct choice *c, const struct seq_step *step);
 
-/* seq_blames - are these weights alone to blame for what the sequence computes with them? Not where
- * an adapter was added, and not where KV that older weights made was read. */
+/* seq_blames - do the results of this sequence depend on these weights alone? False with an
+ * adapter, and false where the step read KV that older weights made. */
 bool seq_blames(const struct seq *q, uint64_t serial);
 
 #endif
