@@ -1,9 +1,10 @@
 /* One request that may be answered later, from any thread.
  *
- * The HTTP server fills the request half, dispatches, and forgets; whoever gets the request answers
- * it exactly once, by http_reply or by a stream, and with that gives up its reference. The HTTP
- * server watches the peer: when it goes away first, the one registered callback runs (under the
- * request's lock, so that it can never run after http_reply has returned). */
+ * The HTTP server fills in the request and dispatches it; it does not wait for the answer. The code
+ * that receives the request answers it exactly once, by http_reply or by a stream, and with that
+ * gives up its reference. The HTTP server watches the client: when it disconnects first, the one
+ * registered callback runs (under the request's lock, so that it can never run after http_reply has
+ * returned). */
 #ifndef BATON_HTTP_HTTP_REQUEST_H
 #define BATON_HTTP_HTTP_REQUEST_H
 
@@ -51,14 +52,14 @@ struct http_request {
     char *body;              /* whole body, NUL after it; of a streamed body: its head */
     size_t body_len;
     uint64_t began_us;           /* first header byte handled */
-    bool peer_trusted;           /* the HTTP server was told that this address needs no key */
+    bool peer_trusted;           /* this address needs no key: http_server_cfg.trusts */
     _Atomic(const void *) route; /* set by the application's route call; the handler's thread may
                                     choose another of the same path */
     void *app;                   /* borrowed; set by the application's route call, or NULL */
-    void *loop_app; /* borrowed; the application's, of the HTTP server's loop; or NULL */
-    char *path_arg; /* what stood for "{name}" in the route's pattern, or "" */
+    void *loop_app; /* borrowed; from the application's loop_begin for this loop; or NULL */
+    char *path_arg; /* the text that matched "{name}" of the route's pattern, or "" */
 
-    struct http_request_private *priv; /* of http/http_call_request.c and the HTTP server */
+    struct http_request_private *priv; /* of http/http_request.c and the HTTP server */
 };
 
 /* http_request_drop_body - free a whole body that has been read: a request may wait for minutes.
@@ -75,8 +76,8 @@ struct http_request_header {
     char value[HTTP_REQUEST_HEADER_VALUE_MAX + 1];
 };
 
-/* What is sent back. `data` stays valid until `release` is called, on any thread, exactly once,
- * also when the peer is gone; NULL release means that data is static. */
+/* An answer. `data` must stay valid until `release` is called: on any thread, exactly once, also
+ * after the client has disconnected. NULL release means that data is static. */
 struct http_reply {
     int status;
     const char *content_type; /* static; NULL with an empty body */
@@ -106,43 +107,47 @@ void http_request_stream_open(struct http_request *x, int status, const char *co
  * @head  copied; without data */
 void http_request_stream_open_as(struct http_request *x, const struct http_reply *head);
 
-/* http_request_stream_write - queue bytes (copied). Returns -1 when the peer is gone, the reader is
- * HTTP_REQUEST_STREAM_NBYTES_MAX behind already, or memory ran out: nothing more will be sent then,
- * and the caller still has to close. Threads: any one at a time. Blocks: no. */
+/* http_request_stream_write - queue bytes (copied). Returns -1 when the client has disconnected,
+ * when more than HTTP_REQUEST_STREAM_NBYTES_MAX bytes would be unsent, or without memory. Nothing
+ * more is sent then, and the caller still has to close the stream.
+ * Threads: any, one at a time. Blocks: no. */
 int http_request_stream_write(struct http_request *x, const void *data, size_t len);
 
-/* http_request_stream_unsent - bytes that the reader has not taken yet. Threads: any. Blocks: no.
- */
+/* http_request_stream_unsent - bytes that the client has not taken yet.
+ * Threads: any. Blocks: no. */
 size_t http_request_stream_unsent(struct http_request *x);
 
-/* http_request_on_drained - call `fn(arg)` once when at most `most` bytes of the stream are unsent:
- * on the HTTP server's thread, or here and now, with MTX_HTTP_REQUEST held: it may take higher
- * ranks and must not block or write. Not when the peer has gone. NULL fn takes the callback back;
- * after that returns, as after http_request_stream_close, it does not run any more. */
+/* http_request_on_drained - call `fn(arg)` once when at most `most` bytes of the stream are unsent.
+ * The callback runs on the HTTP server's thread, or before this returns; MTX_HTTP_REQUEST is held,
+ * so it may take higher ranks and must not block or write. It does not run after a disconnect.
+ * NULL fn removes the callback; after that returns, as after http_request_stream_close, it does not
+ * run any more. */
 void http_request_on_drained(struct http_request *x, size_t most, void (*fn)(void *arg), void *arg);
 
 /* http_request_stream_close - end the answer and give up the reference.
- * @complete  false: cut the connection without the final chunk, so that the client can tell */
+ * @complete  false: cut the connection without the final chunk: the client sees that the answer is
+ *            not complete */
 void http_request_stream_close(struct http_request *x, bool complete);
 
-/* http_request_disconnected - has the peer gone away (or has the HTTP server given up on it)? A
- * hint. */
+/* http_request_disconnected - has the client disconnected, or has the HTTP server given up on it?
+ * A hint. */
 bool http_request_disconnected(struct http_request *x);
 
-/* http_request_on_disconnect - call `fn(arg)` once if the peer goes before the answer is complete.
- * Runs on the HTTP server's thread, or here and now when it is gone already, with MTX_HTTP_REQUEST
- * held: it may take higher ranks and must not block or answer. NULL fn takes the callback back;
- * after that returns (as after http_reply or http_request_stream_close) it does not run any more.
- */
+/* http_request_on_disconnect - call `fn(arg)` once if the client disconnects before the answer is
+ * complete. The callback runs on the HTTP server's thread, or before this returns if the client has
+ * disconnected already. MTX_HTTP_REQUEST is held, so it may take higher ranks and must not block or
+ * answer. NULL fn removes the callback; after that returns (as after http_reply or
+ * http_request_stream_close) it does not run any more. */
 void http_request_on_disconnect(struct http_request *x, void (*fn)(void *arg), void *arg);
 
-/* http_request_body_read - the next nbytes of a streamed body, straight into dst.
- * @stall_us     longest wait for a next byte
+/* http_request_body_read - read the next nbytes of a streamed body into dst.
+ * @stall_us     longest wait for the next byte
  * @deadline_us  absolute end of the whole read
  * @stop         may be NULL; polled every 100 ms at least; true fails the read with ERR_CONFLICT
- * Threads: one reader at a time, no lock held. Blocks: until all are there.
- * Errors: ERR_GONE (the peer went), ERR_UNREADABLE (the body ended early: how many bytes were
- *         missing), ERR_TIMEOUT (stalled or past the deadline). dst is then undefined. */
+ * Threads: one reader at a time, no lock held. Blocks: until all bytes have come.
+ * Errors: ERR_GONE (the client disconnected), ERR_UNREADABLE (the body ended early; the message has
+ *         the number of missing bytes), ERR_TIMEOUT (stalled or past the deadline). The content of
+ *         dst is then undefined. */
 int http_request_body_read(struct http_request *x, void *dst, uint64_t nbytes, uint64_t stall_us,
                            uint64_t deadline_us, bool (*stop)(void *arg), void *stop_arg,
                            struct err *e);
@@ -151,8 +156,8 @@ int http_request_body_read(struct http_request *x, void *dst, uint64_t nbytes, u
 int http_request_body_end(struct http_request *x, uint64_t stall_us, uint64_t deadline_us,
                           struct err *e);
 
-/* http_request_body_taken - bytes of the streamed body (after its head) handed to readers so far,
- * also those of a read that then failed. Threads: any. */
+/* http_request_body_taken - bytes of the streamed body (after its head) given to readers so far,
+ * including those of a read that failed later. Threads: any. */
 uint64_t http_request_body_taken(struct http_request *x);
 
 #endif

@@ -1,12 +1,12 @@
 /* Requests to other servers, on an event loop: libcurl's multi interface, driven by our epoll.
  *
- * One client for each loop; all of it runs on that loop's thread, and nothing waits. Bodies come
- * with back-pressure: who cannot take more holds the call, and the peer's window closes.
+ * Each loop has one client. All of it runs on that loop's thread, and nothing waits. Bodies come
+ * with back-pressure: a receiver that cannot take more holds the call, and the TCP window closes.
  *
  * libcurl sends a request again by itself when a connection that was used before dies under it,
  * whatever the method [lib/transfer.c of 7.88.1, Curl_retry_request]. What must not run twice
- * therefore never gets such a connection: `fresh`. Redirects are not followed, no proxy, cookie or
- * netrc of the environment is heeded, and where to connect is the configuration's to say. */
+ * therefore never gets such a connection: `fresh`. Redirects are not followed. Proxies, cookies and
+ * netrc of the environment are ignored: only the configuration decides where to connect. */
 #ifndef BATON_HTTP_CLIENT_HTTP_H
 #define BATON_HTTP_CLIENT_HTTP_H
 
@@ -21,8 +21,8 @@ enum {
     HTTP_HEAD_NBYTES_MAX = 64 << 10, /* of one answer's headers */
     HTTP_VALUE_MAX = 256,            /* of a header that is kept */
     HTTP_WHY_MAX = 256,
-    HTTP_PIECE_NBYTES = 16 << 10,  /* of a body, that come at once at most: libcurl's limit */
-    HTTP_IDLE_CONNECTIONS_MAX = 64 /* kept for requests that may be sent twice */
+    HTTP_PIECE_NBYTES = 16 << 10,  /* most bytes of a body in one event: libcurl's limit */
+    HTTP_IDLE_CONNECTIONS_MAX = 64 /* kept open, for requests that may be sent twice */
 };
 
 struct http_client;
@@ -39,18 +39,19 @@ int http_client_new(struct http_client **out, struct loop *loop, struct err *e);
  * when it has stopped. */
 void http_client_free(struct http_client *c);
 
-/* Where a server is. Immutable and longer than every call to it. */
+/* The address of a server. Immutable; must outlive every call to it. */
 struct http_target {
-    const char *url;           /* "http://host:port", "https://…", "unix:/path"; no path behind */
+    const char *url;           /* "http://host:port", "https://…", "unix:/path"; without a path */
     const char *authorization; /* value of the header, or NULL */
-    const char *ca_file;       /* PEM, for https, and no other is trusted; NULL: the system's, all
-                                  of which are read for each connection */
+    const char *ca_file;       /* PEM, for https: only these are trusted; NULL: the system's, which
+                                  are all read for each connection */
 };
 
 /* http_target_check - is the URL one of those? Errors: ERR_BAD_REQUEST at `field`. */
 int http_target_check(const char *url, const char *field, struct err *e);
 
-/* http_target_port_meant - the port of a good URL that names none; 0: it does, or has none. */
+/* http_target_port_meant - the default port of a valid URL that names no port; 0: the URL names
+ * one, or has none (a unix socket). */
 unsigned http_target_port_meant(const char *url);
 
 struct http_header {
@@ -70,10 +71,10 @@ struct http_call_request {
     bool fresh;                  /* must not run twice */
 };
 
-/* What is kept of an answer's head. */
+/* The parts of an answer's head that are kept. */
 struct http_head {
     int status;
-    int64_t content_length; /* -1: not said */
+    int64_t content_length; /* -1: not given */
     /* Without control characters. */
     char content_type[HTTP_VALUE_MAX], content_encoding[HTTP_VALUE_MAX];
     char retry_after[HTTP_VALUE_MAX], boot_id[HTTP_VALUE_MAX];
@@ -82,28 +83,28 @@ struct http_head {
 enum http_outcome {
     HTTP_WHOLE,       /* the whole answer came */
     HTTP_UNREACHABLE, /* no connection */
-    HTTP_UNRESOLVED,  /* its name has no address, or nobody says which */
+    HTTP_UNRESOLVED,  /* its name has no address, or could not be resolved */
     HTTP_TIMED_OUT,
-    HTTP_BROKEN,   /* the connection ended early, or what came is no HTTP, or over our limits */
-    HTTP_NO_MEMORY /* ours, or no descriptor or port: says nothing of the server */
+    HTTP_BROKEN,   /* the connection ended early, or the answer is not HTTP or exceeds a limit */
+    HTTP_NO_MEMORY /* this process lacks memory, a descriptor or a port: no fault of the server */
 };
 
-/* http_is_answer - is it the status of an answer that may be passed on? No redirect, nothing that
- * HTTP does not know. */
+/* http_is_answer - may an answer with this status be passed on? Not a redirect, nor a status that
+ * HTTP does not define. */
 bool http_is_answer(int status);
 
 struct http_end {
     enum http_outcome outcome;
-    bool sent;              /* may the server have begun to work on it? */
+    bool sent;              /* may the server have begun to process the request? */
     char why[HTTP_WHY_MAX]; /* what happened, "" for HTTP_WHOLE */
 };
 
-/* Called on the loop's thread. Each may start and end calls, this one too. */
+/* Called on the loop's thread. Each may start calls and end calls, including this one. */
 struct http_events {
     void (*head)(void *arg, const struct http_head *head); /* NULL: of no interest */
-    /* False: not now; the same bytes come again after http_resume. */
+    /* False: cannot take them now; the same bytes come again after http_resume. */
     bool (*data)(void *arg, const void *data, size_t len);
-    void (*done)(void *arg, const struct http_end *end); /* exactly once; the call is over then */
+    void (*done)(void *arg, const struct http_end *end); /* exactly once, and last */
     void *arg;
 };
 
@@ -113,21 +114,22 @@ struct http_events {
 int http_start(struct http_call **out, struct http_client *c, const struct http_call_request *req,
                const struct http_events *events, struct err *e);
 
-/* http_sent - may the server have begun to work on it? */
+/* http_sent - may the server have begun to process the request? */
 bool http_sent(const struct http_call *call);
 
-/* http_body_sent - the request has left: its body is not read any more. */
+/* http_body_sent - the whole request was sent: its body is not read any more. */
 bool http_body_sent(const struct http_call *call);
 
-/* http_hold - read no more of its connection; what is being read still comes. Cheaper than to say
- * no in `data`, which may be said as well. */
+/* http_hold - stop reading the connection of the call; what is being read still comes. Cheaper than
+ * returning false from `data`; both may be used. */
 void http_hold(struct http_call *call);
 
-/* http_resume - after http_hold, or after `data` said no: let it come, what is there at once, which
- * may be the end of the call. Not from within an event. Nothing for a call that is not held. */
+/* http_resume - read again after http_hold, or after `data` returned false. What has come already
+ * is delivered before this returns, which may end the call. Must not be called from within an
+ * event. Does nothing for a call that is not held. */
 void http_resume(struct http_call *call);
 
-/* http_cancel - end a call: its connection is closed, and no event comes any more. */
+/* http_cancel - end a call: close its connection; no event follows. */
 void http_cancel(struct http_call *call);
 
 #endif

@@ -1,12 +1,12 @@
-/* Accepting: each new connection is given to the part of the shard that has room for it.
+/* Accepting: each new connection is given to a daemon of the shard that has space for it.
  *
- * Health and control are heard whatever the others hold: of the connections that a shard may have,
- * n_conns_max may be at work for other requests, which are refused over it. Who gives way when
- * hardly a place is left says http_server_shed.c.
+ * Health and control always get places: of the connections that a shard may have, n_conns_max may
+ * be at work for other requests, which are refused beyond that. http_server_shed.c decides which
+ * connections give way when few places are left.
  *
  * At the limit of connections, and when the kernel has no descriptor or memory for one more, the
- * socket is not watched until a connection ends or the sweep comes by: those who connect meanwhile
- * wait in its queue, and the loop does not spin. */
+ * socket is not watched until a connection ends or the next sweep. New clients wait in its queue
+ * meanwhile, and the loop does not spin. */
 #include "base/log.h"
 #include "http/server/http_server_priv.h"
 
@@ -28,7 +28,7 @@ static bool has_room(const struct shard *s)
     return s->n_conns + s->n_greetings < s->n_conns_limit;
 }
 
-/* After a failure: of one peer, whom the next in the queue may follow; or of ours. */
+/* After a failed accept: true if it concerns one peer only, so that the next may be accepted. */
 static bool goes_on(struct shard *s, int why)
 {
     if (why == ECONNABORTED || why == EPROTO || why == EPERM || why == EINTR)
@@ -40,7 +40,7 @@ static bool goes_on(struct shard *s, int why)
     return false;
 }
 
-/* False: the queue is empty, or nobody can be taken now. */
+/* False: the queue is empty, or no connection can be accepted now. */
 static bool accept_one(struct shard *s)
 {
     struct sockaddr_storage peer = {0};

@@ -1,5 +1,5 @@
-/* The parts of the HTTP server that its files share. Everything here belongs to one shard's loop
- * thread unless a line says otherwise. */
+/* Shared by the files of the HTTP server. Everything here is used only on the loop thread of its
+ * shard unless a line names other threads. */
 #ifndef BATON_HTTP_SERVER_HTTP_SERVER_PRIV_H
 #define BATON_HTTP_SERVER_HTTP_SERVER_PRIV_H
 
@@ -20,33 +20,30 @@
 #include <sys/types.h>
 
 enum {
-    HTTP_SERVER_HEAD_NBYTES_MAX = 16
-                                  << 10,   /* of a request, with so much more for each header and */
-    HTTP_SERVER_HEADER_RECORD_NBYTES = 64, /* each cookie; over it the head is a 431 */
-    HTTP_SERVER_POOL_NBYTES = 20 << 10,    /* memory of one connection: an answer's head fits too */
-    HTTP_SERVER_BACKLOG = 4096,            /* of listen(2) */
-    HTTP_SERVER_ZERO_TURNS_MAX = 64,       /* idle turns without a wait before the spin guard */
-    HTTP_SERVER_GUARD_WAIT_US = 1000,      /* what the spin guard then waits */
-    HTTP_SERVER_DAEMON_CONNS = 128,        /* of one libmicrohttpd, before another gets some */
-    HTTP_SERVER_DAEMONS_MAX = 64, /* of those in an HTTP server; at least one for each loop */
-    HTTP_SERVER_ACCEPTS_MAX = 10, /* in one turn */
-    HTTP_SERVER_DROP_NBYTES_MAX = 1
-                                  << 20, /* a known rest up to this is read before an early error */
-    HTTP_SERVER_GRACE_US = 1000 * 1000,  /* from an answer mid-upload, or the end, to the cut */
+    HTTP_SERVER_HEAD_NBYTES_MAX = 16 << 10, /* of a request; a larger head is a 431. It counts */
+    HTTP_SERVER_HEADER_RECORD_NBYTES = 64,  /* this much more for each header and each cookie */
+    HTTP_SERVER_POOL_NBYTES = 20 << 10,     /* memory of one connection, with an answer's head */
+    HTTP_SERVER_BACKLOG = 4096,             /* of listen(2) */
+    HTTP_SERVER_ZERO_TURNS_MAX = 64,        /* idle turns without a wait before the spin guard */
+    HTTP_SERVER_GUARD_WAIT_US = 1000,       /* what the spin guard then waits */
+    HTTP_SERVER_DAEMON_CONNS = 128,         /* of one daemon, before another one gets some */
+    HTTP_SERVER_DAEMONS_MAX = 64,           /* of one HTTP server; at least one for each loop */
+    HTTP_SERVER_ACCEPTS_MAX = 10,           /* in one turn */
+    HTTP_SERVER_DROP_NBYTES_MAX = 1 << 20,  /* read before an early error, if known to be less */
+    HTTP_SERVER_GRACE_US = 1000 * 1000,     /* from an answer mid-upload, or the stop, to the cut */
     HTTP_SERVER_SEND_NBYTES_MIN = 16 << 10, /* a reader must take this much each body_timeout_us */
-    HTTP_SERVER_SPARE = 4,                /* free places from which on others give way; at most a */
-                                          /* quarter of all */
-    HTTP_SERVER_SILENT_US_MIN = 5 * 1000, /* a connection that sent nothing for so long gives way */
-                                          /* that waits for the last place; else who has */
-    HTTP_SERVER_KEPT_US_MIN = 1000 * 1000,  /* sent nothing, or been answered, so long ago, */
-    HTTP_SERVER_BEGUN_US_MIN = 1000 * 1000, /* begun a head so long ago, or been waited */
-    HTTP_SERVER_WANTED_US_MIN = 200 *
-                                1000, /* the first, if somebody waits for its place: a round */
-                                      /* trip, or a packet sent again */
-    HTTP_SERVER_UNREAD_US_MIN = 500 * 1000,    /* for with its body for so long may */
-    HTTP_SERVER_LINGER_MAX = 64,               /* half-closed sockets kept for their last bytes */
-    HTTP_SERVER_LINGER_NBYTES = 1 << 20,       /* thrown away for each event of such a socket, */
-    HTTP_SERVER_LINGER_UNIX_NBYTES = 64 << 10, /* if it is a unix socket */
+    /* Connections give way when fewer places than this (at most a quarter of all) are free. */
+    HTTP_SERVER_SPARE = 4,
+    /* A connection gives way after it has, for so long: */
+    HTTP_SERVER_SILENT_US_MIN = 5 * 1000, /* been silent, while a client waits for the last place */
+    HTTP_SERVER_KEPT_US_MIN = 1000 * 1000,  /* been silent otherwise, or idle since an answer */
+    HTTP_SERVER_BEGUN_US_MIN = 1000 * 1000, /* not completed its head */
+    HTTP_SERVER_WANTED_US_MIN = 200 * 1000, /* the same, while a client waits for the last place: */
+                                            /* a round trip, or one retransmission */
+    HTTP_SERVER_UNREAD_US_MIN = 500 * 1000, /* not completed its body */
+    HTTP_SERVER_LINGER_MAX = 64,            /* half-closed sockets kept for their last bytes */
+    HTTP_SERVER_LINGER_NBYTES = 1 << 20,    /* discarded for each event of such a socket; */
+    HTTP_SERVER_LINGER_UNIX_NBYTES = 64 << 10, /* of a unix socket */
     HTTP_SERVER_QUERY_MAX = 64,                /* query members */
     HTTP_SERVER_BODY_CAP_FIRST = 1 << 20,      /* first allocation for a declared body, at most */
     HTTP_SERVER_TCP_USER_TIMEOUT_MS = 60 * 1000,
@@ -58,7 +55,7 @@ enum {
 struct shard;
 struct request;
 
-/* Connections of one kind that are not at work, the longest there first. */
+/* Connections of one kind that are not at work, oldest first. */
 struct conn_queue {
     struct conn *first, **end;
 };
@@ -77,13 +74,13 @@ struct conn {
     int fd;               /* libmicrohttpd's */
     uint64_t deadline_us; /* cut when it passes; CLOCK_NEVER while the application works */
     uint64_t n_requests;
-    uint64_t acked;      /* bytes that the peer had taken when a slow answer was last let live */
-    bool dead;           /* FIN seen or given up on: nothing extends its life */
+    uint64_t acked;      /* bytes that the peer had taken when a slow answer was last extended */
+    bool dead;           /* FIN seen, or cut: no deadline is extended any more */
     bool linger;         /* take the socket over when libmicrohttpd closes it */
     bool tcp;            /* else a unix socket */
-    bool trusted;        /* http_server_cfg.trusts said so */
-    uint64_t n_writable; /* how often its buffer has had room again */
-    struct request *req; /* of this connection, being served; NULL between two */
+    bool trusted;        /* result of http_server_cfg.trusts */
+    uint64_t n_writable; /* how often its send buffer has become writable again */
+    struct request *req; /* being served; NULL between two requests */
 };
 
 /* A socket that has been answered and half-closed while its peer may still be sending. */
@@ -94,7 +91,7 @@ struct lingering {
     uint64_t deadline_us;
 };
 
-/* A socket of a TLS listener whose first byte has not come. */
+/* A socket of a TLS listener that has not received its first byte. */
 struct greeting {
     struct shard *shard;
     struct greeting *next, **prev_next;
@@ -109,23 +106,23 @@ enum stage {
     STAGE_WHOLE,       /* body is being collected */
     STAGE_STREAM_HEAD, /* head of a streamed body is being collected */
     STAGE_STREAM,      /* body goes to the request's reader */
-    STAGE_DROP,        /* answer decided; the rest of the body is thrown away */
-    STAGE_WAIT,        /* body is over; the answer may not be there yet */
-    STAGE_SEND         /* answer queued */
+    STAGE_DROP,        /* answer is decided; the rest of the body is discarded */
+    STAGE_WAIT,        /* body has ended; there may be no answer yet */
+    STAGE_SEND         /* answer is queued */
 };
 
 /* One request; libmicrohttpd's con_cls. */
 struct request {
-    struct http_request_http_server http_server; /* first: the request knows us by it */
+    struct http_request_http_server http_server; /* first: the http_request points to it */
     struct conn *conn;
     struct MHD_Connection *mc;
     struct http_request *x;       /* one reference */
     char *target;                 /* owned; request target as it came */
-    struct origin_request origin; /* its values are libmicrohttpd's, which keeps them to the end */
+    struct origin_request origin; /* borrowed from libmicrohttpd, valid until the request ends */
     struct http_server_route route;
     struct loop_item wake; /* posted by any thread, under the request's lock */
     enum stage stage;
-    bool routed; /* the application saw it: n_open counts it, done() is due */
+    bool routed; /* passed to the application: counted in n_open, done() is due */
     bool http11;
     bool chunked;
     bool expects;    /* Expect: 100-continue */
@@ -134,9 +131,9 @@ struct request {
     bool must_close; /* framing in doubt, or the body was not read to its end */
     bool preflight;  /* answered without the application */
     bool raw_sent;   /* answered past libmicrohttpd */
-    bool sent;       /* libmicrohttpd says that the whole answer went out */
+    bool sent;       /* libmicrohttpd reported that the whole answer was sent */
     bool passes;     /* a stream whose chunks go past libmicrohttpd */
-    char *rest;      /* owned: of a chunk, what the socket has not taken; or NULL */
+    char *rest;      /* owned: the bytes of a chunk that the socket has not taken; or NULL */
     size_t rest_sent, rest_len;
     size_t body_cap;      /* of x->body */
     uint64_t head_nbytes; /* of a streamed body; 0 while unknown */
@@ -153,42 +150,42 @@ struct daemon {
     struct MHD_Daemon *daemon; /* owned */
     struct loop_watch watch;   /* the daemon's own epoll */
     struct daemon *next_due;   /* in shard->due */
-    uint64_t wait_us;          /* while due: the loop may sleep so long before */
+    uint64_t wait_us;          /* while due: how long the loop may sleep first */
     size_t n_conns;
-    unsigned n_zero_turns; /* without a wait, and without anything having moved */
+    unsigned n_zero_turns; /* successive turns without a wait in which nothing happened */
     bool due;              /* it runs at the end of this turn, or of the next one */
-    bool moved;            /* libmicrohttpd called us in this run */
+    bool moved;            /* libmicrohttpd called back in this run */
 };
 
 struct shard {
     struct http_server *http_server;
     struct loop *loop;
     char piece[HTTP_SERVER_PIECE_NBYTES]; /* of a stream */
-    bool began;             /* the application's loop_begin went well: its loop_end is due */
+    bool began;             /* the application's loop_begin succeeded: its loop_end is due */
     void *loop_app;         /* of the application */
     struct daemon *daemons; /* owned [n_daemons], all running */
     size_t n_daemons;       /* 0 once closed */
     struct daemon *due;
     int listen_fd;            /* owned; -1 once closed */
     struct loop_watch listen; /* of listen_fd */
-    bool listening;           /* it is watched */
-    size_t n_conns_max;       /* so many may be at work; over it, requests are shed */
+    bool listening;           /* listen_fd is watched */
+    size_t n_conns_max;       /* at work at once; over it, requests are refused */
     size_t n_conns_crowded;   /* over it, connections give way */
-    size_t n_conns_limit;     /* at it, nobody is accepted */
+    size_t n_conns_limit;     /* at it, no connection is accepted */
     struct loop_timer sweep;
     struct loop_item quiesce, finish, beat;
     struct conn *conns, *timed;
-    struct conn_queue silent; /* nothing has come from them, or they were told to go */
-    struct conn_queue begun;  /* some of a head has */
-    struct conn_queue kept;   /* answered, and nothing has come since */
-    struct conn_queue unread; /* bodies that are waited for: of control, or behind a refusal */
+    struct conn_queue silent; /* have sent nothing, or have got an answer that ends them */
+    struct conn_queue begun;  /* have sent a part of a head */
+    struct conn_queue kept;   /* were answered and have sent nothing since */
+    struct conn_queue unread; /* wait for a body: of control, or after a refusal */
     struct lingering *lingers;
-    struct greeting *greetings, **greetings_end; /* the longest first */
+    struct greeting *greetings, **greetings_end; /* oldest first */
     size_t n_conns, n_lingers, n_greetings;
     uint64_t plain_second;   /* when plain HTTP to a TLS listener was last logged */
-    size_t n_queued, n_dead; /* of n_conns: not at work, and cut */
+    size_t n_queued, n_dead; /* of n_conns: those not at work, and those cut */
     bool quiesced;
-    uint64_t finish_by_us; /* everything is closed then; 0: not finishing */
+    uint64_t finish_by_us; /* when everything is closed; 0: not finishing */
     uint64_t log_second;   /* rate limit of the library's messages */
     unsigned n_logged;
 
@@ -204,8 +201,8 @@ struct http_server {
     struct http_server_cfg cfg; /* immutable */
     uint16_t port;              /* immutable */
     bool tls;                   /* immutable */
-    bool has_path;              /* the unix socket is there, and ours; main's */
-    dev_t path_dev;             /* and this is it */
+    bool has_path;              /* this process made the unix socket; main's */
+    dev_t path_dev;             /* of that socket */
     ino_t path_ino;
     size_t n_shards;
     struct shard *shards;                 /* owned */
@@ -229,26 +226,26 @@ static inline void http_server_count(atomic_uint_fast64_t *n)
 int http_server_listen(struct http_server *f, struct err *e);
 void http_server_fit_nofile(
     struct http_server *f); /* raises RLIMIT_NOFILE; lowers n_connections_max to fit */
-/* Removes the unix socket, if it still is the one bound: to be called while that is open, since the
- * number of a file whose socket is closed and that a successor replaced may be the successor's. */
+/* Removes the unix socket if it still is the one bound. Call it before that socket is closed:
+ * afterwards the file of a successor may have the same inode number. */
 void http_server_unlink(struct http_server *f);
 
 /* http_server_daemon.c: the daemons. */
 size_t daemons_wanted(const struct http_server_cfg *cfg); /* for each shard */
 int daemons_start(struct shard *s, struct err *e);        /* on -1 daemons_stop is due */
-void daemons_stop(struct shard *s); /* every connection is dead; none is left */
-void daemon_due(struct daemon *p);  /* there is something for it: it runs before the loop sleeps */
-uint64_t daemons_run(struct shard *s); /* those due; returns how long the loop may sleep then */
+void daemons_stop(struct shard *s);    /* every connection must be dead; none remains */
+void daemon_due(struct daemon *p);     /* it has work: run it before the loop sleeps */
+uint64_t daemons_run(struct shard *s); /* runs those due; returns how long the loop may sleep */
 struct daemon *daemon_with_space(const struct shard *s);
 
 /* http_server_accept.c: new connections. */
-void accept_begin(struct shard *s); /* or go on, if there is room again and a socket to listen on */
-void accept_rest(struct shard *s);  /* who is in the queue; what all have sent is read */
+void accept_begin(struct shard *s); /* or continue, if there is a free place and an open socket */
+void accept_rest(struct shard *s);  /* accept what is in the queue, and read what all have sent */
 void accept_end(struct shard *s);   /* closes the socket */
 
-/* http_server_tls.c: what libmicrohttpd leaves to us of TLS. */
-extern const char http_server_tls_priorities[]; /* GnuTLS's: which versions */
-/* Bytes past libmicrohttpd, encrypted. Returns how many went out, -1 if none did. */
+/* http_server_tls.c: the part of TLS that libmicrohttpd does not do. */
+extern const char http_server_tls_priorities[]; /* for GnuTLS: the allowed versions */
+/* Sends bytes past libmicrohttpd, encrypted. Returns how many were sent, -1 if none. */
 ssize_t http_server_tls_send(struct MHD_Connection *mc, const void *data, size_t len);
 void http_server_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 
@@ -256,44 +253,46 @@ void http_server_tls_end(struct MHD_Connection *mc); /* no more will be sent */
 void conn_notify(void *cls, struct MHD_Connection *mc, void **socket_context,
                  enum MHD_ConnectionNotificationCode toe);
 void conn_deadline(struct conn *c, uint64_t after_us); /* CLOCK_NEVER: none */
-/* The rest of the body is not waited for: the answer goes out now, e unless another has been
- * decided. Nothing if no body is waited for. */
+/* Stops waiting for the rest of the body: the answer is sent now; it is e unless another has been
+ * decided. Does nothing if no body is expected. */
 void conn_cut_body(struct conn *c, const struct err *e);
-/* Nor is the rest of the head: who has sent some of it is told e, and the socket is shut down. */
+/* Stops waiting for the rest of the head: a client that has sent a part of it gets e as its answer,
+ * and the socket is shut down. */
 void conn_cut_head(struct conn *c, const struct err *e);
 bool conn_has_unread(const struct conn *c);
-void conn_kill(struct conn *c); /* the request is gone, the socket is shut down */
-/* Its peer finds it broken: of HTTP/1.0 an end is a whole answer. */
+void conn_kill(struct conn *c); /* marks the request as disconnected, shuts the socket down */
+/* Ends with a reset, which the peer sees as an error: in HTTP/1.0 a plain end completes an answer.
+ */
 void conn_reset(struct conn *c);
 void conn_sweep(void *arg);                   /* timer of the shard */
-void conn_finish_all(struct shard *s);        /* kills what has no answer to wait for */
-bool conn_any_unsent(const struct shard *s);  /* is an answer there that has not gone out whole? */
-void conn_close_all(struct shard *s);         /* wake everything before libmicrohttpd stops */
-void lingering_open(struct shard *s, int fd); /* with a descriptor of its own; as many as fit */
+void conn_finish_all(struct shard *s);        /* kills those without an answer to wait for */
+bool conn_any_unsent(const struct shard *s);  /* has some answer not been sent whole yet? */
+void conn_close_all(struct shard *s);         /* wakes everything before libmicrohttpd stops */
+void lingering_open(struct shard *s, int fd); /* duplicates fd; bounded in number */
 void lingering_close(struct lingering *l);
 
 /* http_server_shed.c: which connections give way to others. */
 void conn_queues_init(struct shard *s);
 void conn_busy(struct conn *c);           /* its request is at work: it does not give way */
-void conn_begin(struct conn *c);          /* it may: a head has begun, */
-void conn_silent(struct conn *c);         /* it is new, or has been told to go, */
-void conn_kept(struct conn *c);           /* its request is over, */
-void conn_unread(struct conn *c);         /* or nobody minds if the body does not come */
-bool conn_begun(const struct conn *c);    /* has some of a request come? */
-bool conn_crowded(const struct shard *s); /* have connections to give way? */
-/* Those that may give way do, while it is crowded. Returns in how many microseconds the next one
- * may. */
+void conn_begin(struct conn *c);          /* it may give way: a head has begun */
+void conn_silent(struct conn *c);         /* it may: it is new, or its answer ends it */
+void conn_kept(struct conn *c);           /* it may: its request has ended */
+void conn_unread(struct conn *c);         /* it may: its request can do without the body */
+bool conn_begun(const struct conn *c);    /* has it sent a part of a request? */
+bool conn_crowded(const struct shard *s); /* must connections give way? */
+/* Cuts connections that may give way, while the shard is crowded. Returns in how many microseconds
+ * the next one may be cut. */
 uint64_t conn_shed(struct shard *s);
 
-/* http_server_library.c: what libmicrohttpd refuses itself. Errors: ERR_INTERNAL. */
+/* http_server_library.c: requests that libmicrohttpd itself refuses. Errors: ERR_INTERNAL. */
 int http_server_find_library(struct http_server *f, struct err *e); /* sets f->queue_response */
 
-/* http_server_greeting.c: what begins a connection to a listener of TLS. */
+/* http_server_greeting.c: the first byte of a connection to a TLS listener. */
 void greeting_open(struct shard *s, int fd, const struct sockaddr_storage *peer, socklen_t len);
 void greeting_look(struct greeting *g);  /* may free it */
 void greeting_close(struct greeting *g); /* and its socket */
 
-/* http_server_request.c: what libmicrohttpd calls for a request. */
+/* http_server_request.c: the callbacks of libmicrohttpd for a request. */
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc);
 enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char *url,
                                const char *method, const char *version, const char *data,
@@ -306,10 +305,10 @@ void request_resume(struct request *r);
 void request_dispatch(struct request *r); /* to the application, with its own reference */
 
 /* http_server_reply.c: answers. */
-void request_refuse(struct request *r, const struct err *e); /* the application words the answer */
-enum MHD_Result request_queue(struct request *r); /* in the access handler, answer is there */
-void request_send_raw(struct request *r); /* the answer past libmicrohttpd; it must close then */
-/* The same to what libmicrohttpd refuses: the answer that is there, or e. */
+void request_refuse(struct request *r, const struct err *e); /* the application forms the answer */
+enum MHD_Result request_queue(struct request *r); /* in the access handler, with an answer */
+void request_send_raw(struct request *r); /* past libmicrohttpd; the connection then closes */
+/* The same for a request that libmicrohttpd refuses: the existing answer, or e. */
 void request_send_refusal(struct request *r, const struct err *e);
 int http_server_prebuild(struct http_server *f, struct err *e);
 
@@ -321,7 +320,7 @@ void origin_put_headers(const struct request *r, struct buf *head); /* of a raw 
 
 /* http_server_stream.c: chunks past libmicrohttpd. */
 bool stream_may_pass(const struct request *r);
-void stream_push(struct request *r); /* there may be more to send, or room for it */
+void stream_push(struct request *r); /* send what there is, as far as the socket takes it */
 
 /* http_server_body.c: bodies. */
 void body_begin(struct request *r);
@@ -336,7 +335,7 @@ struct request_line {
 int filter_request(struct request *r, const struct request_line *line, struct err *e);
 int filter_too_large(struct err *e);                       /* a head */
 int filter_length(const struct request *r, struct err *e); /* is its Content-Length a number? */
-void filter_request_id(struct request *r);       /* of one whose headers may not all have come */
+void filter_request_id(struct request *r);                 /* its headers may be incomplete */
 void filter_wipe_key(struct MHD_Connection *mc); /* from libmicrohttpd's copy of the headers */
 
 #endif

@@ -1,12 +1,16 @@
 /* Which connections give way to others.
  *
- * None does while there is room. When hardly a place is left, answers end their connections, and
- * who may give way does: the longest silent, which is at once if somebody waits for the last place;
- * then the longest idle since its last answer; then the oldest of those whose head has begun, which
- * is soon if somebody waits for the last place, or whose body is waited for, though health and
- * control would do without it (theirs, or what is behind a refusal), which are answered. One whose
- * request is at work never does: its deadlines end it. So a client that asks again soon finds its
- * connection, and each that holds a place for nothing holds it for a second or so. */
+ * None does while there are places. When few are left, each answer ends its connection, and
+ * connections give way in this order:
+ *   1. the one that has been silent longest; almost at once if a client waits for the last place;
+ *   2. the one that has been idle longest since its last answer;
+ *   3. the oldest of those that have sent a part of a head, which get an answer; soon if a client
+ *      waits for the last place;
+ *   4. the oldest of those whose body is awaited though their request can do without it (health,
+ *      control, or after a refusal), which get an answer.
+ * A connection whose request is at work never gives way: its deadlines end it. So a client that
+ * sends its next request soon still finds its connection, and one that only occupies a place has it
+ * for about a second. */
 #include "base/clock.h"
 #include "http/server/http_server_priv.h"
 
@@ -36,7 +40,7 @@ static void queue_leave(struct conn *c)
     c->shard->n_queued--;
 }
 
-/* A connection that is there already keeps its place. */
+/* A connection that is in the queue already keeps its place. */
 static void queue_enter(struct conn *c, struct conn_queue *q)
 {
     if (c->dead || c->queue == q)
@@ -89,8 +93,8 @@ bool conn_crowded(const struct shard *s)
     return n_living(s) > s->n_conns_crowded;
 }
 
-/* Does somebody wait for a place? At the limit it is asked again soon: nobody is accepted, so
- * nothing tells when somebody begins to wait. */
+/* Does a client wait for a place? At the limit this is checked again soon: nothing is accepted, so
+ * no event reports a new client. */
 static bool place_wanted(const struct shard *s, uint64_t *wait_us)
 {
     struct pollfd next = {.fd = s->listen_fd, .events = POLLIN};
@@ -102,14 +106,14 @@ static bool place_wanted(const struct shard *s, uint64_t *wait_us)
     return poll(&next, 1, 0) > 0;
 }
 
-/* How long the silent ones are let be. */
+/* How long a silent connection may stay. */
 static uint64_t silent_us(const struct shard *s, uint64_t *wait_us)
 {
     return place_wanted(s, wait_us) ? HTTP_SERVER_SILENT_US_MIN : HTTP_SERVER_KEPT_US_MIN;
 }
 
-/* And those whose head has begun. Everybody who waits does so behind all that came before, so that
- * a crowd of them would hold each place for that long in turn. */
+/* How long one that has sent a part of a head may stay: short while clients wait, since each of a
+ * crowd would hold its place for that long in turn. */
 static uint64_t begun_us(const struct shard *s, uint64_t *wait_us)
 {
     if (s->begun.first == NULL)
@@ -117,7 +121,7 @@ static uint64_t begun_us(const struct shard *s, uint64_t *wait_us)
     return place_wanted(s, wait_us) ? HTTP_SERVER_WANTED_US_MIN : HTTP_SERVER_BEGUN_US_MIN;
 }
 
-/* Has it been so long? If not, *wait_us is at most what is left. */
+/* Have least_us passed? If not, lowers *wait_us to the time that is left. */
 static bool since(uint64_t from_us, uint64_t least_us, uint64_t *wait_us)
 {
     uint64_t age_us = clock_now_us() - from_us;
@@ -132,8 +136,8 @@ static bool may_go(const struct conn_queue *q, uint64_t least_us, uint64_t *wait
     return q->first != NULL && since(q->first->queued_us, least_us, wait_us);
 }
 
-/* It may have sent what this turn has not heard of, or what libmicrohttpd had read before the event
- * was seen. */
+/* It may have sent bytes that this turn has no event for, or that libmicrohttpd read before the
+ * event was seen. */
 bool conn_begun(const struct conn *c)
 {
     struct tcp_info info = {0};
@@ -164,7 +168,8 @@ static void give_up_head(struct conn *c)
     conn_cut_head(c, &e);
 }
 
-/* Its answer is not lost if a piece of the body comes yet: it is let be as a silent one. */
+/* It stays for a while as a silent one, so that a late piece of the body does not destroy the
+ * answer. */
 static void give_up_body(struct conn *c)
 {
     struct err e = {0};
@@ -180,7 +185,7 @@ static void give_up_body(struct conn *c)
     conn_silent(c);
 }
 
-/* False: nobody may go yet. While one is silent, which is not for long, no other goes. */
+/* False: none may go yet. While one is silent, which is not for long, no other goes. */
 static bool shed_one(struct shard *s, uint64_t *wait_us)
 {
     if (s->greetings != NULL) {

@@ -1,4 +1,4 @@
-/* Requests that a web page makes: which of them are served.
+/* Which requests of web pages are served.
  *
  * A browser sends whatever a page asks for, to a server on the loopback interface too, and lets
  * the page read the answer where the page's own name resolves to that server (DNS rebinding). Two
@@ -9,15 +9,16 @@
  *           socket, which no browser reaches, and, where the server has keys, those that have one
  *           of them or need one: a page has none, and reads only what is public. Not exempt is a
  *           peer of --no-auth-cidr without a key. A request of HTTP/1.0 without Host names nothing.
- *   Origin  The page is of this server itself or of --allow-origin. Nothing exempts: a proxy may
- *           add a key to whatever a page sends. Without Origin, which a browser leaves out of an
- *           image's request, Sec-Fetch-Site must not tell of another site.
+ *   Origin  The page is of this server itself or of --allow-origin. There are no exemptions: a
+ *           proxy may add a key to whatever a page sends. Without Origin, which a browser omits
+ *           when it loads an image, Sec-Fetch-Site must not name another site.
  *
  * Over plain HTTP beyond loopback a browser sends no Sec-Fetch-Site, and its GET without Origin may
- * be an image's of any page or what a person typed. So where a GET acts, as SGLang's /flush_cache
- * does, one whose User-Agent is a browser's must have one of both. Nothing exempts from that.
+ * come from an image on any page or from the address bar. So where a GET changes something, as
+ * SGLang's /flush_cache does, a GET whose User-Agent is a browser's must have one of the two
+ * headers. There are no exemptions from that either.
  *
- * Programs that are no browser send neither Origin nor Sec-Fetch-Site. X-Forwarded-Host is not
+ * Programs other than browsers send neither Origin nor Sec-Fetch-Site. X-Forwarded-Host is not
  * read: anyone can send it. */
 #ifndef BATON_HTTP_SERVER_ORIGIN_H
 #define BATON_HTTP_SERVER_ORIGIN_H
@@ -46,11 +47,11 @@ struct origin_rules {
     void *knows_key_arg; /* borrowed */
 };
 
-/* origin_rules_check - are the entries of both lists such as can ever match?
+/* origin_rules_check - can each entry of both lists ever match?
  * Errors: ERR_BAD_REQUEST; field is --allowed-host or --allow-origin. */
 int origin_rules_check(const struct origin_rules *rules, struct err *e);
 
-/* What a request says; borrowed. NULL: it has no such header. */
+/* The headers of a request; borrowed. NULL: it has no such header. */
 struct origin_request {
     const char *host, *origin, *fetch_site; /* Host, Origin, Sec-Fetch-Site */
     const char *user_agent;                 /* User-Agent */
@@ -63,7 +64,7 @@ struct origin_request {
     bool options; /* its method */
 };
 
-/* origin_header - keep the value, if the header is one of the above. The first of each counts. */
+/* origin_header - store the value if the header is one of the above. The first of each counts. */
 void origin_header(struct origin_request *q, const char *name, const char *value);
 
 /* origin_check - may this request be served?
@@ -73,21 +74,21 @@ void origin_header(struct origin_request *q, const char *name, const char *value
  *         ERR_FORBIDDEN    the rule of Origin */
 int origin_check(const struct origin_rules *rules, const struct origin_request *q, struct err *e);
 
-/* origin_check_act - may this GET, which origin_check let pass, act?
+/* origin_check_act - may this GET, which has passed origin_check, change something?
  *
  * Threads: any. Blocks: no. Allocates nothing.
- * Errors: ERR_FORBIDDEN  a browser's, which does not say what page made it */
+ * Errors: ERR_FORBIDDEN  it is a browser's and does not name the page that made it */
 int origin_check_act(const struct origin_request *q, struct err *e);
 
-/* origin_is_preflight - is it a browser's question whether a page of --allow-origin may send what
- * it wants to? It carries no key, and is answered with the headers below alone. */
+/* origin_is_preflight - does a browser ask whether a page of --allow-origin may send its request?
+ * Such a preflight carries no key; its answer is the headers below alone. */
 bool origin_is_preflight(const struct origin_rules *rules, const struct origin_request *q);
 
 struct origin_answer_header {
     const char *name, *value;
 };
 
-/* origin_answer - the headers that let the page read an answer: none without --allow-origin.
+/* origin_answer - make the headers that let the page read an answer: none without --allow-origin.
  * Returns how many; values are static or the request's. */
 size_t origin_answer(const struct origin_rules *rules, const struct origin_request *q,
                      struct origin_answer_header out[ORIGIN_ANSWER_HEADERS_MAX]);
