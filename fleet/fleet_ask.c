@@ -115,11 +115,26 @@ void fleet_read(struct fleet_said *said, const char *name, struct fanout_answer 
     }
 }
 
+/* The id is one that it gave us itself, and our client never saw. */
+bool fleet_read_lost(struct fleet_said *said, const struct wire_about *about, const char *name)
+{
+    if (said->end != FLEET_REFUSED || about->update_id == NULL || said->why.code != ERR_NOT_FOUND ||
+        strcmp(said->why.field, "/update_id") != 0)
+        return false;
+    said->end = FLEET_LOST;
+    err_clear(&said->why);
+    (void)err_set(&said->why, ERR_UPSTREAM, "",
+                  "%.100s was restarted during the update, of which it knows nothing: start the "
+                  "update again",
+                  name);
+    return true;
+}
+
 bool fleet_worked(const struct fleet_said *said)
 {
     static const int doors[] = {401, 403, 404, 405, 413, 415, 421};
 
-    if (said->end == FLEET_SKIPPED || said->end == FLEET_UNSENT)
+    if (said->end == FLEET_SKIPPED || said->end == FLEET_UNSENT || said->end == FLEET_LOST)
         return false;
     for (size_t i = 0; i < sizeof doors / sizeof doors[0]; i++)
         if (said->end == FLEET_REFUSED && said->status == doors[i])
@@ -134,7 +149,7 @@ const struct fleet_said *fleet_cause(const struct fleet_said *said, size_t n)
     for (size_t i = 0; i < n; i++) {
         if (said[i].end == FLEET_REFUSED)
             return &said[i];
-        if (cause == NULL && (said[i].end == FLEET_UNSENT || said[i].end == FLEET_UNKNOWN))
+        if (cause == NULL && said[i].end != FLEET_GOOD && said[i].end != FLEET_SKIPPED)
             cause = &said[i];
     }
     return cause;
@@ -227,6 +242,14 @@ static int make_parts(struct fleet_control *fc, make_fn *make, int what, const s
     return 0;
 }
 
+/* What answers now is out of rotation at once, and not only when it is asked how it is. */
+static void note_lost(struct fleet_control *fc, size_t upstream, const char *process)
+{
+    if (process[0] != '\0')
+        (void)fleet_confirm(fleet_of(fc), upstream, process);
+    upstreams_look(fc->upstreams);
+}
+
 static int ask(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
                size_t n, uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
@@ -247,6 +270,8 @@ static int ask(struct fleet_control *fc, make_fn *make, int what, const struct f
         said[i].upstream = to[i].upstream;
         upstreams_at(fc->upstreams, to[i].upstream, &at);
         fleet_read(&said[i], at.name, &answers[i]);
+        if (fleet_read_lost(&said[i], &to[i].about, at.name))
+            note_lost(fc, to[i].upstream, answers[i].process);
         fanout_answer_fini(&answers[i]);
     }
     free(parts);

@@ -18,6 +18,7 @@ enum fleet_end {
     FLEET_SKIPPED, /* nothing had to be sent, or nobody wanted to */
     FLEET_GOOD,
     FLEET_REFUSED, /* it answered with an error */
+    FLEET_LOST,    /* it knows nothing of the update that it had begun: it was restarted */
     FLEET_UNSENT,  /* it was not reached: nothing has changed there */
     FLEET_UNKNOWN  /* it was sent, and no answer came: it may have been done, or be done yet */
 };
@@ -59,6 +60,11 @@ int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to
 /* fleet_read - what an upstream's answer means to our client.
  * @said  upstream is set; the text is moved out of `a` */
 void fleet_read(struct fleet_said *said, const char *name, struct fanout_answer *a);
+
+/* fleet_read_lost - was the part of an upstream in an update refused because there is no such
+ * update? FLEET_LOST then.
+ * @said  of fleet_read */
+bool fleet_read_lost(struct fleet_said *said, const struct wire_about *about, const char *name);
 
 /* fleet_worked - may it have begun to work on it? Not if its door refused it. */
 bool fleet_worked(const struct fleet_said *said);

@@ -45,7 +45,10 @@ void fanout_cancel(struct fanout *f)
 
 static void on_head(void *arg, const struct http_head *head)
 {
-    ((struct part *)arg)->answer->status = head->status;
+    struct fanout_answer *a = ((struct part *)arg)->answer;
+
+    a->status = head->status;
+    memcpy(a->process, head->boot_id, sizeof a->process);
 }
 
 /* The text grows as it comes. Without memory, or over the bound, it ends, and what follows is

@@ -24,10 +24,11 @@ struct fanout_part {
 
 struct fanout_answer {
     bool asked;
-    bool good;        /* it answered, with a status below 300; or was not asked */
-    bool sent;        /* may it have begun to work on it? */
-    bool unreachable; /* nobody listens there */
-    int status;       /* 0: it did not answer */
+    bool good;                    /* it answered, with a status below 300; or was not asked */
+    bool sent;                    /* may it have begun to work on it? */
+    bool unreachable;             /* nobody listens there */
+    int status;                   /* 0: it did not answer */
+    char process[HTTP_VALUE_MAX]; /* of a baton: which answered; "": it does not say */
     char *text; /* of its body; NUL behind it; NULL: nothing came; owned by the fan, unless taken */
     size_t text_len;
     struct err why; /* clean if good: ERR_TIMEOUT, ERR_ENGINE, with what was said, or

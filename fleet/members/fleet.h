@@ -122,7 +122,7 @@ struct upstream_saw {
  * Threads: any. */
 void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw);
 
-/* fleet_confirm - an answer (to a client, or to the start of an update) named the process that made
+/* fleet_confirm - an answer (to a client, or to a step of an update) named the process that made
  * it. False: that is another than was known, so it is out of step, and is the one known from now
  * on. Threads: any. */
 bool fleet_confirm(struct fleet *f, size_t upstream, const char *process);

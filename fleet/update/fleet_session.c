@@ -77,7 +77,7 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
                                         bool repeats)
 {
     size_t n_failed = 0, n_worked = 0;
-    bool one_phase = false;
+    bool one_phase = false, lost = false;
 
     for (size_t i = 0; i < n; i++) {
         struct fleet_part *p = &s->parts[parts[i]];
@@ -86,6 +86,7 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
         n_worked += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ||
                     (!p->two_phase && fleet_worked(&said[i]));
         one_phase = one_phase || !p->two_phase;
+        lost = lost || said[i].end == FLEET_LOST;
         if (!p->two_phase)
             part_move(p, fleet_worked(&said[i]) ? PART_ON_TAKEN : PART_ON_NOT_TAKEN);
         part_note(p, said[i].end, said[i].status, &said[i].why);
@@ -94,7 +95,7 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
         s->n_received++;
         return SESSION_GOES_ON;
     }
-    if (n_worked == 0 || (repeats && !one_phase))
+    if (!lost && (n_worked == 0 || (repeats && !one_phase)))
         return SESSION_AGAIN;
     for (size_t i = 0; i < n; i++)
         if (said_failed(&said[i]))

@@ -577,6 +577,38 @@ def restarts_unseen(f):
             t.close()
 
 
+def one_restarts_in_update(f):
+    """Between two questions to it: the update fails, to be sent again, and the new process serves nobody from then on."""
+    slow = Server(BATON, LOG, "--min-ready", 1, "--probe-interval", 60000, "--update-timeout", TIMEOUT_MS,
+                  *itertools.chain.from_iterable(("--upstream", t.url) for t in f.taps))
+    lost, served = f.taps[1].url, []
+    with slow:
+        until("it is ready", slow.ready)
+        for steps in (1, 2):
+            baton.push(checkpoint("step-00100"), slow.url, via="path", weight_version=f.label("step-00100"))
+            mine = {"update_id": slow.post("/v1/update_weights/start", {"lease_s": 60})["update_id"]}
+            asked = [("/v1/update_weights", dict(mine, path=checkpoint("step-01500"))),
+                     ("/v1/update_weights/finish", mine)]
+            for path, body in asked[:steps - 1]:
+                slow.post(path, body)
+            f.servers[1].kill()
+            f.restart(1)
+            status, said = slow.ask("POST", *asked[steps - 1])
+            error = said["error"]
+            assert (status, error["code"], error["param"], error["retryable"]) == (502, "upstream_error", None, True), said
+            assert error["message"].startswith(lost + " was restarted during the update"), said
+            assert slow.upstreams()[lost]["state"] != "serving", slow.upstreams()
+            status, said = slow.ask("POST", *asked[1])
+            assert (status, said["error"]["code"]) == (409, "update_closed"), said
+            for _ in range(2 * N):
+                served.append(step_of(slow.post("/v1/generate", body_of(GOLDEN[STEPS[0]][0])), 0))
+            until("it is asked at once", lambda: slow.upstreams()[lost]["process"] == f.servers[1].boot_id)
+            assert slow.upstreams()[lost]["state"] == "unsynced", slow.upstreams()
+        assert set(served) == {"step-00100"}, served
+        said = baton.push(checkpoint("step-01500"), slow.url, via="path", weight_version=f.label("step-01500"))
+        assert [u["ok"] for u in said["upstreams"]] == [True] * N, said
+
+
 def told(name, promise, *args):
     began = time.monotonic()
     try:
@@ -602,6 +634,7 @@ def main():
                                      one_dies_at_finish, one_restarts, pause, adapters,
                                      adapters_come_back):
                 told(promise.__name__, promise, f, clients)
+        told("one_restarts_in_update", one_restarts_in_update, f)
         print(f"ok: {len(clients.answers)} answers, {len(clients.errors)} errors")
         failed = None
     finally:

@@ -115,6 +115,32 @@ static void test_fleet_cause_is_a_refusal_before_silence(void **state)
     assert_false(fleet_worked(&said[1])); /* its door refused it */
 }
 
+static void test_fleet_read_tells_a_lost_update(void **state)
+{
+    static const char gone[] = "{\"error\":{\"code\":\"not_found\",\"message\":\"no\","
+                               "\"param\":\"/update_id\"}}";
+    const struct wire_about inner = {.update_id = "upd-1"}, none = {0};
+    struct fleet_said said = read_answer(404, gone);
+
+    (void)state;
+    assert_false(fleet_read_lost(&said, &none, "http://u")); /* our client named it */
+    assert_int_equal(said.why.code, ERR_NOT_FOUND);
+    assert_true(fleet_read_lost(&said, &inner, "http://u"));
+    assert_int_equal(said.end, FLEET_LOST);
+    assert_int_equal(said.why.code, ERR_UPSTREAM);
+    assert_string_equal(said.why.field, "");
+    assert_non_null(strstr(said.why.msg, "http://u was restarted during the update"));
+    assert_false(fleet_worked(&said));
+    assert_ptr_equal(fleet_cause(&said, 1), &said);
+    free(said.text);
+
+    said = read_answer(
+        404, "{\"error\":{\"code\":\"not_found\",\"message\":\"no\",\"param\":\"/path\"}}");
+    assert_false(fleet_read_lost(&said, &inner, "http://u"));
+    assert_int_equal(said.end, FLEET_REFUSED);
+    free(said.text);
+}
+
 static void test_fleet_wire_code_knows_each_name(void **state)
 {
     (void)state;
@@ -129,6 +155,7 @@ int main(void)
         cmocka_unit_test(test_fleet_read_tells_refusals_by_their_codes),
         cmocka_unit_test(test_fleet_read_tells_silence),
         cmocka_unit_test(test_fleet_cause_is_a_refusal_before_silence),
+        cmocka_unit_test(test_fleet_read_tells_a_lost_update),
         cmocka_unit_test(test_fleet_wire_code_knows_each_name),
     };
 

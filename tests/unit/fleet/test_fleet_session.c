@@ -12,7 +12,8 @@
 enum { N = 3 };
 
 /* Two letters for each part: its kind (b: in two phases, l: overwrites live weights), and what it
- * said of the tensors (g good, 5 refused with 500, 4 not let in, u not sent, x no answer). */
+ * said of the tensors (g good, 5 refused with 500, 4 not let in, r restarted, u not sent, x no
+ * answer). */
 struct row {
     const char *parts;
     size_t min_ready;
@@ -37,6 +38,9 @@ static const struct row rows[] = {
     /* where it repeats harmlessly, it may */
     {"bg b5 bg", 1, true, SESSION_AGAIN, "..."},
     {"bg b5 lg", 1, true, SESSION_OVER, ".ot"},
+    /* but not to one that lost what came before */
+    {"bg br bg", 1, true, SESSION_OVER, ".o."},
+    {"br br br", 3, false, SESSION_OVER, "ooo"},
     /* the others go on if they are enough */
     {"lg l5 lg", 2, false, SESSION_GOES_ON, "tft"},
     {"lg lx lg", 2, false, SESSION_GOES_ON, "tft"},
@@ -53,7 +57,10 @@ static struct fleet_said said_of(char letter)
 
     if (letter == 'g')
         return said;
-    said.end = letter == 'u' ? FLEET_UNSENT : letter == 'x' ? FLEET_UNKNOWN : FLEET_REFUSED;
+    said.end = letter == 'u'   ? FLEET_UNSENT
+               : letter == 'x' ? FLEET_UNKNOWN
+               : letter == 'r' ? FLEET_LOST
+                               : FLEET_REFUSED;
     said.status = letter == '5' ? 500 : letter == '4' ? 404 : 0;
     (void)err_set(&said.why, ERR_UPSTREAM, "", "%c", letter);
     return said;
