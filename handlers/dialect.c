@@ -139,6 +139,33 @@ int dialect_keep(json_t **body, const json_t *from, const struct dialect_member 
     return 0;
 }
 
+static const char *error_member(const struct dialect_member *members, const char *ours)
+{
+    for (; members->theirs != NULL; members++)
+        if (members->ours != NULL && strcmp(members->ours, ours) == 0)
+            return members->theirs;
+    return NULL;
+}
+
+void dialect_error_field(char field[ERR_FIELD_MAX], const struct route *route)
+{
+    const char *at = route->error_at != NULL ? route->error_at : "", *theirs, *rest;
+    char name[ERR_FIELD_MAX], told[ERR_FIELD_MAX] = "";
+
+    if (route->error_members == NULL || field[0] != '/')
+        return;
+    rest = field + 1 + strcspn(field + 1, "/");
+    (void)snprintf(name, sizeof name, "%.*s", (int)(rest - field - 1), field + 1);
+    if (listed(name, route->members)) /* as it came */
+        return;
+    theirs = error_member(route->error_members, name);
+    if (theirs == NULL && !listed(name, route->translated_members))
+        return;
+    if (theirs != NULL && snprintf(told, sizeof told, "%s/%s%s", at, theirs, rest) >= ERR_FIELD_MAX)
+        told[0] = '\0';
+    memcpy(field, told, sizeof told);
+}
+
 int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e)
 {
     static const char *const words[][2] = {{"false", "true"}, {"0", "1"}, {"no", "yes"},
@@ -159,6 +186,17 @@ int dialect_flag(bool *out, const struct http_request *x, const char *member, st
     (void)snprintf(field, sizeof field, "/%s", member);
     return err_set(e, ERR_BAD_REQUEST, field, "%s is '%.60s', expected true or false", member,
                    text);
+}
+
+int dialect_check_action(const char *action, const char *reset, struct err *e)
+{
+    static const char *const ours[] = {"checksum", "compare", "snapshot", NULL};
+
+    return listed(action, ours)
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, "/action",
+                         "action '%.32s' is not one of checksum, compare, snapshot, %s", action,
+                         reset);
 }
 
 int dialect_put(json_t **reply, json_t *value)

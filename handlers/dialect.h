@@ -52,10 +52,20 @@ struct dialect_member {
 int dialect_keep(json_t **body, const json_t *from, const struct dialect_member *members,
                  struct err *e);
 
+/* dialect_error_field - a place of the native body, as the client of the row sent it: "/path" is
+ * "/model_path". "" for a member that only the translation made.
+ * @route  of a native row, or of one without error_members: nothing */
+void dialect_error_field(char field[ERR_FIELD_MAX], const struct route *route);
+
 /* dialect_flag - a query member as Python's clients and servers spell it: true, True, 1, yes, on
  * @out  unchanged when absent
  * Errors: ERR_BAD_REQUEST at /<member>. */
 int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e);
+
+/* dialect_check_action - of the routes that check weights: the native actions, or the dialect's own
+ * for a reset, which another row takes.
+ * Errors: ERR_BAD_REQUEST at /action. */
+int dialect_check_action(const char *action, const char *reset, struct err *e);
 
 /* dialect_put - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
 int dialect_put(json_t **reply, json_t *value);

@@ -4,6 +4,7 @@
 
 #include "base/json_parse.h"
 #include "base/utf8.h"
+#include "handlers/dialect.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -309,8 +310,11 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
                       struct http_reply *out)
 {
     enum route_form form = form_of(route);
+    struct err told = *e;
 
-    if (reply_json_make(NULL, reply_status(form, e), reply_error_json(form, e, details), out))
+    if (route != NULL)
+        dialect_error_field(told.field, route);
+    if (reply_json_make(NULL, reply_status(form, e), reply_error_json(form, &told, details), out))
         out->log_code = err_wire_name(e->code);
     else
         make_last_resort(form, out);

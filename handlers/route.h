@@ -91,6 +91,9 @@ struct route {
                    some */
     const char *const *translated_members; /* members that `translate_request` may make: those of
                                               the native row; NULL: none */
+    const struct dialect_member *error_members; /* how the client names members that an error is at;
+                                                   NULL: as the native row does */
+    const char *error_at; /* "/init_info": the object in which it sends them; NULL: the body */
     int (*translate_request)(json_t **body, const struct http_request *x, struct err *e);
     int (*translate_response)(json_t **reply, const struct http_request *x);
 

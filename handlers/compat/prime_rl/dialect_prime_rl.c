@@ -10,16 +10,16 @@ const char *const prime_rl_broadcaster_members[] = {
     "host",    "port",       "rank_offset", "inference_world_size", "quantize_in_weight_transfer",
     "timeout", "session_id", NULL};
 
+const struct dialect_member prime_rl_update_pairs[] = {{"weight_dir", "path"}, {0}};
+
 int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"weight_dir", "path"}, {0}};
-
     (void)x;
     if (body_given(*body, "weight_dir") == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/weight_dir",
                        "weight_dir is null, which means weights by the trainer's own broadcaster; "
                        "only directories are read: use its filesystem broadcast");
-    return dialect_keep(body, *body, members, e);
+    return dialect_keep(body, *body, prime_rl_update_pairs, e);
 }
 
 int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e)

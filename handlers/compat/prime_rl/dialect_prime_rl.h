@@ -10,6 +10,7 @@
 
 extern const char *const prime_rl_update_members[], *const prime_rl_update_into[];
 extern const char *const prime_rl_broadcaster_members[];
+extern const struct dialect_member prime_rl_update_pairs[]; /* for errors too */
 int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e);
 int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e);
 
@@ -31,7 +32,8 @@ int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, st
         METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG, EXECUTOR_CONTROL, ROLE_CONTROL,                 \
         "/update_weights", "primeRlUpdate", OPERATION_UPDATE, .body_match = {"weight_dir", NULL},  \
         .members = prime_rl_update_members, .translated_members = prime_rl_update_into,            \
-        .translate_request = prime_rl_update_request, .translate_response = dialect_out_status),   \
+        .error_members = prime_rl_update_pairs, .translate_request = prime_rl_update_request,      \
+        .translate_response = dialect_out_status),                                                 \
         PRIME_RL_CONTROL("/init_broadcaster", "primeRlInitBroadcaster", OPERATION_UNSUPPORTED,     \
                          .members = prime_rl_broadcaster_members,                                  \
                          .translated_members = sglang_nothing,                                     \

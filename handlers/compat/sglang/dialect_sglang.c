@@ -243,15 +243,15 @@ static int check_disk(const json_t *body, struct err *e)
     return 0;
 }
 
+const struct dialect_member sglang_disk_pairs[] = {{"model_path", "path"},
+                                                   {"weight_version", "weight_version"},
+                                                   {"abort_all_requests", "abort_requests"},
+                                                   {0}};
+
 int sglang_disk_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"model_path", "path"},
-                                                    {"weight_version", "weight_version"},
-                                                    {"abort_all_requests", "abort_requests"},
-                                                    {0}};
-
     (void)x;
-    return check_disk(*body, e) != 0 ? -1 : dialect_keep(body, *body, members, e);
+    return check_disk(*body, e) != 0 ? -1 : dialect_keep(body, *body, sglang_disk_pairs, e);
 }
 
 /* No request is ever paused by an update here: generation goes on while the bytes come. */
@@ -276,13 +276,16 @@ int sglang_checker_request(json_t **body, const struct http_request *x, struct e
 {
     static const struct dialect_member members[] = {
         {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
-    const char *selector = NULL;
+    const char *selector = NULL, *action;
 
     (void)x;
     if (selector_from_body(&selector, *body, e) != 0 || dialect_keep(body, *body, members, e) != 0)
         return -1;
     if (json_object_get(*body, "action") == NULL &&
         dialect_set(*body, "action", json_string("checksum"), e) != 0)
+        return -1;
+    action = json_string_value(json_object_get(*body, "action"));
+    if (action != NULL && dialect_check_action(action, "reset_tensors", e) != 0)
         return -1;
     return dialect_set(*body, "must_match", json_true(), e);
 }
@@ -324,14 +327,14 @@ int sglang_reset_response(json_t **reply, const struct http_request *x)
 }
 
 /* Other than vLLM's, who asks without a word about requests means that all end. */
+const struct dialect_member sglang_label_pairs[] = {
+    {"new_version", "weight_version"}, {"abort_all_requests", "abort_requests"}, {0}};
+
 int sglang_label_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"new_version", "weight_version"}, {"abort_all_requests", "abort_requests"}, {0}};
-
     (void)x;
     if (body_required(*body, "", "new_version", e) != 0 ||
-        dialect_keep(body, *body, members, e) != 0)
+        dialect_keep(body, *body, sglang_label_pairs, e) != 0)
         return -1;
     if (json_object_get(*body, "abort_requests") != NULL)
         return 0;

@@ -25,6 +25,7 @@ extern const char *const sglang_distributed_members[], *const sglang_one_members
 extern const char *const sglang_disk_members[], *const sglang_disk_into[];
 extern const char *const sglang_ipc_members[], *const sglang_nothing[];
 extern const char *const sglang_begin_members[];
+extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[]; /* for errors too */
 extern const char *const sglang_checker_members[], *const sglang_label_members[];
 sglang_request sglang_group_request, sglang_distributed_request, sglang_one_request,
     sglang_disk_request, sglang_ipc_request;
@@ -117,6 +118,7 @@ sglang_response sglang_loads_response;
         SGLANG_SESSION, SGLANG_BUCKETS,                                                            \
         SGLANG_CONTROL("/update_weights_from_disk", "sglangUpdateDisk", OPERATION_UPDATE,          \
                        .members = sglang_disk_members, .translated_members = sglang_disk_into,     \
+                       .error_members = sglang_disk_pairs,                                         \
                        .translate_request = sglang_disk_request,                                   \
                        .translate_response = sglang_disk_response),                                \
         SGLANG_CONTROL("/update_weights_from_ipc", "sglangUpdateIpc", OPERATION_UPDATE_ZMQ,        \
@@ -135,12 +137,12 @@ sglang_response sglang_loads_response;
             .members = sglang_checker_members, .body_match = {"action", "reset_tensors"},          \
             .translated_members = sleep_members, .translate_request = sglang_reset_request,        \
             .translate_response = sglang_reset_response),                                          \
-        SGLANG_CONTROL("/update_weight_version", "sglangUpdateVersion", OPERATION_WEIGHTS_LABEL,   \
-                       .body_match = {"abort_all_requests", NULL},                                 \
-                       .members = sglang_label_members,                                            \
-                       .translated_members = weights_label_members,                                \
-                       .translate_request = sglang_label_request,                                  \
-                       .translate_response = sglang_label_response)
+        SGLANG_CONTROL(                                                                            \
+            "/update_weight_version", "sglangUpdateVersion", OPERATION_WEIGHTS_LABEL,              \
+            .body_match = {"abort_all_requests", NULL}, .members = sglang_label_members,           \
+            .translated_members = weights_label_members, .error_members = sglang_label_pairs,      \
+            .translate_request = sglang_label_request,                                             \
+            .translate_response = sglang_label_response)
 
 #define SGLANG_LIFE                                                                                \
     SGLANG_CONTROL("/pause_generation", "sglangPause", OPERATION_PAUSE,                            \

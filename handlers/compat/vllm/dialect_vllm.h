@@ -15,6 +15,8 @@ extern const char *const vllm_reset_query[], *const vllm_world_query[];
 extern const char *const vllm_init_members[], *const vllm_start_members[];
 extern const char *const vllm_update_members[], *const vllm_finish_members[];
 extern const char *const vllm_label_members[], *const vllm_checker_members[];
+/* In whose words errors are told. */
+extern const struct dialect_member vllm_init_group[], vllm_update_handles[], vllm_label_pairs[];
 extern const char *const vllm_sleep_members[], *const vllm_wake_members[];
 extern const char *const vllm_reset_members[], *const vllm_abort_members[];
 
@@ -139,6 +141,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
         VLLM_CONTROL("/init_weight_transfer_engine", "vllmInitWeightTransferEngine",               \
                      OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                         \
                      .members = vllm_init_members, .translated_members = transfer_init_members,    \
+                     .error_members = vllm_init_group, .error_at = "/init_info",                   \
                      .translate_request = vllm_init_request,                                       \
                      .translate_response = vllm_init_response),                                    \
         VLLM_CONTROL("/shutdown_weight_transfer_engine", "vllmShutdownWeightTransferEngine",       \
@@ -155,6 +158,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
                   OPERATION_UPDATE, .session = SESSION_IMPLICIT, .members = vllm_update_members,   \
                   .body_match = {"update_info", NULL}, .translated_members = update_members,       \
+                  .error_members = vllm_update_handles, .error_at = "/update_info",                \
                   .translate_request = vllm_update_request,                                        \
                   .translate_response = vllm_update_response),                                     \
         VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", OPERATION_UPDATE_FINISH,   \
@@ -164,7 +168,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
                      .translate_response = vllm_finish_response),                                  \
         VLLM_CONTROL("/update_weight_version", "vllmUpdateWeightVersion", OPERATION_WEIGHTS_LABEL, \
                      .members = vllm_label_members, .translated_members = weights_label_members,   \
-                     .translate_request = vllm_label_request,                                      \
+                     .error_members = vllm_label_pairs, .translate_request = vllm_label_request,   \
                      .translate_response = vllm_label_response),                                   \
         VLLM_VIEW("/weight_info", "vllmWeightInfo", OPERATION_STATUS,                              \
                   .translate_response = vllm_info_response),                                       \

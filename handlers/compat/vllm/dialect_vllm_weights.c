@@ -94,7 +94,7 @@ static int keep_known(json_t **body, const json_t *info, const struct dialect_me
     return dialect_keep(body, info, kept, e);
 }
 
-static const struct dialect_member init_group[] = {
+const struct dialect_member vllm_init_group[] = {
     {"master_address", "master_address"},
     {"master_port", "master_port"},
     {"rank_offset", "rank_offset"},
@@ -148,9 +148,9 @@ int vllm_init_request(json_t **body, const struct http_request *x, struct err *e
         return -1;
     held = json_incref((json_t *)(uintptr_t)info);
     group = names_group(info);
-    rc = known_only(info, "/init_info", group ? init_group : init_handles, e);
+    rc = known_only(info, "/init_info", group ? vllm_init_group : init_handles, e);
     if (rc == 0)
-        rc = keep_known(body, info, group ? init_group : init_handles, e);
+        rc = keep_known(body, info, group ? vllm_init_group : init_handles, e);
     if (rc == 0)
         rc = drop_buffers(*body, "/init_info", e);
     json_decref(held);
@@ -205,21 +205,20 @@ int vllm_draft_request(json_t **body, const struct http_request *x, struct err *
 }
 
 /* Of all generations: 0.24 to 0.26 say the kind of each update, 0.20 in which layout it is. */
-static const struct dialect_member update_handles[] = {
-    {"names", "names"},
-    {"dtype_names", "dtype_names"},
-    {"shapes", "shapes"},
-    {"sizes", "sizes"},
-    {"tensor_sizes", "tensor_sizes"},
-    {"packed", "packed"},
-    {"packed_buffer_size_bytes", NULL},
-    {"packed_num_buffers", NULL},
-    {"ipc_handles", "ipc_handles"},
-    {"ipc_handles_pickled", "ipc_handles_pickled"},
-    {"metadata_by_gpu", "metadata_by_gpu"},
-    {"update_kind", NULL},
-    {"is_checkpoint_format", NULL},
-    {NULL, NULL}};
+const struct dialect_member vllm_update_handles[] = {{"names", "names"},
+                                                     {"dtype_names", "dtype_names"},
+                                                     {"shapes", "shapes"},
+                                                     {"sizes", "sizes"},
+                                                     {"tensor_sizes", "tensor_sizes"},
+                                                     {"packed", "packed"},
+                                                     {"packed_buffer_size_bytes", NULL},
+                                                     {"packed_num_buffers", NULL},
+                                                     {"ipc_handles", "ipc_handles"},
+                                                     {"ipc_handles_pickled", "ipc_handles_pickled"},
+                                                     {"metadata_by_gpu", "metadata_by_gpu"},
+                                                     {"update_kind", NULL},
+                                                     {"is_checkpoint_format", NULL},
+                                                     {NULL, NULL}};
 static const struct dialect_member update_broadcasts[] = {
     {"names", "names"},
     {"dtype_names", "dtype_names"},
@@ -263,8 +262,9 @@ static int one_for_all(const json_t **out, const json_t *list, const struct http
     json_decref(whole);
     if (n == 0 || (app != NULL && app->fleet == NULL && n != n_ranks))
         return err_set(e, ERR_BAD_REQUEST, "/update_info",
-                       "update_info has %zu entries, one for each rank, and this server is %u", n,
-                       (unsigned)n_ranks);
+                       "update_info has %zu entries; a list has one for each rank, and this server "
+                       "has %u: send that many, or one object",
+                       n, (unsigned)n_ranks);
     if (i < n)
         return err_set(e, ERR_BAD_REQUEST, "/update_info",
                        "entry %zu is not entry 0: all ranks here take the same; send one object, "
@@ -290,7 +290,7 @@ static int translate_update(json_t **body, const json_t *info, struct err *e)
 {
     bool handles = body_given(info, "ipc_handles") != NULL ||
                    body_given(info, "ipc_handles_pickled") != NULL;
-    const struct dialect_member *known = handles ? update_handles : update_broadcasts;
+    const struct dialect_member *known = handles ? vllm_update_handles : update_broadcasts;
 
     if (known_only(info, "/update_info", known, e) != 0 || check_dense(info, e) != 0 ||
         keep_known(body, info, known, e) != 0)
@@ -337,15 +337,14 @@ int vllm_finish_response(json_t **reply, const struct http_request *x)
     return put_message(reply, "Weight update finished");
 }
 
+const struct dialect_member vllm_label_pairs[] = {{"new_version", "weight_version"}, {NULL, NULL}};
+
 int vllm_label_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"new_version", "weight_version"},
-                                                    {NULL, NULL}};
-
     (void)x;
     if (body_required(*body, "", "new_version", e) != 0)
         return -1;
-    return dialect_keep(body, *body, members, e);
+    return dialect_keep(body, *body, vllm_label_pairs, e);
 }
 
 int vllm_label_response(json_t **reply, const struct http_request *x)
@@ -375,6 +374,8 @@ int vllm_checker_request(json_t **body, const struct http_request *x, struct err
     (void)x;
     if (body_str(&action, *body, "", "action", e) != 0 ||
         dialect_keep(body, *body, members, e) != 0)
+        return -1;
+    if (action != NULL && dialect_check_action(action, "reset", e) != 0)
         return -1;
     if (action != NULL && strcmp(action, "compare") != 0)
         (void)json_object_del(*body, "baseline");

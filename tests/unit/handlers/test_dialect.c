@@ -158,6 +158,40 @@ static int parse(json_t **out, const char *text, struct err *e)
     return body_parse(out, &x, &row, e);
 }
 
+static void test_dialect_error_field(void **state)
+{
+    static const struct dialect_member pairs[] = {{"theirs", "ours"}, {0}};
+    static const char *const members[] = {"info", "typo", NULL};
+    static const char *const made[] = {"ours", "transport", NULL};
+    struct route within = {.error_members = pairs,
+                           .error_at = "/info",
+                           .members = members,
+                           .translated_members = made};
+    struct route beside = within, plain = {.members = members, .translated_members = made};
+    const struct {
+        const struct route *route;
+        const char *field, *told;
+    } rows[] = {{&within, "/ours", "/info/theirs"},
+                {&within, "/ours/3/x", "/info/theirs/3/x"},
+                {&within, "/info/other", "/info/other"},
+                {&within, "/transport", ""},
+                {&within, "/elsewhere", "/elsewhere"},
+                {&within, "", ""},
+                {&beside, "/ours", "/theirs"},
+                {&beside, "/typo/0", "/typo/0"},
+                {&plain, "/ours", "/ours"}};
+
+    (void)state;
+    beside.error_at = NULL;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char field[ERR_FIELD_MAX];
+
+        (void)snprintf(field, sizeof field, "%s", rows[i].field);
+        dialect_error_field(field, rows[i].route);
+        assert_string_equal(field, rows[i].told);
+    }
+}
+
 static void test_body_parse_goes_through_the_way_in(void **state)
 {
     struct err e = {0};
@@ -204,6 +238,7 @@ int main(void)
         cmocka_unit_test(test_scan_next_member_stays_inside),
         cmocka_unit_test(test_dialects_parse_reads),
         cmocka_unit_test(test_dialect_flag_reads_what_python_writes),
+        cmocka_unit_test(test_dialect_error_field),
         cmocka_unit_test(test_body_parse_goes_through_the_way_in),
         cmocka_unit_test(test_body_parse_counts_what_nobody_knows),
         cmocka_unit_test(test_body_parse_refuses_what_the_native_route_does_not_take),
