@@ -185,7 +185,7 @@ static uint32_t n_top(int32_t logprobs)
 }
 
 /* Blocks of n * k entries: n is bounded by the context, k by the vocabulary, and both together by
- * whoever submits. */
+ * the caller of submit. */
 static struct gen_top *tops_new(uint32_t n, int32_t logprobs)
 {
     return malloc((size_t)n * n_top(logprobs) * sizeof(struct gen_top));

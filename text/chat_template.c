@@ -31,7 +31,7 @@ void chat_template_free(struct chat_template *t)
     free(t);
 }
 
-/* A token is told as its text, or as an object that has it as `content`. */
+/* A token is given as its text, or as an object with the text as `content`. */
 static const json_t *token_text(const json_t *v)
 {
     if (json_is_object(v))

@@ -2,7 +2,7 @@
  * may become one waits (3 bytes at most), what can never be one goes out as U+FFFD. Spelled: text
  * goes out, runs of byte tokens wait for their end. So the pieces joined are the text of the whole,
  * however it was cut, and a token costs its own length. Rejected: decoding a window again for each
- * token, as others do, which cannot tell a real U+FFFD from a half character. */
+ * token, as others do, which cannot distinguish a real U+FFFD from a half character. */
 #include "text/tokenizer_priv.h"
 
 #include <assert.h>
@@ -61,7 +61,7 @@ static void push_byte(struct detok *d, unsigned char byte, struct buf *out)
         detok_emit(d, d->held, d->n_held, out);
         d->n_held = 0;
     } else if (n < 0) {
-        bool again = (unsigned)-n < d->n_held; /* the byte is not part of what went wrong */
+        bool again = (unsigned)-n < d->n_held; /* the byte is not part of the invalid sequence */
 
         emit_replacements(d, 1, out);
         d->n_held = 0;
@@ -70,7 +70,7 @@ static void push_byte(struct detok *d, unsigned char byte, struct buf *out)
     }
 }
 
-/* The run is longer than what can be held: its whole characters are told. */
+/* The run is longer than the buffer: its whole characters are output. */
 static void tell_some(struct detok *d, struct buf *out)
 {
     unsigned rest = d->n_held - d->n_whole;

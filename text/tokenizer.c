@@ -1,5 +1,5 @@
-/* The tokenizer: loading, encoding, decoding. How a text becomes ids is told in tokenizer_priv.h.
- */
+/* The tokenizer: loading, encoding, decoding. tokenizer_priv.h describes the
+ * steps from text to ids. */
 #include "text/tokenizer_priv.h"
 
 #include "base/file.h"

@@ -29,7 +29,7 @@ void added_set_sort(struct added_set *set)
 }
 
 /* The first of tokens [low, high), which agree up to `depth`, whose byte there is not below `byte`.
- * The one that ends at `depth`, if any, stands first and counts as below every byte. */
+ * The one that ends at `depth`, if any, is first and counts as below every byte. */
 static uint32_t lower(const struct added_set *set, uint32_t low, uint32_t high, size_t depth,
                       unsigned byte)
 {
@@ -121,8 +121,8 @@ static size_t space_end(struct added_walk *w, size_t at)
     return end;
 }
 
-/* The next token that counts; false if there is none. Tokens that must stand alone and do not are
- * passed over whole: nothing shorter is tried in their place. */
+/* The next token that counts; false if there is none. A single_word token inside a word is skipped
+ * as a whole: no shorter token is tried in its place. */
 static bool added_find(const struct added_set *set, struct added_walk *w, struct added_piece *found)
 {
     while (w->search < w->len) {
@@ -165,7 +165,7 @@ bool added_next(const struct added_set *set, struct added_walk *w, struct added_
     }
     while (set->n > 0 && added_find(set, w, &found)) {
         if (found.start >= found.end)
-            continue; /* the token before it swallowed it whole */
+            continue; /* the token before it took all of it */
         if (w->done >= found.start) {
             *piece = found;
             w->done = found.end;

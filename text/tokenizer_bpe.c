@@ -1,8 +1,8 @@
 /* Byte-pair merging of one word, in O(n log n): a heap of candidate pairs over a linked list.
  *
  * A candidate is (rank, position) in one number. It may be stale when it is popped; it still counts
- * if the pair that stands there now gives the same token, even by another merge: that is what the
- * Rust crate does, and with merges "a bc" and "ab c" it decides. Rejected: the plain loop that
+ * if the pair that is there now gives the same token, even by another merge. The Rust crate does
+ * so, and with merges "a bc" and "ab c" it decides. Rejected: the plain loop that
  * looks for the best pair again after each merge (a word of 1 MB takes it hours). */
 #include "text/tokenizer_priv.h"
 
@@ -91,7 +91,7 @@ static uint32_t *pair_slot(const struct bpe *b, uint32_t left, uint32_t right)
     return &b->pair_slots[at];
 }
 
-/* What a word is compared with: the spelling, or the bytes that it stands for. */
+/* What a word is compared with: the spelling, or the bytes that it means. */
 static const void *key_of(const struct bpe *b, const struct token *token, size_t *len)
 {
     *len = b->spelled ? token->text_len : token->n_bytes;

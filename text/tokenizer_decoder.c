@@ -1,5 +1,5 @@
-/* The decoder member, and what each token decodes to. Two kinds: ByteLevel, whose tokens are bytes
- * in disguise; and tokens that are spelled, in which "<0x0A>" may stand for a byte. */
+/* The decoder member, and what each token decodes to. Two kinds: ByteLevel, whose tokens are
+ * mapped bytes; and spelled tokens, in which "<0x0A>" may mean a byte. */
 #include "text/tokenizer_members.h"
 #include "text/tokenizer_priv.h"
 

@@ -1,8 +1,8 @@
-/* tokenizer.json to a tokenizer. Everything that the file may say and that would change an id is
- * either done as Hugging Face's tokenizers does it, or refused by name: nothing is skipped.
+/* tokenizer.json to a tokenizer. Every member that could change an id is either applied as Hugging
+ * Face's tokenizers applies it, or refused by name: none is skipped.
  *
  * Supported: BPE, byte-level (GPT-2, Qwen, Llama 3) or spelled, with byte fallback or without
- * (Llama 2, Mistral). Which of the two it is, the decoder says; the other members must agree. */
+ * (Llama 2, Mistral). The decoder decides which of the two; the other members must agree. */
 #include "text/tokenizer_members.h"
 #include "text/tokenizer_priv.h"
 
@@ -23,8 +23,8 @@ struct parse {
 
 /* ---- tokens ---- */
 
-/* The byte whose printable stand-in is `cp`; -1 for other characters. 188 bytes stand for
- * themselves, the other 68 in ascending order for U+0100 and up. */
+/* The byte whose printable stand-in is `cp`; -1 for other characters. 188 bytes map to
+ * themselves, the other 68, in ascending order, to U+0100 and up. */
 static int byte_of(uint32_t cp)
 {
     if ((cp >= 33 && cp <= 126) || (cp >= 161 && cp <= 172) || (cp >= 174 && cp <= 255))
@@ -36,7 +36,7 @@ static int byte_of(uint32_t cp)
     return cp == 0x143 ? 173 : -1;
 }
 
-/* The bytes that a token's spelling stands for; `bytes` has space for `len`. Returns: false if a
+/* The bytes that a token's spelling means; `bytes` has space for `len`. Returns: false if a
  * character is not one of the alphabet's 256; `bytes` is undefined then. */
 static bool byte_level_unmap(const char *text, size_t len, unsigned char *bytes, size_t *n_bytes)
 {

@@ -1,4 +1,4 @@
-/* What stands around the model in tokenizer.json: pre_tokenizer and post_processor. */
+/* The members around the model in tokenizer.json: pre_tokenizer and post_processor. */
 #include "text/tokenizer_members.h"
 #include "text/tokenizer_priv.h"
 
@@ -217,7 +217,7 @@ static int parse_post(struct tokenizer *t, const json_t *v, const char *field, u
     if (member_type(&type, v, field, e) != 0)
         return -1;
     if (strcmp(type, "ByteLevel") == 0)
-        return 0; /* adjusts offsets, which nobody here asks for */
+        return 0; /* adjusts offsets, which are not used here */
     if (strcmp(type, "TemplateProcessing") == 0)
         return parse_template(t, v, field, e);
     if (strcmp(type, "Sequence") != 0)

@@ -2,7 +2,7 @@
  *
  * They were written for Oniguruma. Where the two read a construct alike it is passed on; where the
  * Unicode tables differ (\s, \d, \p{..}) it is spelled out; where they would read it differently
- * the pattern is refused, because a tokenizer that is almost right gives wrong ids without a word.
+ * the pattern is refused: a tokenizer that is almost right gives wrong ids without any error.
  * Rejected: hand-written scanners for the known patterns (faster, but a family each). */
 #include "text/tokenizer_priv.h"
 
@@ -430,7 +430,7 @@ void matcher_free(struct matcher *m)
 /* Looks for a match that begins at w->from or up to `last`; by the interpreter when the machine
  * code's own small stack does not do. PCRE2 counts steps for each place where a match may begin,
  * not for them all, so a pattern that fails slowly at each of a million places passes every limit
- * of its own: what bounds that is the clock. */
+ * of its own. The clock bounds that. */
 static int regex_search(const struct regex *re, struct matcher *m, const struct regex_walk *w,
                         size_t last)
 {

@@ -1,12 +1,12 @@
 /* Heads that share a KV head are computed together: their scores against a chunk of keys are one
- * small matrix product, because a chunk's keys of one head lie back to back. */
+ * small matrix product, because a chunk's keys of one head are contiguous. */
 #include "engine/kernels/attention.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-enum { ATTENTION_WORK_MIN = 32768 }; /* multiply-adds worth a thread's attention */
+enum { ATTENTION_WORK_MIN = 32768 }; /* multiply-adds that are worth a thread */
 
 /* In float32 and in this order, as transformers computes it; a division of a number by a tensor is
  * a product with the reciprocal there. */

@@ -37,7 +37,7 @@ struct compute {
     unsigned n_spins;       /* immutable; 0 when there are fewer CPUs than threads */
     struct worker *workers; /* owned; [n_threads - 1]; immutable while they run */
 
-    compute_fn *fn; /* the job: written by the caller while the gate is shut and nobody inside */
+    compute_fn *fn; /* the job: written by the caller while the gate is shut and empty */
     void *arg;
     uint32_t n, grain;
 
@@ -67,7 +67,7 @@ static void take_items(struct compute *c, uint32_t thread)
     }
 }
 
-/* Is there a job that this worker has not been in? */
+/* Is there a job that this worker has not joined? */
 static bool has_new(uint64_t gate, uint64_t seen)
 {
     return (gate & GATE_OPEN) != 0 && gate / GATE_JOB != seen;
@@ -83,7 +83,7 @@ static void sleep_until_open(struct compute *c, uint64_t seen)
     mtx_unlock(&c->lock);
 }
 
-/* Goes in; false when the pool stops. */
+/* Waits for a job and joins it; false when the pool stops. */
 static bool job_enter(struct compute *c, uint64_t *seen)
 {
     for (unsigned spins = 0; !atomic_load(&c->stopping);) {
@@ -253,7 +253,8 @@ uint32_t compute_n_threads(const struct compute *c)
     return c->n_threads;
 }
 
-/* With more processors than a cpu_set_t names, the call fails: then it is no use to count them. */
+/* With more processors than a cpu_set_t names, the call fails: counting them would not help then.
+ */
 uint32_t compute_n_processors(void)
 {
     cpu_set_t set;

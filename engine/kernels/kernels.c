@@ -119,7 +119,7 @@ static const struct kernels scalar = {
     .race = logits_race,
 };
 
-/* __builtin_cpu_supports also asks whether the system saves the wide registers. */
+/* __builtin_cpu_supports also checks that the system saves the wide registers. */
 static bool cpu_has(enum kernels_isa isa)
 {
 #if defined(__x86_64__)

@@ -144,8 +144,8 @@ typedef void sweep_fn(const struct sweep *s);
 /* For 1, 2, 4, ... BLOCK_M tokens and 1, 2, 3 outputs. */
 typedef sweep_fn *const sweeps[BLOCK_M_KINDS][BLOCK_N][PASSES];
 
-/* What the sweeps read of w and x is told to ThreadSanitizer once, by tell_reads, instead of at
- * each load, which was four fifths of a step there. They write nothing that another thread has. */
+/* tell_reads reports to ThreadSanitizer once what the sweeps read of w and x. A report for each
+ * load took four fifths of a step there. The sweeps write nothing that another thread uses. */
 #if defined(__SANITIZE_THREAD__)
 #define UNWATCHED __attribute__((no_sanitize("thread")))
 void __tsan_read_range(void *p, unsigned long n);
@@ -167,7 +167,7 @@ struct tile {
     const sweeps *sweeps;   /* of a's dtype */
     size_t nbytes;          /* of an element of it */
     size_t n, n_tile;       /* outputs [n, n + n_tile) */
-    const char *next, *end; /* the next tile's weights, from what nobody has asked for yet */
+    const char *next, *end; /* weights of the next tile that are not prefetched yet */
 };
 
 static void tile_block(struct tile *t, struct sweep *s, size_t kind, size_t nt)
@@ -249,8 +249,8 @@ static void many_tokens(const struct matmul *a, size_t first, size_t last, const
     }
 }
 
-/* One token and nt (1 or 4) outputs: nothing is used twice, and the memory's speed is all that
- * counts. What lies `reach` bytes further is asked for. */
+/* One token and nt (1 or 4) outputs: nothing is used twice, so only the speed of the memory
+ * matters. Prefetches `reach` bytes ahead. */
 INLINE void one_token_block(const struct matmul *a, size_t n, enum dtype dtype, size_t nt,
                             size_t reach)
 {

@@ -195,7 +195,7 @@ static int take_tensor(struct adapter_builder *b, const struct tensor_list *tens
                    name, n.why);
 }
 
-/* A target that this engine has no place for, with tensors or without. */
+/* A target that this engine does not support, with tensors or without. */
 static int check_targets(struct adapter_builder *b, struct err *e)
 {
     static const char *const others[] = {"lm_head", "model.embed_tokens"};
@@ -387,7 +387,7 @@ uint64_t adapter_builder_nbytes(const struct adapter_builder *b)
     return b->adapter->nbytes;
 }
 
-/* Mapped, not from the heap: what is given back then goes back to the system at once. */
+/* Mapped, not from the heap: unmapping returns the memory to the system at once. */
 int adapter_builder_reserve(struct adapter_builder *b, struct err *e)
 {
     uint64_t nbytes = b->adapter->nbytes_block;
@@ -484,7 +484,7 @@ struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter
         a->pairs[i].a = adapter_builder_place(b, b->halves[i].tensor[0]);
         a->pairs[i].b = adapter_builder_place(b, b->halves[i].tensor[1]);
     }
-    (void)mprotect(a->block, a->nbytes_block, PROT_READ); /* a stray write is a crash, not a lie */
+    (void)mprotect(a->block, a->nbytes_block, PROT_READ); /* a stray write crashes */
     make_digest(a, b->spec.model);
     if (report != NULL) {
         *report = b->report;

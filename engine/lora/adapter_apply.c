@@ -1,9 +1,9 @@
-/* Rows are put into the order of their adapters once for each step. Then each call has three
- * regions: rows that do not lie together are gathered, t = scale * A x, y += B t. The work of a
- * region is cut into tiles of some rows of one adapter and some outputs of one module, which are
- * numbered through; no sum is ever split.
+/* Rows are sorted by adapter once for each step. Then each call has three regions: rows that are
+ * not adjacent are gathered, t = scale * A x, y += B t. The work of a region is cut into tiles of
+ * some rows of one adapter and some outputs of one module, with consecutive numbers; no sum is
+ * split.
  *
- * t is scaled, and not what B makes of it, since t is short. */
+ * The scale is applied to t, not to B t, because t is shorter. */
 #include "engine/lora/adapter_apply.h"
 
 #include "engine/lora/adapter_names.h"
@@ -17,7 +17,7 @@ enum {
     TILE_ROWS = 32,
     TILE_T = 16,             /* outputs of A in a tile */
     TILE_Y = KERNELS_GRAIN,  /* outputs of B in a tile */
-    TILE_WORK_MIN = 65536,   /* multiply-adds worth a thread's attention */
+    TILE_WORK_MIN = 65536,   /* multiply-adds that are worth a thread */
     GATHER_WORK_MIN = 16384, /* floats */
     ALIGN = 64
 };

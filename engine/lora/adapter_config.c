@@ -1,6 +1,6 @@
-/* Reading adapter_config.json, driven by one table of keys. What matching means follows PEFT: a
- * list matches a whole path or its end after a dot, a text is a regular expression for the whole
- * path, the layers that are named bound only what a list found by its end. */
+/* Reading adapter_config.json, driven by one table of keys. Matching follows PEFT: a list matches a
+ * whole path or its end after a dot, a text is a regular expression for the whole path, and a list
+ * of layers limits only the modules that a list matched by their end. */
 #include "engine/lora/adapter_config.h"
 
 #include "base/json_parse.h"
@@ -39,7 +39,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, DICT, "no memory for adapter_config.json");
 }
 
-/* Says nothing: null, false, empty, or an object of such. */
+/* Has no effect: null, false, empty, or an object of such values. */
 static bool value_is_neutral(const json_t *v, unsigned depth)
 {
     const char *key;
@@ -131,8 +131,8 @@ static int read_rslora(struct adapter_config *c, const char *key, const json_t *
     return 0;
 }
 
-/* Other ways to begin only say where the training started; these take something out of the base
- * weights that the served ones still have. PEFT says true here once it has converted that. */
+/* Most methods only set where the training starts. Those listed here also subtract something from
+ * the base weights, which the served weights still have. PEFT writes true after converting that. */
 static int read_init(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
 {
     static const char *const methods[] = {"pissa", "olora", "corda", "loftq", "mica"};
@@ -193,7 +193,7 @@ static int read_alphas(struct adapter_config *c, const char *key, const json_t *
     return read_overrides(&c->alphas, key, v, alpha_of, e);
 }
 
-/* A list of module names, each once; PEFT wrote a set. */
+/* A list of distinct module names; PEFT writes a set. */
 static int read_names(struct names *out, const char *key, const json_t *v, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -285,11 +285,11 @@ static int read_layers_pattern(struct adapter_config *c, const char *key, const 
     return 0;
 }
 
-/* What a row says about its key. */
+/* One row of the table of keys. */
 struct key {
     const char *name;
     read_fn *read;       /* or one of these: */
-    const char *refused; /* why any value but a neutral one is */
+    const char *refused; /* why any value that has an effect is refused */
 };
 
 static const struct key keys[] = {

@@ -1,10 +1,10 @@
 /* One look at the directory either succeeds, fails for good, or fails in a way that time may mend:
- *   absent     a file is missing, empty or shorter than it says: until the deadline
- *   unsettled  a file is whole, as far as can be told, but wrong: perhaps a mixture of two steps,
- * so it must have been left alone for adapter_wait's settle_ms before it is blamed A file's times
- * have the grain of the system's tick: a writer that writes twice within one tick could not be
- * seen, so files that changed within the last RACY_MS are not read yet. Rejected: inotify, which
- * tells nothing about what another machine writes. */
+ *   absent     a file is missing, empty or shorter than its header requires: until the deadline
+ *   unsettled  a file looks complete but is wrong, perhaps a mixture of two steps: it is reported
+ *              only after it has not changed for settle_ms of adapter_wait
+ * Times of files have the resolution of the system's tick: two writes within one tick look like
+ * one, so files that changed within the last RACY_MS are not read yet. Rejected: inotify, which
+ * does not report the writes of another machine. */
 #include "engine/lora/adapter_file.h"
 
 #include "base/clock.h"
@@ -45,7 +45,7 @@ struct look {
     const struct adapter_dir *dir;
     const struct adapter_room *room;
     const struct adapter_wait *wait;
-    enum verdict verdict; /* what a failure would mean just now */
+    enum verdict verdict; /* the verdict if the look fails at this point */
     int dirfd;            /* owned; -1: none */
     struct file files[ADAPTER_FILES];
     bool racy;
@@ -107,7 +107,7 @@ static int open_file(struct look *l, struct file *f, struct err *e)
     struct stat st;
     int64_t age;
 
-    /* O_NONBLOCK: a FIFO is refused by its kind, instead of waited on. */
+    /* O_NONBLOCK: open must not wait on a FIFO, which is refused afterwards. */
     f->fd = open_at(l->dirfd, f->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK, l->dir->inside);
     if (f->fd < 0 || fstat(f->fd, &st) != 0)
         return cannot_open(l, f->name, errno, e);
@@ -122,7 +122,7 @@ static int open_file(struct look *l, struct file *f, struct err *e)
     return 0;
 }
 
-/* A pickle beside no safetensors file is what the trainer wrote, not what it is about to write. */
+/* A pickle without a safetensors file is refused at once: the trainer writes that format. */
 static int open_weights(struct look *l, struct err *e)
 {
     struct stat st;
@@ -305,7 +305,7 @@ static int read_tensors(struct look *l, struct adapter_builder *b, const struct 
     return 0;
 }
 
-/* Are the names still those files, as they were when they were opened? */
+/* Do the names still refer to the opened files, and are those unchanged? */
 static bool look_unchanged(const struct look *l)
 {
     for (size_t i = 0; i < ADAPTER_FILES; i++) {
@@ -389,8 +389,8 @@ static void look_fini(struct look *l)
         (void)close(l->dirfd);
 }
 
-/* Have the files been left alone for so long that nobody is at work on them? By their own times, or
- * where the clock that sets those runs ahead, by what we have seen of them. */
+/* Have the files been unchanged for settle_ms, so that their writer has finished? By their own
+ * times, or, where the clock that sets those runs ahead, by the time since we first saw them so. */
 static bool look_settled(const struct look *l, struct adapter_sight *sight)
 {
     uint32_t settle_ms = l->wait->settle_ms > 0 ? l->wait->settle_ms : ADAPTER_SETTLE_MS;
@@ -411,7 +411,7 @@ static bool look_settled(const struct look *l, struct adapter_sight *sight)
            (youngest < 0 && clock_now_us() - sight->since_us >= settle_ms * 1000ULL);
 }
 
-/* May a directory that is absent still come? One that is replaced is absent for a moment. */
+/* May an absent directory still appear? One that is being replaced is absent for a moment. */
 static bool may_appear(const struct look *l, const struct adapter_sight *sight)
 {
     return l->dirfd >= 0 || sight->appeared || l->wait->appear_us == 0 ||

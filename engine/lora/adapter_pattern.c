@@ -1,6 +1,6 @@
-/* Matching module paths. Most patterns in the wild are names or ends of paths, one for each module
- * where a trainer chose ranks layer by layer: those are compared as text, because thousands of
- * patterns times thousands of modules are too many for a library. */
+/* Matching module paths. Most patterns in use are names or ends of paths, one for each module where
+ * a trainer chose ranks layer by layer. Those are compared as text: for thousands of patterns and
+ * thousands of modules a regex library is too slow. */
 #include "engine/lora/adapter_pattern.h"
 
 #include "base/utf8.h"

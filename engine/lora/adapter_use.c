@@ -12,7 +12,7 @@ _Static_assert((int)GEN_ADAPTER_LEN_MAX >= (int)ADAPTERS_NAME_LEN_MAX, "outputs 
 struct adapter_use {
     atomic_uint_fast32_t n_refs; /* release on the way down, acquire by the last: see unref */
     struct adapters *set;        /* borrowed; immutable, as the next */
-    struct adapter_ref pin;      /* of the set; let go by the last */
+    struct adapter_ref pin;      /* of the set; unpinned by the last unref */
 };
 
 int adapter_use_new(struct adapter_use **out, struct adapters *set, const char *name, struct err *e)

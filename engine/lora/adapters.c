@@ -1,5 +1,5 @@
-/* A short list under one lock. What is freed is taken out of the list first and freed outside the
- * lock; its bytes count until they are gone. */
+/* A short list under one lock. A revision is removed from the list under the lock and freed outside
+ * it; its bytes count until they are freed. */
 #include "engine/lora/adapters.h"
 
 #include "base/clock.h"
@@ -145,7 +145,7 @@ static uint64_t n_older_users_locked(const struct adapters *s, const char *name)
     return n;
 }
 
-/* What the options say about the revision that serves; NULL: none does. */
+/* Checks the options against the revision that serves; NULL: none does. */
 static int check_options(const char *name, const struct adapters_revision *current,
                          const struct adapters_options *o, struct err *e)
 {
@@ -279,7 +279,7 @@ drop:
     return rc;
 }
 
-/* Is there room for `nbytes` in the place of what the load has reserved? */
+/* Do `nbytes` fit under the limit, instead of what the load has reserved? */
 static int check_room_locked(const struct adapters_load *l, uint64_t nbytes, struct err *e)
 {
     const struct adapters *s = l->set;
@@ -342,8 +342,8 @@ static void give_back(struct adapters *s, struct adapters_revision *r)
     mtx_unlock(&s->lock);
 }
 
-/* A revision that serves no more: among the older ones, or, with no users, the caller's to give
- * back. */
+/* Retires a revision that no longer serves: it joins the older ones, or, without users, the caller
+ * frees it. */
 static struct adapters_revision *retire_locked(struct adapters *s, struct adapters_revision *r)
 {
     if (r == NULL || r->n_users == 0)
@@ -601,7 +601,7 @@ int adapters_list(struct adapters *s, struct adapters_list *out, struct err *e)
         mtx_unlock(&s->lock);
         if (need.n <= have.n && need.nbytes_text <= have.nbytes_text)
             break;
-        adapters_list_fini(&l); /* others loaded meanwhile: again, with more room */
+        adapters_list_fini(&l); /* others loaded meanwhile: again, with a larger list */
         have = need;
         l.items = calloc(have.n, sizeof *l.items);
         l.text = malloc(have.nbytes_text);

@@ -1,6 +1,6 @@
-/* Rotary embeddings as config.json tells them. transformers 5 writes rope_parameters, with
- * rope_theta inside; before it was rope_scaling beside rope_theta, and in it `type` is an old name
- * of `rope_type`. */
+/* Rotary embeddings of config.json. transformers 5 writes rope_parameters, with rope_theta inside;
+ * older versions wrote rope_scaling beside rope_theta, where `type` is an old name of `rope_type`.
+ */
 #include "engine/kernels/attention.h"
 #include "engine/model/config_members.h"
 

@@ -1,5 +1,5 @@
-/* The pool is one anonymous mapping cut into chunks, and a stack of the free ones: the chunk let go
- * last is taken first, because its pages exist. */
+/* The pool is one anonymous mapping cut into chunks, and a stack of the free ones: the chunk that
+ * was freed last is taken first, because its pages exist. */
 #include "engine/model/kv.h"
 
 #include "engine/model/model_config.h"
@@ -87,7 +87,7 @@ uint64_t kv_pool_tokens_used(const struct kv_pool *p)
     return (uint64_t)(p->n_chunks - p->n_free) * KV_CHUNK;
 }
 
-/* Bytes of the pool that lie in memory; 0 where the system does not tell. */
+/* Bytes of the pool that are resident; 0 where the system does not report them. */
 static uint64_t resident_nbytes(const struct kv_pool *p)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), step = page * KV_PAGES_LOOKED_AT, n = 0;

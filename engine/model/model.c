@@ -1,7 +1,7 @@
 /* A decoder as one list of steps over activations that are allocated once. What differs between
  * architectures is data: which tensors a layer has (LAYER_TENSORS) and how angles are made. Weights
- * are looked up in the version at each use; the only thing kept of them is their place in it.
- * Rejected: fused or repacked copies for speed, which an update would have to find and renew. */
+ * are looked up in the version at each use; only their index in the tensor list is kept.
+ * Rejected: fused or repacked copies for speed, which every update would have to rebuild. */
 #include "engine/model/model.h"
 
 #include "base/clock.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 
 enum {
-    LINEAR_WORK_MIN = 65536,   /* multiply-adds worth a thread's attention */
+    LINEAR_WORK_MIN = 65536,   /* multiply-adds that are worth a thread */
     LINEAR_PART_WORK = 262144, /* of a part, when there are several for each thread */
     LINEAR_PARTS_MAX = 16,     /* of one region for each thread, to even out */
     ROWS_WORK_MIN = 8192,      /* elements */
@@ -28,8 +28,8 @@ enum {
 struct model {
     struct model_config cfg;
     const struct model_spec *model_spec; /* borrowed */
-    const struct kernels *kernels;   /* static */
-    struct compute *compute;         /* owned */
+    const struct kernels *kernels;       /* static */
+    struct compute *compute;             /* owned */
     uint32_t n_rows_max;
     uint32_t embed, norm, head;             /* indexes into the tensor list */
     uint32_t (*layers)[LAYER_TENSOR_COUNT]; /* owned; [n_layers]; TENSOR_LIST_NO_TENSOR: has none */
@@ -37,7 +37,7 @@ struct model {
     float *frequencies;              /* owned; [head_dim / 2] */
     uint32_t *wanted;                /* owned; [n_rows_max]; rows that want logits */
     float *scores;                   /* owned; see struct attention */
-    float *activations;              /* owned; all of the following lie in it */
+    float *activations;              /* owned; all of the following are inside it */
     float *x, *h, *delta;            /* [rows, hidden]: the stream, its norm, what is added next */
     float *q, *k, *v, *o;            /* [rows, heads * head_dim] */
     float *gate, *up;                /* [rows, intermediate] */
@@ -371,8 +371,8 @@ static void linears_part(void *arg, uint32_t thread, uint32_t first, uint32_t la
     }
 }
 
-/* Parts of one size, as many for each thread: a part begins slowly, because nobody has asked for
- * its weights yet, but a thread that came late has to be left behind. */
+/* Parts of one size, equally many for each thread. Few parts, because each begins slowly: none of
+ * its weights are in a cache. Several, so that the others can do the work of a late thread. */
 static uint32_t linears_grain(uint32_t n_outputs, uint64_t work, uint32_t n_threads)
 {
     uint64_t n_parts = n_outputs * work / LINEAR_WORK_MIN, grain;

@@ -1,5 +1,6 @@
-/* Reading config.json. One row of `archs` says how an architecture differs; the rest is the same
- * for all, so that a new dense one is a row, and what a row cannot say is refused by key. */
+/* Reading config.json. One row of `archs` describes how an architecture differs; the rest is the
+ * same for all. A new dense architecture is a new row; what a row cannot express is refused by key.
+ */
 #include "engine/model/config_members.h"
 
 #include "base/file.h"
@@ -36,8 +37,8 @@ static const struct arch archs[] = {
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
-/* Biases that the architecture always or never has are not asked for by key; a key that says
- * otherwise belongs to another model. */
+/* Biases that the architecture always or never has are not read from a key; a key with the other
+ * value belongs to another model. */
 static int read_bias(bool *out, const json_t *o, const char *key, enum bias_rule rule,
                      struct err *e)
 {
@@ -156,7 +157,7 @@ static int check_window(const struct model_config *c, const json_t *o, struct er
                          "null, or at least max_position_embeddings");
 }
 
-/* What would change the arithmetic and is not built. */
+/* Refuses settings that change the arithmetic and are not supported. */
 static int refuse_unsupported(const struct model_config *c, const json_t *o, struct err *e)
 {
     static const char *const absent[] = {"quantization_config", "compression_config", "text_config",

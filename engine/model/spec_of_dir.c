@@ -1,5 +1,5 @@
-/* What an update of a model has to bring where another engine runs it. That engine may know models,
- * and take dtypes, that ours does not: then the stored tensors are all that is known of it. */
+/* The tensors that an update must bring for a model that another engine runs. That engine may
+ * support models and dtypes that ours does not; then only the stored tensors are known. */
 #include "engine/model/model_config.h"
 
 #include <string.h>

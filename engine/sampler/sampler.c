@@ -150,7 +150,7 @@ static double total_of(const struct field *f, uint32_t first, uint32_t last)
     return total;
 }
 
-/* Top_p's question: what is left when all that is better has the mass `above`. */
+/* Does top_p keep a token, when all better ones have the mass `above`? */
 static bool top_p_stays(double above, double total, double p)
 {
     return total - above > (1 - p) * total;
@@ -237,7 +237,7 @@ static uint32_t race_of_field(const struct field *f, uint64_t key)
     return winner;
 }
 
-/* Every token in its place, masked ones at minus infinity, which nothing below moves. */
+/* Copies the row; masked tokens get minus infinity, which no later rule changes. */
 static void logits_mask(struct sampler *s, const struct sampler_row *row,
                         const struct sampler_draw *d)
 {
@@ -358,7 +358,7 @@ static void field_gather(struct field *f, struct sampler *s, const struct sample
     }
 }
 
-/* Who is left after min_p, top_k and top_p. */
+/* Leaves the candidates that min_p, top_k and top_p keep. */
 static void field_filter(struct field *f, struct sampler *s, const struct sampler_row *row,
                          const struct gen_params *p)
 {
@@ -462,7 +462,7 @@ static void keep_only(struct sampler *s, const struct field *f)
         s->logits[f->c[i].id] = f->c[i].logit;
 }
 
-/* What cannot come has the least of all logits: a row is of finite ones. */
+/* Tokens that are excluded get the least of all logits: a row has finite logits only. */
 static void logits_unmask(struct sampler *s)
 {
     for (uint32_t i = 0; i < s->vocab_size; i++)

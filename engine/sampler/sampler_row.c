@@ -1,6 +1,6 @@
-/* Ranks and lists ask for logprobs, which are rounded, so that several logits share one. A logprob
- * never falls when its logit rises: the least logit of those that share one is found once, and what
- * is left is to count floats. Rejected: a logprob for each token of the vocabulary. */
+/* Ranks and lists compare logprobs, which are rounded, so that several logits share one. A logprob
+ * never falls when its logit rises, so the least logit of those that share one is found once, and
+ * then only floats are counted. Rejected: a logprob for each token of the vocabulary. */
 #include "engine/sampler/sampler_row.h"
 
 #include <assert.h>
@@ -157,8 +157,8 @@ static bool logit_worse(const float *logits, uint32_t x, uint32_t y)
     return logits[x] < logits[y] || (!(logits[x] > logits[y]) && x > y);
 }
 
-/* Into a heap of the best so far, whose first is the worst of them: `id` comes in at `at`, and what
- * is worse moves up. */
+/* Inserts `id` at `at` into a heap of the best tokens so far, whose first entry is the worst of
+ * them; worse entries move up. */
 static void sift_up(const float *logits, struct gen_top *heap, uint32_t at, uint32_t id)
 {
     for (; at > 0 && logit_worse(logits, id, heap[(at - 1) / 2].id); at = (at - 1) / 2)

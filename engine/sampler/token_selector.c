@@ -1,6 +1,6 @@
 /* Three regions: the rows are measured, part by part; draws in which every token takes part run,
- * part by part; then each row is finished by one thread. A row alone is so shared by all threads,
- * and many rows are dealt out. */
+ * part by part; then each row is finished by one thread. So all threads share a single
+ * row, and several rows are distributed among them. */
 #include "engine/sampler/token_selector.h"
 
 #include <assert.h>

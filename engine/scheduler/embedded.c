@@ -1,9 +1,9 @@
-/* The engine thread and its door.
+/* The engine thread and its inbox.
  *
- * Submitting never waits on a step: a request is checked and its memory found on the caller's
- * thread, then it lies in an inbox that the thread empties between steps. Cancelling sets a flag on
- * the sequence, found by its id; the thread takes a sequence out of that table, under the lock,
- * before anything of it is freed. */
+ * Submit never waits for a step: the caller's thread checks a request and allocates its memory,
+ * then puts it into an inbox that the engine thread empties between steps. Cancel finds the
+ * sequence by its id and sets a flag on it; the engine thread removes a sequence from that table,
+ * under the lock, before it frees anything of it. */
 #include "engine/scheduler/embedded.h"
 
 #include "base/clock.h"
@@ -32,10 +32,10 @@ struct embedded {
     uint32_t n_inbox;
     uint64_t last_id;
     bool draining, stopping, cancelling;
-    bool freeze;               /* asked for */
-    bool frozen;               /* so, until `freeze` is taken back: the thread computes nothing */
-    bool kv_unwanted, kv_gone; /* asked for; so */
-    bool kv_forget;            /* asked for, and not yet so */
+    bool freeze;               /* requested */
+    bool frozen;               /* done, until `freeze` is cleared: the thread computes nothing */
+    bool kv_unwanted, kv_gone; /* requested; done */
+    bool kv_forget;            /* requested, and not yet done */
     uint64_t kv_nbytes_gone;   /* by the last release */
     struct engine_stats stats; /* of the last turn */
 
@@ -44,13 +44,13 @@ struct embedded {
     struct store *store;              /* borrowed */
     struct model_config model_config; /* immutable, as all below */
     struct seq_rules rules;
-    const char *model_path;      /* borrowed */
-    struct model *model;         /* owned */
-    struct kv_pool *kv;          /* owned */
+    const char *model_path;        /* borrowed */
+    struct model *model;           /* owned */
+    struct kv_pool *kv;            /* owned */
     struct free_queue *free_queue; /* owned */
-    struct scheduler *scheduler; /* owned; engine thread only */
-    pthread_t thread;            /* owner only */
-    bool stopped;                /* owner only: joined */
+    struct scheduler *scheduler;   /* owned; engine thread only */
+    pthread_t thread;              /* owner only */
+    bool stopped;                  /* owner only: joined */
 };
 
 static struct embedded *embedded_of(struct engine *en)
@@ -64,8 +64,8 @@ static struct seq **bucket_of_locked(struct embedded *m, uint64_t id)
     return &m->live[id % LIVE_BUCKETS];
 }
 
-/* What submit can know of the weights: a version to generate with may be missing later all the
- * same, and then the sequence ends with that error. */
+/* What submit can check about the weights. A version to generate with may still be missing later;
+ * the sequence then ends with that error. */
 static int check_weights(struct embedded *m, struct err *e)
 {
     const struct version *v;
@@ -189,7 +189,8 @@ static void embedded_thaw(struct engine *en)
     mtx_unlock(&m->lock);
 }
 
-/* Has the thread let go of the KV cache, or take it; it does so between two steps. */
+/* Asks the thread to release the KV cache, or to take it again, and waits. The thread does it
+ * between two steps. */
 static int set_kv(struct embedded *m, bool unwanted, uint64_t deadline_us, uint64_t *nbytes,
                   struct err *e)
 {
@@ -227,7 +228,7 @@ static int embedded_kv_restore(struct engine *en, uint64_t deadline_us, struct e
     return set_kv(embedded_of(en), false, deadline_us, &none, e);
 }
 
-/* Whoever computes next has read this: a thread that is not to compute need not be woken. */
+/* The thread reads this before it computes again; a thread that computes nothing is not woken. */
 static void embedded_kv_forget(struct engine *en)
 {
     struct embedded *m = embedded_of(en);
@@ -246,7 +247,7 @@ static void embedded_drain(struct engine *en)
     mtx_unlock(&m->lock);
 }
 
-/* The scheduler's retire: from here on the id is unknown, and the counts are without it. */
+/* The scheduler's retire: from now on the id is unknown, and no counter includes the sequence. */
 static void seq_retire(void *arg, struct seq *q)
 {
     struct embedded *m = arg;
@@ -273,7 +274,7 @@ static bool blocked_locked(const struct embedded *m)
     return m->freeze || m->kv_unwanted || m->kv_gone;
 }
 
-/* Between two steps: lets go of the KV cache, or takes it again, as was asked. */
+/* Between two steps: releases the KV cache, or takes it again, as requested. */
 static void settle_kv(struct embedded *m, bool unwanted)
 {
     uint64_t nbytes = 0;
@@ -290,7 +291,7 @@ static void settle_kv(struct embedded *m, bool unwanted)
     mtx_unlock(&m->lock);
 }
 
-/* What was asked of the thread between two steps is so now, and whoever waits for it hears. */
+/* Carries out what was requested of the thread between two steps, and wakes those that wait. */
 static void commands_settle(struct embedded *m)
 {
     bool freezing, unwanted, change;
@@ -303,7 +304,7 @@ static void commands_settle(struct embedded *m)
     if (freezing) {
         scheduler_freeze(m->scheduler);
         mtx_lock(&m->lock);
-        scheduler_stats(m->scheduler, &m->stats); /* who waits may look at once */
+        scheduler_stats(m->scheduler, &m->stats); /* the waiting thread may read them at once */
         m->frozen = m->freeze;
         cnd_broadcast(&m->settled);
         mtx_unlock(&m->lock);
@@ -318,7 +319,7 @@ static bool nothing_to_do_locked(const struct embedded *m, bool idle)
            m->frozen == m->freeze && m->kv_gone == m->kv_unwanted;
 }
 
-/* Takes what arrived; with `idle`, waits for something first. The heart beats either way. */
+/* Takes what arrived; with `idle`, waits for something first. Updates the heartbeat meanwhile. */
 static struct mail inbox_collect(struct embedded *m, bool idle)
 {
     struct mail mail;
@@ -435,7 +436,7 @@ static uint32_t at_most(uint32_t n, uint32_t max)
     return n < max ? n : max;
 }
 
-/* Sequences make room for it, so that no step has to. */
+/* Sequences reserve buffers for it, so that no step has to. */
 static int longest_token_text(size_t *out, const struct tokenizer *t, struct err *e)
 {
     struct buf text = {0};

@@ -10,7 +10,7 @@
 struct free_queue {
     struct mtx lock;  /* rank MTX_LEAF; guards down to the blank line */
     struct seq *dead; /* owned list */
-    bool posted;      /* the job is queued and has not looked yet */
+    bool posted;      /* the job is queued and has not read `dead` yet */
 
     struct store *store;     /* borrowed; immutable, as all below */
     struct workers *workers; /* owned; one thread */

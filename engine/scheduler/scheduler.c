@@ -1,5 +1,5 @@
 /* Rejected: preemption and growing reservations. A sequence that was admitted can always finish,
- * so nothing is ever recomputed and no output depends on who else was there. */
+ * so nothing is ever recomputed and no output depends on which other sequences ran. */
 #include "engine/scheduler/scheduler.h"
 
 #include "base/clock.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whose logits a row's are, and what made them. */
+/* The sequence and position of a row of logits, and the version that made them. */
 struct want {
     struct seq *q;
     uint32_t pos;
@@ -26,9 +26,9 @@ struct scheduler {
 
     struct model_row *rows; /* owned; [n_rows_max] */
     struct want *wants;     /* owned; [n_rows_max] */
-    float *logits;          /* owned; [n_rows_max, vocab_size]; pages come when rows want them */
+    float *logits;          /* owned; [n_rows_max, vocab_size]; pages are allocated at first use */
     uint32_t n_rows, n_wants;
-    struct choice *choices;  /* owned; [n_rows_max]; of the wants */
+    struct choice *choices;          /* owned; [n_rows_max]; of the wants */
     struct token_selector *selector; /* owned */
 
     struct engine_stats stats;
@@ -106,7 +106,7 @@ static void let_go(struct scheduler *s, const struct version *v)
         free_queue_reap(s->cfg.free_queue);
 }
 
-/* The sequence holds the version from now on, beyond what it had. */
+/* Pins the version for the sequence, and unpins the one that it had. */
 static void version_hold(struct scheduler *s, struct seq *q, const struct version *v)
 {
     store_pin_again(s->cfg.store, v);
@@ -120,8 +120,8 @@ static void version_unhold(struct scheduler *s, struct seq *q)
     q->version = NULL;
 }
 
-/* The last thing that happens to a sequence; it is in no list any more. Whoever hears of its end
- * finds its room free. */
+/* The last step in the life of a sequence, which is in no list any more. Its KV is free before the
+ * sink learns of the end. */
 static void running_end(struct scheduler *s, struct seq *q)
 {
     struct gen_record *rec = q->rec;
@@ -131,13 +131,13 @@ static void running_end(struct scheduler *s, struct seq *q)
     kv_give_back(&q->kv);
     s->stats.n_finished[rec->out.finish]++;
     s->cfg.retire(s->cfg.retire_arg, q);
-    q->rec = NULL; /* the sink's, unless it is left */
+    q->rec = NULL; /* the sink's, unless `done` leaves it */
     if (!gen_record_tell(rec, q->req.sink, q->req.sink_arg))
         q->rec = rec;
     free_queue_add(s->cfg.free_queue, q);
 }
 
-/* Tells the sink of new tokens. */
+/* Passes new tokens to the sink. */
 static void running_report(struct seq *q)
 {
     const struct gen_output *out = &q->rec->out;
@@ -187,7 +187,7 @@ static void end_waiting_finished(struct scheduler *s)
     }
 }
 
-/* Marks what `fn` says has ended, in the batch and in the queue, and ends it. */
+/* Calls `fn` for every sequence, in the batch and in the queue, and ends those that it finished. */
 static void end_where(struct scheduler *s, void (*fn)(struct seq *q, const struct err *e),
                       const struct err *e)
 {
@@ -244,7 +244,7 @@ uint64_t scheduler_kv_release(struct scheduler *s)
     return kv_pool_release(s->cfg.kv);
 }
 
-/* All that ran had room at once before. */
+/* Cannot fail: all that run had their chunks at the same time before. */
 void scheduler_kv_restore(struct scheduler *s)
 {
     bool taken = true;
@@ -255,7 +255,7 @@ void scheduler_kv_restore(struct scheduler *s)
     assert(taken);
 }
 
-/* With nothing running the whole pool is free, and seq_new saw to it that the sequence fits. */
+/* When nothing runs the whole pool is free, and seq_new has checked that the sequence fits. */
 static void queue_admit(struct scheduler *s)
 {
     while (s->n_waiting > 0 && s->n_running < s->cfg.n_running_max) {
@@ -267,13 +267,13 @@ static void queue_admit(struct scheduler *s)
     }
 }
 
-/* What it reads in this step; NULL: nothing can be had, it waits. */
+/* The version that it reads in this step; NULL: there is none, it waits. */
 static const struct version *version_of(const struct seq *q, const struct version *served)
 {
     return q->version != NULL ? q->version : served;
 }
 
-/* What is served may have another name now, or be something else. */
+/* The served version may have a new name now, or be another one. */
 static void meet_served(struct scheduler *s, struct seq *q, const struct version *served)
 {
     if (served == NULL)
@@ -285,8 +285,8 @@ static void meet_served(struct scheduler *s, struct seq *q, const struct version
         seq_forget_kv(q);
 }
 
-/* Deals out the rows of the next step: one to whoever decodes, the rest to those that have more
- * than one token to feed, first come first served. Returns: how many. */
+/* Assigns the rows of the next step: one to each sequence that decodes, the rest to those that have
+ * more than one token to feed, first come first served. Returns: how many. */
 static uint32_t deal_rows(struct scheduler *s, const struct version *served)
 {
     uint32_t n_rows = 0;
@@ -311,7 +311,7 @@ static uint32_t deal_rows(struct scheduler *s, const struct version *served)
     return n_rows;
 }
 
-/* Those that are about to begin with what is served and may not leave it hold it. */
+/* Pins the served version for sequences that begin with it and must stay on it. */
 static void hold_begun(struct scheduler *s, const struct version *served)
 {
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -395,7 +395,7 @@ static void tokens_choose(struct scheduler *s)
     token_selector_run(s->selector, s->choices, s->n_wants);
 }
 
-/* Names are taken from pinned versions, so the pins last until all tokens are. */
+/* The names of spans come from pinned versions, so the pins last until all tokens are taken. */
 static void scheduler_step(struct scheduler *s, const struct version *served)
 {
     uint64_t begin_us = clock_now_us(), us;
@@ -426,7 +426,7 @@ enum scheduler_turn scheduler_turn(struct scheduler *s)
     queue_admit(s);
     if (s->n_running == 0)
         return SCHEDULER_IDLE;
-    (void)store_pin(s->cfg.store, &served, &e); /* what ran before it slept waits; see submit */
+    (void)store_pin(s->cfg.store, &served, &e); /* asleep: running sequences wait; see submit */
     if (deal_rows(s, served) == 0) {
         let_go(s, served);
         return served == NULL ? SCHEDULER_FROZEN : SCHEDULER_STEPPED;

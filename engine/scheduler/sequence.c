@@ -16,7 +16,7 @@
 
 #define PARAMS "/sampling_params" /* where the request carries them */
 
-/* A byte that is no character becomes three. */
+/* A byte that is not part of a character becomes U+FFFD, which has three bytes. */
 enum { REPLACEMENT_NBYTES = 3, CHAR_HELD_MAX = 3 };
 
 static int check_ids(const uint32_t *ids, uint32_t n, const char *prefix, uint32_t vocab_size,
@@ -34,7 +34,7 @@ static int check_ids(const uint32_t *ids, uint32_t n, const char *prefix, uint32
     return 0;
 }
 
-/* More than there are tokens cannot be told. */
+/* A list of the best tokens cannot be longer than the vocabulary. */
 static int check_logprobs(int32_t k, const char *field, uint32_t vocab_size, struct err *e)
 {
     if (k <= 0 || (uint32_t)k <= vocab_size)
@@ -107,7 +107,7 @@ static void mask_early(struct seq *q, const struct gen_params *p)
         q->masked[q->n_early++] = p->stop_ids[i];
 }
 
-/* Do the last output tokens begin this sequence, so that only its last one is missing? */
+/* Do the last output tokens match all of `ids` but the last one? */
 static bool nearly_there(const struct seq *q, const uint32_t *ids, uint32_t n)
 {
     uint32_t n_out = q->rec->out.n_tokens;
@@ -120,8 +120,8 @@ static bool nearly_there(const struct seq *q, const uint32_t *ids, uint32_t n)
     return true;
 }
 
-/* Writes the last tokens of bad words that the next token would complete behind the early ones.
- * Returns: how many. */
+/* Appends to `masked`, after the n_early ids, the last token of each bad word that the next token
+ * could complete. Returns: how many. */
 static uint32_t mask_bad_words(struct seq *q, const struct logits_processor *s)
 {
     uint32_t n_bad = 0;
@@ -137,7 +137,7 @@ static uint32_t mask_bad_words(struct seq *q, const struct logits_processor *s)
     return n_bad;
 }
 
-/* A request whose first token cannot be any is refused at once. Ends after n_masked + 1 ids. */
+/* Refuses a request whose rules leave no first token. Ends after n_masked + 1 ids. */
 static int check_choice(const struct seq *q, const struct logits_processor *s, uint32_t n_masked,
                         struct err *e)
 {
@@ -186,8 +186,8 @@ static int prepare_penalties(struct seq *q, const struct gen_request *r, struct 
     return 0;
 }
 
-/* Room for what stays of the text, one token, what it ends (a run of bytes) and what it holds, so
- * that no step allocates. */
+/* Reserves the kept text, one token, the run of bytes that it may end and the bytes that it holds,
+ * so that no step allocates. */
 static int tail_init(struct seq *q, struct err *e)
 {
     size_t cap = q->stop_len_max + DETOK_RUN_MAX + 1 +
@@ -316,7 +316,7 @@ static void seq_fail(struct seq *q, const struct err *e)
 }
 
 /* Ends the sequence when one of its stop strings ends in the text from `old_len` on. The first of
- * the list wins, as in vLLM, wherever it stands. */
+ * the list wins, as in vLLM, at any place in the text. */
 static bool find_stop(struct seq *q, size_t old_len)
 {
     struct gen_output *out = &q->rec->out;
@@ -339,7 +339,7 @@ static bool find_stop(struct seq *q, size_t old_len)
 }
 
 /* Adds the token's text; true when a stop string is complete. Text that is held only because the
- * next token may undo it counts as it stands: a sequence that stops here has no next token. */
+ * next token may change it counts as it is: a sequence that stops here has no next token. */
 static bool push_text(struct seq *q, uint32_t id, bool search)
 {
     size_t sure, before = q->tail.len, old_len = before + q->n_peeked, keep = q->stop_len_max - 1;
@@ -349,7 +349,7 @@ static bool push_text(struct seq *q, uint32_t id, bool search)
 
     detok_push(&q->detok, id, &q->tail);
     if (q->detok.broken)
-        old_len = before; /* what was held is spelled in another way now */
+        old_len = before; /* the held bytes are decoded differently now */
     sure = q->tail.len;
     q->n_peeked = (uint32_t)detok_peek(&q->detok, &held);
     if (q->n_peeked > 0)
@@ -459,7 +459,7 @@ bool seq_blames(const struct seq *q, uint64_t serial)
     return q->req.adapter == NULL && q->kv_serial == serial;
 }
 
-/* Says which weights it was: a label for people, the serial for a label that was given twice. */
+/* The message names the weights: by label, and by serial because a label may be used twice. */
 static void fail_logits(struct seq *q, uint32_t pos, const struct seq_step *step)
 {
     const struct gen_output *out = &q->rec->out;
