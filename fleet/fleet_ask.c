@@ -89,11 +89,11 @@ static void read_refusal(struct fleet_said *said, const char *name)
     json_decref(answer);
 }
 
-/* Of one that did not answer: its own fault, or what we lack. */
+/* Of one that did not answer: its own fault, or what we lack, or it is down by now. */
 static enum err_code code_of_silence(enum err_code why)
 {
-    if (why == ERR_NO_MEMORY)
-        return ERR_NO_MEMORY;
+    if (why == ERR_NO_MEMORY || why == ERR_UNSYNCED)
+        return why;
     return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
 }
 
@@ -233,6 +233,8 @@ static int make_parts(struct fleet_control *fc, make_fn *make, int what, const s
         upstreams_at(fc->upstreams, to[i].upstream, &at);
         parts[i].target = at.target;
         parts[i].timeout_us = timeout_us;
+        parts[i].until_down = to[i].until_down;
+        parts[i].upstream = to[i].upstream;
         if (make(&parts[i].request, fc, at.dialect, what, &to[i], e) == 0)
             continue;
         while (i-- > 0)

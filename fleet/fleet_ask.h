@@ -38,6 +38,7 @@ struct fleet_to {
     size_t upstream;
     const json_t *body; /* borrowed; NULL: an empty one */
     struct wire_about about;
+    bool until_down; /* it is not waited for once it is down: FLEET_UNKNOWN, ERR_UNSYNCED */
 };
 
 /* fleet_ask - ask, and wait for the last answer.

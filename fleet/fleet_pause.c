@@ -5,6 +5,7 @@
 #include "fleet/update/fleet_run.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 static bool is_overtaken(struct fleet_control *fc)
 {
@@ -66,14 +67,30 @@ static void undo_pause(struct fleet_control *fc, const struct fleet_said *said, 
     fleet_said_free(undone, n_to);
 }
 
+/* Those that went down meanwhile: as if they had been down before. Returns how many stay. */
+static size_t take_down(struct fleet_said *said, size_t n, struct fleet_to *down, size_t *n_down)
+{
+    size_t n_kept = 0;
+
+    *n_down = 0;
+    for (size_t i = 0; i < n; i++)
+        if (said[i].end == FLEET_UNKNOWN && said[i].why.code == ERR_UNSYNCED) {
+            down[(*n_down)++] = (struct fleet_to){.upstream = said[i].upstream};
+            free(said[i].text);
+        } else {
+            said[n_kept++] = said[i];
+        }
+    return n_kept;
+}
+
 /* Takes down what they said. @was  paused before: a failure leaves that */
 static int judge_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
                        const struct fleet_said *said, size_t n, bool was, struct err *e)
 {
     const struct fleet_said *cause = fleet_cause(said, n);
-    bool overtaken = is_overtaken(fc);
+    bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
 
-    if (!overtaken && cause == NULL) {
+    if (!overtaken && cause == NULL && enough) {
         fleet_note_reached(fc, said, n, true);
         if (note_pause(fc, req, fleet_sum_of(said, n, "aborted")))
             return 0;
@@ -83,7 +100,13 @@ static int judge_pause(struct fleet_control *fc, const struct pause_controller_p
         undo_pause(fc, said, n);
         return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
     }
-    *e = cause->why;
+    if (cause != NULL)
+        *e = cause->why;
+    else
+        (void)err_set(e, ERR_UNSYNCED, "",
+                      "upstreams that paused: %zu, and --min-ready is %zu: the others went down "
+                      "before they answered; generation goes on as before",
+                      n, fleet_min_ready(fc));
     if (!was)
         undo_pause(fc, said, n);
     return -1;
@@ -93,6 +116,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_paus
                     const json_t *body, struct fleet_said **said, size_t *n, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
+    size_t n_down = 0;
     bool was;
     int rc;
 
@@ -102,11 +126,17 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_paus
     mtx_unlock(&fc->lock);
     if (fleet_alive_enough(fc, body, to, n, e) != 0)
         return -1;
+    for (size_t i = 0; i < *n; i++)
+        to[i].until_down = true;
     fleet_quiet(fc, true);
     rc = fleet_ask(fc, WIRE_PAUSE, to, *n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, said,
                    e);
-    if (rc == 0)
+    if (rc == 0) {
+        *n = take_down(*said, *n, to, &n_down);
         rc = judge_pause(fc, req, *said, *n, was, e);
+    }
+    if (rc != 0 && n_down > 0)
+        fleet_note_behind(fc, to, n_down);
     fleet_quiet(fc, false);
     return rc;
 }

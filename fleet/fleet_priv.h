@@ -265,7 +265,8 @@ void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes th
  * of them fails, or a resume comes meanwhile, those that took it go on.
  * @body  what they are told, as the request has it
  * @said  [n], also on failure; to be freed with fleet_said_free; NULL: nobody was asked
- * Blocks: up to the request's timeout. Errors: fleet_alive_enough's, fleet_ask's, an upstream's;
+ * Blocks: up to the request's timeout; one that goes down meanwhile is not waited for, and is told
+ * when it is back. Errors: fleet_alive_enough's, fleet_ask's, an upstream's;
  * ERR_CONFLICT: it was resumed. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
                     const json_t *body, struct fleet_said **said, size_t *n, struct err *e);

@@ -214,3 +214,26 @@ int fanout_start(struct fanout **out, struct http_client *c, struct fanout_part 
     }
     return 0;
 }
+
+void fanout_give_up(struct fanout *f, bool (*is_gone)(void *arg, const struct fanout_part *part),
+                    void *arg)
+{
+    size_t n_gone = 0;
+
+    for (size_t i = 0; i < f->n; i++) {
+        struct part *p = &f->parts[i];
+
+        if (p->call == NULL || !is_gone(arg, &p->asked))
+            continue;
+        http_cancel(p->call);
+        p->call = NULL;
+        p->answer->status = 0;
+        p->answer->good = false;
+        p->answer->sent = true; /* for all that is known */
+        (void)err_set(&p->answer->why, ERR_UNSYNCED, "", "it went down before it answered %s",
+                      p->asked.request.path);
+        n_gone++;
+    }
+    while (n_gone-- > 0)
+        one_less(f);
+}

@@ -20,6 +20,8 @@ struct fanout_part {
     const struct http_target *target; /* longer than the fan */
     struct wire_request request;      /* moved in; method NULL: it is not asked, and is content */
     uint64_t timeout_us;
+    bool until_down; /* upstreams_ask: not waited for once `upstream` is down */
+    size_t upstream; /* then: its index */
 };
 
 struct fanout_answer {
@@ -31,7 +33,8 @@ struct fanout_answer {
     char process[HTTP_VALUE_MAX]; /* of a baton: which answered; "": it does not say */
     char *text; /* of its body; NUL behind it; NULL: nothing came; owned by the fan, unless taken */
     size_t text_len;
-    struct err why; /* clean if good: ERR_TIMEOUT, ERR_ENGINE, with what was said, or
+    struct err why; /* clean if good: ERR_TIMEOUT, ERR_ENGINE, with what was said,
+                       ERR_UNSYNCED: fanout_give_up, or
                        ERR_NO_MEMORY: of ours, which says nothing of it */
 };
 
@@ -50,6 +53,11 @@ typedef void fanout_done_fn(void *arg, struct fanout_answer *answers, size_t n);
  * Errors: ERR_NO_MEMORY: nobody was asked. */
 int fanout_start(struct fanout **out, struct http_client *c, struct fanout_part *parts, size_t n,
                  fanout_done_fn *done, void *arg, struct err *e);
+
+/* fanout_give_up - wait no more for those of which `is_gone` is true. It may end with that.
+ * Threads: as fanout_start. */
+void fanout_give_up(struct fanout *f, bool (*is_gone)(void *arg, const struct fanout_part *part),
+                    void *arg);
 
 /* fanout_cancel - ask no more, tell nobody. Threads: as fanout_start. */
 void fanout_cancel(struct fanout *f);

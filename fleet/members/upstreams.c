@@ -17,7 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIVE_BEAT_MAX_US = 60000000 }; /* without a round of probes for longer it is dead */
+enum {
+    LIVE_BEAT_MAX_US = 60000000, /* without a round of probes for longer it is dead */
+    GIVE_UP_US = 200000          /* between looks at who went down while it was waited for */
+};
 
 /* A spec that was taken in. */
 struct known {
@@ -60,6 +63,7 @@ struct upstreams {
     struct http_client *client; /* loop thread */
     struct prober *prober;
     struct loop_item stop;
+    struct loop_timer give_up;
 
     struct known *known; /* main's thread */
 };
@@ -198,6 +202,7 @@ static int make_prober(struct upstreams *u, struct err *e)
 }
 
 static void on_stop(void *arg);
+static void on_give_up(void *arg);
 
 static int make_room(struct upstreams *u, struct spec_list *list, struct err *e)
 {
@@ -225,6 +230,7 @@ int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struc
     cnd_init(&u->ended);
     u->cfg = *cfg;
     u->stop = (struct loop_item){.run = on_stop, .arg = u};
+    u->give_up = (struct loop_timer){.fire = on_give_up, .arg = u};
     rc = check_min_ready(cfg, list.n, e) == 0 ? make_room(u, &list, e) : -1;
     spec_list_fini(&list);
     if (rc == 0)
@@ -468,6 +474,48 @@ static void on_answers(void *arg, struct fanout_answer *answers, size_t n)
     end_ask(a, NULL);
 }
 
+static bool is_down(void *arg, const struct fanout_part *part)
+{
+    struct upstreams *u = arg;
+    struct upstream_info info;
+
+    if (!part->until_down)
+        return false;
+    fleet_info(u->fleet, part->upstream, &info);
+    return !info.alive;
+}
+
+/* What ends is taken out of the list on this thread alone, so the rest of it stays. */
+static void on_give_up(void *arg)
+{
+    struct upstreams *u = arg;
+    struct ask *a, *next;
+
+    mtx_lock(&u->lock);
+    a = u->asks;
+    mtx_unlock(&u->lock);
+    if (a != NULL)
+        loop_timer_set(u->loop, &u->give_up, clock_after_us(GIVE_UP_US));
+    for (; a != NULL; a = next) {
+        mtx_lock(&u->lock);
+        next = a->next;
+        mtx_unlock(&u->lock);
+        if (a->fanout != NULL)
+            fanout_give_up(a->fanout, is_down, u);
+    }
+}
+
+/* Those that need it are few: each sets the timer anew. */
+static void ask_watch(struct ask *a, struct fanout *fanout)
+{
+    struct upstreams *u = a->room;
+
+    a->fanout = fanout;
+    for (size_t i = 0; i < a->n; i++)
+        if (a->parts[i].until_down)
+            loop_timer_set(u->loop, &u->give_up, clock_after_us(GIVE_UP_US));
+}
+
 static void on_ask(void *arg)
 {
     struct ask *a = arg;
@@ -478,7 +526,7 @@ static void on_ask(void *arg)
     if (fanout_start(&fanout, a->room->client, a->parts, a->n, on_answers, a, &e) != 0)
         end_ask(a, &e);
     else if (fanout != NULL)
-        a->fanout = fanout;
+        ask_watch(a, fanout);
 }
 
 static void fini_parts(struct fanout_part *parts, size_t n)
@@ -579,6 +627,8 @@ void upstreams_free(struct upstreams *u)
         return;
     upstreams_stop(u);
     prober_free(u->prober);
+    if (u->loop != NULL)
+        loop_timer_cancel(u->loop, &u->give_up);
     http_client_free(u->client);
     loop_free(u->loop);
     fleet_free(u->fleet);

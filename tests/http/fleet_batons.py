@@ -496,6 +496,40 @@ def refused_paths(f):
     f.wait_states(*["serving"] * N)
 
 
+def pause_while_one_hangs(f):
+    """It is waited for until it is down; then the pause is as one that is sent when it is."""
+    def stop(*which):
+        for i in which:
+            f.servers[i].process.send_signal(signal.SIGSTOP)
+            assert os.WIFSTOPPED(os.waitpid(f.servers[i].process.pid, os.WUNTRACED)[1])
+
+    def go_on(*which):
+        for i in which:
+            f.servers[i].process.send_signal(signal.SIGCONT)
+
+    def paused(on):
+        until(lambda: f"paused, each: {on}; {f.front.status()}",
+              lambda: [s.status()["pause"] is not None for s in f.servers] == [on] * N)
+    began = time.monotonic()
+    stop(2)
+    said = f.front.post("/v1/pause", {"timeout_s": 80})
+    assert said["paused"] is True and [u["ok"] for u in said["upstreams"]] == [True, True, False], said
+    assert time.monotonic() - began < 30 and f.states()[2] == "down", f.states()
+    go_on(2)
+    paused(True)
+    f.front.post("/v1/resume")
+    paused(False)
+    f.wait_states(*["serving"] * N)
+    began = time.monotonic()
+    stop(1, 2)
+    status, said = f.front.ask("POST", "/v1/pause", {})
+    assert status == 503 and "went down" in said["error"]["message"], (status, said)
+    assert time.monotonic() - began < 30 and f.servers[0].status()["pause"] is None
+    go_on(1, 2)
+    paused(False)
+    f.wait_states(*["serving"] * N)
+
+
 class Unwatched:
     """In front of two, of which it hears nothing by itself: only what they answer, and when it is told to look."""
 
@@ -625,7 +659,7 @@ def main():
     try:
         until("it is ready", f.front.ready)
         f.wait_states(*["serving"] * N)
-        for promise in (restarts_unseen, text, affinity, refused_paths):
+        for promise in (pause_while_one_hangs, restarts_unseen, text, affinity, refused_paths):
             told(promise.__name__, promise, f)
         clients = Clients(f.front)
         clients.steps["step-0"] = STEPS[0]
