@@ -26,7 +26,7 @@ struct model_spec {
     struct tensor_list *tensor_list; /* one reference, owned */
     uint32_t n_aliases;
     const struct alias *aliases; /* owned */
-    uint32_t n_rotary;           /* 0: nothing is known of it */
+    uint32_t n_rotary;           /* 0: not known */
     float *rotary;               /* owned; [n_rotary] what a stored inv_freq must be */
 };
 
@@ -61,9 +61,8 @@ struct model_spec_match {
 int model_spec_match(const struct model_spec *m, const struct tensor_spec *t, bool convert,
                      uint32_t i, struct model_spec_match *out, struct err *e);
 
-/* model_spec_match_next - the same for a tensor that stands behind the one that matched as @last:
- * most often it is the next one of the model spec too, and need not be looked for. @out may be it.
- */
+/* model_spec_match_next - the same for the tensor after the one that matched as @last: most often
+ * it is also the next one of the model spec, and needs no search. @out may be @last. */
 int model_spec_match_next(const struct model_spec *m, const struct model_spec_match *last,
                           const struct tensor_spec *t, bool convert, uint32_t i,
                           struct model_spec_match *out, struct err *e);
@@ -71,26 +70,29 @@ int model_spec_match_next(const struct model_spec *m, const struct model_spec_ma
 /* model_spec_is_rotary - does the name end as stored rotary frequencies do? */
 bool model_spec_is_rotary(const char *name);
 
-/* model_spec_find - what `name` stands for, whatever is in it. False: the model has no such name.
- * @last  what the one before it was found as, or one of TENSOR_LIST_NO_TENSOR; @out may be it */
+/* model_spec_find - find `name` without checking shape or dtype. False: the model has no such name.
+ * @last  the match of the name before it, or one with index TENSOR_LIST_NO_TENSOR; @out may be
+ * @last */
 bool model_spec_find(const struct model_spec *m, const struct model_spec_match *last,
                      const char *name, struct model_spec_match *out);
 
-/* model_spec_check_shape - of a tensor that was found. Errors: ERR_MISMATCH at /shapes/<i>. */
+/* model_spec_check_shape - check the shape of a matched tensor. Errors: ERR_MISMATCH at
+ * /shapes/<i>. */
 int model_spec_check_shape(const struct model_spec *m, const struct model_spec_match *match,
                            const struct tensor_spec *t, uint32_t i, struct err *e);
 
-/* model_spec_derive_rotary - say what ".rotary_emb.inv_freq" is derived to be. Names with that
- * ending are then checked: another shape is ERR_MISMATCH in model_spec_match, another value in
- * model_spec_check_ignored.
+/* model_spec_derive_rotary - set the values that ".rotary_emb.inv_freq" must have. Names with that
+ * ending are checked from then on: another shape is ERR_MISMATCH in model_spec_match, another value
+ * in model_spec_check_ignored.
  * @inv_freq  [n], copied. Threads: before the model spec is shared. Errors: ERR_NO_MEMORY. */
 int model_spec_derive_rotary(struct model_spec *m, const float *inv_freq, uint32_t n,
                              struct err *e);
 
-/* model_spec_check_ignored - compare what came under an ignored name with what is derived.
+/* model_spec_check_ignored - compare the bytes sent under an ignored name with the derived values.
  * @data  the tensor's bytes, unaligned
  * Errors: ERR_MISMATCH naming the tensor, the element and both values: a trainer with another
- *         rope_theta would otherwise be told success while the configuration's value generates. */
+ *         rope_theta would otherwise see success, while the engine generates with the configured
+ *         value. */
 int model_spec_check_ignored(const struct model_spec *m, const struct tensor_spec *t,
                              const void *data, struct err *e);
 

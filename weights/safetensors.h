@@ -35,7 +35,7 @@ int safetensors_head_nbytes(const void *data, size_t have, uint64_t *out, struct
  * @head          8 + N bytes
  * @nbytes_total  length of the file or of the body: must be exactly what the header describes;
  *                UINT64_MAX when not known yet (a chunked body)
- * Tensors of no bytes that share a place are ordered by name.
+ * Empty tensors at the same offset are ordered by name.
  * Errors: ERR_BAD_REQUEST (field "") naming the tensor, or the byte of the header; ERR_TOO_LARGE
  *         (TENSOR_LIST_TENSORS_MAX); ERR_NO_MEMORY. *out is untouched. */
 int safetensors_parse(struct safetensors *out, const void *head, uint64_t nbytes_head,

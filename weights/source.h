@@ -1,12 +1,13 @@
-/* Where tensor bytes come from, without knowing from where: transport/ has one file for each.
+/* The interface of a source of tensor bytes; transport/ implements one for each transport.
  *
- * Three kinds. One writes the bytes into host memory itself (fill). The second only makes them
- * readable where they lie on GPUs (map, at), and the worker queues the copies: so copies, sums and
- * their order are in one place, and the next bucket is mapped while the last one is copied. The
- * third writes whole buckets into GPU memory itself (post, receive), in place wherever they may lie
- * there as they come; several are under way at once, so that nothing idles between two.
+ * There are three kinds. The first writes the bytes into host memory itself (fill). The second only
+ * makes them readable on the GPUs where they are (map, at), and the worker queues the copies: so
+ * copies, sums and their order are in one place, and the next bucket is mapped while the last one
+ * is copied. The third writes whole buckets into GPU memory itself (post, receive), directly to
+ * their final address if they can stay there unchanged; several buckets are in flight at once, so
+ * that no time is lost between two.
  *
- * A source is used by the update worker only, one call at a time, no lock held. */
+ * Only the update worker uses a source, one call at a time, no lock held. */
 #ifndef BATON_WEIGHTS_SOURCE_H
 #define BATON_WEIGHTS_SOURCE_H
 
@@ -21,14 +22,14 @@ struct source;
 
 enum {
     SOURCE_PIECE_NBYTES = 8 << 20,
-    SOURCE_CAME_NBYTES = 256 << 10, /* to be told of at once: what a processor's cache holds */
+    SOURCE_CAME_NBYTES = 256 << 10, /* reported at once: fits in a processor's cache */
     SOURCE_POSTED_MAX =
-        16 /* buckets of the third kind that are under way; none needs memory of its
-              own, and the smallest are over in less time than waking a thread takes */
+        16 /* buckets of the third kind in flight; they need no memory of their own, and a small
+              one takes less time than waking a thread */
 };
 
-/* What the sources of one update keep for each other: mappings that stay open, exports that have
- * been counted down. The update owns it and closes it at its end, when all that joined are
+/* State that the sources of one update share: mappings that stay open, exports that have been
+ * counted down. The update owns it, and closes it at its end, when all sources that joined are
  * released. Worker only. */
 struct source_scope;
 
@@ -51,7 +52,7 @@ static inline void source_scope_close(struct source_scope *scope)
         scope->ops->close(scope);
 }
 
-/* Whether map waits for what is not ready yet. */
+/* Whether map waits for a bucket that is not ready yet. */
 enum source_wait { SOURCE_WAIT, SOURCE_TRY };
 
 struct source_ops {
@@ -65,23 +66,23 @@ struct source_ops {
     int (*fill)(struct source *s, const struct tensor_list *tensor_list, uint32_t first, uint32_t n,
                 void *dst, struct progress *p, struct err *e);
 
-    /* The other kind has these five, and no fill.
+    /* The second kind has these five, and no fill.
      *
-     * join: takes part in the update's scope, or makes it (*scope NULL). Called once, first.
+     * join: joins the update's scope, or makes it if *scope is NULL. Called once, first.
      *
      * map: makes tensors [first, first + *n) of rank `rank` readable on that rank's GPU: one
      * bucket, at least one tensor. Called with ascending `first` for each rank. Returns: 0; 1 if it
      * is not ready yet, only with SOURCE_TRY (nothing is lost: call again); -1 with ERR_BAD_REQUEST
-     * (the bucket is shorter than it was said to be: names it), ERR_CUDA, ERR_GONE (its process has
-     * died), ERR_TIMEOUT, ERR_CONFLICT (stopped), ERR_NO_MEMORY.
+     * (the bucket is shorter than declared: names it), ERR_CUDA, ERR_GONE (its process has died),
+     * ERR_TIMEOUT, ERR_CONFLICT (stopped), ERR_NO_MEMORY.
      *
      * at: the address of tensor i's bytes on that GPU; after map, until release.
      *
-     * block: names the allocation that tensor i's bytes lie in: one copy never reaches into two,
-     * even where they are neighbours.
+     * block: identifies the allocation that holds tensor i's bytes: one copy never spans two
+     * allocations, even if they are adjacent.
      *
-     * release: nothing reads any more, whether the copies succeeded or not: lets go of mappings and
-     * counts exports down. Called once after join, also if that or map failed.
+     * release: gives up its mappings and counts exports down. Called once after join, when nothing
+     * reads any more, whether the copies succeeded or not; also if join or map failed.
      * Errors: ERR_GONE (an exporter has died meanwhile: what was copied may be torn). */
     int (*join)(struct source *s, struct source_scope **scope, struct err *e);
     int (*map)(struct source *s, uint32_t rank, uint32_t first, enum source_wait wait,
@@ -90,30 +91,31 @@ struct source_ops {
     uint64_t (*block)(const struct source *s, uint32_t rank, uint32_t i);
     int (*release)(struct source *s, struct err *e);
 
-    /* The third kind has these four, and none of the others'. Every rank gets the same bytes.
+    /* The third kind has these four, and none of the above. Every rank gets the same bytes.
      *
-     * bucket: how many tensors from `first` on come in one piece, packed; at least one.
+     * bucket: how many tensors from `first` on form one bucket, packed; at least one.
      *
-     * post: that bucket may come to dst[r] on each rank r ([n_ranks], copied) from now on. Called
-     * for every bucket in order, while fewer than SOURCE_POSTED_MAX are posted and not received.
-     * Does not wait for the bucket; the first may wait until there is a sender at all.
+     * post: from now on the bucket may be written to dst[r] on each rank r ([n_ranks], copied).
+     * Called for every bucket in order, while fewer than SOURCE_POSTED_MAX are posted and not
+     * received. Does not wait for the bucket; the first call may wait for a sender.
      *
-     * receive: blocks until the oldest bucket that was posted and not received is there. Counting
-     * in p is left to the caller.
+     * receive: blocks until the oldest bucket that is posted and not received has arrived. The
+     * caller counts its bytes in p.
      *
      * Errors of both: ERR_TIMEOUT, ERR_CONFLICT (stopped, the group was left), ERR_GONE, ERR_NCCL,
-     * ERR_CUDA. After one neither is called again, and nothing writes to any bucket that was posted
-     * any more, unless it is stuck.
+     * ERR_CUDA. After an error neither is called again, and nothing writes to a posted bucket any
+     * more, unless `stuck` is true.
      *
-     * stuck: asked after such an error: may something write for ever where a bucket was posted to
-     * and not received? Then that memory must not be used again, nor given back. */
+     * stuck: called after such an error: may something still write, at any later time, to a bucket
+     * that is posted and not received? That memory must then not be used again, nor freed. */
     uint32_t (*bucket)(const struct source *s, uint32_t first);
     int (*post)(struct source *s, uint32_t first, uint32_t n, const uint64_t *dst,
                 struct progress *p, struct err *e);
     int (*receive)(struct source *s, struct progress *p, struct err *e);
     bool (*stuck)(const struct source *s);
 
-    /* After the last fill or receive: is there something that nobody declared? May be NULL. */
+    /* Called after the last fill or receive: fails if there are bytes that the request did not
+     * declare. May be NULL. */
     int (*finish)(struct source *s, struct progress *p, struct err *e);
 
     void (*close)(struct source *s); /* accepts NULL; frees; cannot fail */

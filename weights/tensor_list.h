@@ -1,10 +1,10 @@
 /* A tensor list: the ordered list of (name, dtype, shape) that a transfer carries, immutable once
  * built.
  *
- * Tensors of a tensor list lie back to back in the order of the tensor list (packed); `offset` is
- * the byte offset of each in that bucket. A model spec is the tensor list of everything that a
- * model needs, plus its aliases. All strings and arrays belong to the tensor list and live as long
- * as it does. */
+ * In a bucket the tensors follow each other without gaps, in the order of the list (packed);
+ * `offset` is the byte offset of each. A model spec is the tensor list of everything that a model
+ * needs, plus its aliases. All strings and arrays belong to the tensor list and live as long as it
+ * does. */
 #ifndef BATON_WEIGHTS_TENSOR_LIST_H
 #define BATON_WEIGHTS_TENSOR_LIST_H
 
@@ -52,14 +52,14 @@ struct tensor_list_builder;
 int tensor_list_builder_new(struct tensor_list_builder **out, struct err *e);
 void tensor_list_builder_free(struct tensor_list_builder *b); /* accepts NULL */
 
-/* tensor_list_builder_reserve - make room for `n` more tensors, which need not come.
+/* tensor_list_builder_reserve - allocate memory for `n` more tensors, which need not be added.
  * Errors: ERR_NO_MEMORY; the builder is as it was. */
 int tensor_list_builder_reserve(struct tensor_list_builder *b, uint32_t n, struct err *e);
 
 /* tensor_list_builder_add - append one tensor.
  * @name   borrowed, copied; 1..TENSOR_LIST_NAME_LEN_MAX bytes, no control characters
  * @shape  [ndim]
- * @numel  what the sender says, or UINT64_MAX for "not said"
+ * @numel  as the sender declared, or UINT64_MAX if it did not
  *
  * Errors (field /names/<i>, /dtypes/<i>, /shapes/<i> or /sizes/<i>, <i> counting from 0):
  *   ERR_BAD_REQUEST  empty, too long or repeated name (the message names both places); ndim too
@@ -87,8 +87,8 @@ enum { TENSOR_LIST_NO_TENSOR = UINT32_MAX };
 /* tensor_list_find - index of `name`, or TENSOR_LIST_NO_TENSOR. O(1). */
 uint32_t tensor_list_find(const struct tensor_list *p, const char *name);
 
-/* tensor_list_find_near - the same, looking first at tensor `i` (any number): what comes in a
- * tensor list's own order is found without a search. */
+/* tensor_list_find_near - the same, but compares with tensor `i` (any number) first: names that
+ * come in the order of the list need no search. */
 uint32_t tensor_list_find_near(const struct tensor_list *p, const char *name, uint32_t i);
 
 /* tensor_list_measure - elements and bytes of a tensor; a 0 among the dims makes both 0.

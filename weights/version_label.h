@@ -1,5 +1,5 @@
-/* The trainer's name for a version, counted on its own: whoever tells later which version made what
- * keeps the name and not the weights. */
+/* The trainer's name for a version, with a reference count of its own: a result that reports its
+ * version later keeps the name alive, not the weights. */
 #ifndef BATON_WEIGHTS_VERSION_LABEL_H
 #define BATON_WEIGHTS_VERSION_LABEL_H
 
@@ -9,7 +9,7 @@ enum { VERSION_LABEL_MAX = 256 };
 
 struct version_label {
     atomic_uint refs;                 /* acq_rel: the last holder frees */
-    char text[VERSION_LABEL_MAX + 1]; /* immutable once anybody else holds it */
+    char text[VERSION_LABEL_MAX + 1]; /* immutable once shared */
 };
 
 /* version_label_new - an empty one with one reference, the caller's; NULL: no memory. */

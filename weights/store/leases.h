@@ -1,9 +1,9 @@
-/* Leases: a version that other processes have mapped stays alive until they say that they are done,
- * or have not been heard of for too long.
+/* Leases: a version that other processes have mapped stays alive until they close their lease, or
+ * until the lease expires.
  *
- * A lease is a pin with an end. It counts against --max-versions and holds up a sleep as any
- * reader does. What has ended is not waited for: whoever still reads then reads bytes of
- * whatever comes next. */
+ * A lease is a pin with an end. It counts against --max-versions and delays a sleep, as any reader
+ * does. The store does not wait for a process whose lease has ended: if that process still reads,
+ * it may read bytes of a later version. */
 #ifndef BATON_WEIGHTS_STORE_LEASES_H
 #define BATON_WEIGHTS_STORE_LEASES_H
 
@@ -36,13 +36,13 @@ struct lease_info {
 int leases_new(struct handle_leases **out, struct store *store, struct err *e);
 
 /* leases_stop - end all leases and join the thread; a later lease_open is ERR_DRAINING. Repeating
- * is harmless. Threads: the owner's, when nobody is between lease_open and lease_start. Returns:
+ * is harmless. Threads: the owner's, when no thread is between lease_open and lease_start. Returns:
  * how many were open. */
 uint32_t leases_stop(struct handle_leases *l);
 void leases_free(struct handle_leases *l); /* stops first; accepts NULL */
 
-/* lease_open - hold what is served now. The time begins with lease_start: until then the version
- * stays, however long the caller takes to describe it, and nobody else knows the id.
+/* lease_open - pin the version that is served now. The lease time begins with lease_start: until
+ * then the version stays alive without limit, and only the caller knows the id.
  * @lease_s  1..LEASE_S_MAX
  * @version  borrowed, until lease_start or lease_close
  *
@@ -51,15 +51,15 @@ void leases_free(struct handle_leases *l); /* stops first; accepts NULL */
 int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out,
                const struct version **version, struct err *e);
 
-/* lease_start - from now on it has lease_s seconds. @id  of lease_open, by the same caller. */
+/* lease_start - the lease expires lease_s seconds from now. @id  of the caller's own lease_open. */
 void lease_start(struct handle_leases *l, const char *id);
 
-/* lease_renew - it ends lease_s seconds from now (0: as many as before).
- * Errors: ERR_NOT_FOUND (no such lease: never, or ended). */
+/* lease_renew - the lease expires lease_s seconds from now (0: as many as before).
+ * Errors: ERR_NOT_FOUND (it never existed, or has ended). */
 int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struct lease_info *out,
                 struct err *e);
 
-/* lease_close - done with it. Errors: ERR_NOT_FOUND. */
+/* lease_close - end a lease. Errors: ERR_NOT_FOUND. */
 int lease_close(struct handle_leases *l, const char *id, struct err *e);
 
 /* leases_first - one of the open leases. Returns false when there is none. Any thread. */

@@ -1,15 +1,15 @@
 /* The store: which weights are served. Stage, commit and abort are the only verbs that change it.
  *
- * They lie in one or more places: in host memory, or on GPUs, one rank each, beside which a copy
- * may be kept in host memory for an engine that computes there (the mirror). A version is committed
- * in all its places at once.
+ * Weights are in one or more places: in host memory, or on GPUs, one rank each. With GPUs, a second
+ * copy may be kept in host memory for an engine that computes there (the mirror). A commit
+ * publishes a version in all its places at once.
  *
  * A version is immutable: a table from the model spec's tensors to views into slabs. Readers
  * (engine steps, downloads) pin the version they start on; a commit publishes the next by one
  * pointer store, and the last reader of the old one hands its slabs back.
  *
- * A store can be put to sleep: what lies on GPUs moves to host memory (level 1), or all goes (level
- * 2), and nothing can be pinned until it is woken, or until a whole update came. */
+ * A store can be put to sleep. Level 1 moves the weights on GPUs to host memory; level 2 frees all
+ * weights. No version can be pinned until a wake (level 1) or a whole update (level 2). */
 #ifndef BATON_WEIGHTS_STORE_STORE_H
 #define BATON_WEIGHTS_STORE_STORE_H
 
@@ -38,7 +38,7 @@ struct view {
 
 struct version {
     uint64_t serial;            /* 1, 2, ...: only ever grows within a boot */
-    struct version_label *name; /* counted: what made something keeps its name for longer */
+    struct version_label *name; /* counted: results may keep it longer than the version */
     const char *label;          /* the text of `name`: the trainer's name for it */
     uint64_t nbytes;
     const struct view *views; /* in host memory: [model spec->tensor list->n_tensors], same indexes;
@@ -60,15 +60,15 @@ struct store_cfg {
     struct model_spec *model_spec; /* moved in */
     uint32_t n_versions_max;       /* live versions, the staging one counted; >= 2 */
     uint64_t nbytes_max;           /* of the slabs of each place; UINT64_MAX for none */
-    struct device *const *devices; /* [n_devices] borrowed, outlive the store; each is a rank, and
-                                      room for one version is taken on it now, if there is */
+    struct device *const *devices; /* [n_devices] borrowed, outlive the store; each is a rank, on
+                                      which store_new reserves memory for one version if it can */
     uint32_t n_devices;            /* 0: the host is the only rank */
     bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
 };
 
-/* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no room for one version;
- * of several that is no error: they may be meant to share a model), ERR_CUDA. Blocks: while devices
- * allocate. */
+/* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no memory for one version;
+ * with several devices this is no error, because they may share a model), ERR_CUDA. Blocks: while
+ * devices allocate. */
 int store_new(struct store **out, const struct store_cfg *cfg, struct err *e);
 void store_free(struct store *s); /* no pins, no staging left; accepts NULL */
 const struct model_spec *store_model_spec(const struct store *s); /* borrowed, immutable */
@@ -91,14 +91,16 @@ void store_unpin(struct store *s, const struct version *v); /* accepts NULL */
 void store_pin_again(struct store *s, const struct version *v);
 
 /* store_let_go - store_unpin for a thread that must not wait for memory to be freed. Returns true
- * when the version has no reader left: then somebody has to call store_reap soon. */
+ * when the version has no reader left: a thread must then call store_reap soon. */
 bool store_let_go(struct store *s, const struct version *v);
 
-/* store_reap - free the versions that were let go; they count as alive until then. Any thread. */
+/* store_reap - free the versions that store_let_go left without readers; they count as alive until
+ * then. Any thread. */
 void store_reap(struct store *s);
 
-/* store_wait_pinnable - wait until store_pin could work or the state is one that only an update
- * can leave, though it were asleep. Blocks up to the deadline. Returns true when pinnable. */
+/* store_wait_pinnable - wait while the store is asleep or its weights are dropped, until the
+ * deadline at most. Returns true if store_pin works now; false at once if no weights were ever
+ * committed. */
 bool store_wait_pinnable(struct store *s, uint64_t deadline_us);
 
 /* A staging: the views of the version to be. Owned by the update worker. */
@@ -116,11 +118,11 @@ struct staging_cfg {
 int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                 struct staging **out, struct err *e);
 
-/* staging_slab - scratch memory of the host, if there is any. @out one reference, the caller's.
+/* staging_slab - take scratch memory of the host. @out one reference, the caller's.
  * Errors: ERR_NO_STAGING. */
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e);
 
-/* Room for a chunk in a place. */
+/* Memory for a chunk in a place. */
 struct staging_room {
     struct slab *slab; /* one reference, the holder's; NULL: none */
     uint64_t offset;   /* in the slab; a multiple of STAGING_ALIGN */
@@ -128,36 +130,36 @@ struct staging_room {
 };
 enum { STAGING_ALIGN = 256 };
 
-/* staging_room - room for one bucket: of a GPU's part of a whole update, in the one slab that was
- * kept ready for it; else a slab of its own. Views made in it hold the slab themselves.
+/* staging_room - take memory for one bucket. In a whole update on a GPU it is part of the one slab
+ * that the store reserved; else it is a slab of its own. Views made in it hold the slab themselves.
  * Errors: ERR_NO_STAGING. */
 int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
                  struct err *e);
-/* staging_room_back - the chunk failed: its room may be used again. `g` NULL: it has ended. */
+/* staging_room_back - give back the memory of a failed chunk. `g` NULL: the staging has ended. */
 void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room);
 
-/* staging_view - where tensor `index` lies in a place. Replaces nothing: it arrives once.
+/* staging_view - set where tensor `index` is in a place. Replaces nothing: a tensor arrives once.
  * @addr  aligned for its dtype, in slab
  * Errors: ERR_CONFLICT at /names (already arrived in this update). */
 int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
                  uint64_t addr, struct err *e);
 
-/* Where a tensor of the model spec lies in a room, and as part of what it came. */
+/* Where a tensor of the model spec is in a staging_room, and which part brought it. */
 struct dst_slot {
     uint32_t index; /* of the tensor */
-    uint32_t part;  /* the caller's; not looked at here */
+    uint32_t part;  /* the caller's; not read here */
     uint64_t offset;
 };
 
-/* staging_views - staging_view of many that lie in one slab, `offset` behind `addr` each. None may
- * have arrived in the place, and each is to be aligned for its dtype. */
+/* staging_views - staging_view of many tensors of one slab, each at `addr` + `offset`. None of them
+ * may have arrived in the place, and each must be aligned for its dtype. */
 void staging_views(struct staging *g, uint32_t place, const struct dst_slot *dst_slots, size_t n,
                    struct slab *slab, uint64_t addr);
 
 bool staging_has(const struct staging *g, uint32_t place, uint32_t index);
 
-/* staging_missing - how many tensors of the model spec have not arrived (on every rank; sharded: on
- * any); the first `cap` indexes. */
+/* staging_missing - count the tensors of the model spec that have not arrived on every rank
+ * (sharded: on any rank). @out receives the first `cap` indexes. */
 uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap);
 
 struct store_stats {
@@ -172,7 +174,7 @@ struct store_stats {
  * @label  borrowed, copied; "" becomes "serial-<n>": new weights never carry an old name
  * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
  *                         or partial and nothing arrived
- *         After an error the staging stands and the old version serves. */
+ *         After an error the staging remains and the old version is served. */
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
                  struct err *e);
 
@@ -181,39 +183,40 @@ void store_abort(struct store *s, struct staging *g);
 
 /* store_set_label - rename what is served (same bytes, same serial); readers that pinned it before
  * keep the name they saw.
- * @if_serial  only if that is what is served; 0: whatever is
- * @serial     what was renamed; written on success only
+ * @if_serial  rename only if this serial is served; 0: rename any
+ * @serial     the serial that was renamed; written on success only
  * Errors: ERR_UNSYNCED, ERR_ASLEEP, ERR_CONFLICT (at /if_serial: another serial is served),
  * ERR_NO_MEMORY. */
 int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
                     struct err *e);
 
-/* Bytes that a sleep gave back, as its pools gave them to the system or the driver. */
+/* Bytes that the pools of a sleeping store returned to the system or the driver. */
 struct store_slept {
     uint64_t nbytes_device, nbytes_host; /* of weights */
-    uint64_t nbytes_ready;               /* of memory that was kept ready for updates */
-    uint64_t nbytes_kept;                /* that lie in host memory now, to be woken */
+    uint64_t nbytes_ready;               /* of memory that was reserved for updates */
+    uint64_t nbytes_kept;                /* kept in host memory for the wake */
 };
 
-/* store_sleep - put the weights away.
- * @level        1: they stay in host memory (what is there already does not move); 2: they go
- * @deadline_us  how long to wait for what is staged, and for readers to let go
- * Repeating is harmless, and so is level 1 after level 2. Without weights, what is kept ready for
- * updates is given back, and the state stays.
+/* store_sleep - free the GPU memory of the weights.
+ * @level        1: keep the weights in host memory (those already there do not move); 2: drop them
+ * @deadline_us  how long to wait for an open staging to end and for readers to unpin
+ * Repeating is harmless, and so is level 1 after level 2. Without weights, the memory reserved for
+ * updates is freed and the state does not change.
  * Threads: any, no lock held; one sleep, wake or update at a time, and each waits for the one
- * before it. Blocks: until readers have let go and the bytes are copied.
- * Errors: ERR_CONFLICT (an update is staged still; readers did not let go),
- *         ERR_NO_STAGING (no host memory), ERR_CUDA, ERR_NO_MEMORY. All is as before then. */
+ * before it. Blocks: until readers have unpinned and the bytes are copied.
+ * Errors: ERR_CONFLICT (an update is still staged; readers did not unpin),
+ *         ERR_NO_STAGING (no host memory), ERR_CUDA, ERR_NO_MEMORY. After an error nothing has
+ *         changed. */
 int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_slept *out,
                 struct err *e);
 
-/* store_wake - what sleeps at level 1 is served again, under the same serial and label; where all
- * was dropped, GPUs take room for the update that has to come.
- * @deadline_us  how long to wait for what is staged
- * @nbytes       bytes taken on GPUs
+/* store_wake - serve weights that sleep at level 1 again, under the same serial and label. After
+ * level 2, reserve GPU memory for the whole update that must follow.
+ * @deadline_us  how long to wait for an open staging to end
+ * @nbytes       bytes allocated on GPUs
  * Repeating is harmless. Threads, blocks: as store_sleep.
- * Errors: ERR_CONFLICT (an update is staged still), ERR_NO_STAGING, ERR_CUDA, ERR_NO_MEMORY: it
- *         sleeps on then. */
+ * Errors: ERR_CONFLICT (an update is still staged), ERR_NO_STAGING, ERR_CUDA, ERR_NO_MEMORY. After
+ *         an error the store is still asleep. */
 int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct err *e);
 
 struct store_info {
@@ -229,7 +232,7 @@ void store_info(struct store *s, struct store_info *out); /* any thread */
 const char *store_state_name(enum store_state state);
 
 /* store_label_of - the label that the commit of `serial` got, if it is among the last
- * STORE_LABELS_KEPT commits. @out [VERSION_LABEL_MAX + 1]. Returns false when it is forgotten. */
+ * STORE_LABELS_KEPT commits. @out [VERSION_LABEL_MAX + 1]. Returns false if it is not. */
 enum { STORE_LABELS_KEPT = 64 };
 bool store_label_of(struct store *s, uint64_t serial, char *out);
 

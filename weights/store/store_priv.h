@@ -1,4 +1,4 @@
-/* What store.c, store_sleep.c and staging.c share, and what the update worker alone may ask for. */
+/* Shared by store.c, store_sleep.c and staging.c; some functions are for the update worker only. */
 #ifndef BATON_WEIGHTS_STORE_STORE_PRIV_H
 #define BATON_WEIGHTS_STORE_STORE_PRIV_H
 
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A checksum that whoever needs it first leaves for the others. */
+/* A checksum: the first thread that needs it computes it for all. */
 struct sum_slot {
     atomic_uchar state; /* SUM_*; READY is released after `sum` was written, and acquired before */
     struct checksum sum;
@@ -18,11 +18,11 @@ enum { SUM_EMPTY, SUM_WRITING, SUM_READY };
 
 struct version_owned {
     struct version version; /* first; immutable once published */
-    struct view *views;     /* owned; [n_places][n_tensors]; each holds a reference to its slab, or
-                               has none yet */
+    struct view *views;     /* owned; [n_places][n_tensors]; each holds a reference to its slab,
+                               if it has one yet */
     struct sum_slot *sums;  /* owned; [n_tensors] */
     uint32_t n_tensors, n_places;
-    uint64_t refs; /* guarded by the store's lock, as the next one */
+    uint64_t refs; /* guarded by the store's lock, as the next member */
     struct version_owned *next_retired;
 };
 
@@ -36,7 +36,7 @@ struct place {
     struct slab_pool *slabs; /* owned */
 };
 
-/* Where the weights of a sleeping store lie in host memory, if the store has no place there. */
+/* The weights of a sleeping store in host memory, if the store has no place there. */
 struct host_backup {
     struct slab *slab;  /* counted */
     uint64_t *offsets;  /* owned; [n_tensors] */
@@ -49,8 +49,8 @@ struct store {
     struct version_owned *current; /* counted; NULL until the first commit */
     struct version_owned *retired; /* owned: without readers, to be freed by store_reap */
     uint32_t n_live;               /* versions not freed yet; the staging is not one */
-    bool staging_open;             /* or a sleep or wake is under way */
-    struct host_backup host_backup; /* of whoever has staging_open */
+    bool staging_open;             /* true also during a sleep or wake */
+    struct host_backup host_backup; /* used only by the thread that set staging_open */
     uint64_t serial; /* of the last commit */
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
@@ -65,28 +65,28 @@ struct store {
 
 enum { STAGING_HOLES_MAX = 16 };
 
-/* A GPU's part of a whole update. Of more holes than there is place for the rest is lost until the
- * staging ends. */
+/* A GPU's part of a whole update. If more than STAGING_HOLES_MAX holes arise, the memory of the
+ * others is not used again until the staging ends. */
 struct staging_whole {
-    struct slab *slab;    /* counted; NULL until the first room */
-    uint64_t nbytes, end; /* the next room begins behind `end` */
+    struct slab *slab;    /* counted; NULL until the first staging_room */
+    uint64_t nbytes, end; /* the next staging_room begins at `end` or later */
     struct staging_hole {
         uint64_t offset, nbytes;
-    } holes[STAGING_HOLES_MAX]; /* rooms that came back from before others */
+    } holes[STAGING_HOLES_MAX]; /* given back, with others in use behind them */
     uint32_t n_holes;
 };
 
-/* At how many places a tensor arrived, and at how many of these that are ranks. */
+/* At how many places a tensor arrived, and how many of these are ranks. */
 struct spread {
     uint8_t n_places, n_ranks;
 };
 _Static_assert(STORE_PLACES_MAX <= UINT8_MAX, "places can be counted");
 
-/* Update worker only, but for `store` and what it guards. */
+/* Update worker only, except `store` and what its lock guards. */
 struct staging {
     struct store *store; /* borrowed */
     bool partial, sharded;
-    struct version_owned *base; /* counted: predecessor of partial, or NULL */
+    struct version_owned *base; /* counted: predecessor of a partial update, or NULL */
     struct version_owned *next; /* owned: what commit publishes */
     bool *arrived;              /* owned; [n_places][n_tensors] */
     struct spread *spread;      /* owned; [n_tensors] */
@@ -95,17 +95,17 @@ struct staging {
     struct staging_whole whole[STORE_DEVICES_MAX];
 };
 
-void version_free(struct version_owned *v); /* lets its slabs go; accepts NULL; no lock held */
+void version_free(struct version_owned *v); /* unrefs its slabs; accepts NULL; no lock held */
 
 /* The view of a tensor in a place. */
 struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);
 
-/* Takes room for one version on a GPU, so that an update finds it. Errors: ERR_NO_STAGING if the
- * store has no other rank, ERR_CUDA. */
+/* Reserves memory for one version on a GPU, for the next update. Errors: ERR_NO_STAGING (only if
+ * the store has no other rank), ERR_CUDA. */
 int store_reserve_whole(const struct store *s, uint32_t place, struct err *e);
 
-/* Waits in short pieces, because nobody signals `changed` for a stop. Returns false when it is set,
- * or the deadline is over. */
+/* Waits for `changed`, for a short time only, because setting *stop does not signal it. Returns
+ * false when *stop is set or the deadline has passed. */
 bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
 
 void host_backup_fini(struct host_backup *b); /* accepts a zeroed one */
@@ -113,10 +113,11 @@ void host_backup_fini(struct host_backup *b); /* accepts a zeroed one */
 /* Drops one reference; the last one frees the version, outside the lock. */
 void store_version_drop(struct store *s, struct version_owned *v);
 
-/* What a whole update takes of a GPU in one slab, with room for buckets to begin aligned. */
+/* Bytes of the one slab that a whole update takes on a GPU, with padding to align each bucket. */
 uint64_t store_whole_nbytes(const struct store *s);
 
-/* Bytes at an address of a place, and their sum. Threads: any, no lock held. Errors: ERR_CUDA. */
+/* Read, write or sum bytes at an address of a place. Threads: any, no lock held. Errors:
+ * ERR_CUDA. */
 int place_read(const struct store *s, uint32_t place, void *out, uint64_t addr, uint64_t nbytes,
                struct err *e);
 int place_write(const struct store *s, uint32_t place, uint64_t addr, const void *from,
@@ -124,22 +125,22 @@ int place_write(const struct store *s, uint32_t place, uint64_t addr, const void
 int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
               struct checksum *out, struct err *e);
 
-/* store_stage, that gives up with ERR_CONFLICT soon after *stop is set (NULL: never). */
+/* store_stage which also fails with ERR_CONFLICT soon after *stop is set (NULL: never). */
 int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                       const atomic_bool *stop, struct staging **out, struct err *e);
 
-/* Waits until no version but the served one is alive; false when *stop is set or the deadline
+/* Waits until only the served version is alive. Returns false if *stop is set or the deadline
  * passes first. */
 bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
 
-/* [n_tensors]: which arrived in a place. */
+/* [n_tensors]: which tensors arrived in a place. */
 const bool *staging_arrivals(const struct staging *g, uint32_t place);
 
-/* Where the bytes lie that tensor `index` will have in a place when this staging is committed; 0
+/* Address of the bytes that tensor `index` will have in a place if this staging is committed now; 0
  * if it will have none there. */
 uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index);
 
-/* The first tensor that arrived on some ranks only, although each must be complete; or
+/* The first tensor that arrived on some ranks only, although each rank must be complete; or
  * TENSOR_LIST_NO_TENSOR. */
 uint32_t staging_uneven(const struct staging *g);
 

@@ -5,12 +5,11 @@
 #include "base/err.h"
 #include "weights/model_spec.h"
 
-/* tensor_list_coverage - match every tensor of `tensor list` and count what is left of the model
- * spec.
+/* tensor_list_coverage - match every tensor of @tensor_list and count the tensors of the model spec
+ * that it does not bring.
  * @convert    as model_spec_match
- * @missing    [cap] receives the first names that the tensor list lacks; borrowed from the model
- * spec
- * @n_missing  how many there are in all
+ * @missing    [cap] receives the first missing names; borrowed from the model spec
+ * @n_missing  how many are missing in all
  * Errors: ERR_MISMATCH (of model_spec_match), ERR_BAD_REQUEST at /names/<i> (two names of the
  * tensor list bring the same tensor), ERR_NO_MEMORY. Pure: no state changes. */
 int tensor_list_coverage(const struct model_spec *m, const struct tensor_list *tensor_list,

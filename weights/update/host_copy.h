@@ -1,9 +1,9 @@
-/* All tensors of a source into ordinary host memory, whatever kind of source it is: for what is no
- * weight of the model and belongs to no update.
+/* Copies all tensors of a source of any kind into ordinary host memory: for tensors that are not
+ * weights of the model and belong to no update.
  *
- * What lies on GPUs is read from the first rank's. What is broadcast comes to GPU memory of its own
- * on every rank, a window at a time, which is given back at the end; what comes to the first rank
- * stands for all. */
+ * Tensors on GPUs are read from the GPU of the first rank. Broadcast tensors are received into
+ * temporary GPU memory on every rank, a window at a time, which is freed at the end; the bytes of
+ * the first rank are used. */
 #ifndef BATON_WEIGHTS_UPDATE_HOST_COPY_H
 #define BATON_WEIGHTS_UPDATE_HOST_COPY_H
 
@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-enum { HOST_COPY_WINDOW_NBYTES = 64 << 20 }; /* one that is larger than this has a larger window */
+enum { HOST_COPY_WINDOW_NBYTES = 64 << 20 }; /* a larger tensor gets a larger window */
 
 struct host_copy {
     struct source *source;         /* borrowed, and so are those below; the caller closes it */
@@ -23,23 +23,24 @@ struct host_copy {
     uint32_t n_devices;            /* at most STORE_DEVICES_MAX */
     struct progress *progress;     /* deadline, stop, gone */
 
-    /* Where tensor i goes: room for its bytes. Asked for in ascending order, once each. */
+    /* Returns memory for the bytes of tensor i. Called in ascending order, once for each tensor. */
     void *(*place)(void *arg, uint32_t i);
-    /* They are there, and only now may the place of another tensor be the same one. -1: they are
-     * not what they should be, and the copy fails. No lock held, nothing is waited for. */
+    /* The bytes of tensor i have arrived; from now on `place` may return the same memory for
+     * another tensor. Returns -1 if the bytes are wrong: the copy then fails. No lock held; must
+     * not block. */
     int (*came)(void *arg, uint32_t i, const void *bytes, struct err *e);
     void *arg;
 };
 
-/* host_copy_run - all of them, or an error.
+/* host_copy_run - copy all tensors, or fail.
  *
- * Once a sender was asked for its first bucket, all buckets are received: what goes wrong here
- * meanwhile is told at the end, and the group lives on. When this returns nothing reads from the
+ * Once the first bucket was requested from a sender, all buckets are received: an error of our own
+ * is reported at the end, so that the group stays usable. When this returns, nothing reads from the
  * source's memory any more, its exports have been counted down, its mappings are closed, and the
- * windows are given back, unless something may write to them for ever (source_ops.stuck).
- * Threads: any, but for what the source says. Blocks: until the progress says to give up.
- * Errors: the source's, `came`'s; ERR_NO_STAGING (a GPU has no room for a window: nothing has been
- *         asked for then), ERR_CUDA, ERR_NO_MEMORY. */
+ * windows are freed, unless something may write to them for ever (source_ops.stuck).
+ * Threads: any that the source allows. Blocks: until the deadline or stop of `progress`.
+ * Errors: the source's, `came`'s; ERR_NO_STAGING (a GPU has no memory for a window: nothing was
+ *         requested from the sender), ERR_CUDA, ERR_NO_MEMORY. */
 int host_copy_run(const struct host_copy *c, struct err *e);
 
 #endif

@@ -1,11 +1,12 @@
 /* LRU cache of tensor lists and their layouts.
  *
- * A trainer sends the same lists with every update. A list is known again by its key: the plan_id
- * that it was registered under, the text of its columns, or the ids of the lists that it was merged
- * from. Keys are compared byte by byte. Lists that are equal, whatever their keys, share one tensor
- * list.
+ * A trainer sends the same lists with every update. A list is found by its key: the plan_id under
+ * which it was registered, the text of its columns, or the ids of the lists from which it was
+ * merged. Keys are compared byte by byte. Equal lists share one tensor list, even if their keys
+ * differ.
  *
- * A registered list makes room for nothing but other registered ones: its plan_id was given out. */
+ * A registered list is evicted only by other registered lists, because a trainer holds its
+ * plan_id. */
 #ifndef BATON_WEIGHTS_UPDATE_LIST_CACHE_H
 #define BATON_WEIGHTS_UPDATE_LIST_CACHE_H
 
@@ -21,10 +22,10 @@ struct layout;
 struct model_spec;
 
 enum {
-    LIST_CACHE_MAX = 320,           /* entries: a model's buckets, and what is merged of them */
+    LIST_CACHE_MAX = 320,           /* entries: a model's buckets, and lists merged from them */
     LIST_CACHE_NBYTES = 320 << 20,  /* of all of these: keys, and LIST_TENSOR_NBYTES a tensor */
     LIST_CACHE_REGISTERED_MAX = 64, /* entries beside these */
-    LIST_TENSOR_NBYTES = 256        /* about what one takes in a tensor list and its layouts */
+    LIST_TENSOR_NBYTES = 256        /* estimate for one tensor in a list and its layouts */
 };
 
 enum list_key_kind { LIST_BY_ID, LIST_BY_TEXT, LIST_BY_PARTS };
@@ -36,7 +37,7 @@ struct list_text {
     size_t len;       /* then 0 */
 };
 
-/* What a list is known by. */
+/* The key of a list. */
 struct list_key {
     enum list_key_kind kind;
     struct list_text text[LIST_COLUMNS]; /* BY_TEXT: its columns. BY_ID, BY_PARTS: [0] is the id, or
@@ -47,7 +48,7 @@ struct list_key {
 struct list_entry {
     struct list_key key; /* immutable; in `bytes` */
     struct tensor_list *tensor_list; /* counted; immutable once cached */
-    size_t nbytes;       /* immutable; what it counts for */
+    size_t nbytes;       /* immutable; counted against LIST_CACHE_NBYTES */
 
     struct layout *layouts[2]; /* counted; guarded by the cache's lock; [convert], or NULL */
     atomic_uint refs;          /* relaxed up, acq_rel down */
@@ -56,25 +57,25 @@ struct list_entry {
 
 struct list_cache;
 
-/* list_cache_new - @model_spec borrowed: what lists are laid out for. Errors: ERR_NO_MEMORY. */
+/* list_cache_new - @model_spec borrowed; layouts are made for it. Errors: ERR_NO_MEMORY. */
 int list_cache_new(struct list_cache **out, const struct model_spec *model_spec, struct err *e);
 void list_cache_free(struct list_cache *c); /* accepts NULL; entries that are held stay */
 
 /* All below: any thread, no MTX_LEAF lock held; they block for no longer than keys are compared.
- * `c` NULL is a cache of nothing. */
+ * `c` NULL acts as an empty cache that stores nothing. */
 
-/* list_cache_get - a reference to the tensor list of the list that has this key, or NULL. */
+/* list_cache_get - a reference to the tensor list with this key, or NULL. */
 struct tensor_list *list_cache_get(struct list_cache *c, const struct list_key *key);
 
-/* list_cache_put - cache a list; the least recently used ones make room.
- * @key   copied
- * @tensor_list  one reference, replaced by one to an equal tensor list where one is cached already
- * Returns: false, with `tensor list` as it was, if there is no memory, or its text leaves no room
- * for it within LIST_CACHE_NBYTES. */
+/* list_cache_put - cache a list; evicts the least recently used lists if needed.
+ * @key          copied
+ * @tensor_list  one reference; replaced by a reference to an equal tensor list if one is cached
+ * Returns: false, with *tensor_list unchanged, if there is no memory or the list does not fit into
+ * LIST_CACHE_NBYTES. */
 bool list_cache_put(struct list_cache *c, const struct list_key *key,
                     struct tensor_list **tensor_list);
 
-/* list_cache_find - an entry BY_TEXT with a column that a text begins with.
+/* list_cache_find - find a LIST_BY_TEXT entry whose column is a prefix of @text.
  * @text   [len], at a '['; need not end where the column does
  * @first  borrowed: the entry to compare with before others, or NULL
  * Returns one reference, or NULL. */
@@ -82,7 +83,7 @@ struct list_entry *list_cache_find(struct list_cache *c, enum list_column which,
                                    size_t len, struct list_entry *first);
 void list_entry_unref(struct list_entry *l); /* accepts NULL */
 
-/* list_cache_layout - how a tensor list lands; kept if that tensor list is cached. `c` not NULL.
+/* list_cache_layout - the layout of a tensor list; cached if the tensor list is. `c` not NULL.
  * @out  one reference. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
 int list_cache_layout(struct list_cache *c, const struct tensor_list *tensor_list, bool convert,
                       struct layout **out, struct err *e);

@@ -1,21 +1,23 @@
 /* Update sessions: start -> receive... -> finish | abort, and the worker that drives them.
  *
- * One update is open at a time. A session lives only while its owner uses or renews it (the
- * lease; looking at it with updates_get is no use). All bytes move on one worker thread; every
- * call here only checks, queues or asks, and returns at once. An update that fails in any way
- * leaves the version that served serving.
+ * One update is open at a time. A session stays open only while its owner uses or renews it (the
+ * lease; updates_get does not renew it). All bytes move on one worker thread; every call here only
+ * checks, queues or reads state, and returns at once. If an update fails in any way, the served
+ * version stays served.
  *
  * A chunk that fails leaves its session open, and its tensors count as not arrived: it may be sent
- * again, under the same chunk_id too. The exception: a whole update by itself ends with its only
+ * again, also under the same chunk_id. The exception is a one-shot update, which ends with its only
  * chunk.
  *
- * A tied name is compared with its target, at the latest by finish; where its target does not come
- * at all, it brings the target's bytes. One that comes when an implicit session has been committed
- * without it is compared with what that committed; the session that it opened ends as that one.
+ * A tied name is compared with its target, at the latest by finish; if its target is not sent at
+ * all, the tied name brings the target's bytes. A tied name that arrives after its implicit session
+ * was committed is compared with the committed bytes; the session that it opened ends like that
+ * one.
  *
- * An implicit session takes only chunks that can be of one step: those that name a version name the
- * same, and the first is not what completed the one before (sent again, for want of an answer),
- * unless it names another version or updates_commit_implicit was called since. */
+ * An implicit session accepts only chunks that can belong to one training step. All chunks that
+ * name a version must name the same one. The first chunk must not be the one that completed the
+ * session before (a retry whose answer was lost), unless it names another version or
+ * updates_commit_implicit was called since. */
 #ifndef BATON_WEIGHTS_UPDATE_UPDATE_H
 #define BATON_WEIGHTS_UPDATE_UPDATE_H
 
@@ -33,11 +35,11 @@
 enum {
     UPDATE_ID_MAX = 40, /* "upd-" + ID_LEN */
     UPDATE_CHUNK_ID_MAX = 128,
-    UPDATE_MISSING_MAX = 32,   /* names listed in a reply; the rest is counted */
-    UPDATE_NON_FINITE_MAX = 32, /* so too, of tensors that are not finite */
+    UPDATE_MISSING_MAX = 32,   /* names listed in a reply; others are only counted */
+    UPDATE_NON_FINITE_MAX = 32, /* the same, for tensors with values that are not finite */
     UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
     UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
-    UPDATE_QUEUE_MAX = 1024,   /* chunks and whole updates that wait for the worker */
+    UPDATE_QUEUE_MAX = 1024,   /* chunks and one-shot updates that wait for the worker */
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
 };
@@ -53,31 +55,31 @@ enum update_phase {
 };
 const char *update_phase_name(enum update_phase phase);
 
-/* Tensors that hold what is not finite: the first UPDATE_NON_FINITE_MAX that were seen. */
+/* Tensors with values that are not finite: the first UPDATE_NON_FINITE_MAX that were found. */
 struct non_finite_names {
     uint32_t n;
-    const char *names[UPDATE_NON_FINITE_MAX]; /* borrowed from the model spec, which outlives all */
+    const char *names[UPDATE_NON_FINITE_MAX]; /* borrowed from the model spec, which lives longer */
 };
 
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool partial, sharded, implicit, unnamed;
-    struct source_counts mappings;      /* of trainers' memory, by this update */
-    bool on_gpu;                        /* something came that lay on GPUs, or came there */
+    struct source_counts mappings;      /* of trainers' memory, made by this update */
+    bool on_gpu;                        /* a chunk came from GPU memory, or into GPU memory */
     bool host_sums;                     /* checksums of GPU memory were computed on the host */
-    char label[VERSION_LABEL_MAX + 1];  /* wanted; after commit: what it got */
+    char label[VERSION_LABEL_MAX + 1];  /* requested; after commit: the label it got */
     uint64_t serial;                    /* after commit, else 0 */
-    uint64_t nbytes_staging; /* what staging takes: model spec bytes, of the chunks so far
-                                if partial */
-    uint64_t nbytes_done, nbytes_total; /* as sent: of the chunks so far and, unless partial, what
-                                           the model spec lacks beside them */
+    uint64_t nbytes_staging; /* size of the staging: the model spec; partial: the chunks
+                                so far */
+    uint64_t nbytes_done, nbytes_total; /* as sent: the chunks so far; the total of a whole update
+                                           adds what is still missing */
     uint32_t n_tensors_done, n_tensors_total;
     char tensor[TENSOR_LIST_NAME_LEN_MAX + 1]; /* being received now, "" if none */
-    uint64_t lease_left_us;             /* until the lease ends, a whole one while chunks are under
-                                           way; 0 once ended */
-    uint64_t deadline_left_us;          /* until the server itself ends what is under way: the
-                                           running chunk, else the lease; 0 once ended */
+    uint64_t lease_left_us;             /* until the lease ends; the whole lease while chunks are
+                                           queued or running; 0 once ended */
+    uint64_t deadline_left_us;          /* until the server gives up the running chunk, or, if none
+                                           runs, until the lease ends; 0 once ended */
     uint32_t n_missing;                 /* of the model spec; 0 if partial */
     const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the model spec, which outlives all */
     struct non_finite_names non_finite;        /* of the chunks that arrived; NON_FINITE_WARN */
@@ -91,24 +93,23 @@ struct updates_cfg {
     struct store *store;          /* borrowed */
     uint64_t receive_timeout_us;  /* longest single chunk */
     uint64_t pin_timeout_us;      /* how long the first chunk waits for a version to be freed */
-    enum non_finite_policy non_finite; /* what is done about numbers that are not finite, in what
-                                          comes to host memory */
+    enum non_finite_policy non_finite; /* policy for values that are not finite */
     void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
     void *arg;
 };
 
 int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e);
 
-/* updates_stop - abort what is open, answer what is queued with ERR_DRAINING, join the threads.
- * Every call stays allowed; those that would change something are ERR_DRAINING. Repeating is
- * harmless. Threads: the owner's. Blocks: until the running fill has noticed (100 ms). */
+/* updates_stop - abort open sessions, answer queued chunks with ERR_DRAINING, join the threads.
+ * Every call stays allowed; those that would change something fail with ERR_DRAINING. Repeating is
+ * harmless. Threads: the owner's. Blocks: until the running fill sees the stop (100 ms). */
 void updates_stop(struct updates *u);
 void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 struct update_start {
     bool partial, convert;
     bool sharded;  /* the ranks together must be complete, not each by itself */
-    bool unnamed;  /* opened by a dialect, whose requests do not name it */
+    bool unnamed;  /* opened by a dialect whose requests carry no update_id */
     bool implicit; /* opened by a dialect's first bucket: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s; /* 1..UPDATE_LEASE_S_MAX */
@@ -124,18 +125,19 @@ struct update_start {
 int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
                   struct err *e);
 
-/* What staging takes in one place, and what there is. */
+/* Memory that a staging needs in one place, and free memory there. */
 struct update_room {
     const char *place; /* "host", "cuda:0"; static for the store's life */
     uint64_t nbytes_needed, nbytes_available;
 };
 
-/* updates_room - for an update that has just started: of each place. @out [STORE_PLACES_MAX]
- * Returns: how many. Threads: any, no lock held. */
+/* updates_room - needed and free memory of each place, for an update that has just started.
+ * @out  [STORE_PLACES_MAX]
+ * Returns: the number of places. Threads: any, no lock held. */
 uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out);
 
-/* What the worker hands back. `e` is clean on success. Called once, on the worker thread (or on
- * the caller's before updates_submit returns -1: never). No lock held; must not block. */
+/* Called once with the result, on the worker thread; `e` is clean on success. Never called if
+ * updates_submit returned -1. No lock held; must not block. */
 typedef void update_done_fn(void *arg, const struct update_info *info, const struct err *e);
 
 /* What one rank gets of a chunk, where ranks get different things. */
@@ -145,7 +147,7 @@ struct chunk_rank {
     bool *has_checksum;         /* owned; [n_tensors] or NULL */
 };
 
-/* Where tensors stood in the request, for the pointers in errors: those from `first` on stood at
+/* Where tensors were in the request, for the JSON pointers in errors: those from `first` on were at
  * <at>/names/0 and so on. */
 struct chunk_origin {
     uint32_t rank; /* of chunk_rank; 0 when every rank gets the same */
@@ -155,54 +157,59 @@ struct chunk_origin {
 
 /* One request's tensors on their way in: a bucket, or several one after the other. */
 struct update_chunk {
-    char update_id[UPDATE_ID_MAX + 1];      /* "" = a whole update by itself: received, verified and
-                                               committed before `done`; several queue up */
+    char update_id[UPDATE_ID_MAX + 1];      /* "" = a one-shot update: received, verified and
+                                               committed before `done`; several may be queued */
     char chunk_id[UPDATE_CHUNK_ID_MAX + 1]; /* "" = none */
-    bool partial;                           /* of a whole update by itself */
-    bool convert;                      /* of a whole update; in a session: for this chunk too */
-    char label[VERSION_LABEL_MAX + 1]; /* "" = not said */
-    bool sharded;                      /* of a whole update by itself */
-    struct tensor_list *tensor_list;   /* owned: one reference; with `ranks`: of the first that
-                            has one */
-    struct chunk_rank *ranks;          /* owned; [n_ranks], or NULL: each gets `tensor list` */
+    bool partial;                           /* one-shot update only */
+    bool convert;                      /* one-shot update; in a session: for this chunk too */
+    char label[VERSION_LABEL_MAX + 1]; /* "" = not given */
+    bool sharded;                      /* one-shot update only */
+    struct tensor_list *tensor_list;   /* owned: one reference; with `ranks`: the list of the first
+                                          rank that has one */
+    struct chunk_rank *ranks;          /* owned; [n_ranks], or NULL: each gets `tensor_list` */
     uint32_t n_ranks;                  /* store_n_ranks, with `ranks` */
     struct chunk_origin *origins;      /* owned; by rank, then first; or NULL: /names/<i> */
     uint32_t n_origins;
     struct source *source;      /* owned */
     struct checksum *checksums; /* owned; [n_tensors] or NULL */
     bool *has_checksum;         /* owned; [n_tensors] or NULL */
-    bool (*gone)(void *arg);    /* has the sender given up? Asked on the worker, with done_arg,
-                                   after the last byte: what it no longer answers for is not
-                                   taken, since it may reuse its memory. NULL: never */
+    bool (*gone)(void *arg);    /* has the sender given up? Called on the worker, with done_arg,
+                                   after the last byte. If so, the chunk is refused, because the
+                                   sender may have reused its memory. NULL: never */
     update_done_fn *done;
     void *done_arg;
 
-    uint32_t n_missing; /* written where updates_submit answers ERR_INCOMPLETE */
+    uint32_t n_missing; /* written when updates_submit fails with ERR_INCOMPLETE */
     const char *missing[UPDATE_MISSING_MAX]; /* the first of them; borrowed from the model spec */
 };
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
-/* chunk_refield - "/names/7" of a rank's tensor list becomes where that stood in the request. */
+/* chunk_refield - replace "/names/7" of a rank's tensor list by its JSON pointer in the request. */
 void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
 
-/* updates_submit - check a chunk against the model spec and queue it; moved in on success only. The
- * source of a chunk that differs from rank to rank is one that maps (weights/source.h).
- * A chunk_id that arrived before in this session, with the same tensor list and checksums, is
- * answered again: success, and the session as it is now; nothing is read from the source. A failed
- * chunk is not remembered. Whole updates by themselves are remembered only if they name their
- * version (label): without it, the next step's update of the same tensors could pass for a repeated
- * one. `done` brings, beside what the source says: ERR_CHECKSUM at /checksums/<i> (of the bytes as
+/* updates_submit - check a chunk against the model spec and queue it; moved in on success only. If
+ * the chunk differs from rank to rank, its source must be one that maps (weights/source.h).
+ *
+ * A repeated chunk is answered again: if its chunk_id arrived before in this session, with the same
+ * tensor list and checksums, the answer is success and the session as it is now, and nothing is
+ * read from the source. A failed chunk is not remembered. A one-shot update is remembered only if
+ * it names its version (label): without a label, the next step's update of the same tensors would
+ * look like a repeated one.
+ *
+ * `done` may bring, besides the source's errors: ERR_CHECKSUM at /checksums/<i> (of the bytes as
  * sent), ERR_NON_FINITE at /names/<i>, ERR_MISMATCH (a tied name differs), ERR_NO_STAGING,
- * ERR_CONFLICT (aborted meanwhile, why; readers did not let go), ERR_DRAINING.
- * Errors: ERR_NOT_FOUND   no such update_id
- *         ERR_ENDED       it has ended: how is in the message
- *         ERR_CONFLICT    update_id "" while a session is open; at /names/<i> a tensor that already
- *                         arrived; at /chunk_id one that is still under way, or came before with
- *                         another tensor list; at /placement a source that gives every rank the
- * same, in an update that shards the model over several ERR_BAD_REQUEST at /names/<i>: two names of
- * the tensor list bring the same tensor ERR_MISMATCH    as model_spec_match ERR_INCOMPLETE
- * update_id "", not partial, and names of the model spec are missing; if each rank gets the same,
- * c->n_missing and c->missing say which ERR_UNSYNCED  update_id "", partial, without a base
+ * ERR_CONFLICT (the update was aborted, and why; readers did not unpin), ERR_DRAINING.
+ * Errors: ERR_NOT_FOUND    no such update_id
+ *         ERR_ENDED        the session has ended; the message says how
+ *         ERR_CONFLICT     update_id "" while a session is open; at /names/<i>: the tensor has
+ *                          already arrived; at /chunk_id: that chunk is still being received, or
+ *                          arrived with another tensor list; at /placement: the source gives every
+ *                          rank the same bytes, but the update shards the model over several ranks
+ *         ERR_BAD_REQUEST  at /names/<i>: two names of the tensor list bring the same tensor
+ *         ERR_MISMATCH     as model_spec_match
+ *         ERR_INCOMPLETE   update_id "", not partial, and names of the model spec are missing; if
+ *                          all ranks get the same, c->n_missing and c->missing list them
+ *         ERR_UNSYNCED     update_id "", partial, and no weights to build on
  *         ERR_NO_STAGING, ERR_OVERLOADED (UPDATE_QUEUE_MAX), ERR_DRAINING, ERR_NO_MEMORY
  *         After an error nothing was received and the chunk is still the caller's. */
 int updates_submit(struct updates *u, struct update_chunk *c, struct err *e);
@@ -212,7 +219,7 @@ struct update_checksum {
     struct checksum sum;
 };
 
-/* updates_finish - prove the whole and commit, on the worker; then `done`.
+/* updates_finish - verify the whole update and commit it, on the worker; then call `done`.
  * @label      overrides the session's unless ""
  * @checksums  borrowed, copied; a name of the model spec or an alias; over the bytes as served
  *             (after conversion). Ignored names are not served and not checked.
@@ -220,32 +227,32 @@ struct update_checksum {
  *         ERR_CONFLICT (chunks are still queued, or it is being finished),
  *         ERR_MISMATCH at /checksums/<name> (unknown name).
  *         `done` may bring ERR_INCOMPLETE (info->missing) or ERR_CHECKSUM: the update is then
- *         aborted and the old version serves. Finishing a committed update again gives the first
- *         answer again. */
+ *         aborted and the old version stays served. Finishing a committed update again gives the
+ *         first answer again. */
 int updates_finish(struct updates *u, const char *id, const char *label,
                    const struct update_checksum *checksums, uint32_t n_checksums,
                    update_done_fn *done, void *done_arg, struct err *e);
 
-/* updates_verify - all of finish but the commit: the update is then UPDATE_VERIFIED, as long as its
- * lease holds, and finish has only to publish it. So that several servers can commit together, or
- * none of them. Nothing of a trainer's memory is mapped any more when `done` is called without an
- * error. Arguments, errors and what `done` may bring: as updates_finish; what cannot be proven
- * aborts the update. Verifying again is harmless. */
+/* updates_verify - all of finish except the commit: the update is then UPDATE_VERIFIED until its
+ * lease ends, and finish only has to publish it. This lets several servers commit together or not
+ * at all. When `done` is called without an error, no memory of a trainer is mapped any more.
+ * Arguments, errors and the errors of `done`: as updates_finish; a failed check aborts the update.
+ * Verifying again is harmless. */
 int updates_verify(struct updates *u, const char *id, const struct update_checksum *checksums,
                    uint32_t n_checksums, update_done_fn *done, void *done_arg, struct err *e);
 
-/* updates_abort - end a session; a running fill is asked to stop, and the worker gives the memory
- * back; chunks under way are answered with ERR_CONFLICT. Repeating is harmless. Blocks: no.
+/* updates_abort - abort a session: a running fill is asked to stop, the worker frees the memory,
+ * and queued or running chunks are answered with ERR_CONFLICT. Repeating is harmless. Blocks: no.
  * Errors: ERR_NOT_FOUND, ERR_ENDED (committed), ERR_CONFLICT (being committed right now). */
 int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
                   struct err *e);
 
-/* updates_renew - make the lease end `lease_s` from now, and be that long from then on (0: its own
- * length). Errors: ERR_NOT_FOUND, ERR_ENDED. */
+/* updates_renew - end the lease `lease_s` seconds from now, and keep that length for later renewals
+ * (0: the length it has). Errors: ERR_NOT_FOUND, ERR_ENDED. */
 int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,
                   struct err *e);
 
-/* updates_get - one session, open or among the last ended. Errors: ERR_NOT_FOUND. */
+/* updates_get - one session: open, or one of the last that ended. Errors: ERR_NOT_FOUND. */
 int updates_get(struct updates *u, const char *id, struct update_info *out, struct err *e);
 
 /* updates_current - the open session, or phase UPDATE_NONE. */
@@ -256,7 +263,7 @@ void updates_current(struct updates *u, struct update_info *out);
  * Errors: ERR_CONFLICT (chunks are still queued). */
 int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
 
-/* updates_lists - the lists that came before; as long as `u`. Threads: any. */
+/* updates_lists - the cache of tensor lists; lives as long as `u`. Threads: any. */
 struct list_cache *updates_lists(struct updates *u);
 
 struct updates_stats {

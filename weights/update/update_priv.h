@@ -1,4 +1,4 @@
-/* What the files update*.c share: sessions, the jobs of the worker, and how a chunk is laid out. */
+/* Shared by update*.c: sessions, the jobs of the worker, and the layout of a chunk. */
 #ifndef BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
 #define BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
 
@@ -17,34 +17,34 @@
 enum part_how {
     PART_DIRECT,  /* as they are */
     PART_CONVERT, /* into another dtype */
-    PART_TIED,    /* compared with the tensor that they are another name of */
-    PART_IGNORED  /* read, compared with what it is derived from, dropped */
+    PART_TIED,    /* another name of a tensor: compared with that tensor */
+    PART_IGNORED  /* read, compared with the derived values, dropped */
 };
 
 struct part {
     struct model_spec_match match;
     enum part_how how;
-    uint32_t n_breaks; /* of the parts up to this one, so many do not go on where the one before
-                          them ends in a staged chunk, as they come */
+    uint32_t n_breaks; /* how many parts up to this one do not begin where the part before them
+                          ends in a staged chunk, with their bytes unchanged */
     uint64_t offset;   /* DIRECT, CONVERT: in the slab of a staged chunk */
 };
 
-/* How one rank's tensor list lands: a function of the tensor list, the model spec and `convert`, so
- * that it may be kept with the tensor list. Counted; immutable once made. */
+/* Where the tensors of one rank's list go. Depends only on the tensor list, the model spec and
+ * `convert`, so it can be cached with the tensor list. Counted; immutable once made. */
 struct layout {
     struct part *parts;         /* owned; [n_tensors] of the chunk's tensor list */
-    struct dst_slot *dst_slots; /* owned; [n_dst_slots] all that is kept, in the parts' order */
+    struct dst_slot *dst_slots; /* owned; [n_dst_slots] all kept tensors, in the parts' order */
     size_t n_dst_slots;
-    bool ties;               /* does anything come under a tied name? */
+    bool ties;               /* has a part with a tied name */
     uint64_t nbytes_kept;    /* slab of a staged chunk */
     uint64_t nbytes_largest; /* of the tensors, as sent and as kept */
 
-    atomic_uint refs; /* relaxed up, acq_rel down: whoever frees sees all that others did */
+    atomic_uint refs; /* relaxed up, acq_rel down: the last holder sees all writes of the others */
 };
 
-/* Says of a chunk which one it was, so that a repeated one is known. */
+/* Identifies a chunk, to recognize a repeated one. */
 struct chunk_key {
-    char id[UPDATE_CHUNK_ID_MAX + 1]; /* "": not said, equal to none */
+    char id[UPDATE_CHUNK_ID_MAX + 1]; /* "": not given, equal to no other */
     char digest[TENSOR_LIST_DIGEST_LEN + 1];
     struct checksum sums; /* over the checksums that came with it */
 };
@@ -65,8 +65,8 @@ struct update_job {
     enum job_kind kind;         /* immutable, and so are those down to the blank line */
     struct session *session;    /* counted */
     struct update_chunk *chunk; /* owned; CHUNK, and ANSWER to a repeated one */
-    struct layout **layouts;    /* owned, and counted; CHUNK: [1], or [n_ranks] where ranks get
-                                   different things; NULL for a rank that gets nothing */
+    struct layout **layouts;    /* owned, and counted; CHUNK: [1], or [n_ranks] if ranks get
+                                   different lists; NULL for a rank that gets nothing */
     uint32_t n_layouts;
     struct chunk_key key;    /* CHUNK */
     struct finish_sum *sums; /* owned; FINISH */
@@ -76,32 +76,32 @@ struct update_job {
     void *done_arg;
 
     struct fill *fill; /* owned; worker only; NULL until it has begun */
-    struct non_finite_names non_finite; /* worker only: seen in the chunk */
+    struct non_finite_names non_finite; /* worker only: found in the chunk */
     char label[VERSION_LABEL_MAX + 1];  /* worker only, for messages: the chunk's, or the session's
                                            when the job began; "" = none yet */
     struct err ahead;  /* worker only: why beginning ahead failed */
 
     struct update_job *next;  /* guarded by the updates' lock */
     uint64_t began_us;        /* guarded by the updates' lock; 0 while queued */
-    struct progress progress; /* worker; what is atomic in it: anyone */
+    struct progress progress; /* worker only; its atomic members: any thread */
 };
 
 /* The state of each tensor of the model spec. */
 enum {
     TENSOR_QUEUED = 1,
     TENSOR_ARRIVED = 2,
-    TENSOR_TIED = 4, /* a tied name of it came before itself */
+    TENSOR_TIED = 4, /* a tied name of it arrived before the tensor itself */
     TENSOR_MINE = 8,
-    TENSOR_NAMED = 16 /* a tied name of it came */
+    TENSOR_NAMED = 16 /* a tied name of it arrived */
 };
 
-/* Bytes that came under a tied name before their target. */
+/* Bytes that arrived under a tied name before their target. */
 struct tie {
     const struct alias *alias; /* of the model spec */
     struct slab *slab;         /* counted; host memory */
     const void *data;          /* in slab, in the target's dtype */
     uint32_t place;            /* whose target it is compared with */
-    bool everywhere;           /* it came for all places, not for that rank alone */
+    bool everywhere;           /* it arrived for all places, not only for that rank */
 };
 
 struct session {
@@ -115,13 +115,13 @@ struct session {
     uint64_t lease_us, lease_end_us;
     uint32_t n_jobs; /* queued or running; the lease does not run out meanwhile */
     bool finishing;  /* a finish is queued or running */
-    bool committing; /* past the point where an abort could still win */
+    bool committing; /* too late to abort */
     struct update_job *running;
     unsigned char *tensor_states; /* owned; [n_tensors][n_ranks] TENSOR_*; NULL once ended */
     bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
     uint32_t n_arrived, n_claimed;
-    uint32_t n_here;          /* arrived, or under a tied name; once here, always here */
-    uint32_t missing_from;    /* all before this one are here */
+    uint32_t n_here;          /* arrived, also under a tied name; never decreases */
+    uint32_t missing_from;    /* all tensors before this one have arrived */
     uint64_t nbytes_claimed;  /* of the model spec */
     uint64_t nbytes_accepted; /* as sent, of all chunks that have not failed */
     uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
@@ -133,11 +133,11 @@ struct session {
     const char *missing[UPDATE_MISSING_MAX];
     struct chunk_key *answers; /* owned; ring of the chunks that arrived */
     uint32_t n_answers, answers_cap, answers_at;
-    struct chunk_key key; /* single: its chunk */
+    struct chunk_key key; /* one-shot: its chunk */
 
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
-    bool single; /* a whole update by itself */
+    bool single; /* a one-shot update */
     bool implicit, unnamed, partial, sharded, convert;
     uint32_t n_ranks;
 
@@ -152,12 +152,12 @@ struct session {
     struct update_job dispose; /* queued once, when the session is aborted */
 };
 
-/* The bucket that completed an implicit update, if others had come before it, until something else
- * is committed or generation is continued. */
+/* The last bucket of a committed implicit update that had several; kept until another commit, or
+ * until generation continues. */
 struct closing {
     struct chunk_key key;
     char label[VERSION_LABEL_MAX + 1];
-    uint64_t serial; /* what it completed; 0: there is none */
+    uint64_t serial; /* of the update that it completed; 0: there is none */
 };
 
 struct updates {
@@ -166,18 +166,18 @@ struct updates {
     struct cnd tick; /* a lease changed, or stopping */
     struct update_job *queue, **queue_tail;
     uint32_t n_queued;
-    struct session *live;                     /* all that have not ended; counted */
-    struct session *open;                     /* the one that is no single, or NULL */
+    struct session *live;                     /* all sessions that have not ended; counted */
+    struct session *open;                     /* the one that is not one-shot, or NULL */
     struct session *ended[UPDATE_ENDED_KEPT]; /* counted; ring */
     uint32_t ended_at;
-    uint32_t n_disposing; /* aborted ones that the worker has not come to: they hold memory yet */
+    uint32_t n_disposing; /* aborted sessions which still hold memory until the worker frees it */
     bool stopping;
     struct updates_stats stats;
     struct closing closing;
 
     struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
-    uint64_t late_serial;            /* worker only: what an implicit session committed when all was
-                                        there but some tied name; 0: nothing, or not the last */
+    uint64_t late_serial;            /* worker only: serial of the last commit if an implicit one
+                                        made it while a tied name was missing; else 0 */
     struct updates_cfg cfg;          /* immutable */
     const struct model_spec *model_spec; /* borrowed from the store; immutable */
     struct list_cache *lists;        /* owned; immutable */
@@ -189,17 +189,17 @@ struct updates {
 
 int update_not_found(const char *id, struct err *e);
 int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* locked */
-/* Is there something that a partial update can build on? The worker finds out for certain. */
+/* Are there weights that a partial update can build on? The worker checks again when it stages. */
 int update_check_base(const struct store_info *base, bool partial, struct err *e);
 /* Leaves `e` clean if the memory is free, or soon will be. No lock held. */
 void update_check_job_room(struct updates *u, const struct store_info *base,
                            const struct update_job *job, struct err *e);
-/* Will memory that is taken now come back before the worker begins the next update? */
+/* Will memory in use now be freed before the worker begins the next update? */
 bool update_frees_locked(const struct updates *u);
 int update_check_queue_locked(const struct updates *u, struct err *e);
 void update_queue_locked(struct updates *u, struct session *s, struct update_job *job);
 
-/* update_session.c. Those named _locked want the updates' lock. */
+/* update_session.c. Functions named _locked require the updates' lock. */
 
 struct session *session_new(const struct updates *u, struct err *e);
 void session_ref_locked(struct session *s);
@@ -215,14 +215,14 @@ static inline bool session_ended(const struct session *s)
 }
 void session_begin_locked(struct updates *u, struct session *s);
 
-/* Ends it. Aborted: `why` is told, a running fill is asked to stop, and the worker gives the
- * staging back. Returns a session to session_free outside the lock, or NULL. */
+/* Ends it. UPDATE_ABORTED: `why` becomes its error, a running fill is asked to stop, and the worker
+ * frees the staging. Returns a session to session_free outside the lock, or NULL. */
 struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
                                    const struct err *why);
 void session_info_locked(struct updates *u, struct session *s, struct update_info *out);
 void session_renew_locked(struct updates *u, struct session *s);
 
-/* ERR_NOT_FOUND for a new call on an ended session; says how it ended. */
+/* ERR_ENDED for a new call on an ended session; the message says how it ended. */
 int session_refuse_ended(const struct session *s, struct err *e);
 /* The answer to a call that was queued when the session was aborted. */
 int session_answer_ended(const struct session *s, struct err *e);
@@ -237,7 +237,7 @@ void tensor_states_release_locked(struct updates *u, struct session *s,
                                   const struct update_job *job);
 
 void tensor_states_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
-/* Is tensor `index` not claimed so, on the ranks where it must be? */
+/* Does tensor `index` lack these states on a rank where it must have them? */
 bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned mask);
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
@@ -246,7 +246,8 @@ bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b
 void session_remember_locked(struct session *s, const struct chunk_key *key);
 const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
 
-/* Tells the owner, and the log when a session began or ended. No lock held. */
+/* updates_changed calls cfg.on_change; updates_log logs that a session began or ended. No lock
+ * held. */
 void updates_changed(struct updates *u);
 void updates_log(const struct update_info *info);
 
@@ -258,9 +259,9 @@ void job_queue_locked(struct updates *u, struct update_job *job);
 void job_queue_first_locked(struct updates *u, struct update_job *job);
 void job_free(struct update_job *job); /* not of a dispose; accepts NULL */
 
-/* update_layout.c: what a chunk brings, before any byte moves. Pure. */
+/* update_layout.c: what a chunk will bring, computed before any byte moves. Pure. */
 
-/* The model spec's tensors that a part brings; none for ignored. */
+/* The tensors of the model spec that a part brings; none for an ignored name. */
 static inline const uint32_t *match_targets(const struct model_spec_match *m, uint32_t *n)
 {
     if (m->alias == NULL) {
@@ -276,19 +277,19 @@ int layout_make(struct layout **out, const struct model_spec *m,
                 const struct tensor_list *tensor_list, bool convert, struct err *e);
 void layout_unref(struct layout *l); /* accepts NULL */
 
-/* Do parts [first, first + n) lie back to back in a staged chunk, as they come? n > 0. */
+/* Are parts [first, first + n) contiguous in a staged chunk, with their bytes unchanged? n > 0. */
 bool layout_in_one(const struct layout *l, uint32_t first, uint32_t n);
 
 /* Matches a chunk's tensor lists. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
 int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e);
 void job_layouts_free(struct update_job *job);
 
-/* tensor_list_coverage (weights/update/coverage.h) of a tensor list that is matched already. */
+/* tensor_list_coverage (weights/update/coverage.h) of a tensor list that already has a layout. */
 int layout_coverage(const struct layout *l, const struct model_spec *m,
                     const struct tensor_list *tensor_list, const char **missing, uint32_t cap,
                     uint32_t *n_missing, struct err *e);
 
-/* What a rank gets: its tensor list (NULL: nothing) and how it lands. */
+/* What a rank gets: its tensor list (NULL: nothing) and its layout. */
 const struct tensor_list *chunk_tensor_list(const struct update_chunk *c, uint32_t rank);
 const struct layout *job_layout(const struct update_job *job, uint32_t rank);
 uint64_t chunk_nbytes(const struct update_chunk *c,
@@ -306,53 +307,53 @@ int chunk_fill(struct fill *f, struct err *e);
 
 /* Queues the copies. 1: not ready yet, with SOURCE_TRY; call again. */
 int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e);
-/* Is a chunk that has begun still being copied? Never blocks; false also when that went wrong. */
+/* Is a chunk that has begun still being copied? Never blocks; false also after an error. */
 bool chunk_copying(struct update_job *job);
-/* Waits for them, and moves what no copy can. */
+/* Waits for the copies, then converts and compares the other tensors. */
 int chunk_map_end(struct fill *f, struct err *e);
 
 /* update_recv.c: chunks whose source receives into GPU memory itself. */
 
-/* What can fail before the first bucket. Errors: ERR_NO_MEMORY, ERR_CUDA. */
+/* Does what can fail, before the first bucket is posted. Errors: ERR_NO_MEMORY, ERR_CUDA. */
 int chunk_recv_begin(struct fill *f, struct err *e);
-/* Receives all, and waits for what is made of it. @e is clean. */
+/* Receives all buckets, and waits until they are copied and checked. @e is clean. */
 int chunk_recv(struct fill *f, struct err *e);
 
 /* update_chunk.c: one chunk from its first byte to its place in the staging. Worker only. */
 
-/* Begins to move a chunk's bytes, if they can move while the worker does something else. 1: with
- * SOURCE_TRY, not all could be begun. */
+/* Begins to move a chunk's bytes, if they can move while the worker does other work. Returns 1,
+ * only with SOURCE_TRY, if not all could begin. */
 int chunk_begin(struct session *s, struct update_job *job, const struct updates_cfg *cfg,
                 enum source_wait wait, struct err *e);
 
-/* Moves what is left, verifies it, and puts it into the session's staging. Staged: after an error
- * the staging is as it was before. Either way the job has no fill any more. */
+/* Moves the rest, verifies all, and adds it to the session's staging. After an error the staging is
+ * unchanged. Either way the job has no fill any more. */
 int chunk_end(struct session *s, struct update_job *job, struct err *e);
 
-/* Gives up what was begun: nothing writes any more. Accepts a job that was not. */
+/* Cancels a chunk that was begun: nothing writes any more. Accepts a job that was not begun. */
 void chunk_drop(struct update_job *job);
 
 /* update_prove.c */
 
-/* Compares the ties whose target is there by now, in the staging or in this chunk. */
+/* Compares the ties whose target has arrived, in the staging or in this chunk. */
 int ties_compare(struct fill *f, struct session *s, struct err *e);
 void ties_drop_compared(struct session *s);
 int tie_push(struct session *s, const struct tie *tie, struct err *e);
 void session_drop_ties(struct session *s, uint32_t n_kept);
 
-/* Does the session hold nothing but names that are tied, or ignored? */
+/* Did the session bring only tied or ignored names? */
 bool session_only_ties(const struct session *s);
-/* Are the bytes of all ties those that are served? Errors: ERR_MISMATCH, ERR_CUDA. */
+/* Compares the bytes of all ties with the served ones. Errors: ERR_MISMATCH, ERR_CUDA. */
 int ties_compare_served(const struct session *s, const struct version *served, struct err *e);
 
 /* Errors: ERR_MISMATCH (ranks got different bytes for one tensor). */
 int replicas_prove(const struct session *s, struct err *e);
 
-/* Proves what finish has to: ties, completeness, checksums. Worker only, no lock. */
+/* The checks of finish: ties, completeness, checksums. Worker only, no lock. */
 int session_prove(struct session *s, const struct update_job *job, const struct model_spec *m,
                   struct err *e);
 
-/* A GPU that was lost since the bytes came has none of them any more. Worker only, no lock. */
+/* Fails if a GPU was lost after the bytes arrived. Worker only, no lock. */
 int session_prove_devices(const struct session *s, struct err *e);
 int stop_check(const struct progress *p, struct err *e);
 
