@@ -15,7 +15,7 @@ struct admission;
 
 struct ticket {
     /* Called once when the permit is granted: by admission_enter itself, or later by the thread
-     * that left. No lock held; must not block (post to a pool). */
+     * that gives a permit back. No lock held; must not block (post to a pool). */
     void (*granted)(void *arg);
     void *arg;
 
@@ -31,7 +31,7 @@ int admission_new(struct admission **out, const char *name, size_t n_permits, si
 void admission_free(struct admission *a); /* nothing queued or granted; accepts NULL */
 
 /* admission_enter - take a permit now (granted() runs before this returns), or queue.
- * Errors: ERR_OVERLOADED (queue full: how many run and wait), ERR_DRAINING. */
+ * Errors: ERR_OVERLOADED (queue full; the message has how many run and wait), ERR_DRAINING. */
 int admission_enter(struct admission *a, struct ticket *t, struct err *e);
 
 /* admission_cancel - take a queued ticket out. Returns false when it was already granted. O(1). */
@@ -45,16 +45,16 @@ void admission_close(struct admission *a); /* from now on enter is ERR_DRAINING 
 /* admission_is_granted - has the ticket a permit now? */
 bool admission_is_granted(struct admission *a, struct ticket *t);
 
-/* admission_hold - grant nothing until admission_release; what is granted stays so.
- * @refusal  NULL: whoever enters queues, bounded as ever; else they get this error (copied).
- * Repeating replaces the refusal. */
+/* admission_hold - grant nothing until admission_release; granted permits stay.
+ * @refusal  NULL: new tickets queue, up to the usual limit; else admission_enter fails with this
+ *           error (copied). Repeating replaces the refusal. */
 void admission_hold(struct admission *a, const struct err *refusal);
 
-/* admission_release - grant again, first those in line. Repeating is harmless. */
+/* admission_release - grant again, the queued tickets first. Repeating is harmless. */
 void admission_release(struct admission *a);
 
-/* admission_on_idle - call `idle(arg)` whenever the last permit comes back; on the thread that
- * left, no lock held; must not block. Threads: before anybody enters. */
+/* admission_on_idle - call `idle(arg)` whenever the last permit is given back: on the thread that
+ * gave it back, no lock held; must not block. Call this before the first admission_enter. */
 void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg);
 
 struct admission_stats {

@@ -1,7 +1,7 @@
-/* Who may do what: keys with roles, and addresses that need none.
+/* Authorization: keys with roles, and addresses that need no key.
  *
- * Of a key only its SHA-256 is kept. What a client sends is hashed too and held against every one
- * in the same time, whichever fits, so that time tells nothing. Keys are random text made by a
+ * Only the SHA-256 of a key is kept. The key that a client sends is hashed too and compared with
+ * all of them in constant time, so that the time reveals nothing. Keys are random text made by a
  * program, not passwords that people choose: a slow hash would protect nothing and stall a loop. */
 #ifndef BATON_CONTROL_AUTH_H
 #define BATON_CONTROL_AUTH_H
@@ -18,7 +18,7 @@ enum {
     AUTH_KEY_LEN_MAX = 256
 };
 
-/* Each may do what the ones before it may. */
+/* Each role includes the ones before it. */
 enum auth_role { AUTH_ANYONE, AUTH_VIEWER, AUTH_GENERATE, AUTH_CONTROL, AUTH_ROLE_COUNT };
 
 struct auth;
@@ -37,13 +37,15 @@ struct auth_cfg {
  * @cfg  borrowed until auth_free
  *
  * Threads: main's. Blocks: on the disk.
- * Errors:  ERR_BAD_REQUEST  field is --api-key-file or --no-auth-cidr; of a line only its number is
- * said ERR_NO_MEMORY;   *out untouched */
+ * Errors:  ERR_BAD_REQUEST  field is --api-key-file or --no-auth-cidr; the message names a line by
+ *                           its number only
+ *          ERR_NO_MEMORY
+ *          *out is then untouched. */
 int auth_new(struct auth **out, const struct auth_cfg *cfg, struct err *e);
 void auth_free(struct auth *a); /* accepts NULL */
 
-/* auth_reload - read the key file again, all of it or nothing: after a failure the keys are those
- * of before. Nothing without a key file. Threads: main's. Errors: as auth_new. */
+/* auth_reload - read the key file again, all of it or nothing: after a failure the old keys stay
+ * valid. Does nothing without a key file. Threads: main's. Errors: as auth_new. */
 int auth_reload(struct auth *a, struct err *e);
 
 bool auth_asks(const struct auth *a);                    /* keys or addresses are given */
@@ -53,13 +55,13 @@ size_t auth_n_keys(struct auth *a, enum auth_role role); /* of exactly that role
 /* auth_trusts - does a peer at this address need no key? `auth` is a struct auth. Threads: any. */
 bool auth_trusts(const void *auth, const struct sockaddr *peer);
 
-/* auth_knows - does the header's value carry a key of this server, of whichever role?
+/* auth_knows - does the header's value carry a key of this server, of any role?
  * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no. */
 bool auth_knows(struct auth *a, const char *authorization);
 
-/* auth_check - may this request do what takes the role `need`?
+/* auth_check - may this request do what requires the role `need`?
  * @authorization  the header's value, "" without one
- * @trusted        what auth_trusts said of the peer
+ * @trusted        the result of auth_trusts for the peer
  *
  * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no.
  * Errors: ERR_UNAUTHORIZED  no key, none of ours, or not "Bearer KEY"

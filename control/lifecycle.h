@@ -1,7 +1,7 @@
-/* Which call works in which state: one table, asked by every handler that changes something.
+/* Which call works in which state: one table, which every handler that changes something consults.
  *
- * A state is a product of small independent parts. The module is pure: whoever asks says what the
- * state is, and what really changes is changed elsewhere. */
+ * A state consists of small independent parts. The module is pure: the caller passes the state in,
+ * and changes are made elsewhere. */
 #ifndef BATON_CONTROL_LIFECYCLE_H
 #define BATON_CONTROL_LIFECYCLE_H
 
@@ -64,9 +64,10 @@ const char *lifecycle_pause_name(enum lifecycle_pause pause);       /* "none", "
 const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep", ... */
 
 /* lifecycle_check - does the call work in this state?
- * Errors: ERR_STARTING, ERR_DRAINING (the life); of a generate ERR_PAUSED, ERR_ASLEEP,
- *         ERR_UNSYNCED: what has to happen first; of any other call ERR_CONFLICT:
- *         why, the whole state, and the calls that work in it. */
+ * Errors: ERR_STARTING, ERR_DRAINING (the life cycle). For a generate ERR_PAUSED, ERR_ASLEEP,
+ *         ERR_UNSYNCED: the message names what has to happen first. For any other call
+ *         ERR_CONFLICT: the message has the reason, the whole state, and the calls that work in
+ *         it. */
 int lifecycle_check(const struct lifecycle_state *s, enum lifecycle_call call, struct err *e);
 
 #endif

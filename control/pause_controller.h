@@ -1,19 +1,21 @@
-/* The pause controller: whether generation runs, who holds it shut and until when, and what sleeps.
+/* The pause controller: whether generation runs, which owner paused it and until when, and what
+ * sleeps.
  *
- * Every handler that changes something asks pause_controller_allows first, which puts the state
- * together and looks the call up in the one table (control/lifecycle.h). Pause, resume, sleep and
- * wake come one after the other; what they wait for has a deadline.
+ * Every handler that changes something calls pause_controller_allows first, which collects the
+ * state and looks the call up in the one table (control/lifecycle.h). Pause, resume, sleep and wake
+ * run one after the other; each of their waits has a deadline.
  *
- * A pause closes admission before anything else. `keep` freezes what runs between two tokens;
- * `wait` and `abort` are acknowledged when nothing runs any more. One that is never acknowledged,
- * because its deadline passed or whoever asked has gone, undoes itself unless another pause was
- * there before, or is waited for: then generation stays paused, and if the new one has no lease the
- * other's holds. What stays only because it is waited for ends with the last that gives up. A pause
- * with a lease ends by itself.
+ * A pause closes admission before anything else. `keep` freezes running generations between two
+ * tokens; `wait` and `abort` are acknowledged when nothing runs any more. A pause that is never
+ * acknowledged, because its deadline passed or its client disconnected, is undone, unless an
+ * earlier pause was acknowledged or another one is still waiting. Generation then stays paused, and
+ * if the new pause has no lease, the lease of the other one applies. A pause that remains only
+ * because others wait for it ends when the last of them gives up. A pause with a lease ends by
+ * itself.
  *
- * Sleep does not pause. Generations that are frozen by a pause with `keep` stay, and make their KV
- * again if it was released; all others are aborted first. While anything sleeps, new generations
- * are refused, or queue if a pause says so. */
+ * Sleep does not pause. Generations that are frozen by a pause with `keep` stay, and recompute
+ * their KV if it was released; all others are aborted first. While anything sleeps, new generations
+ * are refused, or queue if a pause queues them. */
 #ifndef BATON_CONTROL_PAUSE_CONTROLLER_H
 #define BATON_CONTROL_PAUSE_CONTROLLER_H
 
@@ -40,7 +42,7 @@ enum {
     PAUSE_TIMEOUT_S_MAX = 3600
 };
 
-/* What a pause controller works on. All is borrowed and outlives it. */
+/* The objects that a pause controller works on. All are borrowed and outlive it. */
 struct pause_controller_cfg {
     const struct life *life;
     struct store *store;
@@ -52,32 +54,32 @@ struct pause_controller_cfg {
     uint64_t sleep_timeout_us; /* how long sleep and wake wait for readers of the weights */
 };
 
-/* pause_controller_new - start the thread that ends leases and answers what waits.
+/* pause_controller_new - start the thread that ends leases and answers waiting pauses.
  * @cfg  copied
  * Errors: ERR_NO_MEMORY, ERR_INTERNAL (the thread). */
 int pause_controller_new(struct pause_controller **out, const struct pause_controller_cfg *cfg,
                          struct err *e);
 
-/* pause_controller_drain - the process ends: a pause is lifted, so that what is frozen can end, and
- * whoever waits for one hears ERR_DRAINING. Repeating is harmless. Any thread. */
+/* pause_controller_drain - the process ends: lift the pause, so that frozen generations can end,
+ * and answer waiting pauses with ERR_DRAINING. Repeating is harmless. Threads: any. */
 void pause_controller_drain(struct pause_controller *g);
 void pause_controller_stop(
     struct pause_controller *g); /* drains, and joins the thread; repeating is harmless */
 void pause_controller_free(struct pause_controller *g); /* stops first; accepts NULL */
 
-/* pause_controller_state - the product, now. */
+/* pause_controller_state - the current state, of all its parts. */
 void pause_controller_state(struct pause_controller *g, struct lifecycle_state *out);
 
-/* pause_controller_allows - lifecycle_check of the state now. Any thread; takes locks up to
- * MTX_ENGINE, one after the other. Another update being open is left to updates_start, which names
- * it. */
+/* pause_controller_allows - lifecycle_check of the current state. Threads: any; takes locks up to
+ * MTX_ENGINE, one after the other. Does not check whether another update is open: updates_start
+ * does, and names it. */
 int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e);
 
 struct pause_controller_info {
     enum lifecycle_pause pause;
     bool reject;
     size_t n_running, n_waiting; /* generations, at that moment */
-    bool acknowledged;           /* what the mode promises is so: all is frozen, or nothing runs */
+    bool acknowledged;           /* the pause is in effect: all is frozen, or nothing runs */
     char owner[PAUSE_OWNER_MAX + 1];
     uint64_t since_us; /* monotonic */
     int64_t since_wall_s;
@@ -85,7 +87,7 @@ struct pause_controller_info {
     uint64_t lease_left_us;                  /* CLOCK_NEVER: none */
     uint64_t epoch;                          /* counts every pause and resume */
     uint32_t n_aborted;                      /* by the last pause */
-    uint64_t n_pauses, n_expired, paused_us; /* ever */
+    uint64_t n_pauses, n_expired, paused_us; /* totals */
 };
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out);
 
@@ -93,18 +95,18 @@ struct pause_controller_pause {
     enum lifecycle_pause mode; /* not PAUSE_NONE */
     bool reject;
     uint32_t lease_s;   /* 0: none, else up to PAUSE_LEASE_S_MAX, from the acknowledgement on */
-    uint32_t timeout_s; /* 1..PAUSE_TIMEOUT_S_MAX: how long it may wait to be acknowledged */
+    uint32_t timeout_s; /* 1..PAUSE_TIMEOUT_S_MAX: longest wait for the acknowledgement */
     char owner[PAUSE_OWNER_MAX + 1];
 };
 
-/* Whoever waits for a pause to be acknowledged. */
+/* One request that waits for a pause to be acknowledged. */
 struct pause_controller_wait {
     struct pause_controller *pause_controller;
     atomic_bool
-        gone; /* relaxed, with pause_controller_wake_up: whoever asked does not wait any more */
-    /* Called once, on the pause controller's thread or that of whoever ends the wait, no lock held.
+        gone; /* relaxed; the client has disconnected. Set, then pause_controller_wake_up */
+    /* Called once, on the pause controller's thread or on the one that ends the wait, no lock held.
      * `e` is clean on success, else ERR_TIMEOUT, ERR_GONE, ERR_DRAINING, or ERR_CONFLICT (resumed,
-     * or another pause took its place). May free the wait. */
+     * or replaced by another pause). May free the wait. */
     void (*done)(struct pause_controller_wait *w, const struct pause_controller_info *info,
                  const struct err *e);
 
@@ -114,9 +116,10 @@ struct pause_controller_wait {
     struct err error;
 };
 
-/* pause_controller_pause - see above. A pause that is there is replaced, and its lease too.
- * @w  done is called later if this returns 1; untouched otherwise
- * Returns: 0 acknowledged, *out says how it is; 1 later; -1.
+/* pause_controller_pause - pause generation, as described above. Replaces an earlier pause and its
+ * lease.
+ * @w  its done is called later if this returns 1; untouched otherwise
+ * Returns: 0 acknowledged, with the state in *out; 1 not yet acknowledged; -1 failed.
  * Threads: any that may block. Blocks: until operations under way have ended and, with keep, for
  * one step of the engine.
  * Errors: lifecycle_check's; ERR_TIMEOUT (keep: the step did not end). Nothing has changed then. */
@@ -124,10 +127,10 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_contro
                            struct pause_controller_wait *w, struct pause_controller_info *out,
                            struct err *e);
 void pause_controller_wake_up(
-    struct pause_controller *g); /* look at the waits again; takes a leaf lock, any thread */
+    struct pause_controller *g); /* check the waits again; takes a leaf lock. Threads: any */
 
-/* pause_controller_resume - always works. Returns: was it paused? Blocks: for operations under way.
- */
+/* pause_controller_resume - let generation run; cannot fail. Returns: was it paused?
+ * Blocks: until operations under way have ended. */
 bool pause_controller_resume(struct pause_controller *g, struct pause_controller_info *out);
 
 enum pause_controller_tag { PAUSE_WEIGHTS = 1, PAUSE_KV = 2 };
@@ -139,9 +142,9 @@ struct pause_controller_slept {
 };
 
 /* pause_controller_sleep - @level 1 or 2, @tags of enum pause_controller_tag.
- * Errors: lifecycle_check's, ERR_CONFLICT (a lease holds the weights: names it), store_sleep's,
- * ERR_TIMEOUT. What has been aborted stays so, and weights that sleep already when the KV cache
- * could not be had sleep on; all else is as before.
+ * Errors: lifecycle_check's, ERR_CONFLICT (a lease holds the weights; names it), store_sleep's,
+ * ERR_TIMEOUT. Aborted generations stay aborted. If the weights sleep already and the KV cache
+ * could not be released, the weights stay asleep. All else is as before.
  * Blocks: as pause_controller_pause, and for store_sleep. */
 int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
                            struct pause_controller_slept *out, struct err *e);

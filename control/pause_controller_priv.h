@@ -1,4 +1,4 @@
-/* What pause_controller.c and pause_controller_sleep.c share. */
+/* Shared by pause_controller.c and pause_controller_sleep.c. */
 #ifndef BATON_CONTROL_PAUSE_CONTROLLER_PRIV_H
 #define BATON_CONTROL_PAUSE_CONTROLLER_PRIV_H
 
@@ -14,9 +14,9 @@ struct pause_controller {
     struct pause_controller_info now; /* lease_left_us and acknowledged are put in when asked for */
     uint64_t until_us;                /* of the lease; CLOCK_NEVER: none */
     struct pause_controller_wait *waits;
-    bool shut;   /* admission's listeners, by a pause */
-    bool frozen; /* the engine, by a pause with keep */
-    bool stands; /* a pause was acknowledged and not lifted since; under which lease: */
+    bool shut;   /* a pause holds admission */
+    bool frozen; /* a pause with keep has frozen the engine */
+    bool stands; /* a pause was acknowledged and not lifted since; its lease: */
     uint32_t stood_lease_s;
     uint64_t stood_until_us;
 
@@ -29,12 +29,13 @@ struct pause_controller {
     bool joined;
 };
 
-/* pause_controller_begin - wait for operations under way; this is one from now on, until
- * pause_controller_end. */
+/* pause_controller_begin - wait until operations under way have ended, then begin one; it lasts
+ * until pause_controller_end. */
 void pause_controller_begin(struct pause_controller *g);
 void pause_controller_end(struct pause_controller *g);
 
-/* pause_controller_apply_admission - admission as the pause says, or open. Within an operation. */
+/* pause_controller_apply_admission - hold admission as the pause requires, or open it. Within an
+ * operation only. */
 void pause_controller_apply_admission(struct pause_controller *g);
 
 /* pause_controller_idle - no generation has a permit. */
