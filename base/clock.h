@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define CLOCK_NEVER                                                                                \
-    UINT64_MAX /* a deadline that does not come; only for waits on our own threads */
+    UINT64_MAX /* a deadline that never passes; only for waits on our own threads */
 
 /* clock_now_us - microseconds of CLOCK_MONOTONIC. Threads: any. */
 uint64_t clock_now_us(void);
@@ -14,7 +14,7 @@ uint64_t clock_now_us(void);
 /* clock_after_us - the deadline `delay_us` from now, saturating at CLOCK_NEVER. */
 uint64_t clock_after_us(uint64_t delay_us);
 
-/* clock_wall_s - seconds since the Unix epoch, for people and for OpenAI's `created`. */
+/* clock_wall_s - seconds since the Unix epoch, for logs and for OpenAI's `created`. */
 int64_t clock_wall_s(void);
 
 static inline bool clock_passed(uint64_t deadline_us)

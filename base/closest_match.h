@@ -1,8 +1,8 @@
-/* Which known word was probably meant by an unknown one, for error messages. */
+/* The known word that is closest to an unknown one, for error messages. */
 #ifndef BATON_BASE_CLOSEST_MATCH_H
 #define BATON_BASE_CLOSEST_MATCH_H
 
-enum { NEAR_MISS_LEN_MAX = 64 }; /* longer words have no near miss; bounds the work */
+enum { NEAR_MISS_LEN_MAX = 64 }; /* longer words have no match; bounds the work */
 
 /* closest_match - the candidate closest to `word`, or NULL when none is close.
  * @candidates  NULL-terminated; the first of equally close ones wins; may be NULL

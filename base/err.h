@@ -1,4 +1,4 @@
-/* One struct carries every failure from the function that decides it to the reply that tells it.
+/* One struct carries every failure, from the function that detects it to the reply that reports it.
  *
  * The first cause wins: the deciding function fills a clean `struct err` and returns -1; callers
  * clean up and return -1 untouched. Rejected: thread-local error state, because a request
@@ -82,12 +82,13 @@ struct err {
  * Asserts that `e` is clean (a second report is our bug). Threads: any; `e` is the caller's. */
 #define err_set(e, code, field, ...) (err_fill((e), (code), (field), __VA_ARGS__), -1)
 
-/* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. Descriptors or memory that
- * this process lacks are nobody else's fault: then the code is ERR_NO_MEMORY whatever was given. */
+/* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. When this process has run
+ * out of descriptors or memory (EMFILE, ENFILE, ENOMEM, ENOBUFS), the code is ERR_NO_MEMORY,
+ * whatever `code` is: the client did nothing wrong. */
 #define err_set_errno(e, code, field, errnum, ...)                                                \
     (err_fill_errno((e), (code), (field), (errnum), __VA_ARGS__), -1)
 
-/* What the two macros call. */
+/* The functions behind the two macros. */
 __attribute__((format(printf, 4, 5))) void err_fill(struct err *e, enum err_code code,
                                                     const char *field, const char *fmt, ...);
 __attribute__((format(printf, 5, 6))) void err_fill_errno(struct err *e, enum err_code code,

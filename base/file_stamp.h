@@ -1,8 +1,9 @@
-/* What a file looks like from outside: whether it is another one, or was changed, since a look.
+/* The identity of a file and its times, to detect that it was replaced or changed.
  *
- * The time of change counts beside that of modification: a writer may set the latter back (cp -p,
- * rsync, utime), and not the former. What neither shows: bytes written through a mapping that was
- * dirty at the first look, until the kernel writes them back. Only a checksum tells those. */
+ * Both the time of change (ctime) and the time of modification (mtime) are compared: a writer may
+ * set the latter back (cp -p, rsync, utime), but not the former. Neither shows bytes written
+ * through a mapping that was dirty when the first stamp was taken, until the kernel writes them
+ * back. Only a checksum detects those. */
 #ifndef BATON_BASE_FILE_STAMP_H
 #define BATON_BASE_FILE_STAMP_H
 
@@ -19,8 +20,8 @@ struct file_stamp {
     struct timespec modified, changed;
 };
 
-/* file_stamp_of - of what stat(2) said. file_stamp_same - is nothing different?
- * file_stamp_age_ms - since the file was last touched; negative for a clock ahead of ours.
+/* file_stamp_of - the stamp from the result of stat(2). file_stamp_same - are the two equal?
+ * file_stamp_age_ms - time since the file was last changed; negative if its clock is ahead of ours.
  * Threads: any. Blocks: no. */
 struct file_stamp file_stamp_of(const struct stat *st);
 bool file_stamp_same(const struct file_stamp *x, const struct file_stamp *y);

@@ -1,8 +1,8 @@
 /* Structured log: one JSON object a line, on standard error.
  *
  * A line is built in a bounded record on the caller's stack and handed to one writer thread through
- * a bounded ring; when the ring is full, lines are dropped and counted, and the next line that
- * fits says how many. Client bytes are escaped, never printed raw. */
+ * a bounded ring. When the ring is full, lines are dropped and counted, and the next line that
+ * fits reports how many. Client bytes are escaped, never printed raw. */
 #ifndef BATON_BASE_LOG_H
 #define BATON_BASE_LOG_H
 
@@ -27,7 +27,7 @@ struct log_rec {
  * Errors: ERR_INTERNAL (no thread); logging then stays direct. */
 int log_open(int fd, enum log_level least, struct err *e);
 
-/* log_close - write what is queued, join the thread. Others may log meanwhile: directly, then.
+/* log_close - write what is queued, join the thread. Lines logged meanwhile are written directly.
  * Threads: one at a time, as log_open. */
 void log_close(void);
 

@@ -1,9 +1,9 @@
 /* An event loop: one thread, one epoll.
  *
  * Each turn handles ready file descriptors, then items posted by other threads, then due timers,
- * then the owner's `turn`, and then sleeps until the earliest of what comes next. Nothing in a
- * turn may block. Everything is embedded in its owner, so that posting, watching and arming a
- * timer never fail for lack of our memory. */
+ * then calls the owner's `turn`, and then sleeps until the next event or timer. Nothing in a turn
+ * may block. Watches, items and timers are embedded in their owners, so that posting, watching and
+ * arming a timer never fail for lack of our memory. */
 #ifndef BATON_BASE_LOOP_H
 #define BATON_BASE_LOOP_H
 
@@ -29,7 +29,7 @@ struct loop_item {
     struct loop_item *next, **prev_next; /* of the loop; prev_next is NULL while not queued */
 };
 
-/* A one-shot timer. Arming walks the list of armed timers: meant for a few for each loop. */
+/* A one-shot timer. Arming walks the list of armed timers, so a loop should have only a few. */
 struct loop_timer {
     void (*fire)(void *arg); /* loop thread; may arm again */
     void *arg;
@@ -40,8 +40,8 @@ struct loop_timer {
 
 struct loop_cfg {
     const char *name; /* of the thread; cut at 15 bytes */
-    /* End of each turn, may be NULL. Returns the longest wait before the next, in microseconds
-     * (CLOCK_NEVER: no limit). */
+    /* Called at the end of each turn; may be NULL. Returns the longest wait before the next turn,
+     * in microseconds (CLOCK_NEVER: no limit). */
     uint64_t (*turn)(void *arg);
     void *arg;
 };
@@ -53,8 +53,8 @@ int loop_new(struct loop **out, const struct loop_cfg *cfg, struct err *e);
 /* loop_start - start the thread. Errors: ERR_INTERNAL. */
 int loop_start(struct loop *l, struct err *e);
 
-/* loop_stop - run the items posted so far, then end and join the thread. Not started or stopped
- * already: nothing. Threads: the owner's, never the loop's. */
+/* loop_stop - run the items posted so far, then end and join the thread. Does nothing if the loop
+ * was not started or is already stopped. Threads: the owner's, never the loop's. */
 void loop_stop(struct loop *l);
 void loop_free(struct loop *l); /* stops first; accepts NULL */
 
@@ -63,7 +63,7 @@ bool loop_is_current(const struct loop *l); /* is this the loop's thread? */
 
 /* loop_watch - call w->ready when `events` (EPOLL* bits) happen on w->fd.
  * Threads: the loop's, or any before loop_start.
- * Errors: ERR_INTERNAL with what epoll_ctl said; not watched then. */
+ * Errors: ERR_INTERNAL with the error of epoll_ctl; the descriptor is then not watched. */
 int loop_watch(struct loop *l, struct loop_watch *w, uint32_t events, struct err *e);
 
 /* loop_unwatch - `ready` is not called any more, not even for what this turn has fetched already.
@@ -74,8 +74,8 @@ void loop_unwatch(struct loop *l, struct loop_watch *w);
  * Threads: any; takes MTX_LOOP. Blocks: no. */
 void loop_post(struct loop *l, struct loop_item *item);
 
-/* loop_unpost - take a queued item out; nothing if it is not queued. On the loop thread this means
- * that it will not run. */
+/* loop_unpost - remove an item from the queue; does nothing if it is not queued. On the loop thread
+ * this means that it will not run. */
 void loop_unpost(struct loop *l, struct loop_item *item);
 
 /* loop_timer_set - (re)arm. loop_timer_cancel - disarm. Threads: the loop's, or any before start.

@@ -1,7 +1,7 @@
 /* A set of strings, each with the number of its arrival (0, 1, ...), found in O(1).
  *
- * The strings are chosen by strangers, so the hash is keyed (SipHash-1-3, a random key for each
- * set): nobody can choose names that collide. Strings never move once added. */
+ * The strings are of untrusted origin, so the hash is keyed (SipHash-1-3, a random key for each
+ * set): a client cannot choose names that collide. Strings never move once added. */
 #ifndef BATON_BASE_NAMES_H
 #define BATON_BASE_NAMES_H
 
@@ -29,7 +29,7 @@ struct names {
 void names_init(struct names *s);
 void names_fini(struct names *s); /* accepts a zeroed one */
 
-/* A text and its hash in one set: who looks for it and then adds it hashes it once. */
+/* A text and its hash in one set: a caller that finds and then adds a text hashes it once. */
 struct names_key {
     const char *text; /* borrowed; NUL-terminated */
     size_t len;
@@ -37,11 +37,11 @@ struct names_key {
 };
 struct names_key names_key(const struct names *s, const char *text, size_t len);
 
-/* names_find - the number of `text`, or NAMES_NONE. Threads: any, while nobody adds. */
+/* names_find - the number of `text`, or NAMES_NONE. Threads: any, while no thread adds. */
 uint32_t names_find(const struct names *s, const char *text);
 uint32_t names_find_key(const struct names *s, const struct names_key *key);
 
-/* names_reserve - make room for `n` more, so that adding them moves nothing.
+/* names_reserve - allocate slots for `n` more, so that adding them moves nothing.
  * Errors: ERR_NO_MEMORY; the set is as it was. */
 int names_reserve(struct names *s, uint32_t n, struct err *e);
 

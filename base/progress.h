@@ -21,8 +21,8 @@ struct progress {
     uint64_t deadline_us;             /* immutable during a copy, and so are those below */
     bool (*gone)(void *arg);          /* has the client disconnected? NULL: never */
     void *gone_arg;
-    /* Called with what was just written, while it is in a cache: pieces in any order, by several
-     * threads, each byte once. NULL: not wanted. */
+    /* Called with the bytes just written, while they are in a cache: pieces in any order, from
+     * several threads, each byte once. NULL: not called. */
     void (*came)(void *arg, const void *at, uint64_t nbytes);
     void *came_arg;
 };
@@ -33,7 +33,7 @@ static inline void progress_came(const struct progress *p, const void *at, uint6
         p->came(p->came_arg, at, nbytes);
 }
 
-/* progress_check - to be called between pieces of some MiB.
+/* progress_check - must the copy end now? Call it between pieces of some MiB.
  * Errors: ERR_TIMEOUT (deadline passed), ERR_CONFLICT (the update was aborted), ERR_GONE. */
 int progress_check(const struct progress *p, struct err *e);
 

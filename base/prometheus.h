@@ -7,16 +7,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Arrays of these end with a NULL name; NULL stands for none at all. */
+/* Arrays of these end with a NULL name; a NULL array has no labels. */
 struct prom_label {
     const char *name, *value;
 };
 
-/* prom_head - HELP and TYPE of a family; its samples follow, with no other family's between.
+/* prom_head - write HELP and TYPE of a family. Its samples must follow, with no other family's
+ * samples between them.
  * @type  "counter", "gauge" or "histogram" */
 void prom_head(struct buf *out, const char *name, const char *type, const char *help);
 
-/* One sample. Label values are escaped, and bytes of them that are not UTF-8 become '?'. */
+/* Write one sample. Label values are escaped; bytes in them that are not UTF-8 become '?'. */
 void prom_u64(struct buf *out, const char *name, const struct prom_label *labels, uint64_t value);
 void prom_f64(struct buf *out, const char *name, const struct prom_label *labels, double value);
 void prom_seconds(struct buf *out, const char *name, const struct prom_label *labels,
@@ -30,7 +31,7 @@ void prom_one_seconds(struct buf *out, const char *name, const char *type, const
 
 struct prom_histogram {
     const uint64_t *bounds_us; /* [n], rising */
-    const uint64_t *counts;    /* [n + 1]: of each bucket alone, the last beyond every bound */
+    const uint64_t *counts;    /* [n + 1]: not cumulative; the last is above every bound */
     size_t n;
     uint64_t sum_us;
 };

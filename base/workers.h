@@ -1,7 +1,7 @@
 /* A fixed pool of threads with two bounded FIFO lanes.
  *
- * The urgent lane is served first; it is for work that something already admitted waits on. Jobs
- * are embedded by their owner, so posting cannot fail for lack of memory. */
+ * The urgent lane is served first; it is for work that an already admitted request waits for. Jobs
+ * are embedded in their owners, so posting cannot fail for lack of memory. */
 #ifndef BATON_BASE_WORKERS_H
 #define BATON_BASE_WORKERS_H
 
@@ -11,7 +11,7 @@
 
 struct workers;
 
-/* One piece of work; lives inside its owner, who may free it once `run` has begun. */
+/* One piece of work, embedded in its owner, which may free it once `run` has begun. */
 struct job {
     void (*run)(void *arg); /* on a worker thread, no lock held */
     void *arg;
@@ -30,8 +30,9 @@ struct workers_cfg {
  * Errors: ERR_NO_MEMORY, ERR_INTERNAL (a thread could not start); *out untouched. */
 int workers_new(struct workers **out, const struct workers_cfg *cfg, struct err *e);
 
-/* workers_stop - run what is queued, then join the threads; later posts are refused, but urgent
- * ones not before the last thread has found nothing to do: what a job of the pool posts still runs.
+/* workers_stop - run what is queued, then join the threads. Later posts to the normal lane are
+ * refused. Urgent posts are refused only after the last thread has found nothing to do, so an
+ * urgent job that a job of the pool posts still runs.
  * Threads: the owner's, none of the pool's. Blocks until the last job has returned. */
 void workers_stop(struct workers *w);
 void workers_free(struct workers *w); /* stops first; accepts NULL */

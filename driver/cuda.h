@@ -1,7 +1,7 @@
-/* libcuda, opened at run time: the same binary runs where there is none.
+/* libcuda, opened at run time: the same binary runs on a machine without it.
  *
- * Every call goes through `struct cu_api`, error texts included; nothing links -lcuda. The types
- * are copied by hand (cuda.h of CUDA 13.0) and are the few that the rows need. */
+ * Every call goes through `struct cu_api`, also those for error texts; nothing links -lcuda. The
+ * types are copied by hand (cuda.h of CUDA 13.0): only the few that the functions need. */
 #ifndef BATON_DRIVER_CUDA_H
 #define BATON_DRIVER_CUDA_H
 
@@ -56,20 +56,21 @@ struct cu_api {
  *          *out is untouched and the library closed. */
 int cu_load(struct cu_api *out, const char *path, struct err *e);
 
-/* cu_unload - close the library and zero the table; accepts a zeroed one. For fakes and for a
- * library that was never initialized: a driver that has run stays mapped until the process ends. */
+/* cu_unload - close the library and zero the table; accepts a zeroed one. Only for fakes and for a
+ * library that was never initialized: a driver that has run must stay mapped until the process
+ * ends. */
 void cu_unload(struct cu_api *cu);
 
-/* cu_try - translate what a driver's call returned, on the line of the call:
+/* cu_try - translate the result of a driver's call, on the line of the call:
  * `if (cu_try(cu, cu->mem_alloc(&dev, nbytes), "cuMemAlloc", e) != 0)`.
  * @call  the function's name, for the message
  *
  * Threads: any; asserts that the caller holds no lock, since a driver's call may wait for the GPU.
- * Errors:  ERR_CUDA  anything but CUDA_SUCCESS; the message has the driver's name, number, text. */
+ * Errors:  ERR_CUDA  any result but CUDA_SUCCESS; the message has its name, number and text. */
 int cu_try(const struct cu_api *cu, CUresult result, const char *call, struct err *e);
 
-/* cu_can_launch - are the optional rows for modules and kernels all there? Without them checksums
- * are computed on the host. */
+/* cu_can_launch - does the library have all optional functions for modules and kernels? Without
+ * them checksums are computed on the host. */
 bool cu_can_launch(const struct cu_api *cu);
 
 #endif

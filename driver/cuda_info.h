@@ -1,5 +1,5 @@
-/* What CUDA there is on this machine: looked at once, without creating a context, so that the
- * answer costs no memory on any GPU and disturbs nobody who uses them. */
+/* The CUDA driver and the GPUs of this machine, probed once and without creating a context, so that
+ * the probe takes no memory on any GPU and does not disturb other processes that use them. */
 #ifndef BATON_DRIVER_CUDA_INFO_H
 #define BATON_DRIVER_CUDA_INFO_H
 
@@ -23,7 +23,7 @@ struct cuda_device {
     char uuid[CUDA_UUID_MAX]; /* as nvidia-smi prints it: "GPU-…", of a MIG slice "MIG-…" */
     uint64_t nbytes_total;
     int major, minor; /* compute capability */
-    bool mig;         /* a slice of a GPU, as far as libcuda tells */
+    bool mig;         /* a slice of a GPU, as far as libcuda shows it */
 };
 
 struct cuda_info {
@@ -39,21 +39,21 @@ struct cuda_info {
  * @prefix  "GPU-", "MIG-" or "" */
 void cuda_uuid_text(char out[CUDA_UUID_MAX], const char *prefix, const CUuuid *uuid);
 
-/* cuda_devices - describe every device; of more than CUDA_DEVICES_MAX, the first.
+/* cuda_devices - describe every device, at most the first CUDA_DEVICES_MAX.
  * @cu  loaded and initialized (cuInit)
  * @devices, @n  written on success only
  *
  * Threads: any, no lock held. Creates no context.
- * Errors:  ERR_CUDA  the driver's call and result. */
+ * Errors:  ERR_CUDA  with the driver's call and result. */
 int cuda_devices(const struct cu_api *cu, struct cuda_device devices[CUDA_DEVICES_MAX], size_t *n,
                  struct err *e);
 
-/* cuda_probe - load libcuda, initialize it, list its devices. Cannot fail: what is in the way is
- * in out->reason. A library that was loaded stays mapped: a driver that has run must.
+/* cuda_probe - load libcuda, initialize it, list its devices. Cannot fail: if CUDA cannot be used,
+ * out->reason has the cause. A library that was loaded stays mapped, as a driver that has run must.
  * @path  as cu_load
  *
- * Threads: one, no lock held, with the signals blocked that other threads must not get (the driver
- * starts threads). Blocks: up to seconds on a host with many GPUs. */
+ * Threads: one, no lock held. The caller has blocked the signals that other threads must not get,
+ * since the driver starts threads. Blocks: up to seconds on a host with many GPUs. */
 void cuda_probe(struct cuda_info *out, const char *path);
 
 #endif

@@ -1,10 +1,10 @@
-/* What baton takes of CUDA's driver API, as macros alone: functions, constants, sizes.
+/* The part of CUDA's driver API that baton uses, as macros: functions, constants, sizes.
  *
- * The same rows make the table that the loader fills (driver/cuda.h), the prototypes that the fake
- * (tests/fakes/libcuda) is compiled against, and, where a toolkit is installed, the comparison
+ * The same rows generate the table that the loader fills (driver/cuda.h), the prototypes that the
+ * fake (tests/fakes/libcuda) is compiled against, and, where a toolkit is installed, the comparison
  * with its own header (tests/unit/driver/test_cuda_header.c). No types are declared here, so that
- * the last can expand the rows with the toolkit's. Rejected: including cuda.h, which would make the
- * toolkit a condition of building.
+ * the comparison can expand the rows with the toolkit's types. Rejected: including cuda.h, because
+ * every build would then need the toolkit.
  *
  * Source: cuda.h of CUDA 13.0 (CUDA_VERSION 13000); none of it has changed since 11.4. */
 #ifndef BATON_DRIVER_CUDA_SYMBOLS_H

@@ -1,4 +1,4 @@
-/* A vendor's shared library, opened at run time, and its functions in a table of ours. */
+/* Opening a vendor's shared library at run time, with its functions in a table of ours. */
 #ifndef BATON_DRIVER_LIBRARY_H
 #define BATON_DRIVER_LIBRARY_H
 
@@ -14,21 +14,21 @@ struct library_symbol {
 };
 
 struct library_spec {
-    const char *soname; /* what is opened where no path is given */
-    const char *needs;  /* what a library without a required symbol should have been */
+    const char *soname; /* opened if no path is given */
+    const char *needs;  /* the library that is needed, for the error about a missing symbol */
     enum err_code code; /* of every error */
     const struct library_symbol *symbols;
     size_t n_symbols;
 };
 
 /* library_open - open a library and write the address of each of its symbols into `table`.
- * @table    owned by caller; a pointer to a function at each symbol's offset; NULL is written where
- *           one that is not required is missing
+ * @table    the caller's; has a function pointer at each symbol's offset; the pointer of a missing
+ *           optional symbol is set to NULL
  * @path     a file, a name for the dynamic loader, or NULL or "" for the spec's soname
- * Blocks: for the dynamic loader, which reads files and runs constructors. Any thread.
- * Returns: dlopen's handle, for dlclose; NULL with `e` set, and `table` in part written, where the
- * library cannot be loaded or lacks a required symbol. Messages name the library without its
- * folder: they reach clients. */
+ * Threads: any. Blocks: for the dynamic loader, which reads files and runs constructors.
+ * Returns: dlopen's handle, for dlclose. If the library cannot be loaded or lacks a required
+ * symbol: NULL, with `e` set and `table` partly written. Messages name the library without its
+ * directory, because they reach clients. */
 void *library_open(void *table, const struct library_spec *spec, const char *path, struct err *e);
 
 #endif

@@ -1,10 +1,11 @@
-/* libnccl, opened at run time, and often the trainer's own: every rank of a group must run the
- * same NCCL down to the patch number, so which file this is belongs to the configuration.
+/* libnccl, opened at run time; often the trainer's own copy. Every rank of a group must run the
+ * same NCCL version down to the patch number, so the path of the library is configurable.
  *
- * The environment is NCCL's second configuration and belongs to the process. NCCL_COMM_BLOCKING
- * overrides ncclConfig_t, also from ~/.nccl.conf and /etc/nccl.conf, and a blocking communicator
- * has no deadline: server/main.c calls nccl_environment before it starts a thread. What must agree
- * with the trainer on one host (NCCL_CUMEM_ENABLE first of all) is the operator's to set. */
+ * NCCL also reads its configuration from the environment. NCCL_COMM_BLOCKING overrides
+ * ncclConfig_t, also when it is set in ~/.nccl.conf or /etc/nccl.conf, and a blocking communicator
+ * has no deadline. Therefore server/main.c calls nccl_environment before it starts a thread. The
+ * operator sets the variables that must agree with a trainer on the same host (NCCL_CUMEM_ENABLE
+ * first of all). */
 #ifndef BATON_DRIVER_NCCL_H
 #define BATON_DRIVER_NCCL_H
 
@@ -48,9 +49,9 @@ struct nccl_api {
 };
 
 /* nccl_environment - make every communicator of this process non-blocking, whatever the environment
- * or NCCL's configuration files say (a file does not override what is set).
+ * or NCCL's configuration files contain (a file does not override a variable that is set).
  *
- * Threads: the only one; the environment has no lock. Before nccl_load. */
+ * Threads: the only one of the process, because the environment has no lock. Before nccl_load. */
 void nccl_environment(void);
 
 /* nccl_load - open libnccl and fill the table. Calls nothing in it.
@@ -62,27 +63,27 @@ void nccl_environment(void);
  *          *out is untouched and the library closed. */
 int nccl_load(struct nccl_api *out, const char *path, struct err *e);
 
-/* nccl_unload - close the library and zero the table; accepts a zeroed one. For fakes and for a
- * library that has made no communicator: NCCL's own threads would run on in unmapped code. */
+/* nccl_unload - close the library and zero the table; accepts a zeroed one. Only for fakes and for
+ * a library that has made no communicator: NCCL's own threads would run on in unmapped code. */
 void nccl_unload(struct nccl_api *nccl);
 
 /* nccl_config_init - what NCCL_CONFIG_INITIALIZER writes, and blocking = 0. */
 void nccl_config_init(ncclConfig_t *out);
 
-/* nccl_try - translate what a call returned, on the line of the call:
+/* nccl_try - translate the result of a call, on the line of the call:
  * `if (nccl_try(nccl, nccl->broadcast(...), "ncclBroadcast", e) != 0)`.
- * ncclInProgress is no failure: of a non-blocking communicator nccl_poll tells how it went on.
+ * ncclInProgress is not a failure: for a non-blocking communicator, nccl_poll reports the outcome.
  * @call  the function's name, for the message
  *
  * Threads: any; asserts that the caller holds no lock, since a call may wait for a peer.
- * Errors:  ERR_NCCL  the result's name, number and text, and NCCL's last message, which is of the
- *          whole process and so may be about another communicator. */
+ * Errors:  ERR_NCCL  with the result's name, number and text, and NCCL's last message. That message
+ *          is one for the whole process, so it may concern another communicator. */
 int nccl_try(const struct nccl_api *nccl, ncclResult_t result, const char *call, struct err *e);
 
-/* nccl_poll - has the communicator's last call come to its end? Until it has, nothing but this and
- * ncclCommAbort may be called on it, and no event recorded behind it: NCCL refuses the first for
- * good, and the second would be early.
- * @call  the function that began, for the message
+/* nccl_poll - has the communicator's last call finished? Until it has, only this function and
+ * ncclCommAbort may be called on the communicator, and no event recorded behind the call: NCCL
+ * refuses any other call for good, and the event would fire too early.
+ * @call  the function that was started, for the message
  * @done  written on success only
  *
  * Threads: the communicator's own and no other: the call joins a thread of NCCL's.

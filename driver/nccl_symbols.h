@@ -1,11 +1,11 @@
-/* What baton takes of NCCL's API, as macros alone: functions, constants, the configuration, sizes.
+/* The part of NCCL's API that baton uses, as macros: functions, constants, configuration, sizes.
  *
- * As in driver/cuda_symbols.h, the same rows make the loader's table (driver/nccl.h), the
+ * As in driver/cuda_symbols.h, the same rows generate the loader's table (driver/nccl.h), the
  * prototypes of the fake (tests/fakes/libnccl) and the comparison with an installed header
  * (tests/unit/driver/test_nccl_header.c). Left out on purpose: ncclCommFinalize, which does not end
- * while a peer keeps its communicator (we leave by abort); groups, which a non-blocking
- * communicator with a thread of its own does not need; registration, which a stock trainer does not
- * take part in.
+ * while a peer keeps its communicator (baton leaves by abort); groups, which a non-blocking
+ * communicator with a thread of its own does not need; buffer registration, which a stock trainer
+ * does not use.
  *
  * Source: nccl.h of NCCL 2.28.9 (NCCL_VERSION_CODE 22809); the functions are unchanged since 2.14,
  * the first with non-blocking communicators. */

@@ -1,5 +1,5 @@
-/* libzmq, opened at run time and only when an update asks for it: nothing else of the server needs
- * the library, and a machine without it has everything but that one call. */
+/* libzmq, opened at run time, and only when an update needs it. Everything else works on a machine
+ * without the library. */
 #ifndef BATON_DRIVER_ZMQ_H
 #define BATON_DRIVER_ZMQ_H
 
@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-/* zmq.h: opaque, and as strictly aligned as a pointer. */
+/* As in zmq.h: opaque, with the alignment of a pointer. */
 typedef struct zmq_msg_t {
     union {
         unsigned char bytes[64];
@@ -36,12 +36,12 @@ struct zmq_api {
 #undef X
 };
 
-/* zmq_load - open libzmq.so.5 and fill the table. Repeating is cheap and harmless: the loader has
- * one copy, which is never unloaded.
+/* zmq_load - open libzmq.so.5 and fill the table. Repeating it is cheap and harmless: the loader
+ * keeps one copy, which is never unloaded.
  *
  * Threads: any; the table is the caller's. Blocks: for the dynamic loader, the first time.
- * Errors:  ERR_NO_ZMQ  it cannot be opened, is older than 4.0 or lacks a symbol; says what to
- *                      install. *out is untouched. */
+ * Errors:  ERR_NO_ZMQ  it cannot be opened, is older than 4.0 or lacks a symbol; the message names
+ *                      the package to install. *out is untouched. */
 int zmq_load(struct zmq_api *out, struct err *e);
 
 #endif

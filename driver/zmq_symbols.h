@@ -1,7 +1,7 @@
-/* What baton takes of libzmq's API, as macros alone: the functions, and the numbers of zmq.h.
+/* The part of libzmq's API that baton uses, as macros: functions and constants.
  *
- * Source: zmq.h of libzmq 4.3.5; the functions are unchanged since 4.0. Types are plain C's but for
- * two structs, which driver/zmq.h copies. */
+ * Source: zmq.h of libzmq 4.3.5; the functions are unchanged since 4.0. The types are plain C types
+ * and two structs, which driver/zmq.h copies. */
 #ifndef BATON_DRIVER_ZMQ_SYMBOLS_H
 #define BATON_DRIVER_ZMQ_SYMBOLS_H
 

@@ -13,10 +13,10 @@ struct checksum {
     uint64_t a, b;
 };
 
-/* checksum_of - @data unaligned, nbytes bytes. At memory speed (AVX2 where there is one). */
+/* checksum_of - @data may be unaligned. Runs at memory speed (with AVX2 if the CPU has it). */
 struct checksum checksum_of(const void *data, uint64_t nbytes);
 
-/* checksum_of_scalar - the definition, word by word, for any machine; equals checksum_of. */
+/* checksum_of_scalar - the same checksum, computed word by word on any machine. */
 struct checksum checksum_of_scalar(const void *data, uint64_t nbytes);
 
 /* checksum_parse - read 32 hex digits (of either case). Returns false for anything else. */

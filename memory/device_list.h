@@ -1,4 +1,4 @@
-/* Which GPUs `--device` means: text into places of the list that the driver gave. */
+/* Parsing of `--device`: the named GPUs, as indexes into the driver's list of devices. */
 #ifndef BATON_MEMORY_DEVICE_LIST_H
 #define BATON_MEMORY_DEVICE_LIST_H
 
@@ -17,8 +17,8 @@ struct device_list {
  * @out  written on success only
  *
  * Threads: any.
- * Errors, at --device: ERR_BAD_REQUEST (not a device, twice the same, cpu among GPUs),
- *         ERR_NO_GPU (there is no such GPU: what there is; or no CUDA: why). */
+ * Errors, at --device: ERR_BAD_REQUEST (not a device, a device twice, cpu among GPUs),
+ *         ERR_NO_GPU (no such GPU, with the ones that exist; or no CUDA, with the cause). */
 int device_list_parse(struct device_list *out, const char *text, const struct cuda_info *cuda,
                       struct err *e);
 

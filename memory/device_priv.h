@@ -1,11 +1,12 @@
-/* What the device's files share: the device itself, and how a call enters its context. */
+/* Private to memory/device*.c: the device itself, and how a call enters its context. */
 #ifndef BATON_MEMORY_DEVICE_PRIV_H
 #define BATON_MEMORY_DEVICE_PRIV_H
 
 #include "base/mtx.h"
 #include "memory/device.h"
 
-/* Page-locked memory and as much of the GPU's: tables go up by one copy, sums come back by one. */
+/* Page-locked memory and an equal amount of the GPU's: one copy uploads tables, one downloads sums.
+ */
 struct device_block {
     struct device_block *next;
     char *host;   /* owned */
@@ -18,9 +19,9 @@ struct device {
     struct device_batch *batches; /* idle, owned */
     struct device_block *blocks;  /* idle, owned */
     uint32_t n_batches_idle, n_batches_out;
-    uint64_t nbytes_blocks; /* of the idle ones */
+    uint64_t nbytes_blocks; /* total of the idle blocks */
 
-    const struct cu_api *cu; /* borrowed; it and all below are immutable after device_new */
+    const struct cu_api *cu; /* borrowed; this and all below are immutable after device_new */
     struct cuda_device about;
     char name[DEVICE_NAME_MAX];
     char bound[DEVICE_NAME_MAX + 16]; /* "the memory of cuda:0" */
@@ -32,12 +33,12 @@ struct device {
     CUfunction kernel; /* NULL as the module */
 };
 
-/* device_enter for a release, which has nobody to tell: false and a line in the log when not. */
+/* device_enter for a release, which cannot report an error: on failure returns false and logs. */
 bool device_enter_release(const struct device *d);
 /* Logs a release that failed; nothing for CUDA_SUCCESS. */
 void device_released(const struct device *d, CUresult result, const char *call);
 
-/* A batch on one of the streams; device_batch_new is this with `copies`. */
+/* Make a batch on one of the streams; device_batch_new is this with `copies`. */
 int device_batch_on(struct device *d, CUstream stream, struct device_batch **out, struct err *e);
 
 /* Frees idle batches and blocks; in the context. */

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Row: constant, canonical (safetensors) name, bits an element, torch's name. */
+/* Row: constant, canonical (safetensors) name, bits per element, torch's name. */
 #define DTYPES(X)                                  \
     X(DTYPE_BOOL, "BOOL", 8, "bool")               \
     X(DTYPE_U8, "U8", 8, "uint8")                  \
@@ -38,7 +38,7 @@ enum dtype dtype_parse(const char *text);
 
 const char *dtype_name(enum dtype d);        /* canonical: "BF16" */
 const char *dtype_torch_name(enum dtype d);  /* "bfloat16" */
-uint64_t dtype_nbytes(enum dtype d);         /* bytes an element, 1..8 */
+uint64_t dtype_nbytes(enum dtype d);         /* bytes per element, 1..8 */
 const char *dtype_list(void);                /* "BOOL, U8, ..." for messages */
 
 /* dtype_convertible - can dtype_convert turn `from` into `to`? (F64, F32, F16, BF16 among

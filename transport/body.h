@@ -1,4 +1,4 @@
-/* Weights from the request body: bytes go from the socket straight into staging. */
+/* Weights from the request body: bytes are read from the socket directly into staging. */
 #ifndef BATON_TRANSPORT_BODY_H
 #define BATON_TRANSPORT_BODY_H
 
@@ -6,8 +6,9 @@
 #include "http/http_request.h"
 #include "weights/source.h"
 
-/* body_source_new - @x is borrowed: it must stay unanswered until the source is closed; its head
- * has been read. The bytes that follow are the tensor list's tensors, packed, and nothing else.
+/* body_source_new - a source over the body of a request, which contains the tensors of the tensor
+ * list, packed, and nothing else.
+ * @x  borrowed; its head has been read; must stay unanswered until the source is closed
  * Errors: ERR_NO_MEMORY. */
 int body_source_new(struct source **out, struct http_request *x, uint64_t stall_us, struct err *e);
 

@@ -1,5 +1,5 @@
-/* Weights from safetensors files beneath an allowed root. openat2 with RESOLVE_BENEATH and
- * RESOLVE_NO_SYMLINKS keeps `..` and symbolic links from leaving it. */
+/* Weights from safetensors files below an allowed root. openat2 with RESOLVE_BENEATH and
+ * RESOLVE_NO_SYMLINKS prevents `..` and symbolic links from leaving the root. */
 #ifndef BATON_TRANSPORT_FILE_H
 #define BATON_TRANSPORT_FILE_H
 
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What the files said of themselves. */
+/* The contents of the files' headers. */
 struct file_weights {
     struct tensor_list *tensor_list; /* one reference, the caller's; bytes in file order */
     struct checksum *checksums; /* the caller's; [n_tensors] */
@@ -23,19 +23,21 @@ void file_weights_fini(struct file_weights *w); /* accepts a zeroed one */
 
 /* file_source_open - a safetensors file, or a directory with model.safetensors or
  * model.safetensors.index.json.
- * @roots  [n_roots] absolute directories (--allow-path); the path must lie beneath one of them
- * @path   absolute, or relative to the first root
- * @tensor_list   NULL: take the files' own; else which tensors to take, in that order (checked
- * against the files: name, dtype, shape) Errors: ERR_FORBIDDEN at /path (no roots, outside all,
- * through a symbolic link), ERR_NOT_FOUND, ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open
- * (also: a tensor in two files, an index that is wrong, files that say different weight versions),
- * ERR_TOO_LARGE (the index), ERR_MISMATCH (differs from tensor list), ERR_NO_MEMORY. Outputs are
- * untouched. The source's finish tells a file that changed since it was opened: ERR_UNREADABLE. */
+ * @roots        [n_roots] absolute directories (--allow-path); one of them must contain the path
+ * @path         absolute, or relative to the first root
+ * @tensor_list  NULL: all tensors of the files; else the tensors to read, in this order (name,
+ *               dtype and shape are checked against the files)
+ * Errors: ERR_FORBIDDEN at /path (no roots, outside all of them, through a symbolic link),
+ *         ERR_NOT_FOUND, ERR_BAD_REQUEST and ERR_UNREADABLE as safetensors_open (also: a tensor in
+ *         two files, a wrong index, files with different weight versions), ERR_TOO_LARGE (the
+ *         index), ERR_MISMATCH (differs from the tensor list), ERR_NO_MEMORY. Outputs are
+ *         untouched. The source's finish fails with ERR_UNREADABLE if a file has changed since it
+ *         was opened. */
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
                      size_t n_roots, const char *path, struct tensor_list *tensor_list,
                      struct err *e);
 
-/* file_source_open_local - the same for a path of the command line: any file, links followed. */
+/* file_source_open_local - the same for a path from the command line: any file, following links. */
 int file_source_open_local(struct source **out, struct file_weights *w, const char *path,
                            struct err *e);
 

@@ -1,4 +1,4 @@
-/* model.safetensors.index.json: which of a checkpoint's files holds which tensor. */
+/* model.safetensors.index.json: maps each tensor of a checkpoint to the file that contains it. */
 #ifndef BATON_TRANSPORT_FILE_INDEX_H
 #define BATON_TRANSPORT_FILE_INDEX_H
 
@@ -16,9 +16,9 @@ struct file_index {
     uint32_t cap;         /* of file */
 };
 
-/* file_index_read - read and check an index; `total_size` and other members are read over.
+/* file_index_read - read and check an index; `total_size` and other members are ignored.
  * @fd    an open file, borrowed; read with pread
- * Errors: ERR_BAD_REQUEST (what, and the tensor or byte), ERR_UNREADABLE, ERR_TOO_LARGE,
+ * Errors: ERR_BAD_REQUEST (with the tensor or byte), ERR_UNREADABLE, ERR_TOO_LARGE,
  *         ERR_NO_MEMORY; all at /path. *out is untouched. */
 int file_index_read(struct file_index *out, int fd, struct err *e);
 void file_index_fini(struct file_index *x); /* accepts a zeroed one */

@@ -1,5 +1,5 @@
-/* Weights from POSIX shared memory that another process wrote. Read with pread, so that an object
- * that shrinks is an error and not a signal. */
+/* Weights from POSIX shared memory that another process wrote. It is read with pread, so that an
+ * object that shrinks causes an error and not a signal. */
 #ifndef BATON_TRANSPORT_SHM_H
 #define BATON_TRANSPORT_SHM_H
 
@@ -11,15 +11,15 @@
 #include <stdint.h>
 
 struct shm_range {
-    const char *name; /* "/name" as of shm_open, or "name" as Python tells it; no other '/' */
+    const char *name; /* "/name" as for shm_open, or "name" as in Python; no other '/' */
     uint64_t offset;  /* bytes */
-    uint64_t nbytes;  /* what the sender says; must equal what the tensor list says */
+    uint64_t nbytes;  /* as the sender gives it; must equal the size in the tensor list */
 };
 
 /* shm_source_open - open the objects and check their lengths; nothing is read yet.
- * @ranges    [n_ranges]: 1 = the packed bucket; tensor list->n_tensors > 1 = one for each tensor
- * @packed    false: one for each tensor, whatever their number
- * @tensor_list      borrowed during the call; fill must be given the same
+ * @ranges       [n_ranges]: 1 = the packed bucket; tensor_list->n_tensors > 1 = one for each tensor
+ * @packed       false: one for each tensor, whatever their number
+ * @tensor_list  borrowed during the call; fill must be called with the same list
  * Errors: ERR_BAD_REQUEST at /shm/name, /shm/nbytes, /shm/<i>/nbytes...; ERR_NOT_FOUND (no such
  *         object); ERR_UNREADABLE (not permitted, shorter than offset + nbytes). */
 int shm_source_open(struct source **out, const struct shm_range *ranges, uint32_t n_ranges,

@@ -1,8 +1,8 @@
-/* Blocks of IP addresses ("10.0.0.0/8", "fd00::/8", "192.0.2.7"): who may be connected to.
+/* Blocks of IP addresses ("10.0.0.0/8", "fd00::/8", "192.0.2.7"), for lists of allowed peers.
  *
- * An IPv4 address that travels inside IPv6 (::ffff:10.0.0.1) is that IPv4 address, in a block and
- * in what is matched: otherwise the same peer would be inside or outside as the socket happens to
- * be. So ::/0 is every IPv6 address and no IPv4 one. */
+ * An IPv4-mapped IPv6 address (::ffff:10.0.0.1) is treated as that IPv4 address, both in a block
+ * and in an address that is matched: otherwise the kind of socket would decide whether a peer is
+ * in a block. So ::/0 contains every IPv6 address and no IPv4 address. */
 #ifndef BATON_BASE_NET_CIDR_H
 #define BATON_BASE_NET_CIDR_H
 
@@ -36,18 +36,20 @@ struct cidr_list {
  * @field  what the error points at ("--nccl-allow-cidr")
  *
  * Threads: any.
- * Errors: ERR_BAD_REQUEST  not of that form, or bits beyond the prefix are set ("10.1.2.3/8": one
- *                          of the two is a mistake, and guessing which would open or close a door),
- *                          or CIDR_LIST_MAX are there; the list is then as it was */
+ * Errors: ERR_BAD_REQUEST  `text` has another form, or bits beyond the prefix are set
+ *                          ("10.1.2.3/8": either the address or the prefix is a mistake, and a
+ *                          wrong guess would allow or refuse the wrong peers), or the list already
+ *                          has CIDR_LIST_MAX items; the list is unchanged */
 int cidr_list_add(struct cidr_list *list, const char *text, const char *field, struct err *e);
 
-/* cidr_list_match - whether the address (its port and scope do not count) lies in any of them;
- * false for families that are not IP. `list` is a struct cidr_list: so the function can be given as
- * a callback (base/net/tcp_dial.h, transport/nccl/nccl_id.h) with the list for its argument. */
+/* cidr_list_match - is the address in any block of the list? Its port and scope are ignored; other
+ * families than IP are in none. `list` is a struct cidr_list; its type is void so that the function
+ * can serve as a callback (base/net/tcp_dial.h, transport/nccl/nccl_id.h) with the list as its
+ * argument. */
 bool cidr_list_match(const void *list, const struct sockaddr *addr);
 
 /* cidr_addr_text - "10.0.0.17:45123", "[fd00::17]:50000", "[fe80::1%2]:80"; "an address of family
- * <n>" for what is not IP. Returns out. */
+ * <n>" for other families. Returns out. */
 const char *cidr_addr_text(const struct sockaddr *addr, char out[CIDR_ADDR_TEXT_CAP]);
 
 #endif

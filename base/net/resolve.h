@@ -1,11 +1,11 @@
-/* A host's addresses, before a deadline.
+/* Resolving a host's addresses before a deadline.
  *
- * getaddrinfo blocks, for as long as resolv.conf says and then some, and cannot be called off. So
- * a numeric address is read in place, and a name is looked up on a thread of its own that shares
- * nothing with the caller but one counted record: at the deadline the caller lets go of it, and the
- * thread frees it whenever the resolver returns. Rejected: getaddrinfo_a, which hides the same
- * thread and wants the caller's memory until it ends; a resolver library, which would not know what
- * nsswitch.conf says on this host. */
+ * getaddrinfo may block longer than the timeouts in resolv.conf, and cannot be cancelled. So a
+ * numeric address is parsed directly, and a name is looked up on a thread of its own, which shares
+ * only one reference-counted record with the caller. At the deadline the caller drops its reference
+ * and returns; the thread frees the record when the resolver returns. Rejected: getaddrinfo_a,
+ * which uses such a thread internally and needs the caller's memory until it ends; a resolver
+ * library, which would ignore this host's nsswitch.conf. */
 #ifndef BATON_BASE_NET_RESOLVE_H
 #define BATON_BASE_NET_RESOLVE_H
 
@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 
 enum {
-    RESOLVE_ADDRS_MAX = 16, /* of one host; more are left out */
+    RESOLVE_ADDRS_MAX = 16, /* of one host; further ones are ignored */
     RESOLVE_NAME_LEN_MAX = 253,
     RESOLVE_RUNNING_MAX = 8 /* look-ups at once in this process, abandoned ones included */
 };
@@ -31,22 +31,22 @@ struct resolve_addrs {
     struct resolve_addr items[RESOLVE_ADDRS_MAX];
 };
 
-/* resolve_host - a name's or a numeric address's sockaddrs, in the resolver's order.
+/* resolve_host - the socket addresses of a name or a numeric address, in the resolver's order.
  * @out    written on success only; n >= 1
  * @host   borrowed; 1..RESOLVE_NAME_LEN_MAX printable ASCII characters, no white space
  * @field  what the error points at
  *
  * Threads: any. Blocks: until the answer, p's deadline or p's stop.
- * Errors: ERR_BAD_REQUEST  no such name, or no name at all
- *         ERR_UNREADABLE   the resolver failed (says how)
+ * Errors: ERR_BAD_REQUEST  the name does not exist, or `host` is not a valid name
+ *         ERR_UNREADABLE   the resolver failed; the message has its error
  *         ERR_OVERLOADED   RESOLVE_RUNNING_MAX look-ups have not returned yet
  *         ERR_TIMEOUT, ERR_CONFLICT (stopped), ERR_NO_MEMORY, ERR_INTERNAL (no thread, no
  *         descriptor) */
 int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, const char *field,
                  const struct progress *p, struct err *e);
 
-/* resolve_running - look-ups that have not returned yet; at 0 their memory and descriptors are
- * back. Threads: any. */
+/* resolve_running - the number of look-ups that have not returned yet; at 0 all their memory and
+ * descriptors have been released. Threads: any. */
 unsigned resolve_running(void);
 
 #endif

@@ -1,18 +1,20 @@
-/* Weights that lie on a trainer's GPUs, reached through CUDA IPC handles: mapped here, copied by
- * the update's worker, and given back as the exporter expects.
+/* Weights on a trainer's GPUs, read through CUDA IPC handles: mapped here, copied by the update's
+ * worker, and released as the exporter expects.
  *
- * What the buckets of one update share (struct source_scope): mappings, by device and the 64 bytes
- * of the handle, so that a trainer which refills one buffer is mapped once; and exports, so that
- * torch's counter goes down exactly once for each, after the last copy that reads it. Nothing of it
- * outlives the update: a restarted trainer's handles are opened afresh.
+ * The buckets of one update share a struct source_scope: mappings, by device and the 64 bytes of
+ * the handle, so that a buffer which the trainer refills is mapped once; and exports, so that
+ * torch's counter is decremented exactly once for each, after the last copy that reads it. Nothing
+ * in the scope outlives the update: a restarted trainer's handles are opened again.
  *
- * A source that has joined counts its exports down at release, whatever became of it, or the
- * trainer would keep that memory until it exits. One that is closed without having joined, or whose
- * join failed, has consumed nothing and leaves the counters alone, as torch's own receiver would.
+ * A source that has joined decrements the counters of its exports at release, also after a failure:
+ * otherwise the trainer would keep that memory until it exits. A source that is closed without
+ * having joined, or whose join failed, has consumed nothing and leaves the counters unchanged, as
+ * torch's own receiver does.
  *
- * A trainer that dies while its memory is read may leave half of a bucket there. Its process number
- * is in its counters' name: where it is visible from here, map and release see that it has ended
- * and say ERR_GONE. In another pid namespace, or without a counter, only checksums tell. */
+ * If a trainer dies while its memory is read, a bucket may be incomplete. The names of its counters
+ * contain its process number: if that process is visible from here, map and release detect that it
+ * has ended and fail with ERR_GONE. If it is in another pid namespace, or has no counter, only
+ * checksums detect the loss. */
 #ifndef BATON_TRANSPORT_IPC_CUDA_IPC_H
 #define BATON_TRANSPORT_IPC_CUDA_IPC_H
 
@@ -27,13 +29,13 @@
 
 enum {
     IPC_BUCKETS_MAX = 4096, /* of one request */
-    IPC_MAPPINGS_KEPT = 64  /* of an update and device, unused ones beyond those in use: of more,
-                               the one unused longest is closed, as a source is released. Closing
-                               waits for everything queued on the GPU, so the rest is closed at
-                               the update's end */
+    IPC_MAPPINGS_KEPT = 64  /* unused mappings kept for each update and device. Beyond that, the one
+                               unused longest is closed when a source is released. Closing waits
+                               for everything queued on the GPU, so the rest is closed at the end
+                               of the update */
 };
 
-/* Where a bucket's bytes come from for one rank. */
+/* The source of a bucket's bytes for one rank. */
 struct ipc_bucket_rank {
     const struct ipc_gpu *gpu; /* in the bucket's handles; NULL: this rank gets nothing of it */
 };
@@ -59,17 +61,18 @@ struct cuda_ipc_cfg {
 /* For /metrics; relaxed: gauges and counters. */
 struct cuda_ipc_stats {
     atomic_uint_fast64_t n_opened, n_closed, n_mapped;
-    atomic_uint_fast64_t n_exports_released; /* counters taken down */
-    atomic_uint_fast64_t n_exports_stuck;    /* whose counter could not be reached */
+    atomic_uint_fast64_t n_exports_released; /* counters decremented */
+    atomic_uint_fast64_t n_exports_stuck;    /* exports whose counter could not be opened */
 };
 
-/* cuda_ipc_source_new - a source (map, at, release) over handles that have been judged against the
- * tensor lists: the runs of a rank ascend and do not overlap, each has a tensor; a set that is not
- * packed has a handle for each tensor of the run. Nothing is opened yet.
+/* cuda_ipc_source_new - a source (map, at, release) over handles that the caller has checked
+ * against the tensor lists: the runs of a rank ascend and do not overlap, and each has a tensor; a
+ * set that is not packed has a handle for each tensor of the run. Nothing is opened yet.
  *
- * Exports are those of the GPUs that ranks are given: the others' are for other servers to count.
- * join can also say ERR_TOO_LARGE (counter objects beyond any use), map ERR_BAD_REQUEST with the
- * bucket, its GPU and both numbers, when the mapped memory is shorter than a handle says.
+ * Only exports of GPUs that are assigned to a rank are counted; other servers count the others.
+ * join may also fail with ERR_TOO_LARGE (more counter objects than IPC_COUNTERS_MAX). map may fail
+ * with ERR_BAD_REQUEST, naming the bucket, its GPU and both sizes, if the mapped memory is shorter
+ * than its handle describes.
  *
  * Errors: ERR_NO_MEMORY. */
 int cuda_ipc_source_new(struct source **out, const struct cuda_ipc_cfg *cfg, struct err *e);

@@ -1,5 +1,5 @@
-/* CUDA IPC handles as they came in a request: what a trainer says of memory on its GPUs. Read and
- * checked, never opened here. */
+/* CUDA IPC handles as a request carries them: a trainer's description of memory on its GPUs. They
+ * are read and checked here, and never opened. */
 #ifndef BATON_TRANSPORT_IPC_IPC_HANDLE_H
 #define BATON_TRANSPORT_IPC_IPC_HANDLE_H
 
@@ -26,7 +26,7 @@ struct ipc_handle {
     bool has_memory;             /* false: an empty tensor, nothing was shared */
     uint8_t version;             /* of torch's wrapping; 0 = the bare 64 bytes */
     char type;                   /* 'c' (cudaMalloc), the only one that is accepted */
-    bool requires_grad;          /* as the sender had it; of no use to a receiver */
+    bool requires_grad;          /* of the sender's tensor; a receiver does not use it */
     bool is_parameter;           /* torch.nn.parameter.Parameter rather than torch.Tensor */
     bool event_sync;             /* wait for `event` before reading */
     uint8_t mem[IPC_MEM_NBYTES]; /* without version and type */
@@ -35,11 +35,11 @@ struct ipc_handle {
     uint32_t ndim;
     uint64_t shape[TENSOR_LIST_NDIM_MAX];
     uint64_t stride[TENSOR_LIST_NDIM_MAX]; /* elements; contiguous, row-major */
-    uint64_t nbytes;                /* of the tensor; it lies within the storage */
+    uint64_t nbytes;                /* of the tensor, which is within the storage */
     uint64_t tensor_offset;         /* bytes, within the storage */
     uint64_t storage_nbytes;
     uint64_t storage_offset;             /* bytes, within the allocation; the sum is below 2^63 */
-    int32_t device;                      /* the sender's index: means nothing to another process */
+    int32_t device;                      /* the sender's index, meaningless in another process */
     uint32_t ref_slot;                   /* of the counter file, 0..IPC_REF_SLOTS - 1 */
     char ref_name[IPC_REF_NAME_MAX + 1]; /* POSIX shared memory; "" = nothing to count down */
 };
@@ -62,7 +62,7 @@ void ipc_handles_fini(struct ipc_handles *h);
 
 /* ipc_uuid_parse - a GPU's UUID, with or without "GPU-" or "MIG-", in either case.
  * @text  [len], need not end in NUL
- * Returns: false, with out untouched, when it is not one. */
+ * Returns: false, with `out` untouched, if the text is not a UUID. */
 bool ipc_uuid_parse(char out[IPC_UUID_LEN + 1], const char *text, size_t len);
 
 /* ipc_base64 - decode strictly: the standard alphabet, padded, nothing else.

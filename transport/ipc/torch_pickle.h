@@ -1,13 +1,13 @@
 /* The part of Python's pickle format that torch's CUDA IPC exports use, read and never executed.
  *
- * A pickle is a program; this reads the programs that only build data. Opcodes and globals are on a
- * list, a global is only a number here, and the one thing that is constructed is torch.Size, from a
- * tuple of integers. Rejected: a general reader with a filter on top, since what a filter forgets
- * is executed.
+ * A pickle is a program; this reader accepts only programs that build data. Only listed opcodes and
+ * globals are accepted, a global is only a number here, and the one object that is constructed is
+ * torch.Size, from a tuple of integers. Rejected: a general reader with a filter on top, because it
+ * would execute whatever the filter does not catch.
  *
- * Pickles with the tensors themselves in them (torch_tensors.h) use a little more, which
- * pickle_read refuses: REDUCE of the rebuild function, NEWOBJ and BUILD of two classes. Those are
- * values here too: the arguments under another kind, and a dict in an object. */
+ * Pickles that contain the tensors themselves (torch_tensors.h) use some more opcodes, which
+ * pickle_read refuses: REDUCE of the rebuild function, NEWOBJ and BUILD of two classes. Their
+ * results are plain values too: the arguments under another kind, and an object with a dict. */
 #ifndef BATON_TRANSPORT_IPC_TORCH_PICKLE_H
 #define BATON_TRANSPORT_IPC_TORCH_PICKLE_H
 
@@ -25,7 +25,7 @@ enum {
     PICKLE_DEPTH_MAX = 8,  /* of containers within containers; real ones reach 5 */
     PICKLE_DIMS_MAX = 16,  /* of a torch.Size */
     PICKLE_TEXT_MAX = 255, /* bytes of a string */
-    PICKLE_NAME_MAX = 1024 /* the same where tensors are named */
+    PICKLE_NAME_MAX = 1024 /* the same, in pickles with tensors' names */
 };
 
 enum pickle_kind {
@@ -52,14 +52,14 @@ enum pickle_global {
     PICKLE_TYPED_STORAGE,
     PICKLE_UNTYPED_STORAGE,
     PICKLE_DTYPE,
-    PICKLE_FLAT_METADATA, /* FlattenedTensorMetadata, of whatever module */
-    PICKLE_LOCAL_TENSOR,  /* LocalSerializedTensor, of whatever module */
+    PICKLE_FLAT_METADATA, /* FlattenedTensorMetadata of any module */
+    PICKLE_LOCAL_TENSOR,  /* LocalSerializedTensor of any module */
     PICKLE_ERROR_CLASS    /* builtins.RuntimeError */
 };
 
 struct pickle_value {
     uint8_t kind;   /* enum pickle_kind */
-    uint8_t depth;  /* 0 for what holds nothing */
+    uint8_t depth;  /* 0 for a value that contains no others */
     uint8_t global; /* enum pickle_global */
     uint8_t dtype;  /* enum dtype, of PICKLE_DTYPE */
     uint32_t n;     /* bytes; items; keys and values of a dict together */
@@ -89,19 +89,20 @@ struct pickle {
  * @field  the JSON pointer that errors carry
  *
  * Threads: any. Linear time, no recursion, memory at most 80 times nbytes.
- * Errors: ERR_BAD_REQUEST with the opcode or the global and its byte: one that is not on the list,
- *         a length beyond the input or its frame, a memo that is not set, depth, stack, bytes after
- *         the end; ERR_TOO_LARGE (PICKLE_NBYTES_MAX, PICKLE_ITEMS_MAX); ERR_NO_MEMORY. */
+ * Errors: ERR_BAD_REQUEST with the opcode or the global and its offset: one that is not listed, a
+ *         length beyond the input or its frame, an unset memo entry, too deep, too large a stack,
+ *         bytes after the end; ERR_TOO_LARGE (PICKLE_NBYTES_MAX, PICKLE_ITEMS_MAX);
+ *         ERR_NO_MEMORY. */
 int pickle_read(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                 struct err *e);
 
-/* pickle_read_tensors - the same, in which tensors, their metadata and LocalSerializedTensor may
- * stand as values, and strings may be as long as tensors' names. */
+/* pickle_read_tensors - the same, but tensors, their metadata and LocalSerializedTensor are also
+ * accepted as values, and strings may be as long as tensors' names. */
 int pickle_read_tensors(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                         struct err *e);
 
-/* pickle_read_message - what a trainer says over a socket (zmq_messages.h): as pickle_read, with
- * strings as long as tensors' names, and a RuntimeError, which is a value too. */
+/* pickle_read_message - a message of a trainer over a socket (zmq_messages.h): as pickle_read, but
+ * strings may be as long as tensors' names, and a RuntimeError is also accepted as a value. */
 int pickle_read_message(struct pickle *out, const uint8_t *data, size_t nbytes, const char *field,
                         struct err *e);
 
@@ -112,7 +113,7 @@ void pickle_fini(struct pickle *p); /* accepts a zeroed one */
  *
  * Threads: any.
  * Returns: [*nbytes] bytes, which the caller frees; NULL on error.
- * Errors: ERR_TOO_LARGE (PICKLE_NBYTES_MAX, looked at before anything is allocated) and
+ * Errors: ERR_TOO_LARGE (PICKLE_NBYTES_MAX, checked before anything is allocated) and
  *         ERR_BAD_REQUEST (ipc_base64) at `field`; ERR_NO_MEMORY. */
 uint8_t *pickle_from_base64(size_t *nbytes, const char *text, size_t len, const char *field,
                             struct err *e);
