@@ -59,6 +59,16 @@ static const struct fleet_part *part_of(const struct fleet_session *s, size_t up
     return NULL;
 }
 
+/* Why an upstream is none of its parts: of those that answer, a partial update takes the ones that
+ * serve what it adds to. */
+static const char *absence(const struct fleet_session *s)
+{
+    return s->partial
+               ? "it takes no part: when the update began it did not answer, or did not serve "
+                 "the fleet's version, and a partial update cannot bring it there"
+               : "it takes no part: it did not answer when the update began";
+}
+
 static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
     size_t n = upstreams_n(app->fleet->upstreams);
@@ -71,11 +81,9 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
         upstreams_at(app->fleet->upstreams, i, &at);
         if (p == NULL && at.removed)
             continue;
-        if (json_array_append_new(list, p != NULL ? part_json(s, p, at.name)
-                                                  : fleet_part_json(at.name, false, 0,
-                                                                    "it takes no part: it did "
-                                                                    "not answer when the update "
-                                                                    "began")) != 0) {
+        if (json_array_append_new(
+                list, p != NULL ? part_json(s, p, at.name)
+                                : fleet_part_json(at.name, false, 0, absence(s))) != 0) {
             json_decref(list);
             return NULL;
         }

@@ -639,6 +639,10 @@ def one_restarts_in_update(f):
             until("it is asked at once", lambda: slow.upstreams()[lost]["process"] == f.servers[1].boot_id)
             assert slow.upstreams()[lost]["state"] == "unsynced", slow.upstreams()
         assert set(served) == {"step-00100"}, served
+        said = slow.post("/v1/update_weights/start", {"partial": True, "lease_s": 60})
+        (why,) = [u["error"] for u in said["upstreams"] if u["upstream"] == lost]
+        assert "did not serve the fleet's version" in why, said
+        slow.post("/v1/update_weights/abort", {"update_id": said["update_id"]})
         said = baton.push(checkpoint("step-01500"), slow.url, via="path", weight_version=f.label("step-01500"))
         assert [u["ok"] for u in said["upstreams"]] == [True] * N, said
 
