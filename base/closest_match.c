@@ -20,7 +20,7 @@ static size_t least(size_t a, size_t b)
 
 static size_t distance(const char *a, size_t a_len, const char *b, size_t b_len)
 {
-    size_t rows[3][NEAR_MISS_LEN_MAX + 1];
+    size_t rows[3][CLOSEST_MATCH_LEN_MAX + 1];
     size_t *before = rows[0], *last = rows[1], *row = rows[2], *spare;
 
     for (size_t j = 0; j <= b_len; j++)
@@ -45,15 +45,16 @@ static size_t distance(const char *a, size_t a_len, const char *b, size_t b_len)
 
 const char *closest_match(const char *word, const char *const *candidates)
 {
-    size_t len = strnlen(word, NEAR_MISS_LEN_MAX + 1), best = DISTANCE_MAX + 1;
+    size_t len = strnlen(word, CLOSEST_MATCH_LEN_MAX + 1), best = DISTANCE_MAX + 1;
     const char *found = NULL;
 
-    if (len > NEAR_MISS_LEN_MAX || candidates == NULL)
+    if (len > CLOSEST_MATCH_LEN_MAX || candidates == NULL)
         return NULL;
     for (; *candidates != NULL; candidates++) {
-        size_t other = strnlen(*candidates, NEAR_MISS_LEN_MAX + 1), d;
+        size_t other = strnlen(*candidates, CLOSEST_MATCH_LEN_MAX + 1), d;
 
-        if (other > NEAR_MISS_LEN_MAX || other > len + DISTANCE_MAX || len > other + DISTANCE_MAX)
+        if (other > CLOSEST_MATCH_LEN_MAX || other > len + DISTANCE_MAX ||
+            len > other + DISTANCE_MAX)
             continue;
         d = distance(word, len, *candidates, other);
         if (d < best && d * 2 < len) {

@@ -2,7 +2,7 @@
 #ifndef BATON_BASE_CLOSEST_MATCH_H
 #define BATON_BASE_CLOSEST_MATCH_H
 
-enum { NEAR_MISS_LEN_MAX = 64 }; /* longer words have no match; bounds the work */
+enum { CLOSEST_MATCH_LEN_MAX = 64 }; /* longer words have no match; bounds the work */
 
 /* closest_match - the candidate closest to `word`, or NULL when none is close.
  * @candidates  NULL-terminated; the first of equally close ones wins; may be NULL

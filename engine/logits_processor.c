@@ -56,10 +56,10 @@ void logits_processor_allow(struct logits_processor *s, uint32_t *ids, uint32_t 
 
 bool logits_processor_add_bias(struct logits_processor *s, uint32_t id, double bias)
 {
-    const double limit = (double)STEERING_BIAS_LIMIT;
+    const double limit = (double)LOGITS_PROCESSOR_BIAS_LIMIT;
 
     assert(!isnan(bias));
-    if (s->n_biases == STEERING_BIASES_MAX)
+    if (s->n_biases == LOGITS_PROCESSOR_BIASES_MAX)
         return false;
     bias = fmin(fmax(bias, -limit), limit);
     s->biases[s->n_biases++] = (struct logits_processor_bias){id, (float)bias};
@@ -71,7 +71,8 @@ bool logits_processor_forbid(struct logits_processor *s, const uint32_t *ids, ui
     uint32_t used = s->n_bad_words > 0 ? s->bad_ends[s->n_bad_words - 1] : 0;
 
     assert(n >= 1);
-    if (s->n_bad_words == STEERING_BAD_WORDS_MAX || n > STEERING_BAD_TOKENS_MAX - used)
+    if (s->n_bad_words == LOGITS_PROCESSOR_BAD_WORDS_MAX ||
+        n > LOGITS_PROCESSOR_BAD_TOKENS_MAX - used)
         return false;
     memcpy(s->bad_ids + used, ids, n * sizeof *ids);
     s->bad_ends[s->n_bad_words++] = used + n;

@@ -11,13 +11,13 @@
 #include <stdint.h>
 
 enum {
-    STEERING_BIASES_MAX = 1024,
-    STEERING_BAD_WORDS_MAX = 256,  /* token sequences; a word has one or two */
-    STEERING_BAD_TOKENS_MAX = 4096 /* of all of them together */
+    LOGITS_PROCESSOR_BIASES_MAX = 1024,
+    LOGITS_PROCESSOR_BAD_WORDS_MAX = 256,  /* token sequences; a word has one or two */
+    LOGITS_PROCESSOR_BAD_TOKENS_MAX = 4096 /* of all of them together */
 };
 
-/* A bias is cut to the range from -STEERING_BIAS_LIMIT to this. */
-#define STEERING_BIAS_LIMIT 100.0F
+/* A bias is cut to the range from -LOGITS_PROCESSOR_BIAS_LIMIT to this. */
+#define LOGITS_PROCESSOR_BIAS_LIMIT 100.0F
 
 struct logits_processor_bias {
     uint32_t id;
@@ -32,9 +32,9 @@ struct logits_processor {
     uint32_t n_allowed;
     uint32_t n_biases;
     uint32_t n_bad_words;
-    struct logits_processor_bias biases[STEERING_BIASES_MAX]; /* each id once */
-    uint32_t bad_ids[STEERING_BAD_TOKENS_MAX];                /* the sequences, one after another */
-    uint32_t bad_ends[STEERING_BAD_WORDS_MAX];                /* where each ends in bad_ids */
+    struct logits_processor_bias biases[LOGITS_PROCESSOR_BIASES_MAX]; /* each id once */
+    uint32_t bad_ids[LOGITS_PROCESSOR_BAD_TOKENS_MAX]; /* the sequences, one after another */
+    uint32_t bad_ends[LOGITS_PROCESSOR_BAD_WORDS_MAX]; /* where each ends in bad_ids */
 };
 
 /* logits_processor_new - without rules, with one reference. Errors: ERR_NO_MEMORY. */
@@ -50,7 +50,7 @@ void logits_processor_allow(struct logits_processor *s, uint32_t *ids, uint32_t 
 
 /* logits_processor_add_bias - add `bias` to the logit of `id`, which has none yet.
  * @bias  not NaN; cut to the limit
- * Returns: false when there are STEERING_BIASES_MAX already. */
+ * Returns: false when there are LOGITS_PROCESSOR_BIASES_MAX already. */
 bool logits_processor_add_bias(struct logits_processor *s, uint32_t id, double bias);
 
 /* logits_processor_forbid - forbid a token sequence: its last token is never chosen directly after

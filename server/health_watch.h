@@ -1,4 +1,4 @@
-/* Health that waits for nobody: a listener and a thread of its own, which read one atomic word.
+/* Health that never waits: a listener and a thread of its own, which read one atomic word.
  *
  * A second thread looks at the server every WATCH_PERIOD_US and writes that word. It takes the
  * locks that such a look takes, so it may be held up; the word says when it was written, and one

@@ -1,4 +1,4 @@
-/* Building and taking down the server: the only code that knows every room. */
+/* Building and taking down the server: the only code that includes every room. */
 #ifndef BATON_SERVER_SERVE_H
 #define BATON_SERVER_SERVE_H
 

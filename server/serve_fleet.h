@@ -24,7 +24,7 @@ int fleet_open(struct app *app, const struct config *c, struct err *e);
 int fleet_open_control(struct app *app, const struct config *c, struct err *e);
 
 /* fleet_open_spec - gives app->fleet->control what each update has to bring, if --model or
- * --model spec say it: it is read of them, and nothing else. Errors: of what is read, at the
+ * --manifest give it: only the spec is read from them. Errors: of what is read, at the
  * option.
  */
 int fleet_open_spec(struct app *app, const struct config *c, struct err *e);

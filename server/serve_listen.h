@@ -39,7 +39,7 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e);
 /* listeners_open_health - before anything that takes long. */
 int listeners_open_health(struct listeners *l, const char *boot_id, struct err *e);
 
-/* listeners_open - sets app->HTTP server and app->control_http_server, and lets health look at the
+/* listeners_open - sets app->http_server and app->control_http_server, and lets health look at the
  * app, which is complete but for these two. */
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e);
 

@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-enum { CHOOSER_PARTS_EACH = 4 }; /* of a region for each thread, to even out */
+enum { TOKEN_SELECTOR_PARTS_EACH = 4 }; /* of a region for each thread, to even out */
 
 struct token_selector {
     struct compute *compute; /* borrowed */
@@ -158,7 +158,7 @@ static void finish_rows(void *arg, uint32_t thread, uint32_t first, uint32_t las
 static void run_parts(struct token_selector *ch, uint32_t n_rows, compute_fn *fn)
 {
     uint32_t n = n_rows * ch->n_parts;
-    uint32_t grain = n / (compute_n_threads(ch->compute) * CHOOSER_PARTS_EACH);
+    uint32_t grain = n / (compute_n_threads(ch->compute) * TOKEN_SELECTOR_PARTS_EACH);
 
     compute_run(ch->compute, n, grain > 0 ? grain : 1, fn, ch);
 }

@@ -69,7 +69,8 @@ static int read_bias(struct logits_processor *s, const char *key, const json_t *
                        body_type_name(v));
     }
     if (!logits_processor_add_bias(s, id, json_number_value(v)))
-        return err_set(e, ERR_BAD_REQUEST, field, "more than %d biases", STEERING_BIASES_MAX);
+        return err_set(e, ERR_BAD_REQUEST, field, "more than %d biases",
+                       LOGITS_PROCESSOR_BIASES_MAX);
     return 0;
 }
 
@@ -86,9 +87,9 @@ static int read_biases(struct logits_processor *s, const json_t *o, const char *
     if (biases == NULL)
         return 0;
     (void)snprintf(field, sizeof field, "%s/logit_bias", at);
-    if (json_object_size(biases) > STEERING_BIASES_MAX)
+    if (json_object_size(biases) > LOGITS_PROCESSOR_BIASES_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "%zu biases; at most %d are allowed",
-                       json_object_size(biases), STEERING_BIASES_MAX);
+                       json_object_size(biases), LOGITS_PROCESSOR_BIASES_MAX);
     json_object_foreach((json_t *)(uintptr_t)biases, key, v)
     {
         if (read_bias(s, key, v, field, vocab_size, e) != 0)
@@ -150,12 +151,12 @@ static int forbid_word(struct logits_processor *s, const struct word *w, const c
     bool both = w->n[1] == w->n[0] && w->ids[1][0] != w->ids[0][0];
 
     for (size_t i = 0; i < (both ? 2 : 1); i++) {
-        if (w->n[i] > STEERING_BAD_TOKENS_MAX ||
+        if (w->n[i] > LOGITS_PROCESSOR_BAD_TOKENS_MAX ||
             !logits_processor_forbid(s, w->ids[i], (uint32_t)w->n[i]))
             return err_set(
                 e, ERR_BAD_REQUEST, field,
                 "the bad words up to this one make too many tokens; at most %d are allowed",
-                STEERING_BAD_TOKENS_MAX);
+                LOGITS_PROCESSOR_BAD_TOKENS_MAX);
     }
     return 0;
 }

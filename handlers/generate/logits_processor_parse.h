@@ -10,8 +10,9 @@
 #include <stdint.h>
 
 enum {
-    GENERATE_BAD_WORDS_MAX = STEERING_BAD_WORDS_MAX / 2, /* each is one or two token sequences */
-    GENERATE_BAD_WORD_LEN_MAX = 256                      /* bytes */
+    GENERATE_BAD_WORDS_MAX = LOGITS_PROCESSOR_BAD_WORDS_MAX /
+                             2,     /* each is one or two token sequences */
+    GENERATE_BAD_WORD_LEN_MAX = 256 /* bytes */
 };
 
 /* logits_processor_parse - read them from `object`.

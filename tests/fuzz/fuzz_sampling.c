@@ -47,9 +47,9 @@ static void check_accepted(const struct generate_params *p)
     CHECK(gen_params_check(&p->gen, "", &e) == 0);
     CHECK(p->n >= 1 && p->n <= GENERATE_N_MAX);
     CHECK(s == NULL || logits_processor_check(s, VOCAB, "", &e) == 0);
-    CHECK(s == NULL || s->n_biases <= STEERING_BIASES_MAX);
+    CHECK(s == NULL || s->n_biases <= LOGITS_PROCESSOR_BIASES_MAX);
     for (uint32_t i = 0; s != NULL && i < s->n_biases; i++)
-        CHECK(fabsf(s->biases[i].bias) <= STEERING_BIAS_LIMIT);
+        CHECK(fabsf(s->biases[i].bias) <= LOGITS_PROCESSOR_BIAS_LIMIT);
 }
 
 static void check_token(const struct seq *q, uint32_t id)

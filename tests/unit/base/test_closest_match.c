@@ -58,7 +58,7 @@ static void test_closest_match_prefers_the_closest(void **state)
 
 static void test_closest_match_bounds_long_words(void **state)
 {
-    char at[NEAR_MISS_LEN_MAX + 1], over[NEAR_MISS_LEN_MAX + 2], *big;
+    char at[CLOSEST_MATCH_LEN_MAX + 1], over[CLOSEST_MATCH_LEN_MAX + 2], *big;
     const char *candidates[] = {at, NULL}, *none[] = {NULL};
     size_t big_len = 1 << 20;
 

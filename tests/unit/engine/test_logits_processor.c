@@ -54,10 +54,10 @@ static void test_favour_cuts_and_counts(void **state)
     assert_true(s->biases[0].bias == 100.0F && s->biases[1].bias == -100.0F);
     assert_true(logits_processor_add_bias(s, 3, 0.25));
     assert_true(s->biases[2].id == 3 && s->biases[2].bias == 0.25F);
-    while (s->n_biases < STEERING_BIASES_MAX)
+    while (s->n_biases < LOGITS_PROCESSOR_BIASES_MAX)
         assert_true(logits_processor_add_bias(s, s->n_biases + 1, 1));
     assert_false(logits_processor_add_bias(s, 99999, 1));
-    assert_int_equal(s->n_biases, STEERING_BIASES_MAX);
+    assert_int_equal(s->n_biases, LOGITS_PROCESSOR_BIASES_MAX);
     logits_processor_unref(s);
 }
 
@@ -82,17 +82,17 @@ static void test_forbid_keeps_sequences_apart(void **state)
 
 static void test_forbid_has_both_limits(void **state)
 {
-    static uint32_t many[STEERING_BAD_TOKENS_MAX + 1];
+    static uint32_t many[LOGITS_PROCESSOR_BAD_TOKENS_MAX + 1];
     struct logits_processor *s = make();
 
     (void)state;
-    for (uint32_t i = 0; i < STEERING_BAD_WORDS_MAX; i++)
+    for (uint32_t i = 0; i < LOGITS_PROCESSOR_BAD_WORDS_MAX; i++)
         assert_true(logits_processor_forbid(s, many, 1));
     assert_false(logits_processor_forbid(s, many, 1));
     logits_processor_unref(s);
     s = make();
-    assert_false(logits_processor_forbid(s, many, STEERING_BAD_TOKENS_MAX + 1));
-    assert_true(logits_processor_forbid(s, many, STEERING_BAD_TOKENS_MAX - 1));
+    assert_false(logits_processor_forbid(s, many, LOGITS_PROCESSOR_BAD_TOKENS_MAX + 1));
+    assert_true(logits_processor_forbid(s, many, LOGITS_PROCESSOR_BAD_TOKENS_MAX - 1));
     assert_false(logits_processor_forbid(s, many, 2));
     assert_true(logits_processor_forbid(s, many, 1));
     assert_int_equal(s->n_bad_words, 2);

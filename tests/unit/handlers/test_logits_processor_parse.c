@@ -144,7 +144,7 @@ static const struct {
     int most;
 } limits[] = {
     {"{\"allowed_token_ids\": [", "3", "]}", "/p/allowed_token_ids", VOCAB},
-    {"{\"logit_bias\": {", "\"%d\": 1", "}}", "/p/logit_bias", STEERING_BIASES_MAX},
+    {"{\"logit_bias\": {", "\"%d\": 1", "}}", "/p/logit_bias", LOGITS_PROCESSOR_BIASES_MAX},
     {"{\"bad_words\": [", "\"the\"", "]}", "/p/bad_words", GENERATE_BAD_WORDS_MAX},
 };
 
