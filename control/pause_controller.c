@@ -570,7 +570,7 @@ int pause_controller_new(struct pause_controller **out, const struct pause_contr
     int rc;
 
     if (g == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the gate");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the pause controller");
     mtx_init(&g->lock, MTX_LIFE);
     mtx_init(&g->wakeup_lock, MTX_LEAF);
     cnd_init(&g->changed);
@@ -581,7 +581,8 @@ int pause_controller_new(struct pause_controller **out, const struct pause_contr
     if (rc != 0) {
         g->joined = true;
         pause_controller_free(g);
-        return err_set_errno(e, ERR_INTERNAL, "", rc, "the gate's thread could not start");
+        return err_set_errno(e, ERR_INTERNAL, "", rc,
+                             "the thread of the pause controller could not start");
     }
     admission_on_idle(cfg->generate, admission_idle, g);
     *out = g;

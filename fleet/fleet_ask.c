@@ -97,7 +97,7 @@ static enum err_code code_of_silence(enum err_code why)
     return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
 }
 
-void fleet_read(struct fleet_said *said, const char *name, struct fanout_answer *a)
+void fleet_read(struct fleet_said *said, const char *name, struct upstream_answer *a)
 {
     said->status = a->status;
     said->text = a->text;
@@ -225,7 +225,7 @@ typedef int make_fn(struct wire_request *out, struct fleet_control *fc, enum wir
                     int what, const struct fleet_to *to, struct err *e);
 
 static int make_parts(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
-                      size_t n, uint64_t timeout_us, struct fanout_part *parts, struct err *e)
+                      size_t n, uint64_t timeout_us, struct upstream_question *parts, struct err *e)
 {
     struct upstream_at at;
 
@@ -255,8 +255,8 @@ static void note_lost(struct fleet_control *fc, size_t upstream, const char *pro
 static int ask(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
                size_t n, uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
-    struct fanout_part *parts = calloc(n + 1, sizeof *parts);
-    struct fanout_answer *answers = calloc(n + 1, sizeof *answers);
+    struct upstream_question *parts = calloc(n + 1, sizeof *parts);
+    struct upstream_answer *answers = calloc(n + 1, sizeof *answers);
     struct fleet_said *said = calloc(n + 1, sizeof *said);
     struct upstream_at at;
     int rc = -1;
@@ -274,7 +274,7 @@ static int ask(struct fleet_control *fc, make_fn *make, int what, const struct f
         fleet_read(&said[i], at.name, &answers[i]);
         if (fleet_read_lost(&said[i], &to[i].about, at.name))
             note_lost(fc, to[i].upstream, answers[i].process);
-        fanout_answer_fini(&answers[i]);
+        upstream_answer_fini(&answers[i]);
     }
     free(parts);
     free(answers);

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 struct fleet_control;
-struct fanout_answer;
+struct upstream_answer;
 
 enum fleet_end {
     FLEET_SKIPPED, /* nothing had to be sent, or nobody wanted to */
@@ -60,7 +60,7 @@ int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to
 
 /* fleet_read - what an upstream's answer means to our client.
  * @said  upstream is set; the text is moved out of `a` */
-void fleet_read(struct fleet_said *said, const char *name, struct fanout_answer *a);
+void fleet_read(struct fleet_said *said, const char *name, struct upstream_answer *a);
 
 /* fleet_read_lost - was the part of an upstream in an update refused because there is no such
  * update? FLEET_LOST then.

@@ -17,7 +17,7 @@ struct app;
 /* `text`, where it stands beside an object: the columns of the request that were left in its text,
  * of body_parse_columns; NULL when all are in the tree. */
 
-/* shm_from_body - open the `shm` member's ranges for `tensor list`. */
+/* shm_from_body - open the `shm` member's ranges for `tensor_list`. */
 int shm_from_body(struct source **out, const json_t *body, const struct tensor_list *tensor_list,
                   struct err *e);
 

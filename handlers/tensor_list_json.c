@@ -315,7 +315,8 @@ int tensor_list_named(struct tensor_list **out, const struct app *app, const jso
     *out = list_cache_get(app->lists, &key);
     if (*out == NULL)
         return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),
-                       "no plan '%.80s' is registered; post it to /v1/weights/plans", plan_id);
+                       "no tensor list '%.80s' is registered; post it to /v1/weights/plans",
+                       plan_id);
     return 0;
 }
 

@@ -62,7 +62,7 @@ struct health health_of(uint64_t word, uint64_t now_us)
     return h;
 }
 
-/* A HTTP server whose loops do not turn answers nobody. */
+/* An HTTP server whose loops do not turn answers nobody. */
 static bool http_server_turns(struct http_server *f, uint64_t now_us)
 {
     uint64_t beat_us;

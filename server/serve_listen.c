@@ -147,7 +147,7 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
     return read_tls(l, c, e);
 }
 
-/* What of all descriptors each HTTP server may take. */
+/* How many descriptors each HTTP server may take. */
 struct shares {
     size_t data, control, health;
 };
@@ -285,7 +285,7 @@ static void listeners_warn(const struct listeners *l)
         log_line(LOG_WARN, "keys.no_control", "no key is a control key: nothing can be updated");
 }
 
-/* The control HTTP server first: whoever finds it need not find the other one. */
+/* The control HTTP server first: a thread that finds it need not find the other one. */
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e)
 {
     l->app = app;

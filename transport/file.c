@@ -324,7 +324,7 @@ static int check_same(const struct tensor_spec *want, const struct tensor_spec *
     return 0;
 }
 
-/* Tensor i of `tensor list` is which one of the files? */
+/* Tensor i of `tensor_list` is which one of the files? */
 static int find_part(const struct loading *l, const struct tensor_list *all,
                      const struct tensor_list *tensor_list, uint32_t i, uint32_t *out,
                      struct err *e)
@@ -341,7 +341,7 @@ static int find_part(const struct loading *l, const struct tensor_list *all,
     return check_same(want, &all->tensors[*out], i, e);
 }
 
-/* Lays out `tensor list` (NULL: everything) into the source and w. */
+/* Lays out `tensor_list` (NULL: everything) into the source and w. */
 static int lay_out(struct loading *l, struct tensor_list *all, struct tensor_list *tensor_list,
                    struct file_weights *w, struct err *e)
 {

@@ -2,7 +2,7 @@
 #include "fleet/members/prober.h"
 
 #include "base/clock.h"
-#include "fleet/members/fanout.h"
+#include "fleet/members/upstream_fanout.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@ enum { N_WHO = 3 }; /* requests that tell together who it is and what it serves 
 struct probe {
     struct prober *prober;
     size_t upstream;
-    struct fanout *fanout; /* NULL: nothing is asked */
+    struct upstream_fanout *fanout; /* NULL: nothing is asked */
     struct prober_who who; /* that was asked last */
     enum wire_question question;
     uint64_t epoch;     /* of the fleet, when it was asked */
@@ -32,12 +32,12 @@ struct prober {
 };
 
 /* It understood, and said no: whoever does that is there. */
-static bool is_answer(const struct fanout_answer *a)
+static bool is_answer(const struct upstream_answer *a)
 {
     return a->good || (a->status >= 400 && a->status < 500 && a->status != 408 && a->status != 429);
 }
 
-static void refused(struct probe *p, enum fleet_refusal what, const struct fanout_answer *a)
+static void refused(struct probe *p, enum fleet_refusal what, const struct upstream_answer *a)
 {
     struct err why = {0};
 
@@ -47,7 +47,7 @@ static void refused(struct probe *p, enum fleet_refusal what, const struct fanou
 }
 
 /* What is asked for a token when a pause begins gives none, and that says nothing. */
-static void on_token(struct probe *p, const struct fanout_answer *a)
+static void on_token(struct probe *p, const struct upstream_answer *a)
 {
     struct prober *prober = p->prober;
 
@@ -63,10 +63,10 @@ static void on_token(struct probe *p, const struct fanout_answer *a)
 }
 
 /* Returns -1 with what is wrong with the answers. */
-static int read_who(struct upstream_saw *saw, const struct probe *p, const struct fanout_answer *a,
-                    struct err *why)
+static int read_who(struct upstream_saw *saw, const struct probe *p,
+                    const struct upstream_answer *a, struct err *why)
 {
-    const struct fanout_answer *who = &a[0], *label = &a[1], *release = &a[2];
+    const struct upstream_answer *who = &a[0], *label = &a[1], *release = &a[2];
     bool unasked = !label->asked;
 
     wire_read_who(saw, p->who.dialect, who->text != NULL ? who->text : "", who->text_len);
@@ -81,7 +81,7 @@ static int read_who(struct upstream_saw *saw, const struct probe *p, const struc
 }
 
 /* @a  of WIRE_WHO, and behind it of WIRE_LABEL_OF and WIRE_RELEASE */
-static void on_who(struct probe *p, const struct fanout_answer *a)
+static void on_who(struct probe *p, const struct upstream_answer *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
     struct upstream_saw saw;
@@ -110,7 +110,7 @@ static void on_who(struct probe *p, const struct fanout_answer *a)
         fleet_admitted(fleet, p->upstream);
 }
 
-static bool lacked_memory(const struct fanout_answer *answers, size_t n)
+static bool lacked_memory(const struct upstream_answer *answers, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (answers[i].why.code == ERR_NO_MEMORY)
@@ -118,7 +118,7 @@ static bool lacked_memory(const struct fanout_answer *answers, size_t n)
     return false;
 }
 
-static void on_answer(void *arg, struct fanout_answer *answers, size_t n)
+static void on_answer(void *arg, struct upstream_answer *answers, size_t n)
 {
     struct probe *p = arg;
     const struct prober_cfg *cfg = &p->prober->cfg;
@@ -165,7 +165,7 @@ static void ask(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
     static const enum wire_question who[N_WHO] = {WIRE_WHO, WIRE_LABEL_OF, WIRE_RELEASE};
-    struct fanout_part parts[N_WHO];
+    struct upstream_question parts[N_WHO];
     struct err ignored = {0};
     size_t n;
 
@@ -174,7 +174,8 @@ static void ask(struct probe *p)
     p->tokens_turn = atomic_load_explicit(&p->prober->tokens_turn, memory_order_relaxed);
     n = p->question == WIRE_WHO ? N_WHO : 1;
     for (size_t i = 0; i < n; i++) {
-        parts[i] = (struct fanout_part){.target = p->who.target, .timeout_us = cfg->timeout_us};
+        parts[i] = (struct upstream_question){.target = p->who.target,
+                                              .timeout_us = cfg->timeout_us};
         if (wire_ask(&parts[i].request, p->who.dialect, n > 1 ? who[i] : p->question, &ignored) ==
             0)
             continue;
@@ -182,7 +183,7 @@ static void ask(struct probe *p)
             wire_request_fini(&parts[i].request);
         return;
     }
-    (void)fanout_start(&p->fanout, cfg->client, parts, n, on_answer, p, &ignored);
+    (void)upstream_fanout_start(&p->fanout, cfg->client, parts, n, on_answer, p, &ignored);
 }
 
 static void on_look(void *arg)
@@ -249,6 +250,6 @@ void prober_free(struct prober *p)
     loop_unpost(p->cfg.loop, &p->look);
     for (size_t i = 0; i < FLEET_MAX; i++)
         if (p->probes[i].fanout != NULL)
-            fanout_cancel(p->probes[i].fanout);
+            upstream_fanout_cancel(p->probes[i].fanout);
     free(p);
 }

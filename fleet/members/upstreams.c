@@ -37,10 +37,10 @@ struct slot {
 struct ask {
     struct loop_item item;
     struct upstreams *room;
-    struct fanout_part *parts;
+    struct upstream_question *parts;
     size_t n;
-    struct fanout *fanout;         /* loop thread */
-    struct fanout_answer *answers; /* the caller's; written before `ended` */
+    struct upstream_fanout *fanout;  /* loop thread */
+    struct upstream_answer *answers; /* the caller's; written before `ended` */
     struct ask *next, **prev_next; /* under the room's lock, and so is what follows */
     bool posted;                   /* its item has been; else it is about to be */
     bool ended;
@@ -463,7 +463,7 @@ static void end_ask(struct ask *a, const struct err *why)
     mtx_unlock(&u->lock);
 }
 
-static void on_answers(void *arg, struct fanout_answer *answers, size_t n)
+static void on_answers(void *arg, struct upstream_answer *answers, size_t n)
 {
     struct ask *a = arg;
 
@@ -474,7 +474,7 @@ static void on_answers(void *arg, struct fanout_answer *answers, size_t n)
     end_ask(a, NULL);
 }
 
-static bool is_down(void *arg, const struct fanout_part *part)
+static bool is_down(void *arg, const struct upstream_question *part)
 {
     struct upstreams *u = arg;
     struct upstream_info info;
@@ -501,12 +501,12 @@ static void on_give_up(void *arg)
         next = a->next;
         mtx_unlock(&u->lock);
         if (a->fanout != NULL)
-            fanout_give_up(a->fanout, is_down, u);
+            upstream_fanout_give_up(a->fanout, is_down, u);
     }
 }
 
 /* Those that need it are few: each sets the timer anew. */
-static void ask_watch(struct ask *a, struct fanout *fanout)
+static void ask_watch(struct ask *a, struct upstream_fanout *fanout)
 {
     struct upstreams *u = a->room;
 
@@ -519,24 +519,24 @@ static void ask_watch(struct ask *a, struct fanout *fanout)
 static void on_ask(void *arg)
 {
     struct ask *a = arg;
-    struct fanout *fanout = NULL;
+    struct upstream_fanout *fanout = NULL;
     struct err e = {0};
 
     /* If nobody had to be asked it has ended, and `a` is gone, when this returns. */
-    if (fanout_start(&fanout, a->room->client, a->parts, a->n, on_answers, a, &e) != 0)
+    if (upstream_fanout_start(&fanout, a->room->client, a->parts, a->n, on_answers, a, &e) != 0)
         end_ask(a, &e);
     else if (fanout != NULL)
         ask_watch(a, fanout);
 }
 
-static void fini_parts(struct fanout_part *parts, size_t n)
+static void fini_parts(struct upstream_question *parts, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         wire_request_fini(&parts[i].request);
 }
 
-int upstreams_ask(struct upstreams *u, struct fanout_part *parts, size_t n,
-                  struct fanout_answer *answers, struct err *e)
+int upstreams_ask(struct upstreams *u, struct upstream_question *parts, size_t n,
+                  struct upstream_answer *answers, struct err *e)
 {
     struct ask a = {.room = u, .parts = parts, .n = n, .answers = answers};
     bool stopped;
@@ -592,7 +592,7 @@ static void on_stop(void *arg)
     while ((a = first_ask(u)) != NULL) {
         loop_unpost(u->loop, &a->item);
         if (a->fanout != NULL)
-            fanout_cancel(a->fanout);
+            upstream_fanout_cancel(a->fanout);
         else
             fini_parts(a->parts, a->n); /* it was not begun */
         end_ask(a, &why);

@@ -9,8 +9,8 @@
 
 #include "base/err.h"
 #include "fleet/api/wire.h"
-#include "fleet/members/fanout.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/upstream_fanout.h"
 #include "http/client/http.h"
 
 #include <stdbool.h>
@@ -77,11 +77,11 @@ int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct er
 /* upstreams_ask - one request to each of several, at the same time; returns when the last has
  * answered or its own time is over.
  * @parts    [n]; requests are moved in, also on an error; each has a timeout_us > 0
- * @answers  [n]; each to be ended with fanout_answer_fini (only after success)
+ * @answers  [n]; each to be ended with upstream_answer_fini (only after success)
  * Threads: any but the room's and the HTTP server's loops. Blocks: up to the longest timeout_us.
  * Errors: ERR_NO_MEMORY: nobody was asked; ERR_DRAINING: what became of them is not known. */
-int upstreams_ask(struct upstreams *u, struct fanout_part *parts, size_t n,
-                  struct fanout_answer *answers, struct err *e);
+int upstreams_ask(struct upstreams *u, struct upstream_question *parts, size_t n,
+                  struct upstream_answer *answers, struct err *e);
 
 /* upstreams_tokens - as prober_tokens. */
 void upstreams_tokens(struct upstreams *u, bool on);

@@ -1,6 +1,6 @@
 /* Did an update bring the whole model, where nobody who receives it can tell? Engines that
  * overwrite what they serve take what comes and say that all went well, also of half a model. So
- * the names of each list are held against a spec: of --model or --model spec, else of what the last
+ * the names of each list are held against a spec: of --model or --manifest, else of what the last
  * whole update brought that ended well. Before the first one nothing is known, and that is what is
  * told.
  *
@@ -23,7 +23,7 @@ struct fleet_cover;
 
 /* fleet_spec_give - what each update has to bring, from now on.
  * @m     moved, also on failure
- * @from  static: "--model", "--model spec"
+ * @from  static: "--model", "--manifest"
  * Threads: before any request. Errors: ERR_NO_MEMORY. */
 int fleet_spec_give(struct fleet_control *fc, struct model_spec *m, const char *from,
                     struct err *e);

@@ -1,4 +1,4 @@
-/* POST /v1/weights/tensor lists in front of upstreams: each of them keeps the tensor list, and all
+/* POST /v1/weights/plans in front of upstreams: each of them keeps the tensor list, and all
  * must make the same of it. */
 #include "fleet/fleet_priv.h"
 

@@ -1,4 +1,4 @@
-/* POST /v1/weights/tensor lists: say once which tensors come; later requests name the plan_id. */
+/* POST /v1/weights/plans: say once which tensors come; later requests name the plan_id. */
 #include "handlers/body_columns.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"

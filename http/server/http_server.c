@@ -158,11 +158,12 @@ int http_server_new(struct http_server **out, const struct http_server_cfg *cfg,
     MHD_set_panic_func(library_panic, NULL);
     f = calloc(1, sizeof *f);
     if (f == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the front");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the HTTP server");
     f->shards = calloc(cfg->n_shards, sizeof *f->shards);
     if (f->shards == NULL) {
         free(f);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu front loops", cfg->n_shards);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu loops of an HTTP server",
+                       cfg->n_shards);
     }
     mtx_init(&f->lock, MTX_LEAF);
     cnd_init(&f->moved);

@@ -84,7 +84,7 @@ static void end_sending(const struct conn *c, struct MHD_Connection *mc)
     (void)shutdown(c->fd, SHUT_WR);
 }
 
-/* Called by libmicrohttpd only; we call HTTP server.queue_response. */
+/* Called by libmicrohttpd only; we call http_server.queue_response. */
 __attribute__((visibility("default"))) enum MHD_Result
 MHD_queue_response(struct MHD_Connection *mc, unsigned status, struct MHD_Response *response)
 {

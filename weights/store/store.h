@@ -41,7 +41,7 @@ struct version {
     struct version_label *name; /* counted: results may keep it longer than the version */
     const char *label;          /* the text of `name`: the trainer's name for it */
     uint64_t nbytes;
-    const struct view *views; /* in host memory: [model spec->tensor list->n_tensors], same indexes;
+    const struct view *views; /* in host memory: [model_spec->tensor_list->n_tensors], same indexes;
                                  NULL when the store keeps none there */
     const struct view *places[STORE_PLACES_MAX]; /* [n_tensors] each; the host's too */
 };

@@ -1,6 +1,6 @@
 /* What an upstream's answer means to our client. */
 #include "fleet/fleet_ask.h"
-#include "fleet/members/fanout.h"
+#include "fleet/members/upstream_fanout.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,8 @@
 
 static struct fleet_said read_answer(int status, const char *text)
 {
-    struct fanout_answer a = {.asked = true, .sent = true, .status = status, .good = status < 300};
+    struct upstream_answer a = {
+        .asked = true, .sent = true, .status = status, .good = status < 300};
     struct fleet_said said = {0};
 
     a.text = text != NULL ? strdup(text) : NULL;
@@ -79,8 +80,8 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
 
 static void test_fleet_read_tells_silence(void **state)
 {
-    struct fanout_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
-                         none = {.good = true};
+    struct upstream_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
+                           none = {.good = true};
     struct fleet_said said[3] = {{0}, {0}, {0}};
 
     (void)state;

@@ -1,5 +1,5 @@
 /* One question to several peers at once: each answer is told as it was, whatever the others do. */
-#include "fleet/members/fanout.h"
+#include "fleet/members/upstream_fanout.h"
 
 #include "tests/unit/fleet/upstream_peer.h"
 
@@ -19,11 +19,11 @@ struct world {
     struct loop *loop;
     struct http_client *client;
     struct loop_item item;
-    struct fanout *fanout;
+    struct upstream_fanout *fanout;
     struct http_target targets[N];
-    struct fanout_part parts[N];
+    struct upstream_question parts[N];
     size_t n;
-    struct fanout_answer got[N];
+    struct upstream_answer got[N];
     char texts[N][64];
     sem_t done, started;
     int rc;
@@ -50,7 +50,7 @@ static void world_close(struct world *w)
 
 static void add(struct world *w, const char *url, const char *body)
 {
-    struct fanout_part *p = &w->parts[w->n];
+    struct upstream_question *p = &w->parts[w->n];
 
     w->targets[w->n].url = url;
     p->target = &w->targets[w->n++];
@@ -63,7 +63,7 @@ static void add(struct world *w, const char *url, const char *body)
     }
 }
 
-static void on_fan(void *arg, struct fanout_answer *answers, size_t n)
+static void on_fan(void *arg, struct upstream_answer *answers, size_t n)
 {
     struct world *w = arg;
 
@@ -80,7 +80,7 @@ static void start(void *arg)
     struct world *w = arg;
     struct err e = {0};
 
-    w->rc = fanout_start(&w->fanout, w->client, w->parts, w->n, on_fan, w, &e);
+    w->rc = upstream_fanout_start(&w->fanout, w->client, w->parts, w->n, on_fan, w, &e);
     assert_int_equal(sem_post(&w->started), 0);
 }
 
@@ -88,7 +88,7 @@ static void cancel(void *arg)
 {
     struct world *w = arg;
 
-    fanout_cancel(w->fanout);
+    upstream_fanout_cancel(w->fanout);
     assert_int_equal(sem_post(&w->done), 0);
 }
 

@@ -194,21 +194,22 @@ static void await_state(struct upstreams *u, size_t i, const char *state)
     fail_msg("upstream %zu is %s, not %s", i, upstream_state_name(info.state), state);
 }
 
-static void part_of(struct upstreams *u, struct fanout_part *part, size_t i, uint64_t timeout_us)
+static void part_of(struct upstreams *u, struct upstream_question *part, size_t i,
+                    uint64_t timeout_us)
 {
     struct err e = {0};
     struct upstream_at at;
 
     upstreams_at(u, i, &at);
-    *part = (struct fanout_part){.target = at.target, .timeout_us = timeout_us};
+    *part = (struct upstream_question){.target = at.target, .timeout_us = timeout_us};
     assert_int_equal(wire_ask(&part->request, at.dialect, WIRE_WHO, &e), 0);
 }
 
 static void test_each_answers_for_itself(void **state)
 {
     struct peer good, refuses, hangs;
-    struct fanout_answer answers[4];
-    struct fanout_part parts[4];
+    struct upstream_answer answers[4];
+    struct upstream_question parts[4];
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct err e = {0};
@@ -222,7 +223,8 @@ static void test_each_answers_for_itself(void **state)
     part_of(u, &parts[0], 0, LONG_MS * MS);
     part_of(u, &parts[1], 1, LONG_MS * MS);
     part_of(u, &parts[2], 2, 1000 * MS);
-    parts[3] = (struct fanout_part){.target = parts[0].target, .timeout_us = 1}; /* not asked */
+    parts[3] = (struct upstream_question){.target = parts[0].target,
+                                          .timeout_us = 1}; /* not asked */
     assert_int_equal(upstreams_ask(u, parts, 4, answers, &e), 0);
     assert_true(answers[0].good);
     assert_string_equal(answers[0].text, "{}");
@@ -232,7 +234,7 @@ static void test_each_answers_for_itself(void **state)
     assert_true(answers[2].sent);
     assert_true(answers[3].good && !answers[3].asked);
     for (size_t i = 0; i < 4; i++)
-        fanout_answer_fini(&answers[i]);
+        upstream_answer_fini(&answers[i]);
     assert_int_equal(upstreams_live(u, &e), 0);
     upstreams_free(u);
     peer_stop(&good);
@@ -252,14 +254,14 @@ struct asker {
 static void *ask_main(void *arg)
 {
     struct asker *a = arg;
-    struct fanout_answer answer;
-    struct fanout_part part;
+    struct upstream_answer answer;
+    struct upstream_question part;
 
     part_of(a->u, &part, 0, a->timeout_us);
     atomic_store(&a->began, true);
     a->rc = upstreams_ask(a->u, &part, 1, &answer, &a->e);
     if (a->rc == 0)
-        fanout_answer_fini(&answer);
+        upstream_answer_fini(&answer);
     return NULL;
 }
 
@@ -300,9 +302,9 @@ static void test_a_stop_tells_all_who_wait(void **state)
 {
     enum { N = 8 };
     struct asker askers[N];
-    struct fanout_answer answer;
+    struct upstream_answer answer;
     struct upstreams_cfg cfg;
-    struct fanout_part part;
+    struct upstream_question part;
     struct upstreams *u;
     struct err e = {0};
     struct peer hangs;
@@ -329,18 +331,18 @@ static void test_a_stop_tells_all_who_wait(void **state)
 static void *ask_on_main(void *arg)
 {
     struct asker *a = arg;
-    struct fanout_answer answer;
+    struct upstream_answer answer;
     struct upstream_at at;
 
     upstreams_at(a->u, 0, &at);
     do {
-        struct fanout_part part = {.target = at.target,
-                                   .timeout_us = 1}; /* nobody has to be asked */
+        struct upstream_question part = {.target = at.target,
+                                         .timeout_us = 1}; /* nobody has to be asked */
 
         a->rc = upstreams_ask(a->u, &part, 1, &answer, &a->e);
         atomic_store(&a->began, true);
         if (a->rc == 0)
-            fanout_answer_fini(&answer);
+            upstream_answer_fini(&answer);
     } while (a->rc == 0);
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* A HTTP server on a unix socket: who its peers are, that a slow reader is told from one that has
+/* An HTTP server on a unix socket: who its peers are, that a slow reader is told from one that has
  * stopped, and what becomes of the file. */
 #include "tests/unit/http/http_server_app.h"
 

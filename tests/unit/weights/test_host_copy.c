@@ -11,7 +11,7 @@ static struct mfx_lib lib;
 /* What the callbacks saw. */
 struct taken {
     const struct tensor_list *tensor_list;
-    unsigned char *bytes; /* owned; [tensor list->nbytes] */
+    unsigned char *bytes; /* owned; [tensor_list->nbytes] */
     unsigned n_placed, n_came;
     int refuse_at; /* came says no there; -1: nowhere */
 };

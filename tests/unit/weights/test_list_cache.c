@@ -50,7 +50,7 @@ static struct list_key key_of(enum list_key_kind kind, const char *names, const 
                               [LIST_SIZES] = text_of(sizes)}};
 }
 
-/* `tensor list` stays the caller's. */
+/* `tensor_list` stays the caller's. */
 static bool put_tensor_list(struct list_cache *c, const struct list_key *key,
                             struct tensor_list *tensor_list)
 {

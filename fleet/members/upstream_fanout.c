@@ -1,5 +1,5 @@
 /* Every part is one call; the last that ends tells. */
-#include "fleet/members/fanout.h"
+#include "fleet/members/upstream_fanout.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,36 +8,36 @@
 enum { CONNECT_TIMEOUT_US = 5000000 };
 
 struct part {
-    struct fanout *fanout;
-    struct http_call *call;       /* NULL: none, or ended */
-    struct fanout_part asked;     /* its request is owned */
-    struct fanout_answer *answer; /* of the fan */
+    struct upstream_fanout *fanout;
+    struct http_call *call;         /* NULL: none, or ended */
+    struct upstream_question asked; /* its request is owned */
+    struct upstream_answer *answer; /* of the fan-out */
     bool too_long, lacks; /* what came is dropped: over the bound; we have no memory for it */
 };
 
-struct fanout {
+struct upstream_fanout {
     struct http_client *client;
-    fanout_done_fn *done;
+    upstream_fanout_done_fn *done;
     void *arg;
     size_t n, n_left;
-    struct fanout_answer *answers; /* owned; [n] */
+    struct upstream_answer *answers; /* owned; [n] */
     struct part parts[];
 };
 
-void fanout_answer_fini(struct fanout_answer *a)
+void upstream_answer_fini(struct upstream_answer *a)
 {
     free(a->text);
     a->text = NULL;
     a->text_len = 0;
 }
 
-void fanout_cancel(struct fanout *f)
+void upstream_fanout_cancel(struct upstream_fanout *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         if (f->parts[i].call != NULL)
             http_cancel(f->parts[i].call);
         wire_request_fini(&f->parts[i].asked.request);
-        fanout_answer_fini(&f->answers[i]);
+        upstream_answer_fini(&f->answers[i]);
     }
     free(f->answers);
     free(f);
@@ -45,7 +45,7 @@ void fanout_cancel(struct fanout *f)
 
 static void on_head(void *arg, const struct http_head *head)
 {
-    struct fanout_answer *a = ((struct part *)arg)->answer;
+    struct upstream_answer *a = ((struct part *)arg)->answer;
 
     a->status = head->status;
     memcpy(a->process, head->boot_id, sizeof a->process);
@@ -56,10 +56,10 @@ static void on_head(void *arg, const struct http_head *head)
 static bool on_data(void *arg, const void *data, size_t len)
 {
     struct part *p = arg;
-    struct fanout_answer *a = p->answer;
+    struct upstream_answer *a = p->answer;
     char *grown;
 
-    p->too_long = p->too_long || len > FAN_TEXT_MAX - a->text_len;
+    p->too_long = p->too_long || len > UPSTREAM_ANSWER_TEXT_MAX - a->text_len;
     if (p->too_long || p->lacks)
         return true;
     grown = realloc(a->text, a->text_len + len + 1);
@@ -76,7 +76,7 @@ static bool on_data(void *arg, const void *data, size_t len)
 
 static void judge(struct part *p, const struct http_end *end)
 {
-    struct fanout_answer *a = p->answer;
+    struct upstream_answer *a = p->answer;
     char said[256] = "";
 
     a->sent = end->sent;
@@ -92,7 +92,7 @@ static void judge(struct part *p, const struct http_end *end)
                       end->why);
     } else if (p->too_long) {
         (void)err_set(&a->why, ERR_ENGINE, "", "its answer to %s is longer than %d bytes",
-                      p->asked.request.path, FAN_TEXT_MAX);
+                      p->asked.request.path, UPSTREAM_ANSWER_TEXT_MAX);
     } else if (a->status >= 300) {
         if (a->text != NULL)
             wire_read_error(said, sizeof said, a->text, a->text_len);
@@ -104,12 +104,12 @@ static void judge(struct part *p, const struct http_end *end)
     a->good = a->why.code == ERR_NONE;
 }
 
-static void one_less(struct fanout *f)
+static void one_less(struct upstream_fanout *f)
 {
     if (--f->n_left > 0)
         return;
     f->done(f->arg, f->answers, f->n);
-    fanout_cancel(f);
+    upstream_fanout_cancel(f);
 }
 
 static int ask(struct part *p, struct err *e);
@@ -125,8 +125,8 @@ static bool ask_older(struct part *p)
         return false;
     (void)snprintf(r->path, sizeof r->path, "%s", r->older);
     r->older = NULL;
-    fanout_answer_fini(p->answer);
-    *p->answer = (struct fanout_answer){0};
+    upstream_answer_fini(p->answer);
+    *p->answer = (struct upstream_answer){0};
     if (ask(p, &why) == 0)
         return true;
     p->answer->why = why;
@@ -163,10 +163,10 @@ static int ask(struct part *p, struct err *e)
     return http_start(&p->call, p->fanout->client, &req, &events, e);
 }
 
-static struct fanout *fanout_new(struct fanout_part *parts, size_t n)
+static struct upstream_fanout *upstream_fanout_new(struct upstream_question *parts, size_t n)
 {
-    struct fanout *f = calloc(1, sizeof *f + n * sizeof f->parts[0]);
-    struct fanout_answer *answers = calloc(n, sizeof *answers);
+    struct upstream_fanout *f = calloc(1, sizeof *f + n * sizeof f->parts[0]);
+    struct upstream_answer *answers = calloc(n, sizeof *answers);
 
     if (f == NULL || answers == NULL) {
         free(f);
@@ -184,10 +184,11 @@ static struct fanout *fanout_new(struct fanout_part *parts, size_t n)
     return f;
 }
 
-int fanout_start(struct fanout **out, struct http_client *c, struct fanout_part *parts, size_t n,
-                 fanout_done_fn *done, void *arg, struct err *e)
+int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
+                          struct upstream_question *parts, size_t n, upstream_fanout_done_fn *done,
+                          void *arg, struct err *e)
 {
-    struct fanout *f = fanout_new(parts, n);
+    struct upstream_fanout *f = upstream_fanout_new(parts, n);
 
     if (f == NULL) {
         for (size_t i = 0; i < n; i++)
@@ -203,7 +204,7 @@ int fanout_start(struct fanout **out, struct http_client *c, struct fanout_part 
             continue;
         f->n_left++;
         if (ask(&f->parts[i], e) != 0) {
-            fanout_cancel(f);
+            upstream_fanout_cancel(f);
             return -1;
         }
     }
@@ -215,8 +216,9 @@ int fanout_start(struct fanout **out, struct http_client *c, struct fanout_part 
     return 0;
 }
 
-void fanout_give_up(struct fanout *f, bool (*is_gone)(void *arg, const struct fanout_part *part),
-                    void *arg)
+void upstream_fanout_give_up(struct upstream_fanout *f,
+                             bool (*is_gone)(void *arg, const struct upstream_question *part),
+                             void *arg)
 {
     size_t n_gone = 0;
 
