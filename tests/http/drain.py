@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 
-from front_crowd import HEALTH, Client, Crowd, generate, post, wait
+from front_crowd import HEALTH, Client, Crowd, ask, generate, post, wait
 
 N_CLIENTS = 200
 TEXT = post("/tokenize", {"prompt": "In the beginning"})
@@ -126,6 +126,12 @@ def refused(address):
         return True
 
 
+def n_admitted(address):
+    """Generations that run, wait for a permit, or have ended."""
+    generate = ask("http://%s:%d" % address, "/v1/status")["admission"]["generate"]
+    return generate["granted"] + generate["waiting"]
+
+
 def come(address, seed):
     """All kinds but new ones, at random points of their lives."""
     w = Clients(address, random.Random(seed))
@@ -140,6 +146,9 @@ def come(address, seed):
     stop_after = w.rng.randint(1, 40)
     w.gather("some answers", lambda: sum(c.n_answers for c in w.crowd) >= stop_after)
     w.gather("those that will be idle", lambda: w.answered(["idle"]))
+    # a completion whose prompt is not tokenized yet as the drain begins is refused, and rightly so
+    n_generations = len(w.kinds["running"] + w.kinds["stream"])
+    w.gather("generations are in the queue", lambda: n_admitted(address) == n_generations)
     return w, holder
 
 
